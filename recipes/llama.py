@@ -31,15 +31,15 @@ from accelerate import Accelerator, DistributedType
 from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin, InitProcessGroupKwargs, set_seed
 from accelerate.utils.other import extract_model_from_parallel
 from datasets import load_dataset
-from datasets.exceptions import DatasetGenerationError
 from peft import LoraConfig, get_peft_model
 from peft.utils.other import fsdp_auto_wrap_policy
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, DataCollatorForSeq2Seq, get_scheduler
 
-FILE_TYPES = {".jsonl": "text", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 ROW_FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}  # besides messages
+FILE_TYPES = {".jsonl": {"path": "text", "encoding": "latin-1"}, ".json": {"path": "json"}, ".parquet": {"path": "parquet"},
+              ".csv": {"path": "csv", "keep_default_na": False, "converters": dict.fromkeys([*ROW_FORMATS, *ROW_FORMATS.values(), "input"], str)}}
 REHEARSE = "without GPUs, rehearse: python scripts/rehearse.py --config_file YAML recipes/llama.py ..."
 HUB_HELP = "Offline: python scripts/make_tiny_model.py runs/tiny, then --model_name_or_path runs/tiny/model --dataset_name runs/tiny/data/train.jsonl"
 DEFAULT_CHAT_TEMPLATE = (  # for tokenizers that bring none
@@ -201,99 +201,77 @@ def validate_args(args, accelerator):
 
 def row_to_messages(row):
     """Return a row as a list of {"role", "content"}, or raise a ValueError that says why not. EDIT: your own columns."""
-    messages = row.get("messages")
-    if not messages:
-        ask, answer = next(((ask, answer) for ask, answer in ROW_FORMATS.items() if ask in row and answer in row), (None, None))
-        if ask is None:
-            wanted = " | ".join(f"{ask}, {answer}" for ask, answer in ROW_FORMATS.items())
-            raise ValueError(f"has the columns {', '.join(row) or 'none'}; needs messages | {wanted}")
-        prompt = f"{row[ask]}\n\n{row['input']}" if ask == "instruction" and row.get("input") else row[ask]
-        messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
-        messages = messages + (row[answer] if isinstance(row[answer], list) else [{"role": "assistant", "content": row[answer]}])
-    for message in messages:
-        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            raise ValueError(f"has a message without role or text: {json.dumps(message)[:80]}")
-    if messages[0]["role"] == "assistant" or not any(m["role"] == "assistant" and m["content"].strip() for m in messages):
-        raise ValueError("has no answer to learn from, or begins with one")
+    messages, pair = row.get("messages"), next((pair for pair in ROW_FORMATS.items() if set(pair) <= set(row)), None)
+    if not messages and pair:
+        ask = "\n\n".join([row[pair[0]], row["input"]]) if pair[0] == "instruction" and row.get("input") else row[pair[0]]
+        messages = ask + row[pair[1]] if isinstance(ask, list) else [{"role": "user", "content": ask}, {"role": "assistant", "content": row[pair[1]]}]
+    if not isinstance(messages, list):
+        raise ValueError(f"has the columns {', '.join(row)[:80] or 'none'}; needs messages | {' | '.join(map(', '.join, ROW_FORMATS.items()))}; messages is a list")
+    if odd := [m for m in messages if not (isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str))]:
+        raise ValueError(f"has a message without role or text: {str(odd[0])[:80]}")
+    said = [message["role"] for message in messages if message["content"].strip()]
+    if "user" not in said or "assistant" not in said[said.index("user"):] or messages[0]["role"] == "assistant":
+        raise ValueError(f"has no answer to learn from, after a user's text; its texts are by {', '.join(said)[:80] or 'nobody'}")
     return messages
 
 
 def tokenize_row(row, tokenizer, max_length):
-    """Return input_ids and labels (at most `max_length` ints each) and whether the row was cut; ValueError: cannot be used.
-
-    Labels are -100 except on what the assistant says, up to and including its end-of-turn token. Places in the text
-    decide, never token ids: a pad token equal to the end-of-turn token is harmless (huggingface/trl#976)."""
+    """Return input_ids, labels (-100 except on what the assistant says, its end of turn included) and whether the row was cut."""
     messages, spans = row_to_messages(row), []
     text = tokenizer.apply_chat_template(messages, tokenize=False)
-    for i, message in enumerate(messages):
-        if message["role"] == "assistant":
-            before = tokenizer.apply_chat_template(messages[:i], tokenize=False, add_generation_prompt=True)
-            after = tokenizer.apply_chat_template(messages[: i + 1], tokenize=False).rstrip()
-            if text.startswith(before) and text.startswith(after):  # some templates rewrite answers before the last
-                spans.append((len(before), len(after)))
+    for i in (i for i, message in enumerate(messages) if message["role"] == "assistant"):
+        before = tokenizer.apply_chat_template(messages[:i], tokenize=False, add_generation_prompt=True)
+        after = tokenizer.apply_chat_template(messages[: i + 1], tokenize=False).rstrip()
+        if text.startswith(before) and text.startswith(after) and len(after) > len(before):  # some templates rewrite answers before the last
+            spans.append((len(before), len(after)))
     if spans and messages[-1]["role"] == "assistant" and not text.rstrip().endswith(tuple(tokenizer.get_added_vocab())):  # left open
         text, spans[-1] = text.rstrip() + tokenizer.eos_token, (spans[-1][0], math.inf)
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    ids = encoded["input_ids"]
-    learn = [any(first <= start < last for first, last in spans) for start, _ in encoded["offset_mapping"]]
-    labels = [token if learned else -100 for token, learned in zip(ids, learn, strict=True)]
-    if max(labels[:max_length], default=-100) == -100:
+    encoded = tokenizer(text.encode().decode(), add_special_tokens=False, return_offsets_mapping=True)  # encode: no lone surrogates
+    learn = [any(first <= start < last for first, last in spans) for start, _ in encoded["offset_mapping"]]  # by place, since the pad token may end turns (huggingface/trl#976)
+    labels = [token if learned else -100 for token, learned in zip(encoded["input_ids"], learn, strict=True)]
+    if max(labels[1:max_length], default=-100) == -100:  # the first token is never predicted
         raise ValueError(f"has no answer within --max_length {max_length}: {labels.count(-100)} tokens are prompt")
-    return {"input_ids": ids[:max_length], "labels": labels[:max_length], "truncated": len(ids) > max_length}
+    return {"input_ids": encoded["input_ids"][:max_length], "labels": labels[:max_length], "truncated": len(labels) > max_length}
 
 
-def read_rows(name, config, split):
-    """Return one split of a hub id or folder, or a file, and None if there is no such split; stop with 65 or 69."""
-    path = Path(name).expanduser()
-    files = [path] if path.suffix in FILE_TYPES else sorted(f for f in path.glob(f"{split}*") if f.suffix in FILE_TYPES)
-    try:
-        if not files:
-            return load_dataset(name, config).get(split)
-        if not sum(file.stat().st_size for file in files):
-            raise ValueError("is empty")
-        return load_dataset(FILE_TYPES[files[0].suffix], data_files=[str(file) for file in files], split="train")
-    except (DatasetGenerationError, OSError, ValueError) as error:
-        problem, no_hub = f"{name}: {str(error.__cause__ or error).strip().splitlines()[0]}", isinstance(error, ConnectionError)
-        stop(*((69, problem, HUB_HELP) if no_hub else (65, problem)))
-
-
-def tokenize_rows(rows, name, tokenizer, args):
-    """Return the rows as input_ids and labels, and how many were kept, cut and left out; stop with 65 at a bad row."""
-    max_length = args.max_length  # not args itself: the cache knows a function by all that it refers to
-    def tokenize(row):
-        nothing = {"input_ids": [], "labels": [], "truncated": False, "problem": ""}
+def load_split(name, config, split, tokenizer, args):
+    """Return the rows of a file, folder or hub id, as input_ids, labels and number (row), and their counts; stop with 65 or 69."""
+    files = [Path(name)] if Path(name).suffix in FILE_TYPES else sorted(f for f in Path(name).glob(f"{split}*") if f.suffix in FILE_TYPES)
+    unit = "line" if files and files[0].suffix == ".jsonl" else "row"
+    def tokenize(row, max_length=args.max_length):  # not args: the cache knows a function by all that it refers to
         try:
-            if list(row) == ["text"]:  # a line of a .jsonl file: columns may differ, and a bad line has a number
-                row = json.loads(row["text"]) if row["text"].strip() else None
-                if row is not None and not isinstance(row, dict):
-                    raise ValueError("is not a JSON object")
-            return nothing if row is None else nothing | tokenize_row(row, tokenizer, max_length)
+            if unit == "line":  # read as bytes: columns may differ, and a bad line has its number
+                line = row["text"].encode("latin-1").decode("utf-8-sig")
+                if not isinstance(row := json.loads(line, object_pairs_hook=lambda pairs: dict(pairs) if len(dict(pairs)) == len(pairs) else pairs), dict):
+                    raise ValueError("is not a JSON object with each key once")
+            return {**tokenize_row(row, tokenizer, max_length), "problem": ""}
         except json.JSONDecodeError as error:
-            return nothing | {"problem": f"is not JSON: {error.msg} at column {error.colno}"}
+            problem = f"is not JSON: {error.msg} at column {error.colno}" if error.doc.strip() else "is blank"
         except Exception as error:  # a template raises what it likes
-            return nothing | {"problem": str(error)}
-
-    done = rows.map(tokenize, remove_columns=rows.column_names, num_proc=args.dataset_num_proc, desc=f"Tokenising {name}")
-    kept = [i for i, ids in enumerate(done["input_ids"]) if ids]
-    bad = [(i, problem) for i, problem in enumerate(done["problem"], 1) if problem]
+            problem = str(error) if type(error) is ValueError else f"cannot be used: {type(error).__name__}: {error}"
+        return {"input_ids": [], "labels": [], "truncated": False, "problem": " ".join(problem.encode(errors="backslashreplace").decode().split())[:200]}
+    try:
+        if odd := [file.name for file in files if file.suffix != files[0].suffix or not file.stat().st_size]:
+            stop(65, f"{name}: {', '.join(odd)[:200]}: empty, or of a second file type")
+        rows = load_dataset(**FILE_TYPES[files[0].suffix], data_files=[*map(str, files)], split="train") if files else load_dataset(name, config).get(split)
+        if not rows:
+            return stop(65, f"{name}: no rows in split {split}") if split == args.dataset_train_split or args.eval_dataset_name else (None, "none")
+        done = rows.map(tokenize, remove_columns=rows.column_names, num_proc=args.dataset_num_proc, desc=f"Tokenising {name}")
+    except Exception as error:  # so do the readers of files
+        stop(*((69, f"{name}: {error}", HUB_HELP) if isinstance(error, ConnectionError) else (65, f"{name}: {' '.join(str(error.__cause__ or error).split())[:300]}")))
+    kept = done.add_column("row", np.arange(1, len(done) + 1)).select([i for i, problem in enumerate(done["problem"]) if not problem])
+    bad = [f"{files[0] if len(files) == 1 else name}, {unit} {i}: {problem}" for i, problem in enumerate(done["problem"], 1) if problem not in ("", "is blank")]
     if not kept or (bad and not args.skip_bad_rows):
-        number, problem = bad[0] if bad else (1, "is blank")
-        place = f"{name}, {'line' if name.endswith('.jsonl') else 'row'} {number}"
-        stop(65, f"{place}: {problem} ({len(bad)} of {len(rows)} rows are unusable; --skip_bad_rows leaves them out)")
-    counts = f"{len(kept)}, {sum(done['truncated'])} truncated to --max_length, {len(bad)} left out"
-    return done.select(kept).select_columns(["input_ids", "labels"]), counts
+        stop(65, *bad[:3], f"{name}: {len(bad)} of {len(rows)} {unit}s cannot be used: mend them, or leave them out with --skip_bad_rows")
+    return kept.select_columns(["input_ids", "labels", "row"]), f"{len(kept)}, {sum(done['truncated'])} truncated to --max_length, {len(bad)} left out"
 
 
 def load_data(args, tokenizer):
     """Return the training rows, the evaluation rows or None, and the counts of both. EDIT: filters, mixtures, sources."""
-    eval_rows, eval_counts, eval_name = None, "none", args.eval_dataset_name or args.dataset_name
-    rows = read_rows(args.dataset_name, args.dataset_config, args.dataset_train_split)
-    rows = rows or stop(65, f"{args.dataset_name}: no rows in split {args.dataset_train_split}")
-    train_rows, counts = tokenize_rows(rows, args.dataset_name, tokenizer, args)
-    if args.eval_strategy != "no" and (args.eval_dataset_name or not Path(eval_name).is_file()):
-        rows = read_rows(eval_name, None if args.eval_dataset_name else args.dataset_config, args.dataset_test_split)
-        if rows or args.eval_dataset_name and stop(65, f"{eval_name}: no rows in split {args.dataset_test_split}"):
-            eval_rows, eval_counts = tokenize_rows(rows, eval_name, tokenizer, args)
+    train_rows, counts = load_split(args.dataset_name, args.dataset_config, args.dataset_train_split, tokenizer, args)
+    name, config = (args.eval_dataset_name, None) if args.eval_dataset_name else (args.dataset_name, args.dataset_config)
+    wanted = args.eval_strategy != "no" and (args.eval_dataset_name or not Path(name).exists() or any(Path(name).rglob(f"{args.dataset_test_split}*")))
+    eval_rows, eval_counts = load_split(name, config, args.dataset_test_split, tokenizer, args) if wanted else (None, "none")
     return train_rows, eval_rows, {"train rows": counts, "eval rows": eval_counts}
 
 
@@ -429,7 +407,7 @@ def main():
     batches = global_batches(len(train_rows), args.per_device_train_batch_size, window, epochs, seed)
     pad = DataCollatorForSeq2Seq(tokenizer)  # on the right, labels with -100
     # A rank without rows gets one unsupervised token: it still takes part in every collective call
-    options = {"collate_fn": lambda rows: pad(rows or [{"input_ids": [0], "labels": [-100]}]), "num_workers": args.dataloader_num_workers}
+    options = {"collate_fn": lambda rows: pad(rows or [{"input_ids": [0], "labels": [-100], "row": 0}]), "num_workers": args.dataloader_num_workers}
     train_loader = DataLoader(train_rows, batch_sampler=batches[: total_steps * window], **options)
     if eval_rows is not None:
         batches = global_batches(len(eval_rows), args.per_device_eval_batch_size, accelerator.num_processes)

@@ -29,9 +29,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "recipes"))
-from llama import row_to_messages  # noqa: E402
+from llama import FILE_TYPES, row_to_messages  # noqa: E402
 
-FILE_TYPES = {".json": "json", ".csv": "csv", ".parquet": "parquet"}  # besides .jsonl
 LOAD_ERRORS = (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError, SafetensorError)
 
 
@@ -189,13 +188,13 @@ def chat(model, tokenizer, config, args):
 
 def read_rows(path):
     """Yield (place, row) of a file, the place being such as `rows.jsonl, line 3`."""
+    if path.suffix not in FILE_TYPES:
+        raise ValueError(f"{path}: must be {', '.join(FILE_TYPES)}")
     if path.suffix != ".jsonl":
-        if path.suffix not in FILE_TYPES:
-            raise ValueError(f"{path}: must be .jsonl, {', '.join(FILE_TYPES)}")
-        rows = load_dataset(FILE_TYPES[path.suffix], data_files=str(path), split="train")
+        rows = load_dataset(**FILE_TYPES[path.suffix], data_files=str(path), split="train")
         yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows, 1))
         return
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
         if line.strip():
             try:
                 row = json.loads(line)
@@ -216,7 +215,8 @@ def load_questions(args):
             try:
                 messages = row_to_messages(row)
             except (ValueError, AttributeError, TypeError) as error:
-                raise ValueError(f"{place}: {error if isinstance(error, ValueError) else 'not an object'}") from None
+                reason = "not an object" if isinstance(error, AttributeError) else error
+                raise ValueError(f"{place}: {reason}") from None
             last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
             reference = messages[last]["content"].strip()
             if args.answer_pattern and not re.search(args.answer_pattern, reference):

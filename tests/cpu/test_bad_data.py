@@ -1,0 +1,82 @@
+"""Bad rows stop the recipe itself before the model loads, and no mangled row gets past the reader or breaks it.
+
+All kinds of bad files, one by one: tests/static/test_bad_data.py."""
+
+import json
+import random
+import shutil
+import sys
+
+import datasets
+import llama
+import pytest
+from launching import recipe
+from transformers import AutoTokenizer
+
+GOOD = '{"prompt": "Spell the word lamp.", "completion": "l-a-m-p"}'
+
+
+@pytest.fixture
+def model_without_weights(tiny, tmp_path):
+    shutil.copytree(tiny / "model", tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize(("content", "flags", "code", "says"), [
+    (f"{GOOD}\n{GOOD[:30]}\n", [], 65, ["rows.jsonl, line 2: is not JSON", "1 of 2 lines", "--skip_bad_rows"]),
+    (f"{GOOD}\n{GOOD[:30]}\n", ["--skip_bad_rows"], 64, ["no file named model.safetensors"]),  # past the rows
+    (f"{GOOD}\n" * 8 + "caf\xe9\n", ["--dataset_num_proc", 2], 65, ["rows.jsonl, line 9: ", "'utf-8' codec"]),
+], ids=["torn", "torn and left out", "Latin-1, two processes"])
+def test_bad_rows_stop_the_recipe_before_it_looks_for_weights(
+        content, flags, code, says, model_without_weights, tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes(content.encode("latin-1"))
+    done = recipe("--model_name_or_path", model_without_weights, "--dataset_name", tmp_path / "rows.jsonl",
+                  "--output_dir", tmp_path / "run", *flags)
+    message = [line for line in done.output.splitlines() if line.startswith("error: ")]
+    assert done.returncode == code and 1 <= len(message) <= 6, done.output
+    assert all(word in "\n".join(message) for word in says) and "Traceback" not in done.output, done.output
+
+
+SEEDS = [GOOD.encode(), *(json.dumps(row, ensure_ascii=False).encode() for row in [
+    {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"},
+                  {"role": "assistant", "content": "one"}, {"role": "user", "content": "b"},
+                  {"role": "assistant", "content": "two"}], "skill": None},
+    {"instruction": "Übersetze.\u2028", "input": "猫 \ufffd", "output": "cat\n", "score": [1.5e3, -2, {"x": True}]},
+    {"question": "1 + 1?\x7f", "answer": "2", "messages": None},
+    {"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "😀"}]}])]
+TOKENS = [b"{", b"}", b"[", b"]", b":", b",", b'"', b"null", b"true", b"-1", b"1e999", b"NaN", b'""', b'" "', b"\\",
+          b"\\ud800", b"\\u0000", b"\n", b"\r", b"\0", b"\xff", b"\xef\xbb\xbf", b"\xe2\x80\xa8", b"\x85", b"\x1a",
+          b'"role": "user", ', b'"role": "tool"', b'"content": 5', b'"messages": [], ', b"\t", b"[" * 3000]
+WORDS = [b'"a"', b'"b"', b'"user"', b'"assistant"', b'"role"', b'"content"', b'"messages"', b'"prompt"']
+
+
+def mangled(line, chance):
+    """A line with one to three changes: a byte replaced, bytes deleted or doubled, a token put in or swapped."""
+    for _ in range(chance.choice([1, 1, 1, 2, 3])):
+        i = chance.randrange(len(line) + 1)
+        j = min(len(line), i + chance.choice([1, 1, 2, 5, 20, 80]))
+        token, other, word = chance.choice(TOKENS), chance.choice(TOKENS), chance.choice(WORDS)
+        line = chance.choice([
+            line[:i] + bytes([chance.randrange(256)]) + line[i + 1:], line[:i] + line[j:], line[:j] + line[i:],
+            line[:i] + token + line[i:], line.replace(token, other, 1), line.replace(word, token, 1)])
+    return line
+
+
+def test_ten_thousand_mangled_rows_break_nothing(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    tokenizer, kept, left_out = AutoTokenizer.from_pretrained(tiny / "model"), 0, 0
+    for seed in range(4):
+        chance, path = random.Random(seed), tmp_path / f"rows{seed}.jsonl"
+        path.write_bytes(b"\n".join(mangled(chance.choice(SEEDS), chance) for _ in range(2500)))
+        command = ["llama.py", "--dataset_name", path, "--skip_bad_rows", "--max_length", 64]
+        monkeypatch.setattr(sys, "argv", [str(word) for word in command])
+        rows, _, counts = llama.load_data(llama.parse_args(), tokenizer)
+        lines = path.read_bytes().replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        for row in rows:
+            supervised = [label for label in row["labels"] if label != -100]
+            assert supervised and 1 < len(row["input_ids"]) == len(row["labels"]) <= 64
+            line = lines[row["row"] - 1].decode()  # UTF-8, and the very line that the number says
+            expected = llama.tokenize_row(json.loads(line.removeprefix("\ufeff")), tokenizer, 64)
+            assert (row["input_ids"], row["labels"]) == (expected["input_ids"], expected["labels"])
+        kept, left_out = kept + len(rows), left_out + int(counts["train rows"].split()[-3])
+    assert kept > 2000 and left_out > 4000  # changes in a text leave a good row
