@@ -260,7 +260,7 @@ def load_split(name, config, split, tokenizer, args):
     except Exception as error:  # so do the readers of files
         stop(*((69, f"{name}: {error}", HUB_HELP) if isinstance(error, ConnectionError) else (65, f"{name}: {' '.join(str(error.__cause__ or error).split())[:300]}")))
     kept = done.add_column("row", np.arange(1, len(done) + 1)).select([i for i, problem in enumerate(done["problem"]) if not problem])
-    bad = [f"{files[0] if len(files) == 1 else name}, {unit} {i}: {problem}" for i, problem in enumerate(done["problem"], 1) if problem not in ("", "is blank")]
+    bad = [f"{files[0] if len(files) == 1 else name}, {unit} {i}: {problem}" for i, problem in enumerate(done["problem"], 1) if problem and (problem != "is blank" or not kept)]
     if not kept or (bad and not args.skip_bad_rows):
         stop(65, *bad[:3], f"{name}: {len(bad)} of {len(rows)} {unit}s cannot be used: mend them, or leave them out with --skip_bad_rows")
     return kept.select_columns(["input_ids", "labels", "row"]), f"{len(kept)}, {sum(done['truncated'])} truncated to --max_length, {len(bad)} left out"

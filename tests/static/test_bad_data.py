@@ -111,9 +111,9 @@ PARQUET = parquet_of(prompt=["a", "c"], completion=["b", "d"])
 # stops all the same, since nothing says where rows begin) ----
 BAD_FILES = {
     "empty": ({"rows.jsonl": ""}, ["rows.jsonl", "empty"], None),
-    "blank lines": ({"rows.jsonl": "\n \r\n\n"}, ["rows.jsonl", "0 of 3 lines"], None),
+    "blank lines": ({"rows.jsonl": "\n \r\n\n"}, ["rows.jsonl, line 1: is blank", "3 of 3 lines"], None),
     "only a BOM": ({"rows.jsonl": "\ufeff"}, ["rows.jsonl"], None),
-    "no good line": ({"rows.jsonl": "{\n{\n{\n{\n"}, ["line 1: ", "line 2: ", "line 3: ", "4 of 4 lines"], None),
+    "no good line": ({"rows.jsonl": "{\n" * 7}, ["line 1: ", "line 2: ", "line 3: ", "7 of 7 lines"], None),
     "four bad lines": ({"rows.jsonl": f"{{\n{{\n{{\n{GOOD}\n{{\n"}, ["line 1: ", "line 3: ", "4 of 5 lines"], [4]),
     "another type": ({"rows.txt": GOOD}, ["rows.txt"], None),
     "csv: empty": ({"rows.csv": ""}, ["rows.csv", "empty"], None),
@@ -183,7 +183,9 @@ GOOD_FILES = {
     "csv": ({"rows.csv": CSV}, PLAIN),
     "csv: CRLF": ({"rows.csv": CSV.replace("\n", "\r\n")}, PLAIN),
     "csv: BOM": ({"rows.csv": "\ufeff" + CSV}, PLAIN),
-    "csv: numbers and words are text": (
+    "csv: numbers are text": (
+        {"rows.csv": "question,answer\n1.50,07\n2,1e3\n"}, [(1, "1.50", "07"), (2, "2", "1e3")]),
+    "csv: words with a meaning are text": (
         {"rows.csv": "question,answer\n1 + 1?,2\nNA,None\ntrue?,True\n007,1.0\n"},
         [(1, "1 + 1?", "2"), (2, "NA", "None"), (3, "true?", "True"), (4, "007", "1.0")]),
     "csv: line break in a cell": (
