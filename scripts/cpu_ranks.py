@@ -15,7 +15,7 @@ from pathlib import Path
 
 from shard_report import watch
 
-CLEAN_EXITS = (0, 64, 65, 69, 73, 75)  # done, usage, data, no hub, cannot write, stopped and saved
+CLEAN_EXITS = (0, 64, 65, 69, 70, 73, 75)  # done, usage, data, no hub, not finite, cannot write, stopped and saved
 FOLDER = Path(os.environ["REHEARSAL_FOLDER"])  # where ranks leave their pid, exit code and measurement
 RANK = int(os.environ.get("RANK", 0))
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
@@ -78,6 +78,8 @@ def keep_full_state_dict():
     def set_state_dict_type(module, state_dict_type, state_dict_config=None, optim_state_dict_config=None):
         if isinstance(state_dict_config, FullStateDictConfig):
             state_dict_config.offload_to_cpu = False
+        if optim_state_dict_config is not None and hasattr(optim_state_dict_config, "offload_to_cpu"):
+            optim_state_dict_config.offload_to_cpu = False
         return original(module, state_dict_type, state_dict_config, optim_state_dict_config)
 
     FSDP.set_state_dict_type = staticmethod(set_state_dict_type)
@@ -114,6 +116,12 @@ def do_not_compile():
     DeepSpeedPlugin.__post_init__ = post_init
 
 
+def record_hard_exits():
+    """Record the code of `os._exit` too, with which a thread ends its rank."""
+    original = os._exit
+    os._exit = lambda code: original(agree(code))
+
+
 def exit_code_of(error):
     """The process exit code that Python gives to a SystemExit."""
     if error.code is None or isinstance(error.code, int):
@@ -122,19 +130,19 @@ def exit_code_of(error):
     return 1
 
 
-def leave(code):
-    """Record the exit code for rehearse.py and end this rank.
+def agree(code):
+    """Record the exit code for rehearse.py and return the one to end this rank with.
 
     A launcher turns every failure into 1 and a traceback. When all ranks agree on a clean exit code they leave
     with 0 and rehearse.py returns the code; else the real one makes the launcher stop the other ranks.
     """
     (FOLDER / f"exit.{RANK}").write_text(str(code))
-    deadline = time.monotonic() + 20  # seconds the other ranks have to reach the same end
+    deadline = time.monotonic() + (2 if code else 20)  # seconds the other ranks have to reach the same end
     codes = []
     while code in CLEAN_EXITS and (len(codes) < WORLD_SIZE or "" in codes) and time.monotonic() < deadline:
         codes = [path.read_text() for path in FOLDER.glob("exit.*")]
         time.sleep(0.05)
-    sys.exit(0 if codes == [str(code)] * WORLD_SIZE else code)
+    return 0 if codes == [str(code)] * WORLD_SIZE else code
 
 
 def main():
@@ -147,14 +155,15 @@ def main():
         if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
             do_not_compile()
     watch(FOLDER / f"shards.{RANK}")
+    record_hard_exits()
     recipe = sys.argv[1]
     sys.argv = sys.argv[1:]
     sys.path[0] = os.path.dirname(os.path.abspath(recipe))  # as `python recipe` would have it
     try:
         runpy.run_path(recipe, run_name="__main__")
     except SystemExit as error:
-        leave(exit_code_of(error))
-    leave(0)
+        sys.exit(agree(exit_code_of(error)))
+    sys.exit(agree(0))
 
 
 if __name__ == "__main__":

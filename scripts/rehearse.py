@@ -9,9 +9,9 @@ a machine without an accelerator, so every rank starts through `scripts/cpu_rank
 differ from production is printed first. Afterwards the shard report compares the bytes of parameters, gradients and
 optimizer state that each rank really held with what the YAML promises (`scripts/shard_report.py`).
 
-Exit code: that of the recipe when all ranks agree on it (0 done, 73 cannot write, 75 stopped and saved) or one of them
-refuses (64 usage, 65 data, 69 no hub), 70 if the recipe succeeded but the report says NOT AS PROMISED, else 1. 64 also
-for a wrong call of this tool.
+Exit code: that of the recipe when all ranks agree on it (0 done, 70 not finite, 73 cannot write, 75 stopped and saved)
+or one of them refuses (64 usage, 65 data, 69 no hub), 70 also if the recipe succeeded but the report says NOT AS
+PROMISED, else 1. 64 also for a wrong call of this tool.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from config_rules import IGNORED, STOPS, as_read
 from shard_report import judge, strategy_of, table
 from usage import Parser
 
-CLEAN_EXITS = (0, 64, 65, 69, 73, 75)
+CLEAN_EXITS = (0, 64, 65, 69, 70, 73, 75)
 REFUSALS = (64, 65, 69)  # usage, data, no hub: one rank's word is enough
 FAILED, NOT_AS_PROMISED = 1, 70
 
@@ -171,7 +171,7 @@ def recipe_exit_code(launcher_code, folder, ranks):
     codes = {path.read_text() for path in folder.glob("exit.*")}
     agreed = len(list(folder.glob("exit.*"))) == ranks and len(codes) == 1
     code = int(codes.pop()) if agreed else FAILED
-    return code if launcher_code == 0 and code in CLEAN_EXITS else FAILED
+    return code if (launcher_code == 0 or code) and code in CLEAN_EXITS else FAILED
 
 
 def report(folder, facts, ranks, ranks_per_node):

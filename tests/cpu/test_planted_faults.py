@@ -54,7 +54,7 @@ FOUND_BY_A_TEST = {
         RECIPE, "use_dora=args.use_dora)", "use_dora=args.use_dora, inference_mode=True)"),
     "adapters that the optimizer does not know": (
         TRAINED, "lora_B",
-        RECIPE, "if parameter.requires_grad}", 'if parameter.requires_grad and "lora_B" not in name}'),
+        RECIPE, "[weight] * weight.requires_grad", '[weight] * (weight.requires_grad and "lora_B" not in name)'),
 }
 
 # ---- Faults that scripts/parity.py finds: the run, the number out of bounds, and the fault ----
@@ -74,7 +74,7 @@ FOUND_BY_PARITY = {
         RECIPE, PAD, PAD.replace(")", ", label_pad_token_id=tokenizer.pad_token_id)")),
     "a missing factor of the world size": (
         TWO_RANKS, "grad_norm",
-        RECIPE, "accelerator.backward(loss * window)", "accelerator.backward(loss * accumulation)"),
+        RECIPE, "accelerator.backward(loss * (window +", "accelerator.backward(loss * (accumulation +"),
     "a schedule that steps once per process": (
         TWO_RANKS, "learning_rate",
         RECIPE, PREPARED, PREPARED.replace("train_loader", "train_loader, schedule")),

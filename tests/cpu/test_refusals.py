@@ -59,8 +59,6 @@ def test_meshes_that_nothing_would_shard_over_refuse(size, tiny, tmp_path):
     ("fsdp1_full_shard", {"fsdp_config": {"fsdp_use_orig_params": False}}, [], "trains nothing"),
     ("fsdp2_full_shard", {}, ["--optim", "adamw_8bit"], "use adamw_torch_fused"),
     ("deepspeed_zero2", {}, ["--optim", "adamw_8bit"], "use adamw_torch_fused"),
-    ("fsdp2_full_shard", {"fsdp_config": {"fsdp_activation_checkpointing": True}}, ["--gradient_checkpointing"],
-     "would recompute twice: keep the flag"),
     ("deepspeed_zero2", {"deepspeed_config": {"gradient_accumulation_steps": 4}}, [],
      "the command line owns gradient_accumulation_steps: delete that"),
     ("deepspeed_zero2", {"deepspeed_config": {"gradient_clipping": 1.0}}, [],

@@ -1,4 +1,6 @@
-"""A recipe stands alone, keeps within its bounds and its order, and hides nothing behind the rank or the strategy."""
+"""A recipe keeps within its bounds and its order, hides nothing behind the rank or the strategy, needs no other file.
+
+fault_tolerance.py lies beside the recipes and is no recipe: they use it where it is, and train without it."""
 
 import ast
 import re
@@ -7,15 +9,17 @@ import sys
 import pytest
 from launching import REPO
 
-RECIPES = sorted((REPO / "recipes").glob("*.py"))
+BESIDE = REPO / "recipes" / "fault_tolerance.py"
+RECIPES = sorted(set((REPO / "recipes").glob("*.py")) - {BESIDE})
 BANNERS = ["Accelerator and seed", "Tokenizer and data", "Model", "Optimizer and schedule", "Prepare", "Resume",
            "Train", "Evaluate and save"]
-NO_RESUME_YET = {"llama.py"}  # checkpoints are not there yet
 COLLECTIVES = {"save_state", "load_state", "get_state_dict", "gather", "gather_for_metrics", "gather_object", "reduce",
                "broadcast", "barrier", "backward", "clip_grad_norm_", "wait_for_everyone", "summed_loss", "evaluate",
-               "export_model"}
+               "export_model", "check_trigger", "start_run", "find_checkpoint", "resume", "keep", "handle_nonfinite",
+               "conclude", "leave", "save_checkpoint", "gather_state", "restore_state", "stop_asked",
+               "broadcast_object_list"}
 LEAVES = (ast.Return, ast.Break, ast.Continue)
-INDIRECT = {"numpy", "jinja2", "tqdm"}  # every one of the required packages brings these
+INDIRECT = {"numpy", "jinja2", "tqdm", "xxhash", "safetensors"}  # every one of the required packages brings these
 
 
 def tree_of(path):
@@ -28,7 +32,7 @@ def function(path, name):
 
 def test_the_recipes_are_the_expected_ones():
     assert [path.name for path in RECIPES] == ["llama.py"]
-    assert not (REPO / "recipes" / "__init__.py").exists()
+    assert not (REPO / "recipes" / "__init__.py").exists() and BESIDE.exists()
 
 
 def run_by_some_ranks(node):
@@ -40,6 +44,41 @@ def run_by_some_ranks(node):
     return []
 
 
+def imports_of(path):
+    """The packages that a file imports, the standard library and what others bring left out."""
+    imported = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            imported |= {name.name.split(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            imported.add(node.module.split(".")[0])
+    return imported - sys.stdlib_module_names - INDIRECT
+
+
+def missing_from_requirements(packages):
+    requirements = (REPO / "requirements.txt").read_text()
+    return [name for name in packages if not re.search(rf"^{name}\b", requirements, re.MULTILINE)]
+
+
+def check_collectives(path):
+    for node in (inner for outer in ast.walk(tree_of(path)) for inner in run_by_some_ranks(outer)):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            assert name not in COLLECTIVES, f"line {node.lineno}: {name} on some ranks alone"
+        assert not isinstance(node, LEAVES), f"line {node.lineno}: some ranks leave before the others"
+
+
+def test_every_rank_takes_part_in_every_collective_call_of_fault_tolerance():
+    check_collectives(BESIDE)
+
+
+def test_fault_tolerance_knows_no_recipe():
+    assert not missing_from_requirements(imports_of(BESIDE))
+    assert len(BESIDE.read_text().splitlines()) <= 500
+    assert "pickle" not in BESIDE.read_text().replace("unpickled", "") and "torch.load" not in BESIDE.read_text()
+
+
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
 class TestRecipe:
     def test_keeps_its_bounds(self, path):
@@ -47,31 +86,31 @@ class TestRecipe:
         assert len(path.read_text().splitlines()) <= 500
         assert main.end_lineno - main.lineno + 1 <= 150
 
-    def test_imports_nothing_of_the_repository_and_requires_what_it_imports(self, path):
-        requirements = (REPO / "requirements.txt").read_text()
-        imported = set()
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.Import):
-                imported |= {name.name.split(".")[0] for name in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0
-                imported.add(node.module.split(".")[0])
-        third_party = imported - sys.stdlib_module_names - INDIRECT
-        assert {"accelerate", "transformers", "torch"} <= third_party
-        assert all(re.search(rf"^{name}\b", requirements, re.MULTILINE) for name in third_party)
+    def test_needs_nothing_of_the_repository_and_requires_what_it_imports(self, path):
+        imported = imports_of(path)
+        assert {"accelerate", "transformers", "torch"} <= imported
+        assert not missing_from_requirements(imported - {BESIDE.stem})
+        attempts = [node for node in tree_of(path).body if isinstance(node, ast.Try)]  # the only one it can do without
+        assert [ast.unparse(node.body) for node in attempts] == [f"import {BESIDE.stem}"]
+        assert ast.unparse(attempts[0].handlers[0]) == f"except ModuleNotFoundError:\n    {BESIDE.stem} = None"
+
+    def test_asks_whether_fault_tolerance_is_there_wherever_it_uses_it(self, path):
+        tree = tree_of(path)  # `checkpoint` is only ever one that it found
+        guarded = {id(inner) for node in ast.walk(tree) if isinstance(node, (ast.If, ast.BoolOp, ast.IfExp))
+                   and re.search(rf"\b({BESIDE.stem}|checkpoint)\b", ast.unparse(getattr(node, "test", node)))
+                   for inner in ast.walk(node)}
+        uses = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name) and node.value.id == BESIDE.stem]
+        assert len(uses) >= 8 and all(id(node) in guarded for node in uses)
 
     def test_main_names_no_strategy_and_keeps_the_order(self, path):
         source = ast.get_source_segment(path.read_text(), function(path, "main")).lower()
         assert not any(word in source for word in ("fsdp", "deepspeed", "distributedtype"))
         banners = re.findall(r"# ---- (.*) ----", ast.get_source_segment(path.read_text(), function(path, "main")))
-        assert banners == [b for b in BANNERS if b != "Resume" or path.name not in NO_RESUME_YET]
+        assert banners == BANNERS
 
     def test_every_rank_takes_part_in_every_collective_call(self, path):
-        for node in (inner for outer in ast.walk(tree_of(path)) for inner in run_by_some_ranks(outer)):
-            if isinstance(node, ast.Call):
-                name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-                assert name not in COLLECTIVES, f"line {node.lineno}: {name} on some ranks alone"
-            assert not isinstance(node, LEAVES), f"line {node.lineno}: some ranks leave before the others"
+        check_collectives(path)
 
     def test_the_four_settings_of_4_bit_weights_are_never_left_to_defaults(self, path):
         calls = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)]
@@ -90,5 +129,6 @@ class TestRecipe:
                 assert helps and helps[0].value and not helps[0].value.endswith("."), arguments[-1]
                 assert node.lineno == node.end_lineno  # one line per argument
         assert len(arguments) > 40
+        source += BESIDE.read_text()
         unused = [name for name in arguments if not re.search(rf"args\.{name}\b", source)]
         assert unused == []

@@ -1,0 +1,500 @@
+"""What keeps a run from being lost: checkpoints, resume, signals, dead and hanging ranks, numbers that are not finite.
+
+Every recipe uses this file when it lies beside it; a recipe that was copied alone trains without. One checkpoint is
+
+    OUTPUT_DIR/checkpoint-STEP/state.safetensors   trained weights and optimizer state, whole tensors by name
+                               progress.json       steps done, schedule, arguments of the run, ranks, strategy
+                               manifest.json       size and hash of both
+    OUTPUT_DIR/latest                              the name of the newest
+    OUTPUT_DIR/status.json                         starting, running, done, stopped or failed, and why
+
+Whole tensors, so that a checkpoint does not depend on strategy or number of ranks. JSON and safetensors, so that nothing
+is unpickled. No random state and no place in the data: both are functions of the seed and the step. The protocol is
+staged, hashed, flushed, renamed, pointer moved, pruned last: at no instant is there less than one whole checkpoint.
+
+Exit codes: 64 usage, 65 damaged, 70 not finite, 73 cannot write, 75 stopped and saved: start again to go on.
+"""
+
+import contextlib
+import errno
+import faulthandler
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+from multiprocessing.connection import wait
+from pathlib import Path
+
+import numpy as np
+import torch
+import xxhash
+from accelerate import DistributedType
+from accelerate.utils import broadcast_object_list, gather_object
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+
+RANK, HOST = int(os.environ.get("RANK", 0)), os.uname().nodename
+RUN = {"state": "starting", "step": 0, "saved": 0, "sign_of_life": math.inf}  # shared by loop, signal handler and thread
+FILES = ("state.safetensors", "progress.json")
+CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
+# Arguments that may differ when a run goes on, since they do not change what is learnt. How a step is cut into ranks,
+# batches and accumulation is among them: check_changes holds the rows of a step equal.
+FREE_TO_CHANGE = frozenset("""
+    output_dir resume_from_checkpoint allow_change save_steps save_total_limit nonfinite nonfinite_budget ddp_timeout
+    eval_strategy eval_steps eval_dataset_name dataset_test_split per_device_eval_batch_size logging_steps report_to
+    per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing attn_implementation
+    dataset_num_proc dataloader_num_workers""".split())
+
+
+# ---- How a run ends ----
+
+
+def fail(code, *problems):
+    """Print the problems, record them in status.json and end this process with `code`."""
+    print("\n".join(f"error: {problem}" for problem in problems), file=sys.stderr, flush=True)
+    set_status("failed", code, problems[0])
+    sys.exit(code)
+
+
+def conclude(accelerator, state, code, why=None):
+    """Record how the run ended, at a point on which all ranks agree: from here on none is missed."""
+    set_status(state, code, why) if accelerator.is_main_process else RUN.update(state=state)
+    accelerator.wait_for_everyone()
+
+
+def leave(accelerator, code, message):
+    """End all ranks alike: 64 other arguments, 70 not finite, 73 cannot write, 75 stopped and saved. The message comes last."""
+    stopped = code == 75
+    conclude(accelerator, "stopped" if stopped else "failed", code, message)
+    accelerator.end_training()
+    if "bar" in RUN:
+        RUN["bar"].close()
+    accelerator.print(message if stopped else f"error: {message}", file=sys.stdout if stopped else sys.stderr, flush=True)
+    sys.exit(code)
+
+
+def set_status(state, code=None, why=None):
+    """Say in OUTPUT_DIR/status.json what became of the run. Of several failures the first counts."""
+    RUN["state"] = state
+    if "output_dir" in RUN and not (state == "failed" and read_status().get("state") == "failed"):
+        facts = {"state": state, "exit_code": code, "why": why, "step": RUN["step"], "rank": RANK, "host": HOST,
+                 "process": os.getpid(), "time": time.strftime("%Y-%m-%d %H:%M:%S")}
+        path, text = RUN["output_dir"] / "status.json", json.dumps(facts, indent=2)
+        try:
+            write_file(path, text)
+        except OSError:  # a full disk mostly has room in place; the exit code and the message tell in any case
+            with contextlib.suppress(OSError):
+                path.write_text(text)
+
+
+def read_status():
+    try:
+        return json.loads((RUN["output_dir"] / "status.json").read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+# ---- Signals, exceptions, dead and hanging ranks ----
+
+
+def start_run(accelerator, args):
+    """Take signals, record exceptions and watch the other ranks of this host. Every rank calls it."""
+    RUN.update(output_dir=Path(args.output_dir), accelerator=accelerator)
+    if accelerator.is_main_process:
+        set_status("starting")
+    sys.excepthook = on_exception
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, on_signal)
+        # Processes that load or tokenise data are ended by signals, as ever
+        os.register_at_fork(after_in_child=lambda number=number: signal.signal(number, signal.SIG_DFL))
+    here = [(rank, pid) for rank, host, pid in gather_object([(RANK, HOST, os.getpid())]) if host == HOST and rank != RANK]
+    peers = {os.pidfd_open(pid): (rank, pid) for rank, pid in here}
+    threading.Thread(target=watch_ranks, args=(peers, args.ddp_timeout), daemon=True).start()
+
+
+def on_signal(number, frame):
+    """Ask for a stop, on which the ranks agree after the step; before the first one there is nothing to save."""
+    RUN["stop"] = True
+    if RUN["state"] == "starting":
+        message = f"Stopped by {signal.strsignal(number)} before the first step: run the same command again"
+        set_status("stopped", 75, message)
+        print(message, flush=True)
+        sys.exit(75)
+
+
+def stop_asked(accelerator):
+    """Whether any rank was asked to stop. Every rank takes part; also a sign of life."""
+    RUN["sign_of_life"] = time.monotonic()
+    if "stop" in RUN:
+        accelerator.set_trigger()
+    return accelerator.check_trigger()
+
+
+def on_exception(kind, error, trace):
+    """Record what ended this rank; 73 and one line where a file could not be written."""
+    time.sleep(2 * (RUN["accelerator"].num_processes > 1))  # the end of another rank is watch_ranks' to tell
+    code = 73 if isinstance(error, OSError) and error.errno in CANNOT_WRITE else 1
+    print(f"error: cannot write: {error}", file=sys.stderr) if code == 73 else sys.__excepthook__(kind, error, trace)
+    set_status("failed", code, f"{kind.__name__}: {error}")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def watch_ranks(peers, timeout):
+    """Thread: end this rank when one of its peers is gone, or when there was no sign of life for `timeout` seconds.
+
+    peers: {pidfd: (rank, process)} of this host. Without it the others wait for a killed rank, with NCCL for minutes."""
+    while RUN["state"] in ("starting", "running"):
+        gone = [peers[descriptor] for descriptor in wait(peers, 0.2)] if peers else time.sleep(0.2)
+        hangs = time.monotonic() - RUN["sign_of_life"] > timeout
+        if not (gone or hangs) or RUN["state"] not in ("starting", "running"):
+            continue
+        why = f"no sign of life for {timeout} s" if hangs else "rank {} (process {}) is gone".format(*gone[0])
+        if hangs:
+            faulthandler.dump_traceback()
+            for _, pid in peers.values():
+                os.kill(pid, signal.SIGCONT)  # a stopped rank shows its stacks too
+        time.sleep(3 * hangs + 0.05 * (RANK % 16))  # so that one of them speaks
+        if read_status().get("state") not in ("failed", "stopped"):
+            print(f"error: {why} on {HOST} in step {RUN['step']}; the same command goes on from the newest checkpoint",
+                  file=sys.stderr, flush=True)
+            set_status("failed", 1, f"{why} on {HOST}")
+        os._exit(read_status().get("exit_code") or 1)
+
+
+# ---- State of model and optimizer ----
+
+
+def zero_stage(accelerator):
+    """ZeRO stage of DeepSpeed, -1 without it."""
+    deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
+    return accelerator.state.deepspeed_plugin.zero_stage if deepspeed else -1
+
+
+def gather_state(accelerator, model, optimizer):
+    """Return {NAME: trained weight, state.NAME.KEY: its optimizer state} on rank 0, whole and on the host, {} elsewhere.
+
+    Every rank takes part. The keys are those of the optimizer: step, exp_avg, exp_avg_sq for AdamW. Weights are fp32
+    master weights where the engine keeps them. Rank 0 needs host memory for all of it: 12 bytes a trained parameter."""
+    if zero_stage(accelerator) > 0:
+        state = gather_zero_state(model)
+    else:
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+        weights, optimizer_state = get_state_dict(model, optimizer.optimizer, options=options)
+        entries = optimizer_state.get("state", {})
+        state = {name: weights[name] for name in entries} | flatten("state", entries)
+    state = state if accelerator.is_main_process else {}
+    # bitsandbytes shares its small maps between weights, which safetensors refuses
+    return {name: tensor.clone() if tensor.numel() <= 4096 else tensor.contiguous() for name, tensor in state.items()}
+
+
+def restore_state(accelerator, model, optimizer, state):
+    """Put a gathered state back, each rank its part, and fail with 65 unless all of it is there afterwards."""
+    if zero_stage(accelerator) > 0:
+        restore_zero_state(model, state)
+    else:  # rates and decay stay those of the command line
+        _, now = get_state_dict(model, optimizer.optimizer, options=StateDictOptions(ignore_frozen_params=True))
+        entries = unflatten("state", now["state"], state)
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True, strict=False)
+        set_state_dict(model, optimizer.optimizer, model_state_dict={name: state[name] for name in entries},
+                       optim_state_dict=now | {"state": entries}, options=options)
+    back = gather_state(accelerator, model, optimizer)
+    if accelerator.is_main_process and not (back.keys() == state.keys() and all(torch.equal(back[n], state[n]) for n in state)):
+        fail(65, "not all of the checkpoint came back as it was saved: nothing was trained")
+
+
+def flatten(name, value):
+    """{name.key.key: tensor} of nested optimizer state; bitsandbytes nests it, and counts steps in plain numbers."""
+    if not isinstance(value, dict):
+        return {name: torch.as_tensor(value)}
+    return {key: leaf for inner in value for key, leaf in flatten(f"{name}.{inner}", value[inner]).items()}
+
+
+def unflatten(name, like, state):
+    """The inverse: the leaves of `state` in the form of `like`."""
+    if isinstance(like, dict):
+        return {key: unflatten(f"{name}.{key}", like[key], state) for key in like}
+    return state[name] if isinstance(like, torch.Tensor) else state[name].item()
+
+
+def zero_weights(model):
+    return {name.removeprefix("module."): weight for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def link_zero_state(zero):
+    """Let ZeRO-1 and 2 find the optimizer state of each weight: DeepSpeed 0.19 links the first parameter group alone."""
+    if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
+        zero._hp_optimizer_states_linked = False
+        zero._lazy_init_hp_params_optimizer_state()
+
+
+def gather_zero_state(model):
+    """The same from ZeRO-1 to 3, which hold flat parts of the fp32 weights (deepspeed/utils/tensor_fragment.py)."""
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+    link_zero_state(model.optimizer)
+    state, step = {}, next(entry["step"] for entry in model.optimizer.optimizer.state.values() if "step" in entry)
+    for name, weight in zero_weights(model).items():
+        state[name] = safe_get_full_fp32_param(weight).to("cpu", copy=True)
+        for key in ("exp_avg", "exp_avg_sq"):
+            state[f"state.{name}.{key}"] = safe_get_full_optimizer_state(weight, key).to("cpu", copy=True)
+        state[f"state.{name}.step"] = torch.tensor(float(step))
+    return state
+
+
+def restore_zero_state(model, state):
+    """Fill the flat parts, which have no optimizer state before the first step, and what is computed with."""
+    import deepspeed
+    zero, weights = model.optimizer, zero_weights(model)
+    step = next(tensor for name, tensor in state.items() if name.endswith(".step"))
+    for flat in getattr(zero, "fp32_partitioned_groups_flat", None) or zero.single_partition_of_fp32_groups:
+        zero.optimizer.state[flat] = {"step": step.clone()} | {key: torch.zeros_like(flat) for key in ("exp_avg", "exp_avg_sq")}
+    link_zero_state(zero)
+    for name, weight in weights.items():
+        for key in ("exp_avg", "exp_avg_sq"):
+            deepspeed.utils.safe_set_full_optimizer_state(weight, state[f"state.{name}.{key}"].to(weight.device), key)
+        deepspeed.utils.safe_set_full_fp32_param(weight, state[name].to(weight.device))
+    if hasattr(zero, "update_lp_params"):  # ZeRO-1 and 2
+        zero.update_lp_params()
+    else:
+        with deepspeed.zero.GatheredParameters(list(weights.values()), modifier_rank=0):
+            for name, weight in weights.items():
+                weight.data.copy_(state[name].view(weight.shape))
+
+
+# ---- Checkpoints ----
+
+
+def write_file(path, text):
+    """Replace a file as a whole, on the disk: at no instant is there a part of it."""
+    with open(f"{path}.{RANK}.tmp", "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(file.name, path)
+
+
+def flush(path):
+    """Bring a file, or the names in a folder, onto the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def hash_of(data):
+    """xxh3, 128 bits, of an array or of the bytes of a file (a Path). It finds damage, not forgery."""
+    return xxhash.xxh3_128_hexdigest(np.memmap(data, mode="r") if isinstance(data, Path) else data)
+
+
+def checkpoints_in(folder):
+    """Return {step: folder} of what has a checkpoint's name, the newest first. Anything else is not ours."""
+    found = [path for path in Path(folder).glob("checkpoint-*") if re.fullmatch("checkpoint-[0-9]{1,18}", path.name)]
+    return dict(sorted(((int(path.name[11:]), path) for path in found if path.is_dir()), reverse=True))
+
+
+def problem_of(checkpoint):
+    """Return why a checkpoint cannot be trusted, or None: both files have the size and the hash of the manifest, and are
+    what they are named."""
+    name = "manifest.json"
+    try:
+        manifest = json.loads((checkpoint / name).read_text())
+        for name, size, xxh3 in [(file, manifest[file]["size"], manifest[file]["xxh3_128"]) for file in FILES]:
+            if (now := (checkpoint / name).stat().st_size) != size:
+                return f"{name} has {now:,} bytes, not the {size} that were written"
+            if not size or hash_of(checkpoint / name) != xxh3:
+                return f"{name} is not what was written"
+        json.loads((checkpoint / name).read_text())["step"]
+        name = FILES[0]
+        with safe_open(checkpoint / name, "pt"):
+            return None
+    except OSError as error:
+        return f"{name}: {error.strerror}"
+    except (ValueError, LookupError, TypeError, RecursionError, SafetensorError):
+        return f"{name} is damaged"
+
+
+def publish(folder, state, progress, limit):
+    """Write a checkpoint. Raises OSError or SafetensorError if that fails; those before it are then as they were."""
+    final = folder / f"checkpoint-{progress['step']}"
+    staging = folder / f"{final.name}.staging"
+    shutil.rmtree(staging, ignore_errors=True)  # of a save that was killed
+    if sum(tensor.nbytes for tensor in state.values()) > shutil.disk_usage(folder).free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    staging.mkdir()
+    save_file(state, staging / "state.safetensors")
+    (staging / "progress.json").write_text(json.dumps(progress, indent=2))
+    manifest = {name: {"size": (staging / name).stat().st_size, "xxh3_128": hash_of(staging / name)} for name in FILES}
+    (staging / "manifest.json").write_text(json.dumps(manifest, indent=2))
+    for path in (*staging.iterdir(), staging):
+        flush(path)
+    staging.rename(final)
+    write_file(folder / "latest", final.name)
+    flush(folder)
+    ours = [path for path in checkpoints_in(folder).values() if (path / "manifest.json").is_file()]
+    for old in ours[limit:]:  # the manifest last: what is left of a killed deletion is still known as ours
+        for path in [*(old / name for name in FILES), old / "manifest.json"]:
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            old.rmdir()  # with files of others in it, it stays
+
+
+def save_checkpoint(accelerator, model, optimizer, args, progress):
+    """Publish a checkpoint after progress["step"] steps. Every rank takes part and, if it fails, ends alike.
+
+    Fails with 73 if it cannot be written and with 70 if a weight is not finite."""
+    state, problem, folder = gather_state(accelerator, model, optimizer), None, Path(args.output_dir)
+    scaler = accelerator.scaler.state_dict() if accelerator.scaler else None
+    progress = progress | {"scaler": scaler, "ranks": accelerator.num_processes}
+    broken = [name for name, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    if broken:
+        problem = 70, f"{broken[0]} is not finite after step {progress['step']}: that is not saved"
+    elif accelerator.is_main_process:
+        try:
+            publish(folder, state, progress, args.save_total_limit)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(folder / f"checkpoint-{progress['step']}.staging", ignore_errors=True)
+            need, free = sum(tensor.nbytes for tensor in state.values()), shutil.disk_usage(folder).free
+            problem = 73, (f"no checkpoint after step {progress['step']}: {error}: it needs {need:,} bytes, {free:,} are "
+                           f"free in {folder}; the checkpoints before it are whole")
+    if problem := broadcast_object_list([problem])[0]:
+        leave(accelerator, *problem)
+    RUN["saved"] = progress["step"]
+
+
+def keep(accelerator, model, optimizer, args, progress, bar):
+    """Between two steps: save if it is due, or if a stop is asked for on any rank, and then end with 75.
+
+    bar: the tqdm whose total is the number of steps; closed at the end, so that the last line is how to go on."""
+    step, total_steps, asked = progress["step"], bar.total, stop_asked(accelerator)
+    RUN["bar"] = bar
+    due = args.save_steps and (step % args.save_steps == 0 or step == total_steps)
+    if RUN["state"] == "starting":
+        set_status("running") if accelerator.is_main_process else RUN.update(state="running")
+    if step > RUN["saved"] and (asked or due):
+        save_checkpoint(accelerator, model, optimizer, args, progress)
+    if asked:
+        leave(accelerator, 75, f"Stopped and saved after step {step} of {total_steps}: run the same command again to go on")
+    RUN["step"] = min(step + 1, total_steps)
+    if step == total_steps:
+        RUN["sign_of_life"] = math.inf  # the model is written now, however long that takes
+
+
+# ---- Resume ----
+
+
+def find_checkpoint(accelerator, args, progress):
+    """Return the newest checkpoint that verifies, and its progress; None, and `progress`, if there is none.
+
+    Rank 0 looks for all. Every host must see the files."""
+    found = broadcast_object_list([search_checkpoint(args) if accelerator.is_main_process else None])[0]
+    if found is None:
+        return None, progress
+    if not (found / FILES[0]).is_file():
+        fail(64, f"{found} is not on {HOST}: --output_dir must be on a file system that all hosts share")
+    progress = json.loads((found / "progress.json").read_text())
+    RUN.update(saved=progress["step"], step=progress["step"])
+    return found, progress
+
+
+def search_checkpoint(args):
+    """Say what is passed over and why; fail with 65 if nothing there can be trusted, with 64 where an older run would be lost."""
+    folder, wish, passed = Path(args.output_dir), args.resume_from_checkpoint, []
+    there = checkpoints_in(folder)
+    candidates = {"auto": list(there.values()), "none": []}.get(wish, [Path(wish)])
+    while candidates and (problem := problem_of(candidates[0])):
+        print(f"passed over {candidates[0]}: {problem}", file=sys.stderr, flush=True)
+        passed.append(candidates.pop(0))
+    if passed and not candidates:
+        fail(65, f"no checkpoint can be trusted: choose another --output_dir to start anew, or move {passed[0]} away")
+    found = candidates[0] if candidates else None
+    step = json.loads((found / "progress.json").read_text())["step"] if found else 0
+    if wish != "auto" and there and max(there) > step:
+        fail(64, f"--resume_from_checkpoint {wish}: {folder} has checkpoint-{max(there)} of a run that went further: "
+                 "choose another --output_dir, or move it away")
+    for path in passed:
+        path.rename(f"{path}.damaged-{time.time_ns()}")  # the run will come to that step again
+    return found
+
+
+def check_changes(accelerator, args, progress, facts):
+    """List what differs from the checkpoint's run; fail with 64 at what changes the run and --allow_change does not name.
+
+    facts: {"rows_per_step": rows of an optimizer step over all ranks, "data": hash of the training rows}"""
+    before, now = progress["arguments"], vars(args) | facts
+    changed = [name for name in now if now[name] != before.get(name, now[name])]
+    for name in changed:
+        accelerator.print(f"changed since step {progress['step']}: {name} {before[name]} -> {now[name]}", flush=True)
+    rows, ranks = before["rows_per_step"], accelerator.num_processes
+    if rows != now["rows_per_step"]:
+        size = next((n for n in range(min(args.per_device_train_batch_size, rows), 0, -1) if rows % (n * ranks) == 0), None)
+        fix = f"--per_device_train_batch_size {size} --gradient_accumulation_steps {rows // (size * ranks)}" if size else f"a number of ranks that divides {rows}"
+        leave(accelerator, 64, f"a step of the checkpoint's run has {rows} rows, here it would have {now['rows_per_step']}: use {fix}")
+    if unsafe := [name for name in changed if name not in FREE_TO_CHANGE and name not in args.allow_change]:
+        leave(accelerator, 64, f"the checkpoint's run had other values of {', '.join(unsafe)}, listed above: use those, or "
+                               f"--allow_change {' '.join(unsafe)}, or another --output_dir")
+
+
+def resume(accelerator, model, optimizer, schedule, args, checkpoint, progress):
+    """Put state, schedule and loss scale back, and metrics.jsonl to the same step: the next step is the one that would have come."""
+    restore_state(accelerator, model, optimizer, load_file(checkpoint / "state.safetensors"))
+    for _ in range(progress["schedule_steps"]):
+        schedule.step()
+    if accelerator.scaler:
+        accelerator.scaler.load_state_dict(progress["scaler"])
+    if accelerator.is_main_process:
+        drop_lost_lines(Path(args.output_dir, "metrics.jsonl"), progress["step"])
+    accelerator.print(f"Going on from {checkpoint}, made with {progress['strategy']} on {progress['ranks']} ranks", flush=True)
+
+
+def drop_lost_lines(path, steps):
+    """Leave in metrics.jsonl the whole lines of steps up to `steps`."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    kept = [line for line in lines if (found := re.match(r'{"step": ([0-9]+),.*}\n$', line)) and int(found[1]) <= steps]
+    write_file(path, "".join(kept))
+
+
+# ---- Numbers that are not finite ----
+
+
+def check_gradients(accelerator, optimizer):
+    """Leave out a step of ZeRO-0 whose gradients are not finite; before `prepare`. Its engine steps inside of backward and
+    checks nothing, but reads `overflow`; every other strategy checks by itself or lets the loop check."""
+    def drop_nonfinite(optimizer, *_):
+        gradients = [weight.grad for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
+        optimizer.overflow = not torch.nn.utils.get_total_norm(gradients).isfinite().item()
+        if optimizer.overflow:
+            optimizer.zero_grad()  # without gradients nothing is stepped
+
+    if zero_stage(accelerator) == 0:
+        optimizer.overflow = False
+        optimizer.register_step_pre_hook(drop_nonfinite)
+
+
+def handle_nonfinite(accelerator, model, optimizer, args, progress, micro_batches, losses):
+    """A step that is not finite changed no weight on any rank: write its rows down, then skip it or save and stop with 70.
+
+    The rows are those of the losses that are not finite or, where only the gradient is not, all of the step."""
+    step, rows = progress["step"] + 1, [batch["row"].tolist() for batch in micro_batches]
+    bad = [rows[i] for i, loss in enumerate(losses) if not loss.isfinite()]
+    ranks = gather_object([{"rank": RANK, "all": sum(rows, []), "loss": sum(bad, [])}])
+    what = "loss" if any(rank["loss"] for rank in ranks) else "gradient"
+    if what == "gradient" and accelerator.mixed_precision == "fp16":
+        return  # the loss scale was too large, as it has to be now and then
+    progress["nonfinite_steps"] += 1
+    path = Path(args.output_dir, "nonfinite_rows.jsonl")
+    if accelerator.is_main_process:
+        with open(path, "a") as file:
+            blamed = {rank["rank"]: rank["loss" if what == "loss" else "all"] for rank in ranks}
+            file.write(json.dumps({"step": step, "what": what, "rows_by_rank": blamed}) + "\n")
+    message = f"the {what} of step {step} is not finite: no weight was changed; its rows are in {path}"
+    if args.nonfinite == "skip" and progress["nonfinite_steps"] <= args.nonfinite_budget:
+        return accelerator.print(f"skipped: {message}", flush=True)
+    if progress["step"] > RUN["saved"]:
+        save_checkpoint(accelerator, model, optimizer, args, progress)
+    leave(accelerator, 70, message)

@@ -1,0 +1,20 @@
+"""A recipe is a template: one file, copied elsewhere, trains there; with its companion it keeps checkpoints too."""
+
+import shutil
+import sys
+
+import pytest
+from launching import REPO, data_of, read_metrics, run
+
+
+@pytest.mark.parametrize("companion", [False, True], ids=["alone", "with fault_tolerance.py"])
+def test_a_copied_recipe_trains(companion, tiny, tmp_path):
+    shutil.copy(REPO / "recipes" / "llama.py", tmp_path / "train.py")
+    if companion:
+        shutil.copy(REPO / "recipes" / "fault_tolerance.py", tmp_path)
+    command = [sys.executable, "train.py", *data_of(tiny), "--max_steps", 4, "--save_steps", 2, "--output_dir", "run"]
+    done = run(*command, cwd=tmp_path)
+    assert done.returncode == 0, done.output[-3000:]
+    assert len(read_metrics(tmp_path / "run")[0]) == 4 and (tmp_path / "run" / "model.safetensors").exists()
+    assert ("fault_tolerance.py is not beside this recipe" in done.output) != companion
+    assert len(list((tmp_path / "run").glob("checkpoint-*"))) == 2 * companion
