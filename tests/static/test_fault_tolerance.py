@@ -1,0 +1,153 @@
+"""Checkpoints in this process: damage is found, foreign files stay, one is always whole, no argument drifts unseen."""
+
+import json
+import os
+import sys
+import time
+from argparse import Namespace
+from types import SimpleNamespace
+
+import damage
+import fault_tolerance
+import llama
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+# Arguments that change what is learnt: a run goes on with other values only where --allow_change names them
+UNSAFE = frozenset("""
+    model_name_or_path dtype load_in_8bit load_in_4bit bnb_4bit_quant_type bnb_4bit_use_double_quant use_peft lora_r
+    lora_alpha lora_dropout lora_target_modules use_rslora use_dora dataset_name dataset_config dataset_train_split
+    max_length skip_bad_rows train_sampling_strategy num_train_epochs max_steps optim learning_rate lr_scheduler_type
+    warmup_steps weight_decay max_grad_norm seed""".split())
+CHANGES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
+
+
+def polled(look, function, *arguments, **options):
+    """Call a function, and `look` before each change of the file system in it; an audit hook stays, so it is inert."""
+    active = [True]
+
+    def hook(event, _):
+        if active and event in CHANGES:
+            active.clear()  # what `look` opens itself is no change
+            look()
+            active.append(True)
+
+    sys.addaudithook(hook)
+    function(*arguments, **options)
+    active.clear()
+
+
+def read_json(path):
+    return json.loads(path.read_text())
+
+
+@pytest.fixture
+def arguments(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["llama.py"])
+    return llama.parse_args()
+
+
+class TestDamage:
+    @pytest.mark.parametrize("function", [damage.flipped_bits, damage.mutated_manifests], ids=lambda f: f.__name__)
+    def test_random_changes_are_found(self, function, tmp_path):
+        number = 10_000 if function is damage.mutated_manifests else 1000
+        assert function(damage.make_checkpoint(tmp_path, 5), number) == (number, [])
+
+    def test_cut_and_lost_files_are_found(self, tmp_path):
+        assert damage.cut_and_lost_files(damage.make_checkpoint(tmp_path, 5)) == (42, [])
+
+    def test_the_checkpoint_before_a_damaged_one_is_taken(self, tmp_path):
+        assert damage.older_one_is_taken(tmp_path / "run") == (3, [])
+
+    def test_without_any_whole_checkpoint_it_refuses(self, tmp_path, capsys):
+        (damage.make_checkpoint(tmp_path, 5) / "progress.json").unlink()
+        with pytest.raises(SystemExit, match="65"):
+            fault_tolerance.search_checkpoint(Namespace(output_dir=tmp_path, resume_from_checkpoint="auto"))
+        assert "progress.json" in capsys.readouterr().err and (tmp_path / "checkpoint-5").is_dir()
+
+    @pytest.mark.parametrize("name", fault_tolerance.FILES)
+    def test_a_pickle_with_a_manifest_that_fits_is_not_run(self, name, tmp_path):
+        checkpoint, mark = damage.make_checkpoint(tmp_path, 5), tmp_path / "mark"
+        damage.forge(checkpoint, name, mark)
+        assert fault_tolerance.problem_of(checkpoint).startswith(name)
+        with pytest.raises((SafetensorError, ValueError)):
+            (load_file if name == "state.safetensors" else read_json)(checkpoint / name)
+        assert not mark.exists()
+        torch.load((checkpoint / name).rename(tmp_path / "pickle"), weights_only=False)
+        assert mark.exists()  # the pickle was a real one
+
+
+class TestFolder:
+    def test_foreign_files_stay_and_are_not_taken(self, tmp_path):
+        assert damage.stray_files(tmp_path / "run")[1] == []
+
+    def test_one_checkpoint_is_whole_at_each_change(self, tmp_path):
+        damage.make_checkpoint(tmp_path, 1)
+        seen = []
+
+        def look():
+            there = fault_tolerance.checkpoints_in(tmp_path).values()
+            seen.append(sum(fault_tolerance.problem_of(path) is None for path in there))
+
+        for step in range(2, 6):
+            polled(look, damage.make_checkpoint, tmp_path, step, limit=1)
+        assert len(seen) > 40 and min(seen) == 1, seen
+        assert list(fault_tolerance.checkpoints_in(tmp_path)) == [5]
+
+    def test_hashing_costs_little_of_a_save(self, tmp_path):
+        state = {"weight": torch.rand(50_000_000)}  # 200 MB
+        start = time.perf_counter()
+        fault_tolerance.publish(tmp_path, state, {"step": 1}, 2)
+        whole, start = time.perf_counter() - start, time.perf_counter()
+        fault_tolerance.hash_of(tmp_path / "checkpoint-1" / "state.safetensors")
+        share = (time.perf_counter() - start) / whole
+        print(f"hashing is {share:.1%} of the {whole:.2f} s of a save")
+        assert share < 0.3
+
+
+def alone(ranks):
+    """What check_changes asks of an Accelerator, on rank 0 of so many."""
+    return SimpleNamespace(num_processes=ranks, print=print, is_main_process=True, wait_for_everyone=lambda: None,
+                           end_training=lambda: None)
+
+
+class TestChanges:
+    def test_each_argument_is_in_one_class(self, arguments):
+        names, free = set(vars(arguments)), fault_tolerance.FREE_TO_CHANGE
+        assert free | UNSAFE == names and not free & UNSAFE
+
+    @pytest.mark.parametrize("name", sorted(UNSAFE | {"data"}))
+    def test_what_changes_the_run_is_refused(self, name, arguments, capsys):
+        facts, accelerator = {"rows_per_step": 8, "data": "abc"}, alone(1)
+        progress = {"step": 3, "arguments": vars(arguments) | facts | {name: "another"}}
+        with pytest.raises(SystemExit, match="64"):
+            fault_tolerance.check_changes(accelerator, arguments, progress, facts)
+        assert f"--allow_change {name}" in capsys.readouterr().err
+        arguments.allow_change = [name]
+        fault_tolerance.check_changes(accelerator, arguments, progress, facts)
+
+    def test_the_rest_may_change(self, arguments):
+        facts, accelerator = {"rows_per_step": 8, "data": "abc"}, alone(1)
+        before = vars(arguments) | facts | dict.fromkeys(fault_tolerance.FREE_TO_CHANGE, "another")
+        fault_tolerance.check_changes(accelerator, arguments, {"step": 3, "arguments": before}, facts)
+
+    @pytest.mark.parametrize(("ranks", "fix"), [(1, "_size 8 --gradient_accumulation_steps 3"), (5, "divides 24"),
+                                                (3, "_size 8 --gradient_accumulation_steps 1")])
+    def test_other_rows_a_step_are_refused_with_what_fits(self, ranks, fix, arguments, capsys):
+        accelerator = alone(ranks)
+        progress = {"step": 3, "arguments": vars(arguments) | {"rows_per_step": 24, "data": "abc"}}
+        with pytest.raises(SystemExit, match="64"):
+            fault_tolerance.check_changes(accelerator, arguments, progress, {"rows_per_step": 7, "data": "abc"})
+        assert fix in capsys.readouterr().err
+
+
+def test_a_full_disk_does_not_hide_how_the_run_ended(tmp_path, monkeypatch):
+    def full(path, text):
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setitem(fault_tolerance.RUN, "output_dir", tmp_path)
+    monkeypatch.setattr(fault_tolerance, "write_file", full)
+    with pytest.raises(SystemExit, match="73"):
+        fault_tolerance.fail(73, "no room")
