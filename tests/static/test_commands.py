@@ -20,7 +20,9 @@ PARSERS = {"recipes/llama.py": llama, "train.py": llama, "scripts/generate.py": 
            "scripts/plot_loss.py": plot_loss, "scripts/make_tiny_model.py": make_tiny_model,
            "scripts/rehearse.py": rehearse, "scripts/check_config.py": check_config,
            "scripts/parity.py": parity, "scripts/readme_tables.py": readme_tables}
-PLAIN = {"cp recipes/llama.py train.py", "source .venv/bin/activate", "pip install -r requirements.txt"}
+PLAIN = {"""kill -USR1 $(grep -oP '"process": \\K[0-9]+' runs/full/status.json)""",
+         "cp recipes/llama.py train.py", "cp recipes/fault_tolerance.py .",
+         "source .venv/bin/activate", "pip install -r requirements.txt"}
 
 
 def commands_of_readme():
