@@ -162,7 +162,9 @@ def watch_ranks(peers, timeout):
             for _, pid in peers.values():
                 os.kill(pid, signal.SIGCONT)  # a stopped rank shows its stacks too
         time.sleep(3 * hangs + 0.05 * (RANK % 16))  # so that one of them speaks
-        if read_status().get("state") not in ("failed", "stopped"):
+        if (status := read_status()).get("state") == "stopped":  # the peer was, before the first step
+            print(status["why"], flush=True)
+        elif status.get("state") != "failed":
             print(f"error: {why} on {HOST} in step {RUN['step']}; the same command goes on from the newest checkpoint",
                   file=sys.stderr, flush=True)
             set_status("failed", 1, f"{why} on {HOST}")
@@ -178,6 +180,18 @@ def zero_stage(accelerator):
     return accelerator.state.deepspeed_plugin.zero_stage if deepspeed else -1
 
 
+def bare(accelerator, model):
+    """The model without the engine of ZeRO-0: torch takes off the wrapper of DDP by itself."""
+    return model.module if zero_stage(accelerator) == 0 else model
+
+
+def master_weights(model, zero):
+    """{name: (weight, fp32 master weight)} of ZeRO-0 in bf16 or fp16, each rank whole; {} of everything else."""
+    names = {weight: name.removeprefix("module.") for name, weight in model.named_parameters()}
+    groups = zip(getattr(zero, "fp16_groups", []), getattr(zero, "fp32_groups", []), strict=True)
+    return {names[weight]: (weight, master) for low, high in groups for weight, master in zip(low, high, strict=True)}
+
+
 def gather_state(accelerator, model, optimizer):
     """Return {NAME: trained weight, state.NAME.KEY: its optimizer state} on rank 0, whole and on the host, {} elsewhere.
 
@@ -185,9 +199,12 @@ def gather_state(accelerator, model, optimizer):
     master weights where the engine keeps them. Rank 0 needs host memory for all of it: 12 bytes a trained parameter."""
     if zero_stage(accelerator) > 0:
         state = gather_zero_state(model)
+    elif pairs := master_weights(model, optimizer.optimizer):
+        entries = {name: optimizer.optimizer.optimizer.state[master] for name, (_, master) in pairs.items()}
+        state = {name: master.detach().cpu() for name, (_, master) in pairs.items()} | flatten("state", entries)
     else:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-        weights, optimizer_state = get_state_dict(model, optimizer.optimizer, options=options)
+        weights, optimizer_state = get_state_dict(bare(accelerator, model), optimizer.optimizer, options=options)
         entries = optimizer_state.get("state", {})
         state = {name: weights[name] for name in entries} | flatten("state", entries)
     state = state if accelerator.is_main_process else {}
@@ -199,11 +216,18 @@ def restore_state(accelerator, model, optimizer, state):
     """Put a gathered state back, each rank its part, and fail with 65 unless all of it is there afterwards."""
     if zero_stage(accelerator) > 0:
         restore_zero_state(model, state)
+    elif pairs := master_weights(model, optimizer.optimizer):
+        for name, (weight, master) in pairs.items():
+            master.data.copy_(state[name])
+            weight.data.copy_(master.data)
+            for key, tensor in optimizer.optimizer.optimizer.state[master].items():
+                tensor.copy_(state[f"state.{name}.{key}"])
     else:  # rates and decay stay those of the command line
-        _, now = get_state_dict(model, optimizer.optimizer, options=StateDictOptions(ignore_frozen_params=True))
+        inner = bare(accelerator, model)
+        _, now = get_state_dict(inner, optimizer.optimizer, options=StateDictOptions(ignore_frozen_params=True))
         entries = unflatten("state", now["state"], state)
         options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True, strict=False)
-        set_state_dict(model, optimizer.optimizer, model_state_dict={name: state[name] for name in entries},
+        set_state_dict(inner, optimizer.optimizer, model_state_dict={name: state[name] for name in entries},
                        optim_state_dict=now | {"state": entries}, options=options)
     back = gather_state(accelerator, model, optimizer)
     if accelerator.is_main_process and not (back.keys() == state.keys() and all(torch.equal(back[n], state[n]) for n in state)):

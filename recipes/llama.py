@@ -375,7 +375,7 @@ def report_start(accelerator, args, model, tokenizer, rows, counts, steps, facts
         "sample": "".join("[[" * learnt + tokenizer.decode([token for token, _ in pairs]) + "]]" * learnt for learnt, pairs in parts)}
     if accelerator.is_main_process:
         print("\n".join(f"{name:>11}: {text}" for name, text in summary.items()), flush=True)
-        run = {"summary": summary, "arguments": vars(args), **facts, "launch": {key: value for key, value in os.environ.items() if key.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_"))}}
+        run = {"summary": summary, "arguments": vars(args), **facts, "launch": {key: value for key, value in os.environ.items() if key.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_")) and not any(word in key for word in ("TOKEN", "KEY", "SECRET", "PASS"))}}
         run["versions"] = {name: sys.modules[name].__version__ for name in "torch accelerate transformers datasets peft bitsandbytes deepspeed".split() if name in sys.modules}
         Path(args.output_dir, "run.json").write_text(json.dumps(run, indent=2))
 
