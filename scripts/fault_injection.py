@@ -1,6 +1,6 @@
 """Fault injection: no run can be lost, whatever is stopped, killed, cut short or damaged.
 
-    python scripts/fault_injection.py                                  # all groups: about three hours on two cores
+    python scripts/fault_injection.py                                  # all groups: over three hours on two cores
     python scripts/fault_injection.py --groups resume signals --limit 2  # some of them; --list names all trials
     python scripts/fault_injection.py --groups --report docs/fault_injection.md  # the report of what is in --json
 
@@ -128,9 +128,11 @@ class Lab:
     def whole(self, job, faults=(), flags=()):
         """The folder of the job that nothing stopped, run once."""
         folder = self.folder / "whole" / "-".join([job.name, *map(str, flags)])
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        changed = max(path.stat().st_mtime for path in RECIPE.parent.glob("*.py"))
         with FileLock(f"{folder}.lock"):
-            if not (folder / "seconds").exists():
+            if not (folder / "seconds").exists() or (folder / "seconds").stat().st_mtime < changed:
+                shutil.rmtree(folder, ignore_errors=True)
                 done = self.run(job, folder, faults, flags)
                 if done.code != 0:
                     raise RuntimeError(f"{job.name} without a fault ended with {done.code}: {done.output[-1500:]}")
@@ -732,6 +734,7 @@ def main():
     args = parse_args()
     planned = {group: spread([trial for trial in GROUPS[group](args) if re.search(args.only, line_of(group, trial))],
                              args.limit) for group in args.groups}
+    planned = {group: trials for group, trials in planned.items() if trials or not args.only}
     if args.list:
         print("\n".join(line_of(group, trial) for group in planned for trial in planned[group]))
         return

@@ -31,9 +31,8 @@ def check(result):
     assert result.ok, result.note
 
 
-@pytest.mark.parametrize("step", [5, 19])
-def test_one_process_goes_on_after_a_signal(step, lab, tmp_path):
-    check(fi.stop_and_go_on(fi.job("single"), step)(lab, tmp_path))
+def test_one_process_goes_on_after_two_signals(lab, tmp_path):
+    check(fi.stop_and_go_on(fi.job("single"), 5, 19)(lab, tmp_path))
 
 
 def test_one_process_goes_on_after_a_crash_in_a_save(lab, tmp_path):
