@@ -11,7 +11,6 @@ Every recipe uses this file when it lies beside it; a recipe that was copied alo
 Whole tensors, so that a checkpoint does not depend on strategy or number of ranks. JSON and safetensors, so that nothing
 is unpickled. No random state and no place in the data: both are functions of the seed and the step. The protocol is
 staged, hashed, flushed, renamed, pointer moved, pruned last: at no instant is there less than one whole checkpoint.
-
 Exit codes: 64 usage, 65 damaged, 70 not finite, 73 cannot write, 75 stopped and saved: start again to go on.
 """
 
@@ -41,6 +40,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 
 RANK, HOST = int(os.environ.get("RANK", 0)), os.uname().nodename
 RUN = {"state": "starting", "step": 0, "saved": 0, "sign_of_life": math.inf}  # shared by loop, signal handler and thread
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True, strict=False)
 FILES = ("state.safetensors", "progress.json")
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 # Arguments that may differ when a run goes on, since they do not change what is learnt. How a step is cut into ranks,
@@ -53,7 +53,6 @@ FREE_TO_CHANGE = frozenset("""
 
 
 # ---- How a run ends ----
-
 
 def fail(code, *problems):
     """Print the problems, record them in status.json and end this process with `code`."""
@@ -86,11 +85,9 @@ def set_status(state, code=None, why=None):
         facts = {"state": state, "exit_code": code, "why": why, "step": RUN["step"], "rank": RANK, "host": HOST,
                  "process": os.getpid(), "time": time.strftime("%Y-%m-%d %H:%M:%S")}
         path, text = RUN["output_dir"] / "status.json", json.dumps(facts, indent=2)
-        try:
-            write_file(path, text)
-        except OSError:  # a full disk mostly has room in place; the exit code and the message tell in any case
+        for write in (write_file, Path.write_text):  # a full disk mostly has room in place; exit code and message tell anyway
             with contextlib.suppress(OSError):
-                path.write_text(text)
+                return write(path, text)
 
 
 def read_status():
@@ -102,10 +99,9 @@ def read_status():
 
 # ---- Signals, exceptions, dead and hanging ranks ----
 
-
 def start_run(accelerator, args):
     """Take signals, record exceptions and watch the other ranks of this host. Every rank calls it."""
-    RUN.update(output_dir=Path(args.output_dir), accelerator=accelerator)
+    RUN["output_dir"] = Path(args.output_dir)
     if accelerator.is_main_process:
         set_status("starting")
     sys.excepthook = on_exception
@@ -113,8 +109,8 @@ def start_run(accelerator, args):
         signal.signal(number, on_signal)
         # Processes that load or tokenise data are ended by signals, as ever
         os.register_at_fork(after_in_child=lambda number=number: signal.signal(number, signal.SIG_DFL))
-    here = [(rank, pid) for rank, host, pid in gather_object([(RANK, HOST, os.getpid())]) if host == HOST and rank != RANK]
-    peers = {os.pidfd_open(pid): (rank, pid) for rank, pid in here}
+    ranks = gather_object([(RANK, HOST, os.getpid())])
+    peers = {os.pidfd_open(pid): (rank, pid) for rank, host, pid in ranks if host == HOST and rank != RANK}
     threading.Thread(target=watch_ranks, args=(peers, args.ddp_timeout), daemon=True).start()
 
 
@@ -137,13 +133,12 @@ def stop_asked(accelerator):
 
 
 def on_exception(kind, error, trace):
-    """Record what ended this rank; 73 and one line where a file could not be written."""
-    time.sleep(2 * (RUN["accelerator"].num_processes > 1))  # the end of another rank is watch_ranks' to tell
-    code = 73 if isinstance(error, OSError) and error.errno in CANNOT_WRITE else 1
+    """Record what ended this rank; 73 and one line where a file could not be written. By now safetensors writes alone."""
+    time.sleep(2 * (os.environ.get("WORLD_SIZE", "1") != "1"))  # the end of another rank is watch_ranks' to tell
+    code = 73 if isinstance(error, SafetensorError) or getattr(error, "errno", None) in CANNOT_WRITE else 1
     print(f"error: cannot write: {error}", file=sys.stderr) if code == 73 else sys.__excepthook__(kind, error, trace)
     set_status("failed", code, f"{kind.__name__}: {error}")
     sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(code)
 
 
@@ -173,16 +168,10 @@ def watch_ranks(peers, timeout):
 
 # ---- State of model and optimizer ----
 
-
 def zero_stage(accelerator):
     """ZeRO stage of DeepSpeed, -1 without it."""
     deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
     return accelerator.state.deepspeed_plugin.zero_stage if deepspeed else -1
-
-
-def bare(accelerator, model):
-    """The model without the engine of ZeRO-0: torch takes off the wrapper of DDP by itself."""
-    return model.module if zero_stage(accelerator) == 0 else model
 
 
 def master_weights(model, zero):
@@ -203,8 +192,8 @@ def gather_state(accelerator, model, optimizer):
         entries = {name: optimizer.optimizer.optimizer.state[master] for name, (_, master) in pairs.items()}
         state = {name: master.detach().cpu() for name, (_, master) in pairs.items()} | flatten("state", entries)
     else:
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-        weights, optimizer_state = get_state_dict(bare(accelerator, model), optimizer.optimizer, options=options)
+        inner = model.module if zero_stage(accelerator) == 0 else model  # torch takes off the other wrappers
+        weights, optimizer_state = get_state_dict(inner, optimizer.optimizer, options=WHOLE)
         entries = optimizer_state.get("state", {})
         state = {name: weights[name] for name in entries} | flatten("state", entries)
     state = state if accelerator.is_main_process else {}
@@ -223,12 +212,11 @@ def restore_state(accelerator, model, optimizer, state):
             for key, tensor in optimizer.optimizer.optimizer.state[master].items():
                 tensor.copy_(state[f"state.{name}.{key}"])
     else:  # rates and decay stay those of the command line
-        inner = bare(accelerator, model)
+        inner = model.module if zero_stage(accelerator) == 0 else model
         _, now = get_state_dict(inner, optimizer.optimizer, options=StateDictOptions(ignore_frozen_params=True))
         entries = unflatten("state", now["state"], state)
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True, strict=False)
         set_state_dict(inner, optimizer.optimizer, model_state_dict={name: state[name] for name in entries},
-                       optim_state_dict=now | {"state": entries}, options=options)
+                       optim_state_dict=now | {"state": entries}, options=WHOLE)
     back = gather_state(accelerator, model, optimizer)
     if accelerator.is_main_process and not (back.keys() == state.keys() and all(torch.equal(back[n], state[n]) for n in state)):
         fail(65, "not all of the checkpoint came back as it was saved: nothing was trained")
@@ -249,20 +237,18 @@ def unflatten(name, like, state):
 
 
 def zero_weights(model):
+    """Return what ZeRO-1 to 3 train, by name, linked with its optimizer state.
+
+    In ZeRO-1 and 2 DeepSpeed 0.19 links the first parameter group alone, and none before the first step."""
+    if hasattr(model.optimizer, "_lazy_init_hp_params_optimizer_state"):
+        model.optimizer._hp_optimizer_states_linked = False
+        model.optimizer._lazy_init_hp_params_optimizer_state()
     return {name.removeprefix("module."): weight for name, weight in model.named_parameters() if weight.requires_grad}
-
-
-def link_zero_state(zero):
-    """Let ZeRO-1 and 2 find the optimizer state of each weight: DeepSpeed 0.19 links the first parameter group alone."""
-    if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
-        zero._hp_optimizer_states_linked = False
-        zero._lazy_init_hp_params_optimizer_state()
 
 
 def gather_zero_state(model):
     """The same from ZeRO-1 to 3, which hold flat parts of the fp32 weights (deepspeed/utils/tensor_fragment.py)."""
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
-    link_zero_state(model.optimizer)
     state, step = {}, next(entry["step"] for entry in model.optimizer.optimizer.state.values() if "step" in entry)
     for name, weight in zero_weights(model).items():
         state[name] = safe_get_full_fp32_param(weight).to("cpu", copy=True)
@@ -275,11 +261,10 @@ def gather_zero_state(model):
 def restore_zero_state(model, state):
     """Fill the flat parts, which have no optimizer state before the first step, and what is computed with."""
     import deepspeed
-    zero, weights = model.optimizer, zero_weights(model)
-    step = next(tensor for name, tensor in state.items() if name.endswith(".step"))
+    zero, step = model.optimizer, next(tensor for name, tensor in state.items() if name.endswith(".step"))
     for flat in getattr(zero, "fp32_partitioned_groups_flat", None) or zero.single_partition_of_fp32_groups:
         zero.optimizer.state[flat] = {"step": step.clone()} | {key: torch.zeros_like(flat) for key in ("exp_avg", "exp_avg_sq")}
-    link_zero_state(zero)
+    weights = zero_weights(model)
     for name, weight in weights.items():
         for key in ("exp_avg", "exp_avg_sq"):
             deepspeed.utils.safe_set_full_optimizer_state(weight, state[f"state.{name}.{key}"].to(weight.device), key)
@@ -293,7 +278,6 @@ def restore_zero_state(model, state):
 
 
 # ---- Checkpoints ----
-
 
 def write_file(path, text):
     """Replace a file as a whole, on the disk: at no instant is there a part of it."""
@@ -311,9 +295,9 @@ def flush(path):
     os.close(descriptor)
 
 
-def hash_of(data):
-    """xxh3, 128 bits, of an array or of the bytes of a file (a Path). It finds damage, not forgery."""
-    return xxhash.xxh3_128_hexdigest(np.memmap(data, mode="r") if isinstance(data, Path) else data)
+def hash_of(path):
+    """xxh3, 128 bits, of a file. It finds damage, not forgery."""
+    return xxhash.xxh3_128_hexdigest(np.memmap(path, mode="r"))
 
 
 def checkpoints_in(folder):
@@ -323,8 +307,7 @@ def checkpoints_in(folder):
 
 
 def problem_of(checkpoint):
-    """Return why a checkpoint cannot be trusted, or None: both files have the size and the hash of the manifest, and are
-    what they are named."""
+    """Return why a checkpoint cannot be trusted, or None: both files are as the manifest says and what they are named."""
     name = "manifest.json"
     try:
         manifest = json.loads((checkpoint / name).read_text())
@@ -373,8 +356,7 @@ def save_checkpoint(accelerator, model, optimizer, args, progress):
 
     Fails with 73 if it cannot be written and with 70 if a weight is not finite."""
     state, problem, folder = gather_state(accelerator, model, optimizer), None, Path(args.output_dir)
-    scaler = accelerator.scaler.state_dict() if accelerator.scaler else None
-    progress = progress | {"scaler": scaler, "ranks": accelerator.num_processes}
+    progress = progress | {"scaler": accelerator.scaler and accelerator.scaler.state_dict(), "ranks": accelerator.num_processes}
     broken = [name for name, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
     if broken:
         problem = 70, f"{broken[0]} is not finite after step {progress['step']}: that is not saved"
@@ -410,7 +392,6 @@ def keep(accelerator, model, optimizer, args, progress, bar):
 
 
 # ---- Resume ----
-
 
 def find_checkpoint(accelerator, args, progress):
     """Return the newest checkpoint that verifies, and its progress; None, and `progress`, if there is none.
@@ -471,20 +452,14 @@ def resume(accelerator, model, optimizer, schedule, args, checkpoint, progress):
         schedule.step()
     if accelerator.scaler:
         accelerator.scaler.load_state_dict(progress["scaler"])
-    if accelerator.is_main_process:
-        drop_lost_lines(Path(args.output_dir, "metrics.jsonl"), progress["step"])
+    metrics = Path(args.output_dir, "metrics.jsonl")
+    if accelerator.is_main_process and metrics.exists():  # what steps wrote that are lost, whole or torn, goes
+        lines = [(re.match(r'{"step": ([0-9]+),.*}\n$', line), line) for line in metrics.read_text().splitlines(keepends=True)]
+        write_file(metrics, "".join(line for found, line in lines if found and int(found[1]) <= progress["step"]))
     accelerator.print(f"Going on from {checkpoint}, made with {progress['strategy']} on {progress['ranks']} ranks", flush=True)
 
 
-def drop_lost_lines(path, steps):
-    """Leave in metrics.jsonl the whole lines of steps up to `steps`."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    kept = [line for line in lines if (found := re.match(r'{"step": ([0-9]+),.*}\n$', line)) and int(found[1]) <= steps]
-    write_file(path, "".join(kept))
-
-
 # ---- Numbers that are not finite ----
-
 
 def check_gradients(accelerator, optimizer):
     """Leave out a step of ZeRO-0 whose gradients are not finite; before `prepare`. Its engine steps inside of backward and
@@ -505,8 +480,8 @@ def handle_nonfinite(accelerator, model, optimizer, args, progress, micro_batche
 
     The rows are those of the losses that are not finite or, where only the gradient is not, all of the step."""
     step, rows = progress["step"] + 1, [batch["row"].tolist() for batch in micro_batches]
-    bad = [rows[i] for i, loss in enumerate(losses) if not loss.isfinite()]
-    ranks = gather_object([{"rank": RANK, "all": sum(rows, []), "loss": sum(bad, [])}])
+    bad = sum([rows[i] for i, loss in enumerate(losses) if not loss.isfinite()], [])
+    ranks = gather_object([{"rank": RANK, "all": sum(rows, []), "loss": bad}])
     what = "loss" if any(rank["loss"] for rank in ranks) else "gradient"
     if what == "gradient" and accelerator.mixed_precision == "fp16":
         return  # the loss scale was too large, as it has to be now and then
