@@ -407,8 +407,7 @@ def main():
     # Pad on the right. A rank without rows gets one unsupervised token: it still takes part in every collective call
     options = {"collate_fn": lambda rows: DataCollatorForSeq2Seq(tokenizer)(rows or [{"input_ids": [0], "labels": [-100], "row": 0}]), "num_workers": args.dataloader_num_workers}
     train_loader = DataLoader(train_rows, batch_sampler=batches[progress["step"] * window : total_steps * window], **options)
-    eval_batches = global_batches(len(eval_rows or []), args.per_device_eval_batch_size, accelerator.num_processes)
-    eval_loader = accelerator.prepare(DataLoader(eval_rows, batch_sampler=eval_batches, **options)) if eval_rows else None
+    eval_loader = eval_rows and accelerator.prepare(DataLoader(eval_rows, batch_sampler=global_batches(len(eval_rows), args.per_device_eval_batch_size, accelerator.num_processes), **options))
 
     # ---- Model ----
     model = load_model(args, accelerator)
@@ -420,8 +419,7 @@ def main():
     optimizer = make_optimizer(model, args)
     if fault_tolerance:
         fault_tolerance.check_gradients(accelerator, optimizer)
-    warmup = math.ceil(args.warmup_steps * total_steps) if args.warmup_steps < 1 else int(args.warmup_steps)
-    schedule = get_scheduler(args.lr_scheduler_type, optimizer, warmup, total_steps)
+    schedule = get_scheduler(args.lr_scheduler_type, optimizer, math.ceil(args.warmup_steps * total_steps) if args.warmup_steps < 1 else int(args.warmup_steps), total_steps)
 
     # ---- Prepare ----
     model, optimizer, train_loader = accelerator.prepare(model, optimizer, train_loader)  # not the schedule, which would step once per process (huggingface/accelerate#2926)
@@ -473,6 +471,8 @@ def main():
         finite = not accelerator.optimizer_step_was_skipped and (grad_norm is None or math.isfinite(grad_norm))
         if not finite and fault_tolerance:
             fault_tolerance.handle_nonfinite(accelerator, model, optimizer, args, progress, micro_batches, losses)
+        elif not finite and accelerator.mixed_precision != "fp16":
+            stop(70, f"a loss or gradient of step {step} is not finite; no weight was changed, and none is saved without fault_tolerance.py")
         if step % args.logging_steps == 0 or step == total_steps:
             loss = accelerator.reduce(sum(losses)).item()
             metrics = {

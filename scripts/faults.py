@@ -140,7 +140,7 @@ def plant(module, fault):
     original, calls = getattr(owner, fault["at"]), []
 
     def wrapped(*arguments, **options):
-        calls.append(module.fault_tolerance.RUN["step"])
+        calls.append(module.fault_tolerance and module.fault_tolerance.RUN["step"])
         if met(fault, module, calls, arguments):
             return act(fault, module, original, arguments, options)
         return original(*arguments, **options)

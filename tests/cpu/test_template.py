@@ -1,5 +1,7 @@
 """A recipe is a template: one file, copied elsewhere, trains there; with its companion it keeps checkpoints too."""
 
+import json
+import os
 import shutil
 import sys
 
@@ -18,3 +20,12 @@ def test_a_copied_recipe_trains(companion, tiny, tmp_path):
     assert len(read_metrics(tmp_path / "run")[0]) == 4 and (tmp_path / "run" / "model.safetensors").exists()
     assert ("fault_tolerance.py is not beside this recipe" in done.output) != companion
     assert len(list((tmp_path / "run").glob("checkpoint-*"))) == 2 * companion
+
+
+def test_a_recipe_that_was_copied_alone_stops_at_a_loss_that_is_not_finite(tiny, tmp_path):
+    shutil.copy(REPO / "recipes" / "llama.py", tmp_path / "train.py")
+    command = [sys.executable, REPO / "scripts" / "faults.py", "train.py", *data_of(tiny), "--max_steps", 30]
+    fault = json.dumps({"do": "nan", "at": "summed_loss", "row": 17})
+    done = run(*command, "--output_dir", "run", cwd=tmp_path, env=os.environ | {"FAULT": fault})
+    assert done.returncode == 70 and "is not finite" in done.output, done.output[-3000:]
+    assert "Traceback" not in done.output and not (tmp_path / "run" / "model.safetensors").exists()
