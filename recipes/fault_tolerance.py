@@ -32,7 +32,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import xxhash
-from accelerate import DistributedType
 from accelerate.utils import broadcast_object_list, gather_object
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -53,7 +52,6 @@ FREE_TO_CHANGE = frozenset("""
 
 
 # ---- How a run ends ----
-
 def fail(code, *problems):
     """Print the problems, record them in status.json and end this process with `code`."""
     print("\n".join(f"error: {problem}" for problem in problems), file=sys.stderr, flush=True)
@@ -98,7 +96,6 @@ def read_status():
 
 
 # ---- Signals, exceptions, dead and hanging ranks ----
-
 def start_run(accelerator, args):
     """Take signals, record exceptions and watch the other ranks of this host. Every rank calls it."""
     RUN["output_dir"] = Path(args.output_dir)
@@ -167,11 +164,9 @@ def watch_ranks(peers, timeout):
 
 
 # ---- State of model and optimizer ----
-
 def zero_stage(accelerator):
     """ZeRO stage of DeepSpeed, -1 without it."""
-    deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
-    return accelerator.state.deepspeed_plugin.zero_stage if deepspeed else -1
+    return getattr(accelerator.state.deepspeed_plugin, "zero_stage", -1)
 
 
 def master_weights(model, zero):
@@ -220,6 +215,19 @@ def restore_state(accelerator, model, optimizer, state):
     back = gather_state(accelerator, model, optimizer)
     if accelerator.is_main_process and not (back.keys() == state.keys() and all(torch.equal(back[n], state[n]) for n in state)):
         fail(65, "not all of the checkpoint came back as it was saved: nothing was trained")
+
+
+def loss_scale(accelerator, optimizer, saved):
+    """Put back what was saved of fp16's loss scale, which accelerate or DeepSpeed keeps, and return it; {} without fp16."""
+    if accelerator.mixed_precision != "fp16":
+        return {}
+    if accelerator.scaler and "scale" in saved:
+        accelerator.scaler.load_state_dict(saved)
+    zero = getattr(optimizer.optimizer, "loss_scaler", getattr(optimizer.optimizer, "loss_scale_config", None))
+    names = [name for name in ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis") if hasattr(zero, name)]
+    for name in names:
+        setattr(zero, name, saved.get(name, getattr(zero, name)))
+    return accelerator.scaler.state_dict() if accelerator.scaler else {name: getattr(zero, name) for name in names}
 
 
 def flatten(name, value):
@@ -278,7 +286,6 @@ def restore_zero_state(model, state):
 
 
 # ---- Checkpoints ----
-
 def write_file(path, text):
     """Replace a file as a whole, on the disk: at no instant is there a part of it."""
     with open(f"{path}.{RANK}.tmp", "w") as file:
@@ -352,11 +359,10 @@ def publish(folder, state, progress, limit):
 
 
 def save_checkpoint(accelerator, model, optimizer, args, progress):
-    """Publish a checkpoint after progress["step"] steps. Every rank takes part and, if it fails, ends alike.
-
-    Fails with 73 if it cannot be written and with 70 if a weight is not finite."""
+    """Publish a checkpoint after progress["step"] steps, every rank takes part; all end with 73 if it cannot be written,
+    with 70 if a weight is not finite."""
     state, problem, folder = gather_state(accelerator, model, optimizer), None, Path(args.output_dir)
-    progress = progress | {"scaler": accelerator.scaler and accelerator.scaler.state_dict(), "ranks": accelerator.num_processes}
+    progress = progress | {"loss_scale": loss_scale(accelerator, optimizer, {}), "ranks": accelerator.num_processes}
     broken = [name for name, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
     if broken:
         problem = 70, f"{broken[0]} is not finite after step {progress['step']}: that is not saved"
@@ -392,11 +398,8 @@ def keep(accelerator, model, optimizer, args, progress, bar):
 
 
 # ---- Resume ----
-
 def find_checkpoint(accelerator, args, progress):
-    """Return the newest checkpoint that verifies, and its progress; None, and `progress`, if there is none.
-
-    Rank 0 looks for all. Every host must see the files."""
+    """Return the newest checkpoint that verifies, with its progress, or None and `progress`. Every host must see the files."""
     found = broadcast_object_list([search_checkpoint(args) if accelerator.is_main_process else None])[0]
     if found is None:
         return None, progress
@@ -450,8 +453,7 @@ def resume(accelerator, model, optimizer, schedule, args, checkpoint, progress):
     restore_state(accelerator, model, optimizer, load_file(checkpoint / "state.safetensors"))
     for _ in range(progress["schedule_steps"]):
         schedule.step()
-    if accelerator.scaler:
-        accelerator.scaler.load_state_dict(progress["scaler"])
+    loss_scale(accelerator, optimizer, progress["loss_scale"])
     metrics = Path(args.output_dir, "metrics.jsonl")
     if accelerator.is_main_process and metrics.exists():  # what steps wrote that are lost, whole or torn, goes
         lines = [(re.match(r'{"step": ([0-9]+),.*}\n$', line), line) for line in metrics.read_text().splitlines(keepends=True)]
@@ -460,7 +462,6 @@ def resume(accelerator, model, optimizer, schedule, args, checkpoint, progress):
 
 
 # ---- Numbers that are not finite ----
-
 def check_gradients(accelerator, optimizer):
     """Leave out a step of ZeRO-0 whose gradients are not finite; before `prepare`. Its engine steps inside of backward and
     checks nothing, but reads `overflow`; every other strategy checks by itself or lets the loop check."""
