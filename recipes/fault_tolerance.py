@@ -11,7 +11,6 @@ Every recipe uses this file when it lies beside it; a recipe that was copied alo
 Whole tensors, so that a checkpoint does not depend on strategy or number of ranks. JSON and safetensors, so that nothing
 is unpickled. No random state and no place in the data: both are functions of the seed and the step. The protocol is
 staged, hashed, flushed, renamed, pointer moved, pruned last: at no instant is there less than one whole checkpoint.
-Exit codes: 64 usage, 65 damaged, 70 not finite, 73 cannot write, 75 stopped and saved: start again to go on.
 """
 
 import contextlib
@@ -40,15 +39,13 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 RANK, HOST = int(os.environ.get("RANK", 0)), os.uname().nodename
 RUN = {"state": "starting", "step": 0, "saved": 0, "sign_of_life": math.inf}  # shared by loop, signal handler and thread
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True, strict=False)
-FILES = ("state.safetensors", "progress.json")
+FILES, NONFINITE = ("state.safetensors", "progress.json"), "nonfinite_rows.jsonl"
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
-# Arguments that may differ when a run goes on, since they do not change what is learnt. How a step is cut into ranks,
-# batches and accumulation is among them: check_changes holds the rows of a step equal.
+# Arguments that may differ when a run goes on, since they change nothing that is learnt; the rows of a step stay equal
 FREE_TO_CHANGE = frozenset("""
-    output_dir resume_from_checkpoint allow_change save_steps save_total_limit nonfinite nonfinite_budget ddp_timeout
-    eval_strategy eval_steps eval_dataset_name dataset_test_split per_device_eval_batch_size logging_steps report_to
-    per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing attn_implementation
-    dataset_num_proc dataloader_num_workers""".split())
+    output_dir resume_from_checkpoint allow_change save_steps save_total_limit nonfinite nonfinite_budget ddp_timeout eval_strategy eval_steps
+    eval_dataset_name dataset_test_split per_device_eval_batch_size logging_steps report_to dataset_num_proc dataloader_num_workers
+    per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing attn_implementation""".split())
 
 
 # ---- How a run ends ----
@@ -80,35 +77,38 @@ def set_status(state, code=None, why=None):
     """Say in OUTPUT_DIR/status.json what became of the run. Of several failures the first counts."""
     RUN["state"] = state
     if "output_dir" in RUN and not (state == "failed" and read_status().get("state") == "failed"):
-        facts = {"state": state, "exit_code": code, "why": why, "step": RUN["step"], "rank": RANK, "host": HOST,
-                 "process": os.getpid(), "time": time.strftime("%Y-%m-%d %H:%M:%S")}
-        path, text = RUN["output_dir"] / "status.json", json.dumps(facts, indent=2)
+        facts = {"state": state, "exit_code": code, "why": why, "step": RUN["step"], "rank": RANK, "host": HOST, "process": os.getpid()}
+        path, text = RUN["output_dir"] / "status.json", json.dumps(facts | {"time": time.strftime("%Y-%m-%d %H:%M:%S")}, indent=2)
         for write in (write_file, Path.write_text):  # a full disk mostly has room in place; exit code and message tell anyway
             with contextlib.suppress(OSError):
                 return write(path, text)
 
 
 def read_status():
-    try:
+    with contextlib.suppress(OSError, ValueError):
         return json.loads((RUN["output_dir"] / "status.json").read_text())
-    except (OSError, ValueError):
-        return {}
+    return {}
 
 
 # ---- Signals, exceptions, dead and hanging ranks ----
-def start_run(accelerator, args):
-    """Take signals, record exceptions and watch the other ranks of this host. Every rank calls it."""
+def start_run(args):
+    """Take signals and record how the run ends, from the first line on. Every rank calls it, before it makes its Accelerator."""
     RUN["output_dir"] = Path(args.output_dir)
-    if accelerator.is_main_process:
+    if RANK == 0:
         set_status("starting")
     sys.excepthook = on_exception
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    RUN["woken"], wakes = os.pipe2(os.O_NONBLOCK)
+    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    # Processes that load or tokenise data are ended by this one, with SIGTERM; to be asked for a stop is not for them
+    for number, of_children in ((signal.SIGINT, signal.SIG_IGN), (signal.SIGUSR1, signal.SIG_IGN), (signal.SIGTERM, signal.SIG_DFL)):
         signal.signal(number, on_signal)
-        # Processes that load or tokenise data are ended by signals, as ever
-        os.register_at_fork(after_in_child=lambda number=number: signal.signal(number, signal.SIG_DFL))
-    ranks = gather_object([(RANK, HOST, os.getpid())])
-    peers = {os.pidfd_open(pid): (rank, pid) for rank, host, pid in ranks if host == HOST and rank != RANK}
-    threading.Thread(target=watch_ranks, args=(peers, args.ddp_timeout), daemon=True).start()
+        os.register_at_fork(after_in_child=lambda pair=(number, of_children): signal.signal(*pair))
+
+
+def watch_ranks(accelerator, args):
+    """Watch the other ranks of this host, in a thread. Every rank takes part."""
+    peers = {os.pidfd_open(pid): (rank, pid) for rank, host, pid in gather_object([(RANK, HOST, os.getpid())]) if host == HOST and rank != RANK}
+    threading.Thread(target=watch, args=(peers, args.ddp_timeout, RUN["woken"]), daemon=True).start()
 
 
 def on_signal(number, frame):
@@ -118,7 +118,7 @@ def on_signal(number, frame):
         message = f"Stopped by {signal.strsignal(number)} before the first step: run the same command again"
         set_status("stopped", 75, message)
         print(message, flush=True)
-        sys.exit(75)
+        sys.exit(75) if threading.current_thread() is threading.main_thread() else os._exit(75)
 
 
 def stop_asked(accelerator):
@@ -130,21 +130,25 @@ def stop_asked(accelerator):
 
 
 def on_exception(kind, error, trace):
-    """Record what ended this rank; 73 and one line where a file could not be written. By now safetensors writes alone."""
-    time.sleep(2 * (os.environ.get("WORLD_SIZE", "1") != "1"))  # the end of another rank is watch_ranks' to tell
+    """Record what ended this rank; 73 and one line where a file could be neither read nor written."""
+    time.sleep(2 * (os.environ.get("WORLD_SIZE", "1") != "1"))  # the end of another rank is for `watch` to tell
     code = 73 if isinstance(error, SafetensorError) or getattr(error, "errno", None) in CANNOT_WRITE else 1
-    print(f"error: cannot write: {error}", file=sys.stderr) if code == 73 else sys.__excepthook__(kind, error, trace)
+    print(f"error: cannot read or write: {error}", file=sys.stderr) if code == 73 else sys.__excepthook__(kind, error, trace)
     set_status("failed", code, f"{kind.__name__}: {error}")
     sys.stdout.flush()
     os._exit(code)
 
 
-def watch_ranks(peers, timeout):
-    """Thread: end this rank when one of its peers is gone, or when there was no sign of life for `timeout` seconds.
-
-    peers: {pidfd: (rank, process)} of this host. Without it the others wait for a killed rank, with NCCL for minutes."""
+def watch(peers, timeout, woken):
+    """End this rank when one of its peers is gone, or when there was no sign of life for `timeout` seconds.
+    peers: {pidfd: (rank, process)} of this host. Without it the others wait for a killed rank, with NCCL for minutes.
+    woken: the pipe of signal.set_wakeup_fd, for a main thread that waits for another rank, in C++, and takes no signal."""
     while RUN["state"] in ("starting", "running"):
-        gone = [peers[descriptor] for descriptor in wait(peers, 0.2)] if peers else time.sleep(0.2)
+        ready = wait([*peers, woken], 0.2)
+        gone = [peers[descriptor] for descriptor in ready if descriptor in peers]
+        if woken in ready and signal.getsignal(number := os.read(woken, 1)[0]) is on_signal:
+            time.sleep(5 * (RUN["state"] == "starting"))  # in which the main thread takes it if it can
+            on_signal(number, None)
         hangs = time.monotonic() - RUN["sign_of_life"] > timeout
         if not (gone or hangs) or RUN["state"] not in ("starting", "running"):
             continue
@@ -157,8 +161,7 @@ def watch_ranks(peers, timeout):
         if (status := read_status()).get("state") == "stopped":  # the peer was, before the first step
             print(status["why"], flush=True)
         elif status.get("state") != "failed":
-            print(f"error: {why} on {HOST} in step {RUN['step']}; the same command goes on from the newest checkpoint",
-                  file=sys.stderr, flush=True)
+            print(f"error: {why} on {HOST} in step {RUN['step']}; the same command goes on from the newest checkpoint", file=sys.stderr, flush=True)
             set_status("failed", 1, f"{why} on {HOST}")
         os._exit(read_status().get("exit_code") or 1)
 
@@ -178,12 +181,12 @@ def master_weights(model, zero):
 
 def gather_state(accelerator, model, optimizer):
     """Return {NAME: trained weight, state.NAME.KEY: its optimizer state} on rank 0, whole and on the host, {} elsewhere.
-
-    Every rank takes part. The keys are those of the optimizer: step, exp_avg, exp_avg_sq for AdamW. Weights are fp32
-    master weights where the engine keeps them. Rank 0 needs host memory for all of it: 12 bytes a trained parameter."""
+    Every rank takes part. KEY is the optimizer's: step, exp_avg, exp_avg_sq for AdamW. Weights are fp32 master weights where
+    the engine keeps them. Rank 0 needs host memory for all of it: 12 bytes a trained parameter."""
     if zero_stage(accelerator) > 0:
-        state = gather_zero_state(model)
+        state = gather_zero_state(model, accelerator.is_main_process)
     elif pairs := master_weights(model, optimizer.optimizer):
+        pairs = pairs if accelerator.is_main_process else {}  # all have the same
         entries = {name: optimizer.optimizer.optimizer.state[master] for name, (_, master) in pairs.items()}
         state = {name: master.detach().cpu() for name, (_, master) in pairs.items()} | flatten("state", entries)
     else:
@@ -210,8 +213,8 @@ def restore_state(accelerator, model, optimizer, state):
         inner = model.module if zero_stage(accelerator) == 0 else model
         _, now = get_state_dict(inner, optimizer.optimizer, options=StateDictOptions(ignore_frozen_params=True))
         entries = unflatten("state", now["state"], state)
-        set_state_dict(inner, optimizer.optimizer, model_state_dict={name: state[name] for name in entries},
-                       optim_state_dict=now | {"state": entries}, options=WHOLE)
+        weights = {name: state[name] for name in entries}
+        set_state_dict(inner, optimizer.optimizer, model_state_dict=weights, optim_state_dict=now | {"state": entries}, options=WHOLE)
     back = gather_state(accelerator, model, optimizer)
     if accelerator.is_main_process and not (back.keys() == state.keys() and all(torch.equal(back[n], state[n]) for n in state)):
         fail(65, "not all of the checkpoint came back as it was saved: nothing was trained")
@@ -221,13 +224,12 @@ def loss_scale(accelerator, optimizer, saved):
     """Put back what was saved of fp16's loss scale, which accelerate or DeepSpeed keeps, and return it; {} without fp16."""
     if accelerator.mixed_precision != "fp16":
         return {}
-    if accelerator.scaler and "scale" in saved:
-        accelerator.scaler.load_state_dict(saved)
-    zero = getattr(optimizer.optimizer, "loss_scaler", getattr(optimizer.optimizer, "loss_scale_config", None))
-    names = [name for name in ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis") if hasattr(zero, name)]
-    for name in names:
-        setattr(zero, name, saved.get(name, getattr(zero, name)))
-    return accelerator.scaler.state_dict() if accelerator.scaler else {name: getattr(zero, name) for name in names}
+    if accelerator.scaler:
+        accelerator.scaler.load_state_dict(saved if "scale" in saved else accelerator.scaler.state_dict())
+        return accelerator.scaler.state_dict()
+    scaler = vars(getattr(optimizer.optimizer, "loss_scaler", None) or optimizer.optimizer.loss_scale_config)
+    scaler.update({name: value for name, value in saved.items() if name in scaler})
+    return {name: scaler[name] for name in ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis") if name in scaler}
 
 
 def flatten(name, value):
@@ -246,7 +248,6 @@ def unflatten(name, like, state):
 
 def zero_weights(model):
     """Return what ZeRO-1 to 3 train, by name, linked with its optimizer state.
-
     In ZeRO-1 and 2 DeepSpeed 0.19 links the first parameter group alone, and none before the first step."""
     if hasattr(model.optimizer, "_lazy_init_hp_params_optimizer_state"):
         model.optimizer._hp_optimizer_states_linked = False
@@ -254,14 +255,15 @@ def zero_weights(model):
     return {name.removeprefix("module."): weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
-def gather_zero_state(model):
+def gather_zero_state(model, keep):
     """The same from ZeRO-1 to 3, which hold flat parts of the fp32 weights (deepspeed/utils/tensor_fragment.py)."""
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
     state, step = {}, next(entry["step"] for entry in model.optimizer.optimizer.state.values() if "step" in entry)
     for name, weight in zero_weights(model).items():
-        state[name] = safe_get_full_fp32_param(weight).to("cpu", copy=True)
-        for key in ("exp_avg", "exp_avg_sq"):
-            state[f"state.{name}.{key}"] = safe_get_full_optimizer_state(weight, key).to("cpu", copy=True)
+        for key in ("", "exp_avg", "exp_avg_sq"):
+            whole = safe_get_full_optimizer_state(weight, key) if key else safe_get_full_fp32_param(weight)
+            if keep:
+                state[f"state.{name}.{key}" if key else name] = whole.to("cpu", copy=True)
         state[f"state.{name}.step"] = torch.tensor(float(step))
     return state
 
@@ -271,18 +273,21 @@ def restore_zero_state(model, state):
     import deepspeed
     zero, step = model.optimizer, next(tensor for name, tensor in state.items() if name.endswith(".step"))
     for flat in getattr(zero, "fp32_partitioned_groups_flat", None) or zero.single_partition_of_fp32_groups:
-        zero.optimizer.state[flat] = {"step": step.clone()} | {key: torch.zeros_like(flat) for key in ("exp_avg", "exp_avg_sq")}
-    weights = zero_weights(model)
-    for name, weight in weights.items():
-        for key in ("exp_avg", "exp_avg_sq"):
-            deepspeed.utils.safe_set_full_optimizer_state(weight, state[f"state.{name}.{key}"].to(weight.device), key)
-        deepspeed.utils.safe_set_full_fp32_param(weight, state[name].to(weight.device))
-    if hasattr(zero, "update_lp_params"):  # ZeRO-1 and 2
-        zero.update_lp_params()
-    else:
-        with deepspeed.zero.GatheredParameters(list(weights.values()), modifier_rank=0):
-            for name, weight in weights.items():
+        zero.optimizer.state[flat] = {"step": step.to(flat.device, copy=True)} | {key: torch.zeros_like(flat) for key in ("exp_avg", "exp_avg_sq")}
+    for name, weight in zero_weights(model).items():
+        for key, whole in ((None, state[name]), *((key, state[f"state.{name}.{key}"]) for key in ("exp_avg", "exp_avg_sq"))):
+            if not hasattr(weight, "ds_tensor"):  # ZeRO-1 and 2
+                weight.set_full_hp_param(whole.to(weight.device), key)
+                continue
+            # Part by part: DeepSpeed's function for the whole fails where the last part is padded
+            size, rank = weight.ds_tensor.numel(), torch.distributed.get_rank(weight.ds_process_group)
+            part = whole.flatten()[size * rank : size * (rank + 1)]
+            zero.set_local_hp_param(torch.nn.functional.pad(part, (0, size - part.numel())), weight, key)
+        if hasattr(weight, "ds_tensor"):
+            with deepspeed.zero.GatheredParameters([weight], modifier_rank=0):
                 weight.data.copy_(state[name].view(weight.shape))
+    if hasattr(zero, "update_lp_params"):
+        zero.update_lp_params()
 
 
 # ---- Checkpoints ----
@@ -372,8 +377,7 @@ def save_checkpoint(accelerator, model, optimizer, args, progress):
         except (OSError, SafetensorError) as error:
             shutil.rmtree(folder / f"checkpoint-{progress['step']}.staging", ignore_errors=True)
             need, free = sum(tensor.nbytes for tensor in state.values()), shutil.disk_usage(folder).free
-            problem = 73, (f"no checkpoint after step {progress['step']}: {error}: it needs {need:,} bytes, {free:,} are "
-                           f"free in {folder}; the checkpoints before it are whole")
+            problem = 73, f"the checkpoint after step {progress['step']} could not be finished: {error}: it needs {need:,} bytes, {free:,} are free in {folder}; those before it are whole"
     if problem := broadcast_object_list([problem])[0]:
         leave(accelerator, *problem)
     RUN["saved"] = progress["step"]
@@ -381,17 +385,16 @@ def save_checkpoint(accelerator, model, optimizer, args, progress):
 
 def keep(accelerator, model, optimizer, args, progress, bar):
     """Between two steps: save if it is due, or if a stop is asked for on any rank, and then end with 75.
-
     bar: the tqdm whose total is the number of steps; closed at the end, so that the last line is how to go on."""
     step, total_steps, asked = progress["step"], bar.total, stop_asked(accelerator)
     RUN["bar"] = bar
     due = args.save_steps and (step % args.save_steps == 0 or step == total_steps)
     if RUN["state"] == "starting":
         set_status("running") if accelerator.is_main_process else RUN.update(state="running")
-    if step > RUN["saved"] and (asked or due):
+    if (asked or due) and step > RUN["saved"] and progress["schedule_steps"]:  # before the first update there is no state
         save_checkpoint(accelerator, model, optimizer, args, progress)
     if asked:
-        leave(accelerator, 75, f"Stopped and saved after step {step} of {total_steps}: run the same command again to go on")
+        leave(accelerator, 75, f"Stopped and saved after step {RUN['saved']} of {total_steps}: run the same command again to go on")
     RUN["step"] = min(step + 1, total_steps)
     if step == total_steps:
         RUN["sign_of_life"] = math.inf  # the model is written now, however long that takes
@@ -403,8 +406,8 @@ def find_checkpoint(accelerator, args, progress):
     found = broadcast_object_list([search_checkpoint(args) if accelerator.is_main_process else None])[0]
     if found is None:
         return None, progress
-    if not (found / FILES[0]).is_file():
-        fail(64, f"{found} is not on {HOST}: --output_dir must be on a file system that all hosts share")
+    if missing := [host for host, there in gather_object([(HOST, (found / FILES[0]).is_file())]) if not there]:
+        leave(accelerator, 64, f"{found} is not on {missing[0]}: --output_dir must be on a file system that all hosts share")
     progress = json.loads((found / "progress.json").read_text())
     RUN.update(saved=progress["step"], step=progress["step"])
     return found, progress
@@ -415,16 +418,16 @@ def search_checkpoint(args):
     folder, wish, passed = Path(args.output_dir), args.resume_from_checkpoint, []
     there = checkpoints_in(folder)
     candidates = {"auto": list(there.values()), "none": []}.get(wish, [Path(wish)])
+    if wish not in ("auto", "none") and Path(wish).resolve().parent != folder.resolve():  # then this run began there and went on here
+        candidates = [*there.values(), Path(wish)]
     while candidates and (problem := problem_of(candidates[0])):
         print(f"passed over {candidates[0]}: {problem}", file=sys.stderr, flush=True)
         passed.append(candidates.pop(0))
     if passed and not candidates:
         fail(65, f"no checkpoint can be trusted: choose another --output_dir to start anew, or move {passed[0]} away")
-    found = candidates[0] if candidates else None
-    step = json.loads((found / "progress.json").read_text())["step"] if found else 0
-    if wish != "auto" and there and max(there) > step:
-        fail(64, f"--resume_from_checkpoint {wish}: {folder} has checkpoint-{max(there)} of a run that went further: "
-                 "choose another --output_dir, or move it away")
+    found, step = (candidates[0], json.loads((candidates[0] / "progress.json").read_text())["step"]) if candidates else (None, 0)
+    if wish != "auto" and any(number > step and path not in passed for number, path in there.items()):
+        fail(64, f"--resume_from_checkpoint {wish}: {folder} has checkpoint-{max(there)} of a run that went further: go on from that with auto, choose another --output_dir, or move it away")
     for path in passed:
         path.rename(f"{path}.damaged-{time.time_ns()}")  # the run will come to that step again
     return found
@@ -432,7 +435,6 @@ def search_checkpoint(args):
 
 def check_changes(accelerator, args, progress, facts):
     """List what differs from the checkpoint's run; fail with 64 at what changes the run and --allow_change does not name.
-
     facts: {"rows_per_step": rows of an optimizer step over all ranks, "data": hash of the training rows}"""
     before, now = progress["arguments"], vars(args) | facts
     changed = [name for name in now if now[name] != before.get(name, now[name])]
@@ -444,8 +446,7 @@ def check_changes(accelerator, args, progress, facts):
         fix = f"--per_device_train_batch_size {size} --gradient_accumulation_steps {rows // (size * ranks)}" if size else f"a number of ranks that divides {rows}"
         leave(accelerator, 64, f"a step of the checkpoint's run has {rows} rows, here it would have {now['rows_per_step']}: use {fix}")
     if unsafe := [name for name in changed if name not in FREE_TO_CHANGE and name not in args.allow_change]:
-        leave(accelerator, 64, f"the checkpoint's run had other values of {', '.join(unsafe)}, listed above: use those, or "
-                               f"--allow_change {' '.join(unsafe)}, or another --output_dir")
+        leave(accelerator, 64, f"the checkpoint's run had other values of {', '.join(unsafe)}, listed above: use those, or --allow_change {' '.join(unsafe)}, or another --output_dir")
 
 
 def resume(accelerator, model, optimizer, schedule, args, checkpoint, progress):
@@ -453,11 +454,11 @@ def resume(accelerator, model, optimizer, schedule, args, checkpoint, progress):
     restore_state(accelerator, model, optimizer, load_file(checkpoint / "state.safetensors"))
     for _ in range(progress["schedule_steps"]):
         schedule.step()
-    loss_scale(accelerator, optimizer, progress["loss_scale"])
-    metrics = Path(args.output_dir, "metrics.jsonl")
-    if accelerator.is_main_process and metrics.exists():  # what steps wrote that are lost, whole or torn, goes
-        lines = [(re.match(r'{"step": ([0-9]+),.*}\n$', line), line) for line in metrics.read_text().splitlines(keepends=True)]
-        write_file(metrics, "".join(line for found, line in lines if found and int(found[1]) <= progress["step"]))
+    loss_scale(accelerator, optimizer, progress.get("loss_scale", {}))
+    paths = [path for path in (Path(args.output_dir, "metrics.jsonl"), Path(args.output_dir, NONFINITE)) if path.exists()]
+    for path in paths if accelerator.is_main_process else []:  # what steps wrote that are lost, whole or torn, goes
+        lines = [(re.match(r'{"step": ([0-9]+), "(eval_)?.*}\n$', line), line) for line in path.read_text().splitlines(keepends=True)]
+        write_file(path, "".join(line for found, line in lines if found and int(found[1]) <= progress["step"] - bool(found[2] and not progress["evaluated"])))
     accelerator.print(f"Going on from {checkpoint}, made with {progress['strategy']} on {progress['ranks']} ranks", flush=True)
 
 
@@ -478,7 +479,6 @@ def check_gradients(accelerator, optimizer):
 
 def handle_nonfinite(accelerator, model, optimizer, args, progress, micro_batches, losses):
     """A step that is not finite changed no weight on any rank: write its rows down, then skip it or save and stop with 70.
-
     The rows are those of the losses that are not finite or, where only the gradient is not, all of the step."""
     step, rows = progress["step"] + 1, [batch["row"].tolist() for batch in micro_batches]
     bad = sum([rows[i] for i, loss in enumerate(losses) if not loss.isfinite()], [])
@@ -486,15 +486,15 @@ def handle_nonfinite(accelerator, model, optimizer, args, progress, micro_batche
     what = "loss" if any(rank["loss"] for rank in ranks) else "gradient"
     if what == "gradient" and accelerator.mixed_precision == "fp16":
         return  # the loss scale was too large, as it has to be now and then
-    progress["nonfinite_steps"] += 1
-    path = Path(args.output_dir, "nonfinite_rows.jsonl")
+    path = Path(args.output_dir, NONFINITE)
     if accelerator.is_main_process:
-        with open(path, "a") as file:
+        with open(path, "a" if progress["nonfinite_steps"] else "w") as file:
             blamed = {rank["rank"]: rank["loss" if what == "loss" else "all"] for rank in ranks}
             file.write(json.dumps({"step": step, "what": what, "rows_by_rank": blamed}) + "\n")
     message = f"the {what} of step {step} is not finite: no weight was changed; its rows are in {path}"
-    if args.nonfinite == "skip" and progress["nonfinite_steps"] <= args.nonfinite_budget:
+    if args.nonfinite == "skip" and progress["nonfinite_steps"] < args.nonfinite_budget:
+        progress["nonfinite_steps"] += 1
         return accelerator.print(f"skipped: {message}", flush=True)
-    if progress["step"] > RUN["saved"]:
+    if progress["step"] > RUN["saved"] and progress["schedule_steps"]:
         save_checkpoint(accelerator, model, optimizer, args, progress)
     leave(accelerator, 70, message)

@@ -299,8 +299,7 @@ def load_model(args, accelerator):
     quantization = BitsAndBytesConfig(load_in_8bit=True) if args.load_in_8bit else None
     if args.load_in_4bit:  # the library's own defaults are fp4, float32 and uint8: always say all four
         quantization = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type=args.bnb_4bit_quant_type, bnb_4bit_compute_dtype=args.dtype,
-            bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant, bnb_4bit_quant_storage=args.dtype)
+            load_in_4bit=True, bnb_4bit_quant_type=args.bnb_4bit_quant_type, bnb_4bit_compute_dtype=args.dtype, bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant, bnb_4bit_quant_storage=args.dtype)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation, quantization_config=quantization, trust_remote_code=False)
@@ -311,8 +310,7 @@ def load_model(args, accelerator):
     model.apply(lambda module: setattr(module, "support_avx512bf16_for_cpu", False))  # else a CPU repacks 4-bit weights at the first evaluation, and gradients stop there
     if args.use_peft:
         model = get_peft_model(model, LoraConfig(
-            task_type="CAUSAL_LM", r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout,
-            target_modules="all-linear" if args.lora_target_modules == ["all-linear"] else args.lora_target_modules, use_rslora=args.use_rslora, use_dora=args.use_dora))
+            task_type="CAUSAL_LM", r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, target_modules="all-linear" if args.lora_target_modules == ["all-linear"] else args.lora_target_modules, use_rslora=args.use_rslora, use_dora=args.use_dora))
         if strategy_in_force(accelerator)[1] == 1:  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
             accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
     return model
@@ -382,6 +380,8 @@ def report_start(accelerator, args, model, tokenizer, rows, counts, steps, facts
 
 def main():
     args = parse_args()
+    if fault_tolerance:
+        fault_tolerance.start_run(args)
     # ---- Accelerator and seed ----
     accumulation, output_dir = args.gradient_accumulation_steps, Path(args.output_dir)
     accelerator = make_accelerator(args)
@@ -390,7 +390,7 @@ def main():
     output_dir.mkdir(parents=True, exist_ok=True)
     checkpoint, progress = None, {"step": 0, "schedule_steps": 0, "num_input_tokens_seen": 0, "nonfinite_steps": 0, "evaluated": True}
     if fault_tolerance:
-        fault_tolerance.start_run(accelerator, args)
+        fault_tolerance.watch_ranks(accelerator, args)
         checkpoint, progress = fault_tolerance.find_checkpoint(accelerator, args, progress)
 
     # ---- Tokenizer and data ----
@@ -405,7 +405,7 @@ def main():
     total_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * steps_per_epoch)
     batches = global_batches(len(train_rows), args.per_device_train_batch_size, window, math.ceil(total_steps / steps_per_epoch), args.seed if args.train_sampling_strategy == "random" else None)
     # Pad on the right. A rank without rows gets one unsupervised token: it still takes part in every collective call
-    options = {"collate_fn": lambda rows: DataCollatorForSeq2Seq(tokenizer)(rows or [{"input_ids": [0], "labels": [-100], "row": 0}]), "num_workers": args.dataloader_num_workers}
+    options = {"collate_fn": lambda rows: DataCollatorForSeq2Seq(tokenizer)(rows or [{"input_ids": [0], "labels": [-100], "row": 0}]), "num_workers": args.dataloader_num_workers, "worker_init_fn": lambda _: os.setsid()}  # a signal to the group is not for workers
     train_loader = DataLoader(train_rows, batch_sampler=batches[progress["step"] * window : total_steps * window], **options)
     eval_loader = eval_rows and accelerator.prepare(DataLoader(eval_rows, batch_sampler=global_batches(len(eval_rows), args.per_device_eval_batch_size, accelerator.num_processes), **options))
 
@@ -437,7 +437,7 @@ def main():
     step, num_tokens_seen = progress["step"], progress["num_input_tokens_seen"]
     loader, start, tokens_before = iter(train_loader), time.perf_counter(), num_tokens_seen
     while True:  # here `step` steps are done
-        progress |= {"step": step, "schedule_steps": schedule.state_dict()["last_epoch"], "num_input_tokens_seen": int(num_tokens_seen), "arguments": vars(args) | facts, "strategy": strategy_in_force(accelerator)[0]}
+        progress |= {"step": step, "evaluated": step == progress["step"] and progress["evaluated"], "schedule_steps": schedule.state_dict()["last_epoch"], "num_input_tokens_seen": int(num_tokens_seen), "arguments": vars(args) | facts, "strategy": strategy_in_force(accelerator)[0]}
         if eval_rows and not progress["evaluated"] and (step % eval_every == 0 or step == total_steps):
             if metrics := evaluate(accelerator, model, eval_loader, step):
                 metrics_file.write(json.dumps(metrics) + "\n")
@@ -449,7 +449,7 @@ def main():
             fault_tolerance.keep(accelerator, model, optimizer, args, progress, bar)
         if step >= total_steps:
             break
-        step, progress["evaluated"] = step + 1, False
+        step += 1
         micro_batches, losses = [next(loader) for _ in range(accumulation)], []
         torch.manual_seed(int(np.random.SeedSequence((args.seed, step, accelerator.process_index)).generate_state(1)[0]))  # for dropout; no random state to save. After next, whose first call draws a number
         counted = [torch.stack([(b["labels"][:, 1:] != -100).sum(), b["attention_mask"].sum()]) for b in micro_batches]

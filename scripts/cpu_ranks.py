@@ -117,9 +117,9 @@ def do_not_compile():
 
 
 def record_hard_exits():
-    """Record the code of `os._exit` too, with which a thread ends its rank."""
-    original = os._exit
-    os._exit = lambda code: original(agree(code))
+    """Record the code of `os._exit` too, with which a thread ends its rank; not that of processes that load data."""
+    original, rank = os._exit, os.getpid()
+    os._exit = lambda code: original(agree(code) if os.getpid() == rank else code)
 
 
 def exit_code_of(error):

@@ -241,6 +241,7 @@ def resume(args):
     some = ["single", "ddp", "fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero2", "deepspeed_zero3"]
     kinds = {"full": parity.configs(), "LoRA": some, "nf4 LoRA": ["single", "fsdp2_full_shard", "deepspeed_zero3"]}
     jobs = [job(config, 2, weights) for weights, configs in kinds.items() for config in configs]
+    jobs += [job("deepspeed_zero3", 3), job("fsdp2_full_shard", 3)]  # on which weights have parts of other sizes
     return [Trial(f"stopped and continued, {job.weights}", f"{job.name}, step {step}", stop_and_go_on(job, step))
             for job, step in zip(jobs, itertools.cycle(range(1, 20, 3)), strict=False)]
 
@@ -328,12 +329,46 @@ def signal_and_go_on(job, number, rank, place, whole=None):
     return do
 
 
+def signal_a_rank_that_waits(number):
+    """While rank 0 prepares data, the rank that waits for it, in C++, gets a signal."""
+    def do(lab, folder):
+        start, mark = time.monotonic(), lab.folder / f"{folder.name}_waits"
+        fault = {"do": "wait", "at": "load_data", "rank": 0, "file": mark, "seconds": 60}
+        process = lab.start(job("ddp"), folder, [fault])
+        while not mark.exists() and process.poll() is None:
+            time.sleep(0.1)
+        time.sleep(5)
+        sent = time.monotonic()
+        for pid in (pid for pid, rank in processes_of(folder).items() if rank == 1):
+            os.kill(pid, getattr(signal, number))
+        done = end(process, folder, start)
+        seconds = time.monotonic() - sent
+        ok = done.code == 75 and status_of(folder)["state"] == "stopped" and seconds < 30  # of torchrun's grace
+        wrong = "" if ok else f"{done.code} after {seconds:.0f} s: {done.output[-1500:]}"
+        return goes_on(lab, job("ddp"), folder, wrong)
+    return do
+
+
+def signal_a_group(job, number):
+    """A signal to all processes of a rank's group, those that load its data included."""
+    def do(lab, folder):
+        flags = ("--dataloader_num_workers", "1")
+        done = lab.run(job, folder, [{"do": number, "at": "summed_loss", "step": 7, "rank": 0, "group": True}], flags)
+        wrong = "" if done.code == 75 and verified(folder) == [7] else f"{done.code}: {done.output[-1500:]}"
+        return goes_on(lab, job, folder, wrong, flags=flags)
+    return do
+
+
 def signals(args):
     every = [(config, number, rank, place) for config in ("ddp", "fsdp2_full_shard", "deepspeed_zero3")
              for number in ("SIGTERM", "SIGUSR1") for rank in (None, 0, 1) for place in PLACES]
     chosen = [each for i, each in enumerate(every) if each[0] == "ddp" or i % 4 == 0]
-    return [Trial(f"{number} in {place}", f"{config}, {'all ranks' if rank is None else f'rank {rank} alone'}",
-                  signal_and_go_on(job(config), number, rank, place)) for config, number, rank, place in chosen]
+    trials = [Trial(f"{number} in {place}", f"{config}, {'all ranks' if rank is None else f'rank {rank} alone'}",
+                    signal_and_go_on(job(config), number, rank, place)) for config, number, rank, place in chosen]
+    trials += [Trial(f"{number} to a group with loaders of data", config, signal_a_group(job(config), number))
+               for config in ("single", "ddp") for number in ("SIGTERM", "SIGUSR1", "SIGINT")]
+    waits = Trial("SIGTERM in data preparation", "ddp, a rank that waits", signal_a_rank_that_waits("SIGTERM"))
+    return [*trials, waits]
 
 
 def twice(args):
@@ -346,10 +381,21 @@ def twice(args):
         def do(lab, folder):
             flags = ("--save_steps", "3")
             done = lab.run(job(config), folder, faults, flags=flags)
-            wrong = "" if done.code != 0 and 6 in verified(folder) else f"code {done.code}, {verified(folder)}"
+            killed = done.code not in (0, 75) and status_of(folder)["state"] != "stopped"
+            wrong = "" if killed and 6 in verified(folder) else f"code {done.code}, {verified(folder)}"
             return goes_on(lab, job(config), folder, wrong, flags=flags)
         return Trial("two signals, then kill -9", f"{config}, change {change} of the save", do)
-    return [trial(config, change) for config in ("single", "ddp") for change in (1, 3, 8, 15)]
+
+    def evaluated_once(config):
+        def do(lab, folder):
+            stopped = lab.run(job(config), folder, [{"do": "SIGTERM", "at": "evaluate", "rank": 0}])
+            killed = lab.run(job(config), folder, [{"do": "SIGKILL", "at": "summed_loss", "step": 20, "rank": 0}])
+            wrong = "" if stopped.code == 75 and killed.code not in (0, 75) else f"{stopped.code}, {killed.code}"
+            return goes_on(lab, job(config), folder, wrong)
+        return Trial("a signal in an evaluation, then kill -9 after it", config, do)
+
+    return [*(trial(config, change) for config in ("single", "ddp") for change in (1, 3, 8, 15)),
+            *(evaluated_once(config) for config in ("single", "ddp"))]
 
 
 def state_of(pid):
@@ -636,11 +682,29 @@ def not_finite(job, do_what, policy, step=9):
     return do
 
 
+def not_finite_at_first(job):
+    """The first step is skipped, so there is nothing to save yet: saving changes nothing, and a stop neither."""
+    def do(lab, folder):
+        flags, fault = ("--nonfinite", "skip"), {"do": "nan", "at": "summed_loss", "row": row_of_step(1)}
+        ends = [lab.run(job, folder / "whole", [fault], ("--save_steps", "0", *flags))]
+        for step in (1, 3):
+            stop = {"do": "SIGTERM", "at": "summed_loss", "step": step, "rank": 0}
+            ends.append(lab.run(job, folder / "run", [fault, stop], ("--save_steps", "1", *flags)))
+        ends.append(lab.run(job, folder / "run", [fault], ("--save_steps", "1", *flags)))
+        if (codes := [done.code for done in ends]) != [0, 75, 75, 0]:
+            return Result(False, 0, f"exit codes {codes}: {ends[-1].output[-1500:]}")
+        found = unequal(folder / "run", folder / "whole")
+        return Result(found == 0, found)
+    return do
+
+
 def numbers(args):
     configs = ["single", "ddp", "fsdp1_full_shard", "fsdp2_full_shard", *(f"deepspeed_zero{i}" for i in range(4))]
-    return [Trial({"skip": "skipped", "stop": "stopped", "budget": "stopped for want of budget"}[policy],
-                  f"{what}, {config}", not_finite(job(config), what, policy))
-            for policy in ("skip", "stop", "budget") for config in configs for what in ("nan", "inf", "inf gradient")]
+    policies = {"skip": "skipped", "stop": "stopped", "budget": "stopped for want of budget"}
+    trials = [Trial(policies[policy], f"{what}, {config}", not_finite(job(config), what, policy))
+              for policy in policies for config in configs for what in ("nan", "inf", "inf gradient")]
+    return trials + [Trial("skipped before there is anything to save", config, not_finite_at_first(job(config)))
+                     for config in configs]
 
 
 GROUPS = {"resume": resume, "every step": every_step, "five": five, "elastic": elastic, "strategies": strategies,

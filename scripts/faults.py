@@ -7,7 +7,9 @@ FAULT is one fault or a list of them. The recipe stays untouched: the function o
 step `step` (of the whole run, so that a resumed one meets it once), or at each call with `row` in its batch; on `rank`
 or, if it names none, on all. `do`:
 
-    SIGTERM, SIGKILL, SIGSTOP, ...   the rank sends this signal to itself before the call
+    SIGTERM, SIGKILL, SIGSTOP, ...   the rank sends this signal to itself before the call, with `group` to its whole
+                                     group of processes, as torchrun, a terminal and some schedulers do
+    wait, with `file`, `seconds`     make the file and sleep
     nan, inf                         the call returns this times its result
     inf gradient                     its result has an infinite gradient
     crash at change, with `change`   SIGKILL before the n-th change of the file system that Python makes in this call
@@ -26,6 +28,7 @@ import resource
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 RANK = int(os.environ.get("RANK", 0))
@@ -103,8 +106,11 @@ def disturb(do, fault, module, arguments):
         limit_files(fault["byte"], do.startswith("crash"))
     elif do == "fill disk":
         fill_disk(fault["file"], fault["free"])
+    elif do == "wait":
+        Path(fault["file"]).touch()
+        time.sleep(fault["seconds"])
     elif do.startswith("SIG"):
-        os.kill(os.getpid(), getattr(signal, do))
+        (os.killpg if fault.get("group") else os.kill)(os.getpid(), getattr(signal, do))
 
 
 def act(fault, module, original, arguments, options):

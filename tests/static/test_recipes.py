@@ -15,7 +15,7 @@ BANNERS = ["Accelerator and seed", "Tokenizer and data", "Model", "Optimizer and
            "Train", "Evaluate and save"]
 COLLECTIVES = {"save_state", "load_state", "get_state_dict", "gather", "gather_for_metrics", "gather_object", "reduce",
                "broadcast", "barrier", "backward", "clip_grad_norm_", "wait_for_everyone", "summed_loss", "evaluate",
-               "export_model", "check_trigger", "start_run", "find_checkpoint", "resume", "keep", "handle_nonfinite",
+               "export_model", "check_trigger", "watch_ranks", "find_checkpoint", "resume", "keep", "handle_nonfinite",
                "conclude", "leave", "save_checkpoint", "gather_state", "restore_state", "stop_asked",
                "broadcast_object_list"}
 LEAVES = (ast.Return, ast.Break, ast.Continue)
