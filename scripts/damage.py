@@ -10,6 +10,7 @@ import pickle
 import random
 import shutil
 import sys
+import time
 from argparse import Namespace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes"))
 import fault_tolerance  # noqa: E402  from recipes/
-from fault_tolerance import hash_of  # noqa: E402
+from fault_tolerance import FILES, hash_of  # noqa: E402
 
 NAMES = (*fault_tolerance.FILES, "manifest.json")
 
@@ -28,6 +29,17 @@ def make_checkpoint(folder, step, numbers=3000, limit=9):
     state = {"weight": torch.full((numbers,), float(step)), "state.weight.exp_avg": torch.arange(1.0 * numbers)}
     fault_tolerance.publish(folder, state, {"step": step, "arguments": {"seed": 42}}, limit)
     return folder / f"checkpoint-{step}"
+
+
+def share_of_hashing(folder, numbers):
+    """Save so many fp32 numbers; return the part of the seconds that hashing takes."""
+    state, start = {"weight": torch.rand(numbers)}, time.perf_counter()
+    fault_tolerance.publish(folder, state, {"step": 1}, 2)
+    whole, start = time.perf_counter() - start, time.perf_counter()
+    hash_of(folder / "checkpoint-1" / FILES[0])
+    share = (time.perf_counter() - start) / whole
+    shutil.rmtree(folder / "checkpoint-1")
+    return share
 
 
 def found(checkpoint, name):

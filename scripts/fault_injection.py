@@ -51,7 +51,7 @@ LIBRARIES = ("torch", "transformers", "accelerate", "deepspeed", "peft", "safete
 UNITS = dict.fromkeys(("resume", "every step", "five", "signals", "twice", "writes", "disk"), "lines, tensors unequal")
 UNITS |= dict.fromkeys(("elastic", "strategies"), "relative difference of the loss")
 UNITS |= {"dead ranks": "seconds", "random kills": "steps lost", "damage": "not found", "foreign": "not as promised",
-          "numbers": "not as promised"}
+          "numbers": "not as promised", "hashing": "of the save"}
 
 
 class Result(NamedTuple):
@@ -572,6 +572,16 @@ def damages(args):
             Trial("foreign files stay and are not taken", "", in_process(damage.stray_files, needs_checkpoint=False))]
 
 
+def hash_share(lab, folder):
+    """The time that hashing takes of a save of 400 MB; the median of five saves."""
+    shares = sorted(damage.share_of_hashing(folder, 100_000_000) for _ in range(5))
+    return Result(shares[2] <= 0.1, shares[2])
+
+
+def hashing(args):
+    return [Trial("at most a tenth of a save", "400 MB", hash_share)]
+
+
 def pickles_in_a_checkpoint(forged):
     """A pickle in place of a file, with a manifest that fits, and beside the files of a checkpoint."""
     def do(lab, folder):
@@ -709,7 +719,7 @@ def numbers(args):
 
 GROUPS = {"resume": resume, "every step": every_step, "five": five, "elastic": elastic, "strategies": strategies,
           "signals": signals, "twice": twice, "dead ranks": dead_ranks, "random kills": random_kills, "writes": writes,
-          "disk": disk, "damage": damages, "foreign": foreign, "numbers": numbers}
+          "disk": disk, "hashing": hashing, "damage": damages, "foreign": foreign, "numbers": numbers}
 
 
 # ---- Running and reporting ----

@@ -40,16 +40,15 @@ CASES = {  # name: (arguments from tmp_path and tiny, exit code, what the messag
     "no such model folder": (lambda tmp, tiny: [*file(tmp, GOOD), "--model_name_or_path", f"{tmp}/none"], USAGE, ["none"]),
     "model folder without config": (lambda tmp, tiny: [*file(tmp, GOOD), "--model_name_or_path", tmp], USAGE, ["no config.json"]),
     "model folder without tokenizer": (lambda tmp, tiny: [*file(tmp, GOOD), *without_tokenizer(tmp, tiny)], USAGE, ["tokenizer"]),
-    "quantized base without adapters": (lambda tmp, tiny: [*file(tmp, GOOD), "--load_in_4bit"], USAGE, ["--use_peft"]),
-    "8 and 4 bits": (lambda tmp, tiny: [*file(tmp, GOOD), "--use_peft", "--load_in_4bit", "--load_in_8bit"], USAGE, ["choose one"]),
-    "float16 weights": (lambda tmp, tiny: [*file(tmp, GOOD), "--dtype", "float16"], USAGE, ["--dtype float32"]),
-    "flash attention without a GPU": (lambda tmp, tiny: [*file(tmp, GOOD), "--attn_implementation", "flash_attention_2"], USAGE, ["use sdpa"]),
+    "five combinations that cannot be": (
+        lambda tmp, tiny: [*file(tmp, GOOD), "--load_in_4bit", "--load_in_8bit", "--dtype", "float16", "--attn_implementation", "flash_attention_2", "--optim", "paged_adamw_8bit"],
+        USAGE, ["choose one", "add --use_peft", "--dtype float32", "use sdpa", "adamw_8bit"]),
     "hub kernel without a GPU": (lambda tmp, tiny: [*file(tmp, GOOD), "--attn_implementation", "kernels-community/flash-attn2"], USAGE, ["use sdpa"]),
     "flex attention without a GPU": (lambda tmp, tiny: [*file(tmp, GOOD), "--attn_implementation", "flex_attention"], USAGE, ["use sdpa"]),
     "no such attention": (lambda tmp, tiny: [*file(tmp, GOOD), "--attn_implementation", "quick"], USAGE, ["quick"]),
-    "paged optimizer without a GPU": (lambda tmp, tiny: [*file(tmp, GOOD), "--optim", "paged_adamw_8bit"], USAGE, ["adamw_8bit"]),
     "output folder that is a file": (lambda tmp, tiny: [*file(tmp, GOOD), "--output_dir", tmp / "rows.jsonl"], USAGE, ["rows.jsonl", "file"]),
 }
+NOT_PARSED = ("unknown flag", "value of the wrong type", "no such choice", "output folder that is a file")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -59,11 +58,15 @@ def test_bad_input_ends_with_a_message(name, tiny, tmp_path):
     defaults = {"--model_name_or_path": tiny / "model", "--output_dir": tmp_path / "run"}
     for flag, value in defaults.items():
         arguments += [] if flag in arguments else [flag, value]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "status.json").write_text('{"state": "stopped", "exit_code": 75}')  # of the run before
     done = recipe(*arguments)
     message = done.output[done.output.index("error: "):]
     assert done.returncode == code, done.output
     assert "Traceback" not in done.output and len(message.splitlines()) <= 6, message
     assert all(word in message for word in words), message
+    if name not in NOT_PARSED:  # else no folder is known
+        assert json.loads((tmp_path / "run" / "status.json").read_text())["exit_code"] == code
 
 
 def test_skip_bad_rows_counts_them(tiny, tmp_path):

@@ -31,8 +31,12 @@ def check(result):
     assert result.ok, result.note
 
 
-def test_one_process_goes_on_after_two_signals(lab, tmp_path):
-    check(fi.stop_and_go_on(fi.job("single"), 5, 19)(lab, tmp_path))
+def test_one_process_goes_on_after_two_signals_one_before_the_first_update(lab, tmp_path):
+    check(fi.not_finite_at_first(fi.job("single"))(lab, tmp_path))
+
+
+def test_a_signal_to_the_group_leaves_the_loaders_of_data_alone(lab, tmp_path):
+    check(fi.signal_a_group(fi.job("single"), "SIGTERM")(lab, tmp_path))
 
 
 def test_one_process_goes_on_after_a_crash_in_a_save(lab, tmp_path):
@@ -46,9 +50,9 @@ def test_one_process_goes_on_after_a_full_disk(lab, tmp_path):
     check(fi.fill_the_disk(2)(lab, tmp_path / "kept"))
 
 
-@pytest.mark.parametrize("config", ["fsdp2_full_shard", "deepspeed_zero3"])
-def test_what_is_lost_is_computed_again(config, lab, tmp_path):
-    job = fi.job(config)
+@pytest.mark.parametrize(("config", "ranks"), [("fsdp2_full_shard", 2), ("deepspeed_zero3", 3)])
+def test_what_is_lost_is_computed_again(config, ranks, lab, tmp_path):
+    job = fi.job(config, ranks)  # 3: ZeRO-3 pads the last parts
     whole = lab.whole(job, flags=SAVES)
     check(fi.goes_on(lab, job, lost_after(7, whole, tmp_path / "run"), whole=whole))
 

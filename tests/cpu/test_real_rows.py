@@ -1,4 +1,4 @@
-"""A 12M-parameter Llama trains on GSM8K under one process, DDP, FSDP and ZeRO-3: the loss falls, alike in all."""
+"""A 12M-parameter Llama trains on GSM8K under one process, FSDP and ZeRO-3: the loss falls, alike in all."""
 
 import json
 import math
@@ -7,13 +7,13 @@ import pytest
 from filelock import FileLock
 from launching import read_metrics, rehearse
 
-CUTS = {"single": (1, ["8", "1"]), "ddp": (2, ["4", "1"]), "fsdp": (2, ["2", "2"]), "deepspeed_zero3": (2, ["4", "1"])}
+CUTS = {"single": (1, ["8", "1"]), "fsdp": (2, ["2", "2"]), "deepspeed_zero3": (2, ["4", "1"])}
 
 
 def train(config, gsm8k, model, output_dir, held_out):
     ranks, (batch, accumulation) = CUTS[config]
     done = rehearse(config, "--model_name_or_path", model, "--dataset_name", gsm8k / "train.jsonl",
-                    "--eval_dataset_name", held_out, "--max_length", 512, "--max_steps", 30, "--learning_rate", "1e-3",
+                    "--eval_dataset_name", held_out, "--max_length", 512, "--max_steps", 20, "--learning_rate", "1e-3",
                     "--warmup_steps", 5, "--per_device_train_batch_size", batch,
                     "--gradient_accumulation_steps", accumulation, "--output_dir", output_dir, num_processes=ranks)
     assert done.returncode == 0, done.output[-3000:]

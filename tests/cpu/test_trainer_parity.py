@@ -5,7 +5,7 @@ import json
 import pytest
 from launching import read_metrics, recipe
 
-STEPS, BATCH, RATE, LENGTH = 20, 8, 5e-4, 512
+STEPS, BATCH, RATE, LENGTH = 20, 4, 5e-4, 512
 
 
 def trainer_losses(model_dir, rows_path, output_dir):

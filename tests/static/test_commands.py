@@ -5,6 +5,7 @@ import shlex
 import sys
 
 import check_config
+import fault_injection
 import generate
 import llama
 import make_tiny_model
@@ -19,7 +20,8 @@ from launching import REPO
 PARSERS = {"recipes/llama.py": llama, "train.py": llama, "scripts/generate.py": generate,
            "scripts/plot_loss.py": plot_loss, "scripts/make_tiny_model.py": make_tiny_model,
            "scripts/rehearse.py": rehearse, "scripts/check_config.py": check_config,
-           "scripts/parity.py": parity, "scripts/readme_tables.py": readme_tables}
+           "scripts/parity.py": parity, "scripts/readme_tables.py": readme_tables,
+           "scripts/fault_injection.py": fault_injection}
 PLAIN = {"""kill -USR1 $(grep -oP '"process": \\K[0-9]+' runs/full/status.json)""",
          "cp recipes/llama.py train.py", "cp recipes/fault_tolerance.py .",
          "source .venv/bin/activate", "pip install -r requirements.txt"}
