@@ -25,6 +25,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -191,7 +192,8 @@ def gather_state(accelerator, model, optimizer):
         state = {name: master.detach().cpu() for name, (_, master) in pairs.items()} | flatten("state", entries)
     else:
         inner = model.module if zero_stage(accelerator) == 0 else model  # torch takes off the other wrappers
-        weights, optimizer_state = get_state_dict(inner, optimizer.optimizer, options=WHOLE)
+        fsdp1 = type(model).__name__ == "FullyShardedDataParallel"  # here to leave out the frozen fails on the ranks that are given none
+        weights, optimizer_state = get_state_dict(inner, optimizer.optimizer, options=replace(WHOLE, ignore_frozen_params=not fsdp1))
         entries = optimizer_state.get("state", {})
         state = {name: weights[name] for name in entries} | flatten("state", entries)
     state = state if accelerator.is_main_process else {}
@@ -213,8 +215,7 @@ def restore_state(accelerator, model, optimizer, state):
         inner = model.module if zero_stage(accelerator) == 0 else model
         _, now = get_state_dict(inner, optimizer.optimizer, options=StateDictOptions(ignore_frozen_params=True))
         entries = unflatten("state", now["state"], state)
-        weights = {name: state[name] for name in entries}
-        set_state_dict(inner, optimizer.optimizer, model_state_dict=weights, optim_state_dict=now | {"state": entries}, options=WHOLE)
+        set_state_dict(inner, optimizer.optimizer, model_state_dict={n: state[n] for n in entries}, optim_state_dict=now | {"state": entries}, options=WHOLE)
     back = gather_state(accelerator, model, optimizer)
     if accelerator.is_main_process and not (back.keys() == state.keys() and all(torch.equal(back[n], state[n]) for n in state)):
         fail(65, "not all of the checkpoint came back as it was saved: nothing was trained")
@@ -340,8 +341,7 @@ def problem_of(checkpoint):
 
 def publish(folder, state, progress, limit):
     """Write a checkpoint. Raises OSError or SafetensorError if that fails; those before it are then as they were."""
-    final = folder / f"checkpoint-{progress['step']}"
-    staging = folder / f"{final.name}.staging"
+    final, staging = (folder / f"checkpoint-{progress['step']}{suffix}" for suffix in ("", ".staging"))
     shutil.rmtree(staging, ignore_errors=True)  # of a save that was killed
     if sum(tensor.nbytes for tensor in state.values()) > shutil.disk_usage(folder).free:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -238,8 +238,8 @@ def stop_and_go_on(job, *steps):
 
 
 def resume(args):
-    some = ["single", "ddp", "fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero2", "deepspeed_zero3"]
-    kinds = {"full": parity.configs(), "LoRA": some, "nf4 LoRA": ["single", "fsdp2_full_shard", "deepspeed_zero3"]}
+    kinds = {"full": parity.configs(), "LoRA": [name for name in parity.configs() if name != "fsdp1_no_shard"],
+             "nf4 LoRA": ["single", "fsdp2_full_shard", "deepspeed_zero3"]}
     jobs = [job(config, 2, weights) for weights, configs in kinds.items() for config in configs]
     jobs += [job("deepspeed_zero3", 3), job("fsdp2_full_shard", 3)]  # on which weights have parts of other sizes
     return [Trial(f"stopped and continued, {job.weights}", f"{job.name}, step {step}", stop_and_go_on(job, step))
