@@ -7,7 +7,8 @@
 Each trial is the shipped recipe on the job of scripts/parity.py (20 steps over two epochs, 12 rows a step, 18 steps an
 epoch) with faults planted by scripts/faults.py, on CPU ranks under the shipped YAML files, against the same job
 without a fault. "Equal" is bit for bit: every line of metrics.jsonl, but for speed and memory, and every final weight.
-The results of a group go to --json when it is done, in place of older ones of that group.
+The results of a group go to --json when it is done, in place of older ones of that group; with --only in place of
+older ones of the same trials.
 
 Exit code: 0 all as promised, 1 not, 64 for a wrong call.
 """
@@ -749,6 +750,15 @@ def attempt(lab, group, number, trial):
     return {"what": trial.what, "detail": trial.detail, **result._asdict(), "ok": bool(result.ok)}
 
 
+def entry(facts, done, before):
+    """What --json holds of a group: its new trials and those of `before` that were not done again."""
+    again = {(trial["what"], trial["detail"]) for trial in done}
+    kept = [trial for trial in before.get("trials", []) if (trial["what"], trial["detail"]) not in again]
+    if not kept:
+        return {**facts, "trials": done}
+    return {**facts, "command": f"{before['command']}`, then `{facts['command']}", "trials": kept + done}
+
+
 def rows_of(groups):
     """The lines of the table: one for each `what` of each group."""
     lines = []
@@ -820,7 +830,7 @@ def main():
     for group, trials in planned.items():
         with ThreadPoolExecutor(args.jobs) as pool:
             done = list(pool.map(lambda pair, group=group: attempt(lab, group, *pair), enumerate(trials)))
-        results[group] = {**facts, "trials": done}
+        results[group] = entry(facts, done, results.get(group, {}) if args.only else {})
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps({name: results[name] for name in GROUPS if name in results}, indent=1))
     print(parity.table(["group", "what was done", "trials", "as promised", "worst"], rows_of(results)))
