@@ -93,11 +93,10 @@ def read_status():
 
 # ---- Signals, exceptions, dead and hanging ranks ----
 def start_run(args):
-    """Take signals and record how the run ends, from the first line on. Every rank calls it, before it makes its Accelerator."""
+    """Take signals and record how the run ends. Every rank calls it, before it makes its Accelerator."""
     RUN["output_dir"] = Path(args.output_dir)
     if RANK == 0:
         set_status("starting")
-    sys.excepthook = on_exception
     RUN["woken"], wakes = os.pipe2(os.O_NONBLOCK)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
     # Processes that load or tokenise data are ended by this one, with SIGTERM; to be asked for a stop is not for them
@@ -107,7 +106,8 @@ def start_run(args):
 
 
 def watch_ranks(accelerator, args):
-    """Watch the other ranks of this host, in a thread. Every rank takes part."""
+    """Record exceptions and watch the other ranks of this host, in a thread. Every rank takes part."""
+    sys.excepthook = on_exception  # not before: torch wraps what it finds when ranks join, and keeps stderr from other threads
     peers = {os.pidfd_open(pid): (rank, pid) for rank, host, pid in gather_object([(RANK, HOST, os.getpid())]) if host == HOST and rank != RANK}
     threading.Thread(target=watch, args=(peers, args.ddp_timeout, RUN["woken"]), daemon=True).start()
 
@@ -116,8 +116,7 @@ def on_signal(number, frame):
     """Ask for a stop, on which the ranks agree after the step; before the first one there is nothing to save."""
     RUN["stop"] = True
     if RUN["state"] == "starting":
-        message = f"Stopped by {signal.strsignal(number)} before the first step: run the same command again"
-        set_status("stopped", 75, message)
+        set_status("stopped", 75, message := f"Stopped by {signal.strsignal(number)} before the first step: run the same command again")
         print(message, flush=True)
         sys.exit(75) if threading.current_thread() is threading.main_thread() else os._exit(75)
 
@@ -132,6 +131,7 @@ def stop_asked(accelerator):
 
 def on_exception(kind, error, trace):
     """Record what ended this rank; 73 and one line where a file could be neither read nor written."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of the launcher, which ends all when one ended
     time.sleep(2 * (os.environ.get("WORLD_SIZE", "1") != "1"))  # the end of another rank is for `watch` to tell
     code = 73 if isinstance(error, SafetensorError) or getattr(error, "errno", None) in CANNOT_WRITE else 1
     print(f"error: cannot read or write: {error}", file=sys.stderr) if code == 73 else sys.__excepthook__(kind, error, trace)
@@ -142,23 +142,24 @@ def on_exception(kind, error, trace):
 
 def watch(peers, timeout, woken):
     """End this rank when one of its peers is gone, or when there was no sign of life for `timeout` seconds.
-    peers: {pidfd: (rank, process)} of this host. Without it the others wait for a killed rank, with NCCL for minutes.
-    woken: the pipe of signal.set_wakeup_fd, for a main thread that waits for another rank, in C++, and takes no signal."""
+    peers: {pidfd: (rank, process)} of this host. woken: the pipe of signal.set_wakeup_fd, for a main thread that waits in C++ and takes no signal."""
     while RUN["state"] in ("starting", "running"):
         ready = wait([*peers, woken], 0.2)
         gone = [peers[descriptor] for descriptor in ready if descriptor in peers]
-        if woken in ready and signal.getsignal(number := os.read(woken, 1)[0]) is on_signal:
+        if woken in ready and not gone and signal.getsignal(number := os.read(woken, 1)[0]) is on_signal:
             time.sleep(5 * (RUN["state"] == "starting"))  # in which the main thread takes it if it can
             on_signal(number, None)
         hangs = time.monotonic() - RUN["sign_of_life"] > timeout
-        if not (gone or hangs) or RUN["state"] not in ("starting", "running"):
+        if not (gone or hangs):
             continue
         why = f"no sign of life for {timeout} s" if hangs else "rank {} (process {}) is gone".format(*gone[0])
         if hangs:
             faulthandler.dump_traceback()
             for _, pid in peers.values():
                 os.kill(pid, signal.SIGCONT)  # a stopped rank shows its stacks too
-        time.sleep(3 * hangs + 0.05 * (RANK % 16))  # so that one of them speaks
+        time.sleep(hangs + 0.05 * (RANK % 16))  # so that one of them speaks
+        if RUN["state"] not in ("starting", "running"):
+            return  # all ended as they should
         if (status := read_status()).get("state") == "stopped":  # the peer was, before the first step
             print(status["why"], flush=True)
         elif status.get("state") != "failed":
@@ -489,8 +490,7 @@ def handle_nonfinite(accelerator, model, optimizer, args, progress, micro_batche
     path = Path(args.output_dir, NONFINITE)
     if accelerator.is_main_process:
         with open(path, "a" if progress["nonfinite_steps"] else "w") as file:
-            blamed = {rank["rank"]: rank["loss" if what == "loss" else "all"] for rank in ranks}
-            file.write(json.dumps({"step": step, "what": what, "rows_by_rank": blamed}) + "\n")
+            file.write(json.dumps({"step": step, "what": what, "rows_by_rank": {r["rank"]: r["loss" if what == "loss" else "all"] for r in ranks}}) + "\n")
     message = f"the {what} of step {step} is not finite: no weight was changed; its rows are in {path}"
     if args.nonfinite == "skip" and progress["nonfinite_steps"] < args.nonfinite_budget:
         progress["nonfinite_steps"] += 1
