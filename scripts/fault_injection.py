@@ -747,13 +747,15 @@ def attempt(lab, group, number, trial):
         shutil.rmtree(folder)
     else:
         print(result.note, flush=True)
-    return {"what": trial.what, "detail": trial.detail, **result._asdict(), "ok": bool(result.ok)}
+    note = "" if result.ok else result.note.replace(str(lab.folder), "RUNS")
+    return {"what": trial.what, "detail": trial.detail, **result._asdict(), "ok": bool(result.ok), "note": note}
 
 
-def entry(facts, done, before):
-    """What --json holds of a group: its new trials and those of `before` that were not done again."""
-    again = {(trial["what"], trial["detail"]) for trial in done}
-    kept = [trial for trial in before.get("trials", []) if (trial["what"], trial["detail"]) not in again]
+def entry(facts, done, before, names):
+    """What --json holds of a group: its new trials and those of `before`, if there are such, that were not done again.
+    names: (what, detail) of all trials that the group has now."""
+    wanted = names - {(trial["what"], trial["detail"]) for trial in done}
+    kept = [trial for trial in before.get("trials", []) if (trial["what"], trial["detail"]) in wanted]
     if not kept:
         return {**facts, "trials": done}
     return {**facts, "command": f"{before['command']}`, then `{facts['command']}", "trials": kept + done}
@@ -830,7 +832,8 @@ def main():
     for group, trials in planned.items():
         with ThreadPoolExecutor(args.jobs) as pool:
             done = list(pool.map(lambda pair, group=group: attempt(lab, group, *pair), enumerate(trials)))
-        results[group] = entry(facts, done, results.get(group, {}) if args.only else {})
+        names = {(trial.what, trial.detail) for trial in GROUPS[group](args)}
+        results[group] = entry(facts, done, results.get(group, {}) if args.only else {}, names)
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps({name: results[name] for name in GROUPS if name in results}, indent=1))
     print(parity.table(["group", "what was done", "trials", "as promised", "worst"], rows_of(results)))
