@@ -76,6 +76,8 @@ def leave(accelerator, code, message):
 
 def set_status(state, code=None, why=None):
     """Say in OUTPUT_DIR/status.json what became of the run. Of several failures the first counts."""
+    if RUN["state"] == "stopped" and state == "failed":
+        sys.exit(75)  # a library put an exception of its own in the place of the stop's
     RUN["state"] = state
     if "output_dir" in RUN and not (state == "failed" and read_status().get("state") == "failed"):
         facts = {"state": state, "exit_code": code, "why": why, "step": RUN["step"], "rank": RANK, "host": HOST, "process": os.getpid()}
@@ -183,8 +185,7 @@ def master_weights(model, zero):
 
 def gather_state(accelerator, model, optimizer):
     """Return {NAME: trained weight, state.NAME.KEY: its optimizer state} on rank 0, whole and on the host, {} elsewhere.
-    Every rank takes part. KEY is the optimizer's: step, exp_avg, exp_avg_sq for AdamW. Weights are fp32 master weights where
-    the engine keeps them. Rank 0 needs host memory for all of it: 12 bytes a trained parameter."""
+    Every rank takes part. KEY is the optimizer's: step, exp_avg, exp_avg_sq for AdamW. Weights are the engine's fp32 master weights, if any. Rank 0 needs 12 bytes of memory a trained parameter."""
     if zero_stage(accelerator) > 0:
         state = gather_zero_state(model, accelerator.is_main_process)
     elif pairs := master_weights(model, optimizer.optimizer):
@@ -193,7 +194,7 @@ def gather_state(accelerator, model, optimizer):
         state = {name: master.detach().cpu() for name, (_, master) in pairs.items()} | flatten("state", entries)
     else:
         inner = model.module if zero_stage(accelerator) == 0 else model  # torch takes off the other wrappers
-        fsdp1 = type(model).__name__ == "FullyShardedDataParallel"  # here to leave out the frozen fails on the ranks that are given none
+        fsdp1 = type(model).__name__ == "FullyShardedDataParallel"  # torch 2.13 then drops frozen weights on ranks that have none: KeyError
         weights, optimizer_state = get_state_dict(inner, optimizer.optimizer, options=replace(WHOLE, ignore_frozen_params=not fsdp1))
         entries = optimizer_state.get("state", {})
         state = {name: weights[name] for name in entries} | flatten("state", entries)
@@ -465,8 +466,7 @@ def resume(accelerator, model, optimizer, schedule, args, checkpoint, progress):
 
 # ---- Numbers that are not finite ----
 def check_gradients(accelerator, optimizer):
-    """Leave out a step of ZeRO-0 whose gradients are not finite; before `prepare`. Its engine steps inside of backward and
-    checks nothing, but reads `overflow`; every other strategy checks by itself or lets the loop check."""
+    """Leave out a step of ZeRO-0 whose gradients are not finite; before `prepare`. Only its engine steps inside of backward unchecked; it reads `overflow`."""
     def drop_nonfinite(optimizer, *_):
         gradients = [weight.grad for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
         optimizer.overflow = not torch.nn.utils.get_total_norm(gradients).isfinite().item()

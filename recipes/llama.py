@@ -56,9 +56,9 @@ def stop(code, *problems):
     """Print the problems on rank 0 and end this process with `code`; the launcher then ends the other ranks."""
     if int(os.environ.get("RANK", 0)) > 0:
         time.sleep(10)  # rank 0 meets the same problem: let it speak first
-    print("\n".join(f"error: {problem}" for problem in problems), file=sys.stderr, flush=True)
     if fault_tolerance:
-        fault_tolerance.set_status("failed", code, problems[0])
+        fault_tolerance.set_status("failed", code, problems[0])  # ends with 75 where a stop was asked for
+    print("\n".join(f"error: {problem}" for problem in problems), file=sys.stderr, flush=True)
     sys.exit(code)
 
 

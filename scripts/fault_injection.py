@@ -350,6 +350,22 @@ def signal_a_rank_that_waits(number):
     return do
 
 
+def signal_a_group_that_tokenises(number):
+    """A signal to a process and the two that tokenise its rows: the library raises its own exception."""
+    def do(lab, folder):
+        start, mark = time.monotonic(), lab.folder / f"{folder.name}_tokenises"
+        fault = {"do": "wait", "at": "tokenize_row", "file": mark, "seconds": 20}
+        cache = {"HF_DATASETS_CACHE": str(lab.folder / f"{folder.name}_cache")}  # else nothing is left to tokenise
+        process = lab.start(job("single"), folder, [fault], ("--dataset_num_proc", "2"), **cache)
+        while not mark.exists() and process.poll() is None:
+            time.sleep(0.1)
+        os.killpg(process.pid, getattr(signal, number))
+        done = end(process, folder, start)
+        ok = done.code == 75 and status_of(folder)["state"] == "stopped" and "error:" not in done.output
+        return goes_on(lab, job("single"), folder, "" if ok else f"{done.code}: {done.output[-1500:]}")
+    return do
+
+
 def signal_a_group(job, number):
     """A signal to all processes of a rank's group, those that load its data included."""
     def do(lab, folder):
@@ -368,6 +384,8 @@ def signals(args):
                     signal_and_go_on(job(config), number, rank, place)) for config, number, rank, place in chosen]
     trials += [Trial(f"{number} to a group with loaders of data", config, signal_a_group(job(config), number))
                for config in ("single", "ddp") for number in ("SIGTERM", "SIGUSR1", "SIGINT")]
+    trials += [Trial(f"{number} in data preparation", "single, two processes that tokenise",
+                     signal_a_group_that_tokenises(number)) for number in ("SIGTERM", "SIGUSR1", "SIGINT")]
     waits = Trial("SIGTERM in data preparation", "ddp, a rank that waits", signal_a_rank_that_waits("SIGTERM"))
     return [*trials, waits]
 

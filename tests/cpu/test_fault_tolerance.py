@@ -39,6 +39,10 @@ def test_a_signal_to_the_group_leaves_the_loaders_of_data_alone(lab, tmp_path):
     check(fi.signal_a_group(fi.job("single"), "SIGTERM")(lab, tmp_path))
 
 
+def test_a_signal_to_a_group_that_tokenises_stops_it(lab, tmp_path):
+    check(fi.signal_a_group_that_tokenises("SIGTERM")(lab, tmp_path))
+
+
 def test_one_process_goes_on_after_a_crash_in_a_save(lab, tmp_path):
     fault = {"do": "crash at change", "change": 12, "at": "publish", "call": 2}
     check(fi.save_in_danger(fault, -fi.signal.SIGKILL, "change 12")(lab, tmp_path))
