@@ -25,7 +25,6 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import replace
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -35,23 +34,30 @@ import xxhash
 from accelerate.utils import broadcast_object_list, gather_object
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from whole_state import gather_state, loss_scale, restore_state, strategy_in_force, zero_stage
 
 RANK, HOST = int(os.environ.get("RANK", 0)), os.uname().nodename
 RUN = {"state": "starting", "step": 0, "saved": 0, "sign_of_life": math.inf}  # shared by loop, signal handler and thread
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True, strict=False)
 FILES, NONFINITE = ("state.safetensors", "progress.json"), "nonfinite_rows.jsonl"
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
-# Arguments that may differ when a run goes on, since they change nothing that is learnt; the rows of a step stay equal
-FREE_TO_CHANGE = frozenset("""
-    output_dir resume_from_checkpoint allow_change save_steps save_total_limit nonfinite nonfinite_budget ddp_timeout eval_strategy eval_steps
-    eval_dataset_name dataset_test_split per_device_eval_batch_size logging_steps report_to dataset_num_proc dataloader_num_workers
-    per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing attn_implementation""".split())
+
+
+def add_arguments(parser):
+    """Add what is only there with this file. The recipe copied alone knows none of it."""
+    parser.add_argument("--save_steps", type=int, default=500, help="optimizer steps between checkpoints; 0: only when the run is stopped")
+    parser.add_argument("--save_total_limit", type=int, default=2, help="newest checkpoints kept")
+    parser.add_argument("--resume_from_checkpoint", default="auto", help="auto (the newest that verifies), none (start anew) or a checkpoint's folder")
+    parser.add_argument("--allow_change", nargs="+", default=[], type=lambda name: name.lstrip("-"), help="arguments that may differ from the checkpoint's although they change the run")
+    parser.add_argument("--nonfinite", default="stop", choices=["stop", "skip"], help="at a step whose loss or gradient is not finite; it never changes the weights")
+    parser.add_argument("--nonfinite_budget", type=int, default=10, help="steps that --nonfinite skip may leave out")
 
 
 # ---- How a run ends ----
 def fail(code, *problems):
-    """Print the problems, record them in status.json and end this process with `code`."""
+    """Print the problems, record them in status.json and end this process with `code`; the launcher then ends the other ranks."""
+    time.sleep(10 * (RANK > 0))  # rank 0 meets the same problem: let it speak first
+    if RUN["state"] == "stopped":
+        sys.exit(75)  # a library put an exception of its own in the place of the stop's
     print("\n".join(f"error: {problem}" for problem in problems), file=sys.stderr, flush=True)
     set_status("failed", code, problems[0])
     sys.exit(code)
@@ -76,8 +82,6 @@ def leave(accelerator, code, message):
 
 def set_status(state, code=None, why=None):
     """Say in OUTPUT_DIR/status.json what became of the run. Of several failures the first counts."""
-    if RUN["state"] == "stopped" and state == "failed":
-        sys.exit(75)  # a library put an exception of its own in the place of the stop's
     RUN["state"] = state
     if "output_dir" in RUN and not (state == "failed" and read_status().get("state") == "failed"):
         facts = {"state": state, "exit_code": code, "why": why, "step": RUN["step"], "rank": RANK, "host": HOST, "process": os.getpid()}
@@ -124,11 +128,18 @@ def on_signal(number, frame):
 
 
 def stop_asked(accelerator):
-    """Whether any rank was asked to stop. Every rank takes part; also a sign of life."""
+    """Whether any rank was asked to stop. Every rank takes part; also a sign of life.
+    A GPU is not waited for: the answer is that of the call before, on which all ranks agree."""
     RUN["sign_of_life"] = time.monotonic()
-    if "stop" in RUN:
-        accelerator.set_trigger()
-    return accelerator.check_trigger()
+    if accelerator.num_processes == 1:
+        return "stop" in RUN
+    answer = accelerator.reduce(torch.full((), float("stop" in RUN), device=accelerator.device)).to("cpu", non_blocking=True)
+    if accelerator.device.type != "cuda":
+        return bool(answer)
+    (before, event), RUN["answer"] = RUN.get("answer", (False, None)), (answer, torch.cuda.current_stream().record_event())
+    if event:
+        event.synchronize()
+    return bool(before)
 
 
 def on_exception(kind, error, trace):
@@ -168,129 +179,6 @@ def watch(peers, timeout, woken):
             print(f"error: {why} on {HOST} in step {RUN['step']}; the same command goes on from the newest checkpoint", file=sys.stderr, flush=True)
             set_status("failed", 1, f"{why} on {HOST}")
         os._exit(read_status().get("exit_code") or 1)
-
-
-# ---- State of model and optimizer ----
-def zero_stage(accelerator):
-    """ZeRO stage of DeepSpeed, -1 without it."""
-    return getattr(accelerator.state.deepspeed_plugin, "zero_stage", -1)
-
-
-def master_weights(model, zero):
-    """{name: (weight, fp32 master weight)} of ZeRO-0 in bf16 or fp16, each rank whole; {} of everything else."""
-    names = {weight: name.removeprefix("module.") for name, weight in model.named_parameters()}
-    groups = zip(getattr(zero, "fp16_groups", []), getattr(zero, "fp32_groups", []), strict=True)
-    return {names[weight]: (weight, master) for low, high in groups for weight, master in zip(low, high, strict=True)}
-
-
-def gather_state(accelerator, model, optimizer):
-    """Return {NAME: trained weight, state.NAME.KEY: its optimizer state} on rank 0, whole and on the host, {} elsewhere.
-    Every rank takes part. KEY is the optimizer's: step, exp_avg, exp_avg_sq for AdamW. Weights are the engine's fp32 master weights, if any. Rank 0 needs 12 bytes of memory a trained parameter."""
-    if zero_stage(accelerator) > 0:
-        state = gather_zero_state(model, accelerator.is_main_process)
-    elif pairs := master_weights(model, optimizer.optimizer):
-        pairs = pairs if accelerator.is_main_process else {}  # all have the same
-        entries = {name: optimizer.optimizer.optimizer.state[master] for name, (_, master) in pairs.items()}
-        state = {name: master.detach().cpu() for name, (_, master) in pairs.items()} | flatten("state", entries)
-    else:
-        inner = model.module if zero_stage(accelerator) == 0 else model  # torch takes off the other wrappers
-        fsdp1 = type(model).__name__ == "FullyShardedDataParallel"  # torch 2.13 then drops frozen weights on ranks that have none: KeyError
-        weights, optimizer_state = get_state_dict(inner, optimizer.optimizer, options=replace(WHOLE, ignore_frozen_params=not fsdp1))
-        entries = optimizer_state.get("state", {})
-        state = {name: weights[name] for name in entries} | flatten("state", entries)
-    state = state if accelerator.is_main_process else {}
-    # bitsandbytes shares its small maps between weights, which safetensors refuses
-    return {name: tensor.clone() if tensor.numel() <= 4096 else tensor.contiguous() for name, tensor in state.items()}
-
-
-def restore_state(accelerator, model, optimizer, state):
-    """Put a gathered state back, each rank its part, and fail with 65 unless all of it is there afterwards."""
-    if zero_stage(accelerator) > 0:
-        restore_zero_state(model, state)
-    elif pairs := master_weights(model, optimizer.optimizer):
-        for name, (weight, master) in pairs.items():
-            master.data.copy_(state[name])
-            weight.data.copy_(master.data)
-            for key, tensor in optimizer.optimizer.optimizer.state[master].items():
-                tensor.copy_(state[f"state.{name}.{key}"])
-    else:  # rates and decay stay those of the command line
-        inner = model.module if zero_stage(accelerator) == 0 else model
-        _, now = get_state_dict(inner, optimizer.optimizer, options=StateDictOptions(ignore_frozen_params=True))
-        entries = unflatten("state", now["state"], state)
-        set_state_dict(inner, optimizer.optimizer, model_state_dict={n: state[n] for n in entries}, optim_state_dict=now | {"state": entries}, options=WHOLE)
-    back = gather_state(accelerator, model, optimizer)
-    if accelerator.is_main_process and not (back.keys() == state.keys() and all(torch.equal(back[n], state[n]) for n in state)):
-        fail(65, "not all of the checkpoint came back as it was saved: nothing was trained")
-
-
-def loss_scale(accelerator, optimizer, saved):
-    """Put back what was saved of fp16's loss scale, which accelerate or DeepSpeed keeps, and return it; {} without fp16."""
-    if accelerator.mixed_precision != "fp16":
-        return {}
-    if accelerator.scaler:
-        accelerator.scaler.load_state_dict(saved if "scale" in saved else accelerator.scaler.state_dict())
-        return accelerator.scaler.state_dict()
-    scaler = vars(getattr(optimizer.optimizer, "loss_scaler", None) or optimizer.optimizer.loss_scale_config)
-    scaler.update({name: value for name, value in saved.items() if name in scaler})
-    return {name: scaler[name] for name in ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis") if name in scaler}
-
-
-def flatten(name, value):
-    """{name.key.key: tensor} of nested optimizer state; bitsandbytes nests it, and counts steps in plain numbers."""
-    if not isinstance(value, dict):
-        return {name: torch.as_tensor(value)}
-    return {key: leaf for inner in value for key, leaf in flatten(f"{name}.{inner}", value[inner]).items()}
-
-
-def unflatten(name, like, state):
-    """The inverse: the leaves of `state` in the form of `like`."""
-    if isinstance(like, dict):
-        return {key: unflatten(f"{name}.{key}", like[key], state) for key in like}
-    return state[name] if isinstance(like, torch.Tensor) else state[name].item()
-
-
-def zero_weights(model):
-    """Return what ZeRO-1 to 3 train, by name, linked with its optimizer state.
-    In ZeRO-1 and 2 DeepSpeed 0.19 links the first parameter group alone, and none before the first step."""
-    if hasattr(model.optimizer, "_lazy_init_hp_params_optimizer_state"):
-        model.optimizer._hp_optimizer_states_linked = False
-        model.optimizer._lazy_init_hp_params_optimizer_state()
-    return {name.removeprefix("module."): weight for name, weight in model.named_parameters() if weight.requires_grad}
-
-
-def gather_zero_state(model, keep):
-    """The same from ZeRO-1 to 3, which hold flat parts of the fp32 weights (deepspeed/utils/tensor_fragment.py)."""
-    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
-    state, step = {}, next(entry["step"] for entry in model.optimizer.optimizer.state.values() if "step" in entry)
-    for name, weight in zero_weights(model).items():
-        for key in ("", "exp_avg", "exp_avg_sq"):
-            whole = safe_get_full_optimizer_state(weight, key) if key else safe_get_full_fp32_param(weight)
-            if keep:
-                state[f"state.{name}.{key}" if key else name] = whole.to("cpu", copy=True)
-        state[f"state.{name}.step"] = torch.tensor(float(step))
-    return state
-
-
-def restore_zero_state(model, state):
-    """Fill the flat parts, which have no optimizer state before the first step, and what is computed with."""
-    import deepspeed
-    zero, step = model.optimizer, next(tensor for name, tensor in state.items() if name.endswith(".step"))
-    for flat in getattr(zero, "fp32_partitioned_groups_flat", None) or zero.single_partition_of_fp32_groups:
-        zero.optimizer.state[flat] = {"step": step.to(flat.device, copy=True)} | {key: torch.zeros_like(flat) for key in ("exp_avg", "exp_avg_sq")}
-    for name, weight in zero_weights(model).items():
-        for key, whole in ((None, state[name]), *((key, state[f"state.{name}.{key}"]) for key in ("exp_avg", "exp_avg_sq"))):
-            if not hasattr(weight, "ds_tensor"):  # ZeRO-1 and 2
-                weight.set_full_hp_param(whole.to(weight.device), key)
-                continue
-            # Part by part: DeepSpeed's function for the whole fails where the last part is padded
-            size, rank = weight.ds_tensor.numel(), torch.distributed.get_rank(weight.ds_process_group)
-            part = whole.flatten()[size * rank : size * (rank + 1)]
-            zero.set_local_hp_param(torch.nn.functional.pad(part, (0, size - part.numel())), weight, key)
-        if hasattr(weight, "ds_tensor"):
-            with deepspeed.zero.GatheredParameters([weight], modifier_rank=0):
-                weight.data.copy_(state[name].view(weight.shape))
-    if hasattr(zero, "update_lp_params"):
-        zero.update_lp_params()
 
 
 # ---- Checkpoints ----
@@ -369,7 +257,7 @@ def save_checkpoint(accelerator, model, optimizer, args, progress):
     """Publish a checkpoint after progress["step"] steps, every rank takes part; all end with 73 if it cannot be written,
     with 70 if a weight is not finite."""
     state, problem, folder = gather_state(accelerator, model, optimizer), None, Path(args.output_dir)
-    progress = progress | {"loss_scale": loss_scale(accelerator, optimizer, {}), "ranks": accelerator.num_processes}
+    progress = progress | {"loss_scale": loss_scale(accelerator, optimizer, {}), "ranks": accelerator.num_processes, "strategy": strategy_in_force(accelerator)[0], "num_input_tokens_seen": int(progress["num_input_tokens_seen"])}
     broken = [name for name, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
     if broken:
         problem = 70, f"{broken[0]} is not finite after step {progress['step']}: that is not saved"
@@ -393,11 +281,13 @@ def keep(accelerator, model, optimizer, args, progress, bar):
     due = args.save_steps and (step % args.save_steps == 0 or step == total_steps)
     if RUN["state"] == "starting":
         set_status("running") if accelerator.is_main_process else RUN.update(state="running")
+    if asked or due or step % args.logging_steps == 0 or step == total_steps:
+        handle_nonfinite(accelerator, model, optimizer, args, progress)
     if (asked or due) and step > RUN["saved"] and progress["schedule_steps"]:  # before the first update there is no state
         save_checkpoint(accelerator, model, optimizer, args, progress)
     if asked:
         leave(accelerator, 75, f"Stopped and saved after step {RUN['saved']} of {total_steps}: run the same command again to go on")
-    RUN["step"] = min(step + 1, total_steps)
+    RUN.update(step=min(step + 1, total_steps), before=dict(progress))
     if step == total_steps:
         RUN["sign_of_life"] = math.inf  # the model is written now, however long that takes
 
@@ -435,25 +325,10 @@ def search_checkpoint(args):
     return found
 
 
-def check_changes(accelerator, args, progress, facts):
-    """List what differs from the checkpoint's run; fail with 64 at what changes the run and --allow_change does not name.
-    facts: {"rows_per_step": rows of an optimizer step over all ranks, "data": hash of the training rows}"""
-    before, now = progress["arguments"], vars(args) | facts
-    changed = [name for name in now if now[name] != before.get(name, now[name])]
-    for name in changed:
-        accelerator.print(f"changed since step {progress['step']}: {name} {before[name]} -> {now[name]}", flush=True)
-    rows, ranks = before["rows_per_step"], accelerator.num_processes
-    if rows != now["rows_per_step"]:
-        size = next((n for n in range(min(args.per_device_train_batch_size, rows), 0, -1) if rows % (n * ranks) == 0), None)
-        fix = f"--per_device_train_batch_size {size} --gradient_accumulation_steps {rows // (size * ranks)}" if size else f"a number of ranks that divides {rows}"
-        leave(accelerator, 64, f"a step of the checkpoint's run has {rows} rows, here it would have {now['rows_per_step']}: use {fix}")
-    if unsafe := [name for name in changed if name not in FREE_TO_CHANGE and name not in args.allow_change]:
-        leave(accelerator, 64, f"the checkpoint's run had other values of {', '.join(unsafe)}, listed above: use those, or --allow_change {' '.join(unsafe)}, or another --output_dir")
-
-
 def resume(accelerator, model, optimizer, schedule, args, checkpoint, progress):
     """Put state, schedule and loss scale back, and metrics.jsonl to the same step: the next step is the one that would have come."""
-    restore_state(accelerator, model, optimizer, load_file(checkpoint / "state.safetensors"))
+    if not restore_state(accelerator, model, optimizer, load_file(checkpoint / "state.safetensors")):
+        fail(65, "not all of the checkpoint came back as it was saved: nothing was trained")
     for _ in range(progress["schedule_steps"]):
         schedule.step()
     loss_scale(accelerator, optimizer, progress.get("loss_scale", {}))
@@ -478,23 +353,42 @@ def check_gradients(accelerator, optimizer):
         optimizer.register_step_pre_hook(drop_nonfinite)
 
 
-def handle_nonfinite(accelerator, model, optimizer, args, progress, micro_batches, losses):
-    """A step that is not finite changed no weight on any rank: write its rows down, then skip it or save and stop with 70.
-    The rows are those of the losses that are not finite or, where only the gradient is not, all of the step."""
-    step, rows = progress["step"] + 1, [batch["row"].tolist() for batch in micro_batches]
-    bad = sum([rows[i] for i, loss in enumerate(losses) if not loss.isfinite()], [])
-    ranks = gather_object([{"rank": RANK, "all": sum(rows, []), "loss": bad}])
-    what = "loss" if any(rank["loss"] for rank in ranks) else "gradient"
-    if what == "gradient" and accelerator.mixed_precision == "fp16":
-        return  # the loss scale was too large, as it has to be now and then
-    path = Path(args.output_dir, NONFINITE)
-    if accelerator.is_main_process:
-        with open(path, "a" if progress["nonfinite_steps"] else "w") as file:
-            file.write(json.dumps({"step": step, "what": what, "rows_by_rank": {r["rank"]: r["loss" if what == "loss" else "all"] for r in ranks}}) + "\n")
-    message = f"the {what} of step {step} is not finite: no weight was changed; its rows are in {path}"
-    if args.nonfinite == "skip" and progress["nonfinite_steps"] < args.nonfinite_budget:
-        progress["nonfinite_steps"] += 1
-        return accelerator.print(f"skipped: {message}", flush=True)
-    if progress["step"] > RUN["saved"] and progress["schedule_steps"]:
-        save_checkpoint(accelerator, model, optimizer, args, progress)
-    leave(accelerator, 70, message)
+def hold_back(accelerator, optimizer, grad_norm, step, micro_batches, losses):
+    """Have the optimizer change nothing where the gradient is not finite, and note the step; before optimizer.step.
+    Return whether it changes anything as far as is known: the device is not waited for where torch's fused kernels decide."""
+    norm, known = grad_norm, zero_stage(accelerator) >= 0 and accelerator.optimizer_step_was_skipped  # DeepSpeed has stepped
+    if isinstance(norm, torch.Tensor):
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        if optimizer.optimizer.defaults.get("fused") and not accelerator.scaler:
+            optimizer.optimizer.grad_scale, optimizer.optimizer.found_inf = None, 1.0 - norm.isfinite().float()
+        elif not math.isfinite(norm):
+            optimizer.zero_grad()  # without gradients nothing is stepped
+            known = True
+    RUN.setdefault("unchecked", []).append((step, norm, known, [batch["row"] for batch in micro_batches], losses))
+    return not known and (isinstance(norm, torch.Tensor) or norm is None or math.isfinite(norm))
+
+
+def handle_nonfinite(accelerator, model, optimizer, args, progress):
+    """Of the steps since the last call those that are not finite changed no weight on any rank: write their rows down, then
+    go on or save and stop with 70. The rows are those of the losses that are not finite or, where only the gradient is not, all of the step."""
+    for step, norm, known, rows, losses in RUN.pop("unchecked", []):
+        if not known and (norm is None or math.isfinite(norm)):
+            continue
+        bad = sum([rows[i] for i, loss in enumerate(losses) if not loss.isfinite()], [])
+        ranks = gather_object([{"rank": RANK, "all": sum(rows, []), "loss": bad}])
+        what = "loss" if any(rank["loss"] for rank in ranks) else "gradient"
+        if what == "gradient" and accelerator.mixed_precision == "fp16":
+            continue  # the loss scale was too large, as it has to be now and then
+        path = Path(args.output_dir, NONFINITE)
+        if accelerator.is_main_process:
+            with open(path, "a" if progress["nonfinite_steps"] else "w") as file:
+                file.write(json.dumps({"step": step, "what": what, "rows_by_rank": {r["rank"]: r["loss" if what == "loss" else "all"] for r in ranks}}) + "\n")
+        message = f"the {what} of step {step} is not finite: no weight was changed; its rows are in {path}"
+        if args.nonfinite == "skip" and progress["nonfinite_steps"] < args.nonfinite_budget:
+            progress["nonfinite_steps"] += 1
+            accelerator.print(f"skipped: {message}", flush=True)
+            continue
+        progress = RUN["before"] if step == progress["step"] else progress  # that step is tried again
+        if progress["step"] > RUN["saved"] and progress["schedule_steps"]:
+            save_checkpoint(accelerator, model, optimizer, args, progress)
+        leave(accelerator, 70, message)

@@ -17,47 +17,48 @@ import difflib
 import json
 import math
 import os
-import shutil
 import sys
 import time
+from bisect import bisect_left, insort
+from dataclasses import replace
 from datetime import timedelta
-from itertools import groupby
+from functools import partial
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
+from unittest import mock
 
 import numpy as np
 import torch
 import xxhash
 from accelerate import Accelerator, DistributedType
 from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin, InitProcessGroupKwargs, set_seed
+from accelerate.utils.dataclasses import TorchDynamoPlugin
 from accelerate.utils.other import extract_model_from_parallel
 from datasets import load_dataset
-from peft import LoraConfig, get_peft_model
-from peft.utils.other import fsdp_auto_wrap_policy
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint as recompute
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, DataCollatorForSeq2Seq, get_scheduler
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, get_scheduler
+from transformers.integrations.liger import apply_liger_kernel
 
-try:
-    import fault_tolerance  # beside this file: checkpoints, resume, signals, dead ranks
+try:  # beside this file: what keeps a run from being lost; what is refused and told at its start; reading of rows, bad ones named
+    import fault_tolerance
+    import preflight
+    import rows
 except ModuleNotFoundError:
-    fault_tolerance = None  # this file was copied alone: it trains without them
+    fault_tolerance = preflight = rows = None  # this file was copied alone: it trains without them
 
 ROW_FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}  # besides messages
-FILE_TYPES = {".jsonl": {"path": "text", "encoding": "latin-1"}, ".json": {"path": "json"}, ".parquet": {"path": "parquet"},
-              ".csv": {"path": "csv", "keep_default_na": False, "converters": dict.fromkeys([*ROW_FORMATS, *ROW_FORMATS.values(), "input"], str)}}
-REHEARSE = "without GPUs, rehearse: python scripts/rehearse.py --config_file YAML recipes/llama.py ..."
-HUB_HELP = "Offline: python scripts/make_tiny_model.py runs/tiny, then --model_name_or_path runs/tiny/model --dataset_name runs/tiny/data/train.jsonl"
+SUPERVISED = {}  # positions and targets of the batch at hand: the way to the output head that leads past the model's forward
 DEFAULT_CHAT_TEMPLATE = ("{{ bos_token or '' }}{% for message in messages %}{{ '<|' + message['role'] + '|>\n' + message['content'] }}{{ eos_token if message['role'] == 'assistant' }}"
     "{{ '\n' }}{% endfor %}{{ '<|assistant|>\n' if add_generation_prompt }}")  # for tokenizers that bring none
 
 
 def stop(code, *problems):
-    """Print the problems on rank 0 and end this process with `code`; the launcher then ends the other ranks."""
-    if int(os.environ.get("RANK", 0)) > 0:
-        time.sleep(10)  # rank 0 meets the same problem: let it speak first
+    """Print the problems and end this process with `code`; the launcher then ends the other ranks."""
     if fault_tolerance:
-        fault_tolerance.set_status("failed", code, problems[0])  # ends with 75 where a stop was asked for
+        fault_tolerance.fail(code, *problems)
     print("\n".join(f"error: {problem}" for problem in problems), file=sys.stderr, flush=True)
     sys.exit(code)
 
@@ -69,6 +70,10 @@ def parse_args():
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of the weights; bfloat16 halves a frozen base")
     parser.add_argument("--attn_implementation", default="sdpa", help="eager, sdpa, flex_attention, flash_attention_2, _3, _4, or a hub kernel id")
     parser.add_argument("--gradient_checkpointing", action="store_true", help="recompute activations in the backward pass: much less memory, about a third more compute")
+    parser.add_argument("--torch_compile", action="store_true", help="compile each kind of layer once; a minute at the start, best with --packing, whose shapes stay")
+    parser.add_argument("--use_liger_kernel", action="store_true", help="Liger's Triton kernels for norms, rotary positions and MLPs")
+    parser.add_argument("--tf32", action="store_true", help="multiply fp32 matrices in TF32")
+    parser.add_argument("--max_logits_mib", type=float, default=256, help="fp32 logits at a time; the loss of more is computed in pieces")
     # Adapters, and the quantized base under them (bitsandbytes)
     parser.add_argument("--load_in_8bit", action="store_true", help="LLM.int8")
     parser.add_argument("--load_in_4bit", action="store_true", help="QLoRA")
@@ -88,8 +93,10 @@ def parse_args():
     parser.add_argument("--dataset_test_split", default="test", help="split to evaluate on, if there is one")
     parser.add_argument("--eval_dataset_name", help="evaluate on this file or data set instead")
     parser.add_argument("--max_length", type=int, default=1024, help="tokens a row; longer rows lose their end")
+    parser.add_argument("--packing", action="store_true", help="fill lines of --max_length with whole rows that do not see each other; a batch counts lines")
+    parser.add_argument("--padding_free", action="store_true", help="the same inside of each batch: its rows and its loss stay as they are, its padding goes")
     parser.add_argument("--skip_bad_rows", action="store_true", help="leave out and count the rows that cannot be used")
-    parser.add_argument("--train_sampling_strategy", default="random", choices=["random", "sequential"], help="order of the rows")
+    parser.add_argument("--train_sampling_strategy", default="random", choices=["random", "sequential", "group_by_length"], help="order of the rows; group_by_length pads less")
     parser.add_argument("--dataset_num_proc", type=int, help="processes that tokenise")
     parser.add_argument("--dataloader_num_workers", type=int, default=0, help="processes a rank that make batches")
     # Learning
@@ -108,17 +115,12 @@ def parse_args():
     # Evaluation, logs, result
     parser.add_argument("--eval_strategy", default="epoch", choices=["no", "steps", "epoch"], help="when to evaluate")
     parser.add_argument("--eval_steps", type=int, default=500, help="optimizer steps between evaluations")
-    parser.add_argument("--logging_steps", type=int, default=1, help="optimizer steps between lines of metrics.jsonl")
+    parser.add_argument("--logging_steps", type=int, default=1, help="optimizer steps between lines of metrics.jsonl; in between nothing waits for the device, and several ranks heed no signal")
     parser.add_argument("--report_to", default="none", choices=["none", "all", "tensorboard", "wandb", "trackio", "comet_ml", "mlflow", "clearml", "dvclive", "swanlab", "aim"], help="tracker")
     parser.add_argument("--output_dir", default="runs/llama", help="folder of the result")
     parser.add_argument("--ddp_timeout", type=int, default=1800, help="seconds that ranks wait for each other; then each prints its stacks and ends")
-    # Checkpoints
-    parser.add_argument("--save_steps", type=int, default=500, help="optimizer steps between checkpoints; 0: only when the run is stopped")
-    parser.add_argument("--save_total_limit", type=int, default=2, help="newest checkpoints kept")
-    parser.add_argument("--resume_from_checkpoint", default="auto", help="auto (the newest that verifies), none (start anew) or a checkpoint's folder")
-    parser.add_argument("--allow_change", nargs="+", default=[], type=lambda name: name.lstrip("-"), help="arguments that may differ from the checkpoint's although they change the run")
-    parser.add_argument("--nonfinite", default="stop", choices=["stop", "skip"], help="at a step whose loss or gradient is not finite; it never changes the weights")
-    parser.add_argument("--nonfinite_budget", type=int, default=10, help="steps that --nonfinite skip may leave out")
+    if fault_tolerance:
+        fault_tolerance.add_arguments(parser)
     parser.error = lambda message: stop(64, message, *(f"did you mean {flag}?" for flag in difflib.get_close_matches(message.split()[2].split("=")[0], parser._option_string_actions, 1)))
     args = parser.parse_args()
     args.dataset_config = args.dataset_config or {"HuggingFaceTB/smoltalk": "everyday-conversations"}.get(args.dataset_name)
@@ -128,72 +130,23 @@ def parse_args():
 def make_accelerator(args):
     """Return the Accelerator, which must exist before the model loads; stop with 64 if it cannot run what the launcher asks."""
     try:
-        return Accelerator(
+        accelerator = Accelerator(
             gradient_accumulation_plugin=GradientAccumulationPlugin(args.gradient_accumulation_steps, sync_with_dataloader=False),
             dataloader_config=DataLoaderConfiguration(even_batches=False, non_blocking=True),
+            dynamo_plugin=TorchDynamoPlugin(backend="inductor", use_regional_compilation=True) if args.torch_compile else None,
             kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=max(args.ddp_timeout, 1) + 60))],  # the watch over the ranks speaks first
             log_with=None if args.report_to == "none" else args.report_to, project_dir=args.output_dir)
     except (RuntimeError, ValueError, ImportError) as error:
-        stop(64, f"accelerate cannot run what the launcher was asked for: {str(error).splitlines()[0]}", REHEARSE)
-
-
-def strategy_in_force(accelerator):
-    """Return (name, FSDP version or 0, ZeRO stage or -1) of what accelerate really runs, whatever it was asked for."""
-    if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        return f"DeepSpeed ZeRO-{accelerator.state.deepspeed_plugin.zero_stage}", 0, accelerator.state.deepspeed_plugin.zero_stage
-    if accelerator.distributed_type != DistributedType.FSDP:
-        return "one process" if accelerator.num_processes == 1 else "DDP", 0, -1
-    plugin, hybrid = accelerator.state.fsdp_plugin, getattr(accelerator.parallelism_config, "dp_replicate_size", 1) > 1
-    how = (("FULL_SHARD", "SHARD_GRAD_OP"), ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2"))[hybrid][not plugin.reshard_after_forward]
-    return f"FSDP{plugin.fsdp_version} {plugin.sharding_strategy.name if plugin.fsdp_version == 1 else how}", plugin.fsdp_version, -1
-
-
-def check_strategy(accelerator):
-    """Return what the launcher was asked for and accelerate dropped without a word, as problems (huggingface/accelerate#2741)."""
-    env, (name, fsdp, zero), runs = os.environ, strategy_in_force(accelerator), str(accelerator.num_processes)
-    several = "ACCELERATE_USE_CPU" in env and (env.get("MASTER_ADDR"), env.get("MASTER_PORT")) == ("127.0.0.1", "29500")  # its only trace of a number above 1
-    dropped = env.get("ACCELERATE_USE_FSDP") == "true" and not fsdp or zero >= 0 and accelerator.state.backend is None or env.get("WORLD_SIZE", "several" if several else "1") != runs
-    key = {1: "fsdp_reshard_after_forward", 2: "fsdp_sharding_strategy"}.get(fsdp, "")  # the one of two that this version ignores; its default means FULL_SHARD
-    asked = {"true": "FULL_SHARD", "1": "FULL_SHARD", "false": "SHARD_GRAD_OP"}.get(env.get(key.upper()), env.get(key.upper(), "FULL_SHARD").upper())
-    problems = [f"the launcher was asked for more than accelerate runs here, which is {name} on {runs} x {accelerator.device.type}; {REHEARSE}"] * dropped
-    problems += [f"{key} {asked} has no effect, accelerate runs {name}"] * (asked not in ("FULL_SHARD", name.split()[-1]))
-    return [f"{problem}; what the YAML really does: python scripts/check_config.py YAML" for problem in problems]
-
-
-def validate_args(args, accelerator):
-    """Stop with 64 and all problems at once: in values, in pairs of them, and in what accelerate runs against what was asked."""
-    zero_is_fine = "warmup_steps weight_decay max_grad_norm seed lora_dropout dataloader_num_workers save_steps nonfinite_budget".split()
-    problems = [f"--{name} {value}: must be {'0 or more' if name in zero_is_fine else 'above 0'}" for name, value in vars(args).items()
-                if type(value) in (int, float) and name != "max_steps" and not (0 < value < math.inf or value == 0 and name in zero_is_fine)]
-    (name, fsdp, zero), of_deepspeed = strategy_in_force(accelerator), getattr(accelerator.state.deepspeed_plugin, "deepspeed_config", {})
-    env, model, on_cpu = os.environ, Path(args.model_name_or_path), accelerator.device.type == "cpu"
-    sharded, needs_peft = fsdp or zero >= 0, args.load_in_8bit or args.load_in_4bit or args.use_rslora or args.use_dora
-    computes_in = {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision, args.dtype)
-    rules = [
-        (args.load_in_8bit and args.load_in_4bit, "--load_in_8bit and --load_in_4bit: choose one"),
-        (needs_peft and not args.use_peft, "a quantized base cannot be trained itself, and --use_rslora and --use_dora are for adapters: add --use_peft"),
-        (args.lora_dropout >= 1, f"--lora_dropout {args.lora_dropout}: must be below 1"),
-        (args.dtype == "float16" and not args.use_peft, "float16 weights cannot be trained, for want of an fp32 master copy: use --dtype float32 with mixed_precision: fp16 in the YAML"),
-        (model.exists() and not (model / "config.json").is_file(), f"--model_name_or_path {model}: no config.json in it"),
-        (Path(args.output_dir).is_file(), f"--output_dir {args.output_dir}: is a file"),
-        (args.resume_from_checkpoint not in ("auto", "none") and not Path(args.resume_from_checkpoint).is_dir(), f"--resume_from_checkpoint {args.resume_from_checkpoint}: neither auto nor none nor a folder"),
-        (unknown := set(args.allow_change) - set(vars(args)) - {"data"}, f"--allow_change {' '.join(sorted(unknown))}: not the name of an argument"),
-        (env.get("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE") == "cpu" and "DS_ACCELERATOR" not in env and not (shutil.which("ninja") and shutil.which("c++")), "DeepSpeed compiles its CPU optimizer at first use: put ninja (pip install ninja) and a C++ compiler (g++) on the PATH"),
-        (args.load_in_8bit and fsdp, f"{name} cannot shard int8 weights: use --load_in_4bit, or int8 with ddp.yaml"),
-        (args.load_in_4bit and sharded and args.dtype != computes_in, f"{name} would cast, and so destroy, 4-bit weights that are not stored in what it computes in: use --dtype {computes_in}"),
-        (any(int(env.get(f"PARALLELISM_CONFIG_{kind}_SIZE", 1)) > 1 for kind in ["TP", "CP", "SP"] + ["DP_SHARD"] * (fsdp != 2)), f"{name} shards no mesh of this kind: set tp_size, cp_size and sp_size to 1, and dp_shard_size too without FSDP2"),
-        (fsdp == 1 and not accelerator.state.fsdp_plugin.use_orig_params, "FSDP1 with fsdp_use_orig_params: false trains nothing, since the optimizer is made before its flat parameters: set it to true"),
-        (zero == 3 and of_deepspeed["zero_optimization"].get("stage3_gather_16bit_weights_on_model_save") is not True, f"{name} could not save the weights in the end: set zero3_save_16bit_model: true in the YAML, or stage3_gather_16bit_weights_on_model_save in the DeepSpeed config"),
-        (doubled := [key for key in "gradient_accumulation_steps gradient_clipping train_batch_size train_micro_batch_size_per_gpu optimizer scheduler".split() if of_deepspeed.get(key, "auto") != "auto"], f"the command line owns {', '.join(doubled)}: delete that from the YAML, or set it to auto in the DeepSpeed config"),
-        (args.use_peft and name == "FSDP1 NO_SHARD", f"{name} loses frozen weights when adapters are saved: use ddp.yaml, which holds the same"),
-        (args.load_in_4bit and fsdp == 1 and name.endswith(("SHARD_GRAD_OP", "ZERO2")), f"{name} cannot hold a 4-bit base: use fsdp2_shard_grad_op.yaml or fsdp1_full_shard.yaml"),
-        (on_cpu and (args.attn_implementation.startswith("fl") or "/" in args.attn_implementation), f"--attn_implementation {args.attn_implementation} needs a GPU: use sdpa"),
-        (on_cpu and args.optim.startswith("paged"), f"--optim {args.optim} pages between GPU and host: use adamw_8bit or adamw_torch_fused"),
-        (args.optim.endswith("bit") and sharded, f"--optim {args.optim} cannot hold the shards of {name}: use adamw_torch_fused"),
-    ]
-    if problems := problems + check_strategy(accelerator) + [problem for broken, problem in rules if broken]:
-        stop(64, *problems)
-    of_deepspeed.update(gradient_clipping=args.max_grad_norm, train_micro_batch_size_per_gpu=args.per_device_train_batch_size)  # the loop's own calls do not reach its engine (huggingface/accelerate#1970)
+        stop(64, f"accelerate cannot run what the launcher was asked for: {str(error).splitlines()[0]}", "without GPUs, rehearse: python scripts/rehearse.py --config_file YAML recipes/llama.py ...")
+    fsdp = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
+    if fsdp and (accelerator.is_fsdp2 or fsdp.sharding_strategy.name != "NO_SHARD"):  # no_sync would hold whole gradients (huggingface/accelerate#2531)
+        accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = True
+    if accelerator.is_fsdp2 and fsdp.mixed_precision_policy:  # else the loss, a sum, is rounded to bf16
+        fsdp.mixed_precision_policy = replace(fsdp.mixed_precision_policy, output_dtype=torch.float32)
+    if accelerator.state.deepspeed_plugin:  # the loop's own calls do not reach its engine (huggingface/accelerate#1970)
+        accelerator.state.deepspeed_plugin.deepspeed_config.update(gradient_clipping=args.max_grad_norm, train_micro_batch_size_per_gpu=args.per_device_train_batch_size)
+    torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
+    return accelerator
 
 
 def row_to_messages(row):
@@ -213,7 +166,8 @@ def row_to_messages(row):
 
 
 def tokenize_row(row, tokenizer, max_length):
-    """Return input_ids, labels (-100 except on what the assistant says, its end of turn included) and whether the row was cut."""
+    """Return input_ids, labels (-100 except on what the assistant says, its end of turn included), whether the row was cut,
+    and number, largest and hash of its tokens."""
     messages, spans = row_to_messages(row), []
     text = tokenizer.apply_chat_template(messages, tokenize=False)
     for i in (i for i, message in enumerate(messages) if message["role"] == "assistant"):
@@ -228,39 +182,20 @@ def tokenize_row(row, tokenizer, max_length):
     labels = [token if learned else -100 for token, learned in zip(encoded["input_ids"], learn, strict=True)]
     if max(labels[1:max_length], default=-100) == -100:  # the first token is never predicted
         raise ValueError(f"has no answer within --max_length {max_length}: {labels.count(-100)} tokens are prompt")
-    return {"input_ids": encoded["input_ids"][:max_length], "labels": labels[:max_length], "truncated": len(labels) > max_length}
+    tokens = np.array(encoded["input_ids"][:max_length], dtype=np.int32)
+    return {"input_ids": tokens.tolist(), "labels": labels[:max_length], "truncated": len(labels) > max_length, "length": len(tokens), "largest": int(tokens.max()), "hash": xxhash.xxh3_64_intdigest(tokens) >> 1}
 
 
 def load_split(name, config, split, tokenizer, args):
-    """Return the rows of a file, folder or hub id, as input_ids, labels and number (row), and their counts; stop with 65 or 69."""
-    files = [Path(name)] if Path(name).suffix in FILE_TYPES else sorted(f for f in Path(name).glob(f"{split}*") if f.suffix in FILE_TYPES)
-    unit = "line" if files and files[0].suffix == ".jsonl" else "row"
-    def tokenize(row, max_length=args.max_length):  # not args: the cache knows a function by all that it refers to
-        try:
-            if unit == "line":  # read as bytes: columns may differ, and a bad line has its number
-                line = row["text"].encode("latin-1").decode("utf-8-sig")
-                if not isinstance(row := json.loads(line, object_pairs_hook=lambda pairs: dict(pairs) if len(dict(pairs)) == len(pairs) else pairs), dict):
-                    raise ValueError("is not a JSON object with each key once")
-            return {**tokenize_row(row, tokenizer, max_length), "problem": ""}
-        except json.JSONDecodeError as error:
-            problem = f"is not JSON: {error.msg} at column {error.colno}" if error.doc.strip() else "is blank"
-        except Exception as error:  # a template raises what it likes
-            problem = str(error) if type(error) is ValueError else f"cannot be used: {type(error).__name__}: {error}"
-        return {"input_ids": [], "labels": [], "truncated": False, "problem": " ".join(problem.encode(errors="backslashreplace").decode().split())[:200]}
-    try:
-        if odd := [file.name for file in files if file.suffix != files[0].suffix or not file.stat().st_size]:
-            stop(65, f"{name}: {', '.join(odd)[:200]}: empty, or of a second file type")
-        rows = load_dataset(**FILE_TYPES[files[0].suffix], data_files=[*map(str, files)], split="train") if files else load_dataset(name, config).get(split)
-        if not rows:
-            return stop(65, f"{name}: no rows in split {split}") if split == args.dataset_train_split or args.eval_dataset_name else (None, "none")
-        done = rows.map(tokenize, remove_columns=rows.column_names, num_proc=args.dataset_num_proc, desc=f"Tokenising {name}")
-    except Exception as error:  # so do the readers of files
-        stop(*((69, f"{name}: {error}", HUB_HELP) if isinstance(error, ConnectionError) else (65, f"{name}: {' '.join(str(error.__cause__ or error).split())[:300]}")))
-    kept = done.add_column("row", np.arange(1, len(done) + 1)).select([i for i, problem in enumerate(done["problem"]) if not problem])
-    bad = [f"{files[0] if len(files) == 1 else name}, {unit} {i}: {problem}" for i, problem in enumerate(done["problem"], 1) if problem and (problem != "is blank" or not kept)]
-    if not kept or (bad and not args.skip_bad_rows):
-        stop(65, *bad[:3], f"{name}: {len(bad)} of {len(rows)} {unit}s cannot be used: mend them, or leave them out with --skip_bad_rows")
-    return kept.select_columns(["input_ids", "labels", "row"]), f"{len(kept)}, {sum(done['truncated'])} truncated to --max_length, {len(bad)} left out"
+    """Return the tokenised rows of a split of a file, folder or hub id, and their counts as text; (None, "none") without that split."""
+    tokenize = partial(tokenize_row, tokenizer=tokenizer, max_length=args.max_length)
+    if rows:
+        return rows.read_split(name, config, split, tokenize, args, required=split == args.dataset_train_split or args.eval_dataset_name)
+    found = load_dataset("json", data_files=name, split="train") if Path(name).is_file() else load_dataset(name, config).get(split)
+    if not found:
+        return None, "none"
+    done = found.map(tokenize, remove_columns=found.column_names, num_proc=args.dataset_num_proc)
+    return done.add_column("row", np.arange(1, len(done) + 1)).with_format("numpy"), str(len(done))
 
 
 def load_data(args, tokenizer):
@@ -272,15 +207,64 @@ def load_data(args, tokenizer):
     return train_rows, eval_rows, {"train rows": counts, "eval rows": eval_counts}
 
 
-def global_batches(num_rows, batch_size, window, num_epochs=1, seed=None):
-    """Return the batches of a whole run, for all ranks and in order, as lists of row numbers: a function of seed and epoch.
-    accelerate deals batch j to rank j % ranks. Empty batches fill each epoch up to whole windows (accumulation x ranks)."""
+def best_fit(lengths, capacity):
+    """Return lines of at most `capacity` tokens, as lists of row numbers. Each row, the longest first, goes to where it
+    leaves the least room (best-fit decreasing, arXiv 2404.10830)."""
+    lines, rooms, shortest = [], [], min(lengths)  # rooms: what is left in a line, and the line, in order
+    for row in np.argsort(-np.asarray(lengths), kind="stable").tolist():
+        place = bisect_left(rooms, (lengths[row], 0))
+        room, line = rooms.pop(place) if place < len(rooms) else (capacity, len(lines))
+        lines += [[] for _ in range(line - len(lines) + 1)]
+        lines[line].append(row)
+        if room - lengths[row] >= shortest:
+            insort(rooms, (room - lengths[row], line))
+    return lines
+
+
+def global_batches(num_lines, batch_size, window, num_epochs=1, seed=None, lengths=None):
+    """Return the batches of a whole run, for all ranks and in order, as lists of line numbers: a function of seed and epoch.
+    accelerate deals batch j to rank j % ranks. Empty batches fill each epoch up to whole windows (accumulation x ranks).
+    With lengths, those of the lines, each 50 windows of them are sorted, the longest first."""
     batches = []
     for epoch in range(num_epochs):
-        order = np.arange(num_rows) if seed is None else np.random.default_rng((seed, epoch)).permutation(num_rows)
-        batches += [order[start : start + batch_size].tolist() for start in range(0, num_rows, batch_size)]
+        order = np.arange(num_lines) if seed is None else np.random.default_rng((seed, epoch)).permutation(num_lines)
+        if lengths is not None:
+            parts = np.split(order, range(50 * batch_size * window, num_lines, 50 * batch_size * window))
+            order = np.concatenate([part[np.argsort(-lengths[part], kind="stable")] for part in parts])
+        batches += [order[start : start + batch_size].tolist() for start in range(0, num_lines, batch_size)]
         batches += [[]] * (-len(batches) % window)
     return batches
+
+
+def collate(source, lines, pad_token_id, width=0, refit=False, varlen=False):
+    """Return a batch of lines, each a list of row numbers of `source`: one row, or several that do not see each other.
+
+    inputs: input_ids, [lines, tokens], padded on the right, where no token looks; position_ids begin anew with each row of
+        a line, by which transformers keeps rows apart where there is neither mask nor cache
+    supervised: positions, [n], in the flattened batch, whose next token is learnt, and that token, targets, [n]
+    counts: n, and tokens without padding. row: numbers in the file, from 1, on the host
+    width: pad to it. refit: put the rows of the batch into as few lines as there need be. varlen: into one, for FlashAttention."""
+    lines = [source.__getitems__(line) for line in lines] or [[{"input_ids": [pad_token_id], "labels": [-100], "row": 0}]]  # a rank without rows still takes part
+    documents = sum(lines, [])
+    lengths = [len(row["input_ids"]) for row in documents]
+    if varlen or refit:
+        lines = [documents] if varlen else [[documents[i] for i in line] for line in best_fit(lengths, max(lengths))]
+    shape = len(lines), max(width * (not varlen), *(sum(len(row["input_ids"]) for row in line) for line in lines))
+    ids, labels, positions = np.full(shape, pad_token_id), np.full(shape, -100), np.zeros(shape, dtype=np.int64)
+    for i, line in enumerate(lines):
+        end = 0
+        for row in line:
+            part = slice(end, end := end + len(row["input_ids"]))
+            ids[i, part], labels[i, part], positions[i, part] = row["input_ids"], row["labels"], np.arange(end - part.start)
+            labels[i, part.start] = -100  # nothing comes before it
+    learnt, inputs = np.flatnonzero(labels != -100), {"input_ids": torch.from_numpy(ids)}
+    if len(documents) > len(lines):
+        inputs["position_ids"] = torch.from_numpy(positions)
+    if varlen:  # known here, so that no layer has to read it from the device
+        ends = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+        inputs |= {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": max(lengths), "max_length_k": max(lengths)}
+    return {"inputs": inputs, "supervised": {"positions": torch.from_numpy(learnt - 1), "targets": torch.from_numpy(labels.ravel()[learnt])},
+            "counts": torch.tensor([len(learnt), sum(lengths)]), "row": [int(row["row"]) for row in documents]}
 
 
 def load_tokenizer(name):
@@ -288,7 +272,7 @@ def load_tokenizer(name):
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, padding_side="right", trust_remote_code=False)
     except (OSError, ValueError) as error:
-        stop(64 if Path(name).exists() or name.startswith((".", "/")) else 69, f"{name}: no tokenizer: {str(error).splitlines()[0]}", HUB_HELP)
+        stop(64 if Path(name).exists() or name.startswith((".", "/")) else 69, f"{name}: no tokenizer: {str(error).splitlines()[0]}", *([rows.OFFLINE] if rows else []))
     tokenizer.chat_template = tokenizer.chat_template or DEFAULT_CHAT_TEMPLATE
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     return tokenizer
@@ -308,10 +292,15 @@ def load_model(args, accelerator):
     if args.gradient_checkpointing:  # called gradient_checkpointing_enable in older transformers
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": False})
     model.apply(lambda module: setattr(module, "support_avx512bf16_for_cpu", False))  # else a CPU repacks 4-bit weights at the first evaluation, and gradients stop there
+    if args.use_liger_kernel:  # not its loss, which is that of loss_in_head
+        apply_liger_kernel(model, {"fused_linear_cross_entropy": False, "cross_entropy": False})
     if args.use_peft:
+        from peft import LoraConfig, get_peft_model  # here, since that takes seconds
+        from peft.utils.other import fsdp_auto_wrap_policy
         model = get_peft_model(model, LoraConfig(
-            task_type="CAUSAL_LM", r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, target_modules="all-linear" if args.lora_target_modules == ["all-linear"] else args.lora_target_modules, use_rslora=args.use_rslora, use_dora=args.use_dora))
-        if strategy_in_force(accelerator)[1] == 1:  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
+            task_type="CAUSAL_LM", r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, use_rslora=args.use_rslora, use_dora=args.use_dora,
+            target_modules="all-linear" if args.lora_target_modules == ["all-linear"] else args.lora_target_modules))
+        if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
             accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
     return model
 
@@ -328,10 +317,37 @@ def make_optimizer(model, args):
     return getattr(optim, args.optim.replace("paged_", "Paged").replace("adamw_", "AdamW"))(groups, lr=args.learning_rate)
 
 
+def loss_in_head(model, max_logits_mib):
+    """Make the model's output head return the summed cross-entropy of what SUPERVISED names, and never more logits than
+    max_logits_mib. Return how, as text. Inside of the head every strategy has its weight whole, and gathers it once."""
+    inner, head, vocab = getattr(model, "get_base_model", lambda: model)(), model.get_output_embeddings(), model.get_input_embeddings().num_embeddings
+    piece, logits_of, own = max(int(max_logits_mib * 2**20 / (4 * vocab)), 1), head.forward, torch.zeros(1, 1, 1)
+    with mock.patch.object(inner.base_model, "forward", lambda *_, **__: mock.MagicMock(last_hidden_state=own)), mock.patch.object(head, "forward", lambda _: own):
+        comes_last = inner(input_ids=torch.zeros(1, 1, dtype=torch.long)).logits is own  # Gemma 2, Granite and Cohere cap or scale logits
+    torchs = comes_last and hasattr(torch.nn.functional, "linear_cross_entropy") and type(head) is torch.nn.Linear and head.bias is None
+
+    def loss_of(hidden, targets):
+        return cross_entropy(logits_of(hidden).float(), targets, reduction="sum")
+
+    @torch.compiler.disable
+    def forward(hidden):
+        hidden, targets = hidden.flatten(0, 1)[SUPERVISED["positions"]], SUPERVISED["targets"]
+        if len(targets) <= piece or not comes_last:
+            return loss_of(hidden, targets) if comes_last else logits_of(hidden)
+        if torchs and hidden.is_cuda:  # on a CPU it takes longer than the pieces below
+            options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=piece, chunking_method=None)
+            return torch.nn.functional.linear_cross_entropy(hidden, head.weight.to(hidden.dtype), targets, reduction="sum", options=options)
+        return sum(recompute(loss_of, *part, use_reentrant=False) for part in zip(hidden.split(piece), targets.split(piece), strict=True))
+
+    head.forward = forward
+    return f"logits of learnt tokens alone, {f'{piece:,} at a time' if comes_last else 'which the model changes after its head'}"
+
+
 def summed_loss(model, batch):
-    """Return the cross-entropy summed over a batch's supervised tokens, in nats and fp32; FSDP2 returns the model's own in bf16."""
-    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits[:, :-1].flatten(0, 1).float()
-    return torch.nn.functional.cross_entropy(logits, batch["labels"][:, 1:].flatten(), ignore_index=-100, reduction="sum")
+    """Return the cross-entropy summed over a batch's supervised tokens, in nats and fp32."""
+    SUPERVISED.update(batch["supervised"])
+    logits = model(**batch["inputs"], use_cache=False).logits
+    return logits if logits.dim() == 0 else cross_entropy(logits.float(), SUPERVISED["targets"], reduction="sum")
 
 
 @torch.no_grad()
@@ -340,7 +356,7 @@ def evaluate(accelerator, model, loader, step):
     model.eval()
     total = torch.zeros(2, device=accelerator.device)
     for batch in loader:
-        total += torch.stack([summed_loss(model, batch), (batch["labels"][:, 1:] != -100).sum()])
+        total += torch.stack([summed_loss(model, batch), batch["counts"][0]])
         if fault_tolerance and fault_tolerance.stop_asked(accelerator):
             return None
     model.train()
@@ -357,27 +373,6 @@ def export_model(accelerator, model, tokenizer, output_dir):
         tokenizer.save_pretrained(output_dir)
 
 
-def report_start(accelerator, args, model, tokenizer, rows, counts, steps, facts):
-    """Print what is really in force and one row with its supervised part in [[ ]]; write it all to run.json."""
-    total, trained = np.sum([(size := getattr(weight, "ds_numel", weight.numel()), size * weight.requires_grad) for weight in model.parameters()], axis=0)
-    batch, quantization = facts["rows_per_step"], "int8" if args.load_in_8bit else args.bnb_4bit_quant_type if args.load_in_4bit else "no"
-    parts = groupby(zip(rows[0]["input_ids"], rows[0]["labels"], strict=True), lambda pair: pair[1] != -100)  # learnt or not
-    summary = {
-        "model": f"{args.model_name_or_path}, {total:,} parameters, {trained:,} trained ({trained / total:.2%})",
-        "strategy": f"{strategy_in_force(accelerator)[0]}, {accelerator.num_processes} x {accelerator.device.type}",
-        "precision": f"weights {args.dtype}, mixed precision {accelerator.mixed_precision}, quantization {quantization}",
-        "attention": model.config._attn_implementation,
-        "batch": f"{batch} rows, about {batch * sum(map(len, rows['input_ids'])) // len(rows):,} tokens; {steps} steps",
-        "checkpoints": f"every {args.save_steps} steps" if fault_tolerance else "none: fault_tolerance.py is not beside this recipe",
-        **counts,
-        "sample": "".join("[[" * learnt + tokenizer.decode([token for token, _ in pairs]) + "]]" * learnt for learnt, pairs in parts)}
-    if accelerator.is_main_process:
-        print("\n".join(f"{name:>11}: {text}" for name, text in summary.items()), flush=True)
-        run = {"summary": summary, "arguments": vars(args), **facts, "launch": {key: value for key, value in os.environ.items() if key.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_")) and not any(word in key for word in ("TOKEN", "KEY", "SECRET", "PASS"))}}
-        run["versions"] = {name: sys.modules[name].__version__ for name in "torch accelerate transformers datasets peft bitsandbytes deepspeed".split() if name in sys.modules}
-        Path(args.output_dir, "run.json").write_text(json.dumps(run, indent=2))
-
-
 def main():
     args = parse_args()
     if fault_tolerance:
@@ -385,7 +380,8 @@ def main():
     # ---- Accelerator and seed ----
     accumulation, output_dir = args.gradient_accumulation_steps, Path(args.output_dir)
     accelerator = make_accelerator(args)
-    validate_args(args, accelerator)
+    if preflight and (problems := preflight.find_problems(args, accelerator)):
+        stop(64, *problems)
     set_seed(args.seed)
     output_dir.mkdir(parents=True, exist_ok=True)
     checkpoint, progress = None, {"step": 0, "schedule_steps": 0, "num_input_tokens_seen": 0, "nonfinite_steps": 0, "evaluated": True}
@@ -396,24 +392,30 @@ def main():
     # ---- Tokenizer and data ----
     tokenizer = load_tokenizer(args.model_name_or_path)
     with accelerator.local_main_process_first():  # the others read its cache
-        train_rows, eval_rows, counts = load_data(args, tokenizer)
-    window = accumulation * accelerator.num_processes  # micro-batches of one optimizer step
-    facts = {"rows_per_step": args.per_device_train_batch_size * window, "data": xxhash.xxh3_128_hexdigest(np.concatenate(train_rows.with_format("numpy")["input_ids"][:]))}
+        train_rows, eval_rows, told = load_data(args, tokenizer)
+    lengths, window = train_rows["length"][:], accumulation * accelerator.num_processes  # window: micro-batches of an optimizer step
+    lines = sorted(best_fit(lengths, args.max_length), key=min) if args.packing else [[row] for row in range(len(train_rows))]
+    facts = {"rows_per_step": args.per_device_train_batch_size * window, "data": xxhash.xxh3_128_hexdigest(train_rows["hash"][:].tobytes())}
     if checkpoint:
-        fault_tolerance.check_changes(accelerator, args, progress, facts)
-    steps_per_epoch = math.ceil(len(train_rows) / facts["rows_per_step"])
+        preflight.check_changes(accelerator, args, progress, facts)
+    steps_per_epoch = math.ceil(len(lines) / facts["rows_per_step"])
     total_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * steps_per_epoch)
-    batches = global_batches(len(train_rows), args.per_device_train_batch_size, window, math.ceil(total_steps / steps_per_epoch), args.seed if args.train_sampling_strategy == "random" else None)
-    # Pad on the right. A rank without rows gets one unsupervised token: it still takes part in every collective call
-    options = {"collate_fn": lambda rows: DataCollatorForSeq2Seq(tokenizer)(rows or [{"input_ids": [0], "labels": [-100], "row": 0}]), "num_workers": args.dataloader_num_workers, "worker_init_fn": lambda _: os.setsid()}  # a signal to the group is not for workers
-    train_loader = DataLoader(train_rows, batch_sampler=batches[progress["step"] * window : total_steps * window], **options)
-    eval_loader = eval_rows and accelerator.prepare(DataLoader(eval_rows, batch_sampler=global_batches(len(eval_rows), args.per_device_eval_batch_size, accelerator.num_processes), **options))
+    by_length = lengths if args.train_sampling_strategy == "group_by_length" else None
+    batches = global_batches(len(lines), args.per_device_train_batch_size, window, math.ceil(total_steps / steps_per_epoch), None if args.train_sampling_strategy == "sequential" else args.seed, by_length)
+    varlen = "flash" in args.attn_implementation and (args.packing or args.padding_free)
+    layout = {"pad_token_id": tokenizer.pad_token_id, "refit": args.padding_free, "varlen": varlen}
+    options = {"num_workers": args.dataloader_num_workers, "pin_memory": accelerator.device.type == "cuda", "worker_init_fn": lambda _: os.setsid()}  # a signal to the group is not for workers
+    train_loader = DataLoader(lines, batch_sampler=batches[progress["step"] * window : total_steps * window], collate_fn=partial(collate, train_rows, width=args.max_length * args.packing, **layout), **options)
+    if eval_rows:
+        batches = global_batches(len(eval_rows), args.per_device_eval_batch_size, accelerator.num_processes)
+        eval_loader = accelerator.prepare(DataLoader([[row] for row in range(len(eval_rows))], batch_sampler=batches, collate_fn=partial(collate, eval_rows, **layout), **options))
 
     # ---- Model ----
     model = load_model(args, accelerator)
-    if (largest := max(tokenizer.pad_token_id, *map(max, train_rows["input_ids"]))) >= model.get_input_embeddings().num_embeddings:
+    if (largest := max(tokenizer.pad_token_id, train_rows["largest"][:].max())) >= model.get_input_embeddings().num_embeddings:
         stop(64, f"the rows have a token {largest}, but the model has no embedding for it: resize its embeddings first")
-    report_start(accelerator, args, model, tokenizer, train_rows, counts, total_steps, facts)
+    told["loss"] = loss_in_head(model, args.max_logits_mib)
+    preflight.report_start(accelerator, args, model, tokenizer, train_rows, lines, total_steps, facts, told) if preflight else accelerator.print("no checkpoints: fault_tolerance.py is not beside this recipe")
 
     # ---- Optimizer and schedule ----
     optimizer = make_optimizer(model, args)
@@ -437,7 +439,7 @@ def main():
     step, num_tokens_seen = progress["step"], progress["num_input_tokens_seen"]
     loader, start, tokens_before = iter(train_loader), time.perf_counter(), num_tokens_seen
     while True:  # here `step` steps are done
-        progress |= {"step": step, "evaluated": step == progress["step"] and progress["evaluated"], "schedule_steps": schedule.state_dict()["last_epoch"], "num_input_tokens_seen": int(num_tokens_seen), "arguments": vars(args) | facts, "strategy": strategy_in_force(accelerator)[0]}
+        progress |= {"step": step, "evaluated": step == progress["step"] and progress["evaluated"], "schedule_steps": schedule.state_dict()["last_epoch"], "num_input_tokens_seen": num_tokens_seen, "arguments": vars(args) | facts}
         if eval_rows and not progress["evaluated"] and (step % eval_every == 0 or step == total_steps):
             if metrics := evaluate(accelerator, model, eval_loader, step):
                 metrics_file.write(json.dumps(metrics) + "\n")
@@ -450,10 +452,9 @@ def main():
         if step >= total_steps:
             break
         step += 1
-        micro_batches, losses = [next(loader) for _ in range(accumulation)], []
+        micro_batches, losses, applied = [next(loader) for _ in range(accumulation)], [], True
         torch.manual_seed(int(np.random.SeedSequence((args.seed, step, accelerator.process_index)).generate_state(1)[0]))  # for dropout; no random state to save. After next, whose first call draws a number
-        counted = [torch.stack([(b["labels"][:, 1:] != -100).sum(), b["attention_mask"].sum()]) for b in micro_batches]
-        num_supervised, num_tokens = accelerator.reduce(sum(counted))  # of the whole window, over all ranks
+        num_supervised, num_tokens = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))  # of the whole window, over all ranks
         for batch in micro_batches:
             with accelerator.accumulate(model):
                 loss = summed_loss(model, batch) / num_supervised
@@ -463,27 +464,24 @@ def main():
                 accelerator.backward(loss * (window + 0 * losses[-1]))
                 if accelerator.sync_gradients:
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm or math.inf)
-                    if grad_norm is not None and not math.isfinite(grad_norm):
-                        optimizer.zero_grad()  # without gradients the optimizer changes nothing
+                    if fault_tolerance:
+                        applied = fault_tolerance.hold_back(accelerator, optimizer, grad_norm, step, micro_batches, losses)
                 optimizer.step()
                 optimizer.zero_grad()
-        num_tokens_seen += num_tokens
-        finite = not accelerator.optimizer_step_was_skipped and (grad_norm is None or math.isfinite(grad_norm))
-        if not finite and fault_tolerance:
-            fault_tolerance.handle_nonfinite(accelerator, model, optimizer, args, progress, micro_batches, losses)
-        elif not finite and accelerator.mixed_precision != "fp16":
-            stop(70, f"a loss or gradient of step {step} is not finite; no weight was changed, and none is saved without fault_tolerance.py")
-        if step % args.logging_steps == 0 or step == total_steps:
-            loss = accelerator.reduce(sum(losses)).item()
+        num_tokens_seen = num_tokens_seen + num_tokens
+        if step % args.logging_steps == 0 or step == total_steps:  # only here the device is waited for
+            loss, norm = accelerator.reduce(sum(losses)).item(), math.nan if grad_norm is None else float(grad_norm)
             metrics = {
                 "step": step, "epoch": step / steps_per_epoch, "loss": loss if math.isfinite(loss) else None,
-                "grad_norm": float(grad_norm) if finite and grad_norm is not None else None, "learning_rate": schedule.get_last_lr()[0],
+                "grad_norm": norm if math.isfinite(norm) else None, "learning_rate": schedule.get_last_lr()[0],
                 "num_input_tokens_seen": int(num_tokens_seen), "tokens_per_second": int(num_tokens_seen - tokens_before) / (time.perf_counter() - start),
                 "peak_memory_gib": (torch.cuda.max_memory_allocated() or getrusage(RUSAGE_SELF).ru_maxrss * 1024) / 2**30}
             metrics_file.write(json.dumps(metrics) + "\n")
             accelerator.log({name: value for name, value in metrics.items() if value is not None}, step=step)
             bar.set_postfix(loss=f"{loss:.4f}")
-        if finite:
+            if not fault_tolerance and not math.isfinite(loss):
+                stop(70, f"the loss of step {step} is not finite; without fault_tolerance.py nothing is saved")
+        if applied and not accelerator.optimizer_step_was_skipped:
             schedule.step()
         bar.update()
 

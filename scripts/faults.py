@@ -95,7 +95,7 @@ def fill_disk(path, free):
 def record_rows(module, path, model, batch):
     if torch.is_grad_enabled():  # DeepSpeed's engine is always in training mode, its module is not
         with open(f"{path}.{RANK}", "a") as file:
-            file.write(json.dumps({"step": module.fault_tolerance.RUN["step"], "rows": batch["row"].tolist()}) + "\n")
+            file.write(json.dumps({"step": module.fault_tolerance.RUN["step"], "rows": batch["row"]}) + "\n")
 
 
 def disturb(do, fault, module, arguments):
@@ -136,7 +136,7 @@ def met(fault, module, calls, arguments):
     if fault["do"] == "record rows":
         return True
     if "row" in fault:
-        return fault["row"] in arguments[1]["row"].tolist()
+        return fault["row"] in arguments[1]["row"]
     if "step" in fault:  # in training: an evaluation that a stop cut short is done again when the run goes on
         training = fault["at"] != "summed_loss" or torch.is_grad_enabled()
         return training and calls[-1] == fault["step"] and calls.count(calls[-1]) == 1

@@ -29,7 +29,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "recipes"))
-from llama import FILE_TYPES, row_to_messages  # noqa: E402
+from llama import row_to_messages  # noqa: E402
+from rows import FILE_TYPES  # noqa: E402
 
 LOAD_ERRORS = (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError, SafetensorError)
 

@@ -72,7 +72,7 @@ def test_ten_thousand_mangled_rows_break_nothing(tiny, tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "argv", [str(word) for word in command])
         rows, _, counts = llama.load_data(llama.parse_args(), tokenizer)
         lines = path.read_bytes().replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        for row in rows:
+        for row in rows.with_format(None):
             supervised = [label for label in row["labels"] if label != -100]
             assert supervised and 1 < len(row["input_ids"]) == len(row["labels"]) <= 64
             line = lines[row["row"] - 1].decode()  # UTF-8, and the very line that the number says

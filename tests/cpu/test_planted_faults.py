@@ -25,6 +25,7 @@ FSDP2_NO_SHARD = ("accelerate_configs/fsdp2_full_shard.yaml",
 COLLECTIVES = "tests/static/test_recipes.py::TestRecipe::test_every_rank_takes_part_in_every_collective_call[llama.py]"
 SHARDING_KEY = "tests/static/test_configs.py::TestConfig::test_it_uses_the_sharding_key_of_its_version"
 PACKED = "tests/static/test_masks.py::test_packed_documents_do_not_see_each_other[llama-sdpa]"
+LAID_OUT = "tests/static/test_masks.py::test_a_batch_of_the_recipe_keeps_rows_and_padding_apart[packed-llama-sdpa]"
 END_OF_TURN = "tests/static/test_rows.py::test_a_pad_token_equal_to_the_end_of_turn_does_no_harm"
 TRAINED = "tests/static/test_adapters.py::test_exactly_what_should_train_is_trained[--use_peft]"
 EXPORT = "    export_model(accelerator, model, tokenizer, output_dir)\n"
@@ -43,7 +44,11 @@ FOUND_BY_A_TEST = {
         f"{SHARDING_KEY}[fsdp1_no_shard]", r"assert \('fsdp_sharding_strategy' in", *FSDP1_NO_SHARD),
     "NO_SHARD of FSDP2 that is full shard": (
         f"{SHARDING_KEY}[fsdp2_full_shard]", r"assert \('fsdp_sharding_strategy' in", *FSDP2_NO_SHARD),
-    "an all-ones mask under packing": (  # no recipe packs yet: in the packed rows of the tests
+    "packed rows whose positions run on": (
+        LAID_OUT, r"assert 0\.\d+ == 0",
+        RECIPE, 'inputs["position_ids"] = torch.from_numpy(positions)',
+        'inputs["position_ids"] = torch.arange(ids.shape[1]).expand(ids.shape)'),
+    "an all-ones mask under packing": (
         PACKED, r"assert 0\.\d+ == 0",
         MASK_PROBE, '"use_cache": False}', '"use_cache": False, "attention_mask": torch.ones_like(owners)}'),
     "an end of turn that is not learnt where it is the pad token too": (
@@ -62,8 +67,8 @@ SHORT = ("--max_steps", "2")
 ONE_PROCESS = parity.Run("strategies", "single")
 OTHER_CUT = parity.Run("cuts", "single", batch=1, accumulation=12)
 TWO_RANKS = parity.Run("strategies", "ddp", ranks=2, accumulation=2)
-LOSS, COUNT = "summed_loss(model, batch) / num_supervised", '(batch["labels"][:, 1:] != -100).sum()'
-PAD = "DataCollatorForSeq2Seq(tokenizer)"
+LOSS, COUNT = "summed_loss(model, batch) / num_supervised", 'batch["counts"][0]'
+PAD = "np.full(shape, -100)"
 PREPARED = "model, optimizer, train_loader = accelerator.prepare(model, optimizer, train_loader)"
 FOUND_BY_PARITY = {
     "a mean of means": (
@@ -71,7 +76,7 @@ FOUND_BY_PARITY = {
         RECIPE, LOSS, f"summed_loss(model, batch) / {COUNT} / window"),
     "a pad token that is learnt": (
         OTHER_CUT, "loss",
-        RECIPE, PAD, PAD.replace(")", ", label_pad_token_id=tokenizer.pad_token_id)")),
+        RECIPE, PAD, PAD.replace("-100", "pad_token_id")),
     "a missing factor of the world size": (
         TWO_RANKS, "grad_norm",
         RECIPE, "accelerator.backward(loss * (window +", "accelerator.backward(loss * (accumulation +"),

@@ -8,18 +8,20 @@ import sys
 import pytest
 from launching import REPO, data_of, read_metrics, run
 
+COMPANIONS = ("fault_tolerance", "whole_state", "preflight", "rows")
 
-@pytest.mark.parametrize("companion", [False, True], ids=["alone", "with fault_tolerance.py"])
-def test_a_copied_recipe_trains(companion, tiny, tmp_path):
+
+@pytest.mark.parametrize("companions", [(), COMPANIONS], ids=["alone", "with its companions"])
+def test_a_copied_recipe_trains(companions, tiny, tmp_path):
     shutil.copy(REPO / "recipes" / "llama.py", tmp_path / "train.py")
-    if companion:
-        shutil.copy(REPO / "recipes" / "fault_tolerance.py", tmp_path)
-    command = [sys.executable, "train.py", *data_of(tiny), "--max_steps", 4, "--save_steps", 2, "--output_dir", "run"]
-    done = run(*command, cwd=tmp_path)
+    for name in companions:
+        shutil.copy(REPO / "recipes" / f"{name}.py", tmp_path)
+    command = [sys.executable, "train.py", *data_of(tiny), "--max_steps", 4, "--output_dir", "run"]
+    done = run(*command, *(("--save_steps", 2) if companions else ()), cwd=tmp_path)
     assert done.returncode == 0, done.output[-3000:]
     assert len(read_metrics(tmp_path / "run")[0]) == 4 and (tmp_path / "run" / "model.safetensors").exists()
-    assert ("fault_tolerance.py is not beside this recipe" in done.output) != companion
-    assert len(list((tmp_path / "run").glob("checkpoint-*"))) == 2 * companion
+    assert ("fault_tolerance.py is not beside this recipe" in done.output) != bool(companions)
+    assert len(list((tmp_path / "run").glob("checkpoint-*"))) == (2 if companions else 0)
 
 
 def test_a_recipe_that_was_copied_alone_stops_at_a_loss_that_is_not_finite(tiny, tmp_path):

@@ -11,7 +11,7 @@ import llama
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
-from transformers import AutoTokenizer, ByT5Tokenizer, DataCollatorForSeq2Seq
+from transformers import AutoTokenizer, ByT5Tokenizer
 
 GOOD = '{"prompt": "Spell the word lamp.", "completion": "l-a-m-p"}'
 TURNS = {"user": {"role": "user", "content": "a"}, "assistant": {"role": "assistant", "content": "b"},
@@ -219,7 +219,8 @@ def load(tmp_path, monkeypatch, tokenizer):
         source = tmp_path / "data" / "".join(alone)  # the folder, if there is no such file
         command = ["llama.py", "--dataset_name", source, "--max_length", 200, "--eval_strategy", "no", *flags]
         monkeypatch.setattr(sys, "argv", [str(word) for word in command])
-        return llama.load_data(llama.parse_args(), tokenizer)
+        rows, eval_rows, counts = llama.load_data(llama.parse_args(), tokenizer)
+        return rows.with_format(None), eval_rows and eval_rows.with_format(None), counts
 
     return load_files
 
@@ -306,7 +307,7 @@ def test_an_unreadable_file_is_named(problems_of, monkeypatch):
     def refuse(*arguments, **options):  # root may read all files
         raise PermissionError(13, "Permission denied", "rows.jsonl")
 
-    monkeypatch.setattr("llama.load_dataset", refuse)
+    monkeypatch.setattr("rows.load_dataset", refuse)
     assert "rows.jsonl: [Errno 13] Permission denied" in problems_of({"rows.jsonl": GOOD})[0]
 
 
@@ -342,8 +343,7 @@ def test_an_answer_cut_to_nothing_is_a_problem_and_one_cut_short_is_not(load, pr
 
 def test_the_number_of_a_row_reaches_the_batch(load, tokenizer):
     rows = load(in_line_2("{"), "--skip_bad_rows")[0]
-    batch = DataCollatorForSeq2Seq(tokenizer)([*rows, {"input_ids": [0], "labels": [-100], "row": 0}])
-    assert batch["row"].tolist() == [1, 4, 0] and batch["labels"].shape == batch["input_ids"].shape
+    assert llama.collate(rows.with_format("numpy"), [[0], [1]], tokenizer.pad_token_id)["row"] == [1, 4]
 
 
 def test_rows_are_tokenised_once(load, tmp_path):

@@ -2,10 +2,11 @@
 
 from types import SimpleNamespace
 
-import llama
+import preflight
 import pytest
 from accelerate import DistributedType
 from accelerate.utils import FullyShardedDataParallelPlugin
+from whole_state import strategy_in_force
 
 # What `accelerate launch` exports where the YAML is silent (accelerate 1.15, utils/launch.py)
 LAUNCHER = {"ACCELERATE_USE_FSDP": "true", "WORLD_SIZE": "4", "FSDP_SHARDING_STRATEGY": "FULL_SHARD",
@@ -22,7 +23,8 @@ def problems(monkeypatch, version, strategy, reshard, replicas=1, processes=4):
     mesh = SimpleNamespace(dp_replicate_size=replicas) if replicas > 1 else None
     accelerator = SimpleNamespace(distributed_type=DistributedType.FSDP, state=state, parallelism_config=mesh,
                                   num_processes=processes, device=SimpleNamespace(type="cpu"))
-    return llama.check_strategy(accelerator)
+    found = preflight.check_strategy(accelerator, strategy_in_force(accelerator))
+    return [problem for broken, problem in found if broken]
 
 
 @pytest.mark.parametrize(("version", "strategy", "reshard", "replicas"), [

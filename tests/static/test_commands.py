@@ -23,7 +23,7 @@ PARSERS = {"recipes/llama.py": llama, "train.py": llama, "scripts/generate.py": 
            "scripts/parity.py": parity, "scripts/readme_tables.py": readme_tables,
            "scripts/fault_injection.py": fault_injection}
 PLAIN = {"""kill -USR1 $(grep -oP '"process": \\K[0-9]+' runs/full/status.json)""",
-         "cp recipes/llama.py train.py", "cp recipes/fault_tolerance.py .",
+         "cp recipes/llama.py train.py", "cp recipes/{fault_tolerance,whole_state,preflight,rows}.py .",
          "source .venv/bin/activate", "pip install -r requirements.txt"}
 
 

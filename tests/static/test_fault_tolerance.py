@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import damage
 import fault_tolerance
 import llama
+import preflight
 import pytest
 import torch
 from safetensors import SafetensorError
@@ -19,7 +20,7 @@ UNSAFE = frozenset("""
     model_name_or_path dtype load_in_8bit load_in_4bit bnb_4bit_quant_type bnb_4bit_use_double_quant use_peft lora_r
     lora_alpha lora_dropout lora_target_modules use_rslora use_dora dataset_name dataset_config dataset_train_split
     max_length skip_bad_rows train_sampling_strategy num_train_epochs max_steps optim learning_rate lr_scheduler_type
-    warmup_steps weight_decay max_grad_norm seed""".split())
+    warmup_steps weight_decay max_grad_norm seed packing tf32""".split())
 CHANGES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
 
 
@@ -118,7 +119,7 @@ def alone(ranks):
 
 class TestChanges:
     def test_each_argument_is_in_one_class(self, arguments):
-        names, free = set(vars(arguments)), fault_tolerance.FREE_TO_CHANGE
+        names, free = set(vars(arguments)), preflight.FREE_TO_CHANGE
         assert free | UNSAFE == names and not free & UNSAFE
 
     @pytest.mark.parametrize("name", sorted(UNSAFE | {"data"}))
@@ -126,15 +127,15 @@ class TestChanges:
         facts, accelerator = {"rows_per_step": 8, "data": "abc"}, alone(1)
         progress = {"step": 3, "arguments": vars(arguments) | facts | {name: "another"}}
         with pytest.raises(SystemExit, match="64"):
-            fault_tolerance.check_changes(accelerator, arguments, progress, facts)
+            preflight.check_changes(accelerator, arguments, progress, facts)
         assert f"--allow_change {name}" in capsys.readouterr().err
         arguments.allow_change = [name]
-        fault_tolerance.check_changes(accelerator, arguments, progress, facts)
+        preflight.check_changes(accelerator, arguments, progress, facts)
 
     def test_the_rest_may_change(self, arguments):
         facts, accelerator = {"rows_per_step": 8, "data": "abc"}, alone(1)
-        before = vars(arguments) | facts | dict.fromkeys(fault_tolerance.FREE_TO_CHANGE, "another")
-        fault_tolerance.check_changes(accelerator, arguments, {"step": 3, "arguments": before}, facts)
+        before = vars(arguments) | facts | dict.fromkeys(preflight.FREE_TO_CHANGE, "another")
+        preflight.check_changes(accelerator, arguments, {"step": 3, "arguments": before}, facts)
 
     @pytest.mark.parametrize(("ranks", "fix"), [(1, "_size 8 --gradient_accumulation_steps 3"), (5, "divides 24"),
                                                 (3, "_size 8 --gradient_accumulation_steps 1")])
@@ -142,7 +143,7 @@ class TestChanges:
         accelerator = alone(ranks)
         progress = {"step": 3, "arguments": vars(arguments) | {"rows_per_step": 24, "data": "abc"}}
         with pytest.raises(SystemExit, match="64"):
-            fault_tolerance.check_changes(accelerator, arguments, progress, {"rows_per_step": 7, "data": "abc"})
+            preflight.check_changes(accelerator, arguments, progress, {"rows_per_step": 7, "data": "abc"})
         assert fix in capsys.readouterr().err
 
 

@@ -8,8 +8,8 @@ import json
 import llama
 import pytest
 import torch
+from datasets import Dataset
 from mask_probe import ARCHITECTURES, PADDING, distance_from_alone, leak, packed_batch, random_model
-from transformers import DataCollatorForSeq2Seq
 
 # Logits are about 0.5. A document alone is summed in another order, in fp32, which keeps seven digits
 ALONE = 1e-6
@@ -35,19 +35,32 @@ def model(request, attention):
     return random_model(request.param, attention)
 
 
-def padded_batch(tiny, side):
-    """(batch, owners) of four rows as the recipe tokenises and pads them, there on the right."""
+LAYOUTS = {  # lines of row numbers, and what collate is asked for
+    "padded": ([[0], [1], [2], [3], [4]], {}),
+    "packed": ([[0, 1], [2], [3, 4]], {"width": 96}),
+    "padding free": ([[0], [1], [2], [3], [4]], {"refit": True}),
+}
+
+
+def batch_of(tiny, layout):
+    """(batch, owners) of five rows of two lengths as the recipe tokenises and lays them out."""
     tokenizer = llama.load_tokenizer(tiny / "model")
-    lines = (tiny / "data" / "train.jsonl").read_text().splitlines()[:4]
-    rows = [llama.tokenize_row(json.loads(line), tokenizer, 1024) for line in lines]
-    tokenizer.padding_side = side
-    batch = DataCollatorForSeq2Seq(tokenizer)([{key: row[key] for key in ("input_ids", "labels")} for row in rows])
-    owners = torch.full_like(batch["input_ids"], PADDING)
-    for i, row in enumerate(rows):
-        length = len(row["input_ids"])
-        owners[i, slice(None, length) if side == "right" else slice(-length, None)] = i
-    assert (owners == PADDING).any()
-    return {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "use_cache": False}, owners
+    texts = (tiny / "data" / "train.jsonl").read_text().splitlines()
+    rows = [llama.tokenize_row(json.loads(text), tokenizer, 1024) | {"row": i} for i, text in enumerate(texts[:5])]
+    lines, options = LAYOUTS[layout]
+    lengths = (12, 100, 9, 100, 7)  # so that the short ones fit into one line of the longest
+    chosen = [row | {key: row[key][-n:] for key in ("input_ids", "labels")}
+              for row, n in zip(rows, lengths, strict=True)]
+    inputs = llama.collate(Dataset.from_list(chosen), lines, tokenizer.pad_token_id, **options)["inputs"]
+    owners = torch.full_like(inputs["input_ids"], PADDING)
+    for number, row in enumerate(chosen):  # wherever it was put: by its tokens
+        tokens = torch.tensor(row["input_ids"])
+        for line, ids in enumerate(inputs["input_ids"]):
+            for start in range(len(ids) - len(tokens) + 1):
+                if ids[start : start + len(tokens)].equal(tokens):
+                    owners[line, start : start + len(tokens)] = number
+    assert owners.unique().tolist() == [PADDING, *range(5)]
+    return inputs | {"use_cache": False}, owners
 
 
 def test_packed_documents_do_not_see_each_other(model):
@@ -64,14 +77,18 @@ def test_the_probe_finds_a_leak_between_documents(plant, model):
     assert distance_from_alone(model, batch, owners) > PLANTED
 
 
-def test_padding_changes_nothing(model, tiny):
-    batch, owners = padded_batch(tiny, "right")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_batch_of_the_recipe_keeps_rows_and_padding_apart(layout, model, tiny):
+    batch, owners = batch_of(tiny, layout)
+    packed = layout != "padded"
+    assert (len(owners) < 5, "position_ids" in batch) == (packed, packed)
     assert leak(model, batch, owners) == 0
     assert distance_from_alone(model, batch, owners) < ALONE
 
 
 def test_the_probe_finds_padding_that_is_seen(model, tiny):
-    batch, owners = padded_batch(tiny, "left")  # on the right no causal model can see it
+    batch, owners = batch_of(tiny, "padded")
+    batch["input_ids"], owners = batch["input_ids"].flip(1), owners.flip(1)  # to the left, where causal models look
     batch["attention_mask"] = torch.ones_like(owners)
     assert leak(model, batch, owners) > PLANTED
     assert distance_from_alone(model, batch, owners) > PLANTED

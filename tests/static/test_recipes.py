@@ -1,6 +1,6 @@
 """A recipe keeps within its bounds and its order, hides nothing behind the rank or the strategy, needs no other file.
 
-fault_tolerance.py lies beside the recipes and is no recipe: they use it where it is, and train without it."""
+Four files lie beside the recipes and are none: a recipe uses them where they are, and trains without them."""
 
 import ast
 import re
@@ -9,15 +9,16 @@ import sys
 import pytest
 from launching import REPO
 
-BESIDE = REPO / "recipes" / "fault_tolerance.py"
-RECIPES = sorted(set((REPO / "recipes").glob("*.py")) - {BESIDE})
+COMPANIONS = [REPO / "recipes" / f"{name}.py" for name in ("fault_tolerance", "preflight", "rows", "whole_state")]
+USED = {"fault_tolerance", "preflight", "rows"}  # by recipes; the fourth by these
+RECIPES = sorted(set((REPO / "recipes").glob("*.py")) - set(COMPANIONS))
 BANNERS = ["Accelerator and seed", "Tokenizer and data", "Model", "Optimizer and schedule", "Prepare", "Resume",
            "Train", "Evaluate and save"]
 COLLECTIVES = {"save_state", "load_state", "get_state_dict", "gather", "gather_for_metrics", "gather_object", "reduce",
                "broadcast", "barrier", "backward", "clip_grad_norm_", "wait_for_everyone", "summed_loss", "evaluate",
                "export_model", "check_trigger", "watch_ranks", "find_checkpoint", "resume", "keep", "handle_nonfinite",
                "conclude", "leave", "save_checkpoint", "gather_state", "restore_state", "stop_asked",
-               "broadcast_object_list"}
+               "broadcast_object_list", "check_changes"}
 LEAVES = (ast.Return, ast.Break, ast.Continue)
 INDIRECT = {"numpy", "jinja2", "tqdm", "xxhash", "safetensors"}  # every one of the required packages brings these
 
@@ -32,7 +33,7 @@ def function(path, name):
 
 def test_the_recipes_are_the_expected_ones():
     assert [path.name for path in RECIPES] == ["llama.py"]
-    assert not (REPO / "recipes" / "__init__.py").exists() and BESIDE.exists()
+    assert not (REPO / "recipes" / "__init__.py").exists() and all(path.exists() for path in COMPANIONS)
 
 
 def run_by_some_ranks(node):
@@ -69,14 +70,12 @@ def check_collectives(path):
         assert not isinstance(node, LEAVES), f"line {node.lineno}: some ranks leave before the others"
 
 
-def test_every_rank_takes_part_in_every_collective_call_of_fault_tolerance():
-    check_collectives(BESIDE)
-
-
-def test_fault_tolerance_knows_no_recipe():
-    assert not missing_from_requirements(imports_of(BESIDE))
-    assert len(BESIDE.read_text().splitlines()) <= 500
-    assert "pickle" not in BESIDE.read_text().replace("unpickled", "") and "torch.load" not in BESIDE.read_text()
+@pytest.mark.parametrize("path", COMPANIONS, ids=lambda path: path.name)
+def test_a_companion_keeps_the_same_rules_and_knows_no_recipe(path):
+    check_collectives(path)
+    assert not missing_from_requirements(imports_of(path) - {companion.stem for companion in COMPANIONS})
+    assert len(path.read_text().splitlines()) <= 500
+    assert "pickle" not in path.read_text().replace("unpickled", "") and "torch.load" not in path.read_text()
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
@@ -89,19 +88,21 @@ class TestRecipe:
     def test_needs_nothing_of_the_repository_and_requires_what_it_imports(self, path):
         imported = imports_of(path)
         assert {"accelerate", "transformers", "torch"} <= imported
-        assert not missing_from_requirements(imported - {BESIDE.stem})
-        attempts = [node for node in tree_of(path).body if isinstance(node, ast.Try)]  # the only one it can do without
-        assert [ast.unparse(node.body) for node in attempts] == [f"import {BESIDE.stem}"]
-        assert ast.unparse(attempts[0].handlers[0]) == f"except ModuleNotFoundError:\n    {BESIDE.stem} = None"
+        assert not missing_from_requirements(imported - USED)
+        attempts = [node for node in tree_of(path).body if isinstance(node, ast.Try)]  # what it can do without
+        wanted = "\n".join(f"import {name}" for name in sorted(USED))
+        assert [ast.unparse(node.body) for node in attempts] == [wanted]
+        none = " = ".join(sorted(USED)) + " = None"
+        assert ast.unparse(attempts[0].handlers[0]) == f"except ModuleNotFoundError:\n    {none}"
 
-    def test_asks_whether_fault_tolerance_is_there_wherever_it_uses_it(self, path):
-        tree = tree_of(path)  # `checkpoint` is only ever one that it found
+    def test_asks_whether_its_companions_are_there_wherever_it_uses_them(self, path):
+        tree = tree_of(path)  # `checkpoint` is only ever one that was found
         guarded = {id(inner) for node in ast.walk(tree) if isinstance(node, (ast.If, ast.BoolOp, ast.IfExp))
-                   and re.search(rf"\b({BESIDE.stem}|checkpoint)\b", ast.unparse(getattr(node, "test", node)))
+                   and re.search(rf"\b({'|'.join(USED)}|checkpoint)\b", ast.unparse(getattr(node, "test", node)))
                    for inner in ast.walk(node)}
         uses = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)
-                and isinstance(node.value, ast.Name) and node.value.id == BESIDE.stem]
-        assert len(uses) >= 8 and all(id(node) in guarded for node in uses)
+                and isinstance(node.value, ast.Name) and node.value.id in USED]
+        assert len(uses) >= 12 and all(id(node) in guarded for node in uses)
 
     def test_main_names_no_strategy_and_keeps_the_order(self, path):
         source = ast.get_source_segment(path.read_text(), function(path, "main")).lower()
@@ -129,6 +130,6 @@ class TestRecipe:
                 assert helps and helps[0].value and not helps[0].value.endswith("."), arguments[-1]
                 assert node.lineno == node.end_lineno  # one line per argument
         assert len(arguments) > 40
-        source += BESIDE.read_text()
+        source += "".join(companion.read_text() for companion in COMPANIONS)
         unused = [name for name in arguments if not re.search(rf"args\.{name}\b", source)]
         assert unused == []

@@ -4,7 +4,8 @@ import json
 
 import llama
 import pytest
-from transformers import AutoTokenizer, DataCollatorForSeq2Seq
+from datasets import Dataset
+from transformers import AutoTokenizer
 
 QUESTION, ANSWER = "Spell the word lamp.", "l-a-m-p"
 FORMATS = {
@@ -52,11 +53,11 @@ def test_a_pad_token_equal_to_the_end_of_turn_does_no_harm(tokenizer):
     tokenizer.pad_token = "<|end_of_turn|>"
     answers = ("a", "a longer one")
     rows = [llama.tokenize_row({"prompt": QUESTION, "completion": text}, tokenizer, 1024) for text in answers]
-    batch = DataCollatorForSeq2Seq(tokenizer)([{key: row[key] for key in ("input_ids", "labels")} for row in rows])
-    for i, row in enumerate(rows):
-        length = len(row["input_ids"])
-        assert batch["labels"][i, length - 1] == tokenizer.pad_token_id  # its end of turn is learnt
-        assert (batch["labels"][i, length:] == -100).all() and (batch["attention_mask"][i, length:] == 0).all()
+    for row in rows:
+        assert row["labels"][-1] == tokenizer.pad_token_id  # its end of turn is learnt
+    learnt = llama.collate(Dataset.from_list([row | {"row": 1} for row in rows]), [[0], [1]], tokenizer.pad_token_id)
+    told = [label for row in rows for label in row["labels"] if label != -100]
+    assert learnt["supervised"]["targets"].tolist() == told  # and the padding is not
 
 
 def test_a_prompt_is_tokenised_as_generation_will_see_it(tokenizer):

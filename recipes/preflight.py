@@ -1,0 +1,156 @@
+"""What is checked before anything is loaded: arguments, pairs of them, and what accelerate runs against what was asked.
+
+Every recipe uses this file when it lies beside it; a recipe that was copied alone starts unchecked. All problems are
+found at once, each with its cure. The same rules serve `accelerate launch`, torchrun and scripts/rehearse.py, since they
+read what accelerate made of YAML and command line, never the YAML itself (that is scripts/check_config.py).
+"""
+
+import json
+import math
+import os
+import shutil
+import sys
+from importlib.util import find_spec
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import torch
+from fault_tolerance import leave
+from whole_state import strategy_in_force
+
+REHEARSE = "without GPUs, rehearse: python scripts/rehearse.py --config_file YAML recipes/llama.py ..."
+MAY_BE_ZERO = "warmup_steps weight_decay max_grad_norm seed lora_dropout dataloader_num_workers save_steps nonfinite_budget".split()
+# Arguments that may differ when a run goes on, since they change nothing that is learnt; the rows of a step stay equal
+FREE_TO_CHANGE = frozenset("""
+    output_dir resume_from_checkpoint allow_change save_steps save_total_limit nonfinite nonfinite_budget ddp_timeout eval_strategy eval_steps
+    eval_dataset_name dataset_test_split per_device_eval_batch_size logging_steps report_to dataset_num_proc dataloader_num_workers
+    per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing attn_implementation padding_free torch_compile use_liger_kernel max_logits_mib""".split())
+KERNELS = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface", "flash_attention_4": "flash_attn"}  # and their modules
+
+
+def find_problems(args, accelerator):
+    """Return all that forbids the run, as lines for the user; [] if nothing does."""
+    strategy = strategy_in_force(accelerator)
+    rules = [*rules_of_values(args), *check_strategy(accelerator, strategy), *rules_of_strategy(args, accelerator, strategy), *rules_of_device(args, accelerator)]
+    return [problem for broken, problem in rules if broken]
+
+
+def check_strategy(accelerator, strategy):
+    """Yield what the launcher was asked for and accelerate dropped without a word (huggingface/accelerate#2741)."""
+    env, (name, fsdp, zero), runs = os.environ, strategy, str(accelerator.num_processes)
+    cure = "; what the YAML really does: python scripts/check_config.py YAML"
+    several = "ACCELERATE_USE_CPU" in env and (env.get("MASTER_ADDR"), env.get("MASTER_PORT")) == ("127.0.0.1", "29500")  # its only trace of a number above 1
+    dropped = env.get("ACCELERATE_USE_FSDP") == "true" and not fsdp or zero >= 0 and accelerator.state.backend is None or env.get("WORLD_SIZE", "several" if several else "1") != runs
+    yield dropped, f"the launcher was asked for more than accelerate runs here, which is {name} on {runs} x {accelerator.device.type}; {REHEARSE}{cure}"
+    key = {1: "fsdp_reshard_after_forward", 2: "fsdp_sharding_strategy"}.get(fsdp, "")  # the one of two that this version ignores; its default means FULL_SHARD
+    asked = {"true": "FULL_SHARD", "1": "FULL_SHARD", "false": "SHARD_GRAD_OP"}.get(env.get(key.upper()), env.get(key.upper(), "FULL_SHARD").upper())
+    yield asked not in ("FULL_SHARD", name.split()[-1]), f"{key} {asked} has no effect, accelerate runs {name}{cure}"
+
+
+def rules_of_values(args):
+    """Yield (broken, problem) of single values, and of pairs of them."""
+    for name, value in vars(args).items():
+        if type(value) in (int, float) and name != "max_steps":
+            fine = 0 < value < math.inf or value == 0 and name in MAY_BE_ZERO
+            yield not fine, f"--{name} {value}: must be {'0 or more' if name in MAY_BE_ZERO else 'above 0'}"
+    model, resume = Path(args.model_name_or_path), args.resume_from_checkpoint
+    needs_peft = args.load_in_8bit or args.load_in_4bit or args.use_rslora or args.use_dora
+    unknown = set(args.allow_change) - set(vars(args)) - {"data"}
+    yield args.load_in_8bit and args.load_in_4bit, "--load_in_8bit and --load_in_4bit: choose one"
+    yield needs_peft and not args.use_peft, "a quantized base cannot be trained itself, and --use_rslora and --use_dora are for adapters: add --use_peft"
+    yield args.lora_dropout >= 1, f"--lora_dropout {args.lora_dropout}: must be below 1"
+    yield args.dtype == "float16" and not args.use_peft, "float16 weights cannot be trained, for want of an fp32 master copy: use --dtype float32 with mixed_precision: fp16 in the YAML"
+    yield model.exists() and not (model / "config.json").is_file(), f"--model_name_or_path {model}: no config.json in it"
+    yield Path(args.output_dir).is_file(), f"--output_dir {args.output_dir}: is a file"
+    yield resume not in ("auto", "none") and not Path(resume).is_dir(), f"--resume_from_checkpoint {resume}: neither auto nor none nor a folder"
+    yield unknown, f"--allow_change {' '.join(sorted(unknown))}: not the name of an argument"
+    yield args.packing and args.padding_free, "--packing and --padding_free: choose one; packed rows have next to no padding"
+    yield args.packing and args.train_sampling_strategy == "group_by_length", "--train_sampling_strategy group_by_length is for rows that are padded, and packed ones are all of one length: use random"
+
+
+def rules_of_strategy(args, accelerator, strategy):
+    """Yield (broken, problem) of arguments that do not fit what accelerate runs."""
+    env, (name, fsdp, zero), state = os.environ, strategy, accelerator.state
+    sharded, of_deepspeed = fsdp or zero >= 0, getattr(state.deepspeed_plugin, "deepspeed_config", {})
+    computes_in = {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision, args.dtype)
+    no_compiler = "DS_ACCELERATOR" not in env and not (shutil.which("ninja") and shutil.which("c++"))
+    meshes = ["TP", "CP", "SP"] + ["DP_SHARD"] * (fsdp != 2)
+    doubled = [key for key in "gradient_accumulation_steps gradient_clipping train_batch_size train_micro_batch_size_per_gpu optimizer scheduler".split() if of_deepspeed.get(key, "auto") != "auto"]
+    yield env.get("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE") == "cpu" and no_compiler, "DeepSpeed compiles its CPU optimizer at first use: put ninja (pip install ninja) and a C++ compiler (g++) on the PATH"
+    yield args.load_in_8bit and fsdp, f"{name} cannot shard int8 weights: use --load_in_4bit, or int8 with ddp.yaml"
+    yield args.load_in_4bit and sharded and args.dtype != computes_in, f"{name} would cast, and so destroy, 4-bit weights that are not stored in what it computes in: use --dtype {computes_in}"
+    yield any(int(env.get(f"PARALLELISM_CONFIG_{kind}_SIZE", 1)) > 1 for kind in meshes), f"{name} shards no mesh of this kind: set tp_size, cp_size and sp_size to 1, and dp_shard_size too without FSDP2"
+    yield fsdp == 1 and not state.fsdp_plugin.use_orig_params, "FSDP1 with fsdp_use_orig_params: false trains nothing, since the optimizer is made before its flat parameters: set it to true"
+    yield zero == 3 and of_deepspeed["zero_optimization"].get("stage3_gather_16bit_weights_on_model_save") is not True, f"{name} could not save the weights in the end: set zero3_save_16bit_model: true in the YAML, or stage3_gather_16bit_weights_on_model_save in the DeepSpeed config"
+    yield doubled, f"the command line owns {', '.join(doubled)}: delete that from the YAML, or set it to auto in the DeepSpeed config"
+    yield args.use_peft and name == "FSDP1 NO_SHARD", f"{name} loses frozen weights when adapters are saved: use ddp.yaml, which holds the same"
+    yield args.load_in_4bit and fsdp == 1 and name.endswith(("SHARD_GRAD_OP", "ZERO2")), f"{name} cannot hold a 4-bit base: use fsdp2_shard_grad_op.yaml or fsdp1_full_shard.yaml"
+    yield args.optim.endswith("bit") and sharded, f"--optim {args.optim} cannot hold the shards of {name}: use adamw_torch_fused"
+    yield args.torch_compile and env.get("ACCELERATE_DYNAMO_BACKEND", "NO").upper() != "NO", "--torch_compile and dynamo_config in the YAML: the command line owns it, delete the latter"
+
+
+def rules_of_device(args, accelerator):
+    """Yield (broken, problem) of what needs a GPU, a certain one, or a package that is not there."""
+    kernel, device = args.attn_implementation, accelerator.device
+    on_cpu, module = device.type == "cpu", "kernels" if "/" in kernel else KERNELS.get(kernel)
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    wants = {"flash_attention_3": (9, 0), "flash_attention_2": (8, 0)}.get(kernel, (0, 0))
+    yield on_cpu and (kernel.startswith("fl") or "/" in kernel), f"--attn_implementation {kernel} needs a GPU: use sdpa"
+    yield not on_cpu and module and not find_spec(module), f"--attn_implementation {kernel} needs the package {module}: pip install {'kernels' if module == 'kernels' else 'flash-attn'}, or use sdpa"
+    yield not on_cpu and capability < wants, f"--attn_implementation {kernel} needs a GPU of compute capability {wants[0]}.{wants[1]} or more, this one has {capability[0]}.{capability[1]}: use sdpa"
+    yield on_cpu and args.optim.startswith("paged"), f"--optim {args.optim} pages between GPU and host: use adamw_8bit or adamw_torch_fused"
+    yield on_cpu and args.use_liger_kernel, "--use_liger_kernel: its Triton kernels need a GPU"
+    yield not on_cpu and args.use_liger_kernel and not find_spec("liger_kernel"), "--use_liger_kernel needs the package liger-kernel: pip install liger-kernel"
+    yield args.tf32 and capability < (8, 0), "--tf32 needs an NVIDIA GPU of compute capability 8.0 (Ampere) or more"
+    yield args.torch_compile and on_cpu and not shutil.which("c++"), "--torch_compile compiles C++ on a CPU: put a compiler (g++) on the PATH"
+    if os.environ.get("ACCELERATE_MIXED_PRECISION") == "fp8":
+        yield capability < (8, 9), "mixed_precision: fp8 needs an NVIDIA GPU of compute capability 8.9 (Ada, Hopper) or more: set it to bf16"
+        yield args.use_peft, "mixed_precision: fp8 trains whole weights only: set it to bf16, or leave out --use_peft"
+
+
+def check_changes(accelerator, args, progress, facts):
+    """List what differs from the checkpoint's run; fail with 64 at what changes the run and --allow_change does not name.
+    facts: {"rows_per_step": rows of an optimizer step over all ranks, "data": hash of the training rows}"""
+    before, now = progress["arguments"], vars(args) | facts
+    changed = [name for name in now if now[name] != before.get(name, now[name])]
+    for name in changed:
+        accelerator.print(f"changed since step {progress['step']}: {name} {before[name]} -> {now[name]}", flush=True)
+    rows, ranks = before["rows_per_step"], accelerator.num_processes
+    if rows != now["rows_per_step"]:
+        size = next((n for n in range(min(args.per_device_train_batch_size, rows), 0, -1) if rows % (n * ranks) == 0), None)
+        fix = f"--per_device_train_batch_size {size} --gradient_accumulation_steps {rows // (size * ranks)}" if size else f"a number of ranks that divides {rows}"
+        leave(accelerator, 64, f"a step of the checkpoint's run has {rows} rows, here it would have {now['rows_per_step']}: use {fix}")
+    if unsafe := [name for name in changed if name not in FREE_TO_CHANGE and name not in args.allow_change]:
+        leave(accelerator, 64, f"the checkpoint's run had other values of {', '.join(unsafe)}, listed above: use those, or --allow_change {' '.join(unsafe)}, or another --output_dir")
+
+
+def report_start(accelerator, args, model, tokenizer, rows, lines, steps, facts, told):
+    """Print what is really in force and one row with its supervised part in [[ ]]; write it all to run.json.
+    lines: of row numbers, as the model sees them. facts: what is compared when the run goes on. told: {name: text}, what the
+    recipe has to tell of its data and its loss."""
+    total, trained = np.sum([(size := getattr(weight, "ds_numel", weight.numel()), size * weight.requires_grad) for weight in model.parameters()], axis=0)
+    tokens = rows["length"][:].sum() / len(lines)
+    batch, quantization = facts["rows_per_step"], "int8" if args.load_in_8bit else args.bnb_4bit_quant_type if args.load_in_4bit else "no"
+    parts = groupby(zip(rows[0]["input_ids"].tolist(), rows[0]["labels"].tolist(), strict=True), lambda pair: pair[1] != -100)  # learnt or not
+    (name, fsdp, _), shares = strategy_in_force(accelerator), accelerator.gradient_state.plugin_kwargs.get("sync_each_batch")
+    kernels = [text for on, text in ((args.torch_compile, "torch.compile of each kind of layer"), (args.use_liger_kernel, "Liger"), (args.tf32, "TF32")) if on]
+    summary = {
+        "model": f"{args.model_name_or_path}, {total:,} parameters, {trained:,} trained ({trained / total:.2%})",
+        "strategy": f"{name}, {accelerator.num_processes} x {accelerator.device.type}",
+        "precision": f"weights {args.dtype}, mixed precision {accelerator.mixed_precision}, quantization {quantization}",
+        "kernels": ", ".join([f"attention {model.config._attn_implementation}", *kernels]),
+        "batch": f"{batch} {'lines' if args.packing else 'rows'}, about {tokens * batch:,.0f} tokens; {steps} steps",
+        "checkpoints": f"every {args.save_steps} steps" if args.save_steps else "when the run is stopped",
+        **told,
+        "sample": "".join("[[" * learnt + tokenizer.decode([token for token, _ in pairs]) + "]]" * learnt for learnt, pairs in parts)}
+    if args.packing:
+        summary["packing"] = f"{len(rows)} rows in {len(lines)} lines of {args.max_length} tokens, {tokens / args.max_length:.1%} full"
+    if args.gradient_accumulation_steps > 1 and accelerator.num_processes > 1:
+        summary["gradients"] = "reduced in each micro-batch, so that no rank holds them whole" if shares or fsdp == 0 and name.endswith(("2", "3")) else "reduced once a step"
+    if accelerator.is_main_process:
+        print("\n".join(f"{name:>11}: {text}" for name, text in summary.items()), flush=True)
+        launch = {key: value for key, value in os.environ.items() if key.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_")) and not any(word in key for word in ("TOKEN", "KEY", "SECRET", "PASS"))}
+        versions = {name: sys.modules[name].__version__ for name in "torch accelerate transformers datasets peft bitsandbytes deepspeed".split() if name in sys.modules}
+        run = {"summary": summary, "arguments": vars(args), **facts, "launch": launch, "versions": versions}
+        Path(args.output_dir, "run.json").write_text(json.dumps(run, indent=2))

@@ -1,0 +1,60 @@
+"""Rows of any file, folder or hub data set, tokenised, with each bad one named by file and line, its cause and the fix.
+
+Every recipe uses this file when it lies beside it; a recipe that was copied alone reads rows plainly, and the first bad
+one ends it with datasets' own traceback.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from datasets import load_dataset
+from fault_tolerance import fail
+
+TEXT = dict.fromkeys("prompt completion instruction input output question answer".split(), str)  # a number in a CSV file is text
+FILE_TYPES = {".jsonl": {"path": "text", "encoding": "latin-1"}, ".json": {"path": "json"}, ".parquet": {"path": "parquet"},
+              ".csv": {"path": "csv", "keep_default_na": False, "converters": TEXT}}
+OFFLINE = "Offline: python scripts/make_tiny_model.py runs/tiny, then --model_name_or_path runs/tiny/model --dataset_name runs/tiny/data/train.jsonl"
+NOTHING = {"input_ids": [], "labels": [], "truncated": False, "length": 0, "largest": 0, "hash": 0}  # of a row that cannot be used
+
+
+def parse_line(text):
+    """Return the object in a line of a .jsonl file, given as latin-1; raise a ValueError that says why there is none."""
+    line = text.encode("latin-1").decode("utf-8-sig")
+    row = json.loads(line, object_pairs_hook=lambda pairs: dict(pairs) if len(dict(pairs)) == len(pairs) else pairs)
+    if not isinstance(row, dict):
+        raise ValueError("is not a JSON object with each key once")
+    return row
+
+
+def read_split(name, config, split, tokenize, args, required):
+    """Return the rows of a split as `tokenize` makes them, with their numbers (row, from 1) and in numpy's format, and their
+    counts as text. Without such a split (None, "none"), unless it is required. Stops with 65 at bad rows, with 69 without the hub."""
+    files = [Path(name)] if Path(name).suffix in FILE_TYPES else sorted(f for f in Path(name).glob(f"{split}*") if f.suffix in FILE_TYPES)
+    unit = "line" if files and files[0].suffix == ".jsonl" else "row"
+
+    def attempt(row):  # refers to nothing of args, since the cache knows a function by all that it refers to
+        try:
+            return {**tokenize(parse_line(row["text"]) if unit == "line" else row), "problem": ""}
+        except json.JSONDecodeError as error:
+            problem = f"is not JSON: {error.msg} at column {error.colno}" if error.doc.strip() else "is blank"
+        except Exception as error:  # a template raises what it likes
+            problem = str(error) if type(error) is ValueError else f"cannot be used: {type(error).__name__}: {error}"
+        return {**NOTHING, "problem": " ".join(problem.encode(errors="backslashreplace").decode().split())[:200]}
+
+    try:
+        if odd := [file.name for file in files if file.suffix != files[0].suffix or not file.stat().st_size]:
+            fail(65, f"{name}: {', '.join(odd)[:200]}: empty, or of a second file type")
+        rows = load_dataset(**FILE_TYPES[files[0].suffix], data_files=[*map(str, files)], split="train") if files else load_dataset(name, config).get(split)
+        if not rows:
+            return fail(65, f"{name}: no rows in split {split}") if required else (None, "none")
+        done = rows.map(attempt, remove_columns=rows.column_names, num_proc=args.dataset_num_proc, desc=f"Tokenising {name}")
+    except ConnectionError as error:
+        fail(69, f"{name}: {error}", OFFLINE)
+    except Exception as error:  # so do the readers of files
+        fail(65, f"{name}: {' '.join(str(error.__cause__ or error).split())[:300]}")
+    kept = done.add_column("row", np.arange(1, len(done) + 1)).select([i for i, problem in enumerate(done["problem"]) if not problem])
+    bad = [f"{files[0] if len(files) == 1 else name}, {unit} {i}: {problem}" for i, problem in enumerate(done["problem"], 1) if problem and (problem != "is blank" or not kept)]
+    if not kept or (bad and not args.skip_bad_rows):
+        fail(65, *bad[:3], f"{name}: {len(bad)} of {len(rows)} {unit}s cannot be used: mend them, or leave them out with --skip_bad_rows")
+    return kept.remove_columns(["truncated", "problem"]).with_format("numpy"), f"{len(kept)}, {sum(done['truncated'])} truncated to --max_length, {len(bad)} left out"
