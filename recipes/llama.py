@@ -35,6 +35,8 @@ from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin
 from accelerate.utils.dataclasses import TorchDynamoPlugin
 from accelerate.utils.other import extract_model_from_parallel
 from datasets import load_dataset
+from peft import LoraConfig, get_peft_model
+from peft.utils.other import fsdp_auto_wrap_policy
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint as recompute
 from torch.utils.data import DataLoader
@@ -128,7 +130,7 @@ def parse_args():
 
 
 def make_accelerator(args):
-    """Return the Accelerator, which must exist before the model loads; stop with 64 if it cannot run what the launcher asks."""
+    """Return the Accelerator, which must exist before the model loads; stop with 64 if it cannot run what launcher and arguments ask."""
     try:
         accelerator = Accelerator(
             gradient_accumulation_plugin=GradientAccumulationPlugin(args.gradient_accumulation_steps, sync_with_dataloader=False),
@@ -138,6 +140,8 @@ def make_accelerator(args):
             log_with=None if args.report_to == "none" else args.report_to, project_dir=args.output_dir)
     except (RuntimeError, ValueError, ImportError) as error:
         stop(64, f"accelerate cannot run what the launcher was asked for: {str(error).splitlines()[0]}", "without GPUs, rehearse: python scripts/rehearse.py --config_file YAML recipes/llama.py ...")
+    if preflight and (problems := preflight.find_problems(args, accelerator)):
+        stop(64, *problems)
     fsdp = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
     if fsdp and (accelerator.is_fsdp2 or fsdp.sharding_strategy.name != "NO_SHARD"):  # no_sync would hold whole gradients (huggingface/accelerate#2531)
         accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = True
@@ -295,8 +299,6 @@ def load_model(args, accelerator):
     if args.use_liger_kernel:  # not its loss, which is that of loss_in_head
         apply_liger_kernel(model, {"fused_linear_cross_entropy": False, "cross_entropy": False})
     if args.use_peft:
-        from peft import LoraConfig, get_peft_model  # here, since that takes seconds
-        from peft.utils.other import fsdp_auto_wrap_policy
         model = get_peft_model(model, LoraConfig(
             task_type="CAUSAL_LM", r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, use_rslora=args.use_rslora, use_dora=args.use_dora,
             target_modules="all-linear" if args.lora_target_modules == ["all-linear"] else args.lora_target_modules))
@@ -367,7 +369,9 @@ def evaluate(accelerator, model, loader, step):
 def export_model(accelerator, model, tokenizer, output_dir):
     """Write the folder that `from_pretrained` (adapters: peft) loads. Every rank takes part, rank 0 writes."""
     weights = accelerator.get_state_dict(model)
-    model = extract_model_from_parallel(model, recursive=True)  # peft finds no adapters inside of FSDP1's wrappers
+    model = extract_model_from_parallel(model, keep_torch_compile=False, recursive=True)  # peft finds no adapters inside of FSDP1's wrappers
+    tied = getattr(model, "all_tied_weights_keys", {})  # once, also where a strategy gathers them twice
+    weights = {name.replace("_orig_mod.", ""): weight for name, weight in (weights or {}).items() if name not in tied}
     model.save_pretrained(output_dir, state_dict=weights, is_main_process=accelerator.is_main_process)
     if accelerator.is_main_process:
         tokenizer.save_pretrained(output_dir)
@@ -380,8 +384,6 @@ def main():
     # ---- Accelerator and seed ----
     accumulation, output_dir = args.gradient_accumulation_steps, Path(args.output_dir)
     accelerator = make_accelerator(args)
-    if preflight and (problems := preflight.find_problems(args, accelerator)):
-        stop(64, *problems)
     set_seed(args.seed)
     output_dir.mkdir(parents=True, exist_ok=True)
     checkpoint, progress = None, {"step": 0, "schedule_steps": 0, "num_input_tokens_seen": 0, "nonfinite_steps": 0, "evaluated": True}

@@ -36,6 +36,8 @@ MODEL = ["--hidden_size", "320", "--intermediate_size", "640", "--num_attention_
 # 210 rows do not divide by the global batch of 12: the last window of an epoch has 6, and some ranks have none of them
 JOB = ["--max_steps", "20", "--num_train_epochs", "2", "--learning_rate", "1e-3", "--warmup_steps", "0.1",
        "--lr_scheduler_type", "cosine", "--weight_decay", "0.1", "--max_grad_norm", "0.5", "--save_steps", "0"]
+LEVERS = ("--padding_free", "--max_logits_mib", "0.02")  # pieces of 16 tokens, several a batch
+PACKING = ("--packing", "--max_length", "96")  # two or three rows a line
 CUT = {1: (3, 4), 2: (3, 2), 4: (3, 1)}  # ranks: per-device batch, accumulation
 WEIGHTS = {
     "full": [],
@@ -70,7 +72,9 @@ class Run(NamedTuple):
 
 
 def reference_of(run):
-    """The same job in one process, with the same kind of weights."""
+    """The same job in one process, with the same kind of weights, and with packed lines if those make the batches."""
+    if "--packing" in run.flags:
+        return Run("packing", "single", weights=run.weights, flags=run.flags)
     return Run("strategies", "single", weights=run.weights)
 
 
@@ -98,6 +102,8 @@ def all_runs():
     for config in ("single", "ddp", "fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero2", "deepspeed_zero3"):
         ranks = ranks_of(config, 2)
         runs.append(Run("checkpointing", config, ranks, *CUT[ranks], flags=("--gradient_checkpointing",)))
+        runs += [Run("levers", config, ranks, *CUT[ranks], weights, LEVERS) for weights in ("full", "LoRA")]
+        runs.append(Run("packing", config, ranks, *CUT[ranks], flags=PACKING))
     runs.append(Run("attention", "single", flags=("--attn_implementation", "eager")))
     return runs
 

@@ -20,6 +20,8 @@ GROUPS = {  # what a line of the summary sums up
     "cuts": "every cut of one global batch, 1, 2 and 4 ranks",
     "checkpointing": "gradient checkpointing",
     "attention": "eager attention",
+    "levers": "padding-free batches, loss in pieces",
+    "packing": "packed lines, against one process's",
 }
 CLASSES = ("parameters", "gradients", "optimizer")
 ORDER = ("single", "ddp", "fsdp2", "fsdp1", "deepspeed")

@@ -1,0 +1,78 @@
+"""What makes a run fast changes nothing that is learnt, under sharding too, and makes nobody wait."""
+
+import json
+import os
+import sys
+
+import parity
+import pytest
+from launching import RECIPE, REPO, data_of, read_metrics, recipe, run
+from safetensors import safe_open
+
+SHORT = ("--max_steps", 6, "--learning_rate", "1e-3", "--seed", 1)
+
+
+@pytest.mark.parametrize("config", ["fsdp2_full_shard", "deepspeed_zero3"])
+def test_padding_free_batches_and_losses_in_pieces_are_those_of_plain_ones(config, tiny, one_process, tmp_path):
+    planned = parity.Run("levers", config, 2, *parity.CUT[2], flags=parity.LEVERS)
+    assert planned in parity.all_runs()
+    row = parity.measure(planned, tiny, tmp_path / "run", one_process("full"))
+    assert row["verdict"] == "ok", row
+
+
+def test_packed_lines_give_the_same_on_ranks(tiny, tmp_path):
+    planned = parity.Run("packing", "fsdp1_full_shard", 2, *parity.CUT[2], flags=parity.PACKING)
+    reference = parity.reference_of(planned)
+    assert planned in parity.all_runs() and reference in parity.all_runs()
+    parity.launch(reference, tiny, tmp_path / "reference")
+    row = parity.measure(planned, tiny, tmp_path / "run", tmp_path / "reference")
+    assert row["verdict"] == "ok", row
+    packing = json.loads((tmp_path / "run" / "run.json").read_text())["summary"]["packing"]
+    assert packing.startswith("210 rows in ") and int(packing.split()[3]) < 110
+
+
+@pytest.fixture(scope="module")
+def tied(shared_tmp):
+    """The tiny model with one matrix for embedding and output."""
+    script, folder = REPO / "scripts" / "make_tiny_model.py", shared_tmp / "tied"
+    done = run(sys.executable, script, folder, *parity.MODEL, "--tie_word_embeddings")
+    assert done.returncode == 0, done.output
+    return folder
+
+
+def test_a_tied_head_in_pieces_is_gathered_right(tied, tmp_path):
+    for config, ranks in (("single", 1), ("fsdp2_full_shard", 2), ("deepspeed_zero3", 2)):
+        planned = parity.Run("levers", config, ranks, *parity.CUT[ranks], flags=parity.LEVERS)
+        code, output = parity.launch(planned, tied, tmp_path / config)
+        assert code == 0, output[-3000:]
+        found = parity.compare(tmp_path / config, tmp_path / "single")
+        assert parity.within(found, parity.bounds_of(planned)[0]), (config, found)
+
+
+def test_compiled_layers_train_alike_and_are_saved_under_their_own_names(tiny, tmp_path):
+    common = [*data_of(tiny), *SHORT, "--packing", "--max_length", 96, "--per_device_train_batch_size", 4]
+    for name, flags in (("plain", []), ("compiled", ["--torch_compile", "--save_steps", 3])):
+        done = recipe(*common, *flags, "--output_dir", tmp_path / name)
+        assert done.returncode == 0, done.output[-3000:]
+    assert "torch.compile of each kind of layer" in done.output
+    found = parity.compare(tmp_path / "compiled", tmp_path / "plain")  # compares the names of all tensors too
+    assert found["loss"] < 1e-5 and found["weights"] < 1e-4, found
+    state = tmp_path / "compiled" / "checkpoint-6" / "state.safetensors"
+    with safe_open(state, "pt") as compiled:
+        assert not [name for name in compiled.keys() if "_orig_mod" in name]
+
+
+def test_a_step_that_does_not_log_waits_for_nothing(tiny, tmp_path):
+    flags = ["--max_steps", 12, "--logging_steps", 5, "--gradient_accumulation_steps", 2, "--eval_strategy", "no",
+             "--save_steps", 0, "--output_dir", tmp_path / "run"]
+    command = [sys.executable, REPO / "tests" / "count_syncs.py", tmp_path / "syncs.json", RECIPE, *data_of(tiny)]
+    done = run(*command, *flags, env=os.environ | {"PYTHONPATH": str(REPO / "scripts")})
+    assert done.returncode == 0, done.output[-3000:]
+    found = json.loads((tmp_path / "syncs.json").read_text())
+    steps = {step: [read for read in found if read["step"] == step] for step in range(1, 13)}
+    assert len(steps[5]) > len(steps[4])  # those that log do wait: the probe sees it
+    for step in set(steps) - {1, 5, 10, 12}:  # in the first the loader of data draws its seed
+        # transformers asks once a forward pass whether lines are packed (masking_utils.py); nobody else anything
+        others = [read for read in steps[step] if read["file"] != "transformers/masking_utils.py"]
+        assert others == [] and len(steps[step]) <= 2, steps[step]
+    assert len(read_metrics(tmp_path / "run")[0]) == 3
