@@ -354,7 +354,7 @@ def signal_a_group_that_tokenises(number):
     """A signal to a process and the two that tokenise its rows: the library raises its own exception."""
     def do(lab, folder):
         start, mark = time.monotonic(), lab.folder / f"{folder.name}_tokenises"
-        fault = {"do": "wait", "at": "tokenize_row", "file": mark, "seconds": 20}
+        fault = {"do": "wait", "at": "row_to_messages", "file": mark, "seconds": 20}
         cache = {"HF_DATASETS_CACHE": str(lab.folder / f"{folder.name}_cache")}  # else nothing is left to tokenise
         process = lab.start(job("single"), folder, [fault], ("--dataset_num_proc", "2"), **cache)
         while not mark.exists() and process.poll() is None:
