@@ -5,6 +5,7 @@ found at once, each with its cure. The same rules serve `accelerate launch`, tor
 read what accelerate made of YAML and command line, never the YAML itself (that is scripts/check_config.py).
 """
 
+import inspect
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from fault_tolerance import leave
+from fault_tolerance import fail, leave
 from whole_state import strategy_in_force
 
 REHEARSE = "without GPUs, rehearse: python scripts/rehearse.py --config_file YAML recipes/llama.py ..."
@@ -125,11 +126,20 @@ def check_changes(accelerator, args, progress, facts):
         leave(accelerator, 64, f"the checkpoint's run had other values of {', '.join(unsafe)}, listed above: use those, or --allow_change {' '.join(unsafe)}, or another --output_dir")
 
 
+def check_model(args, model):
+    """Fail with 64 where packed rows would see each other: without positions, or in layers whose state runs on."""
+    inner = getattr(model, "get_base_model", lambda: model)()
+    others = set(getattr(inner.config.get_text_config(), "layer_types", None) or []) - {"full_attention", "sliding_attention", "chunked_attention"}
+    if (args.packing or args.padding_free) and (others or "position_ids" not in inspect.signature(inner.forward).parameters):
+        fail(64, f"{type(inner).__name__} cannot keep the rows of a line apart ({', '.join(sorted(others)) or 'it takes no position_ids'}): leave out --packing and --padding_free")
+
+
 def report_start(accelerator, args, model, tokenizer, rows, lines, steps, facts, told):
     """Print what is really in force and one row with its supervised part in [[ ]]; write it all to run.json.
     lines: of row numbers, as the model sees them. facts: what is compared when the run goes on. told: {name: text}, what the
     recipe has to tell of its data and its loss."""
     total, trained = np.sum([(size := getattr(weight, "ds_numel", weight.numel()), size * weight.requires_grad) for weight in model.parameters()], axis=0)
+    check_model(args, model)
     tokens = rows["length"][:].sum() / len(lines)
     batch, quantization = facts["rows_per_step"], "int8" if args.load_in_8bit else args.bnb_4bit_quant_type if args.load_in_4bit else "no"
     parts = groupby(zip(rows[0]["input_ids"].tolist(), rows[0]["labels"].tolist(), strict=True), lambda pair: pair[1] != -100)  # learnt or not

@@ -1,0 +1,111 @@
+"""What cannot run is refused before the start, with the reason and what to use instead: each kernel, each lever.
+
+In process, with a GPU that is only told of.
+"""
+
+import sys
+from types import SimpleNamespace
+
+import llama
+import preflight
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, BloomConfig, LlamaConfig, Qwen3NextConfig
+
+PACKAGES = {"flash_attn", "flash_attn_interface", "kernels", "liger_kernel"}
+AMPERE, ADA, HOPPER, TURING = (8, 0), (8, 9), (9, 0), (7, 5)
+REFUSED = {  # flags, capability of the GPU or None for a CPU, packages that are there: what is said
+    "flash attention on a CPU": (["--attn_implementation", "flash_attention_2"], None, PACKAGES, "needs a GPU: use"),
+    "a hub kernel on a CPU": (["--attn_implementation", "kernels-community/fa3"], None, PACKAGES, "needs a GPU: use"),
+    "flash attention that is not installed": (
+        ["--attn_implementation", "flash_attention_2"], HOPPER, set(), "pip install flash-attn"),
+    "a hub kernel without the package": (
+        ["--attn_implementation", "kernels-community/flash-attn2"], HOPPER, set(), "pip install kernels"),
+    "flash attention 2 on Turing": (["--attn_implementation", "flash_attention_2"], TURING, PACKAGES, "8.0 or more"),
+    "flash attention 3 on Ampere": (["--attn_implementation", "flash_attention_3"], AMPERE, PACKAGES, "9.0 or more"),
+    "Liger on a CPU": (["--use_liger_kernel"], None, PACKAGES, "Triton kernels need a GPU"),
+    "Liger that is not installed": (["--use_liger_kernel"], HOPPER, set(), "pip install liger-kernel"),
+    "TF32 on a CPU": (["--tf32"], None, PACKAGES, "compute capability 8.0"),
+    "TF32 on Turing": (["--tf32"], TURING, PACKAGES, "compute capability 8.0"),
+    "paging without a GPU": (["--optim", "paged_adamw_8bit"], None, PACKAGES, "adamw_8bit or adamw_torch_fused"),
+}
+ACCEPTED = {
+    "nothing": ([], None, set()),
+    "flash attention 2": (["--attn_implementation", "flash_attention_2", "--packing"], AMPERE, {"flash_attn"}),
+    "flash attention 3": (["--attn_implementation", "flash_attention_3"], HOPPER, {"flash_attn_interface"}),
+    "a hub kernel": (["--attn_implementation", "kernels-community/flash-attn2"], AMPERE, {"kernels"}),
+    "Liger, TF32, flex": (["--use_liger_kernel", "--tf32", "--attn_implementation", "flex_attention"], ADA, PACKAGES),
+    "packing": (["--packing"], None, set()),
+    "padding free, by length": (["--padding_free", "--train_sampling_strategy", "group_by_length"], None, set()),
+}
+
+
+@pytest.fixture
+def problems_of(monkeypatch):
+    """A function from flags, capability, packages and environment to the problems."""
+
+    def find(flags, capability=None, packages=(), **env):
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "argv", ["llama.py", *flags])
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        monkeypatch.setattr(preflight, "find_spec", lambda name: name in packages or None)
+        device = SimpleNamespace(type="cuda" if capability else "cpu")
+        accelerator = SimpleNamespace(device=device, mixed_precision="no", num_processes=1, distributed_type="NO",
+                                      state=SimpleNamespace(deepspeed_plugin=None, fsdp_plugin=None))
+        return preflight.find_problems(llama.parse_args(), accelerator)
+
+    return find
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_run_is_refused_with_the_reason(name, problems_of):
+    flags, capability, packages, says = REFUSED[name]
+    found = problems_of(flags, capability, packages)
+    assert len(found) == 1 and says in found[0] and found[0].startswith(flags[0]), found
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_what_can_run_is_not(name, problems_of):
+    assert problems_of(*ACCEPTED[name]) == []
+
+
+@pytest.mark.parametrize(("capability", "flags", "says"), [
+    (None, [], "8.9 (Ada, Hopper) or more"), (AMPERE, [], "8.9 (Ada, Hopper) or more"),
+    (HOPPER, ["--use_peft"], "whole weights only"), (HOPPER, [], None)])
+def test_fp8_is_for_what_has_it(capability, flags, says, problems_of):
+    found = problems_of(flags, capability, ACCELERATE_MIXED_PRECISION="fp8")
+    assert (says in found[0] and len(found) == 1) if says else found == []
+
+
+@pytest.mark.parametrize(("flags", "says"), [
+    (["--packing", "--padding_free"], "choose one"),
+    (["--packing", "--train_sampling_strategy", "group_by_length"], "all of one length"),
+])
+def test_levers_that_exclude_each_other_are_refused(flags, says, problems_of):
+    found = problems_of(flags)
+    assert len(found) == 1 and says in found[0]
+
+
+def test_compiling_has_one_owner(problems_of):
+    found = problems_of(["--torch_compile"], HOPPER, ACCELERATE_DYNAMO_BACKEND="INDUCTOR")
+    assert len(found) == 1 and "the command line owns it" in found[0]
+    assert problems_of(["--torch_compile"], HOPPER, ACCELERATE_DYNAMO_BACKEND="NO") == []
+
+
+@pytest.mark.parametrize(("config", "says"), [
+    (LlamaConfig(), None),
+    (BloomConfig(hidden_size=8, n_layer=1, n_head=1, vocab_size=16), "BloomForCausalLM"),  # knows no positions
+    (Qwen3NextConfig(), "linear_attention"),  # its state runs on
+], ids=["llama", "bloom", "qwen3_next"])
+def test_models_that_cannot_keep_packed_rows_apart_are_refused(config, says, capsys, monkeypatch):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    for flags in (["--packing"], ["--padding_free"], []):
+        monkeypatch.setattr(sys, "argv", ["llama.py", *flags])
+        if not (flags and says):
+            preflight.check_model(llama.parse_args(), model)
+            continue
+        with pytest.raises(SystemExit, match="64"):
+            preflight.check_model(llama.parse_args(), model)
+        assert says in capsys.readouterr().err
