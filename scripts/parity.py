@@ -259,7 +259,7 @@ def parse_args():
     parser.add_argument("--configs", nargs="+", choices=configs(), default=configs(), help="YAML files (default: all)")
     parser.add_argument("--list", action="store_true", help="print the runs and stop")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/parity"), help="folder of all runs")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results here too")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results here too; older ones of other groups stay")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="launches at a time (default: one a core)")
     args = parser.parse_args()
     if args.jobs < 1:
@@ -268,6 +268,17 @@ def parse_args():
     if not args.runs:
         parser.error(f"no run of {', '.join(args.groups)} is under {', '.join(args.configs)}; --list shows all runs")
     return args
+
+
+def kept_rows(args):
+    """Rows that --json has of earlier runs with the same versions."""
+    before = json.loads(args.json.read_text()) if args.json and args.json.is_file() else {"rows": []}
+    return before["rows"] if before.get("versions") == versions() else []
+
+
+def versions():
+    names = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "deepspeed")
+    return {name: importlib.metadata.version(name) for name in names}
 
 
 def main():
@@ -287,15 +298,15 @@ def main():
     with ThreadPoolExecutor(args.jobs) as pool:
         rows = list(pool.map(finish, references))  # the others are compared with these
         rows += pool.map(finish, [run for run in args.runs if run not in references])
+    kept = [row for row in kept_rows(args) if row["group"] not in args.groups]
+    rows = [row for row in rows if row["group"] in args.groups or not kept] + kept
     rows.sort(key=lambda row: [row["group"] != "strategies", row["group"], list(WEIGHTS).index(row["weights"]),
                                row["ranks"] > 2 and "hybrid" not in row["config"]])
     print(f"\n{tables(rows)}")
     if args.json:
-        versions = {name: importlib.metadata.version(name) for name in
-                    ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "deepspeed")}
         args.json.parent.mkdir(parents=True, exist_ok=True)
         lines = ",\n".join(json.dumps(row) for row in rows)  # one a run, so that a change can be read
-        args.json.write_text(f'{{"device": "cpu", "versions": {json.dumps(versions)}, "rows": [\n{lines}\n]}}\n')
+        args.json.write_text(f'{{"device": "cpu", "versions": {json.dumps(versions())}, "rows": [\n{lines}\n]}}\n')
     sys.exit(any(row["verdict"] not in ("ok", "refused") for row in rows))
 
 
