@@ -7,7 +7,7 @@ THREADS ?= $(shell getconf _NPROCESSORS_ONLN)
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install install-dev quickstart quickstart-llama proof test check fix test-gpu clean
+.PHONY: help install install-dev quickstart quickstart-llama proof bench test check fix test-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s:
@@ -58,6 +58,11 @@ test: check  ## all tests that need no GPU; gpu tests show as skipped
 
 proof: install  ## measure every strategy, about an hour on two cores, and write the README's tables
 	python scripts/parity.py --json results/parity.json
+	python scripts/readme_tables.py
+
+bench: install-dev  ## speed against a bare loop, Trainer and SFTTrainer: hours on two idle cores; needs GSM8K's rows
+	python scripts/benchmark.py
+	python scripts/benchmark_tables.py --picture results/speed.png
 	python scripts/readme_tables.py
 
 test-gpu: install-dev  ## the tests that need a GPU

@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 PAD, BOS, EOS, END_OF_TURN = "<|pad|>", "<|begin_of_text|>", "<|end_of_text|>", "<|end_of_turn|>"
@@ -81,6 +81,8 @@ def parse_args():
     parser.add_argument("--vocab_size", type=int, default=320, help=f"rows of the embedding, >= {SMALLEST_VOCAB}")
     parser.add_argument("--max_position_embeddings", type=int, default=512, help="longest sequence, in tokens")
     parser.add_argument("--tie_word_embeddings", action="store_true", help="one matrix for embedding and output")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the weights")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where the weights are drawn")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num_train_rows", type=int, default=18200)
     parser.add_argument("--num_test_rows", type=int, default=700, help=f"at most {MOST_TEST_ROWS}")
@@ -196,7 +198,9 @@ def make_model(tokenizer, args):
     # The default of 0.02 suits widths in the thousands; a narrow model learns much faster from larger weights.
     initializer_range = 0.7 * args.hidden_size**-0.5
     shape = {name: getattr(args, name) for name in names}
-    model = LlamaForCausalLM(LlamaConfig(initializer_range=initializer_range, **shape, **special))
+    config = LlamaConfig(initializer_range=initializer_range, **shape, **special)
+    with torch.device(args.device):
+        model = AutoModelForCausalLM.from_config(config, dtype=args.dtype)
     special["eos_token_id"] = [tokenizer.convert_tokens_to_ids(END_OF_TURN), tokenizer.eos_token_id]
     model.generation_config = GenerationConfig(**special)
     return model

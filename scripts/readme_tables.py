@@ -1,6 +1,6 @@
 """Write the tables of README.md and results/README.md from the measurements in results/*.json.
 
-    python scripts/readme_tables.py            # after scripts/parity.py --json results/parity.json
+    python scripts/readme_tables.py            # after scripts/parity.py --json results/parity.json or benchmark.py
     python scripts/readme_tables.py --check    # exit code 1 if they differ; the tests call this
 
 A table of README.md stands between `<!-- NAME -->` and `<!-- end of NAME -->`, for each NAME of `BLOCKS`.
@@ -11,6 +11,7 @@ import json
 import sys
 from pathlib import Path
 
+import benchmark_tables
 from parity import BOUNDS, NAMES, WEIGHTS, reasons, table, tables
 from usage import Parser
 
@@ -77,7 +78,11 @@ def cell(held):
     return f"{max(size for size, _ in held['ranks']):,}{share}"
 
 
-BLOCKS = {"parity": parity_block, "bytes": bytes_block}
+def speed_block(results):
+    return benchmark_tables.block(results.get("benchmark"))
+
+
+BLOCKS = {"parity": parity_block, "bytes": bytes_block, "speed": speed_block}
 
 
 def fill(text, results):
@@ -102,7 +107,15 @@ def whole(results):
              "Live tensors of the fullest rank after a step, and the share of the whole that the YAML promises."]
     for weights in WEIGHTS:
         parts += [f"## {weights}", bytes_block(results, weights)]
+    if "benchmark" in results:
+        parts += ["# Speed", "`scripts/benchmark.py` says how each kind of cell is measured. Numbers are medians and, "
+                  "in brackets, the range of the repeats.", benchmark_tables.details(results["benchmark"])]
     return "\n\n".join(parts) + "\n"
+
+
+def read_results():
+    """What was measured, by name of the file under results/."""
+    return {path.stem: json.loads(path.read_text()) for path in (ROOT / "results").glob("*.json")}
 
 
 def parse_args():
@@ -115,7 +128,7 @@ def main():
     args = parse_args()
     if not (ROOT / "results" / "parity.json").is_file():
         sys.exit("readme_tables.py: results/parity.json is missing; make proof measures it")
-    results = {path.stem: json.loads(path.read_text()) for path in (ROOT / "results").glob("*.json")}
+    results = read_results()
     wanted = {ROOT / "README.md": fill((ROOT / "README.md").read_text(), results),
               ROOT / "results" / "README.md": whole(results)}
     stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text() != text]

@@ -4,6 +4,10 @@ import re
 import shlex
 import sys
 
+import benchmark
+import benchmark_peers
+import benchmark_probe
+import benchmark_tables
 import check_config
 import fault_injection
 import generate
@@ -21,7 +25,9 @@ PARSERS = {"recipes/llama.py": llama, "train.py": llama, "scripts/generate.py": 
            "scripts/plot_loss.py": plot_loss, "scripts/make_tiny_model.py": make_tiny_model,
            "scripts/rehearse.py": rehearse, "scripts/check_config.py": check_config,
            "scripts/parity.py": parity, "scripts/readme_tables.py": readme_tables,
-           "scripts/fault_injection.py": fault_injection}
+           "scripts/fault_injection.py": fault_injection,
+           "scripts/benchmark.py": benchmark, "scripts/benchmark_peers.py": benchmark_peers,
+           "scripts/benchmark_probe.py": benchmark_probe, "scripts/benchmark_tables.py": benchmark_tables}
 PLAIN = {"""kill -USR1 $(grep -oP '"process": \\K[0-9]+' runs/full/status.json)""",
          "cp recipes/llama.py train.py", "cp recipes/{fault_tolerance,whole_state,preflight,rows}.py .",
          "source .venv/bin/activate", "pip install -r requirements.txt"}
