@@ -248,8 +248,9 @@ def collate(source, lines, pad_token_id, width=0, refit=False, varlen=False):
     supervised: positions, [n], in the flattened batch, whose next token is learnt, and that token, targets, [n]
     counts: n, and tokens without padding. row: numbers in the file, from 1, on the host
     width: pad to it. refit: put the rows of the batch into as few lines as there need be. varlen: into one, for FlashAttention."""
-    lines = [source.__getitems__(line) for line in lines] or [[{"input_ids": [pad_token_id], "labels": [-100], "row": 0}]]  # a rank without rows still takes part
-    documents = sum(lines, [])
+    documents = source.__getitems__(sum(lines, [])) if lines else [{"input_ids": [pad_token_id], "labels": [-100], "row": 0}]  # a rank without rows still takes part
+    rows_left = iter(documents)
+    lines = [[next(rows_left) for _ in line] for line in lines] or [documents]
     lengths = [len(row["input_ids"]) for row in documents]
     if varlen or refit:
         lines = [documents] if varlen else [[documents[i] for i in line] for line in best_fit(lengths, max(lengths))]
@@ -402,15 +403,14 @@ def main():
         preflight.check_changes(accelerator, args, progress, facts)
     steps_per_epoch = math.ceil(len(lines) / facts["rows_per_step"])
     total_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * steps_per_epoch)
-    by_length = lengths if args.train_sampling_strategy == "group_by_length" else None
-    batches = global_batches(len(lines), args.per_device_train_batch_size, window, math.ceil(total_steps / steps_per_epoch), None if args.train_sampling_strategy == "sequential" else args.seed, by_length)
+    batches = global_batches(len(lines), args.per_device_train_batch_size, window, math.ceil(total_steps / steps_per_epoch), None if args.train_sampling_strategy == "sequential" else args.seed, lengths if args.train_sampling_strategy == "group_by_length" else None)
     varlen = "flash" in args.attn_implementation and (args.packing or args.padding_free)
     layout = {"pad_token_id": tokenizer.pad_token_id, "refit": args.padding_free, "varlen": varlen}
     options = {"num_workers": args.dataloader_num_workers, "pin_memory": accelerator.device.type == "cuda", "worker_init_fn": lambda _: os.setsid()}  # a signal to the group is not for workers
-    train_loader = DataLoader(lines, batch_sampler=batches[progress["step"] * window : total_steps * window], collate_fn=partial(collate, train_rows, width=args.max_length * args.packing, **layout), **options)
+    train_loader = DataLoader(lines, batch_sampler=batches[progress["step"] * window : total_steps * window], collate_fn=partial(collate, train_rows.select_columns(["input_ids", "labels", "row"]), width=args.max_length * args.packing, **layout), **options)
     if eval_rows:
         batches = global_batches(len(eval_rows), args.per_device_eval_batch_size, accelerator.num_processes)
-        eval_loader = accelerator.prepare(DataLoader([[row] for row in range(len(eval_rows))], batch_sampler=batches, collate_fn=partial(collate, eval_rows, **layout), **options))
+        eval_loader = accelerator.prepare(DataLoader([[row] for row in range(len(eval_rows))], batch_sampler=batches, collate_fn=partial(collate, eval_rows.select_columns(["input_ids", "labels", "row"]), **layout), **options))
 
     # ---- Model ----
     model = load_model(args, accelerator)
@@ -455,7 +455,7 @@ def main():
             break
         step += 1
         micro_batches, losses, applied = [next(loader) for _ in range(accumulation)], [], True
-        torch.manual_seed(int(np.random.SeedSequence((args.seed, step, accelerator.process_index)).generate_state(1)[0]))  # for dropout; no random state to save. After next, whose first call draws a number
+        (torch.cuda if accelerator.device.type == "cuda" else torch.default_generator).manual_seed(int(np.random.SeedSequence((args.seed, step, accelerator.process_index)).generate_state(1)[0]))  # for dropout; no random state to save. After next, whose first call draws a number
         num_supervised, num_tokens = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))  # of the whole window, over all ranks
         for batch in micro_batches:
             with accelerator.accumulate(model):
@@ -480,7 +480,7 @@ def main():
                 "peak_memory_gib": (torch.cuda.max_memory_allocated() or getrusage(RUSAGE_SELF).ru_maxrss * 1024) / 2**30}
             metrics_file.write(json.dumps(metrics) + "\n")
             accelerator.log({name: value for name, value in metrics.items() if value is not None}, step=step)
-            bar.set_postfix(loss=f"{loss:.4f}")
+            bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
             if not fault_tolerance and not math.isfinite(loss):
                 stop(70, f"the loss of step {step} is not finite; without fault_tolerance.py nothing is saved")
         if applied and not accelerator.optimizer_step_was_skipped:

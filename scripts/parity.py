@@ -259,7 +259,7 @@ def parse_args():
     parser.add_argument("--configs", nargs="+", choices=configs(), default=configs(), help="YAML files (default: all)")
     parser.add_argument("--list", action="store_true", help="print the runs and stop")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/parity"), help="folder of all runs")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results here too; older ones of other groups stay")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results here; other groups there stay")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="launches at a time (default: one a core)")
     args = parser.parse_args()
     if args.jobs < 1:
