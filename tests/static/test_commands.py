@@ -30,7 +30,7 @@ PARSERS = {"recipes/llama.py": llama, "train.py": llama, "scripts/generate.py": 
            "scripts/benchmark_probe.py": benchmark_probe, "scripts/benchmark_tables.py": benchmark_tables}
 PLAIN = {"""kill -USR1 $(grep -oP '"process": \\K[0-9]+' runs/full/status.json)""",
          "cp recipes/llama.py train.py", "cp recipes/{fault_tolerance,whole_state,preflight,rows}.py .",
-         "source .venv/bin/activate", "pip install -r requirements.txt"}
+         "source .venv/bin/activate", "pip install -r requirements.txt", "pip install liger-kernel"}
 
 
 def commands_of_readme():
