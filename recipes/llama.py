@@ -117,7 +117,7 @@ def parse_args():
     # Evaluation, logs, result
     parser.add_argument("--eval_strategy", default="epoch", choices=["no", "steps", "epoch"], help="when to evaluate")
     parser.add_argument("--eval_steps", type=int, default=500, help="optimizer steps between evaluations")
-    parser.add_argument("--logging_steps", type=int, default=1, help="optimizer steps between lines of metrics.jsonl; in between nothing waits for the device, and several ranks heed no signal")
+    parser.add_argument("--logging_steps", type=int, default=1, help="optimizer steps between lines of metrics.jsonl; in between nothing waits for the device")
     parser.add_argument("--report_to", default="none", choices=["none", "all", "tensorboard", "wandb", "trackio", "comet_ml", "mlflow", "clearml", "dvclive", "swanlab", "aim"], help="tracker")
     parser.add_argument("--output_dir", default="runs/llama", help="folder of the result")
     parser.add_argument("--ddp_timeout", type=int, default=1800, help="seconds that ranks wait for each other; then each prints its stacks and ends")

@@ -1,4 +1,4 @@
-"""Each strategy trains in bf16 on one real GPU, and flash attention gives the loss of sdpa."""
+"""Each strategy trains in bf16 on one real GPU; flash attention and the levers give the loss without them."""
 
 import sys
 
@@ -34,3 +34,20 @@ def test_flash_attention_gives_the_loss_of_sdpa(tiny, tmp_path):
     sdpa = train("single", tiny, tmp_path / "sdpa")
     flash = train("single", tiny, tmp_path / "flash", "--attn_implementation", "flash_attention_2")
     assert flash == pytest.approx(sdpa, rel=2e-2)  # bf16 keeps eight bits
+
+
+@pytest.mark.parametrize("flags", [["--packing", "--max_length", 128], ["--padding_free"]], ids=["packed", "free"])
+def test_rows_in_one_line_of_flash_attention_give_the_loss_of_block_masks(flags, tiny, tmp_path):
+    pytest.importorskip("flash_attn", reason="flash-attn is not installed")
+    sdpa = train("single", tiny, tmp_path / "sdpa", *flags)
+    flash = train("single", tiny, tmp_path / "flash", *flags, "--attn_implementation", "flash_attention_2")
+    assert flash == pytest.approx(sdpa, rel=2e-2)
+
+
+@pytest.mark.parametrize("flags", [["--torch_compile", "--packing", "--max_length", 128], ["--max_logits_mib", 0.02],
+                                   ["--logging_steps", 5]], ids=lambda flags: flags[0])
+def test_levers_give_the_loss_without_them(flags, tiny, tmp_path):
+    packed = flags[1:] if "--packing" in flags else []
+    plain = train("single", tiny, tmp_path / "plain", *packed)
+    assert train("single", tiny, tmp_path / "lever", *flags) == pytest.approx(
+        plain if "--logging_steps" not in flags else plain[4::5], rel=2e-2)
