@@ -360,7 +360,8 @@ def hold_back(accelerator, optimizer, grad_norm, step, micro_batches, losses):
     if isinstance(norm, torch.Tensor):
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         if optimizer.optimizer.defaults.get("fused") and not accelerator.scaler:
-            optimizer.optimizer.grad_scale, optimizer.optimizer.found_inf = None, 1.0 - norm.isfinite().float()
+            weight = optimizer.param_groups[0]["params"][0]  # on the host where that is offloaded to
+            optimizer.optimizer.grad_scale, optimizer.optimizer.found_inf = None, (1.0 - norm.isfinite().float()).to(weight.device)
         elif not math.isfinite(norm):
             optimizer.zero_grad()  # without gradients nothing is stepped
             known = True
@@ -371,6 +372,7 @@ def hold_back(accelerator, optimizer, grad_norm, step, micro_batches, losses):
 def handle_nonfinite(accelerator, model, optimizer, args, progress):
     """Of the steps since the last call those that are not finite changed no weight on any rank: write their rows down, then
     go on or save and stop with 70. The rows are those of the losses that are not finite or, where only the gradient is not, all of the step."""
+    path, stops = Path(args.output_dir, NONFINITE), None
     for step, norm, known, rows, losses in RUN.pop("unchecked", []):
         if not known and (norm is None or math.isfinite(norm)):
             continue
@@ -379,16 +381,17 @@ def handle_nonfinite(accelerator, model, optimizer, args, progress):
         what = "loss" if any(rank["loss"] for rank in ranks) else "gradient"
         if what == "gradient" and accelerator.mixed_precision == "fp16":
             continue  # the loss scale was too large, as it has to be now and then
-        path = Path(args.output_dir, NONFINITE)
         if accelerator.is_main_process:
-            with open(path, "a" if progress["nonfinite_steps"] else "w") as file:
+            with open(path, "a" if progress["nonfinite_steps"] or stops else "w") as file:
                 file.write(json.dumps({"step": step, "what": what, "rows_by_rank": {r["rank"]: r["loss" if what == "loss" else "all"] for r in ranks}}) + "\n")
         message = f"the {what} of step {step} is not finite: no weight was changed; its rows are in {path}"
         if args.nonfinite == "skip" and progress["nonfinite_steps"] < args.nonfinite_budget:
             progress["nonfinite_steps"] += 1
             accelerator.print(f"skipped: {message}", flush=True)
-            continue
-        progress = RUN["before"] if step == progress["step"] else progress  # that step is tried again
+        else:
+            stops = stops or (step, message)
+    if stops:  # a step that was the last is tried again when the run goes on
+        progress = RUN["before"] | {"nonfinite_steps": progress["nonfinite_steps"]} if stops[0] == progress["step"] else progress
         if progress["step"] > RUN["saved"] and progress["schedule_steps"]:
             save_checkpoint(accelerator, model, optimizer, args, progress)
-        leave(accelerator, 70, message)
+        leave(accelerator, 70, stops[1])

@@ -146,7 +146,7 @@ def make_accelerator(args):
     if fsdp and (accelerator.is_fsdp2 or fsdp.sharding_strategy.name != "NO_SHARD"):  # no_sync would hold whole gradients (huggingface/accelerate#2531)
         accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = True
     if accelerator.is_fsdp2 and fsdp.mixed_precision_policy:  # else the loss, a sum, is rounded to bf16
-        fsdp.mixed_precision_policy = replace(fsdp.mixed_precision_policy, output_dtype=torch.float32)
+        fsdp.mixed_precision_policy = replace(fsdp.mixed_precision_policy, output_dtype=None)
     if accelerator.state.deepspeed_plugin:  # the loop's own calls do not reach its engine (huggingface/accelerate#1970)
         accelerator.state.deepspeed_plugin.deepspeed_config.update(gradient_clipping=args.max_grad_norm, train_micro_batch_size_per_gpu=args.per_device_train_batch_size)
     torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
@@ -337,9 +337,9 @@ def loss_in_head(model, max_logits_mib):
         hidden, targets = hidden.flatten(0, 1)[SUPERVISED["positions"]], SUPERVISED["targets"]
         if len(targets) <= piece or not comes_last:
             return loss_of(hidden, targets) if comes_last else logits_of(hidden)
-        if torchs and hidden.is_cuda:  # on a CPU it takes longer than the pieces below
+        if torchs and hidden.is_cuda and hidden.dtype == torch.float32 and not torch.is_autocast_enabled("cuda"):  # slower on a CPU; in bf16 it sums the loss in bf16
             options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=piece, chunking_method=None)
-            return torch.nn.functional.linear_cross_entropy(hidden, head.weight.to(hidden.dtype), targets, reduction="sum", options=options)
+            return torch.nn.functional.linear_cross_entropy(hidden, head.weight, targets, reduction="sum", options=options)
         return sum(recompute(loss_of, *part, use_reentrant=False) for part in zip(hidden.split(piece), targets.split(piece), strict=True))
 
     head.forward = forward
@@ -372,7 +372,7 @@ def export_model(accelerator, model, tokenizer, output_dir):
     weights = accelerator.get_state_dict(model)
     model = extract_model_from_parallel(model, keep_torch_compile=False, recursive=True)  # peft finds no adapters inside of FSDP1's wrappers
     tied = getattr(model, "all_tied_weights_keys", {})  # once, also where a strategy gathers them twice
-    weights = {name.replace("_orig_mod.", ""): weight for name, weight in (weights or {}).items() if name not in tied}
+    weights = {name.replace("_orig_mod.", "").removeprefix("module."): weight for name, weight in (weights or {}).items() if name not in tied}
     model.save_pretrained(output_dir, state_dict=weights, is_main_process=accelerator.is_main_process)
     if accelerator.is_main_process:
         tokenizer.save_pretrained(output_dir)

@@ -9,6 +9,7 @@ import inspect
 import json
 import math
 import os
+import re
 import shutil
 import sys
 from importlib.util import find_spec
@@ -88,6 +89,7 @@ def rules_of_strategy(args, accelerator, strategy):
     yield args.use_peft and name == "FSDP1 NO_SHARD", f"{name} loses frozen weights when adapters are saved: use ddp.yaml, which holds the same"
     yield args.load_in_4bit and fsdp == 1 and name.endswith(("SHARD_GRAD_OP", "ZERO2")), f"{name} cannot hold a 4-bit base: use fsdp2_shard_grad_op.yaml or fsdp1_full_shard.yaml"
     yield args.optim.endswith("bit") and sharded, f"--optim {args.optim} cannot hold the shards of {name}: use adamw_torch_fused"
+    yield args.torch_compile and fsdp == 1, f"--torch_compile: accelerate cannot compile the layers of {name}: use fsdp2_full_shard.yaml"
     yield args.torch_compile and env.get("ACCELERATE_DYNAMO_BACKEND", "NO").upper() != "NO", "--torch_compile and dynamo_config in the YAML: the command line owns it, delete the latter"
 
 
@@ -107,6 +109,7 @@ def rules_of_device(args, accelerator):
     yield args.torch_compile and on_cpu and not shutil.which("c++"), "--torch_compile compiles C++ on a CPU: put a compiler (g++) on the PATH"
     if os.environ.get("ACCELERATE_MIXED_PRECISION") == "fp8":
         yield capability < (8, 9), "mixed_precision: fp8 needs an NVIDIA GPU of compute capability 8.9 (Ada, Hopper) or more: set it to bf16"
+        yield getattr(accelerator, "fp8_backend", None) == "TE", "fp8_config: backend: TE replaces the output head, in which the loss is computed: use backend: AO (pip install torchao)"
         yield args.use_peft, "mixed_precision: fp8 trains whole weights only: set it to bf16, or leave out --use_peft"
 
 
@@ -127,11 +130,16 @@ def check_changes(accelerator, args, progress, facts):
 
 
 def check_model(args, model):
-    """Fail with 64 where packed rows would see each other: without positions, or in layers whose state runs on."""
+    """Fail with 64 where packed rows would see each other, by masks without positions or in layers whose state runs on, and
+    where Liger left the model as it was."""
     inner = getattr(model, "get_base_model", lambda: model)()
     others = set(getattr(inner.config.get_text_config(), "layer_types", None) or []) - {"full_attention", "sliding_attention", "chunked_attention"}
-    if (args.packing or args.padding_free) and (others or "position_ids" not in inspect.signature(inner.forward).parameters):
-        fail(64, f"{type(inner).__name__} cannot keep the rows of a line apart ({', '.join(sorted(others)) or 'it takes no position_ids'}): leave out --packing and --padding_free")
+    source = inspect.getsource(sys.modules[type(inner.base_model).__module__])
+    masks = re.search(r'mask\w*\([^)]*position_ids=position_ids|"position_ids": position_ids', source)  # OPT and Falcon take them, and mask without
+    if (args.packing or args.padding_free) and (others or not masks):
+        fail(64, f"{type(inner).__name__} cannot keep the rows of a line apart ({', '.join(sorted(others)) or 'its masks know no position_ids'}): leave out --packing and --padding_free")
+    if args.use_liger_kernel and not any("liger" in f"{type(module).__module__} {module.forward.__module__}" for module in model.modules()):
+        fail(64, f"--use_liger_kernel: Liger has no kernels for {type(inner).__name__}: leave it out")
 
 
 def report_start(accelerator, args, model, tokenizer, rows, lines, steps, facts, told):

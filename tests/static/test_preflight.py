@@ -10,7 +10,17 @@ import llama
 import preflight
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BloomConfig, LlamaConfig, Qwen3NextConfig
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    Gemma2Config,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    OPTConfig,
+    Qwen3Config,
+    Qwen3NextConfig,
+)
 
 PACKAGES = {"flash_attn", "flash_attn_interface", "kernels", "liger_kernel"}
 AMPERE, ADA, HOPPER, TURING = (8, 0), (8, 9), (9, 0), (7, 5)
@@ -96,8 +106,11 @@ def test_compiling_has_one_owner(problems_of):
 @pytest.mark.parametrize(("config", "says"), [
     (LlamaConfig(), None),
     (BloomConfig(hidden_size=8, n_layer=1, n_head=1, vocab_size=16), "BloomForCausalLM"),  # knows no positions
+    (OPTConfig(num_hidden_layers=1), "OPTForCausalLM"),  # takes them, and masks without
+    (Qwen3Config(num_hidden_layers=1), None), (MistralConfig(num_hidden_layers=1), None),
+    (Gemma2Config(num_hidden_layers=2), None), (GPT2Config(n_layer=1), None),
     (Qwen3NextConfig(), "linear_attention"),  # its state runs on
-], ids=["llama", "bloom", "qwen3_next"])
+], ids=lambda value: value.model_type if hasattr(value, "model_type") else "")
 def test_models_that_cannot_keep_packed_rows_apart_are_refused(config, says, capsys, monkeypatch):
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
