@@ -47,6 +47,7 @@ ROOT = parity.ROOT
 sys.path.append(str(ROOT / "recipes"))
 RECIPE, PEERS, PROBE = "recipes/llama.py", "scripts/benchmark_peers.py", "scripts/benchmark_probe.py"
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "peft", "trl", "bitsandbytes")
+ROWS_A_LINE = 4  # at most, of GSM8K at 512 tokens
 HELD_OUT = 200  # rows of GSM8K's test set
 PATIENCE = 300  # seconds to wait until the machine is idle
 
@@ -247,8 +248,8 @@ def prepare(cell, contestant, args):
     flags = cell.flags | contestant.flags
     accumulation, batch = flags.get("gradient_accumulation_steps", 1), flags["per_device_train_batch_size"]
     per_step = batch * accumulation * contestant.ranks
-    count = cell.num_rows or per_step * (args.warmup + cell.steps)
     packed = flags.get("packing", False)
+    count = cell.num_rows or per_step * (args.warmup + cell.steps) * (ROWS_A_LINE if packed else 1)
     name = f"{cell.rows}-{contestant.model or cell.model}-{flags['max_length']}-{count}-{batch}" + "-packed" * packed
     folder = args.output_dir / "data" / slug(name)
     if (folder / "own.pt").exists():

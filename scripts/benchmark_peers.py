@@ -96,6 +96,8 @@ def run_bare(args, loss_of, file):
         model.gradient_checkpointing_enable({"use_reentrant": False})
     accumulation, weights = args.gradient_accumulation_steps, [w for w in model.parameters() if w.requires_grad]
     steps = args.max_steps if args.max_steps > 0 else math.ceil(len(batches) / accumulation)
+    if len(batches) < steps * accumulation:
+        raise ValueError(f"{args.data / file} has {len(batches)} batches, {steps * accumulation} are needed")
     optimizer = torch.optim.AdamW(weight_groups(model, args.weight_decay), lr=args.learning_rate, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     model.train()
