@@ -85,8 +85,8 @@ MODELS = {
     # The head has 32 times as many columns as the hidden state, as in Llama 3
     "medium": shape(512, 6, 8, 1408, 16384, max_position_embeddings=2048),
     "near zero": shape(64, 1, 1, 64, 320),
-    "2M": shape(128, 2, 4, 384, 4096, max_position_embeddings=2048),
-    "9M": shape(256, 4, 4, 704, 8192, max_position_embeddings=2048),
+    "1.5M": shape(128, 2, 4, 384, 4096, max_position_embeddings=2048),
+    "7M": shape(256, 4, 4, 704, 8192, max_position_embeddings=2048),
     "80M": shape(768, 8, 12, 2048, 16384, max_position_embeddings=2048),
     # Of Llama 3: bfloat16, with its vocabulary
     "1B": shape(2048, 16, 32, 8192, 128256, 8, max_position_embeddings=16384, tie_word_embeddings=True),
@@ -133,7 +133,7 @@ def cpu_cells():
              MATCHED | {"per_device_train_batch_size": 3, "packing": True}),
         Cell("shipped, medium", "shipped", "medium", "gsm8k", SHIPPED, LEARN | PADDED | {"num_train_epochs": 1},
              steps=0, num_rows=256),
-        *(Cell(f"start, {cache} cache", "start", "2M", "gsm8k",  # whose first step takes no time of note
+        *(Cell(f"start, {cache} cache", "start", "1.5M", "gsm8k",  # whose first step takes no time of note
                {"floor": Contestant("floor"), "ours": Contestant("ours"), "trainer": Contestant("trainer", TEXT)},
                MATCHED | PADDED, steps=1, num_rows=7473) for cache in ("cold", "warm")),
         Cell("growth, length", "growth", "medium", "long",
@@ -144,7 +144,7 @@ def cpu_cells():
         Cell("growth, ranks", "growth", "medium", "long",
              {str(ranks): Contestant("ours", ranks=ranks) for ranks in (1, 2)}, growth),
         Cell("growth, model", "growth", "medium", "long",
-             {name: Contestant("ours", model=name) for name in ("2M", "9M", "medium", "80M")}, growth),
+             {name: Contestant("ours", model=name) for name in ("1.5M", "7M", "medium", "80M")}, growth),
     ]
 
 

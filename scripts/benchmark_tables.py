@@ -308,7 +308,10 @@ def draw_growth(axes, cell, label):
     axes.fill_between(places, low, high, alpha=0.2)
     axes.plot(places, middles, "o-")
     axes.set_xticks(places, ["36M" if one == "medium" else one for one, _ in points])
-    axes.set_ylim(0, max(high) * 1.15)
+    if max(high) > 10 * min(low):
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(0, max(high) * 1.15)
 
 
 def parse_args():
