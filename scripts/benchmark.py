@@ -47,6 +47,7 @@ ROOT = parity.ROOT
 sys.path.append(str(ROOT / "recipes"))
 RECIPE, PEERS, PROBE = "recipes/llama.py", "scripts/benchmark_peers.py", "scripts/benchmark_probe.py"
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "peft", "trl", "bitsandbytes")
+ROWS_A_LINE = 4  # at most, of GSM8K at 512 tokens
 HELD_OUT = 200  # rows of GSM8K's test set
 PATIENCE = 300  # seconds to wait until the machine is idle
 
@@ -54,7 +55,7 @@ PATIENCE = 300  # seconds to wait until the machine is idle
 class Contestant(NamedTuple):
     """One side of a comparison: who trains, with which flags besides those of the cell, on how many ranks."""
 
-    tool: str  # ours, or a contestant of benchmark_peers.py
+    tool: str  # ours, or one of benchmark_peers.py
     flags: dict = {}
     ranks: int = 1
     model: str = ""  # another than the cell's
@@ -84,8 +85,8 @@ MODELS = {
     # The head has 32 times as many columns as the hidden state, as in Llama 3
     "medium": shape(512, 6, 8, 1408, 16384, max_position_embeddings=2048),
     "near zero": shape(64, 1, 1, 64, 320),
-    "2M": shape(128, 2, 4, 384, 4096, max_position_embeddings=2048),
-    "9M": shape(256, 4, 4, 704, 8192, max_position_embeddings=2048),
+    "1.5M": shape(128, 2, 4, 384, 4096, max_position_embeddings=2048),
+    "7M": shape(256, 4, 4, 704, 8192, max_position_embeddings=2048),
     "80M": shape(768, 8, 12, 2048, 16384, max_position_embeddings=2048),
     # Of Llama 3: bfloat16, with its vocabulary
     "1B": shape(2048, 16, 32, 8192, 128256, 8, max_position_embeddings=16384, tie_word_embeddings=True),
@@ -96,7 +97,7 @@ OF_GPU = ("1B", "3B", "8B")
 SMALL = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
          "intermediate_size": 64, "vocab_size": 320}  # what --smoke makes of each model
 
-FOUR = {name: Contestant(name) for name in ("floor", "ours", "trainer", "trl")}
+FIVE = {name: Contestant(name) for name in ("floor", "lean", "ours", "trainer", "trl")}
 LEARN = {"learning_rate": 5e-4, "lr_scheduler_type": "linear", "max_grad_norm": 1.0, "max_length": 512}
 MATCHED = LEARN | {"weight_decay": 0.1, "train_sampling_strategy": "sequential", "logging_steps": 1}
 SHIPPED = {
@@ -106,6 +107,7 @@ SHIPPED = {
     "trl": Contestant("trl"),
     "trl packed": Contestant("trl", {"packing": True, "per_device_train_batch_size": 3}),
 }
+BARE_AND_OURS = ("floor", "lean", "ours")
 PADDED = {"per_device_train_batch_size": 8}
 TEXT = {"text": True}  # tokenises itself
 
@@ -121,14 +123,17 @@ def cpu_cells():
     growth = MATCHED | {"max_length": 256, "per_device_train_batch_size": 4}
     tokens = 2048  # a step
     return [
-        Cell("matched, medium", "matched", "medium", "gsm8k", FOUR, MATCHED | PADDED),
-        Cell("matched, near zero", "matched", "near zero", "words", FOUR, MATCHED | PADDED, steps=200),
-        Cell("matched, medium, LoRA", "matched", "medium", "gsm8k", FOUR, MATCHED | PADDED | {"use_peft": True}),
-        Cell("matched, medium, accumulation", "matched", "medium", "gsm8k", FOUR,
+        Cell("matched, medium", "matched", "medium", "gsm8k", FIVE, MATCHED | PADDED),
+        Cell("matched, near zero", "matched", "near zero", "words", FIVE, MATCHED | PADDED, steps=1000),
+        Cell("matched, medium, LoRA", "matched", "medium", "gsm8k", FIVE, MATCHED | PADDED | {"use_peft": True}),
+        Cell("matched, medium, accumulation", "matched", "medium", "gsm8k", FIVE,
              MATCHED | {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}),
+        # No other tool makes the same lines: the loops against ours
+        Cell("matched, medium, packed", "matched", "medium", "gsm8k", {name: FIVE[name] for name in BARE_AND_OURS},
+             MATCHED | {"per_device_train_batch_size": 3, "packing": True}),
         Cell("shipped, medium", "shipped", "medium", "gsm8k", SHIPPED, LEARN | PADDED | {"num_train_epochs": 1},
              steps=0, num_rows=256),
-        *(Cell(f"start, {cache} cache", "start", "medium", "gsm8k",
+        *(Cell(f"start, {cache} cache", "start", "1.5M", "gsm8k",  # whose first step takes no time of note
                {"floor": Contestant("floor"), "ours": Contestant("ours"), "trainer": Contestant("trainer", TEXT)},
                MATCHED | PADDED, steps=1, num_rows=7473) for cache in ("cold", "warm")),
         Cell("growth, length", "growth", "medium", "long",
@@ -139,7 +144,7 @@ def cpu_cells():
         Cell("growth, ranks", "growth", "medium", "long",
              {str(ranks): Contestant("ours", ranks=ranks) for ranks in (1, 2)}, growth),
         Cell("growth, model", "growth", "medium", "long",
-             {name: Contestant("ours", model=name) for name in ("2M", "9M", "medium", "80M")}, growth),
+             {name: Contestant("ours", model=name) for name in ("1.5M", "7M", "medium", "80M")}, growth),
     ]
 
 
@@ -153,11 +158,11 @@ def gpu_cells():
         contestants = contestants or {"ours": Contestant("ours")}
         return Cell(name, kind, model, rows, contestants, common | flags, device="cuda")
 
-    ladder, flags = {}, {"per_device_train_batch_size": 2}
+    ladder, flags = {}, {"per_device_train_batch_size": 2, "max_logits_mib": 1e6}
     for name, more in (("padded", {}), ("packing", {"packing": True}), ("compile", {"torch_compile": True}),
-                       ("liger", {"use_liger_kernel": True}), ("checkpointing", {"gradient_checkpointing": True}),
-                       ("8-bit AdamW", {"optim": "adamw_8bit"}), ("LoRA", lora | {"optim": "adamw_torch_fused"}),
-                       ("QLoRA", nf4)):
+                       ("loss in pieces", {"max_logits_mib": 256}), ("liger", {"use_liger_kernel": True}),
+                       ("checkpointing", {"gradient_checkpointing": True}), ("8-bit AdamW", {"optim": "adamw_8bit"}),
+                       ("LoRA", lora | {"optim": "adamw_torch_fused"}), ("QLoRA", nf4)):
         flags = flags | more
         ladder[name] = Contestant("ours", flags)
     attention = {f"{kind}, {length}": Contestant("ours", {"attn_implementation": kind, "max_length": length})
@@ -169,7 +174,7 @@ def gpu_cells():
                                             "per_device_train_batch_size": 2}),
         cell("3B ladder", "3B", {}, "gsm8k", contestants=ladder),
         cell("1B matched", "1B", {"per_device_train_batch_size": 4}, kind="matched",
-             contestants={name: FOUR[name] for name in ("floor", "ours", "trainer")}),
+             contestants={name: FIVE[name] for name in (*BARE_AND_OURS, "trainer")}),
         cell("1B attention", "1B", {"per_device_train_batch_size": 1}, contestants=attention),
     ]
 
@@ -205,7 +210,7 @@ def make_models(names, args):
             continue
         flags = shape_of(name, args)
         tiny = args.smoke or flags["vocab_size"] <= 320
-        flags |= {"num_train_rows": 4000, "num_test_rows": 210} if tiny else {"text": args.data / "train.jsonl"}
+        flags |= {"num_train_rows": 9000, "num_test_rows": 210} if tiny else {"text": args.data / "train.jsonl"}
         flags |= {"dtype": "bfloat16", "device": "cuda"} if name in OF_GPU and not args.smoke else {}
         print(f"makes {folder}", flush=True)
         done = subprocess.run(words(sys.executable, "scripts/make_tiny_model.py", folder.resolve(), *as_words(flags)),
@@ -243,10 +248,11 @@ def prepare(cell, contestant, args):
     flags = cell.flags | contestant.flags
     accumulation, batch = flags.get("gradient_accumulation_steps", 1), flags["per_device_train_batch_size"]
     per_step = batch * accumulation * contestant.ranks
-    count = cell.num_rows or per_step * (args.warmup + cell.steps)
-    name = f"{cell.rows}-{contestant.model or cell.model}-{flags['max_length']}-{count}-{batch}"
+    packed = flags.get("packing", False)
+    count = cell.num_rows or per_step * (args.warmup + cell.steps) * (ROWS_A_LINE if packed else 1)
+    name = f"{cell.rows}-{contestant.model or cell.model}-{flags['max_length']}-{count}-{batch}" + "-packed" * packed
     folder = args.output_dir / "data" / slug(name)
-    if (folder / "batches.pt").exists():
+    if (folder / "own.pt").exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     lines = text_rows(cell, flags, count, args)
@@ -254,7 +260,9 @@ def prepare(cell, contestant, args):
     tokenizer = llama.load_tokenizer(str(args.output_dir / "models" / slug(contestant.model or cell.model) / "model"))
     tokens = tokens_of(lines, tokenizer, flags["max_length"])
     (folder / "tokens.jsonl").write_text("".join(json.dumps(row) + "\n" for row in tokens))
-    torch.save(padded_batches(tokens, tokenizer, batch), folder / "batches.pt")
+    own = own_batches(tokens, tokenizer, batch, flags["max_length"], packed)
+    torch.save([usual_batch(each, tokenizer.pad_token_id) for each in own], folder / "padded.pt")
+    torch.save(own, folder / "own.pt")
     return folder
 
 
@@ -266,13 +274,37 @@ def tokens_of(lines, tokenizer, max_length):
     return [{name: row[name] for name in ("input_ids", "labels")} for row in rows]
 
 
-def padded_batches(tokens, tokenizer, batch_size):
-    """Rows of tokens as the recipe's batches: in its sequential order, padded on the right."""
-    import llama
-    from transformers import DataCollatorForSeq2Seq
+class Rows(list):
+    """Rows as the recipe's collate reads them from datasets."""
 
-    collate, order = DataCollatorForSeq2Seq(tokenizer), llama.global_batches(len(tokens), batch_size, 1)
-    return [dict(collate([tokens[i] for i in rows])) for rows in order]
+    def __getitems__(self, numbers):
+        return [self[number] for number in numbers]
+
+
+def own_batches(tokens, tokenizer, batch_size, max_length, packed=False):
+    """Rows of tokens as the recipe's own batches in its sequential order, flat: inputs, positions, targets, counts."""
+    import llama
+
+    lengths, source = [len(row["input_ids"]) for row in tokens], Rows({**row, "row": 0} for row in tokens)
+    lines = sorted(llama.best_fit(lengths, max_length), key=min) if packed else [[row] for row in range(len(tokens))]
+    batches = []
+    for numbers in llama.global_batches(len(lines), batch_size, 1):
+        width = max_length * packed
+        batch = llama.collate(source, [lines[number] for number in numbers], tokenizer.pad_token_id, width)
+        batches.append({"inputs": batch["inputs"], **batch["supervised"], "counts": batch["counts"]})
+    return batches
+
+
+def usual_batch(own, pad_token_id):
+    """A batch as most loops have it: labels beside the tokens and, unless lines are packed, a mask of the padding."""
+    import torch
+
+    ids, inputs = own["inputs"]["input_ids"], dict(own["inputs"])
+    labels = torch.full(ids.shape, -100)
+    labels.view(-1)[own["positions"] + 1] = own["targets"]
+    if "position_ids" not in inputs:  # by which transformers keeps the rows of a line apart, if there is no mask
+        inputs["attention_mask"] = (ids != pad_token_id).long()
+    return {"inputs": inputs, "labels": labels, "counts": own["counts"]}
 
 
 def as_words(flags):
@@ -375,7 +407,7 @@ def measured(folder, warmup):
 
 
 def held_out_loss(model_folder, batches):
-    """The loss of a saved model, in nats a supervised token, over padded batches."""
+    """The loss of a saved model, in nats a supervised token, over batches of `usual_batch`."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -384,21 +416,21 @@ def held_out_loss(model_folder, batches):
     model, loss, count = AutoModelForCausalLM.from_pretrained(model_folder).eval(), 0.0, 0
     with torch.no_grad():
         for batch in batches:
-            logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
-            labels = batch["labels"][:, 1:].flatten()
-            loss += torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels, reduction="sum").item()
-            count += (labels != -100).sum().item()
+            logits = model(**batch["inputs"]).logits[:, :-1].flatten(0, 1).float()
+            loss += torch.nn.functional.cross_entropy(logits, batch["labels"][:, 1:].flatten(), reduction="sum").item()
+            count += batch["counts"][0].item()
     return loss / count
 
 
 def held_out_batches(cell, args):
-    """Rows that no contestant of a cell has trained on, as padded batches."""
+    """Rows that no contestant of a cell has trained on, as batches of `usual_batch`."""
     import llama
 
     folder = args.output_dir / "models" / slug(cell.model)
     path = folder / "data" / "test.jsonl" if cell.rows == "words" else args.data / "test.jsonl"
     tokenizer = llama.load_tokenizer(str(folder / "model"))
-    return padded_batches(tokens_of(path.read_text().splitlines()[:HELD_OUT], tokenizer, 1024), tokenizer, 8)
+    tokens = tokens_of(path.read_text().splitlines()[:HELD_OUT], tokenizer, 1024)
+    return [usual_batch(batch, tokenizer.pad_token_id) for batch in own_batches(tokens, tokenizer, 8, 1024)]
 
 
 def run_cell(cell, args):
@@ -459,7 +491,7 @@ def parse_args():
     parser.add_argument("--cells", default="", metavar="REGEX", help="cells whose name has this (default: all)")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="which cells")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each contestant")
-    parser.add_argument("--steps", type=int, help="timed steps (default: 20; near zero: 200; shipped: one pass)")
+    parser.add_argument("--steps", type=int, help="timed steps (default: 20; near zero: 1000; shipped: one pass)")
     parser.add_argument("--warmup", type=int, default=5, help="steps before them")
     parser.add_argument("--list", action="store_true", help="print the cells and their contestants, and stop")
     parser.add_argument("--smoke", action="store_true", help="every cell in small on CPU: does it work?")

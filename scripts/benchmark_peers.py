@@ -1,13 +1,19 @@
 """The other contestants of scripts/benchmark.py, one a process: a bare loop, transformers' Trainer, TRL's SFTTrainer.
 
     python scripts/benchmark_peers.py floor --model_name_or_path MODEL --data FOLDER --output_dir runs/floor
+    python scripts/benchmark_peers.py lean --model_name_or_path MODEL --data FOLDER --output_dir runs/lean
     python scripts/benchmark_peers.py trainer --model_name_or_path MODEL --data FOLDER --output_dir runs/trainer
     python scripts/benchmark_peers.py trl --packing --model_name_or_path MODEL --data FOLDER --output_dir runs/trl
 
 The flags are those of recipes/llama.py, with the same meaning. FOLDER is what scripts/benchmark.py prepares:
-rows.jsonl (text), tokens.jsonl (the recipe's input_ids and labels), batches.pt (the recipe's batches in its order,
-padded). The floor reads batches.pt and has nothing left to do but to compute: no accelerate, no data loader, no log.
-With --matched the other two are told to do what the floor does; without it they keep their own defaults, but for fp32.
+rows.jsonl (text), tokens.jsonl (the recipe's input_ids and labels), padded.pt (the recipe's batches in its order, with
+a mask over the padding, as most loops have them) and own.pt (the same as the recipe's own tensors).
+
+There are two bare loops. Both read batches that lie ready and have nothing left to do but to compute: no accelerate,
+no data loader, no log. `floor` is the usual one, with padded.pt and the logits of all tokens. `lean` computes just
+what the recipe does, with own.pt and the logits of learnt tokens alone: what the recipe takes longer is its overhead.
+With --matched Trainer and SFTTrainer are told to do what the floor does; without it they keep their own defaults, but
+for fp32.
 
 Each writes OUTPUT_DIR/metrics.jsonl as the recipe does: step, loss where it was logged, num_input_tokens_seen (real
 tokens, no padding); and the model.
@@ -44,7 +50,7 @@ def write_metrics(folder, tokens, losses):
     (folder / "metrics.jsonl").write_text("".join(lines))
 
 
-# ---- The floor ----
+# ---- Bare loops ----
 
 
 def weight_groups(model, weight_decay):
@@ -56,37 +62,52 @@ def weight_groups(model, weight_decay):
     return [group for group in groups if group["params"]]
 
 
-def summed_loss(model, batch):
+def usual_loss(model, batch):
     """The cross-entropy summed over a batch's supervised tokens; a function, so that no logits outlive it."""
     from torch.nn.functional import cross_entropy
 
-    output = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False)
-    logits, labels = output.logits[:, :-1].flatten(0, 1).float(), batch["labels"][:, 1:].flatten()
-    return cross_entropy(logits, labels, ignore_index=-100, reduction="sum")
+    logits = model(**batch["inputs"], use_cache=False).logits[:, :-1].flatten(0, 1).float()
+    return cross_entropy(logits, batch["labels"][:, 1:].flatten(), ignore_index=-100, reduction="sum")
 
 
-def run_floor(args):
-    """Train with plain PyTorch on batches that lie ready."""
+def lean_loss(model, batch):
+    """The same, without the logits of tokens after which nothing is learnt."""
+    from torch.nn.functional import cross_entropy
+
+    inner = getattr(model, "get_base_model", lambda: model)()
+    hidden = inner.base_model(**batch["inputs"], use_cache=False).last_hidden_state.flatten(0, 1)
+    logits = inner.lm_head(hidden[batch["positions"]]).float()
+    return cross_entropy(logits, batch["targets"], reduction="sum")
+
+
+def to_device(batch, device):
+    """A batch with its tensors, and those one level below, on a device."""
+    return {name: to_device(one, device) if isinstance(one, dict) else one.to(device) for name, one in batch.items()}
+
+
+def run_bare(args, loss_of, file):
+    """Train with plain PyTorch on batches that lie ready in a file."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    batches = [{name: tensor.to(device) for name, tensor in batch.items()}
-               for batch in torch.load(args.data / "batches.pt", weights_only=True)]
+    batches = [to_device(batch, device) for batch in torch.load(args.data / file, weights_only=True)]
     model = load_model(args).to(device)
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     accumulation, weights = args.gradient_accumulation_steps, [w for w in model.parameters() if w.requires_grad]
     steps = args.max_steps if args.max_steps > 0 else math.ceil(len(batches) / accumulation)
+    if len(batches) < steps * accumulation:
+        raise ValueError(f"{args.data / file} has {len(batches)} batches, {steps * accumulation} are needed")
     optimizer = torch.optim.AdamW(weight_groups(model, args.weight_decay), lr=args.learning_rate, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     model.train()
     losses, tokens = [], []
     for step in range(steps):
         window = batches[step * accumulation : (step + 1) * accumulation]
-        tokens.append(sum(batch["attention_mask"].sum() for batch in window))
-        num_supervised, total = sum((batch["labels"][:, 1:] != -100).sum() for batch in window), 0.0
+        (num_supervised, num_tokens), total = sum(batch["counts"] for batch in window), 0.0
+        tokens.append(num_tokens)
         for batch in window:
-            loss = summed_loss(model, batch) / num_supervised
+            loss = loss_of(model, batch) / num_supervised
             loss.backward()
             total += loss.detach()
         torch.nn.utils.clip_grad_norm_(weights, args.max_grad_norm)
@@ -97,6 +118,16 @@ def run_floor(args):
     model.save_pretrained(args.output_dir)
     losses = {step: loss.item() for step, loss in enumerate(losses, 1)}
     write_metrics(args.output_dir, [int(count) for count in tokens], losses)
+
+
+def run_floor(args):
+    """The usual bare loop."""
+    run_bare(args, usual_loss, "padded.pt")
+
+
+def run_lean(args):
+    """The bare loop that computes what the recipe does."""
+    run_bare(args, lean_loss, "own.pt")
 
 
 # ---- Trainer and SFTTrainer ----
@@ -179,7 +210,7 @@ def run_trl(args):
     finish(SFTTrainer(load_model(args), config, train_dataset=rows, processing_class=tokenizer), args)
 
 
-CONTESTANTS = {"floor": run_floor, "trainer": run_trainer, "trl": run_trl}
+CONTESTANTS = {"floor": run_floor, "lean": run_lean, "trainer": run_trainer, "trl": run_trl}
 
 
 def parse_args():

@@ -28,8 +28,8 @@ def cell(tmp_path_factory):
 
 def test_all_contestants_train_alike(cell):
     runs = {run["contestant"]: run for run in cell["runs"]}
-    assert list(runs) == ["floor", "ours", "trainer", "trl", "planted"]
-    for name in ("floor", "ours", "trainer", "trl"):
+    assert list(runs) == ["floor", "lean", "ours", "trainer", "trl", "planted"]
+    for name in ("floor", "lean", "ours", "trainer", "trl"):
         assert runs[name]["void"] == "" and runs[name]["difference"] <= 1e-5, runs[name]
         assert runs[name]["seconds_per_step"] > 0 and runs[name]["memory_mib"]["resident"] > 100
     assert len({(run["steps"], run["tokens"]) for run in runs.values()}) == 1  # the same rows

@@ -131,10 +131,10 @@ def test_utilisation_is_shown_in_both_conventions_where_rows_are_full():
 
 def test_a_void_row_shows_no_figure():
     runs = [run_of("floor"), run_of("ours", seconds_per_step=1.25), run_of("trainer", losses=(3.0, 2.1))]
-    runs.append(run_of("trl"))
+    runs += [run_of("lean", seconds_per_step=0.8), run_of("trl")]
     results = {"cells": [cell_of(*runs)]}
     line = next(line for line in tables.block(results).splitlines() if "36M" in line)
-    assert [cell.strip() for cell in line.split("|")[2:5]] == ["1.250", "void", "1.000"]
+    assert [cell.strip() for cell in line.split("|")[2:6]] == ["0.800", "1.250", "void", "1.000"]
     line = next(line for line in tables.details(results).splitlines() if line.startswith("| trainer"))
     assert "loss differs by 1.0e-01" in line and "1,000" not in line
 
