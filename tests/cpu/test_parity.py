@@ -25,7 +25,7 @@ def test_the_numbers_are_those_of_one_process(run, tiny, one_process, tmp_path):
     row = parity.measure(run, tiny, tmp_path / "run", one_process(run.weights))
     assert row["verdict"] == "ok", row
     if run.group == "attention":
-        assert json.loads((tmp_path / "run" / "run.json").read_text())["summary"]["attention"] == "eager"
+        assert json.loads((tmp_path / "run" / "run.json").read_text())["summary"]["kernels"] == "attention eager"
 
 
 def test_a_rank_without_a_supervised_token_is_among_the_cuts(tiny):
