@@ -16,9 +16,10 @@ not timed. Cells are of four kinds, and in the first three a contestant that fai
     start       the time from the start of the process to the end of the first step, rows tokenised on the way
     growth      our recipe alone, against one quantity
 
-Times are those of one thread a process on CPU. A run is left out if the machine did something else before or beside it
-(load average). The results of a cell go to --json as soon as it is done, in place of older ones of that cell. Rows are
-those of GSM8K (https://github.com/openai/grade-school-math, MIT): train.jsonl and test.jsonl in --data.
+Times are those of one thread a process on CPU. A run beside which the machine did something else (load average) is
+done again, and left out if that does not help. The results of a cell go to --json as soon as it is done, in place of
+older ones of that cell. Rows are those of GSM8K (https://github.com/openai/grade-school-math, MIT): train.jsonl and
+test.jsonl in --data.
 
 Exit code: 0 every contestant passed its gate, 1 not, 64 for a wrong call.
 """
@@ -49,7 +50,8 @@ RECIPE, PEERS, PROBE = "recipes/llama.py", "scripts/benchmark_peers.py", "script
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "peft", "trl", "bitsandbytes")
 ROWS_A_LINE = 4  # at most, of GSM8K at 512 tokens
 HELD_OUT = 200  # rows of GSM8K's test set
-PATIENCE = 300  # seconds to wait until the machine is idle
+PATIENCE = 1800  # seconds to wait until the machine is idle
+ATTEMPTS = 3  # at a run beside which the machine did something else
 
 
 class Contestant(NamedTuple):
@@ -443,7 +445,10 @@ def run_cell(cell, args):
     runs = []
     for repeat in range(args.repeats):
         for label in cell.contestants:
-            run = {"repeat": repeat, **run_once(cell, label, data[label], args)}
+            for _ in range(ATTEMPTS):
+                run = {"repeat": repeat, **run_once(cell, label, data[label], args)}
+                if not run["loaded"]:
+                    break
             if held_out and "failed" not in run:
                 model = args.output_dir / "cells" / slug(cell.name) / slug(label) / "run"
                 run["held_out_loss"] = round(held_out_loss(model, held_out), 5)
