@@ -6,10 +6,8 @@ import sys
 
 import parity
 import pytest
-from launching import RECIPE, REPO, data_of, read_metrics, recipe, run
+from launching import RECIPE, REPO, data_of, read_metrics, run
 from safetensors import safe_open
-
-SHORT = ("--max_steps", 6, "--learning_rate", "1e-3", "--seed", 1)
 
 
 @pytest.mark.parametrize("config", ["fsdp2_full_shard", "deepspeed_zero3"])
@@ -50,16 +48,18 @@ def test_a_tied_head_in_pieces_is_gathered_right(tied, tmp_path):
 
 
 def test_compiled_layers_train_alike_and_are_saved_under_their_own_names(tiny, tmp_path):
-    common = [*data_of(tiny), *SHORT, "--packing", "--max_length", 96, "--per_device_train_batch_size", 4]
-    for name, flags in (("plain", []), ("compiled", ["--torch_compile", "--save_steps", 3])):
-        done = recipe(*common, *flags, "--output_dir", tmp_path / name)
-        assert done.returncode == 0, done.output[-3000:]
-    assert "torch.compile of each kind of layer" in done.output
+    flags = (*parity.PACKING, "--max_steps", "6")
+    plain = parity.Run("packing", "single", flags=flags)
+    compiled = parity.Run("packing", "ddp", 2, *parity.CUT[2], flags=(*flags, "--torch_compile", "--save_steps", "3"))
+    for planned, folder in ((plain, tmp_path / "plain"), (compiled, tmp_path / "compiled")):
+        code, output = parity.launch(planned, tiny, folder)
+        assert code == 0, output[-3000:]
+    assert "torch.compile of each kind of layer" in output
     found = parity.compare(tmp_path / "compiled", tmp_path / "plain")  # compares the names of all tensors too
     assert found["loss"] < 1e-5 and found["weights"] < 1e-4, found
     state = tmp_path / "compiled" / "checkpoint-6" / "state.safetensors"
-    with safe_open(state, "pt") as compiled:
-        assert not [name for name in compiled.keys() if "_orig_mod" in name]
+    with safe_open(state, "pt") as saved:
+        assert not [name for name in saved.keys() if "_orig_mod" in name or "module." in name]
 
 
 def test_a_step_that_does_not_log_waits_for_nothing(tiny, tmp_path):
