@@ -481,8 +481,8 @@ def main():
             metrics_file.write(json.dumps(metrics) + "\n")
             accelerator.log({name: value for name, value in metrics.items() if value is not None}, step=step)
             bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
-            if not fault_tolerance and not math.isfinite(loss):
-                stop(70, f"the loss of step {step} is not finite; without fault_tolerance.py nothing is saved")
+            if not fault_tolerance and not math.isfinite(loss if grad_norm is None or accelerator.scaler else loss + norm):  # fp16's scale may be too large
+                stop(70, f"the loss or gradient of step {step} is not finite; without fault_tolerance.py nothing is saved")
         if applied and not accelerator.optimizer_step_was_skipped:
             schedule.step()
         bar.update()

@@ -24,10 +24,14 @@ def test_a_copied_recipe_trains(companions, tiny, tmp_path):
     assert len(list((tmp_path / "run").glob("checkpoint-*"))) == (2 if companions else 0)
 
 
-def test_a_recipe_that_was_copied_alone_stops_at_a_loss_that_is_not_finite(tiny, tmp_path):
+NAN_LOSS, INF_GRADIENT = {"do": "nan", "row": 17}, {"do": "inf gradient", "call": 6}
+
+
+@pytest.mark.parametrize(("fault", "steps"), [(NAN_LOSS, 30), (INF_GRADIENT, 6)], ids=["loss", "gradient at the end"])
+def test_a_recipe_that_was_copied_alone_stops_at_numbers_that_are_not_finite(fault, steps, tiny, tmp_path):
     shutil.copy(REPO / "recipes" / "llama.py", tmp_path / "train.py")
-    command = [sys.executable, REPO / "scripts" / "faults.py", "train.py", *data_of(tiny), "--max_steps", 30]
-    fault = json.dumps({"do": "nan", "at": "summed_loss", "row": 17})
+    command = [sys.executable, REPO / "scripts" / "faults.py", "train.py", *data_of(tiny), "--max_steps", steps]
+    fault = json.dumps(fault | {"at": "summed_loss"})
     done = run(*command, "--output_dir", "run", cwd=tmp_path, env=os.environ | {"FAULT": fault})
     assert done.returncode == 70 and "is not finite" in done.output, done.output[-3000:]
     assert "Traceback" not in done.output and not (tmp_path / "run" / "model.safetensors").exists()
