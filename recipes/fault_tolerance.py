@@ -29,6 +29,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 import xxhash
 from accelerate.utils import broadcast_object_list, gather_object
@@ -56,8 +57,6 @@ def add_arguments(parser):
 def fail(code, *problems):
     """Print the problems, record them in status.json and end this process with `code`; the launcher then ends the other ranks."""
     time.sleep(10 * (RANK > 0))  # rank 0 meets the same problem: let it speak first
-    if RUN["state"] == "stopped":
-        sys.exit(75)  # a library put an exception of its own in the place of the stop's
     print("\n".join(f"error: {problem}" for problem in problems), file=sys.stderr, flush=True)
     set_status("failed", code, problems[0])
     sys.exit(code)
@@ -124,7 +123,9 @@ def on_signal(number, frame):
     if RUN["state"] == "starting":
         set_status("stopped", 75, message := f"Stopped by {signal.strsignal(number)} before the first step: run the same command again")
         print(message, flush=True)
-        sys.exit(75) if threading.current_thread() is threading.main_thread() else os._exit(75)
+        for child in psutil.Process().children(recursive=True):
+            child.kill()
+        os._exit(75)  # at once: a pool of processes that tokenise waits without end for a lock that a dead one of them held
 
 
 def stop_asked(accelerator):

@@ -351,7 +351,7 @@ def signal_a_rank_that_waits(number):
 
 
 def signal_a_group_that_tokenises(number):
-    """A signal to a process and the two that tokenise its rows: the library raises its own exception."""
+    """A signal to a process and the two that tokenise its rows, of which one has done its share and holds a lock."""
     def do(lab, folder):
         start, mark = time.monotonic(), lab.folder / f"{folder.name}_tokenises"
         fault = {"do": "wait", "at": "row_to_messages", "file": mark, "seconds": 20}
@@ -359,6 +359,7 @@ def signal_a_group_that_tokenises(number):
         process = lab.start(job("single"), folder, [fault], ("--dataset_num_proc", "2"), **cache)
         while not mark.exists() and process.poll() is None:
             time.sleep(0.1)
+        time.sleep(2)  # for the other to come to its end
         os.killpg(process.pid, getattr(signal, number))
         done = end(process, folder, start)
         ok = done.code == 75 and status_of(folder)["state"] == "stopped" and "error:" not in done.output

@@ -21,6 +21,7 @@ or, if it names none, on all. `do`:
 With `after` what is done to files begins behind the call instead of before it.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -109,8 +110,9 @@ def disturb(do, fault, module, arguments):
     elif do == "fill disk":
         fill_disk(fault["file"], fault["free"])
     elif do == "wait":
-        Path(fault["file"]).touch()
-        time.sleep(fault["seconds"])
+        with contextlib.suppress(FileExistsError):  # of several processes the first to come here waits
+            Path(fault["file"]).touch(exist_ok=False)
+            time.sleep(fault["seconds"])
     elif do.startswith("SIG"):
         (os.killpg if fault.get("group") else os.kill)(os.getpid(), getattr(signal, do))
 
