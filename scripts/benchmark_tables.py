@@ -187,8 +187,8 @@ def named(results, name):
 def matched_table(results):
     """README: what each tool adds to a bare loop that does the same work."""
     lines = []
-    for name, text in (("matched, medium", "36M parameters, 8 rows"), ("matched, medium, LoRA", "the same, LoRA"),
-                       ("matched, medium, accumulation", "the same, 4 x 2 rows accumulated")):
+    for name, text in (("matched, medium", "36M parameters, 2 rows"), ("matched, medium, LoRA", "the same, LoRA"),
+                       ("matched, medium, accumulation", "the same, 2 x 2 rows accumulated")):
         if cell := named(results, name):
             lines.append([f"{text}: step time, x bare loop",
                           *(spread(paired(cell, label, "floor"), "{:.3f}") or "void" for label in TOOLS)])

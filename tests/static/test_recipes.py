@@ -20,7 +20,7 @@ COLLECTIVES = {"save_state", "load_state", "get_state_dict", "gather", "gather_f
                "conclude", "leave", "save_checkpoint", "gather_state", "restore_state", "stop_asked",
                "broadcast_object_list", "check_changes"}
 LEAVES = (ast.Return, ast.Break, ast.Continue)
-INDIRECT = {"numpy", "jinja2", "tqdm", "xxhash", "safetensors"}  # every one of the required packages brings these
+INDIRECT = {"numpy", "jinja2", "tqdm", "xxhash", "safetensors", "psutil"}  # the required packages bring them
 
 
 def tree_of(path):
