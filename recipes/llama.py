@@ -172,18 +172,18 @@ def row_to_messages(row):
 def tokenize_row(row, tokenizer, max_length):
     """Return input_ids, labels (-100 except on what the assistant says, its end of turn included), whether the row was cut,
     and number, largest and hash of its tokens."""
-    messages, spans = row_to_messages(row), []
+    messages = row_to_messages(row)
     text = tokenizer.apply_chat_template(messages, tokenize=False)
+    learnt, end = bytearray(len(text) + 1), len(text.rstrip())  # a flag a character: by place, since the pad token may end turns (huggingface/trl#976)
     for i in (i for i, message in enumerate(messages) if message["role"] == "assistant"):
         before = tokenizer.apply_chat_template(messages[:i], tokenize=False, add_generation_prompt=True)
-        after = tokenizer.apply_chat_template(messages[: i + 1], tokenize=False).rstrip()
+        after = (tokenizer.apply_chat_template(messages[: i + 1], tokenize=False) if i + 1 < len(messages) else text).rstrip()
         if text.startswith(before) and text.startswith(after) and len(after) > len(before):  # some templates rewrite answers before the last
-            spans.append((len(before), len(after)))
-    if spans and messages[-1]["role"] == "assistant" and not text.rstrip().endswith(tuple(tokenizer.get_added_vocab())):  # left open
-        text, spans[-1] = text.rstrip() + tokenizer.eos_token, (spans[-1][0], math.inf)
+            learnt[len(before):len(after)] = b"\1" * (len(after) - len(before))
+    if learnt[end - 1] and not text[:end].endswith(tuple(tokenizer.get_added_vocab())):  # left open
+        text, learnt[end:] = text[:end] + tokenizer.eos_token, b"\1" * (len(tokenizer.eos_token) + 1)
     encoded = tokenizer(text.encode().decode(), add_special_tokens=False, return_offsets_mapping=True)  # encode: no lone surrogates
-    learn = [any(first <= start < last for first, last in spans) for start, _ in encoded["offset_mapping"]]  # by place, since the pad token may end turns (huggingface/trl#976)
-    labels = [token if learned else -100 for token, learned in zip(encoded["input_ids"], learn, strict=True)]
+    labels = [token if learnt[start] else -100 for token, (start, _) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)]
     if max(labels[1:max_length], default=-100) == -100:  # the first token is never predicted
         raise ValueError(f"has no answer within --max_length {max_length}: {labels.count(-100)} tokens are prompt")
     tokens = np.array(encoded["input_ids"][:max_length], dtype=np.int32)
