@@ -53,8 +53,10 @@ def read_split(name, config, split, tokenize, args, required):
         fail(69, f"{name}: {error}", OFFLINE)
     except Exception as error:  # so do the readers of files
         fail(65, f"{name}: {' '.join(str(error.__cause__ or error).split())[:300]}")
-    kept = done.add_column("row", np.arange(1, len(done) + 1)).select([i for i, problem in enumerate(done["problem"]) if not problem])
-    bad = [f"{files[0] if len(files) == 1 else name}, {unit} {i}: {problem}" for i, problem in enumerate(done["problem"], 1) if problem and (problem != "is blank" or not kept)]
+    problems, kept = done["problem"][:], done.add_column("row", np.arange(1, len(done) + 1))
+    if any(problems):  # a selection makes every later access slower
+        kept = kept.select([i for i, problem in enumerate(problems) if not problem])
+    bad = [f"{files[0] if len(files) == 1 else name}, {unit} {i}: {problem}" for i, problem in enumerate(problems, 1) if problem and (problem != "is blank" or not kept)]
     if not kept or (bad and not args.skip_bad_rows):
         fail(65, *bad[:3], f"{name}: {len(bad)} of {len(rows)} {unit}s cannot be used: mend them, or leave them out with --skip_bad_rows")
-    return kept.remove_columns(["truncated", "problem"]).with_format("numpy"), f"{len(kept)}, {sum(done['truncated'])} truncated to --max_length, {len(bad)} left out"
+    return kept.remove_columns(["truncated", "problem"]).with_format("numpy"), f"{len(kept)}, {sum(done['truncated'][:])} truncated to --max_length, {len(bad)} left out"
