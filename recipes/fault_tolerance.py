@@ -58,6 +58,8 @@ def fail(code, *problems):
     """Print the problems, record them in status.json and end this process with `code`; the launcher then ends the other ranks."""
     time.sleep(10 * (RANK > 0))  # rank 0 meets the same problem: let it speak first
     print("\n".join(f"error: {problem}" for problem in problems), file=sys.stderr, flush=True)
+    if "output_dir" not in RUN and "--output_dir" in sys.argv[:-1]:  # a wrong call: no status of the run before may stay
+        RUN["output_dir"] = Path(sys.argv[sys.argv.index("--output_dir") + 1])
     set_status("failed", code, problems[0])
     sys.exit(code)
 
@@ -121,11 +123,14 @@ def on_signal(number, frame):
     """Ask for a stop, on which the ranks agree after the step; before the first one there is nothing to save."""
     RUN["stop"] = True
     if RUN["state"] == "starting":
-        set_status("stopped", 75, message := f"Stopped by {signal.strsignal(number)} before the first step: run the same command again")
-        print(message, flush=True)
-        for child in psutil.Process().children(recursive=True):
-            child.kill()
-        os._exit(75)  # at once: a pool of processes that tokenise waits without end for a lock that a dead one of them held
+        try:
+            set_status("stopped", 75, message := f"Stopped by {signal.strsignal(number)} before the first step: run the same command again")
+            print(message, flush=True)
+            for child in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.Error):  # it was gone already
+                    child.kill()
+        finally:
+            os._exit(75)  # at once: a pool of processes that tokenise waits without end for a lock that a dead one of them held
 
 
 def stop_asked(accelerator):
@@ -290,7 +295,7 @@ def keep(accelerator, model, optimizer, args, progress, bar):
         leave(accelerator, 75, f"Stopped and saved after step {RUN['saved']} of {total_steps}: run the same command again to go on")
     RUN.update(step=min(step + 1, total_steps), before=dict(progress))
     if step == total_steps:
-        RUN["sign_of_life"] = math.inf  # the model is written now, however long that takes
+        RUN["sign_of_life"] = math.inf  # the model is written now; one process may take as long as it wants
 
 
 # ---- Resume ----

@@ -72,7 +72,7 @@ def parse_args():
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of the weights; bfloat16 halves a frozen base")
     parser.add_argument("--attn_implementation", default="sdpa", help="eager, sdpa, flex_attention, flash_attention_2, _3, _4, or a hub kernel id")
     parser.add_argument("--gradient_checkpointing", action="store_true", help="recompute activations in the backward pass: much less memory, about a third more compute")
-    parser.add_argument("--torch_compile", action="store_true", help="compile each kind of layer once; a minute at the start, best with --packing, whose shapes stay")
+    parser.add_argument("--torch_compile", action="store_true", help="compile each kind of layer once; a minute at the start, best with --packing, whose shapes stay (not with FlashAttention)")
     parser.add_argument("--use_liger_kernel", action="store_true", help="Liger's Triton kernels for norms, rotary positions and MLPs")
     parser.add_argument("--tf32", action="store_true", help="multiply fp32 matrices in TF32")
     parser.add_argument("--max_logits_mib", type=float, default=256, help="fp32 logits at a time; the loss of more is computed in pieces")
@@ -120,7 +120,7 @@ def parse_args():
     parser.add_argument("--logging_steps", type=int, default=1, help="optimizer steps between lines of metrics.jsonl; in between nothing waits for the device")
     parser.add_argument("--report_to", default="none", choices=["none", "all", "tensorboard", "wandb", "trackio", "comet_ml", "mlflow", "clearml", "dvclive", "swanlab", "aim"], help="tracker")
     parser.add_argument("--output_dir", default="runs/llama", help="folder of the result")
-    parser.add_argument("--ddp_timeout", type=int, default=1800, help="seconds that ranks wait for each other; then each prints its stacks and ends")
+    parser.add_argument("--ddp_timeout", type=int, default=1800, help="seconds that ranks wait for each other, also while one writes a checkpoint; then each prints its stacks and ends")
     if fault_tolerance:
         fault_tolerance.add_arguments(parser)
     parser.error = lambda message: stop(64, message, *(f"did you mean {flag}?" for flag in difflib.get_close_matches(message.split()[2].split("=")[0], parser._option_string_actions, 1)))
@@ -195,7 +195,7 @@ def load_split(name, config, split, tokenizer, args):
     tokenize = partial(tokenize_row, tokenizer=tokenizer, max_length=args.max_length)
     if rows:
         return rows.read_split(name, config, split, tokenize, args, required=split == args.dataset_train_split or args.eval_dataset_name)
-    found = load_dataset("json", data_files=name, split="train") if Path(name).is_file() else load_dataset(name, config).get(split)
+    found = load_dataset({".csv": "csv", ".parquet": "parquet"}.get(Path(name).suffix, "json"), data_files=name, split="train") if Path(name).is_file() else load_dataset(name, config).get(split)
     if not found:
         return None, "none"
     done = found.map(tokenize, remove_columns=found.column_names, num_proc=args.dataset_num_proc)
@@ -312,7 +312,7 @@ def make_optimizer(model, args):
     """Return AdamW over what is trained, without weight decay on biases and norms."""
     groups = [{"params": [], "weight_decay": args.weight_decay}, {"params": [], "weight_decay": 0.0}]
     for name, weight in model.named_parameters():
-        groups["norm" in name or name.endswith("bias")]["params"] += [weight] * weight.requires_grad
+        groups["norm" in name or ".ln_" in name or name.endswith("bias")]["params"] += [weight] * weight.requires_grad
     groups = [group for group in groups if group["params"]]  # DeepSpeed drops an empty one, and the schedule then fails
     if args.optim.startswith("adamw_torch"):
         return torch.optim.AdamW(groups, lr=args.learning_rate, fused=args.optim == "adamw_torch_fused")

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import sys
-from importlib.util import find_spec
+from importlib import metadata
 from itertools import groupby
 from pathlib import Path
 
@@ -28,7 +28,7 @@ FREE_TO_CHANGE = frozenset("""
     output_dir resume_from_checkpoint allow_change save_steps save_total_limit nonfinite nonfinite_budget ddp_timeout eval_strategy eval_steps
     eval_dataset_name dataset_test_split per_device_eval_batch_size logging_steps report_to dataset_num_proc dataloader_num_workers
     per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing attn_implementation padding_free torch_compile use_liger_kernel max_logits_mib""".split())
-KERNELS = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface", "flash_attention_4": "flash_attn"}  # and their modules
+KERNELS = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3", "flash_attention_4": "flash-attn-4"}  # and their packages
 
 
 def find_problems(args, accelerator):
@@ -93,18 +93,26 @@ def rules_of_strategy(args, accelerator, strategy):
     yield args.torch_compile and env.get("ACCELERATE_DYNAMO_BACKEND", "NO").upper() != "NO", "--torch_compile and dynamo_config in the YAML: the command line owns it, delete the latter"
 
 
+def installed(package):
+    """Whether pip knows the package; modules do not tell, since FlashAttention 2 and 4 share one."""
+    try:
+        return bool(metadata.version(package))
+    except metadata.PackageNotFoundError:
+        return False
+
+
 def rules_of_device(args, accelerator):
     """Yield (broken, problem) of what needs a GPU, a certain one, or a package that is not there."""
     kernel, device = args.attn_implementation, accelerator.device
-    on_cpu, module = device.type == "cpu", "kernels" if "/" in kernel else KERNELS.get(kernel)
+    on_cpu, package = device.type == "cpu", "kernels" if "/" in kernel else KERNELS.get(kernel)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-    wants = {"flash_attention_3": (9, 0), "flash_attention_2": (8, 0)}.get(kernel, (0, 0))
+    wants = {"flash_attention_4": (9, 0), "flash_attention_3": (9, 0), "flash_attention_2": (8, 0)}.get(kernel, (0, 0))
     yield on_cpu and (kernel.startswith("fl") or "/" in kernel), f"--attn_implementation {kernel} needs a GPU: use sdpa"
-    yield not on_cpu and module and not find_spec(module), f"--attn_implementation {kernel} needs the package {module}: pip install {'kernels' if module == 'kernels' else 'flash-attn'}, or use sdpa"
+    yield not on_cpu and package and not installed(package), f"--attn_implementation {kernel} needs the package {package}: pip install {package}, or use sdpa"
     yield not on_cpu and capability < wants, f"--attn_implementation {kernel} needs a GPU of compute capability {wants[0]}.{wants[1]} or more, this one has {capability[0]}.{capability[1]}: use sdpa"
     yield on_cpu and args.optim.startswith("paged"), f"--optim {args.optim} pages between GPU and host: use adamw_8bit or adamw_torch_fused"
     yield on_cpu and args.use_liger_kernel, "--use_liger_kernel: its Triton kernels need a GPU"
-    yield not on_cpu and args.use_liger_kernel and not find_spec("liger_kernel"), "--use_liger_kernel needs the package liger-kernel: pip install liger-kernel"
+    yield not on_cpu and args.use_liger_kernel and not installed("liger-kernel"), "--use_liger_kernel needs the package liger-kernel: pip install liger-kernel"
     yield args.tf32 and capability < (8, 0), "--tf32 needs an NVIDIA GPU of compute capability 8.0 (Ampere) or more"
     yield args.torch_compile and on_cpu and not shutil.which("c++"), "--torch_compile compiles C++ on a CPU: put a compiler (g++) on the PATH"
     if os.environ.get("ACCELERATE_MIXED_PRECISION") == "fp8":
@@ -142,11 +150,17 @@ def check_model(args, model):
         fail(64, f"--use_liger_kernel: Liger has no kernels for {type(inner).__name__}: leave it out")
 
 
+def size_of(weight):
+    """Elements of a weight, also of one that ZeRO-3 has split or that bitsandbytes has packed, two to a byte."""
+    packed = 2 * weight.element_size() if type(weight).__name__ == "Params4bit" else 1
+    return getattr(weight, "ds_numel", weight.numel()) * packed
+
+
 def report_start(accelerator, args, model, tokenizer, rows, lines, steps, facts, told):
     """Print what is really in force and one row with its supervised part in [[ ]]; write it all to run.json.
     lines: of row numbers, as the model sees them. facts: what is compared when the run goes on. told: {name: text}, what the
     recipe has to tell of its data and its loss."""
-    total, trained = np.sum([(size := getattr(weight, "ds_numel", weight.numel()), size * weight.requires_grad) for weight in model.parameters()], axis=0)
+    total, trained = np.sum([(size := size_of(weight), size * weight.requires_grad) for weight in model.parameters()], axis=0)
     check_model(args, model)
     tokens = rows["length"][:].sum() / len(lines)
     batch, quantization = facts["rows_per_step"], "int8" if args.load_in_8bit else args.bnb_4bit_quant_type if args.load_in_4bit else "no"

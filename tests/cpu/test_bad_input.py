@@ -48,7 +48,7 @@ CASES = {  # name: (arguments from tmp_path and tiny, exit code, what the messag
     "no such attention": (lambda tmp, tiny: [*file(tmp, GOOD), "--attn_implementation", "quick"], USAGE, ["quick"]),
     "output folder that is a file": (lambda tmp, tiny: [*file(tmp, GOOD), "--output_dir", tmp / "rows.jsonl"], USAGE, ["rows.jsonl", "file"]),
 }
-WITHOUT_STATUS = ("unknown flag", "value of the wrong type", "no such choice", "output folder that is a file")
+WITHOUT_STATUS = ("output folder that is a file",)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -65,7 +65,7 @@ def test_bad_input_ends_with_a_message(name, tiny, tmp_path):
     assert done.returncode == code, done.output
     assert "Traceback" not in done.output and len(message.splitlines()) <= 6, message
     assert all(word in message for word in words), message
-    if name not in WITHOUT_STATUS:  # whose folder is not known
+    if name not in WITHOUT_STATUS:
         assert json.loads((tmp_path / "run" / "status.json").read_text())["exit_code"] == code
 
 

@@ -4,8 +4,10 @@ import sys
 from types import SimpleNamespace
 
 import llama
+import preflight
 import pytest
 from accelerate import DistributedType
+from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaConfig
 
 ONE_PROCESS = SimpleNamespace(distributed_type=DistributedType.NO, num_processes=1)
 
@@ -26,3 +28,18 @@ def test_exactly_what_should_train_is_trained(flags, tiny, monkeypatch):
     assert expected and [name for name, weight in weights.items() if weight.requires_grad] == expected
     stepped = {id(weight) for group in llama.make_optimizer(model, args).param_groups for weight in group["params"]}
     assert [name for name, weight in weights.items() if id(weight) in stepped] == expected
+    base = [preflight.size_of(weight) for name, weight in weights.items() if "lora_" not in name]
+    assert sum(base) == AutoModelForCausalLM.from_pretrained(tiny / "model").num_parameters()  # 4-bit ones unpacked
+
+
+@pytest.mark.parametrize("config", [
+    LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=16),
+    GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=16),
+    BloomConfig(hidden_size=8, n_layer=1, n_head=1, vocab_size=16),
+], ids=lambda config: config.model_type)
+def test_biases_and_norms_do_not_decay(config, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["llama.py", "--weight_decay", "0.1"])
+    model = AutoModelForCausalLM.from_config(config)
+    decayed, kept = llama.make_optimizer(model, llama.parse_args()).param_groups
+    assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
+    assert {weight.dim() for weight in decayed["params"]} == {2} and {weight.dim() for weight in kept["params"]} == {1}

@@ -355,3 +355,13 @@ def test_rows_are_tokenised_once(load, tmp_path):
     assert sorted((tmp_path / "cache").rglob("*.arrow")) == cached
     load({}, "--dataset_name", tmp_path / "data", *flags, "--max_length", 100)
     assert len(sorted((tmp_path / "cache").rglob("*.arrow"))) == len(cached) + 2
+
+
+def test_a_recipe_copied_alone_reads_the_same_kinds_of_files(load, monkeypatch):
+    table = io.BytesIO()
+    parquet.write_table(pa.table({"prompt": ["a"], "completion": ["b"]}), table)
+    files = {"rows.jsonl": '{"prompt": "a", "completion": "b"}\n', "rows.json": '[{"prompt": "a", "completion": "b"}]',
+             "rows.csv": "prompt,completion\na,b\n", "rows.parquet": table.getvalue()}
+    monkeypatch.setattr(llama, "rows", None)
+    found = [load({name: content})[0][0]["input_ids"] for name, content in files.items()]
+    assert len(found[0]) > 2 and found == found[:1] * 4

@@ -22,7 +22,7 @@ from transformers import (
     Qwen3NextConfig,
 )
 
-PACKAGES = {"flash_attn", "flash_attn_interface", "kernels", "liger_kernel"}
+PACKAGES = {"flash-attn", "flash-attn-3", "flash-attn-4", "kernels", "liger-kernel"}
 AMPERE, ADA, HOPPER, TURING = (8, 0), (8, 9), (9, 0), (7, 5)
 REFUSED = {  # flags, capability of the GPU or None for a CPU, packages that are there: what is said
     "flash attention on a CPU": (["--attn_implementation", "flash_attention_2"], None, PACKAGES, "needs a GPU: use"),
@@ -32,6 +32,9 @@ REFUSED = {  # flags, capability of the GPU or None for a CPU, packages that are
     "a hub kernel without the package": (
         ["--attn_implementation", "kernels-community/flash-attn2"], HOPPER, set(), "pip install kernels"),
     "flash attention 2 on Turing": (["--attn_implementation", "flash_attention_2"], TURING, PACKAGES, "8.0 or more"),
+    "flash attention 4 without its package": (
+        ["--attn_implementation", "flash_attention_4"], HOPPER, {"flash-attn"}, "pip install flash-attn-4,"),
+    "flash attention 4 on Ampere": (["--attn_implementation", "flash_attention_4"], AMPERE, PACKAGES, "9.0 or more"),
     "flash attention 3 on Ampere": (["--attn_implementation", "flash_attention_3"], AMPERE, PACKAGES, "9.0 or more"),
     "Liger on a CPU": (["--use_liger_kernel"], None, PACKAGES, "Triton kernels need a GPU"),
     "Liger that is not installed": (["--use_liger_kernel"], HOPPER, set(), "pip install liger-kernel"),
@@ -41,8 +44,8 @@ REFUSED = {  # flags, capability of the GPU or None for a CPU, packages that are
 }
 ACCEPTED = {
     "nothing": ([], None, set()),
-    "flash attention 2": (["--attn_implementation", "flash_attention_2", "--packing"], AMPERE, {"flash_attn"}),
-    "flash attention 3": (["--attn_implementation", "flash_attention_3"], HOPPER, {"flash_attn_interface"}),
+    "flash attention 2": (["--attn_implementation", "flash_attention_2", "--packing"], AMPERE, {"flash-attn"}),
+    "flash attention 3": (["--attn_implementation", "flash_attention_3"], HOPPER, {"flash-attn-3"}),
     "a hub kernel": (["--attn_implementation", "kernels-community/flash-attn2"], AMPERE, {"kernels"}),
     "Liger, TF32, flex": (["--use_liger_kernel", "--tf32", "--attn_implementation", "flex_attention"], ADA, PACKAGES),
     "packing": (["--packing"], None, set()),
@@ -59,7 +62,7 @@ def problems_of(monkeypatch):
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(sys, "argv", ["llama.py", *flags])
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-        monkeypatch.setattr(preflight, "find_spec", lambda name: name in packages or None)
+        monkeypatch.setattr(preflight, "installed", lambda name: name in packages)
         device = SimpleNamespace(type="cuda" if capability else "cpu")
         accelerator = SimpleNamespace(device=device, mixed_precision="no", num_processes=1, distributed_type="NO",
                                       state=SimpleNamespace(deepspeed_plugin=None, fsdp_plugin=None))
