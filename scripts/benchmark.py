@@ -10,9 +10,10 @@ turn (A B C D A B C D ...) and watched by scripts/benchmark_probe.py; ours is th
 not timed. Cells are of four kinds, and in the first three a contestant that fails its gate has no figure:
 
     matched     the same batches in the same order, loss normalisation, optimizer, dtype and attention; all tools log
-                each step, and the loss of each is within 1e-5 of the bare loop's (in bf16: 1e-2)
-    shipped     each tool as it comes (padding, order, checkpointing, logs), but in fp32; about equal tokens a step, a
-                pass over the same rows; the loss on held-out rows after it is within 2 % of the bare loop's
+                each step (the loops note the loss), and it is within 1e-5 of the bare loop's (in bf16: 1e-2)
+    shipped     each tool as it comes (padding, order, checkpointing, which SFTTrainer has on, logs), but in fp32 and,
+                where the label says so, with --packing; about equal tokens a step, a pass over the same rows; the loss
+                on held-out rows after it is within 2 % of the bare loop's
     start       the time from the start of the process to the end of the first step, rows tokenised on the way
     growth      our recipe alone, against one quantity
 

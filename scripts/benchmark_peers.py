@@ -10,8 +10,9 @@ rows.jsonl (text), tokens.jsonl (the recipe's input_ids and labels), padded.pt (
 a mask over the padding, as most loops have them) and own.pt (the same as the recipe's own tensors).
 
 There are two bare loops. Both read batches that lie ready and have nothing left to do but to compute: no accelerate,
-no data loader, no log. `floor` is the usual one, with padded.pt and the logits of all tokens. `lean` computes just
-what the recipe does, with own.pt and the logits of learnt tokens alone: what the recipe takes longer is its overhead.
+no data loader, no log. `floor` is the usual one, with padded.pt and the logits of all tokens. `lean` has own.pt and
+the logits of learnt tokens alone, as the recipe (but all at once, where --max_logits_mib would cut them): what
+the recipe takes longer is its overhead.
 With --matched Trainer and SFTTrainer are told to do what the floor does; without it they keep their own defaults, but
 for fp32.
 
@@ -56,18 +57,19 @@ def write_metrics(folder, tokens, losses):
 def weight_groups(model, weight_decay):
     """The weights that are trained, in two groups: biases and norms do not decay."""
     named = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-    kept = [weight for name, weight in named if "norm" in name or name.endswith("bias")]
-    decayed = [weight for name, weight in named if not ("norm" in name or name.endswith("bias"))]
+    kept = [weight for name, weight in named if "norm" in name or ".ln_" in name or name.endswith("bias")]
+    decayed = [weight for name, weight in named if not any(weight is other for other in kept)]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": kept, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
 
 def usual_loss(model, batch):
     """The cross-entropy summed over a batch's supervised tokens; a function, so that no logits outlive it."""
-    from torch.nn.functional import cross_entropy
+    from torch.nn.functional import cross_entropy, pad
 
-    logits = model(**batch["inputs"], use_cache=False).logits[:, :-1].flatten(0, 1).float()
-    return cross_entropy(logits, batch["labels"][:, 1:].flatten(), ignore_index=-100, reduction="sum")
+    logits = model(**batch["inputs"], use_cache=False).logits.flatten(0, 1).float()
+    targets = pad(batch["labels"], (0, 1), value=-100)[:, 1:].flatten()  # moved, so that no logits are copied
+    return cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
 
 
 def lean_loss(model, batch):

@@ -21,7 +21,7 @@ CURVE = {"float32": 1e-5, "bfloat16": 1e-2}  # largest difference of a step's lo
 HELD_OUT = 0.02  # largest relative difference of the loss on held-out rows from the bare loop's
 PEAK = {"H100": 989e12, "H200": 989e12}  # FLOP/s in dense bf16 (NVIDIA's data sheets; twice that with sparsity)
 NAMES = {"floor": "bare PyTorch loop", "lean": "lean loop", "ours": "this recipe", "trainer": "Trainer",
-         "trl": "SFTTrainer", "trl packed": "SFTTrainer, packing"}
+         "trl": "SFTTrainer", "trl packed": "SFTTrainer"}
 TOOLS = ("lean", "ours", "trainer", "trl")
 
 
@@ -95,6 +95,11 @@ def spread(numbers, form="{:.2f}"):
         return ""
     middle, low, high = (form.format(number) for number in (statistics.median(numbers), min(numbers), max(numbers)))
     return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def name_of(cell, label):
+    """How a contestant of a cell is called in a table."""
+    return NAMES.get(label, label) + ", --packing" * cell["flags"][label].get("packing", False)
 
 
 def labels_of(cell):
@@ -185,7 +190,7 @@ def named(results, name):
 
 
 def matched_table(results):
-    """README: what each tool adds to a bare loop that does the same work."""
+    """README: what each tool takes for the batches of a bare loop."""
     lines = []
     for name, text in (("matched, medium", "36M parameters, 2 rows"), ("matched, medium, LoRA", "the same, LoRA"),
                        ("matched, medium, accumulation", "the same, 2 x 2 rows accumulated")):
@@ -201,7 +206,7 @@ def matched_table(results):
             seconds = [list(values(cell, label, "seconds_to_first_step").values()) for label in TOOLS]
             lines.append([f"start to the end of the first step, {cache} data cache: s",
                           *(spread(found, "{:.1f}") for found in seconds)])
-    return table(["same work", *(NAMES[label] for label in TOOLS)], lines)
+    return table(["same batches, same losses", *(NAMES[label] for label in TOOLS)], lines)
 
 
 def shipped_table(results):
@@ -214,7 +219,7 @@ def shipped_table(results):
         memory = list(values(cell, label, "memory.resident").values())
         loss = list(values(cell, label, "held_out_loss").values())
         speed = spread(rate, "{:,.0f}") or f"void: {'; '.join(reasons_of(cell, label))}"
-        lines.append([NAMES.get(label, label), speed, spread(ratio),
+        lines.append([name_of(cell, label), speed, spread(ratio),
                       f"{statistics.median(memory):,.0f}" if memory else "", spread(loss, "{:.3f}")])
     header = ["as shipped", "real tokens/s", "ours is faster by", "peak MiB", "held-out loss"]
     return table(header, lines) if lines else ""
@@ -285,7 +290,7 @@ def draw_bars(axes, cell):
     ranges = [[m - min(f) for m, f in zip(middles, rates.values(), strict=True)],
               [max(f) - m for m, f in zip(middles, rates.values(), strict=True)]]
     colors = ["C0" if label == "ours" else "0.7" for label in rates]
-    bars = axes.barh([NAMES.get(label, label) for label in rates], middles, color=colors,
+    bars = axes.barh([name_of(cell, label) for label in rates], middles, color=colors,
                      xerr=ranges if middles else None, error_kw={"elinewidth": 1, "capsize": 2})
     axes.bar_label(bars, [f"{middle:,.0f}" for middle in middles], label_type="center", color="white", weight="bold")
     axes.invert_yaxis()
