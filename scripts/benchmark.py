@@ -50,7 +50,7 @@ sys.path.append(str(ROOT / "recipes"))
 RECIPE, PEERS, PROBE = "recipes/llama.py", "scripts/benchmark_peers.py", "scripts/benchmark_probe.py"
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "peft", "trl", "bitsandbytes")
 ROWS_A_LINE = 4  # at most, of GSM8K at 512 tokens
-HELD_OUT = 64  # rows of GSM8K's test set
+HELD_OUT = 200  # rows of GSM8K's test set
 PATIENCE = 1800  # seconds to wait until the machine is idle
 ATTEMPTS = 3  # at a run beside which the machine did something else
 
@@ -136,7 +136,7 @@ def cpu_cells():
         Cell("matched, medium, packed", "matched", "medium", "gsm8k", {name: FIVE[name] for name in BARE_AND_OURS},
              MATCHED | {"per_device_train_batch_size": 3, "packing": True}),
         Cell("shipped, medium", "shipped", "medium", "gsm8k", SHIPPED, LEARN | PADDED | {"num_train_epochs": 1},
-             steps=0, num_rows=200),
+             steps=0, num_rows=256),  # with 200 the order of the rows alone makes 2 %
         *(Cell(f"start, {cache} cache", "start", "1.5M", "gsm8k",  # whose first step takes no time of note
                {"floor": Contestant("floor"), "ours": Contestant("ours"), "trainer": Contestant("trainer", TEXT)},
                MATCHED | PADDED, steps=1, num_rows=7473) for cache in ("cold", "warm")),
