@@ -53,7 +53,8 @@ FOUND_BY_A_TEST = {
         MASK_PROBE, '"use_cache": False}', '"use_cache": False, "attention_mask": torch.ones_like(owners)}'),
     "an end of turn that is not learnt where it is the pad token too": (
         END_OF_TURN, r"assert -100 == ",
-        RECIPE, "token if learned else -100", "token if learned and token != tokenizer.pad_token_id else -100"),
+        RECIPE, "token if learnt[start] else -100",
+        "token if learnt[start] and token != tokenizer.pad_token_id else -100"),
     "adapters that are frozen": (
         TRAINED, "lora_A",
         RECIPE, "task_type=\"CAUSAL_LM\",", "task_type=\"CAUSAL_LM\", inference_mode=True,"),
