@@ -48,7 +48,7 @@ quickstart-llama:
 
 check: install-dev  ## lint and the static tests, under a minute
 	ruff check .
-	python -m pytest -q tests/static
+	python -m pytest -q -n 2 tests/static
 
 fix: install-dev  ## let the linter mend what it can
 	ruff check --fix .
