@@ -341,8 +341,7 @@ def command_of(cell, contestant, data, folder, args):
         flags |= {"data": data}
     launcher = [sys.executable]
     if contestant.ranks > 1:
-        launcher += ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/ddp.yaml", "--cpu",
-                     "--num_processes", contestant.ranks, "--mixed_precision", "no", "--main_process_port", 0]
+        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", contestant.ranks]
     warmup = args.warmup if cell.steps != 1 else 0
     probe = [PROBE, folder / "probe.json", "--warmup", warmup, "--steps", steps_of(cell, args)]
     return words(*launcher, *probe, *script, *as_words(flags))
@@ -370,7 +369,7 @@ def environment(cell, contestant, folder, args):
     cache = folder / "cache" if "cold" in cell.name else kept
     variables = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "HF_DATASETS_CACHE": str(cache.resolve())}
     if cell.device == "cpu":
-        variables |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        variables |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
     return {**os.environ, **variables}
 
 
@@ -391,6 +390,8 @@ def run_once(cell, label, data, args):
         text = (folder / "output.txt").read_text().replace(str(args.output_dir.resolve()), "RUNS")
         errors = [line for line in text.splitlines() if re.match(r"(error: |\w*Error: )", line)]
         return facts | {"failed": f"exit code {code}: {(errors or text.splitlines()[-1:] or [''])[-1][:300]}"}
+    if missing := [rank for rank in range(1, contestant.ranks) if not (folder / f"probe.{rank}.json").exists()]:
+        return facts | {"failed": f"rank {missing[0]} of {contestant.ranks} did not run"}
     return facts | measured(folder, 0 if cell.steps == 1 else args.warmup)
 
 
