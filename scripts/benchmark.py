@@ -124,7 +124,7 @@ def grow(flag, values, **others):
 
 def cpu_cells():
     """What two CPU cores can show: ratios."""
-    growth = MATCHED | {"max_length": 256, "per_device_train_batch_size": 4}
+    growth = MATCHED | {"max_length": 256, "per_device_train_batch_size": 2}
     tokens = 2048  # a step
     return [
         Cell("matched, medium", "matched", "medium", "gsm8k", FIVE, MATCHED | FEW),
@@ -140,16 +140,14 @@ def cpu_cells():
         *(Cell(f"start, {cache} cache", "start", "1.5M", "gsm8k",  # whose first step takes no time of note
                {"floor": Contestant("floor"), "ours": Contestant("ours"), "trainer": Contestant("trainer", TEXT)},
                MATCHED | PADDED, steps=1, num_rows=7473) for cache in ("cold", "warm")),
-        Cell("growth, length", "growth", "medium", "long",
+        Cell("growth, length", "growth", "7M", "long",
              grow("max_length", (128, 256, 512, 1024, 2048), per_device_train_batch_size=lambda n: tokens // n),
-             growth, steps=5),
-        Cell("growth, batch", "growth", "medium", "long",
-             grow("per_device_train_batch_size", (1, 2, 4, 8)), growth, steps=5),
-        Cell("growth, ranks", "growth", "medium", "long",
-             {str(ranks): Contestant("ours", ranks=ranks) for ranks in (1, 2)}, growth, steps=5),
+             growth),
+        Cell("growth, batch", "growth", "7M", "long", grow("per_device_train_batch_size", (1, 2, 4, 8, 16)), growth),
+        Cell("growth, ranks", "growth", "7M", "long",
+             {str(ranks): Contestant("ours", ranks=ranks) for ranks in (1, 2)}, growth),
         Cell("growth, model", "growth", "medium", "long",
-             {name: Contestant("ours", model=name) for name in ("1.5M", "7M", "medium", "80M")}, growth,
-             steps=5),
+             {name: Contestant("ours", model=name) for name in ("1.5M", "7M", "medium", "80M")}, growth),
     ]
 
 
@@ -500,8 +498,8 @@ def parse_args():
     parser.add_argument("--cells", default="", metavar="REGEX", help="cells whose name has this (default: all)")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="which cells")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each contestant")
-    parser.add_argument("--steps", type=int, help="timed steps (20, growth 5, near zero 1000, shipped one pass)")
-    parser.add_argument("--warmup", type=int, default=3, help="steps before them")
+    parser.add_argument("--steps", type=int, help="timed steps (20, near zero 1000, shipped one pass)")
+    parser.add_argument("--warmup", type=int, default=5, help="steps before them")
     parser.add_argument("--list", action="store_true", help="print the cells and their contestants, and stop")
     parser.add_argument("--smoke", action="store_true", help="every cell in small on CPU: does it work?")
     parser.add_argument("--data", type=Path, default=Path("../shared/data/gsm8k"), help="folder of GSM8K's rows")

@@ -56,10 +56,10 @@ def write_metrics(folder, tokens, losses):
 
 def weight_groups(model, weight_decay):
     """The weights that are trained, in two groups: biases and norms do not decay."""
-    named = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-    kept = [weight for name, weight in named if "norm" in name or ".ln_" in name or name.endswith("bias")]
-    decayed = [weight for name, weight in named if not any(weight is other for other in kept)]
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": kept, "weight_decay": 0.0}]
+    groups = [{"params": [], "weight_decay": weight_decay}, {"params": [], "weight_decay": 0.0}]
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            groups["norm" in name or ".ln_" in name or name.endswith("bias")]["params"].append(weight)
     return [group for group in groups if group["params"]]
 
 
