@@ -17,6 +17,7 @@ from itertools import groupby
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 from fault_tolerance import fail, leave
 from whole_state import strategy_in_force
@@ -42,12 +43,21 @@ def check_strategy(accelerator, strategy):
     """Yield what the launcher was asked for and accelerate dropped without a word (huggingface/accelerate#2741)."""
     env, (name, fsdp, zero), runs = os.environ, strategy, str(accelerator.num_processes)
     cure = "; what the YAML really does: python scripts/check_config.py YAML"
-    several = "ACCELERATE_USE_CPU" in env and (env.get("MASTER_ADDR"), env.get("MASTER_PORT")) == ("127.0.0.1", "29500")  # its only trace of a number above 1
-    dropped = env.get("ACCELERATE_USE_FSDP") == "true" and not fsdp or zero >= 0 and accelerator.state.backend is None or env.get("WORLD_SIZE", "several" if several else "1") != runs
+    dropped = env.get("ACCELERATE_USE_FSDP") == "true" and not fsdp or zero >= 0 and accelerator.state.backend is None or env.get("WORLD_SIZE", "several" if told_of_several() else "1") != runs
     yield dropped, f"the launcher was asked for more than accelerate runs here, which is {name} on {runs} x {accelerator.device.type}; {REHEARSE}{cure}"
     key = {1: "fsdp_reshard_after_forward", 2: "fsdp_sharding_strategy"}.get(fsdp, "")  # the one of two that this version ignores; its default means FULL_SHARD
     asked = {"true": "FULL_SHARD", "1": "FULL_SHARD", "false": "SHARD_GRAD_OP"}.get(env.get(key.upper()), env.get(key.upper(), "FULL_SHARD").upper())
     yield asked not in ("FULL_SHARD", name.split()[-1]), f"{key} {asked} has no effect, accelerate runs {name}{cure}"
+
+
+def told_of_several():
+    """Whether accelerate's launcher was told of several processes and started this one alone: its only trace is an address that itself did not have."""
+    try:
+        launcher = psutil.Process().parent()
+        command, before = launcher.cmdline(), launcher.environ()
+    except (psutil.Error, AttributeError):  # ended, or of another user
+        return False
+    return "accelerate" in " ".join(command) and any(os.environ.get(name) != before.get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
 
 
 def rules_of_values(args):

@@ -26,7 +26,8 @@ def test_sharding_without_an_accelerator_refuses(config, num_processes, tiny, tm
     ["--config_file", str(CONFIGS / "ddp.yaml"), "--main_process_port", "0"],
     ["--config_file", str(CONFIGS / "single.yaml")],
     ["--cpu"],
-], ids=["ddp", "single", "cpu"])
+    ["--cpu", "--main_process_port", "29511"],
+], ids=["ddp", "single", "cpu", "cpu with a port"])
 def test_two_processes_that_become_one_refuse(launcher, tiny, tmp_path):
     command = [*launcher, "--num_processes", 2, "--mixed_precision", "no", RECIPE, *data_of(tiny)]
     done = accelerate_launch(*command, "--output_dir", tmp_path / "run")
@@ -99,7 +100,7 @@ def test_4_bit_weights_that_mixed_precision_would_cast_refuse(config, tiny, tmp_
     assert "use --dtype bfloat16" in done.output
 
 
-@pytest.mark.parametrize("address", [{"MASTER_ADDR": "node1"}, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "12355"}])
+@pytest.mark.parametrize("address", [{"MASTER_ADDR": "node1"}, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}])
 def test_a_cluster_that_exports_its_address_does_not_refuse(address, tiny, tmp_path):
     launcher = ["--config_file", CONFIGS / "single.yaml", "--mixed_precision", "no"]
     command = [*launcher, RECIPE, *data_of(tiny), "--max_steps", 1, "--output_dir", tmp_path / "run"]

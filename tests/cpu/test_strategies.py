@@ -54,7 +54,7 @@ def test_the_table_is_complete():
 
 
 @pytest.mark.parametrize(("config", "kind", "expected"), SHORT_FORM, ids=[f"{c}-{k}" for c, k, _ in SHORT_FORM])
-def test_every_strategy_with_every_kind_of_weights(config, kind, expected, tiny, one_process, tmp_path):
+def test_a_strategy_with_a_kind_of_weights(config, kind, expected, tiny, one_process, tmp_path):
     ranks = parity.ranks_of(config, 4 if kind == "full" and config in ON_FOUR else 2)
     run, folder = parity.Run("strategies", config, ranks, *parity.CUT[ranks], kind), tmp_path / "run"
     assert run in parity.all_runs()

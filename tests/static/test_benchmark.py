@@ -191,6 +191,15 @@ def test_every_command_is_accepted_by_its_program(cell, monkeypatch):
         (llama if command[script] == benchmark.RECIPE else benchmark_peers).parse_args()
 
 
+def test_a_rank_that_did_not_run_is_a_failure(tmp_path, monkeypatch):
+    """As with `accelerate launch --cpu --num_processes 2`, which starts one process and says nothing."""
+    monkeypatch.setattr(benchmark, "command_of", lambda *_: [sys.executable, "-c", ""])
+    words = ["benchmark.py", "--smoke", "--cells", "growth, ranks", "--output_dir", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", words)
+    args = benchmark.parse_args()[1]
+    assert benchmark.run_once(args.chosen[0], "2", tmp_path, args)["failed"] == "rank 1 of 2 did not run"
+
+
 def test_all_contestants_of_a_matched_cell_get_the_same_flags():
     for cell in (cell for cell in CELLS if cell.kind == "matched"):
         assert all(one.flags == {} and one.ranks == 1 for one in cell.contestants.values()), cell.name

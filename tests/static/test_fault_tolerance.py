@@ -155,3 +155,14 @@ def test_a_full_disk_does_not_hide_how_the_run_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(fault_tolerance, "write_file", full)
     with pytest.raises(SystemExit, match="73"):
         fault_tolerance.fail(73, "no room")
+
+
+@pytest.mark.parametrize("words", [["--output_dir", "FOLDER"], ["--output_dir=FOLDER"]], ids=str)
+def test_a_wrong_call_is_recorded_where_its_run_would_have_been(words, tmp_path, monkeypatch):
+    monkeypatch.setattr(fault_tolerance, "RUN", {"state": "starting", "step": 0})
+    monkeypatch.setattr(sys, "argv", ["llama.py", *(word.replace("FOLDER", str(tmp_path)) for word in words), "--sed"])
+    with pytest.raises(SystemExit) as ended:
+        fault_tolerance.fail(64, "no such argument: --sed")
+    assert ended.value.code == 64
+    status = read_json(tmp_path / "status.json")
+    assert (status["state"], status["exit_code"], status["why"]) == ("failed", 64, "no such argument: --sed")
