@@ -5,7 +5,7 @@ The YAML file owns the strategy, the command line everything about learning:
     accelerate launch --config_file accelerate_configs/fsdp.yaml recipes/llama.py
     accelerate launch --config_file accelerate_configs/ddp.yaml --num_processes 4 recipes/llama.py \
         --model_name_or_path meta-llama/Llama-3.2-1B --dataset_name rows.jsonl --use_peft --learning_rate 2e-4
-    accelerate launch --config_file accelerate_configs/deepspeed_zero3.yaml --num_processes 8 recipes/llama.py --use_peft
+    accelerate launch --config_file accelerate_configs/deepspeed_zero3.yaml --num_processes 8 recipes/llama.py --packing
 
 A good run prints a summary with one row as the model sees it, a loss that falls, and the folder that `from_pretrained`
 loads. The same command again goes on from the newest checkpoint. Exit codes: 0 done, 64 usage, 65 data, 69 no hub,
@@ -13,13 +13,13 @@ loads. The same command again goes on from the newest checkpoint. Exit codes: 0 
 """
 
 import argparse
-import difflib
 import json
 import math
 import os
 import sys
 import time
 from bisect import bisect_left, insort
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -53,8 +53,8 @@ except ModuleNotFoundError:
 
 ROW_FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}  # besides messages
 SUPERVISED = {}  # positions and targets of the batch at hand: the way to the output head that leads past the model's forward
-DEFAULT_CHAT_TEMPLATE = ("{{ bos_token or '' }}{% for message in messages %}{{ '<|' + message['role'] + '|>\n' + message['content'] }}{{ eos_token if message['role'] == 'assistant' }}"
-    "{{ '\n' }}{% endfor %}{{ '<|assistant|>\n' if add_generation_prompt }}")  # for tokenizers that bring none
+DEFAULT_CHAT_TEMPLATE = ("{{ bos_token or '' }}{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}"  # for tokenizers that bring none
+    "{{ eos_token if m.role == 'assistant' }}{{ '\n' }}{% endfor %}{{ '<|assistant|>\n' if add_generation_prompt }}")
 
 
 def stop(code, *problems):
@@ -123,7 +123,7 @@ def parse_args():
     parser.add_argument("--ddp_timeout", type=int, default=1800, help="seconds that ranks wait for each other, also while one writes a checkpoint; then each prints its stacks and ends")
     if fault_tolerance:
         fault_tolerance.add_arguments(parser)
-    parser.error = lambda message: stop(64, message, *(f"did you mean {flag}?" for flag in difflib.get_close_matches(message.split()[2].split("=")[0], parser._option_string_actions, 1)))
+    parser.error = lambda message: stop(64, message, *(preflight.meant(message, parser) if preflight else []))
     args = parser.parse_args()
     args.dataset_config = args.dataset_config or {"HuggingFaceTB/smoltalk": "everyday-conversations"}.get(args.dataset_name)
     return args
@@ -139,7 +139,7 @@ def make_accelerator(args):
             kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=max(args.ddp_timeout, 1) + 60))],  # the watch over the ranks speaks first
             log_with=None if args.report_to == "none" else args.report_to, project_dir=args.output_dir)
     except (RuntimeError, ValueError, ImportError) as error:
-        stop(64, f"accelerate cannot run what the launcher was asked for: {str(error).splitlines()[0]}", "without GPUs, rehearse: python scripts/rehearse.py --config_file YAML recipes/llama.py ...")
+        stop(64, f"accelerate cannot run what the launcher was asked for: {str(error).splitlines()[0]}", *([preflight.REHEARSE] if preflight else []))
     if preflight and (problems := preflight.find_problems(args, accelerator)):
         stop(64, *problems)
     fsdp = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
@@ -147,8 +147,8 @@ def make_accelerator(args):
         accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = True
     if accelerator.is_fsdp2 and fsdp.mixed_precision_policy:  # else the loss, a sum, is rounded to bf16
         fsdp.mixed_precision_policy = replace(fsdp.mixed_precision_policy, output_dtype=None)
-    if accelerator.state.deepspeed_plugin:  # the loop's own calls do not reach its engine (huggingface/accelerate#1970)
-        accelerator.state.deepspeed_plugin.deepspeed_config.update(gradient_clipping=args.max_grad_norm, train_micro_batch_size_per_gpu=args.per_device_train_batch_size)
+    if zero := accelerator.state.deepspeed_plugin:  # the loop's own calls do not reach its engine (huggingface/accelerate#1970)
+        zero.deepspeed_config.update(gradient_clipping=args.max_grad_norm, train_micro_batch_size_per_gpu=args.per_device_train_batch_size)
     torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
     return accelerator
 
@@ -159,13 +159,8 @@ def row_to_messages(row):
     if not messages and pair:
         ask = "\n\n".join([row[pair[0]], row["input"]]) if pair[0] == "instruction" and row.get("input") else row[pair[0]]
         messages = ask + row[pair[1]] if isinstance(ask, list) else [{"role": "user", "content": ask}, {"role": "assistant", "content": row[pair[1]]}]
-    if not isinstance(messages, list):
-        raise ValueError(f"has the columns {', '.join(row)[:80] or 'none'}; needs messages | {' | '.join(map(', '.join, ROW_FORMATS.items()))}; messages is a list")
-    if odd := [m for m in messages if not (isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str))]:
-        raise ValueError(f"has a message without role or text: {str(odd[0])[:80]}")
-    said = [message["role"] for message in messages if message["content"].strip()]
-    if "user" not in said or "assistant" not in said[said.index("user"):] or messages[0]["role"] == "assistant":
-        raise ValueError(f"has no answer to learn from, after a user's text; its texts are by {', '.join(said)[:80] or 'nobody'}")
+    if rows:
+        rows.check_messages(messages, row, ROW_FORMATS)
     return messages
 
 
@@ -187,7 +182,8 @@ def tokenize_row(row, tokenizer, max_length):
     if max(labels[1:max_length], default=-100) == -100:  # the first token is never predicted
         raise ValueError(f"has no answer within --max_length {max_length}: {labels.count(-100)} tokens are prompt")
     tokens = np.array(encoded["input_ids"][:max_length], dtype=np.int32)
-    return {"input_ids": tokens.tolist(), "labels": labels[:max_length], "truncated": len(labels) > max_length, "length": len(tokens), "largest": int(tokens.max()), "hash": xxhash.xxh3_64_intdigest(tokens) >> 1}
+    return {"input_ids": tokens.tolist(), "labels": labels[:max_length], "truncated": len(labels) > max_length,
+            "length": len(tokens), "largest": int(tokens.max()), "hash": xxhash.xxh3_64_intdigest(tokens) >> 1}
 
 
 def load_split(name, config, split, tokenizer, args):
@@ -195,7 +191,8 @@ def load_split(name, config, split, tokenizer, args):
     tokenize = partial(tokenize_row, tokenizer=tokenizer, max_length=args.max_length)
     if rows:
         return rows.read_split(name, config, split, tokenize, args, required=split == args.dataset_train_split or args.eval_dataset_name)
-    found = load_dataset({".csv": "csv", ".parquet": "parquet"}.get(Path(name).suffix, "json"), data_files=name, split="train") if Path(name).is_file() else load_dataset(name, config).get(split)
+    reader = {".csv": "csv", ".parquet": "parquet"}.get(Path(name).suffix, "json")
+    found = (load_dataset(reader, data_files={split: name}) if Path(name).is_file() else load_dataset(name, config)).get(split)
     if not found:
         return None, "none"
     done = found.map(tokenize, remove_columns=found.column_names, num_proc=args.dataset_num_proc)
@@ -212,8 +209,7 @@ def load_data(args, tokenizer):
 
 
 def best_fit(lengths, capacity):
-    """Return lines of at most `capacity` tokens, as lists of row numbers. Each row, the longest first, goes to where it
-    leaves the least room (best-fit decreasing, arXiv 2404.10830)."""
+    """Return lines of at most `capacity` tokens, as lists of row numbers, by best-fit decreasing (arXiv 2404.10830)."""
     lines, rooms, shortest = [], [], min(lengths)  # rooms: what is left in a line, and the line, in order
     for row in np.argsort(-np.asarray(lengths), kind="stable").tolist():
         place = bisect_left(rooms, (lengths[row], 0))
@@ -226,9 +222,8 @@ def best_fit(lengths, capacity):
 
 
 def global_batches(num_lines, batch_size, window, num_epochs=1, seed=None, lengths=None):
-    """Return the batches of a whole run, for all ranks and in order, as lists of line numbers: a function of seed and epoch.
-    accelerate deals batch j to rank j % ranks. Empty batches fill each epoch up to whole windows (accumulation x ranks).
-    With lengths, those of the lines, each 50 windows of them are sorted, the longest first."""
+    """Return the batches of a whole run as lists of line numbers, a function of seed and epoch; accelerate deals batch j to rank
+    j % ranks. Empty ones fill an epoch up to whole windows (accumulation x ranks). With lengths each 50 windows are sorted."""
     batches = []
     for epoch in range(num_epochs):
         order = np.arange(num_lines) if seed is None else np.random.default_rng((seed, epoch)).permutation(num_lines)
@@ -242,13 +237,13 @@ def global_batches(num_lines, batch_size, window, num_epochs=1, seed=None, lengt
 
 def collate(source, lines, pad_token_id, width=0, refit=False, varlen=False):
     """Return a batch of lines, each a list of row numbers of `source`: one row, or several that do not see each other.
-
-    inputs: input_ids, [lines, tokens], padded on the right, where no token looks; position_ids begin anew with each row of
-        a line, by which transformers keeps rows apart where there is neither mask nor cache
+    inputs: input_ids, [lines, tokens], padded on the right, where no token looks; position_ids, which begin anew with each row
+        of a line, keep rows apart where there is neither mask nor cache
     supervised: positions, [n], in the flattened batch, whose next token is learnt, and that token, targets, [n]
     counts: n, and tokens without padding. row: numbers in the file, from 1, on the host
     width: pad to it. refit: put the rows of the batch into as few lines as there need be. varlen: into one, for FlashAttention."""
-    documents = source.__getitems__(sum(lines, [])) if lines else [{"input_ids": [pad_token_id], "labels": [-100], "row": 0}]  # a rank without rows still takes part
+    nothing = [{"input_ids": [pad_token_id], "labels": [-100], "row": 0}]  # a rank without rows still takes part
+    documents = source.__getitems__(sum(lines, [])) if lines else nothing
     rows_left = iter(documents)
     lines = [[next(rows_left) for _ in line] for line in lines] or [documents]
     lengths = [len(row["input_ids"]) for row in documents]
@@ -274,10 +269,8 @@ def collate(source, lines, pad_token_id, width=0, refit=False, varlen=False):
 
 def load_tokenizer(name):
     """Return the tokenizer, in any case with a chat template and a pad token; stop with 64 or 69 if there is none."""
-    try:
+    with preflight.loading("tokenizer", name) if preflight else nullcontext():
         tokenizer = AutoTokenizer.from_pretrained(name, padding_side="right", trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        stop(64 if Path(name).exists() or name.startswith((".", "/")) else 69, f"{name}: no tokenizer: {str(error).splitlines()[0]}", *([rows.OFFLINE] if rows else []))
     tokenizer.chat_template = tokenizer.chat_template or DEFAULT_CHAT_TEMPLATE
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     return tokenizer
@@ -287,22 +280,20 @@ def load_model(args, accelerator):
     """Return the model, quantized and with adapters as asked for; stop with 64 if it cannot be loaded."""
     quantization = BitsAndBytesConfig(load_in_8bit=True) if args.load_in_8bit else None
     if args.load_in_4bit:  # the library's own defaults are fp4, float32 and uint8: always say all four
-        quantization = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type=args.bnb_4bit_quant_type, bnb_4bit_compute_dtype=args.dtype, bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant, bnb_4bit_quant_storage=args.dtype)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation, quantization_config=quantization, trust_remote_code=False)
-    except Exception as error:  # each reader of weights has its own; pickles are never run
-        stop(64, f"{args.model_name_or_path}: {type(error).__name__}: {str(error)[:500]}")
+        quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=args.bnb_4bit_quant_type, bnb_4bit_quant_storage=args.dtype,
+                                          bnb_4bit_compute_dtype=args.dtype, bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant)
+    with preflight.loading("model", args.model_name_or_path) if preflight else nullcontext():
+        model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation,
+                                                     quantization_config=quantization, trust_remote_code=False)
     if args.gradient_checkpointing:  # called gradient_checkpointing_enable in older transformers
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": False})
-    model.apply(lambda module: setattr(module, "support_avx512bf16_for_cpu", False))  # else a CPU repacks 4-bit weights at the first evaluation, and gradients stop there
+    model.apply(lambda module: setattr(module, "support_avx512bf16_for_cpu", False))  # else a CPU repacks 4-bit weights, and gradients stop there
     if args.use_liger_kernel:  # not its loss, which is that of loss_in_head
         apply_liger_kernel(model, {"fused_linear_cross_entropy": False, "cross_entropy": False})
     if args.use_peft:
         model = get_peft_model(model, LoraConfig(
-            task_type="CAUSAL_LM", r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, use_rslora=args.use_rslora, use_dora=args.use_dora,
-            target_modules="all-linear" if args.lora_target_modules == ["all-linear"] else args.lora_target_modules))
+            task_type="CAUSAL_LM", r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, use_rslora=args.use_rslora,
+            use_dora=args.use_dora, target_modules="all-linear" if args.lora_target_modules == ["all-linear"] else args.lora_target_modules))
         if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
             accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
     return model
@@ -403,30 +394,34 @@ def main():
         preflight.check_changes(accelerator, args, progress, facts)
     steps_per_epoch = math.ceil(len(lines) / facts["rows_per_step"])
     total_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * steps_per_epoch)
-    batches = global_batches(len(lines), args.per_device_train_batch_size, window, math.ceil(total_steps / steps_per_epoch), None if args.train_sampling_strategy == "sequential" else args.seed, lengths if args.train_sampling_strategy == "group_by_length" else None)
-    varlen = "flash" in args.attn_implementation and (args.packing or args.padding_free)
-    layout = {"pad_token_id": tokenizer.pad_token_id, "refit": args.padding_free, "varlen": varlen}
-    options = {"num_workers": args.dataloader_num_workers, "pin_memory": accelerator.device.type == "cuda", "worker_init_fn": lambda _: os.setsid()}  # a signal to the group is not for workers
-    train_loader = DataLoader(lines, batch_sampler=batches[progress["step"] * window : total_steps * window], collate_fn=partial(collate, train_rows.select_columns(["input_ids", "labels", "row"]), width=args.max_length * args.packing, **layout), **options)
+    order = {"random": (args.seed, None), "sequential": (None, None), "group_by_length": (args.seed, lengths)}[args.train_sampling_strategy]
+    batches = global_batches(len(lines), args.per_device_train_batch_size, window, math.ceil(total_steps / steps_per_epoch), *order)
+    varlen, columns = "flash" in args.attn_implementation and (args.packing or args.padding_free), ["input_ids", "labels", "row"]
+    make = partial(collate, pad_token_id=tokenizer.pad_token_id, refit=args.padding_free, varlen=varlen)
+    options = {"num_workers": args.dataloader_num_workers, "pin_memory": accelerator.device.type == "cuda",
+               "worker_init_fn": lambda _: os.setsid()}  # a signal to the group is not for workers
+    make_train = partial(make, train_rows.select_columns(columns), width=args.max_length * args.packing)
+    train_loader = DataLoader(lines, batch_sampler=batches[progress["step"] * window : total_steps * window], collate_fn=make_train, **options)
     if eval_rows:
         batches = global_batches(len(eval_rows), args.per_device_eval_batch_size, accelerator.num_processes)
-        eval_loader = accelerator.prepare(DataLoader([[row] for row in range(len(eval_rows))], batch_sampler=batches, collate_fn=partial(collate, eval_rows.select_columns(["input_ids", "labels", "row"]), **layout), **options))
+        make_eval, eval_lines = partial(make, eval_rows.select_columns(columns)), [[row] for row in range(len(eval_rows))]
+        eval_loader = accelerator.prepare(DataLoader(eval_lines, batch_sampler=batches, collate_fn=make_eval, **options))
 
     # ---- Model ----
     model = load_model(args, accelerator)
-    if (largest := max(tokenizer.pad_token_id, train_rows["largest"][:].max())) >= model.get_input_embeddings().num_embeddings:
-        stop(64, f"the rows have a token {largest}, but the model has no embedding for it: resize its embeddings first")
     told["loss"] = loss_in_head(model, args.max_logits_mib)
-    preflight.report_start(accelerator, args, model, tokenizer, train_rows, lines, total_steps, facts, told) if preflight else accelerator.print("no checkpoints: fault_tolerance.py is not beside this recipe")
+    if preflight:
+        preflight.report_start(accelerator, args, model, tokenizer, train_rows, lines, total_steps, facts, told)
 
     # ---- Optimizer and schedule ----
     optimizer = make_optimizer(model, args)
     if fault_tolerance:
         fault_tolerance.check_gradients(accelerator, optimizer)
-    schedule = get_scheduler(args.lr_scheduler_type, optimizer, math.ceil(args.warmup_steps * total_steps) if args.warmup_steps < 1 else int(args.warmup_steps), total_steps)
+    warmup_steps = math.ceil(args.warmup_steps * total_steps) if args.warmup_steps < 1 else int(args.warmup_steps)
+    schedule = get_scheduler(args.lr_scheduler_type, optimizer, warmup_steps, total_steps)
 
     # ---- Prepare ----
-    model, optimizer, train_loader = accelerator.prepare(model, optimizer, train_loader)  # not the schedule, which would step once per process (huggingface/accelerate#2926)
+    model, optimizer, train_loader = accelerator.prepare(model, optimizer, train_loader)  # a schedule would step once per rank (accelerate#2926)
     accelerator.init_trackers("llama", {key: str(value) for key, value in vars(args).items()})
 
     # ---- Resume ----
@@ -436,12 +431,14 @@ def main():
     # ---- Train ----
     eval_every = {"no": total_steps, "steps": args.eval_steps, "epoch": steps_per_epoch}[args.eval_strategy]
     metrics_file = open(output_dir / "metrics.jsonl" if accelerator.is_main_process else os.devnull, "a" if checkpoint else "w", buffering=1)
-    bar = tqdm(desc="Training", total=total_steps, initial=progress["step"], unit="step", disable=not accelerator.is_main_process)
+    bar = tqdm(desc="Training" if fault_tolerance else "Training without checkpoints (no fault_tolerance.py)", total=total_steps,
+               initial=progress["step"], unit="step", disable=not accelerator.is_main_process)
     model.train()
     step, num_tokens_seen = progress["step"], progress["num_input_tokens_seen"]
     loader, start, tokens_before = iter(train_loader), time.perf_counter(), num_tokens_seen
     while True:  # here `step` steps are done
-        progress |= {"step": step, "evaluated": step == progress["step"] and progress["evaluated"], "schedule_steps": schedule.state_dict()["last_epoch"], "num_input_tokens_seen": num_tokens_seen, "arguments": vars(args) | facts}
+        progress |= {"evaluated": step == progress["step"] and progress["evaluated"], "schedule_steps": schedule.state_dict()["last_epoch"]}
+        progress |= {"step": step, "num_input_tokens_seen": num_tokens_seen, "arguments": vars(args) | facts}
         if eval_rows and not progress["evaluated"] and (step % eval_every == 0 or step == total_steps):
             if metrics := evaluate(accelerator, model, eval_loader, step):
                 metrics_file.write(json.dumps(metrics) + "\n")
@@ -455,7 +452,9 @@ def main():
             break
         step += 1
         micro_batches, losses, applied = [next(loader) for _ in range(accumulation)], [], True
-        (torch.cuda if accelerator.device.type == "cuda" else torch.default_generator).manual_seed(int(np.random.SeedSequence((args.seed, step, accelerator.process_index)).generate_state(1)[0]))  # for dropout; no random state to save. After next, whose first call draws a number
+        # For dropout, so that no random state has to be saved; after next, whose first call draws a number
+        generator = torch.cuda if accelerator.device.type == "cuda" else torch.default_generator
+        generator.manual_seed(int(np.random.SeedSequence((args.seed, step, accelerator.process_index)).generate_state(1)[0]))
         num_supervised, num_tokens = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))  # of the whole window, over all ranks
         for batch in micro_batches:
             with accelerator.accumulate(model):
@@ -492,7 +491,8 @@ def main():
     export_model(accelerator, model, tokenizer, output_dir)
     if fault_tolerance:
         fault_tolerance.conclude(accelerator, "done", 0)
-    accelerator.print(f'Trained in {time.perf_counter() - start:.0f} s; the model is in {output_dir}. To go on:\n  python scripts/generate.py {output_dir} --prompt "..."\n  python scripts/plot_loss.py {output_dir}')
+    accelerator.print(f"Trained in {time.perf_counter() - start:.0f} s; the model is in {output_dir}. To go on:")
+    accelerator.print(f'  python scripts/generate.py {output_dir} --prompt "..."\n  python scripts/plot_loss.py {output_dir}')
     accelerator.end_training()
 
 

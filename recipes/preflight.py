@@ -5,6 +5,8 @@ found at once, each with its cure. The same rules serve `accelerate launch`, tor
 read what accelerate made of YAML and command line, never the YAML itself (that is scripts/check_config.py).
 """
 
+import contextlib
+import difflib
 import inspect
 import json
 import math
@@ -20,6 +22,7 @@ import numpy as np
 import psutil
 import torch
 from fault_tolerance import fail, leave
+from rows import OFFLINE
 from whole_state import strategy_in_force
 
 REHEARSE = "without GPUs, rehearse: python scripts/rehearse.py --config_file YAML recipes/llama.py ..."
@@ -30,6 +33,21 @@ FREE_TO_CHANGE = frozenset("""
     eval_dataset_name dataset_test_split per_device_eval_batch_size logging_steps report_to dataset_num_proc dataloader_num_workers
     per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing attn_implementation padding_free torch_compile use_liger_kernel max_logits_mib""".split())
 KERNELS = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3", "flash_attention_4": "flash-attn-4"}  # and their packages
+
+
+def meant(message, parser):
+    """Return what a wrong flag, the third word of argparse's message, could have meant, as lines for the user."""
+    return [f"did you mean {flag}?" for flag in difflib.get_close_matches(message.split()[2].split("=")[0], parser._option_string_actions, 1)]
+
+
+@contextlib.contextmanager
+def loading(what, name):
+    """Fail with 64, or with 69 where the hub is missing, if the tokenizer or the model of a folder or hub id cannot be read."""
+    try:
+        yield
+    except Exception as error:  # each reader of weights has its own
+        at_hub = not (Path(name).exists() or name.startswith((".", "/"))) and (what == "tokenizer" or isinstance(error, OSError))
+        fail(69 if at_hub else 64, f"{name}: no {what}: {' '.join(str(error).split())[:400]}", *[OFFLINE] * at_hub)
 
 
 def find_problems(args, accelerator):
@@ -147,9 +165,11 @@ def check_changes(accelerator, args, progress, facts):
         leave(accelerator, 64, f"the checkpoint's run had other values of {', '.join(unsafe)}, listed above: use those, or --allow_change {' '.join(unsafe)}, or another --output_dir")
 
 
-def check_model(args, model):
-    """Fail with 64 where packed rows would see each other, by masks without positions or in layers whose state runs on, and
-    where Liger left the model as it was."""
+def check_model(args, model, largest):
+    """Fail with 64 where the rows' largest token has no embedding, where packed rows would see each other, by masks without
+    positions or in layers whose state runs on, and where Liger left the model as it was."""
+    if largest >= model.get_input_embeddings().num_embeddings:
+        fail(64, f"the rows have a token {largest}, but the model has no embedding for it: resize its embeddings first")
     inner = getattr(model, "get_base_model", lambda: model)()
     others = set(getattr(inner.config.get_text_config(), "layer_types", None) or []) - {"full_attention", "sliding_attention", "chunked_attention"}
     source = inspect.getsource(sys.modules[type(inner.base_model).__module__])
@@ -171,7 +191,7 @@ def report_start(accelerator, args, model, tokenizer, rows, lines, steps, facts,
     lines: of row numbers, as the model sees them. facts: what is compared when the run goes on. told: {name: text}, what the
     recipe has to tell of its data and its loss."""
     total, trained = np.sum([(size := size_of(weight), size * weight.requires_grad) for weight in model.parameters()], axis=0)
-    check_model(args, model)
+    check_model(args, model, max(tokenizer.pad_token_id, rows["largest"][:].max()))
     tokens = rows["length"][:].sum() / len(lines)
     batch, quantization = facts["rows_per_step"], "int8" if args.load_in_8bit else args.bnb_4bit_quant_type if args.load_in_4bit else "no"
     parts = groupby(zip(rows[0]["input_ids"].tolist(), rows[0]["labels"].tolist(), strict=True), lambda pair: pair[1] != -100)  # learnt or not

@@ -27,6 +27,18 @@ def parse_line(text):
     return row
 
 
+def check_messages(messages, row, formats):
+    """Raise a ValueError that says why a row has no usable messages. formats: {question's column: answer's}."""
+    if not isinstance(messages, list):
+        wanted = " | ".join(map(", ".join, formats.items()))
+        raise ValueError(f"has the columns {', '.join(row)[:80] or 'none'}; needs messages | {wanted}; messages is a list")
+    if odd := [m for m in messages if not (isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str))]:
+        raise ValueError(f"has a message without role or text: {str(odd[0])[:80]}")
+    said = [message["role"] for message in messages if message["content"].strip()]
+    if "user" not in said or "assistant" not in said[said.index("user"):] or messages[0]["role"] == "assistant":
+        raise ValueError(f"has no answer to learn from, after a user's text; its texts are by {', '.join(said)[:80] or 'nobody'}")
+
+
 def read_split(name, config, split, tokenize, args, required):
     """Return the rows of a split as `tokenize` makes them, with their numbers (row, from 1) and in numpy's format, and their
     counts as text. Without such a split (None, "none"), unless it is required. Stops with 65 at bad rows, with 69 without the hub."""

@@ -120,8 +120,18 @@ def test_models_that_cannot_keep_packed_rows_apart_are_refused(config, says, cap
     for flags in (["--packing"], ["--padding_free"], []):
         monkeypatch.setattr(sys, "argv", ["llama.py", *flags])
         if not (flags and says):
-            preflight.check_model(llama.parse_args(), model)
+            preflight.check_model(llama.parse_args(), model, 0)
             continue
         with pytest.raises(SystemExit, match="64"):
-            preflight.check_model(llama.parse_args(), model)
+            preflight.check_model(llama.parse_args(), model, 0)
         assert says in capsys.readouterr().err
+
+
+def test_a_token_without_an_embedding_is_refused(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["llama.py"])
+    model = AutoModelForCausalLM.from_config(LlamaConfig(
+        hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=16))
+    preflight.check_model(llama.parse_args(), model, 15)
+    with pytest.raises(SystemExit, match="64"):
+        preflight.check_model(llama.parse_args(), model, 16)
+    assert "the rows have a token 16, but the model has no embedding for it" in capsys.readouterr().err
