@@ -30,8 +30,8 @@ from unittest import mock
 import numpy as np
 import torch
 import xxhash
-from accelerate import Accelerator, DistributedType
-from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin, InitProcessGroupKwargs, set_seed
+from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType, InitProcessGroupKwargs
+from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin, set_seed
 from accelerate.utils.dataclasses import TorchDynamoPlugin
 from accelerate.utils.other import extract_model_from_parallel
 from datasets import load_dataset
@@ -136,7 +136,8 @@ def make_accelerator(args):
             gradient_accumulation_plugin=GradientAccumulationPlugin(args.gradient_accumulation_steps, sync_with_dataloader=False),
             dataloader_config=DataLoaderConfiguration(even_batches=False, non_blocking=True),
             dynamo_plugin=TorchDynamoPlugin(backend="inductor", use_regional_compilation=True) if args.torch_compile else None,
-            kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=max(args.ddp_timeout, 1) + 60))],  # the watch over the ranks speaks first
+            kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True),  # else DDP holds each gradient twice
+                             InitProcessGroupKwargs(timeout=timedelta(seconds=max(args.ddp_timeout, 1) + 60))],  # the watch over the ranks speaks first
             log_with=None if args.report_to == "none" else args.report_to, project_dir=args.output_dir)
     except (RuntimeError, ValueError, ImportError) as error:
         stop(64, f"accelerate cannot run what the launcher was asked for: {str(error).splitlines()[0]}", *([preflight.REHEARSE] if preflight else []))
@@ -159,9 +160,7 @@ def row_to_messages(row):
     if not messages and pair:
         ask = "\n\n".join([row[pair[0]], row["input"]]) if pair[0] == "instruction" and row.get("input") else row[pair[0]]
         messages = ask + row[pair[1]] if isinstance(ask, list) else [{"role": "user", "content": ask}, {"role": "assistant", "content": row[pair[1]]}]
-    if rows:
-        rows.check_messages(messages, row, ROW_FORMATS)
-    return messages
+    return rows.checked(messages, row, ROW_FORMATS) if rows else messages
 
 
 def tokenize_row(row, tokenizer, max_length):

@@ -27,8 +27,8 @@ def parse_line(text):
     return row
 
 
-def check_messages(messages, row, formats):
-    """Raise a ValueError that says why a row has no usable messages. formats: {question's column: answer's}."""
+def checked(messages, row, formats):
+    """Return the messages of a row, or raise a ValueError that says why they cannot be used. formats: {question's column: answer's}."""
     if not isinstance(messages, list):
         wanted = " | ".join(map(", ".join, formats.items()))
         raise ValueError(f"has the columns {', '.join(row)[:80] or 'none'}; needs messages | {wanted}; messages is a list")
@@ -37,6 +37,7 @@ def check_messages(messages, row, formats):
     said = [message["role"] for message in messages if message["content"].strip()]
     if "user" not in said or "assistant" not in said[said.index("user"):] or messages[0]["role"] == "assistant":
         raise ValueError(f"has no answer to learn from, after a user's text; its texts are by {', '.join(said)[:80] or 'nobody'}")
+    return messages
 
 
 def read_split(name, config, split, tokenize, args, required):
