@@ -136,7 +136,7 @@ def make_accelerator(args):
             gradient_accumulation_plugin=GradientAccumulationPlugin(args.gradient_accumulation_steps, sync_with_dataloader=False),
             dataloader_config=DataLoaderConfiguration(even_batches=False, non_blocking=True),
             dynamo_plugin=TorchDynamoPlugin(backend="inductor", use_regional_compilation=True) if args.torch_compile else None,
-            kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True),  # else DDP holds each gradient twice
+            kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True),  # else DDP holds gradients twice
                              InitProcessGroupKwargs(timeout=timedelta(seconds=max(args.ddp_timeout, 1) + 60))],  # the watch over the ranks speaks first
             log_with=None if args.report_to == "none" else args.report_to, project_dir=args.output_dir)
     except (RuntimeError, ValueError, ImportError) as error:
@@ -155,12 +155,12 @@ def make_accelerator(args):
 
 
 def row_to_messages(row):
-    """Return a row as a list of {"role", "content"}, or raise a ValueError that says why not. EDIT: your own columns."""
+    """Return a row as a list of {"role", "content"}; with rows.py a ValueError says why it is none. EDIT: your own columns."""
     messages, pair = row.get("messages"), next((pair for pair in ROW_FORMATS.items() if set(pair) <= set(row)), None)
     if not messages and pair:
         ask = "\n\n".join([row[pair[0]], row["input"]]) if pair[0] == "instruction" and row.get("input") else row[pair[0]]
         messages = ask + row[pair[1]] if isinstance(ask, list) else [{"role": "user", "content": ask}, {"role": "assistant", "content": row[pair[1]]}]
-    return rows.checked(messages, row, ROW_FORMATS) if rows else messages
+    return rows.checked(messages, row, ROW_FORMATS) if rows else [m | {"content": m["content"] + ""} for m in messages]  # text, or it ends here
 
 
 def tokenize_row(row, tokenizer, max_length):
@@ -191,7 +191,7 @@ def load_split(name, config, split, tokenizer, args):
     if rows:
         return rows.read_split(name, config, split, tokenize, args, required=split == args.dataset_train_split or args.eval_dataset_name)
     reader = {".csv": "csv", ".parquet": "parquet"}.get(Path(name).suffix, "json")
-    found = (load_dataset(reader, data_files={split: name}) if Path(name).is_file() else load_dataset(name, config)).get(split)
+    found = load_dataset(reader, data_files=name, split="train") if Path(name).is_file() else load_dataset(name, config).get(split)
     if not found:
         return None, "none"
     done = found.map(tokenize, remove_columns=found.column_names, num_proc=args.dataset_num_proc)
@@ -267,7 +267,7 @@ def collate(source, lines, pad_token_id, width=0, refit=False, varlen=False):
 
 
 def load_tokenizer(name):
-    """Return the tokenizer, in any case with a chat template and a pad token; stop with 64 or 69 if there is none."""
+    """Return the tokenizer, in any case with a chat template and a pad token; preflight stops with 64 or 69 if there is none."""
     with preflight.loading("tokenizer", name) if preflight else nullcontext():
         tokenizer = AutoTokenizer.from_pretrained(name, padding_side="right", trust_remote_code=False)
     tokenizer.chat_template = tokenizer.chat_template or DEFAULT_CHAT_TEMPLATE
@@ -276,7 +276,7 @@ def load_tokenizer(name):
 
 
 def load_model(args, accelerator):
-    """Return the model, quantized and with adapters as asked for; stop with 64 if it cannot be loaded."""
+    """Return the model, quantized and with adapters as asked for; preflight stops with 64 if it cannot be loaded."""
     quantization = BitsAndBytesConfig(load_in_8bit=True) if args.load_in_8bit else None
     if args.load_in_4bit:  # the library's own defaults are fp4, float32 and uint8: always say all four
         quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=args.bnb_4bit_quant_type, bnb_4bit_quant_storage=args.dtype,
@@ -411,6 +411,8 @@ def main():
     told["loss"] = loss_in_head(model, args.max_logits_mib)
     if preflight:
         preflight.report_start(accelerator, args, model, tokenizer, train_rows, lines, total_steps, facts, told)
+    else:
+        accelerator.print("no checkpoints: fault_tolerance.py is not beside this recipe")
 
     # ---- Optimizer and schedule ----
     optimizer = make_optimizer(model, args)
@@ -430,8 +432,7 @@ def main():
     # ---- Train ----
     eval_every = {"no": total_steps, "steps": args.eval_steps, "epoch": steps_per_epoch}[args.eval_strategy]
     metrics_file = open(output_dir / "metrics.jsonl" if accelerator.is_main_process else os.devnull, "a" if checkpoint else "w", buffering=1)
-    bar = tqdm(desc="Training" if fault_tolerance else "Training without checkpoints (no fault_tolerance.py)", total=total_steps,
-               initial=progress["step"], unit="step", disable=not accelerator.is_main_process)
+    bar = tqdm(desc="Training", total=total_steps, initial=progress["step"], unit="step", disable=not accelerator.is_main_process)
     model.train()
     step, num_tokens_seen = progress["step"], progress["num_input_tokens_seen"]
     loader, start, tokens_before = iter(train_loader), time.perf_counter(), num_tokens_seen

@@ -42,12 +42,12 @@ def meant(message, parser):
 
 @contextlib.contextmanager
 def loading(what, name):
-    """Fail with 64, or with 69 where the hub is missing, if the tokenizer or the model of a folder or hub id cannot be read."""
+    """Fail with 64 if the tokenizer or the model of a folder or hub id cannot be read, with 69 if the hub is missing: the tokenizer comes first."""
     try:
         yield
     except Exception as error:  # each reader of weights has its own
-        at_hub = not (Path(name).exists() or name.startswith((".", "/"))) and (what == "tokenizer" or isinstance(error, OSError))
-        fail(69 if at_hub else 64, f"{name}: no {what}: {' '.join(str(error).split())[:400]}", *[OFFLINE] * at_hub)
+        at_hub = what == "tokenizer" and isinstance(error, (OSError, ValueError)) and not (Path(name).exists() or name.startswith((".", "/")))
+        fail(69 if at_hub else 64, f"{name}: no {what}: {type(error).__name__}: {' '.join(str(error).split())[:400]}", *[OFFLINE] * at_hub)
 
 
 def find_problems(args, accelerator):
@@ -73,9 +73,10 @@ def told_of_several():
     try:
         launcher = psutil.Process().parent()
         command, before = launcher.cmdline(), launcher.environ()
-    except (psutil.Error, AttributeError):  # ended, or of another user
+    except (psutil.Error, AttributeError, OSError):  # ended, or of another user
         return False
-    return "accelerate" in " ".join(command) and any(os.environ.get(name) != before.get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
+    is_it = any(re.fullmatch(r"(.*/)?accelerate(-launch)?|accelerate\.commands\.\w+", word) for word in command)
+    return is_it and "ACCELERATE_USE_CPU" in os.environ and any(os.environ.get(name) != before.get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
 
 
 def rules_of_values(args):
