@@ -140,10 +140,10 @@ def cpu_cells():
         *(Cell(f"start, {cache} cache", "start", "1.5M", "gsm8k",  # whose first step takes no time of note
                {"floor": Contestant("floor"), "ours": Contestant("ours"), "trainer": Contestant("trainer", TEXT)},
                MATCHED | PADDED, steps=1, num_rows=7473) for cache in ("cold", "warm")),
-        Cell("growth, length", "growth", "7M", "long",
+        Cell("growth, length", "growth", "1.5M", "long",
              grow("max_length", (128, 256, 512, 1024, 2048), per_device_train_batch_size=lambda n: tokens // n),
              growth),
-        Cell("growth, batch", "growth", "7M", "long", grow("per_device_train_batch_size", (1, 2, 4, 8, 16)), growth),
+        Cell("growth, batch", "growth", "1.5M", "long", grow("per_device_train_batch_size", (1, 2, 4, 8, 16)), growth),
         Cell("growth, ranks", "growth", "7M", "long",
              {str(ranks): Contestant("ours", ranks=ranks) for ranks in (1, 2)}, growth),
         Cell("growth, model", "growth", "medium", "long",
