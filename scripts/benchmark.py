@@ -90,7 +90,7 @@ MODELS = {
     "near zero": shape(64, 1, 1, 64, 320),
     "1.5M": shape(128, 2, 4, 384, 4096, max_position_embeddings=2048),
     "7M": shape(256, 4, 4, 704, 8192, max_position_embeddings=2048),
-    "20M": shape(384, 6, 6, 1056, 12288, max_position_embeddings=2048),
+    "20M": shape(384, 6, 6, 1024, 12288, max_position_embeddings=2048),
     # Of Llama 3: bfloat16, with its vocabulary
     "1B": shape(2048, 16, 32, 8192, 128256, 8, max_position_embeddings=16384, tie_word_embeddings=True),
     "3B": shape(3072, 28, 24, 8192, 128256, 8, max_position_embeddings=16384, tie_word_embeddings=True),
