@@ -58,8 +58,8 @@ def fail(code, *problems):
     """Print the problems, record them in status.json and end this process with `code`; the launcher then ends the other ranks."""
     time.sleep(10 * (RANK > 0))  # rank 0 meets the same problem: let it speak first
     print("\n".join(f"error: {problem}" for problem in problems), file=sys.stderr, flush=True)
-    if "output_dir" not in RUN and (given := re.search("--output_dir[=\0]([^\0]+)", "\0".join(sys.argv))):  # a wrong call: no status of the run before may stay
-        RUN["output_dir"] = Path(given[1])
+    if "output_dir" not in RUN and (given := re.findall("--output_dir[=\0]([^\0]+)", "\0".join(sys.argv))):  # a wrong call: no status of the run before may stay
+        RUN["output_dir"] = Path(given[-1])  # of several argparse takes the last
     set_status("failed", code, problems[0])
     sys.exit(code)
 

@@ -157,7 +157,11 @@ def test_a_full_disk_does_not_hide_how_the_run_ended(tmp_path, monkeypatch):
         fault_tolerance.fail(73, "no room")
 
 
-@pytest.mark.parametrize("words", [["--output_dir", "FOLDER"], ["--output_dir=FOLDER"]], ids=str)
+@pytest.mark.parametrize("words", [
+    ["--output_dir", "FOLDER"], ["--output_dir=FOLDER"],
+    ["--output_dir", "FOLDER/first", "--output_dir", "FOLDER"],  # of several argparse takes the last
+    ["--output_dir=FOLDER/first", "--seed", "1", "--output_dir=FOLDER"],
+], ids=str)
 def test_a_wrong_call_is_recorded_where_its_run_would_have_been(words, tmp_path, monkeypatch):
     monkeypatch.setattr(fault_tolerance, "RUN", {"state": "starting", "step": 0})
     monkeypatch.setattr(sys, "argv", ["llama.py", *(word.replace("FOLDER", str(tmp_path)) for word in words), "--sed"])
