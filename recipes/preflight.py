@@ -59,10 +59,13 @@ def find_problems(args, accelerator):
 
 def check_strategy(accelerator, strategy):
     """Yield what the launcher was asked for and accelerate dropped without a word (huggingface/accelerate#2741)."""
-    env, (name, fsdp, zero), runs = os.environ, strategy, str(accelerator.num_processes)
+    env, (name, fsdp, zero), ranks = os.environ, strategy, str(accelerator.num_processes)
     cure = "; what the YAML really does: python scripts/check_config.py YAML"
-    dropped = env.get("ACCELERATE_USE_FSDP") == "true" and not fsdp or zero >= 0 and accelerator.state.backend is None or env.get("WORLD_SIZE", "several" if told_of_several() else "1") != runs
-    yield dropped, f"the launcher was asked for more than accelerate runs here, which is {name} on {runs} x {accelerator.device.type}; {REHEARSE}{cure}"
+    fsdp_dropped = env.get("ACCELERATE_USE_FSDP") == "true" and not fsdp
+    deepspeed_dropped = zero >= 0 and accelerator.state.backend is None
+    ranks_asked = env.get("WORLD_SIZE", "several" if told_of_several() else "1")
+    dropped = fsdp_dropped or deepspeed_dropped or ranks_asked != ranks
+    yield dropped, f"the launcher was asked for more than accelerate runs here, which is {name} on {ranks} x {accelerator.device.type}; {REHEARSE}{cure}"
     key = {1: "fsdp_reshard_after_forward", 2: "fsdp_sharding_strategy"}.get(fsdp, "")  # the one of two that this version ignores; its default means FULL_SHARD
     asked = {"true": "FULL_SHARD", "1": "FULL_SHARD", "false": "SHARD_GRAD_OP"}.get(env.get(key.upper()), env.get(key.upper(), "FULL_SHARD").upper())
     yield asked not in ("FULL_SHARD", name.split()[-1]), f"{key} {asked} has no effect, accelerate runs {name}{cure}"
@@ -75,8 +78,8 @@ def told_of_several():
         command, before = launcher.cmdline(), launcher.environ()
     except (psutil.Error, AttributeError, OSError):  # ended, or of another user
         return False
-    is_it = any(re.fullmatch(r"(.*/)?accelerate(-launch)?|accelerate\.commands\.\w+", word) for word in command)
-    return is_it and "ACCELERATE_USE_CPU" in os.environ and any(os.environ.get(name) != before.get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
+    by_accelerate = any(re.fullmatch(r"(.*/)?accelerate(-launch)?|accelerate\.commands\.\w+", word) for word in command)
+    return by_accelerate and "ACCELERATE_USE_CPU" in os.environ and any(os.environ.get(name) != before.get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
 
 
 def rules_of_values(args):
