@@ -160,7 +160,7 @@ def row_to_messages(row):
     if not messages and pair:
         ask = "\n\n".join([row[pair[0]], row["input"]]) if pair[0] == "instruction" and row.get("input") else row[pair[0]]
         messages = ask + row[pair[1]] if isinstance(ask, list) else [{"role": "user", "content": ask}, {"role": "assistant", "content": row[pair[1]]}]
-    return rows.checked(messages, row, ROW_FORMATS) if rows else [m | {"content": m["content"] + ""} for m in messages]  # text, or it ends here
+    return rows.checked(messages, row, ROW_FORMATS) if rows else [m | {"content": "" + m["content"]} for m in messages]  # text, or it ends here
 
 
 def tokenize_row(row, tokenizer, max_length):

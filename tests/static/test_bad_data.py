@@ -365,3 +365,14 @@ def test_a_recipe_copied_alone_reads_the_same_kinds_of_files(load, monkeypatch):
     monkeypatch.setattr(llama, "rows", None)
     found = [load({name: content})[0][0]["input_ids"] for name, content in files.items()]
     assert len(found[0]) > 2 and found == found[:1] * 4
+
+
+@pytest.mark.parametrize("content", [None, 4], ids=str)
+def test_a_recipe_copied_alone_ends_at_what_is_no_text(content, monkeypatch):
+    monkeypatch.setattr(llama, "rows", None)
+    for columns in ({"messages": [TURNS["user"], TURNS["assistant"] | {"content": content}]},
+                    {"prompt": "a", "completion": content}, {"prompt": content, "completion": "b"}):
+        with pytest.raises(TypeError):  # a template would write None and 4 into the text
+            llama.row_to_messages(columns)
+    for columns in ({"messages": [TURNS["user"], TURNS["assistant"]]}, {"prompt": "a", "completion": "b"}):
+        assert llama.row_to_messages(columns) == [TURNS["user"], TURNS["assistant"]]
