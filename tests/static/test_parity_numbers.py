@@ -1,8 +1,11 @@
-"""scripts/parity.py calls nothing equal that is not, and the published tables are what was measured."""
+"""scripts/parity.py calls nothing equal that is not, and the published tables and numbers are what was measured."""
 
 import json
 import math
+import re
+from statistics import median
 
+import benchmark_tables
 import numpy as np
 import parity
 import pytest
@@ -81,3 +84,21 @@ def test_the_tables_are_those_of_the_measurements():
     results = readme_tables.read_results()
     assert readme_tables.fill(text, results) == text, again
     assert readme_tables.whole(results) == (REPO / "results" / "README.md").read_text(), again
+
+
+def test_the_first_screen_tells_the_measured_speed():
+    bullet = re.search(r"- \*\*Speed at the floor\.\*\*(.*?)\n\n", (REPO / "README.md").read_text(), re.DOTALL)[1]
+    results = readme_tables.read_results()["benchmark"]
+    medium, nothing, shipped = (benchmark_tables.named(results, name) for name in (
+        "matched, medium", "matched, near zero", "shipped, medium"))
+    shape = medium["models"]["medium"]
+    weights = benchmark_tables.matmul_weights(shape) + shape["hidden_size"] * shape["vocab_size"]
+    slower = median(benchmark_tables.paired(nothing, "ours", "floor", of=lambda a, b: 1e3 * (a - b)))
+    faster = [median(benchmark_tables.paired(shipped, "ours", label, "tokens_per_second"))
+              for label in ("trainer", "trl packed")]
+    told = [f"{weights / 1e6:.0f}M", f"{slower:.1f}", *(f"{ratio:.1f}" for ratio in faster)]
+    assert re.findall(r"[0-9.]+M?\b", bullet) == told
+    assert median(benchmark_tables.paired(medium, "ours", "floor")) <= 1  # no slower
+    losses = {label: median(benchmark_tables.values(shipped, label, "held_out_loss").values())
+              for label in ("ours", "trainer", "trl packed")}
+    assert losses["ours"] == min(losses.values()), losses  # as low a loss
