@@ -76,3 +76,15 @@ def test_a_step_that_does_not_log_waits_for_nothing(tiny, tmp_path):
         others = [read for read in steps[step] if read["file"] != "transformers/masking_utils.py"]
         assert others == [] and len(steps[step]) <= 2, steps[step]
     assert len(read_metrics(tmp_path / "run")[0]) == 3
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_gradients_under_ddp_lie_in_its_buckets(accumulation, tiny, tmp_path):
+    flags = ["--max_steps", 3, "--gradient_accumulation_steps", accumulation, "--eval_strategy", "no",
+             "--save_steps", 0, "--output_dir", tmp_path / "run"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2,
+               REPO / "tests" / "count_gradients.py", tmp_path / "gradients.json", RECIPE, *data_of(tiny)]
+    done = run(*command, *flags, env=os.environ | {"ACCELERATE_USE_CPU": "true"})
+    assert done.returncode == 0, done.output[-3000:]
+    steps = json.loads((tmp_path / "gradients.json").read_text())
+    assert len(steps) == 3 and all(0 < step["storages"] < step["gradients"] for step in steps), steps
