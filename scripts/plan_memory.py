@@ -1,0 +1,194 @@
+"""Will it fit? The peak memory of a training run, by what holds it, before anything is loaded.
+
+    python scripts/plan_memory.py --config_file accelerate_configs/fsdp.yaml --num_processes 8 recipes/llama.py \\
+        --model_name_or_path meta-llama/Llama-3.1-8B --max_length 4096 --gradient_checkpointing --gpu h200
+    python scripts/plan_memory.py meta-llama/Llama-3.1-8B --config_file accelerate_configs/ddp.yaml --use_peft
+    python scripts/plan_memory.py config.json --gpu 24GB --num_gpus 4   # without a config: which ones fit, the
+    fastest first
+
+A launch command becomes its plan with `python scripts/plan_memory.py` for `accelerate launch`. Instead of the recipe
+a model may stand there: a hub id, a folder or a config.json. All else are the recipe's own arguments. No weights are
+loaded.
+
+Counted is one optimizer step at its worst: rows of --max_length, all of their tokens learnt (--longest and
+--learnt_share say otherwise). --simulate traces the real model on fake tensors and fake ranks instead of counting op
+by op. How far both are off: README, "Will it fit?".
+
+Exit codes: 0 planned; 1 with --gpu: does not fit; 64 usage; 69 no hub.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from check_config import check_file, load
+from config_rules import IGNORED, STOPS, as_read
+from usage import Parser
+
+ROOT = Path(__file__).resolve().parent.parent
+DOES_NOT_FIT = 1
+LAUNCHER = (
+    "--machine_rank",
+    "--main_process_ip",
+    "--main_process_port",
+    "--main_training_function",
+    "--gpu_ids",
+    "--rdzv_backend",
+    "--deepspeed_hostfile",
+    "--num_cpu_threads_per_process",
+)  # of accelerate launch, each with a value that changes no byte
+
+
+def parse_args():
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument(
+        "model",
+        metavar="MODEL | recipes/llama.py",
+        help="hub id, folder or config.json; or the recipe, with its --model_name_or_path",
+    )
+    parser.add_argument("--config_file", help="a YAML of accelerate_configs/, or another one; none: choose")
+    parser.add_argument("--num_processes", "--num_gpus", type=int, help="ranks, one a GPU [the YAML's]")
+    parser.add_argument("--num_machines", type=int, help="hosts with as many GPUs each [the YAML's]")
+    parser.add_argument("--mixed_precision", choices=["no", "bf16", "fp16"], help="instead of the YAML's")
+    parser.add_argument("--gpu", help="the card: h200, a100, 4090, ..., or its memory: 24GB, 80GiB")
+    parser.add_argument("--longest", type=int, help="tokens of the longest row, if that is less than --max_length")
+    parser.add_argument("--learnt_share", type=float, default=1.0, help="of the tokens, for the logits [%(default)s]")
+    parser.add_argument(
+        "--simulate", action="store_true", help="trace the real model on fake tensors: one process, DDP, FSDP2"
+    )
+    parser.add_argument(
+        "--plot", metavar="PATH.png", help="draw every strategy against the card, and the peak against the length"
+    )
+    parser.add_argument("--json", metavar="PATH.json", help="write the plan here, - for the terminal")
+    args, rest = parser.parse_known_args()
+    for flag in LAUNCHER:
+        while flag in rest:
+            del rest[rest.index(flag) : rest.index(flag) + 2]
+    return (
+        parser,
+        args,
+        [word for word in rest if word not in ("--multi_gpu", "--use_fsdp", "--use_deepspeed", "--quiet")],
+    )
+
+
+def recipe_arguments(parser, args, rest):
+    """The recipe's own arguments, parsed by the recipe; the model among them."""
+    import llama
+
+    recipe = args.model.endswith(".py")
+    if recipe and Path(args.model).name != "llama.py":
+        parser.error(f"{args.model}: plans are for recipes/llama.py, or any decoder: give the model instead")
+    if not recipe and "--model_name_or_path" in rest:
+        parser.error("--model_name_or_path: MODEL says it already; or give recipes/llama.py instead of MODEL")
+    sys.argv = ["llama.py", *rest, *([] if recipe else ["--model_name_or_path", args.model])]
+    return llama.parse_args()
+
+
+def read_config(parser, path):
+    """The YAML as accelerate reads it; ends where accelerate would stop, or run something else than what is
+    written."""
+    try:
+        file = load(path)
+    except ValueError as error:
+        parser.error(str(error))
+    wrong = [
+        f"{'.'.join(map(str, item.path))}: {item.reason}"
+        for item in check_file(file)[0]
+        if item.kind in (STOPS, IGNORED)
+    ]
+    if wrong:
+        parser.error(
+            f"{path} would not do what it says: {wrong[0]}; see python scripts/check_config.py {path}"
+        )
+    return as_read(file.content, file.deepspeed and file.deepspeed.content)
+
+
+def batch_of(recipe_args, args):
+    """The largest micro-batch of the arguments."""
+    from memory_plan import Batch
+
+    length = min(args.longest or recipe_args.max_length, recipe_args.max_length)
+    lines = recipe_args.per_device_train_batch_size
+    return Batch(
+        lines,
+        length,
+        max(round(lines * length * args.learnt_share), 1),
+        recipe_args.packing or recipe_args.padding_free,
+    )
+
+
+def show(report):
+    """The plan as text: GiB of the device by what holds them, host, verdict."""
+    lines = [report["title"]]
+    for name, size in report["device"].items():
+        lines.append(f"  {name:<16}{size / 2**30:10.3f}")
+    lines.append(f"  {'peak of a GPU':<16}{report['peak'] / 2**30:10.3f} GiB")
+    if report["host"]:
+        lines.append(
+            f"  {'host, a rank':<16}{sum(report['host'].values()) / 2**30:10.3f} GiB: {', '.join(report['host'])}"
+        )
+    if "card" in report:
+        free = report["card"] - report["peak"]
+        verdict = (
+            f"fits, {free / 2**30:.1f} GiB are left"
+            if free >= 0
+            else f"does not fit: {-free / 2**30:.1f} GiB too many"
+        )
+        lines.append(f"  {'card':<16}{report['card'] / 2**30:10.3f} GiB: {verdict}")
+    return "\n".join(lines)
+
+
+def main():
+    parser, args, rest = parse_args()
+    sys.path.insert(0, str(ROOT / "recipes"))
+    if not 0 < args.learnt_share <= 1:
+        parser.error(f"--learnt_share {args.learnt_share}: must be above 0 and at most 1")
+    if args.longest is not None and args.longest < 1:
+        parser.error(f"--longest {args.longest}: must be 1 or more")
+    if not args.config_file and not args.gpu:
+        parser.error("give --config_file, for the plan of one strategy, or --gpu, to choose among all")
+    config = read_config(parser, args.config_file) if args.config_file else None
+    recipe_args = recipe_arguments(parser, args, rest)
+    from memory_cards import bytes_of, constants_of
+    from memory_plan import closed_form, plan_of
+    from model_shapes import Unplannable
+    from model_shapes import read_config as read_model
+
+    try:
+        card, model = bytes_of(args.gpu), read_model(recipe_args.model_name_or_path)
+        batch = batch_of(recipe_args, args)
+        if config is None:
+            import memory_choice
+
+            return memory_choice.report(args, recipe_args, model, batch, card)
+        plan = plan_of(recipe_args, config, args.num_processes, args.num_machines, args.mixed_precision)
+        device, host = closed_form(plan, model, batch)
+        if args.simulate:
+            from memory_trace import simulate
+
+            device = simulate(plan, model, batch)
+    except Unplannable as error:
+        print(f"plan_memory.py: {error}", file=sys.stderr)
+        return error.code
+    device = {name: size for name, size in (device | constants_of(plan, device)).items() if size}
+    report = {
+        "title": f"{recipe_args.model_name_or_path} under {plan.name}, {plan.ranks} x GPU, "
+        f"mixed precision {plan.mixed_precision}: {batch.lines} x {batch.tokens} tokens a rank",
+        "method": "traced" if args.simulate else "closed form",
+        "device": device,
+        "peak": sum(device.values()),
+        "host": host,
+    }
+    if card:
+        report["card"] = card
+    if args.json:
+        text = json.dumps(report, indent=2)
+        print(text) if args.json == "-" else Path(args.json).write_text(text + "\n")
+    if args.json != "-":
+        print(show(report))
+    return DOES_NOT_FIT if card and report["peak"] > card else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

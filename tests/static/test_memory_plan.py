@@ -1,0 +1,112 @@
+"""The planner's closed form: the peak that torch's own trackers see, and states by the published arithmetic."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "recipes")]
+
+from memory_plan import Batch, Plan, closed_form, strategy_for  # noqa: E402
+from memory_trace import measure, simulate  # noqa: E402
+from transformers import AutoConfig  # noqa: E402
+from validate_planner import BASE, config_of, recipe_arguments  # noqa: E402
+
+GB = 10**9
+SMALL = BASE | {"width": 128, "depth": 2, "vocab": 1000}
+LLAMA = {
+    "1B": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+           "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": True},
+    "8B": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+           "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False},
+}  # fmt: skip
+
+
+def args(*flags):
+    return recipe_arguments(list(flags))
+
+
+def small(**others):
+    return config_of(SMALL | others)
+
+
+def states(plan, config):
+    """Bytes at rest of one rank, and on the host."""
+    device, host = strategy_for(plan, config)[0].at_rest()
+    return device, host
+
+
+def peaks(plan, config, batch, truth):
+    return sum(closed_form(plan, config, batch)[0].values()), sum(truth(plan, config, batch).values())
+
+
+REAL = {
+    "plain": [],
+    "checkpointed": ["--gradient_checkpointing"],
+    "eager attention": ["--attn_implementation", "eager"],
+    "packed": ["--packing"],
+    "LoRA": ["--use_peft"],
+    "loss in pieces": ["--max_logits_mib", "0.5"],
+    "accumulation": ["--gradient_accumulation_steps", "2"],
+}
+
+
+@pytest.mark.parametrize("flags", REAL.values(), ids=REAL)
+def test_the_peak_is_that_of_real_tensors(flags):
+    plan, batch = Plan(args(*flags)), Batch(2, 256, 512, "--packing" in flags)
+    planned, measured = peaks(plan, small(), batch, measure)
+    assert planned == pytest.approx(measured, rel=0.01)
+
+
+SHARDED = {
+    "FSDP2": dict(ranks=8, shards=8),
+    "FSDP2, bf16": dict(ranks=8, shards=8, mixed_precision="bf16"),
+    "FSDP2 that keeps parameters": dict(ranks=8, shards=8, mixed_precision="bf16", reshards=False),
+    "FSDP2 in groups": dict(ranks=16, shards=4),
+    "FSDP2 on 1,024 ranks": dict(ranks=1024, shards=1024, mixed_precision="bf16"),
+}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("how", SHARDED.values(), ids=SHARDED)
+def test_the_peak_of_a_shard_is_that_of_the_trace(how, tied):
+    plan = Plan(args("--gradient_checkpointing"), "fsdp2", **how)
+    planned, traced = peaks(plan, small(tied=tied), Batch(1, 64, 32), simulate)
+    assert planned == pytest.approx(traced, rel=0.02)
+
+
+TRACED = {
+    "mixed precision": (["--gradient_checkpointing"], {}),
+    "LoRA on a bf16 base": (["--use_peft", "--dtype", "bfloat16"], {}),
+    "QLoRA": (["--use_peft", "--load_in_4bit", "--dtype", "bfloat16", "--bnb_4bit_use_double_quant"], {}),
+    "int8": (["--use_peft", "--load_in_8bit", "--dtype", "bfloat16"], {}),
+    "sharded LoRA": (["--use_peft", "--dtype", "bfloat16"], dict(engine="fsdp2", ranks=4, shards=4)),
+    "sharded QLoRA": (
+        ["--use_peft", "--load_in_4bit", "--dtype", "bfloat16"],
+        dict(engine="fsdp2", ranks=4, shards=4),
+    ),
+}
+
+
+@pytest.mark.parametrize("flags, how", TRACED.values(), ids=TRACED)
+def test_the_peak_in_bf16_is_that_of_the_trace(flags, how):
+    plan = Plan(args(*flags), mixed_precision="bf16", **how)
+    planned, traced = peaks(plan, small(), Batch(2, 256, 512), simulate)
+    assert planned == pytest.approx(traced, rel=0.02)
+
+
+@pytest.mark.parametrize("stage, gigabytes", [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
+def test_states_are_those_of_the_zero_paper(stage, gigabytes):
+    """7.5 billion parameters on 64 GPUs (arXiv 1910.02054, figure 1)."""
+    config = AutoConfig.for_model(
+        "llama", hidden_size=4096, intermediate_size=4 * 4096, num_hidden_layers=28, num_attention_heads=32,
+        vocab_size=100, tie_word_embeddings=True)  # fmt: skip
+    plan = Plan(args(), "zero", stage, ranks=64, shards=64, mixed_precision="bf16")
+    strategy = strategy_for(plan, config)[0]
+    elements = sum(weight.numel for weight in strategy.weights)
+    assert elements == pytest.approx(7.5e9, rel=0.003)
+    held = strategy.at_rest()[0]
+    of_states = sum(held[name] for name in ("parameters", "master copies", "optimizer"))
+    gradients = held.get("gradients", 2 * elements / (64 if stage == 2 else 1))  # before ZeRO-3 they come and go
+    assert of_states + gradients == pytest.approx(gigabytes * GB, rel=0.003, abs=0.05 * GB)  # as rounded there
