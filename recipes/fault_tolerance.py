@@ -51,6 +51,7 @@ def add_arguments(parser):
     parser.add_argument("--allow_change", nargs="+", default=[], type=lambda name: name.lstrip("-"), help="arguments that may differ from the checkpoint's although they change the run")
     parser.add_argument("--nonfinite", default="stop", choices=["stop", "skip"], help="at a step whose loss or gradient is not finite; it never changes the weights")
     parser.add_argument("--nonfinite_budget", type=int, default=10, help="steps that --nonfinite skip may leave out")
+    parser.add_argument("--dry_run", action="store_true", help="check arguments, strategy, data and disk, print the start summary and the command that plans the memory, and stop; no weights are loaded")
 
 
 # ---- How a run ends ----
@@ -84,7 +85,7 @@ def leave(accelerator, code, message):
 def set_status(state, code=None, why=None):
     """Say in OUTPUT_DIR/status.json what became of the run. Of several failures the first counts."""
     RUN["state"] = state
-    if "output_dir" in RUN and not (state == "failed" and read_status().get("state") == "failed"):
+    if RUN.get("output_dir") and not (state == "failed" and read_status().get("state") == "failed"):
         facts = {"state": state, "exit_code": code, "why": why, "step": RUN["step"], "rank": RANK, "host": HOST, "process": os.getpid()}
         path, text = RUN["output_dir"] / "status.json", json.dumps(facts | {"time": time.strftime("%Y-%m-%d %H:%M:%S")}, indent=2)
         for write in (write_file, Path.write_text):  # a full disk mostly has room in place; exit code and message tell anyway
@@ -101,7 +102,7 @@ def read_status():
 # ---- Signals, exceptions, dead and hanging ranks ----
 def start_run(args):
     """Take signals and record how the run ends. Every rank calls it, before it makes its Accelerator."""
-    RUN["output_dir"] = Path(args.output_dir)
+    RUN["output_dir"] = Path(args.output_dir) if not args.dry_run else None  # which leaves no trace in the folder of a run
     if RANK == 0:
         set_status("starting")
     RUN["woken"], wakes = os.pipe2(os.O_NONBLOCK)
@@ -326,7 +327,7 @@ def search_checkpoint(args):
     found, step = (candidates[0], json.loads((candidates[0] / "progress.json").read_text())["step"]) if candidates else (None, 0)
     if wish != "auto" and any(number > step and path not in passed for number, path in there.items()):
         fail(64, f"--resume_from_checkpoint {wish}: {folder} has checkpoint-{max(there)} of a run that went further: go on from that with auto, choose another --output_dir, or move it away")
-    for path in passed:
+    for path in passed if not args.dry_run else []:
         path.rename(f"{path}.damaged-{time.time_ns()}")  # the run will come to that step again
     return found
 

@@ -281,7 +281,7 @@ def load_model(args, accelerator):
     if args.load_in_4bit:  # the library's own defaults are fp4, float32 and uint8: always say all four
         quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=args.bnb_4bit_quant_type, bnb_4bit_quant_storage=args.dtype,
                                           bnb_4bit_compute_dtype=args.dtype, bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant)
-    with preflight.loading("model", args.model_name_or_path) if preflight else nullcontext():
+    with preflight.loading("model", args.model_name_or_path, args) if preflight else nullcontext():
         model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation,
                                                      quantization_config=quantization, trust_remote_code=False)
     if args.gradient_checkpointing:  # called gradient_checkpointing_enable in older transformers

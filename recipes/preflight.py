@@ -12,24 +12,27 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import sys
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import psutil
 import torch
-from fault_tolerance import fail, leave
+from fault_tolerance import conclude, fail, leave
 from rows import OFFLINE
+from transformers import AutoConfig, AutoModelForCausalLM
 from whole_state import strategy_in_force
 
 REHEARSE = "without GPUs, rehearse: python scripts/rehearse.py --config_file YAML recipes/llama.py ..."
 MAY_BE_ZERO = "warmup_steps weight_decay max_grad_norm seed lora_dropout dataloader_num_workers save_steps nonfinite_budget".split()
 # Arguments that may differ when a run goes on, since they change nothing that is learnt; the rows of a step stay equal
 FREE_TO_CHANGE = frozenset("""
-    output_dir resume_from_checkpoint allow_change save_steps save_total_limit nonfinite nonfinite_budget ddp_timeout eval_strategy eval_steps
+    output_dir dry_run resume_from_checkpoint allow_change save_steps save_total_limit nonfinite nonfinite_budget ddp_timeout eval_strategy eval_steps
     eval_dataset_name dataset_test_split per_device_eval_batch_size logging_steps report_to dataset_num_proc dataloader_num_workers
     per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing attn_implementation padding_free torch_compile use_liger_kernel max_logits_mib""".split())
 KERNELS = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3", "flash_attention_4": "flash-attn-4"}  # and their packages
@@ -41,13 +44,24 @@ def meant(message, parser):
 
 
 @contextlib.contextmanager
-def loading(what, name):
-    """Fail with 64 if the tokenizer or the model of a folder or hub id cannot be read, with 69 if the hub is missing: the tokenizer comes first."""
+def loading(what, name, args=None):
+    """Fail with 64 if the tokenizer or the model of a folder or hub id cannot be read, with 69 if the hub is missing: the tokenizer comes first.
+    With --dry_run the model has no weights, only their shapes."""
     try:
-        yield
+        with without_weights() if args and args.dry_run else contextlib.nullcontext():
+            yield
     except Exception as error:  # each reader of weights has its own
         at_hub = what == "tokenizer" and isinstance(error, (OSError, ValueError)) and not (Path(name).exists() or name.startswith((".", "/")))
         fail(69 if at_hub else 64, f"{name}: no {what}: {type(error).__name__}: {' '.join(str(error).split())[:400]}", *[OFFLINE] * at_hub)
+
+
+def without_weights():
+    """Let from_pretrained make a model of its config, on the meta device."""
+    def of_config(name, dtype, attn_implementation, **_):
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name), dtype=dtype, attn_implementation=attn_implementation)
+
+    return mock.patch.object(AutoModelForCausalLM, "from_pretrained", of_config)
 
 
 def find_problems(args, accelerator):
@@ -219,4 +233,32 @@ def report_start(accelerator, args, model, tokenizer, rows, lines, steps, facts,
         launch = {key: value for key, value in os.environ.items() if key.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_")) and not any(word in key for word in ("TOKEN", "KEY", "SECRET", "PASS"))}
         versions = {name: sys.modules[name].__version__ for name in "torch accelerate transformers datasets peft bitsandbytes deepspeed".split() if name in sys.modules}
         run = {"summary": summary, "arguments": vars(args), **facts, "launch": launch, "versions": versions}
-        Path(args.output_dir, "run.json").write_text(json.dumps(run, indent=2))
+        if not args.dry_run:
+            Path(args.output_dir, "run.json").write_text(json.dumps(run, indent=2))
+    if args.dry_run:
+        end_dry_run(accelerator, args, total, trained, int(rows["length"][:].max()))
+
+
+def end_dry_run(accelerator, args, total, trained, longest):
+    """Say whether the disk has room, and how to plan the memory; then end all ranks, with 73 if it has none.
+    total, trained: elements of the weights. longest: tokens of the longest row. A checkpoint takes 12 bytes a trained element; while
+    one is written, all older ones are kept."""
+    result = 4 * trained if args.use_peft else getattr(torch, args.dtype).itemsize * total
+    need, free = 12 * trained * (args.save_total_limit + 1) + result, shutil.disk_usage(args.output_dir).free
+    accelerator.print(f"       disk: checkpoints and result take up to {need / 2**30:.3g} GiB, {free / 2**30:,.0f} GiB are free in {args.output_dir}", flush=True)
+    if need > free:
+        leave(accelerator, 73, f"{need:,} bytes are needed for checkpoints and result, {free:,} are free in {args.output_dir}: lower --save_total_limit, or choose another --output_dir")
+    accelerator.print(f"       plan: {plan_command(accelerator, args.max_length if args.packing else longest)}\nDry run: all of this fits together; nothing was trained or written.", flush=True)
+    conclude(accelerator, "done", 0)
+    accelerator.end_training()
+    sys.exit(0)
+
+
+def plan_command(accelerator, longest):
+    """The launch command with another first word: scripts/plan_memory.py tells what it takes of each GPU's memory."""
+    launchers = [process.cmdline() for process in psutil.Process().parents()]
+    launcher = next((words for words in launchers if any(re.search("accelerate(-launch|[.]commands[.]launch)?$", word) for word in words)), [])
+    of_launcher = {name: word for name, word in zip(launcher, launcher[1:], strict=False) if name in ("--config_file", "--num_machines", "--mixed_precision")}
+    words = {"--config_file": "YAML", "--num_processes": str(accelerator.num_processes)} | of_launcher | {"--longest": str(longest)}
+    recipe = [sys.argv[0], *(word for word in sys.argv[1:] if word != "--dry_run")]
+    return shlex.join(["python", "scripts/plan_memory.py", *sum(map(list, words.items()), []), *recipe])
