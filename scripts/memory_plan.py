@@ -48,6 +48,7 @@ class Plan:
     mixed_precision: str = "no"
     offloads_parameters: bool = False
     offloads_optimizer: bool = False
+    wraps: bool = True  # FSDP: a layer is a unit; else the whole model is one
     name: str = ""
     gathers_tail_first: bool = field(default=False, init=False)  # FSDP2 with tied embeddings, FSDP1
 
@@ -143,6 +144,11 @@ def plan_of(args, config, num_processes=None, num_machines=None, mixed_precision
             strategy, ranks
         )
         plan.reshards = strategy in ("FULL_SHARD", "HYBRID_SHARD")
+    if engine.startswith("fsdp"):
+        policy = fsdp.get("fsdp_auto_wrap_policy") or "NO_WRAP"
+        plan.wraps = policy == "TRANSFORMER_BASED_WRAP"
+        if not plan.wraps and (policy != "NO_WRAP" or engine == "fsdp2"):
+            raise Unplannable(f"fsdp_auto_wrap_policy {policy}: plans are for TRANSFORMER_BASED_WRAP")
     plan.name = {
         "single": "one process",
         "ddp": "DDP",
@@ -210,6 +216,8 @@ def strategy_for(plan, config):
     units["tail"] = [weight for weight in weights if id(weight) not in placed]
     if plan.engine == "fsdp1":  # its root holds embedding and head
         units["tail"] = units.pop("embedding") + units["tail"]
+    if not plan.wraps:
+        units = {"tail": sum(units.values(), [])}
     plan.gathers_tail_first = decoder.tied or plan.engine == "fsdp1"
     return Gathered(plan, weights + sum(adapters, []), extra, units), decoder
 

@@ -45,7 +45,20 @@ CATEGORIES = {  # of the trackers: ours
 }
 
 
-class Tracker(FSDPMemTracker):
+class PeakOnly:
+    """A tracker that looks at the whole at each op, not at every module besides, of which LoRA makes thousands."""
+
+    def _update_peak_stats(self, _):
+        for device, held in self._curr_mem_snap.items():
+            if held[TOTAL] > self._peak_mem.get(device, 0):
+                self._peak_mem[device], self._peak_mem_snap[device] = held[TOTAL], dict(held)
+
+
+class WholeTracker(PeakOnly, MemTracker):
+    """torch's tracker of models that are not sharded."""
+
+
+class ShardTracker(PeakOnly, FSDPMemTracker):
     """torch's tracker puts hooks of its own on each module of a unit, so that one of several modules, as accelerate
     makes of final norm and head, would be gathered and reduced once for each. Such a unit keeps torch's hooks here."""
 
@@ -215,9 +228,9 @@ def tracked(model, optimizer, plan, make_batch):
     micro_steps(model, optimizer, plan, make_batch)
     batch = make_batch()
     if plan.engine == "fsdp2":
-        tracker = Tracker(model, optimizer)
+        tracker = ShardTracker(model, optimizer)
     else:
-        tracker = MemTracker()
+        tracker = WholeTracker()
         tracker.track_external(model, optimizer)
         frozen = [weight for weight in model.parameters() if not weight.requires_grad]
         tracker._param_to_grad_hook_handles.update(

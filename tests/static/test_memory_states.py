@@ -1,0 +1,136 @@
+"""What the planner counts at rest: the live tensors' bytes, peft's own counts, and the published arithmetic."""
+
+import pytest
+import torch
+from memory_plan import Batch, Plan, closed_form, strategy_for
+from model_shapes import build, read_config
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
+from validate_planner import recipe_arguments
+
+GB = 10**9
+SMALL = {
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+}
+SEVEN = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "vocab_size": 32000,
+}
+
+
+def llama(shape, **others):
+    return AutoConfig.for_model("llama", **shape | others)
+
+
+def at_rest(config, *flags, **how):
+    return strategy_for(Plan(recipe_arguments(list(flags)), **how), config)[0].at_rest()[0]
+
+
+def live_bytes(tensors):
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def scales_of(model):
+    """The tensors of bitsandbytes' quantization states, the table of 8-bit scales once for each layer, as they are held."""
+    for module in model.modules():
+        state = getattr(getattr(module, "weight", None), "quant_state", None)
+        if state is not None:
+            yield from (state.absmax, state.code, *((state.state2.absmax, state.state2.code) if state.nested else ()))
+        if getattr(getattr(module, "weight", None), "SCB", None) is not None:
+            yield module.weight.SCB
+
+
+KINDS = {
+    "full": ["--dtype", "float32"],
+    "full, bf16": ["--dtype", "bfloat16"],
+    "LoRA": ["--use_peft", "--lora_r", "8"],
+    "LoRA, bf16": ["--use_peft", "--dtype", "bfloat16"],
+    "int8": ["--use_peft", "--load_in_8bit"],
+    "nf4": ["--use_peft", "--load_in_4bit"],
+    "nf4, double": ["--use_peft", "--load_in_4bit", "--bnb_4bit_use_double_quant", "--dtype", "bfloat16"],
+    "fp4": ["--use_peft", "--load_in_4bit", "--bnb_4bit_quant_type", "fp4"],
+}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("flags", KINDS.values(), ids=KINDS)
+def test_states_are_the_live_tensors_bytes(flags, tied, tmp_path):
+    import llama as recipe
+    from accelerate import DistributedType
+
+    config = llama(SMALL, tie_word_embeddings=tied)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    args = recipe_arguments([*flags, "--model_name_or_path", str(tmp_path)])
+    model = recipe.load_model(args, type("accelerator", (), {"distributed_type": DistributedType.NO}))
+    optimizer = recipe.make_optimizer(model, args)
+    for weight in model.parameters():
+        if weight.requires_grad:
+            weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    states = [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
+    planned = at_rest(config, *flags)
+    assert planned["parameters"] + planned.get("adapters", 0) == live_bytes(model.parameters())
+    assert planned["optimizer"] == live_bytes(states)
+    assert planned.get("quantization", 0) == live_bytes(scales_of(model))
+
+
+@pytest.mark.parametrize("targets", [["all-linear"], ["q_proj", "v_proj"]])
+def test_adapters_are_as_many_as_pefts(targets):
+    config = llama(SMALL)
+    with torch.device("meta"):
+        model = get_peft_model(
+            AutoModelForCausalLM.from_config(config),
+            LoraConfig(r=16, target_modules=targets[0] if len(targets) == 1 else targets),
+        )
+    planned = at_rest(config, "--use_peft", "--lora_target_modules", *targets)
+    assert planned["adapters"] == 4 * model.get_nb_trainable_parameters()[0]
+
+
+@pytest.mark.parametrize("flags, bits", [([], 4.5), (["--bnb_4bit_use_double_quant"], 4.127)])
+def test_four_bit_weights_take_the_published_bits(flags, bits):
+    """32 / 64 bits of scales for each weight, or 8 / 64 + 32 / (64 x 256) (arXiv 2305.14314)."""
+    config = llama(SEVEN)
+    plain, quantized = (
+        at_rest(config, "--use_peft", "--dtype=bfloat16"),
+        at_rest(config, "--use_peft", "--load_in_4bit", "--dtype=bfloat16", *flags),
+    )
+    model = build(recipe_arguments([]), config)
+    linear = sum(
+        module.weight.numel()
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and name != "lm_head"
+    )
+    held = quantized["parameters"] + quantized["quantization"] - (plain["parameters"] - 2 * linear)
+    assert 8 * held / linear == pytest.approx(bits, abs=0.001)
+
+
+def test_seven_billion_parameters_in_half_precision_take_56_gigabytes():
+    """Two bytes for the weight, two for its gradient, four for AdamW's two numbers, all in half precision."""
+    held = at_rest(llama(SEVEN), "--dtype", "bfloat16")
+    parameters = held["parameters"] / 2
+    assert (held["parameters"] * 2 + held["optimizer"]) * 7e9 / parameters == pytest.approx(56 * GB, rel=1e-6)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_without_a_wrap_policy_a_parameter_takes_up_to_24_bytes(ranks):
+    """16 / N at rest, and 8 for the whole model and its whole gradients, while those of the micro-batch before are held."""
+    plan = Plan(
+        recipe_arguments(["--gradient_accumulation_steps", "2"]), "fsdp1", ranks=ranks, shards=ranks, wraps=False
+    )
+    model = llama(SMALL, hidden_size=512, intermediate_size=2048)
+    held = closed_form(plan, model, Batch(1, 1, 1))[0]
+    assert sum(held.values()) / build(plan.args, model).num_parameters() == pytest.approx(16 / ranks + 8, rel=0.02)
+
+
+def test_a_missing_field_of_a_config_is_one_line(tmp_path):
+    (tmp_path / "config.json").write_text('{"hidden_size": 64}')
+    with pytest.raises(Exception, match="no field model_type"):
+        read_config(str(tmp_path))
