@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import preflight
 import torch
+from config_rules import strategy_run
 from memory_blocks import PROJECTIONS, Forward, read
 from memory_ledger import Autograd, Ledger, Weight
 from memory_ranks import LOW, Gathered, Whole
@@ -126,7 +127,7 @@ def plan_of(args, config, num_processes=None, num_machines=None, mixed_precision
         raise Unplannable(f"the config is for one process: --num_processes {ranks} needs ddp.yaml or another")
     if engine == "ddp" and ranks == 1:
         engine = "single"
-    strategy, fsdp = facts["strategy"], config.get("fsdp_config", {})
+    offload = set(facts["offload"])
     plan = Plan(
         args,
         engine,
@@ -134,34 +135,30 @@ def plan_of(args, config, num_processes=None, num_machines=None, mixed_precision
         ranks,
         ranks,
         mixed_precision=mixed_precision or config.get("mixed_precision", "no"),
-        offloads_parameters=bool({"fsdp_offload_params", "offload_param_device"} & set(facts["offload"])),
-        offloads_optimizer=bool({"fsdp_offload_params", "offload_optimizer_device"} & set(facts["offload"])),
+        offloads_parameters=bool({"fsdp_offload_params", "offload_param_device"} & offload),
+        offloads_optimizer=bool({"fsdp_offload_params", "offload_optimizer_device"} & offload),
+        name={"single": "one process", "ddp": "DDP"}.get(engine, f"DeepSpeed ZeRO-{facts['stage']}"),
     )
-    if engine == "fsdp2":
-        plan.shards, plan.reshards = facts["shards"] or ranks, bool(fsdp.get("fsdp_reshard_after_forward", True))
-    elif engine == "fsdp1":
-        plan.shards = {"NO_SHARD": 1, "HYBRID_SHARD": ranks // machines, "HYBRID_SHARD_ZERO2": ranks // machines}.get(
-            strategy, ranks
-        )
-        plan.reshards = strategy in ("FULL_SHARD", "HYBRID_SHARD")
     if engine.startswith("fsdp"):
-        policy = fsdp.get("fsdp_auto_wrap_policy") or "NO_WRAP"
-        plan.wraps = policy == "TRANSFORMER_BASED_WRAP"
-        if not plan.wraps and (policy != "NO_WRAP" or engine == "fsdp2"):
-            raise Unplannable(f"fsdp_auto_wrap_policy {policy}: plans are for TRANSFORMER_BASED_WRAP")
-    plan.name = {
-        "single": "one process",
-        "ddp": "DDP",
-        "zero": f"DeepSpeed ZeRO-{plan.stage}",
-        "fsdp1": f"FSDP1 {strategy}",
-    }.get(engine)
-    if engine == "fsdp2":
-        how = ("FULL_SHARD", "SHARD_GRAD_OP"), ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
-        plan.name = f"FSDP2 {how[plan.shards < ranks][not plan.reshards]}"
+        shard(plan, config, facts, ranks // machines)
+    if plan.mixed_precision not in ("no", *LOW):
+        raise Unplannable(f"mixed_precision {plan.mixed_precision}: plans are for no, bf16 and fp16")
     problems = refusals(plan)
     if problems:
         raise Unplannable("; ".join(problems))
     return plan
+
+
+def shard(plan, config, facts, ranks_per_machine):
+    """Put in how FSDP shards: into how many parts, of what, and when parameters are let go."""
+    how = strategy_run(config)
+    whole = {"NO_SHARD": 1, "HYBRID_SHARD": ranks_per_machine, "HYBRID_SHARD_ZERO2": ranks_per_machine}
+    plan.shards = (facts["shards"] or plan.ranks) if plan.engine == "fsdp2" else whole.get(how, plan.ranks)
+    plan.reshards, plan.name = how in ("FULL_SHARD", "HYBRID_SHARD"), f"{plan.engine.upper()} {how}"
+    policy = config["fsdp_config"].get("fsdp_auto_wrap_policy") or "NO_WRAP"
+    plan.wraps = policy == "TRANSFORMER_BASED_WRAP"
+    if not plan.wraps and (policy != "NO_WRAP" or plan.engine == "fsdp2"):
+        raise Unplannable(f"fsdp_auto_wrap_policy {policy}: plans are for TRANSFORMER_BASED_WRAP")
 
 
 def refusals(plan):

@@ -41,11 +41,11 @@ LAUNCHER = (
 
 
 def parse_args():
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument(
-        "model",
-        metavar="MODEL | recipes/llama.py",
-        help="hub id, folder or config.json; or the recipe, with its --model_name_or_path",
+    parser = Parser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        usage="%(prog)s [options] MODEL|recipes/llama.py [the recipe's own arguments]",
     )
     parser.add_argument("--config_file", help="a YAML of accelerate_configs/, or another one; none: choose")
     parser.add_argument("--num_processes", "--num_gpus", type=int, help="ranks, one a GPU [the YAML's]")
@@ -65,11 +65,11 @@ def parse_args():
     for flag in LAUNCHER:
         while flag in rest:
             del rest[rest.index(flag) : rest.index(flag) + 2]
-    return (
-        parser,
-        args,
-        [word for word in rest if word not in ("--multi_gpu", "--use_fsdp", "--use_deepspeed", "--quiet")],
-    )
+    rest = [word for word in rest if word not in ("--multi_gpu", "--use_fsdp", "--use_deepspeed", "--quiet")]
+    if not rest or rest[0].startswith("--"):
+        parser.error("which model? MODEL, or recipes/llama.py, stands before the recipe's own arguments")
+    args.model = rest[0]
+    return parser, args, rest[1:]
 
 
 def recipe_arguments(parser, args, rest):
@@ -81,6 +81,7 @@ def recipe_arguments(parser, args, rest):
         parser.error(f"{args.model}: plans are for recipes/llama.py, or any decoder: give the model instead")
     if not recipe and "--model_name_or_path" in rest:
         parser.error("--model_name_or_path: MODEL says it already; or give recipes/llama.py instead of MODEL")
+    llama.fault_tolerance.RUN["output_dir"] = None  # a wrong argument is no end of the run in that folder
     sys.argv = ["llama.py", *rest, *([] if recipe else ["--model_name_or_path", args.model])]
     return llama.parse_args()
 
@@ -98,9 +99,7 @@ def read_config(parser, path):
         if item.kind in (STOPS, IGNORED)
     ]
     if wrong:
-        parser.error(
-            f"{path} would not do what it says: {wrong[0]}; see python scripts/check_config.py {path}"
-        )
+        parser.error(f"{path} would not do what it says: {wrong[0]}; see python scripts/check_config.py {path}")
     return as_read(file.content, file.deepspeed and file.deepspeed.content)
 
 
@@ -139,6 +138,22 @@ def show(report):
     return "\n".join(lines)
 
 
+def plot(parser, args, recipe_args, model, batch, card):
+    """Draw all strategies for the ranks that the plan is for."""
+    import memory_plot
+
+    config = read_config(parser, args.config_file) if args.config_file else {}
+    args.num_processes = args.num_processes or config.get("num_processes") or 1
+    found = memory_plot.plans(recipe_args, args, lambda path: as_read(load(path).content))
+    if not found:
+        parser.error("--plot: no strategy takes these arguments")
+    title = f"{recipe_args.model_name_or_path}, {args.num_processes} GPUs, {batch.lines} x {batch.tokens} tokens each"
+    try:
+        memory_plot.draw(args.plot, title, found, model, batch, card)
+    except (OSError, ValueError) as error:
+        sys.exit(f"plan_memory.py: cannot write {args.plot}: {error}")
+
+
 def main():
     parser, args, rest = parse_args()
     sys.path.insert(0, str(ROOT / "recipes"))
@@ -158,6 +173,8 @@ def main():
     try:
         card, model = bytes_of(args.gpu), read_model(recipe_args.model_name_or_path)
         batch = batch_of(recipe_args, args)
+        if args.plot:
+            plot(parser, args, recipe_args, model, batch, card)
         if config is None:
             import memory_choice
 

@@ -1,17 +1,11 @@
 """The planner's closed form: the peak that torch's own trackers see, and states by the published arithmetic."""
 
-import sys
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "recipes")]
-
-from memory_plan import Batch, Plan, closed_form, strategy_for  # noqa: E402
-from memory_trace import measure, simulate  # noqa: E402
-from transformers import AutoConfig  # noqa: E402
-from validate_planner import BASE, config_of, recipe_arguments  # noqa: E402
+from memory_plan import Batch, Plan, closed_form, strategy_for
+from memory_trace import measure, simulate
+from transformers import AutoConfig
+from validate_planner import BASE, config_of, recipe_arguments
 
 GB = 10**9
 SMALL = BASE | {"width": 128, "depth": 2, "vocab": 1000}

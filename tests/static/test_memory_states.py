@@ -39,7 +39,7 @@ def live_bytes(tensors):
 
 
 def scales_of(model):
-    """The tensors of bitsandbytes' quantization states, the table of 8-bit scales once for each layer, as they are held."""
+    """The tensors of bitsandbytes' quantization states, also those that all layers could share."""
     for module in model.modules():
         state = getattr(getattr(module, "weight", None), "quant_state", None)
         if state is not None:
@@ -121,7 +121,7 @@ def test_seven_billion_parameters_in_half_precision_take_56_gigabytes():
 
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 def test_without_a_wrap_policy_a_parameter_takes_up_to_24_bytes(ranks):
-    """16 / N at rest, and 8 for the whole model and its whole gradients, while those of the micro-batch before are held."""
+    """16 / N at rest, and 8 for the model and its gradients, whole, while those of the micro-batch before are held."""
     plan = Plan(
         recipe_arguments(["--gradient_accumulation_steps", "2"]), "fsdp1", ranks=ranks, shards=ranks, wraps=False
     )

@@ -1,0 +1,93 @@
+"""scripts/plan_memory.py as a user calls it: every YAML, a launch command with another first word, wrong calls."""
+
+import json
+import sys
+
+import plan_memory
+import pytest
+from check_config import load
+from config_rules import as_read
+from launching import REPO, run
+from memory_plan import plan_of
+from validate_planner import BASE, config_of, recipe_arguments
+
+SMALL = BASE | {"width": 128, "depth": 2, "vocab": 1000}
+YAMLS = {  # engine, stage, shards, reshards, what is offloaded of parameters and optimizer; on 4 ranks of 2 machines
+    "single": ("single", 0, 1, True, False, False), "ddp": ("ddp", 0, 4, True, False, False),
+    "fsdp": ("fsdp2", 0, 4, True, False, False), "fsdp2_full_shard": ("fsdp2", 0, 4, True, False, False),
+    "fsdp2_shard_grad_op": ("fsdp2", 0, 4, False, False, False),
+    "fsdp2_hybrid_shard": ("fsdp2", 0, 2, True, False, False),
+    "fsdp2_cpu_offload": ("fsdp2", 0, 4, True, True, True), "fsdp1_full_shard": ("fsdp1", 0, 4, True, False, False),
+    "fsdp1_hybrid_shard": ("fsdp1", 0, 2, True, False, False),
+    "fsdp1_shard_grad_op": ("fsdp1", 0, 4, False, False, False),
+    "fsdp1_no_shard": ("fsdp1", 0, 1, False, False, False), "deepspeed_zero0": ("zero", 0, 4, True, False, False),
+    "deepspeed_zero1": ("zero", 1, 4, True, False, False), "deepspeed_zero2": ("zero", 2, 4, True, False, False),
+    "deepspeed_zero2_offload": ("zero", 2, 4, True, False, True),
+    "deepspeed_zero3": ("zero", 3, 4, True, False, False),
+    "deepspeed_zero3_offload": ("zero", 3, 4, True, True, True)}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (REPO / "accelerate_configs").glob("*.yaml")))
+def test_a_yaml_is_planned_as_what_it_runs(name):
+    config = as_read(load(REPO / "accelerate_configs" / f"{name}.yaml").content)
+    plan = plan_of(recipe_arguments([]), config, 1 if name == "single" else 4, 1 if name == "single" else 2)
+    found = plan.engine, plan.stage, plan.shards, plan.reshards, plan.offloads_parameters, plan.offloads_optimizer
+    assert found == YAMLS[name] and plan.mixed_precision == "bf16"
+
+
+REFUSED = {
+    "nowhere.json --config_file {ddp}": "no such file",
+    "{model} --config_file {ddp} --num_processes 0": "--num_processes 0",
+    "{model} --config_file {ddp} --gpu sheep": "neither a size",
+    "{model} --config_file {single} --num_processes 2": "one process",
+    "{model} --config_file {fsdp2_hybrid_shard} --num_processes 8": "mesh",
+    "{model} --config_file {fsdp} --load_in_8bit --use_peft": "int8",
+    "{model} --config_file {ddp} --max_lenght 3": "did you mean --max_length?",
+    "{model} --config_file {ddp} --learnt_share 2": "--learnt_share 2",
+    "{model} --config_file {ddp} --longest 0": "--longest 0",
+    "{model} --config_file nowhere.yaml": "nowhere.yaml",
+    "{model}": "--gpu",
+    "{model} --config_file {ddp} --lora_target_modules w1 --use_peft": "no such layers",
+    "{model} --config_file {deepspeed_zero2} --simulate": "--simulate",
+    "{unknown} --config_file {ddp}": "no field model_type",
+    "{strange} --config_file {ddp}": "not the config of a model",
+    "{wide} --config_file {ddp}": "not the config of a model",
+    "{picture} --config_file {ddp}": "no causal language model from this config",
+    "--config_file {ddp} --max_length 5 {model}": "before the recipe's own arguments",
+    "{impossible} --config_file {ddp}": "no causal language model from this config",
+    "recipes/bert.py --config_file {ddp}": "recipes/llama.py",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_wrong_call_is_one_line(words, tmp_path, capsys, monkeypatch):
+    configs = {path.stem: path for path in (REPO / "accelerate_configs").glob("*.yaml")}
+    config_of(SMALL).save_pretrained(tmp_path / "model")
+    contents = {"unknown": {"hidden_size": 8}, "strange": {"model_type": "no such"}}
+    contents |= {"wide": {"model_type": "llama", "hidden_size": "wide"}, "picture": {"model_type": "vit"}}
+    contents["impossible"] = {"model_type": "llama", "vocab_size": -5}
+    for name, content in contents.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(content))
+    places = {name: tmp_path / name for name in ("model", *contents)} | configs
+    monkeypatch.setattr(sys, "argv", ["plan_memory.py", *words.format(**places).split()])
+    try:
+        code = plan_memory.main()
+    except SystemExit as error:
+        code = error.code
+    told = capsys.readouterr().err.strip()
+    assert code == 64 and REFUSED[words] in told and "Traceback" not in told and len(told.splitlines()) <= 2
+
+
+def test_a_launch_command_becomes_its_plan(tmp_path):
+    config_of(SMALL).save_pretrained(tmp_path / "model")
+    launch = "--config_file accelerate_configs/fsdp.yaml --num_processes 4 --main_process_port 0 recipes/llama.py"
+    launch += f" --model_name_or_path {tmp_path}/model --output_dir {tmp_path}/run --max_length 128 --use_peft"
+    wishes = ["--gpu", "24GB", "--json", tmp_path / "plan.json", "--plot", tmp_path / "plan.png"]
+    done = run(sys.executable, "scripts/plan_memory.py", *launch.split(), *wishes)
+    assert done.returncode == 0, done.output
+    report = json.loads((tmp_path / "plan.json").read_text())
+    assert report["peak"] == sum(report["device"].values()) <= report["card"] == 24 * 10**9
+    assert "FSDP2 FULL_SHARD, 4 x GPU" in done.output and "fits" in done.output
+    assert (tmp_path / "plan.png").stat().st_size > 20_000
+    assert not (tmp_path / "run").exists()
