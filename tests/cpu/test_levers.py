@@ -78,9 +78,8 @@ def test_a_step_that_does_not_log_waits_for_nothing(tiny, tmp_path):
     assert len(read_metrics(tmp_path / "run")[0]) == 3
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_gradients_under_ddp_lie_in_its_buckets(accumulation, tiny, tmp_path):
-    flags = ["--max_steps", 3, "--gradient_accumulation_steps", accumulation, "--eval_strategy", "no",
+def test_gradients_under_ddp_lie_in_its_buckets(tiny, tmp_path):
+    flags = ["--max_steps", 3, "--gradient_accumulation_steps", 2, "--eval_strategy", "no",
              "--save_steps", 0, "--output_dir", tmp_path / "run"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2,
                REPO / "tests" / "count_gradients.py", tmp_path / "gradients.json", RECIPE, *data_of(tiny)]

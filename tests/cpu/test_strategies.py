@@ -33,10 +33,12 @@ TABLE = {  # strategy: what happens with full, LoRA, int8 LoRA, nf4 LoRA
     "deepspeed_zero3_offload": (WORKS, WORKS, WORKS, WORKS),
 }
 PAIRS = [(config, kind, row[i]) for config, row in TABLE.items() for i, kind in enumerate(parity.WEIGHTS)]
-# Run here: full weights everywhere, adapters but under hybrids, a quantized base under each engine, each refusal once
+# Run here: full weights everywhere, adapters but where a sibling stands for it, a quantized base under each engine, and
+# each refusal once
+HAS_SIBLING = ("hybrid_shard", "offload")
 ENGINES = ("single", "ddp", "fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero2", "deepspeed_zero3")
 SHORT_FORM = [(config, kind, expected) for config, kind, expected in PAIRS if expected == WORKS
-              and (kind == "full" or (kind == "LoRA" and "hybrid" not in config) or config in ENGINES)]
+              and (kind == "full" or (kind == "LoRA" and not config.endswith(HAS_SIBLING)) or config in ENGINES)]
 SHORT_FORM += {expected: (config, kind, expected) for config, kind, expected in PAIRS if expected != WORKS}.values()
 # Bytes depend on the ranks: some full weights are shown on 4, the rest on 2; scripts/parity.py runs all on both
 ON_FOUR = ("fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero3")
