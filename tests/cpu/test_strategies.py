@@ -33,7 +33,7 @@ TABLE = {  # strategy: what happens with full, LoRA, int8 LoRA, nf4 LoRA
     "deepspeed_zero3_offload": (WORKS, WORKS, WORKS, WORKS),
 }
 PAIRS = [(config, kind, row[i]) for config, row in TABLE.items() for i, kind in enumerate(parity.WEIGHTS)]
-# Run here: full weights everywhere, adapters but where a sibling stands for it, a quantized base under each engine, and
+# Run here: full weights everywhere, adapters but where a sibling stands for it, a quantized base under each engine,
 # each refusal once
 HAS_SIBLING = ("hybrid_shard", "offload")
 ENGINES = ("single", "ddp", "fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero2", "deepspeed_zero3")
