@@ -155,6 +155,10 @@ def main():
         if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
             do_not_compile()
     watch(FOLDER / f"shards.{RANK}")
+    if "REHEARSAL_PEAKS" in os.environ:  # a folder that scripts/track_ranks.py reads
+        from track_ranks import track
+
+        track(Path(os.environ["REHEARSAL_PEAKS"]) / f"peak.{RANK}")
     record_hard_exits()
     recipe = sys.argv[1]
     sys.argv = sys.argv[1:]

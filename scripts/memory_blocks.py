@@ -306,8 +306,7 @@ class Forward:
     def loss_of(self, hidden, rows):
         ag, vocab = self.ag, self.decoder.head.elements // self.decoder.hidden
         x, copy = ag.cast(hidden, ag.autocasts), ag.copy_of(self.decoder.head.weight)
-        keeps = [x] * bool(copy.node) + [copy] * bool(x.node)
-        logits = ag.op(rows * vocab, x.width, [x, copy], keeps=keeps, category="logits")
+        logits = ag.op(rows * vocab, x.width, [x, copy], keeps=ag.kept_by_product(x, copy), category="logits")
         del x, copy
         logits = logits if logits.width == FP32 else ag.op(logits.numel, FP32, [logits], category="logits")
         storage = ag.new(rows * vocab, FP32, "logits")

@@ -89,6 +89,7 @@ class Autograd:
     def __init__(self, ledger, autocasts=None, accumulate=None):
         self.ledger, self.autocasts, self.accumulate = ledger, autocasts, accumulate or self.keep_gradient
         self.order, self.tape, self.checkpoints, self.replays, self.copied = 0, [], False, False, []
+        self.keeps_inputs = False  # of products with a frozen weight too
 
     def new(self, numel, width, category="activations"):
         return Storage(self.ledger, category, math.ceil(numel) * width)
@@ -141,12 +142,11 @@ class Autograd:
         """x of `rows` tokens times a weight: its input is kept for a trained weight, the weight for an input that
         wants a gradient."""
         x, copy = self.cast(x, self.autocasts), self.copy_of(weight)
-        return self.op(
-            weight.numel * rows // x.numel * rows,
-            x.width,
-            [x, copy],
-            keeps=[x] * bool(copy.node) + [copy] * bool(x.node),
-        )
+        numel = weight.numel * rows // x.numel * rows
+        return self.op(numel, x.width, [x, copy], keeps=self.kept_by_product(x, copy))
+
+    def kept_by_product(self, x, weight):
+        return [x] * bool(weight.node or self.keeps_inputs) + [weight] * bool(x.node)
 
     def checkpoint(self, segment, x):
         """segment(x), which keeps x alone and computes itself again once a gradient arrives (torch.utils.checkpoint,

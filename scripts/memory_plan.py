@@ -13,7 +13,8 @@ import torch
 from config_rules import strategy_run
 from memory_blocks import PROJECTIONS, Forward, read
 from memory_ledger import Autograd, Ledger, Weight
-from memory_ranks import LOW, Gathered, Whole
+from memory_ranks import LOW, Fsdp1, Fsdp2, Whole
+from memory_zero import Zero, Zero3
 from model_shapes import Quantized, Unplannable, build
 from shard_report import strategy_of
 
@@ -50,6 +51,7 @@ class Plan:
     offloads_parameters: bool = False
     offloads_optimizer: bool = False
     wraps: bool = True  # FSDP: a layer is a unit; else the whole model is one
+    prefetches: bool = False  # FSDP1: gathers the next unit while one computes its backward pass (BACKWARD_PRE)
     name: str = ""
     gathers_tail_first: bool = field(default=False, init=False)  # FSDP2 with tied embeddings, FSDP1
 
@@ -155,6 +157,7 @@ def shard(plan, config, facts, ranks_per_machine):
     whole = {"NO_SHARD": 1, "HYBRID_SHARD": ranks_per_machine, "HYBRID_SHARD_ZERO2": ranks_per_machine}
     plan.shards = (facts["shards"] or plan.ranks) if plan.engine == "fsdp2" else whole.get(how, plan.ranks)
     plan.reshards, plan.name = how in ("FULL_SHARD", "HYBRID_SHARD"), f"{plan.engine.upper()} {how}"
+    plan.prefetches = config["fsdp_config"].get("fsdp_backward_prefetch") == "BACKWARD_PRE"
     policy = config["fsdp_config"].get("fsdp_auto_wrap_policy") or "NO_WRAP"
     plan.wraps = policy == "TRANSFORMER_BASED_WRAP"
     if not plan.wraps and (policy != "NO_WRAP" or plan.engine == "fsdp2"):
@@ -205,7 +208,7 @@ def strategy_for(plan, config):
     extra = {"quantization": scales} if scales else {}
     weights = [make(weight) for weight in dict.fromkeys(model.parameters())]
     if plan.engine in ("single", "ddp") or plan.engine == "zero" and plan.stage < 3:
-        return Whole(plan, weights + sum(adapters, []), extra), decoder
+        return (Zero if plan.engine == "zero" else Whole)(plan, weights + sum(adapters, []), extra), decoder
     units = {"embedding": [] if decoder.tied else [decoder.embedding]}
     for layer, module, own in zip(decoder.layers, layers_of(model), adapters, strict=True):
         units[layer] = [make(weight) for weight in dict.fromkeys(module.parameters())] + own
@@ -216,7 +219,8 @@ def strategy_for(plan, config):
     if not plan.wraps:
         units = {"tail": sum(units.values(), [])}
     plan.gathers_tail_first = decoder.tied or plan.engine == "fsdp1"
-    return Gathered(plan, weights + sum(adapters, []), extra, units), decoder
+    engine = {"fsdp1": Fsdp1, "fsdp2": Fsdp2, "zero": Zero3}[plan.engine]
+    return engine(plan, weights + sum(adapters, []), extra, units), decoder
 
 
 @dataclass

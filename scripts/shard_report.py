@@ -67,7 +67,12 @@ def live_state(base, model):
 
 
 def watch(path):
-    """Wrap `Accelerator.prepare` so that the first optimizer step of the recipe writes a measurement to `path`."""
+    """Let the first optimizer step of the recipe write a measurement to `path`."""
+    when_prepared(lambda *prepared: measure_at_first_step(*prepared, path))
+
+
+def when_prepared(action):
+    """Wrap `Accelerator.prepare` so that action(model, optimizer, describe(model)) is called once."""
     from accelerate import Accelerator
     from torch.nn import Module
     from torch.optim import Optimizer
@@ -85,25 +90,45 @@ def watch(path):
             elif isinstance(prepared, Optimizer):
                 seen.setdefault("optimizer", prepared)
         if "model" in seen and "optimizer" in seen and "watched" not in seen:
-            seen["watched"] = measure_at_first_step(seen["model"], seen["optimizer"], seen["tensors"], path)
+            seen["watched"] = True
+            action(seen["model"], seen["optimizer"], seen["tensors"])
         return result
 
     Accelerator.prepare = prepare_and_watch
 
 
-def measure_at_first_step(model, optimizer, tensors, path):
-    """Hook the optimizer, or DeepSpeed's engine, whose `step` also moves gradients and casts parameters."""
+def around_steps(model, optimizer, before, after):
+    """Call before(zero, base) and after(zero, base) around each optimizer step.
+
+    zero: DeepSpeed's optimizer or None; base: torch's. DeepSpeed's engine is hooked as a whole, since its `step` also
+    moves gradients and casts parameters."""
     zero = getattr(model, "optimizer", None) if hasattr(model, "zero_optimization_stage") else None
     base = zero or optimizer
     while hasattr(base, "optimizer"):
         base = base.optimizer
+    if zero is None:
+        base.register_step_pre_hook(lambda *_: before(zero, base))
+        base.register_step_post_hook(lambda *_: after(zero, base))
+        return
+    step = model.step
+
+    def step_and_tell(*args, **kwargs):
+        before(zero, base)
+        step(*args, **kwargs)
+        after(zero, base)
+
+    model.step = step_and_tell
+
+
+def measure_at_first_step(model, optimizer, tensors, path):
+    """Write what is held around the first step that the optimizer takes."""
     found = {}
 
-    def before(*_):
+    def before(zero, base):
         if "parameters" not in found:
             found["gradients"] = held(live_gradients(model, zero))
 
-    def after(*_):
+    def after(zero, base):
         if "parameters" in found or not base.state:  # fp16 may skip the first steps
             return
         state, per_parameter, master = live_state(base, model)
@@ -113,19 +138,7 @@ def measure_at_first_step(model, optimizer, tensors, path):
             found["persistence_threshold"] = model.zero_param_persistence_threshold()
         Path(path).write_text(json.dumps(found))
 
-    if zero is None:
-        base.register_step_pre_hook(before)
-        base.register_step_post_hook(after)
-        return True
-    step = model.step
-
-    def measured_step(*args, **kwargs):
-        before()
-        step(*args, **kwargs)
-        after()
-
-    model.step = measured_step
-    return True
+    around_steps(model, optimizer, before, after)
 
 
 def strategy_of(config):
