@@ -89,7 +89,7 @@ class Unit:
         self.trained = [(w, share) for w, share in self.shares.items() if w.trains]
         self.trained_whole = sum(share * n * w.width for w, share in self.trained)
         self.whole = self.flat = self.reduced = None
-        self.grads = []
+        self.grads = {}
 
 
 class Gathered(Whole):
@@ -158,7 +158,7 @@ class Gathered(Whole):
         return y
 
     def accumulate(self, weight, grad):
-        self.unit_of[weight].grads.append(grad.becomes("unsharded"))
+        self.unit_of[weight].grads[weight] = grad.becomes("unsharded")
 
     def reduce(self, unit):
         """Gradients of a unit, whole, become this rank's share in what it is stored in."""
@@ -186,7 +186,7 @@ class Gathered(Whole):
 class Fsdp2(Gathered):
     """Gathers into a flat buffer and copies it out; in the forward pass the buffer lives until the next layer's, in
     the backward pass the next layer is gathered while one computes. Reduces through a buffer of the gradients' size,
-    which lives until the next reduction."""
+    which lives until the next reduction, as does the last gradient until this one is done (foreach_reduce's loop)."""
 
     deferred = reducing = None
 
@@ -213,8 +213,10 @@ class Fsdp2(Gathered):
             return
         self.reducing = None
         self.reducing = self.ag.new(unit.trained_whole, 1, "communication")
-        unit.grads = []
+        last = next(unit.grads[weight] for weight in reversed(unit.weights) if weight in unit.grads)
+        unit.grads = {}
         self.output(unit)
+        del last
 
     def end_forward(self):
         self.deferred = None
@@ -247,7 +249,7 @@ class Fsdp1(Gathered):
     def reduce(self, unit):
         if unit.grads:
             flat = self.ag.new(unit.trained_whole, 1, "unsharded")
-            unit.grads = []
+            unit.grads = {}
             self.release(unit)
             if self.plan.shards > 1:
                 self.output(unit)
