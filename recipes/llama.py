@@ -302,7 +302,7 @@ def make_optimizer(model, args):
     """Return AdamW over what is trained, without weight decay on biases and norms."""
     groups = [{"params": [], "weight_decay": args.weight_decay}, {"params": [], "weight_decay": 0.0}]
     for name, weight in model.named_parameters():
-        groups["norm" in name or ".ln_" in name or name.endswith("bias")]["params"] += [weight] * weight.requires_grad
+        groups["norm" in name.lower() or ".ln_" in name or name.endswith("bias")]["params"] += [weight] * weight.requires_grad
     groups = [group for group in groups if group["params"]]  # DeepSpeed drops an empty one, and the schedule then fails
     if args.optim.startswith("adamw_torch"):
         return torch.optim.AdamW(groups, lr=args.learning_rate, fused=args.optim == "adamw_torch_fused")
