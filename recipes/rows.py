@@ -14,8 +14,8 @@ from fault_tolerance import fail
 TEXT = dict.fromkeys("prompt completion instruction input output question answer".split(), str)  # a number in a CSV file is text
 FILE_TYPES = {".jsonl": {"path": "text", "encoding": "latin-1"}, ".json": {"path": "json"}, ".parquet": {"path": "parquet"},
               ".csv": {"path": "csv", "keep_default_na": False, "converters": TEXT}}
-OFFLINE = "Offline: python scripts/make_tiny_model.py runs/tiny, then --model_name_or_path runs/tiny/model --dataset_name runs/tiny/data/train.jsonl"
-NOTHING = {"input_ids": [], "labels": [], "truncated": False, "length": 0, "largest": 0, "hash": 0}  # of a row that cannot be used
+OFFLINE = "Offline: python scripts/make_tiny_model.py (for recipes/bert.py make_tiny_bert.py) runs/tiny, then --model_name_or_path runs/tiny/model --dataset_name runs/tiny/data/train.jsonl"
+NOTHING = {"input_ids": [], "labels": [], "truncated": False, "length": 0, "largest": 0, "hash": 0}  # what `tokenize` has of a row that cannot be used
 
 
 def parse_line(text):
@@ -40,11 +40,45 @@ def checked(messages, row, formats):
     return messages
 
 
+def files_of(name, split):
+    """Return the files of a data set: itself, or those of a folder whose names begin with the split; [] of a hub id."""
+    return [Path(name)] if Path(name).suffix in FILE_TYPES else sorted(f for f in Path(name).glob(f"{split}*") if f.suffix in FILE_TYPES)
+
+
+def source_of(name, split):
+    """Return what a row is named by, its number behind it: the file, or the data set, and its unit."""
+    files = files_of(name, split)
+    return f"{files[0] if len(files) == 1 else name}, {'line' if files and files[0].suffix == '.jsonl' else 'row'}"
+
+
 def read_split(name, config, split, tokenize, args, required):
     """Return the rows of a split as `tokenize` makes them, with their numbers (row, from 1) and in numpy's format, and their
     counts as text. Without such a split (None, "none"), unless it is required. Stops with 65 at bad rows, with 69 without the hub."""
-    files = [Path(name)] if Path(name).suffix in FILE_TYPES else sorted(f for f in Path(name).glob(f"{split}*") if f.suffix in FILE_TYPES)
-    unit = "line" if files and files[0].suffix == ".jsonl" else "row"
+    rows = open_split(name, config, split, required)
+    return tokenize_split(rows, name, split, tokenize, args, NOTHING) if rows else (None, "none")
+
+
+def open_split(name, config, split, required, texts=()):
+    """Return the rows of a split as they are, those of a .jsonl file as lines. texts: further columns of CSV files that are text."""
+    files = files_of(name, split)
+    reader = FILE_TYPES[files[0].suffix] if files else {}
+    if "converters" in reader:
+        reader = reader | {"converters": TEXT | dict.fromkeys(texts, str)}
+    try:
+        if odd := [file.name for file in files if file.suffix != files[0].suffix or not file.stat().st_size]:
+            fail(65, f"{name}: {', '.join(odd)[:200]}: empty, or of a second file type")
+        rows = load_dataset(**reader, data_files=[*map(str, files)], split="train") if files else load_dataset(name, config).get(split)
+    except ConnectionError as error:
+        fail(69, f"{name}: {error}", OFFLINE)
+    except Exception as error:  # the readers of files raise what they like
+        fail(65, f"{name}: {' '.join(str(error.__cause__ or error).split())[:300]}")
+    return fail(65, f"{name}: no rows in split {split}") if required and not rows else rows
+
+
+def tokenize_split(rows, name, split, tokenize, args, nothing):
+    """The second half of read_split. nothing: what `tokenize` would have of a row that cannot be used."""
+    source = source_of(name, split)
+    unit = source.split()[-1]
 
     # The cache knows a function by its code, defaults and names: nothing of args among them, but the code of what it calls here
     def attempt(row, _=(checked.__code__, parse_line.__code__)):
@@ -54,23 +88,16 @@ def read_split(name, config, split, tokenize, args, required):
             problem = f"is not JSON: {error.msg} at column {error.colno}" if error.doc.strip() else "is blank"
         except Exception as error:  # a template raises what it likes
             problem = str(error) if type(error) is ValueError else f"cannot be used: {type(error).__name__}: {error}"
-        return {**NOTHING, "problem": " ".join(problem.encode(errors="backslashreplace").decode().split())[:200]}
+        return {**nothing, "problem": " ".join(problem.encode(errors="backslashreplace").decode().split())[:200]}
 
     try:
-        if odd := [file.name for file in files if file.suffix != files[0].suffix or not file.stat().st_size]:
-            fail(65, f"{name}: {', '.join(odd)[:200]}: empty, or of a second file type")
-        rows = load_dataset(**FILE_TYPES[files[0].suffix], data_files=[*map(str, files)], split="train") if files else load_dataset(name, config).get(split)
-        if not rows:
-            return fail(65, f"{name}: no rows in split {split}") if required else (None, "none")
         done = rows.map(attempt, remove_columns=rows.column_names, num_proc=args.dataset_num_proc, desc=f"Tokenising {name}")
-    except ConnectionError as error:
-        fail(69, f"{name}: {error}", OFFLINE)
-    except Exception as error:  # so do the readers of files
+    except Exception as error:  # so does what writes them down
         fail(65, f"{name}: {' '.join(str(error.__cause__ or error).split())[:300]}")
     problems, kept = done["problem"][:], done.add_column("row", np.arange(1, len(done) + 1))
     if any(problems):  # a selection makes every later access slower
         kept = kept.select([i for i, problem in enumerate(problems) if not problem])
-    bad = [f"{files[0] if len(files) == 1 else name}, {unit} {i}: {problem}" for i, problem in enumerate(problems, 1) if problem and (problem != "is blank" or not kept)]
+    bad = [f"{source} {i}: {problem}" for i, problem in enumerate(problems, 1) if problem and (problem != "is blank" or not kept)]
     if not kept or (bad and not args.skip_bad_rows):
         fail(65, *bad[:3], f"{name}: {len(bad)} of {len(rows)} {unit}s cannot be used: mend them, or leave them out with --skip_bad_rows")
     return kept.remove_columns(["truncated", "problem"]).with_format("numpy"), f"{len(kept)}, {sum(done['truncated'][:])} truncated to --max_length, {len(bad)} left out"
