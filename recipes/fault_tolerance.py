@@ -51,7 +51,7 @@ def add_arguments(parser):
     parser.add_argument("--allow_change", nargs="+", default=[], type=lambda name: name.lstrip("-"), help="arguments that may differ from the checkpoint's although they change the run")
     parser.add_argument("--nonfinite", default="stop", choices=["stop", "skip"], help="at a step whose loss or gradient is not finite; it never changes the weights")
     parser.add_argument("--nonfinite_budget", type=int, default=10, help="steps that --nonfinite skip may leave out")
-    parser.add_argument("--dry_run", action="store_true", help="check arguments, strategy, data and disk, print the start summary and the command that plans the memory, and stop; no weights are loaded")
+    parser.add_argument("--dry_run", action="store_true", help="check arguments, strategy, data and disk, print the start summary and how to plan the memory, and stop; no weights are loaded")
 
 
 # ---- How a run ends ----

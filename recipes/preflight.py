@@ -25,14 +25,16 @@ import psutil
 import torch
 from fault_tolerance import conclude, fail, leave
 from rows import OFFLINE
-from transformers import AutoConfig, AutoModelForCausalLM
+from torch.nn import Embedding
+from transformers import AutoConfig
+from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from whole_state import strategy_in_force
 
-REHEARSE = "without GPUs, rehearse: python scripts/rehearse.py --config_file YAML recipes/llama.py ..."
+REHEARSE = "without GPUs, rehearse: python scripts/rehearse.py --config_file YAML recipes/RECIPE.py ..."
 MAY_BE_ZERO = "warmup_steps weight_decay max_grad_norm seed lora_dropout dataloader_num_workers save_steps nonfinite_budget".split()
 # Arguments that may differ when a run goes on, since they change nothing that is learnt; the rows of a step stay equal
 FREE_TO_CHANGE = frozenset("""
-    output_dir dry_run resume_from_checkpoint allow_change save_steps save_total_limit nonfinite nonfinite_budget ddp_timeout eval_strategy eval_steps
+    output_dir dry_run resume_from_checkpoint allow_change save_steps save_total_limit nonfinite nonfinite_budget ddp_timeout eval_strategy eval_steps eval_on_start
     eval_dataset_name dataset_test_split per_device_eval_batch_size logging_steps report_to dataset_num_proc dataloader_num_workers
     per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing attn_implementation padding_free torch_compile use_liger_kernel max_logits_mib""".split())
 KERNELS = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3", "flash_attention_4": "flash-attn-4"}  # and their packages
@@ -40,7 +42,7 @@ KERNELS = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3
 
 def meant(message, parser):
     """Return what a wrong flag, the third word of argparse's message, could have meant, as lines for the user."""
-    return [f"did you mean {flag}?" for flag in difflib.get_close_matches(message.split()[2].split("=")[0], parser._option_string_actions, 1)]
+    return [f"did you mean {flag}?" for flag in difflib.get_close_matches([*message.split(), "", ""][2].split("=")[0], parser._option_string_actions, 1)]
 
 
 @contextlib.contextmanager
@@ -57,11 +59,12 @@ def loading(what, name, args=None):
 
 def without_weights():
     """Let from_pretrained make a model of its config, on the meta device."""
-    def of_config(name, dtype, attn_implementation, **_):
+    def of_config(kind, name, dtype, attn_implementation, quantization_config=None, output_loading_info=False, ignore_mismatched_sizes=False, **config):
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name), dtype=dtype, attn_implementation=attn_implementation)
+            model = kind.from_config(AutoConfig.from_pretrained(name, **config), dtype=dtype, attn_implementation=attn_implementation)
+        return (model, {"missing_keys": []}) if output_loading_info else model
 
-    return mock.patch.object(AutoModelForCausalLM, "from_pretrained", of_config)
+    return mock.patch.object(_BaseAutoModelClass, "from_pretrained", classmethod(of_config))
 
 
 def find_problems(args, accelerator):
@@ -113,6 +116,9 @@ def rules_of_values(args):
     yield Path(args.output_dir).is_file(), f"--output_dir {args.output_dir}: is a file"
     yield resume not in ("auto", "none") and not Path(resume).is_dir(), f"--resume_from_checkpoint {resume}: neither auto nor none nor a folder"
     yield unknown, f"--allow_change {' '.join(sorted(unknown))}: not the name of an argument"
+    yield len(getattr(args, "text_columns", None) or []) > 2, "--text_columns: name one column, or the two of a pair"
+    if "packing" not in args:
+        return
     yield args.packing and args.padding_free, "--packing and --padding_free: choose one; packed rows have next to no padding"
     yield args.packing and args.train_sampling_strategy == "group_by_length", "--train_sampling_strategy group_by_length is for rows that are padded, and packed ones are all of one length: use random"
 
@@ -157,8 +163,9 @@ def rules_of_device(args, accelerator):
     yield not on_cpu and package and not installed(package), f"--attn_implementation {kernel} needs the package {package}: pip install {package}, or use sdpa"
     yield not on_cpu and capability < wants, f"--attn_implementation {kernel} needs a GPU of compute capability {wants[0]}.{wants[1]} or more, this one has {capability[0]}.{capability[1]}: use sdpa"
     yield on_cpu and args.optim.startswith("paged"), f"--optim {args.optim} pages between GPU and host: use adamw_8bit or adamw_torch_fused"
-    yield on_cpu and args.use_liger_kernel, "--use_liger_kernel: its Triton kernels need a GPU"
-    yield not on_cpu and args.use_liger_kernel and not installed("liger-kernel"), "--use_liger_kernel needs the package liger-kernel: pip install liger-kernel"
+    liger = "use_liger_kernel" in args and args.use_liger_kernel
+    yield on_cpu and liger, "--use_liger_kernel: its Triton kernels need a GPU"
+    yield not on_cpu and liger and not installed("liger-kernel"), "--use_liger_kernel needs the package liger-kernel: pip install liger-kernel"
     yield args.tf32 and capability < (8, 0), "--tf32 needs an NVIDIA GPU of compute capability 8.0 (Ampere) or more"
     yield args.torch_compile and on_cpu and not shutil.which("c++"), "--torch_compile compiles C++ on a CPU: put a compiler (g++) on the PATH"
     if os.environ.get("ACCELERATE_MIXED_PRECISION") == "fp8":
@@ -183,12 +190,18 @@ def check_changes(accelerator, args, progress, facts):
         leave(accelerator, 64, f"the checkpoint's run had other values of {', '.join(unsafe)}, listed above: use those, or --allow_change {' '.join(unsafe)}, or another --output_dir")
 
 
-def check_model(args, model, largest):
-    """Fail with 64 where the rows' largest token has no embedding, where packed rows would see each other, by masks without
-    positions or in layers whose state runs on, and where Liger left the model as it was."""
+def check_model(args, model, largest, longest=0):
+    """Fail with 64 where the rows' largest token or the longest one's last position has no embedding, where packed rows would see
+    each other, by masks without positions or in layers whose state runs on, and where Liger left the model as it was."""
     if largest >= model.get_input_embeddings().num_embeddings:
         fail(64, f"the rows have a token {largest}, but the model has no embedding for it: resize its embeddings first")
     inner = getattr(model, "get_base_model", lambda: model)()
+    tables = [module for name, module in inner.named_modules() if name.endswith("position_embeddings") and isinstance(module, Embedding)]  # not rotary ones
+    places = min((table.num_embeddings - (table.padding_idx or -1) - 1 for table in tables), default=longest)  # RoBERTa's begin behind padding
+    if longest > places:
+        fail(64, f"the longest row has {longest} tokens, but the model has positions for {places}: use --max_length {places}")
+    if "packing" not in args:
+        return
     others = set(getattr(inner.config.get_text_config(), "layer_types", None) or []) - {"full_attention", "sliding_attention", "chunked_attention"}
     source = inspect.getsource(sys.modules[type(inner.base_model).__module__])
     masks = re.search(r'mask\w*\([^)]*position_ids=position_ids|"position_ids": position_ids', source)  # OPT and Falcon take them, and mask without
@@ -204,27 +217,33 @@ def size_of(weight):
     return getattr(weight, "ds_numel", weight.numel()) * packed
 
 
+def marked(row, tokenizer):
+    """Return the text of a row with what is learnt of it in [[ ]]."""
+    parts = groupby(zip(row["input_ids"].tolist(), row["labels"].tolist(), strict=True), lambda pair: pair[1] != -100)
+    return "".join("[[" * learnt + tokenizer.decode([token for token, _ in pairs]) + "]]" * learnt for learnt, pairs in parts)
+
+
 def report_start(accelerator, args, model, tokenizer, rows, lines, steps, facts, told):
-    """Print what is really in force and one row with its supervised part in [[ ]]; write it all to run.json.
+    """Print what is really in force and one row, of a language model with its supervised part in [[ ]]; write it all to run.json.
     lines: of row numbers, as the model sees them. facts: what is compared when the run goes on. told: {name: text}, what the
-    recipe has to tell of its data and its loss."""
+    recipe has to tell of its data and its loss, with its own form of the row as "sample", if it has one."""
     total, trained = np.sum([(size := size_of(weight), size * weight.requires_grad) for weight in model.parameters()], axis=0)
-    check_model(args, model, max(tokenizer.pad_token_id, rows["largest"][:].max()))
-    tokens = rows["length"][:].sum() / len(lines)
+    check_model(args, model, max(tokenizer.pad_token_id, rows["largest"][:].max()), rows["length"][:].max())
+    tokens, packing = rows["length"][:].sum() / len(lines), "packing" in args and args.packing
     batch, quantization = facts["rows_per_step"], "int8" if args.load_in_8bit else args.bnb_4bit_quant_type if args.load_in_4bit else "no"
-    parts = groupby(zip(rows[0]["input_ids"].tolist(), rows[0]["labels"].tolist(), strict=True), lambda pair: pair[1] != -100)  # learnt or not
     (name, fsdp, _), shares = strategy_in_force(accelerator), accelerator.gradient_state.plugin_kwargs.get("sync_each_batch")
-    kernels = [text for on, text in ((args.torch_compile, "torch.compile of each kind of layer"), (args.use_liger_kernel, "Liger"), (args.tf32, "TF32")) if on]
+    liger = "use_liger_kernel" in args and args.use_liger_kernel
+    kernels = [text for on, text in ((args.torch_compile, "torch.compile of each kind of layer"), (liger, "Liger"), (args.tf32, "TF32")) if on]
     summary = {
         "model": f"{args.model_name_or_path}, {total:,} parameters, {trained:,} trained ({trained / total:.2%})",
         "strategy": f"{name}, {accelerator.num_processes} x {accelerator.device.type}",
         "precision": f"weights {args.dtype}, mixed precision {accelerator.mixed_precision}, quantization {quantization}",
         "kernels": ", ".join([f"attention {model.config._attn_implementation}", *kernels]),
-        "batch": f"{batch} {'lines' if args.packing else 'rows'}, about {tokens * batch:,.0f} tokens; {steps} steps",
+        "batch": f"{batch} {'lines' if packing else 'rows'}, about {tokens * batch:,.0f} tokens; {steps} steps",
         "checkpoints": f"every {args.save_steps} steps" if args.save_steps else "when the run is stopped",
-        **told,
-        "sample": "".join("[[" * learnt + tokenizer.decode([token for token, _ in pairs]) + "]]" * learnt for learnt, pairs in parts)}
-    if args.packing:
+        **told}
+    summary["sample"] = summary.pop("sample", None) or marked(rows[0], tokenizer)
+    if packing:
         summary["packing"] = f"{len(rows)} rows in {len(lines)} lines of {args.max_length} tokens, {tokens / args.max_length:.1%} full"
     if args.gradient_accumulation_steps > 1 and accelerator.num_processes > 1:
         summary["gradients"] = "reduced in each micro-batch, so that no rank holds them whole" if shares or fsdp == 0 and name.endswith(("2", "3")) else "reduced once a step"
@@ -248,7 +267,9 @@ def end_dry_run(accelerator, args, total, trained, longest):
     accelerator.print(f"       disk: checkpoints and result take up to {need / 2**30:.3g} GiB, {free / 2**30:,.0f} GiB are free in {args.output_dir}", flush=True)
     if need > free:
         leave(accelerator, 73, f"{need:,} bytes are needed for checkpoints and result, {free:,} are free in {args.output_dir}: lower --save_total_limit, or choose another --output_dir")
-    accelerator.print(f"       plan: {plan_command(accelerator, args.max_length if args.packing else longest)}\nDry run: all of this fits together; nothing was trained or written.", flush=True)
+    if "packing" in args:  # the planner knows language models
+        accelerator.print(f"       plan: {plan_command(accelerator, args.max_length if args.packing else longest)}")
+    accelerator.print("Dry run: all of this fits together; nothing was trained or written.", flush=True)
     conclude(accelerator, "done", 0)
     accelerator.end_training()
     sys.exit(0)
