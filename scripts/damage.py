@@ -142,7 +142,7 @@ def older_one_is_taken(folder):
         shutil.rmtree(folder, ignore_errors=True)
         older, newest = make_checkpoint(folder, 3), make_checkpoint(folder, 7)
         (newest / name).write_bytes(b"")
-        args = Namespace(output_dir=str(folder), resume_from_checkpoint="auto")
+        args = Namespace(output_dir=str(folder), resume_from_checkpoint="auto", dry_run=False)
         if fault_tolerance.search_checkpoint(args) != older:
             missed.append(f"{name}: another one")
         kept = list(folder.glob("checkpoint-7.damaged-*"))
@@ -166,7 +166,7 @@ def stray_files(folder):
     before = sorted(folder.rglob("*"))
     for step in (1, 2, 3):
         make_checkpoint(folder, step, limit=1)
-    args = Namespace(output_dir=str(folder), resume_from_checkpoint="auto")
+    args = Namespace(output_dir=str(folder), resume_from_checkpoint="auto", dry_run=False)
     missed = [] if fault_tolerance.search_checkpoint(args) == folder / "checkpoint-3" else ["another one was taken"]
     missed += [f"{path} is gone" for path in before if not (path.exists() or path.is_symlink())]
     missed += [f"{path} is left" for path in (folder / "checkpoint-1", folder / "checkpoint-2") if path.exists()]

@@ -1,6 +1,6 @@
-"""Will it fit? The peak memory of a training run, by what holds it, before anything is loaded.
+r"""Will it fit? The peak memory of a training run, by what holds it, before anything is loaded.
 
-    python scripts/plan_memory.py --config_file accelerate_configs/fsdp.yaml --num_processes 8 recipes/llama.py \\
+    python scripts/plan_memory.py --config_file accelerate_configs/fsdp.yaml --num_processes 8 recipes/llama.py \
         --model_name_or_path meta-llama/Llama-3.1-8B --max_length 4096 --gradient_checkpointing --gpu h200
     python scripts/plan_memory.py meta-llama/Llama-3.1-8B --config_file accelerate_configs/ddp.yaml --use_peft
     python scripts/plan_memory.py config.json --gpu 24GB --num_gpus 4   # without a config: which ones fit, the

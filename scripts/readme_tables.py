@@ -14,6 +14,7 @@ from pathlib import Path
 import benchmark_tables
 from parity import BOUNDS, NAMES, WEIGHTS, reasons, table, tables
 from usage import Parser
+from validate_planner import METHODS, summary
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUPS = {  # what a line of the summary sums up
@@ -82,7 +83,27 @@ def speed_block(results):
     return benchmark_tables.block(results.get("benchmark"))
 
 
-BLOCKS = {"parity": parity_block, "bytes": bytes_block, "speed": speed_block}
+COMPARED = {  # kinds of cells of scripts/validate_planner.py and track_ranks.py: against what, and how
+    "one thing": ("real CPU tensors, one thing changed at a time", METHODS),
+    "drawn": ("real CPU tensors, all drawn at random", METHODS),
+    "ranks": ("real tensors of CPU ranks, every YAML", METHODS[:1]),
+    "shapes": ("the trace, 1B to 70B parameters, up to 1,024 ranks", METHODS[:1]),
+}
+
+
+def planner_block(results):
+    """One line for what the planner was held against, and way of planning: mean and worst errors of the peak."""
+    ranks = [{"kind": "ranks", METHODS[0]: row["beside_bucket"]} for row in results["planner_ranks"]["rows"]]
+    cells, lines = results["planner"]["cells"] + ranks, []
+    for kind, (text, methods) in COMPARED.items():
+        for method in methods:
+            number, mean, above, below = summary([cell for cell in cells if cell["kind"] == kind], method)
+            lines.append([method, text, str(number), f"{mean:.2%}", f"{max(above, 0):.2%}", f"{abs(min(below, 0)):.2%}"])
+    header = ["planned by", "held against", "cells", "mean error", "at most above", "at most below"]
+    return table(header, lines)
+
+
+BLOCKS = {"parity": parity_block, "bytes": bytes_block, "speed": speed_block, "planner": planner_block}
 
 
 def fill(text, results):

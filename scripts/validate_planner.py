@@ -1,10 +1,12 @@
 """How far the planner is off: its peaks against those of torch's MemTracker on real CPU tensors.
 
     python scripts/validate_planner.py --json results/planner.json
+    python scripts/readme_tables.py
 
 Each cell runs two optimizer steps of a random model with the recipe's own loss and optimizer, in fp32 and one
-process, and tracks the second. The first cells change one thing at a time; the others are drawn at random from
---seed, so that nobody chose them. Nothing in the planner is fitted to any of them. About five minutes on two cores.
+process, and tracks the second. The first cells change one thing at a time; the next are drawn at random from --seed,
+so that nobody chose them. Nothing in the planner is fitted to any of them. The last compare its two ways with each
+other on the shapes of Llama with 1, 8 and 70 billion parameters, which no CPU could run. About ten minutes.
 """
 
 import argparse
@@ -56,6 +58,29 @@ ONE_THING = [
     {"family": "qwen2"},
     {"family": "mistral"},
     {"family": "gemma"},
+]
+
+LLAMA = {"vocab_size": 128256, "num_key_value_heads": 8}
+SHAPES = {
+    "1B": LLAMA | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+                   "tie_word_embeddings": True},
+    "8B": LLAMA | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+                   "num_attention_heads": 32},
+    "70B": LLAMA | {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
+                    "num_attention_heads": 64},
+}  # fmt: skip
+BF16, CHECKPOINTED = {"mixed_precision": "bf16"}, ["--gradient_checkpointing"]
+LORA = ["--use_peft", "--dtype", "bfloat16"]
+LARGE = [
+    ("1B", [], BF16),
+    ("1B", ["--dtype", "bfloat16", *CHECKPOINTED], {}),
+    ("8B", [], BF16 | {"engine": "fsdp2", "ranks": 8, "shards": 8}),
+    ("8B", CHECKPOINTED, BF16 | {"engine": "fsdp2", "ranks": 8, "shards": 8}),
+    ("8B", LORA, BF16),
+    ("8B", [*LORA, "--load_in_4bit", *CHECKPOINTED], BF16),
+    ("70B", CHECKPOINTED, BF16 | {"engine": "fsdp2", "ranks": 64, "shards": 64}),
+    ("70B", CHECKPOINTED, BF16 | {"engine": "fsdp2", "ranks": 1024, "shards": 1024}),
+    ("70B", [*LORA, "--load_in_4bit", *CHECKPOINTED], BF16 | {"engine": "fsdp2", "ranks": 8, "shards": 8}),
 ]
 
 
@@ -123,14 +148,23 @@ def run(cell, traces=False):
     return cell | {"measured": measured} | {name: size / measured - 1 for name, size in found.items()}
 
 
-def summary(rows):
-    """{method: (mean of the absolute errors, the worst above, the worst below)}"""
-    found = {}
-    for method in METHODS:
-        errors = [row[method] for row in rows if method in row]
-        if errors:
-            found[method] = sum(map(abs, errors)) / len(errors), max(errors), min(errors)
-    return found
+def run_shape(name, flags, how):
+    """Return the closed form's relative error against the trace, on a shape that nothing here could run."""
+    from memory_plan import Batch, Plan, closed_form
+    from memory_trace import simulate
+    from transformers import AutoConfig
+
+    args, config = recipe_arguments([*flags, "--max_length", "4096"]), AutoConfig.for_model("llama", **SHAPES[name])
+    plan, batch = Plan(args, **how), Batch(1, 4096, 4096)
+    traced = sum(simulate(plan, config, batch).values())
+    row = {"model": name, "flags": flags, **how, "traced bytes": traced}
+    return row | {"closed form": sum(closed_form(plan, config, batch)[0].values()) / traced - 1}
+
+
+def summary(rows, method):
+    """(number of cells, mean of the absolute errors, the worst above, the worst below) of one of METHODS."""
+    errors = [row[method] for row in rows if method in row]
+    return len(errors), sum(map(abs, errors)) / len(errors), max(errors), min(errors)
 
 
 def parse_args():
@@ -144,22 +178,24 @@ def parse_args():
 def main():
     args = parse_args()
     import torch
+    import transformers
 
-    cells = [(BASE | cell, "one thing") for cell in ONE_THING] + [
-        (cell, "drawn") for cell in drawn(args.drawn, args.seed)
-    ]
     rows = []
-    for cell, kind in cells:
-        row = run(cell, traces=True) | {"kind": kind}
+    for kind, cells in (("one thing", [BASE | cell for cell in ONE_THING]), ("drawn", drawn(args.drawn, args.seed))):
+        for cell in cells:
+            row = run(cell, traces=True) | {"kind": kind}
+            what = {name: value for name, value in cell.items() if kind == "drawn" or value != BASE.get(name)}
+            errors = ", ".join(f"{method} {row[method]:+.2%}" for method in METHODS)
+            print(f"{row['measured'] / 2**20:9.1f} MiB, {errors}: {what}", flush=True)
+            rows.append(row)
+    for name, flags, how in LARGE:
+        row = run_shape(name, flags, how) | {"kind": "shapes"}
+        gib = row["traced bytes"] / 2**30
+        print(f"{gib:9.1f} GiB traced, closed form {row['closed form']:+.2%}: {name} {flags} {how}", flush=True)
         rows.append(row)
-        what = {name: value for name, value in cell.items() if kind == "drawn" or value != BASE.get(name)}
-        errors = ", ".join(f"{method} {row[method]:+.2%}" for method in METHODS)
-        print(f"{row['measured'] / 2**20:9.1f} MiB, {errors}: {what}", flush=True)
-    for kind in ("one thing", "drawn"):
-        for method, (mean, above, below) in summary([row for row in rows if row["kind"] == kind]).items():
-            print(f"{kind}, {method}: mean error {mean:.2%}, worst {above:+.2%} and {below:+.2%}")
+    versions = {module.__name__: module.__version__ for module in (torch, transformers)}
     if args.json:
-        results = {"torch": torch.__version__, "seed": args.seed, "cells": rows}
+        results = {"versions": versions, "seed": args.seed, "cells": rows}
         Path(args.json).write_text(json.dumps(results, indent=1) + "\n")
 
 

@@ -14,10 +14,13 @@ import generate
 import llama
 import make_tiny_model
 import parity
+import plan_memory
 import plot_loss
 import pytest
 import readme_tables
 import rehearse
+import track_ranks
+import validate_planner
 from accelerate.commands.launch import launch_command_parser
 from launching import REPO
 
@@ -25,7 +28,8 @@ PARSERS = {"recipes/llama.py": llama, "train.py": llama, "scripts/generate.py": 
            "scripts/plot_loss.py": plot_loss, "scripts/make_tiny_model.py": make_tiny_model,
            "scripts/rehearse.py": rehearse, "scripts/check_config.py": check_config,
            "scripts/parity.py": parity, "scripts/readme_tables.py": readme_tables,
-           "scripts/fault_injection.py": fault_injection,
+           "scripts/fault_injection.py": fault_injection, "scripts/plan_memory.py": plan_memory,
+           "scripts/validate_planner.py": validate_planner, "scripts/track_ranks.py": track_ranks,
            "scripts/benchmark.py": benchmark, "scripts/benchmark_peers.py": benchmark_peers,
            "scripts/benchmark_probe.py": benchmark_probe, "scripts/benchmark_tables.py": benchmark_tables}
 PLAIN = {"""kill -USR1 $(grep -oP '"process": \\K[0-9]+' runs/full/status.json)""",
@@ -84,6 +88,8 @@ def test_the_command_is_accepted(command, monkeypatch):
             args = rehearse.parse_args()[1]
             assert (REPO / args.config_file).is_file()
             parse_with(args.recipe, args.recipe_args, monkeypatch)
+        if words[1] == "scripts/plan_memory.py":
+            plan_memory.recipe_arguments(*plan_memory.parse_args())
     else:
         assert words[:2] == ["accelerate", "launch"]
         args = launch_command_parser().parse_args(words[2:])

@@ -66,7 +66,8 @@ class TestDamage:
     def test_without_any_whole_checkpoint_it_refuses(self, tmp_path, capsys):
         (damage.make_checkpoint(tmp_path, 5) / "progress.json").unlink()
         with pytest.raises(SystemExit, match="65"):
-            fault_tolerance.search_checkpoint(Namespace(output_dir=tmp_path, resume_from_checkpoint="auto"))
+            arguments = Namespace(output_dir=tmp_path, resume_from_checkpoint="auto", dry_run=False)
+            fault_tolerance.search_checkpoint(arguments)
         assert "progress.json" in capsys.readouterr().err and (tmp_path / "checkpoint-5").is_dir()
 
     @pytest.mark.parametrize("name", fault_tolerance.FILES)
@@ -104,7 +105,7 @@ class TestFolder:
 
 def test_a_run_that_began_elsewhere_goes_on_from_its_own_checkpoints(tmp_path):
     before, own = damage.make_checkpoint(tmp_path / "before", 100), tmp_path / "own"
-    arguments = Namespace(output_dir=own, resume_from_checkpoint=str(before))
+    arguments = Namespace(output_dir=own, resume_from_checkpoint=str(before), dry_run=False)
     assert fault_tolerance.search_checkpoint(arguments) == before
     newer = damage.make_checkpoint(own, 120)
     assert fault_tolerance.search_checkpoint(arguments) == newer
