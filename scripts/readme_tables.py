@@ -98,7 +98,8 @@ def planner_block(results):
     for kind, (text, methods) in COMPARED.items():
         for method in methods:
             number, mean, above, below = summary([cell for cell in cells if cell["kind"] == kind], method)
-            lines.append([method, text, str(number), f"{mean:.2%}", f"{max(above, 0):.2%}", f"{abs(min(below, 0)):.2%}"])
+            errors = [f"{abs(error):.2%}" for error in (mean, max(above, 0), min(below, 0))]
+            lines.append([method, text, str(number), *errors])
     header = ["planned by", "held against", "cells", "mean error", "at most above", "at most below"]
     return table(header, lines)
 

@@ -48,8 +48,11 @@ def scales_of(model):
             yield module.weight.SCB
 
 
+SHARED = ("step", "qmap1", "qmap2")  # a number, and tables of 1 KiB that all weights share
 KINDS = {
     "full": ["--dtype", "float32"],
+    "full, 8-bit AdamW": ["--optim", "adamw_8bit"],
+    "LoRA, 8-bit AdamW": ["--optim", "adamw_8bit", "--use_peft", "--lora_r", "64"],
     "full, bf16": ["--dtype", "bfloat16"],
     "LoRA": ["--use_peft", "--lora_r", "8"],
     "LoRA, bf16": ["--use_peft", "--dtype", "bfloat16"],
@@ -75,7 +78,7 @@ def test_states_are_the_live_tensors_bytes(flags, tied, tmp_path):
         if weight.requires_grad:
             weight.grad = torch.zeros_like(weight)
     optimizer.step()
-    states = [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
+    states = [value for state in optimizer.state.values() for name, value in state.items() if name not in SHARED]
     planned = at_rest(config, *flags)
     assert planned["parameters"] + planned.get("adapters", 0) == live_bytes(model.parameters())
     assert planned["optimizer"] == live_bytes(states)
