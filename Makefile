@@ -48,6 +48,7 @@ quickstart-llama:
 
 check: install-dev  ## lint and the static tests, under a minute
 	ruff check .
+	python scripts/sync_recipes.py --check
 	python -m pytest -q -n 2 tests/static
 
 fix: install-dev  ## let the linter mend what it can
@@ -56,8 +57,10 @@ fix: install-dev  ## let the linter mend what it can
 test: check  ## all tests that need no GPU; gpu tests show as skipped
 	python -m pytest -q -rs -n 2 --dist worksteal tests/cpu tests/gpu
 
-proof: install  ## measure every strategy, about an hour on two cores, and write the README's tables
+proof: install  ## measure every strategy and the planner, about 90 minutes on two cores; write the README's tables
 	python scripts/parity.py --json results/parity.json
+	python scripts/validate_planner.py --json results/planner.json
+	python scripts/track_ranks.py --json results/planner_ranks.json
 	python scripts/readme_tables.py
 
 bench: install-dev  ## speed against a bare loop, Trainer and SFTTrainer: hours on two idle cores; needs GSM8K's rows
