@@ -4,10 +4,10 @@
     python scripts/track_ranks.py --configs ddp fsdp1_full_shard --jobs plain LoRA
     python scripts/track_ranks.py --plan --json results/planner_ranks.json   # measured before: only plan
 
-Each launch rehearses three optimizer steps of the recipe in fp32 (scripts/rehearse.py) on two ranks, a mesh of 2 x 2
+Each launch rehearses three optimizer steps of the recipe (scripts/rehearse.py) on two ranks, a mesh of 2 x 2
 on four. torch's MemTracker is on in every rank from the second optimizer step to the third, over all tensors there
 are by then. A rank's planned peak is that of its device and its host together, since on CPU ranks they are one.
-About eight minutes on two cores for all YAMLs.
+About six minutes on two cores for a job under all YAMLs.
 """
 
 import argparse
@@ -22,12 +22,12 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple
 
+from memory_zero import BUCKET
 from shard_report import around_steps, when_prepared
 from usage import Parser
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "accelerate_configs"
-BUCKET = 500_000_000  # elements of DeepSpeed's reduce_bucket_size
 MODEL = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "num_attention_heads": 8,
          "num_key_value_heads": 4, "vocab_size": 8000}  # fmt: skip
 LINES, LONGEST = 2, 256  # of a micro-batch: lines, tokens in each
@@ -99,7 +99,7 @@ def track(path):
 
 
 def all_tensors():
-    """Every tensor with bytes that Python knows of in this process; gradients of DDP lie in its buckets."""
+    """Every tensor with bytes that Python knows of in this process; DDP's buckets among them, as gradients."""
     import torch
 
     with warnings.catch_warnings():
@@ -215,11 +215,12 @@ def measured_rows(args):
 
 
 def write(path, rows):
-    """Write the lines, one a row of the file, over those of the same job and YAML that are there."""
+    """Write the lines, one a row of the file, over those of the same job and YAML; of other versions none stay."""
     from parity import versions
 
-    before = json.loads(path.read_text())["rows"] if path.is_file() else []
-    lines = {(row["job"], row["config"]): row for row in [*before, *rows]}
+    before = json.loads(path.read_text()) if path.is_file() else {}
+    kept = before["rows"] if before.get("versions") == versions() else []
+    lines = {(row["job"], row["config"]): row for row in [*kept, *rows]}
     order = sorted(lines, key=lambda key: (list(JOBS).index(key[0]), key[1]))
     text = ",\n".join(json.dumps(lines[key]) for key in order)
     path.write_text(f'{{"versions": {json.dumps(versions())}, "rows": [\n{text}\n]}}\n')
