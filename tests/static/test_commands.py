@@ -30,7 +30,8 @@ PARSERS = {"recipes/llama.py": llama, "train.py": llama, "scripts/generate.py": 
            "scripts/rehearse.py": rehearse, "scripts/check_config.py": check_config,
            "scripts/parity.py": parity, "scripts/readme_tables.py": readme_tables,
            "scripts/fault_injection.py": fault_injection, "scripts/plan_memory.py": plan_memory,
-           "scripts/sync_recipes.py": sync_recipes, "scripts/validate_planner.py": validate_planner, "scripts/track_ranks.py": track_ranks,
+           "scripts/sync_recipes.py": sync_recipes,
+           "scripts/validate_planner.py": validate_planner, "scripts/track_ranks.py": track_ranks,
            "scripts/benchmark.py": benchmark, "scripts/benchmark_peers.py": benchmark_peers,
            "scripts/benchmark_probe.py": benchmark_probe, "scripts/benchmark_tables.py": benchmark_tables}
 PLAIN = {"""kill -USR1 $(grep -oP '"process": \\K[0-9]+' runs/full/status.json)""",
