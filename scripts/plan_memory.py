@@ -119,7 +119,7 @@ def batch_of(recipe_args, args):
 
 def show(report):
     """The plan as text: GiB of the device by what holds them, host, verdict."""
-    lines = [report["title"]]
+    lines = [f"{report['title']}, {report['method']}, GiB"]
     for name, size in report["device"].items():
         lines.append(f"  {name:<16}{size / 2**30:10.3f}")
     lines.append(f"  {'peak of a GPU':<16}{report['peak'] / 2**30:10.3f} GiB")

@@ -132,7 +132,35 @@ def whole(results):
     if "benchmark" in results:
         parts += ["# Speed", "`scripts/benchmark.py` says how each kind of cell is measured. Numbers are medians and, "
                   "in brackets, the range of the repeats.", benchmark_tables.details(results["benchmark"])]
+    parts += ["# Memory planner", "`scripts/track_ranks.py`: the planned peak against that of live tensors on CPU "
+              "ranks; under ZeRO-1 to 3 beside the bucket of 2 GB that each rank has.",
+              tracked_table(results["planner_ranks"]["rows"]),
+              "`scripts/validate_planner.py`: the closed form against the trace, rows of 4,096 tokens.",
+              shapes_table(results["planner"]["cells"])]  # fmt: skip
     return "\n\n".join(parts) + "\n"
+
+
+def signed(error):
+    """A relative error in percent, with its sign but for nothing."""
+    return f"{round(error, 4) + 0:+.2%}"
+
+
+def tracked_table(rows):
+    """One line a YAML, one column a job: the relative error of the peak."""
+    jobs = list(dict.fromkeys(row["job"] for row in rows))
+    errors = {(row["config"], row["job"]): signed(row["beside_bucket"]) for row in rows}
+    configs = sorted({row["config"] for row in rows}, key=rank_of)
+    return table(["YAML", *jobs], [[config, *(errors.get((config, job), "") for job in jobs)] for config in configs])
+
+
+def shapes_table(cells):
+    """One line a shape and strategy: GiB traced, and the closed form's relative error."""
+    lines = []
+    for cell in (cell for cell in cells if cell["kind"] == "shapes"):
+        how = f"{cell.get('engine', 'one process')}, {cell.get('ranks', 1)} ranks, {cell.get('mixed_precision', 'no')}"
+        size = f"{cell['traced bytes'] / 2**30:.2f}"
+        lines.append([cell["model"], how, " ".join(cell["flags"]), size, signed(cell["closed form"])])
+    return table(["parameters", "strategy", "flags", "GiB traced", "closed form"], lines)
 
 
 def read_results():
