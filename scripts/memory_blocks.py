@@ -63,7 +63,7 @@ class Projection:
 class Layer:
     projections: dict = field(default_factory=dict)
     norms: dict = field(default_factory=dict)  # (kind, Weight)
-    weights: list = field(default_factory=list)
+    window: int = 0  # tokens that attention sees at most; 0: all
 
 
 @dataclass
@@ -79,7 +79,6 @@ class Decoder:
     kv_heads: int
     head_dim: int
     tied: bool
-    positions: bool = True
 
 
 def kind_of_norm(module):
@@ -127,6 +126,7 @@ def read(model, config, make):
             raise Unplannable(
                 f"{name}: the closed form does not know its layers ({type(layer).__name__}); {WHAT_ELSE}"
             )
+        layer_found.window = window_of(text, len(found))
         found.append(layer_found)
     heads, head = text.num_attention_heads, model.get_output_embeddings()
     embedding = model.get_input_embeddings().weight
@@ -141,6 +141,13 @@ def read(model, config, make):
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
         tied=head.weight is embedding,
     )
+
+
+def window_of(config, number):
+    """Tokens that attention of a layer sees at most, 0 for all; transformers hides the others by a mask."""
+    kinds = getattr(config, "layer_types", None)
+    slides = kinds[number] == "sliding_attention" if kinds else getattr(config, "use_sliding_window", True)
+    return (getattr(config, "sliding_window", None) or 0) if slides else 0
 
 
 def projection(module, make):
@@ -217,13 +224,17 @@ class Forward:
         turned = ag.op(x.numel, x.width, [turned])
         return ag.op(x.numel, x.width, [straight, turned], views=True)
 
-    def attention(self, q, k, v):
+    def is_masked(self, layer):
+        """Whether the kernel is given a mask: lines that hold several rows, or more tokens than the layer sees."""
+        return self.masked or not self.flash and 0 < layer.window <= self.length
+
+    def attention(self, q, k, v, masked):
         ag, d = self.ag, self.decoder
-        if (self.eager or self.masked) and d.heads > d.kv_heads:  # repeat_kv; else the kernel shares them
+        if (self.eager or masked) and d.heads > d.kv_heads:  # repeat_kv; else the kernel shares them
             k, v = (ag.op(q.numel, x.width, [x], scratch=q.numel * x.width) for x in (k, v))
         if not self.eager:
             kept = [q, k, v, Tensor(0, 4, ag.new(self.tokens * d.heads, FP32))]
-            if self.masked:  # each layer makes its own of the mask
+            if masked:  # each layer makes its own of the mask
                 kept.append(Tensor(0, 1, ag.new(self.lines * self.length**2, q.width)))
             storage = ag.new(q.numel, q.width)
             return ag.op(
@@ -248,7 +259,7 @@ class Forward:
         if "q" in norms:
             q, k = self.norm(norms["q"], q, self.tokens * d.heads), self.norm(norms["k"], k, self.tokens * d.kv_heads)
         q, k = self.rotate(q), self.rotate(k)
-        a = self.attention(q, k, v)
+        a = self.attention(q, k, v, self.is_masked(layer))
         del q, k, v
         a = self.project(p["o"], a)
         del h
@@ -283,7 +294,7 @@ class Forward:
 
     def mask(self):
         """The mask that eager attention adds, or, where lines hold several rows, who sees whom."""
-        if not (self.masked or self.eager):
+        if not self.eager and not any(map(self.is_masked, self.decoder.layers)):
             return None
         return self.ag.new(self.lines * self.length**2, self.decoder.embedding.width if self.eager else 1)
 

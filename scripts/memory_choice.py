@@ -17,7 +17,6 @@ The order is a ranking of what a step costs, never a promised time. Its unit is 
 import contextlib
 import copy
 import gc
-import json
 import math
 import shlex
 import sys
@@ -32,7 +31,7 @@ from config_rules import as_read
 from memory_cards import CARDS, GIB, constants_of
 from memory_plan import Plan, closed_form, plan_of, strategy_for
 from model_shapes import Unplannable
-from plan_memory import batch_of
+from plan_memory import batch_of, write_json
 from shard_report import strategy_of
 
 CONFIGS = Path(__file__).resolve().parent.parent / "accelerate_configs"
@@ -525,7 +524,7 @@ def launch_of(args, recipe_args, model, card):
 
     with mock.patch.object(sys, "argv", ["llama.py"]):
         defaults = vars(llama.parse_args())
-    given = {name for name, value in vars(recipe_args).items() if value != defaults[name]}
+    given = {word[2:].partition("=")[0] for word in args.words if word.startswith("--")}
     launch = Launch(args, defaults, given, model, card)
     plain = changed(recipe_args, use_peft=False, load_in_4bit=False, load_in_8bit=False)
     launch.parameters = sum(weight.numel for weight in strategy_for(Plan(plain), model)[0].weights)
@@ -559,9 +558,7 @@ def report(args, recipe_args, model, batch, card):
         "closest": closest and as_object(launch, closest, None),
         "changes": suggested,
     }
-    if args.json:
-        text = json.dumps(found, indent=2)
-        print(text) if args.json == "-" else Path(args.json).write_text(text + "\n")
+    write_json(args.json, found)
     if args.json != "-":
         print(f"{found['title']}{', the fastest first' * bool(fitting)}\n")
         if fitting:

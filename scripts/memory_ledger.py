@@ -89,6 +89,7 @@ class Autograd:
     def __init__(self, ledger, autocasts=None, accumulate=None):
         self.ledger, self.autocasts, self.accumulate = ledger, autocasts, accumulate or self.keep_gradient
         self.order, self.tape, self.checkpoints, self.replays, self.copied = 0, [], False, False, []
+        self.evaluates = False  # torch.no_grad: nothing is kept for a backward pass
         self.keeps_inputs = False  # of products with a frozen weight too
 
     def new(self, numel, width, category="activations"):
@@ -97,6 +98,7 @@ class Autograd:
     def op(self, numel, width, inputs, keeps=(), scratch=0, views=False, category="activations", storage=None):
         """A tensor that depends on `inputs`. views: its gradient is also theirs."""
         storage, node = storage or self.new(numel, width, category), None
+        inputs = [] if self.evaluates else inputs
         gives = [(x.node, x.numel, None if views else x.width) for x in inputs if x.node]
         if gives:
             self.order += 1

@@ -18,21 +18,6 @@ from memory_zero import Zero, Zero3
 from model_shapes import Quantized, Unplannable, build
 from shard_report import strategy_of
 
-CATEGORIES = (
-    "parameters",
-    "quantization",
-    "adapters",
-    "master copies",
-    "gradients",
-    "optimizer",
-    "working copies",
-    "unsharded",
-    "activations",
-    "logits",
-    "communication",
-    "constants",
-)
-
 
 @dataclass
 class Plan:
@@ -116,8 +101,8 @@ def plan_of(args, config, num_processes=None, num_machines=None, mixed_precision
     facts = strategy_of(config)
     engine, mesh = facts["engine"], facts["replicas"] * facts["shards"]
     ranks = num_processes if num_processes is not None else max(config.get("num_processes") or 1, mesh)
-    machines = num_machines or config.get("num_machines", 1)
-    if ranks < 1 or ranks % machines:
+    machines = config.get("num_machines", 1) if num_machines is None else num_machines
+    if ranks < 1 or machines < 1 or ranks % machines:
         raise Unplannable(
             f"--num_processes {ranks} on {machines} machines: must be 1 or more, and the same number on each"
         )
@@ -145,7 +130,14 @@ def plan_of(args, config, num_processes=None, num_machines=None, mixed_precision
         shard(plan, config, facts, ranks // machines)
     if plan.mixed_precision not in ("no", *LOW):
         raise Unplannable(f"mixed_precision {plan.mixed_precision}: plans are for no, bf16 and fp16")
-    problems = refusals(plan)
+    fsdp, zero = config.get("fsdp_config", {}), config.get("deepspeed_config", {})
+    if engine.startswith("fsdp") and fsdp.get("fsdp_activation_checkpointing"):
+        raise Unplannable("fsdp_activation_checkpointing: plans are for --gradient_checkpointing, which does the same")
+    if engine.startswith("fsdp") and fsdp.get("fsdp_transformer_layer_cls_to_wrap"):
+        raise Unplannable("fsdp_transformer_layer_cls_to_wrap: plans are for the model's own layers, without that key")
+    if engine == "zero" and zero.get("deepspeed_config_file"):
+        raise Unplannable("deepspeed_config_file: plans are for DeepSpeed's own bucket sizes, by the YAML's keys")
+    problems = refusals(plan, fsdp.get("fsdp_use_orig_params", True) is not False)
     if problems:
         raise Unplannable("; ".join(problems))
     return plan
@@ -164,7 +156,7 @@ def shard(plan, config, facts, ranks_per_machine):
         raise Unplannable(f"fsdp_auto_wrap_policy {policy}: plans are for TRANSFORMER_BASED_WRAP")
 
 
-def refusals(plan):
+def refusals(plan, use_orig_params=True):
     """What the recipe itself would refuse (preflight.py), as far as it does not depend on the machine."""
     accelerator = SimpleNamespace(
         mixed_precision=plan.mixed_precision,
@@ -172,7 +164,7 @@ def refusals(plan):
             deepspeed_plugin=SimpleNamespace(
                 deepspeed_config={"zero_optimization": {"stage3_gather_16bit_weights_on_model_save": True}}
             ),
-            fsdp_plugin=SimpleNamespace(use_orig_params=True),
+            fsdp_plugin=SimpleNamespace(use_orig_params=use_orig_params),
         ),
     )
     version = {"fsdp1": 1, "fsdp2": 2}.get(plan.engine, 0)
@@ -236,7 +228,7 @@ class Batch:
 
 def closed_form(plan, config, batch):
     """Return ({category: bytes} of the device at its peak, the same of the host) for one optimizer step of the
-    recipe."""
+    recipe and, if it evaluates, a batch of that, with rows as long and as much of them learnt."""
     strategy, decoder = strategy_for(plan, config)
     device, host = strategy.at_rest()
     ledger = Ledger()
@@ -254,4 +246,10 @@ def closed_form(plan, config, batch):
         del held
         strategy.end_pass()
     strategy.step()
+    if plan.args.eval_strategy != "no":
+        rows = plan.args.per_device_eval_batch_size
+        learnt = -(-rows * batch.learnt // batch.lines)
+        autograd.evaluates = True
+        strategy.begin_pass(last=True)
+        Forward(autograd, decoder, rows, batch.tokens, plan.args, packed=False).run(learnt, strategy.around)
     return ledger.at_peak, host

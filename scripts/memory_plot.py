@@ -19,12 +19,11 @@ LENGTHS = [2**power for power in range(9, 18)]
 CURVES = 6
 
 
-def plans(recipe_args, args, read):
+def plans(recipe_args, args, ranks, read):
     """{file: Plan} of every YAML that the ranks allow and the recipe does not refuse. read(path): its config."""
     found = {}
     for path in config_files():
         config = read(path)
-        ranks = args.num_processes or 1
         if not allows(config, ranks, args.num_machines or 1):
             continue
         try:

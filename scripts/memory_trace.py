@@ -16,7 +16,7 @@ from unittest import mock
 import llama
 import torch
 import torch.distributed as dist
-from model_shapes import Quantized, Unplannable, build, quiet
+from model_shapes import Quantized, Unplannable, build, first_line, quiet
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker, _FSDPRefType
 from torch.distributed._tools.mem_tracker import MemTracker
@@ -254,10 +254,16 @@ def simulate(plan, config, batch):
     """Return {category: bytes} at the peak of a rank's device, traced. Raises Unplannable for what cannot be
     traced."""
     if plan.engine not in ("single", "ddp", "fsdp2"):
-        raise Unplannable(f"--simulate: {plan.engine} reads addresses, which fake tensors do not have: leave it out")
+        raise Unplannable(f"--simulate: {plan.name} reads addresses, which fake tensors do not have: leave it out")
+    if plan.offloads_parameters:
+        raise Unplannable("--simulate: fake tensors are on one device, so that offload moves nothing: leave it out")
+    if plan.args.optim.endswith("bit"):
+        raise Unplannable(f"--simulate: no fake tensors for bitsandbytes' {plan.args.optim}: leave it out")
+    if batch.packed and plan.args.attn_implementation not in ("eager", "sdpa"):
+        raise Unplannable(f"--simulate: traces sdpa, not {plan.args.attn_implementation}: leave it out")
     torch.set_num_threads(1)
     model = build(plan.args, config)
-    logging.getLogger("torch").setLevel(logging.ERROR)
+    logging.getLogger("torch").setLevel(logging.CRITICAL)  # it reports what it raises
     with (
         warnings.catch_warnings(),
         quiet(),
@@ -267,5 +273,8 @@ def simulate(plan, config, batch):
         sdpa_kernel(SDPBackend.FLASH_ATTENTION),
     ):
         warnings.simplefilter("ignore")
-        model, optimizer = prepared(make_fake(model), plan, mesh)
-        return tracked(model, optimizer, plan, lambda: batch_of(batch))
+        try:
+            model, optimizer = prepared(make_fake(model), plan, mesh)
+            return tracked(model, optimizer, plan, lambda: batch_of(batch))
+        except Exception as error:  # what a model's own kernels make of fake tensors on a CPU
+            raise Unplannable(f"--simulate: this model cannot be traced: {first_line(error)}") from None

@@ -1,7 +1,6 @@
 """A model as its config describes it, on the meta device: every tensor has its shape, none has its bytes.
 
-`build` makes what the recipe's `load_model` would make, adapters and quantized layers included, from a config alone;
-`weights_of` and `block_of` read from it what the memory planner counts.
+`build` makes what the recipe's `load_model` would make, adapters and quantized layers included, from a config alone.
 """
 
 import contextlib

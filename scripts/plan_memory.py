@@ -14,7 +14,7 @@ Counted is one optimizer step at its worst: rows of --max_length, all of their t
 --learnt_share say otherwise). --simulate traces the real model on fake tensors and fake ranks instead of counting op
 by op. How far both are off: README, "Will it fit?".
 
-Exit codes: 0 planned; 1 with --gpu: does not fit; 64 usage; 69 no hub.
+Exit codes: 0 planned; 1 with --gpu: does not fit; 64 usage; 69 no hub; 73 cannot write.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from config_rules import IGNORED, STOPS, as_read
 from usage import Parser
 
 ROOT = Path(__file__).resolve().parent.parent
-DOES_NOT_FIT = 1
+DOES_NOT_FIT, CANNOT_WRITE = 1, 73
 LAUNCHER = (
     "--machine_rank",
     "--main_process_ip",
@@ -65,10 +65,10 @@ def parse_args():
     for flag in LAUNCHER:
         while flag in rest:
             del rest[rest.index(flag) : rest.index(flag) + 2]
-    rest = [word for word in rest if word not in ("--multi_gpu", "--use_fsdp", "--use_deepspeed", "--quiet")]
+    rest = [word for word in rest if word not in ("--multi_gpu", "--quiet")]
     if not rest or rest[0].startswith("--"):
         parser.error("which model? MODEL, or recipes/llama.py, stands before the recipe's own arguments")
-    args.model = rest[0]
+    args.model, args.words = rest[0], rest[1:]
     return parser, args, rest[1:]
 
 
@@ -138,20 +138,34 @@ def show(report):
     return "\n".join(lines)
 
 
+def write_json(path, report):
+    """Write to a file, to the terminal for "-", nowhere for None; ends with 73 where it cannot be written."""
+    text = json.dumps(report, indent=2) + "\n"
+    try:
+        print(text, end="") if path == "-" else path and Path(path).write_text(text)
+    except OSError as error:
+        stop(path, error)
+
+
+def stop(path, error):
+    print(f"plan_memory.py: cannot write {path}: {error}", file=sys.stderr)
+    sys.exit(CANNOT_WRITE)
+
+
 def plot(parser, args, recipe_args, model, batch, card):
     """Draw all strategies for the ranks that the plan is for."""
     import memory_plot
 
     config = read_config(parser, args.config_file) if args.config_file else {}
-    args.num_processes = args.num_processes or config.get("num_processes") or 1
-    found = memory_plot.plans(recipe_args, args, lambda path: as_read(load(path).content))
+    ranks = args.num_processes or config.get("num_processes") or 1
+    found = memory_plot.plans(recipe_args, args, ranks, lambda path: as_read(load(path).content))
     if not found:
         parser.error("--plot: no strategy takes these arguments")
-    title = f"{recipe_args.model_name_or_path}, {args.num_processes} GPUs, {batch.lines} x {batch.tokens} tokens each"
+    title = f"{recipe_args.model_name_or_path}, {ranks} GPUs, {batch.lines} x {batch.tokens} tokens each"
     try:
         memory_plot.draw(args.plot, title, found, model, batch, card)
     except (OSError, ValueError) as error:
-        sys.exit(f"plan_memory.py: cannot write {args.plot}: {error}")
+        stop(args.plot, error)
 
 
 def main():
@@ -161,6 +175,8 @@ def main():
         parser.error(f"--learnt_share {args.learnt_share}: must be above 0 and at most 1")
     if args.longest is not None and args.longest < 1:
         parser.error(f"--longest {args.longest}: must be 1 or more")
+    if args.longest is not None and "--packing" in rest:
+        parser.error("--longest: packed lines are filled to --max_length")
     if not args.config_file and not args.gpu:
         parser.error("give --config_file, for the plan of one strategy, or --gpu, to choose among all")
     config = read_config(parser, args.config_file) if args.config_file else None
@@ -180,11 +196,12 @@ def main():
 
             return memory_choice.report(args, recipe_args, model, batch, card)
         plan = plan_of(recipe_args, config, args.num_processes, args.num_machines, args.mixed_precision)
-        device, host = closed_form(plan, model, batch)
         if args.simulate:
             from memory_trace import simulate
 
-            device = simulate(plan, model, batch)
+            device, host = simulate(plan, model, batch), {}
+        else:
+            device, host = closed_form(plan, model, batch)
     except Unplannable as error:
         print(f"plan_memory.py: {error}", file=sys.stderr)
         return error.code
@@ -199,9 +216,7 @@ def main():
     }
     if card:
         report["card"] = card
-    if args.json:
-        text = json.dumps(report, indent=2)
-        print(text) if args.json == "-" else Path(args.json).write_text(text + "\n")
+    write_json(args.json, report)
     if args.json != "-":
         print(show(report))
     return DOES_NOT_FIT if card and report["peak"] > card else 0

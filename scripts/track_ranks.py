@@ -164,7 +164,7 @@ def planned(row):
     from transformers import AutoConfig
 
     job = JOBS[row["job"]]
-    sys.argv = ["llama.py", *job.arguments]
+    sys.argv = ["llama.py", "--eval_strategy", "no", *job.arguments]
     read = as_read(load(str(CONFIGS / f"{row['config']}.yaml")).content)
     machines = 2 if row["config"] == "fsdp1_hybrid_shard" else 1  # as the rehearsal simulates them
     plan = plan_of(llama.parse_args(), read, row["ranks"], machines, job.precision)

@@ -129,7 +129,7 @@ def config_of(cell):
 def recipe_arguments(flags):
     import llama
 
-    sys.argv = ["llama.py", *flags]
+    sys.argv = ["llama.py", "--eval_strategy", "no", *flags]  # it is steps of training that are measured
     return llama.parse_args()
 
 

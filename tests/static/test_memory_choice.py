@@ -101,7 +101,7 @@ def test_the_largest_batch_and_length_fit_and_larger_ones_do_not(choose, call):
 def listed(flags, ranks, machines=None):
     """The rows of the small model on a card that holds all, in their order, without their limits."""
     options = SimpleNamespace(
-        num_processes=ranks, num_machines=machines, mixed_precision=None, longest=None, learnt_share=1.0
+        num_processes=ranks, num_machines=machines, mixed_precision=None, longest=None, learnt_share=1.0, words=flags
     )
     args = recipe_arguments(flags)
     with memory_choice.models_built_once():

@@ -8,9 +8,12 @@ import pytest
 from check_config import load
 from config_rules import as_read
 from launching import REPO, run
-from memory_plan import plan_of
+from memory_plan import Batch, Plan, closed_form, plan_of
+from memory_trace import simulate
+from model_shapes import Unplannable
 from validate_planner import BASE, config_of, recipe_arguments
 
+WRAP = "TRANSFORMER_BASED_WRAP"
 SMALL = BASE | {"width": 128, "depth": 2, "vocab": 1000}
 YAMLS = {  # engine, stage, shards, reshards, what is offloaded of parameters and optimizer; on 4 ranks of 2 machines
     "single": ("single", 0, 1, True, False, False), "ddp": ("ddp", 0, 4, True, False, False),
@@ -45,6 +48,10 @@ REFUSED = {
     "{model} --config_file {ddp} --max_lenght 3": "did you mean --max_length?",
     "{model} --config_file {ddp} --learnt_share 2": "--learnt_share 2",
     "{model} --config_file {ddp} --longest 0": "--longest 0",
+    "{model} --config_file {ddp} --longest 5 --packing": "--longest",
+    "{model} --config_file {fsdp1_hybrid_shard} --num_processes 4 --num_machines -2": "-2 machines",
+    "{model} --config_file {fsdp2_cpu_offload} --num_processes 2 --simulate": "offload",
+    "{model} --config_file {single} --optim adamw_8bit --simulate": "adamw_8bit",
     "{model} --config_file nowhere.yaml": "nowhere.yaml",
     "{model}": "--gpu",
     "{model} --config_file {ddp} --lora_target_modules w1 --use_peft": "no such layers",
@@ -77,6 +84,60 @@ def test_a_wrong_call_is_one_line(words, tmp_path, capsys, monkeypatch):
         code = error.code
     told = capsys.readouterr().err.strip()
     assert code == 64 and REFUSED[words] in told and "Traceback" not in told and len(told.splitlines()) <= 2
+
+
+def test_what_the_closed_form_does_not_know_can_be_traced(tmp_path):
+    config_of(SMALL).save_pretrained(tmp_path / "model")
+    call = [
+        "scripts/plan_memory.py",
+        tmp_path / "model",
+        "--config_file",
+        "accelerate_configs/single.yaml",
+        "--use_peft",
+    ]
+    refused = run(sys.executable, *call, "--use_dora", "--max_length", "64")
+    assert refused.returncode == 64 and "add --simulate" in refused.output
+    traced = run(
+        sys.executable, *call, "--use_dora", "--max_length", "64", "--simulate", "--json", tmp_path / "plan.json"
+    )
+    assert traced.returncode == 0, traced.output
+    assert json.loads((tmp_path / "plan.json").read_text())["method"] == "traced"
+
+
+def test_evaluation_with_larger_batches_is_planned(tmp_path):
+    plan = plan_of(recipe_arguments(["--per_device_eval_batch_size", "64"]), {"distributed_type": "NO"}, 1)
+    plan.args.eval_strategy = "epoch"
+    with_evaluation = sum(closed_form(plan, config_of(SMALL), Batch(1, 512, 512))[0].values())
+    plan.args.eval_strategy = "no"
+    assert with_evaluation > 2 * sum(closed_form(plan, config_of(SMALL), Batch(1, 512, 512))[0].values())
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2"])
+def test_rows_longer_than_a_window_get_masks(family):
+    config = config_of(SMALL | {"family": family})
+    config.sliding_window, config.use_sliding_window = 128, True
+    if getattr(config, "layer_types", None):
+        config.layer_types = ["sliding_attention"] * config.num_hidden_layers
+    plan, batch = Plan(recipe_arguments([])), Batch(1, 512, 512)
+    traced = sum(simulate(plan, config, batch).values())
+    assert sum(closed_form(plan, config, batch)[0].values()) == pytest.approx(traced, rel=0.02)
+
+
+UNPLANNED = {
+    "fsdp_activation_checkpointing": {"fsdp_activation_checkpointing": True},
+    "fsdp_transformer_layer_cls_to_wrap": {"fsdp_transformer_layer_cls_to_wrap": "LlamaMLP"},
+    "fsdp_use_orig_params": {"fsdp_use_orig_params": False},
+}
+
+
+@pytest.mark.parametrize("key", UNPLANNED)
+def test_keys_that_change_memory_are_not_passed_over(key):
+    content = {
+        "distributed_type": "FSDP",
+        "fsdp_config": {"fsdp_version": 1, "fsdp_auto_wrap_policy": WRAP} | UNPLANNED[key],
+    }
+    with pytest.raises(Unplannable, match=key):
+        plan_of(recipe_arguments([]), as_read(content), 4)
 
 
 def test_a_launch_command_becomes_its_plan(tmp_path):
