@@ -57,14 +57,18 @@ def loading(what, name, args=None):
         fail(69 if at_hub else 64, f"{name}: no {what}: {type(error).__name__}: {' '.join(str(error).split())[:400]}", *[OFFLINE] * at_hub)
 
 
+@contextlib.contextmanager
 def without_weights():
-    """Let from_pretrained make a model of its config, on the meta device."""
+    """Let from_pretrained of every AutoModel, each of which has its own, make a model of its config, on the meta device."""
     def of_config(kind, name, dtype, attn_implementation, quantization_config=None, output_loading_info=False, ignore_mismatched_sizes=False, **config):
         with torch.device("meta"):
             model = kind.from_config(AutoConfig.from_pretrained(name, **config), dtype=dtype, attn_implementation=attn_implementation)
         return (model, {"missing_keys": []}) if output_loading_info else model
 
-    return mock.patch.object(_BaseAutoModelClass, "from_pretrained", classmethod(of_config))
+    with contextlib.ExitStack() as patches:
+        for kind in _BaseAutoModelClass.__subclasses__():
+            patches.enter_context(mock.patch.object(kind, "from_pretrained", classmethod(of_config)))
+        yield
 
 
 def find_problems(args, accelerator):
