@@ -18,7 +18,6 @@ import math
 import os
 import sys
 import time
-from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -30,7 +29,7 @@ import numpy as np
 import torch
 import xxhash
 from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType, InitProcessGroupKwargs
-from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin, set_seed
+from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin, broadcast_object_list, set_seed
 from accelerate.utils.dataclasses import TorchDynamoPlugin
 from accelerate.utils.other import extract_model_from_parallel
 from datasets import load_dataset
@@ -40,8 +39,7 @@ from torch.nn.functional import cross_entropy, one_hot
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, BitsAndBytesConfig
-from transformers.optimization import get_scheduler
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BitsAndBytesConfig, get_scheduler
 
 try:  # beside this file: what keeps a run from being lost; what is refused and told at its start; reading of rows, bad ones named
     import fault_tolerance
@@ -51,7 +49,7 @@ except ModuleNotFoundError:
     fault_tolerance = preflight = rows = None  # this file was copied alone: it trains without them
 
 TEXT_COLUMNS = ["text"], ["sentence1", "sentence2"], ["premise", "hypothesis"], ["question1", "question2"], ["sentence"]  # EDIT: yours
-BAD_ROW = {"input_ids": [], "token_type_ids": [], "label": "", "number": 0.0, "is_float": False, "truncated": False, "length": 0, "largest": 0, "hash": 0}
+BAD_ROW = {"input_ids": [], "token_type_ids": [], "label_text": "", "number": 0.0, "is_float": False, "truncated": False, "length": 0, "largest": 0, "hash": 0}
 
 
 def stop(code, *problems):
@@ -159,13 +157,12 @@ def tokenize_text(row, tokenizer, max_length, columns, label_column, names):
     texts, label = [row[name] for name in columns], row[label_column]
     if not all(isinstance(text, str) for text in texts) or not "".join(texts).strip():
         raise ValueError(f"has no text in {' and '.join(columns)}: {str(texts)[1:80]}")
-    named = str(label).strip().removesuffix(".0" if isinstance(label, float) else "")
-    named = named if names is None else names[label] if label in range(len(names)) else ""  # -1 stands for none
+    named = str(label).strip().removesuffix(".0" * isinstance(label, float)) if names is None else names[label] if label in range(len(names)) else ""
     if not isinstance(label, (str, int, float)) or named in ("", "nan", "inf", "-inf"):
         raise ValueError(f"has no label in {label_column}: {str(label)[:80]}")
     encoded = tokenizer(*(text.encode().decode() for text in texts), truncation=True, max_length=max_length)  # encode: no lone surrogates
     tokens = np.array(encoded["input_ids"], dtype=np.int32)
-    return {"input_ids": encoded["input_ids"], "token_type_ids": encoded.get("token_type_ids", []), "label": named, "is_float": isinstance(label, float),
+    return {"input_ids": encoded["input_ids"], "token_type_ids": encoded.get("token_type_ids", []), "label_text": named, "is_float": isinstance(label, float),
             "number": math.inf if isinstance(label, str) else float(label), "truncated": bool(encoded.encodings[0].overflowing), "length": len(tokens),
             "largest": int(tokens.max()), "hash": xxhash.xxh3_64_intdigest(tokens.tobytes() + named.encode()) >> 1}
 
@@ -187,52 +184,49 @@ def load_texts(name, config, split, tokenizer, args):
     return done.add_column("row", np.arange(1, len(done) + 1)).with_format("numpy"), str(len(done))
 
 
-def class_names(found, args):
-    """Return the names of the classes in the order of their numbers; [] for regression. Names that the model or the data set numbers
-    stand in that order, numbers in their own, other names in alphabetical order."""
+def number_classes(found, args):
+    """Return {name of a class: its number}, {} for regression: in the order of the data set, of numbers, of the alphabet."""
     if args.problem_type == "regression" or not args.problem_type and found["is_float"][:].any():
-        return []
-    numbers = dict(zip(found["label"][:].tolist(), found["number"][:].tolist(), strict=True))
-    known = AutoConfig.from_pretrained(args.model_name_or_path, trust_remote_code=False).label2id  # by a head that is there
-    return sorted(numbers, key=lambda name: known[name] if known.keys() == numbers.keys() else (numbers[name], name))
+        return {}
+    numbers = dict(zip(found["label_text"][:].tolist(), found["number"][:].tolist(), strict=True))
+    return {name: number for number, name in enumerate(sorted(numbers, key=lambda name: (numbers[name], name)))}
 
 
-def number_labels(found, counts, names, weights, name, split, args):
+def number_labels(found, counts, classes, weights, name, split, args):
     """Return the rows with labels and weight as the loss needs them, and their counts. Stops with 65, or with --skip_bad_rows leaves them
     out, where a label is that of no training row, or no number. weights: of the classes. name, split: where the rows are from."""
-    numbers = {name: number for number, name in enumerate(names)}
-    labels = np.array([numbers.get(label, -1) for label in found["label"][:].tolist()]) if names else found["number"][:].astype(np.float32)
-    unfit = np.flatnonzero(labels < 0 if names else ~np.isfinite(labels)).tolist()
+    labels = np.array([classes.get(label, -1) for label in found["label_text"][:].tolist()]) if classes else found["number"][:].astype(np.float32)
+    unfit = np.flatnonzero(labels < 0 if classes else ~np.isfinite(labels)).tolist()
     if unfit and (not args.skip_bad_rows or len(unfit) == len(found)):
-        why = f"is that of no training row: those have {', '.join(names)[:200]}" if names else "is no number"
+        why = f"is that of no training row: those have {', '.join(classes)[:200]}" if classes else "is no number"
         source = rows.source_of(name, split) if rows else f"{name}, {split}, row"
-        stop(65, *(f"{source} {found[i]['row']}: its label {str(found[i]['label'])!r} {why}" for i in unfit[:3]),
+        stop(65, *(f"{source} {found[i]['row']}: its label {str(found[i]['label_text'])!r} {why}" for i in unfit[:3]),
              f"{len(unfit)} rows cannot be used: mend them, or leave them out with --skip_bad_rows")
     if unfit:
         kept = np.delete(np.arange(len(found)), unfit)
         found, labels, counts = found.select(kept), labels[kept], f"{counts}, {len(unfit)} more for their label"
-    weight = np.array(weights, dtype=np.float32)[labels] if names else np.ones(len(labels), dtype=np.float32)
+    weight = np.array(weights, dtype=np.float32)[labels] if classes else np.ones(len(labels), dtype=np.float32)
     return found.add_column("labels", labels).add_column("weight", weight).with_format("numpy"), counts
 
 
 def load_data(args, tokenizer):
-    """Return training rows, evaluation rows or None, names of the classes ([]: regression), and what to tell. EDIT: filters, mixtures."""
+    """Return training rows, evaluation rows or None, {class: its number}, {} for regression, and what to tell. EDIT: filters, mixtures."""
     train_rows, counts = load_texts(args.dataset_name, args.dataset_config, args.dataset_train_split, tokenizer, args)
     name, config = (args.eval_dataset_name, None) if args.eval_dataset_name else (args.dataset_name, args.dataset_config)
     wanted = args.eval_strategy != "no" and (args.eval_dataset_name or not Path(name).exists() or any(Path(name).rglob(f"{args.dataset_test_split}*")))
     eval_rows, eval_counts = load_texts(name, config, args.dataset_test_split, tokenizer, args) if wanted else (None, "none")
-    names, number_of = class_names(train_rows, args), Counter(train_rows["label"][:].tolist())
-    if len(names) == 1:
-        stop(65, f"{args.dataset_name}: all rows have the label {names[0]!r} in {args.label_column}: there is nothing to tell apart")
-    if args.class_weights == "balanced" and not names:
+    classes, rows_of = number_classes(train_rows, args), dict(zip(*np.unique(train_rows["label_text"][:], return_counts=True), strict=True))
+    if len(classes) == 1:
+        stop(65, f"{args.dataset_name}: all rows have the label {list(classes)[0]!r} in {args.label_column}: there is nothing to tell apart")
+    if args.class_weights == "balanced" and not classes:
         stop(64, f"--class_weights balanced: {args.label_column} has numbers to learn, not classes")
-    weights = [len(train_rows) / (len(names) * number_of[name]) if args.class_weights == "balanced" else 1.0 for name in names]
-    train_rows, counts = number_labels(train_rows, counts, names, weights, args.dataset_name, args.dataset_train_split, args)
+    weights = [len(train_rows) / (len(classes) * rows_of[label]) if args.class_weights == "balanced" else 1.0 for label in classes]
+    train_rows, counts = number_labels(train_rows, counts, classes, weights, args.dataset_name, args.dataset_train_split, args)
     if eval_rows:
-        eval_rows, eval_counts = number_labels(eval_rows, eval_counts, names, weights, name, args.dataset_test_split, args)
-    labels = f"{len(names)} classes: {', '.join(f'{name} {number_of[name]}' for name in names)[:400]}" if names else "numbers"
-    sample = f"{tokenizer.decode(train_rows[0]['input_ids'])} -> {train_rows[0]['label']}"
-    return train_rows, eval_rows, names, {"train rows": counts, "eval rows": eval_counts, "labels": labels, "sample": sample}
+        eval_rows, eval_counts = number_labels(eval_rows, eval_counts, classes, weights, name, args.dataset_test_split, args)
+    return train_rows, eval_rows, classes, {
+        "train rows": counts, "eval rows": eval_counts, "sample": f"{tokenizer.decode(train_rows[0]['input_ids'])} -> {train_rows[0]['label_text']}",
+        "labels": f"{len(classes)} classes: {', '.join(f'{label} {rows_of[label]}' for label in classes)[:400]}" if classes else "numbers"}
 
 
 def global_batches(num_lines, batch_size, window, num_epochs=1, seed=None, lengths=None):
@@ -271,24 +265,30 @@ def load_text_tokenizer(name):
     return tokenizer
 
 
-def load_classifier(args, accelerator, tokenizer, names):
+def load_classifier(args, accelerator, tokenizer, classes):
     """Return the model with a head for these classes or for one number, quantized and with adapters as asked for; preflight stops with 64."""
-    quantization = BitsAndBytesConfig(load_in_8bit=True) if args.load_in_8bit else None
+    blocks_alone = [r"(?!.*\.\d).*"]  # names without a number are skipped: a head is often new, and bitsandbytes would take it for a quantized one
+    quantization = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=blocks_alone) if args.load_in_8bit else None
     if args.load_in_4bit:  # the library's own defaults are fp4, float32 and uint8: always say all four
         quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=args.bnb_4bit_quant_type, bnb_4bit_quant_storage=args.dtype,
-                                          bnb_4bit_compute_dtype=args.dtype, bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant)
-    head = {"num_labels": 1, "problem_type": "regression"} if not names else {
-        "id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}, "problem_type": "single_label_classification"}
+                                          bnb_4bit_compute_dtype=args.dtype, bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant, llm_int8_skip_modules=blocks_alone)
+    head = {"id2label": dict(enumerate(classes)), "label2id": classes, "problem_type": "single_label_classification"}
+    head = head if classes else {"num_labels": 1, "problem_type": "regression"}
     with preflight.loading("model", args.model_name_or_path, args) if preflight else nullcontext():
         model, report = AutoModelForSequenceClassification.from_pretrained(  # a head of other classes is replaced
             args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation, quantization_config=quantization,
             ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=False, **head)
-    model.config.pad_token_id = tokenizer.pad_token_id  # decoders look for the last token before it
+    lost = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]
+    new = sorted({name.rpartition(".")[0] for name in lost})  # the head, of some models a pooler too: with adapters trained and saved whole
+    set_seed(args.seed)  # for adapters: ranks that made no new weights have drawn less
+    for module in map(model.get_submodule, new if accelerator.distributed_type == DistributedType.FSDP else []):  # other ranks have noise there, or no memory
+        module.load_state_dict(broadcast_object_list([module.cpu().state_dict() if accelerator.is_main_process else None])[0], assign=True)
+    model.config.pad_token_id, model._weight_conversions = tokenizer.pad_token_id, None  # for decoders; else names of old files are saved, by ZeRO-3 in any case
+    model._no_split_modules = {type(block).__name__ for module in model.modules() if isinstance(module, torch.nn.ModuleList) for block in module}  # FSDP's units, without the embeddings
     if args.gradient_checkpointing:  # called gradient_checkpointing_enable in older transformers
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": False})
     model.apply(lambda module: setattr(module, "support_avx512bf16_for_cpu", False))  # else a CPU repacks 4-bit weights, and gradients stop there
     if args.use_peft:
-        new = sorted({name.rsplit(".", 1)[0] for name in report["missing_keys"]})  # trained and saved whole: the head, of some models a pooler too
         model = get_peft_model(model, LoraConfig(
             task_type="SEQ_CLS", r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, use_rslora=args.use_rslora,
             use_dora=args.use_dora, target_modules="all-linear" if args.lora_target_modules == ["all-linear"] else args.lora_target_modules, modules_to_save=new or None))
@@ -359,13 +359,14 @@ def evaluate_rows(accelerator, model, loader, step):
 
 
 def export_model(accelerator, model, tokenizer, output_dir):
-    """Write the folder that `from_pretrained` (adapters: peft) loads. Every rank takes part, rank 0 writes."""
+    """Write the folder that `from_pretrained` (adapters: peft) loads. Every rank takes part, rank 0, which has the whole weights, writes."""
     weights = accelerator.get_state_dict(model)
-    model = extract_model_from_parallel(model, keep_torch_compile=False, recursive=True)  # peft finds no adapters inside of FSDP1's wrappers
-    tied = getattr(model, "all_tied_weights_keys", {})  # once, also where a strategy gathers them twice
-    weights = {name.replace("_orig_mod.", "").removeprefix("module."): weight for name, weight in (weights or {}).items() if name not in tied}
-    model.save_pretrained(output_dir, state_dict=weights, is_main_process=accelerator.is_main_process)
     if accelerator.is_main_process:
+        model = extract_model_from_parallel(model, keep_torch_compile=False)
+        for module in list(model.modules()):  # peft finds nothing inside of FSDP1's wrappers
+            module._modules.update({name: child.module for name, child in module.named_children() if "_fsdp_wrapped_module" in child._modules})
+        tied, clean = getattr(model, "all_tied_weights_keys", {}), lambda name: name.replace("_orig_mod.", "").removeprefix("module.")
+        model.save_pretrained(output_dir, state_dict={clean(name): weight for name, weight in weights.items() if name not in tied})  # tied ones once
         tokenizer.save_pretrained(output_dir)
 
 
@@ -386,7 +387,7 @@ def main():
     # ---- Tokenizer and data ----
     tokenizer = load_text_tokenizer(args.model_name_or_path)
     with accelerator.local_main_process_first():  # the others read its cache
-        train_rows, eval_rows, names, told = load_data(args, tokenizer)
+        train_rows, eval_rows, classes, told = load_data(args, tokenizer)
     lengths, window = train_rows["length"][:], accumulation * accelerator.num_processes  # window: micro-batches of an optimizer step
     facts = {"rows_per_step": args.per_device_train_batch_size * window, "data": xxhash.xxh3_128_hexdigest(train_rows["hash"][:].tobytes())}
     if checkpoint:
@@ -405,7 +406,7 @@ def main():
         eval_loader = accelerator.prepare(DataLoader(range(len(eval_rows)), batch_sampler=batches, collate_fn=make[1], **options))
 
     # ---- Model ----
-    model = load_classifier(args, accelerator, tokenizer, names)
+    model = load_classifier(args, accelerator, tokenizer, classes)
     config = model.config
     if preflight:
         preflight.report_start(accelerator, args, model, tokenizer, train_rows, train_rows, total_steps, facts, told)
@@ -491,8 +492,7 @@ def main():
         config.save_pretrained(output_dir)  # of adapters nothing else tells the names of the classes
     if fault_tolerance:
         fault_tolerance.conclude(accelerator, "done", 0)
-    accelerator.print(f"Trained in {time.perf_counter() - start:.0f} s; the model is in {output_dir}. To go on:")
-    accelerator.print(f"""  python -c "from transformers import pipeline; print(pipeline('text-classification', '{output_dir}')('...'))"\n  python scripts/plot_loss.py {output_dir}""")
+    accelerator.print(f"""Trained in {time.perf_counter() - start:.0f} s; the model is in {output_dir}. To go on:\n  python -c "from transformers import pipeline; print(pipeline('text-classification', '{output_dir}')('...'))"\n  python scripts/plot_loss.py {output_dir}""")
     accelerator.end_training()
 
 

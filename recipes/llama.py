@@ -358,13 +358,14 @@ def evaluate(accelerator, model, loader, step):
 
 
 def export_model(accelerator, model, tokenizer, output_dir):
-    """Write the folder that `from_pretrained` (adapters: peft) loads. Every rank takes part, rank 0 writes."""
+    """Write the folder that `from_pretrained` (adapters: peft) loads. Every rank takes part, rank 0, which has the whole weights, writes."""
     weights = accelerator.get_state_dict(model)
-    model = extract_model_from_parallel(model, keep_torch_compile=False, recursive=True)  # peft finds no adapters inside of FSDP1's wrappers
-    tied = getattr(model, "all_tied_weights_keys", {})  # once, also where a strategy gathers them twice
-    weights = {name.replace("_orig_mod.", "").removeprefix("module."): weight for name, weight in (weights or {}).items() if name not in tied}
-    model.save_pretrained(output_dir, state_dict=weights, is_main_process=accelerator.is_main_process)
     if accelerator.is_main_process:
+        model = extract_model_from_parallel(model, keep_torch_compile=False)
+        for module in list(model.modules()):  # peft finds nothing inside of FSDP1's wrappers
+            module._modules.update({name: child.module for name, child in module.named_children() if "_fsdp_wrapped_module" in child._modules})
+        tied, clean = getattr(model, "all_tied_weights_keys", {}), lambda name: name.replace("_orig_mod.", "").removeprefix("module.")
+        model.save_pretrained(output_dir, state_dict={clean(name): weight for name, weight in weights.items() if name not in tied})  # tied ones once
         tokenizer.save_pretrained(output_dir)
 
 
@@ -491,8 +492,7 @@ def main():
     export_model(accelerator, model, tokenizer, output_dir)
     if fault_tolerance:
         fault_tolerance.conclude(accelerator, "done", 0)
-    accelerator.print(f"Trained in {time.perf_counter() - start:.0f} s; the model is in {output_dir}. To go on:")
-    accelerator.print(f'  python scripts/generate.py {output_dir} --prompt "..."\n  python scripts/plot_loss.py {output_dir}')
+    accelerator.print(f'Trained in {time.perf_counter() - start:.0f} s; the model is in {output_dir}. To go on:\n  python scripts/generate.py {output_dir} --prompt "..."\n  python scripts/plot_loss.py {output_dir}')
     accelerator.end_training()
 
 

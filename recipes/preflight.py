@@ -63,7 +63,7 @@ def without_weights():
     def of_config(kind, name, dtype, attn_implementation, quantization_config=None, output_loading_info=False, ignore_mismatched_sizes=False, **config):
         with torch.device("meta"):
             model = kind.from_config(AutoConfig.from_pretrained(name, **config), dtype=dtype, attn_implementation=attn_implementation)
-        return (model, {"missing_keys": []}) if output_loading_info else model
+        return (model, {"missing_keys": [], "mismatched_keys": []}) if output_loading_info else model
 
     with contextlib.ExitStack() as patches:
         for kind in _BaseAutoModelClass.__subclasses__():

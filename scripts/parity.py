@@ -30,9 +30,12 @@ from usage import USAGE, Parser
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "accelerate_configs"
-# Matrices of 320 x 320 and more, since ZeRO-3 does not shard tensors below 100,000 elements
-MODEL = ["--hidden_size", "320", "--intermediate_size", "640", "--num_attention_heads", "5",
-         "--num_key_value_heads", "5", "--num_train_rows", "210", "--num_test_rows", "21"]
+# What makes a recipe's tiny model and rows. Matrices of 320 x 320 and more, since ZeRO-3 does not shard tensors below
+# 100,000 elements
+WIDTH = ["--hidden_size", "320", "--intermediate_size", "640", "--num_attention_heads", "5"]
+ROWS = ["--num_train_rows", "210", "--num_test_rows", "21"]
+MODEL = [*WIDTH, "--num_key_value_heads", "5", *ROWS]
+MAKERS = {"llama": ["make_tiny_model.py", *MODEL]}
 # 210 rows do not divide by the global batch of 12: the last window of an epoch has 6, and some ranks have none of them
 JOB = ["--max_steps", "20", "--num_train_epochs", "2", "--learning_rate", "1e-3", "--warmup_steps", "0.1",
        "--lr_scheduler_type", "cosine", "--weight_decay", "0.1", "--max_grad_norm", "0.5", "--save_steps", "0"]
@@ -50,7 +53,7 @@ BOUNDS = {"loss": 1e-6, "grad_norm": 1e-6, "learning_rate": 0.0, "weights": 1e-5
 
 
 class Run(NamedTuple):
-    """One launch: a YAML without its suffix, a cut of the batch, kind of weights, further flags of the recipe."""
+    """One launch: a YAML without its suffix, a cut of the batch, kind of weights, further flags of a recipe."""
 
     group: str
     config: str
@@ -59,10 +62,12 @@ class Run(NamedTuple):
     accumulation: int = 4
     weights: str = "full"
     flags: tuple = ()
+    recipe: str = "llama"
 
     @property
     def name(self):
-        words = [self.weights.replace(" ", "_"), self.config, f"{self.ranks}x{self.batch}x{self.accumulation}"]
+        cut = f"{self.ranks}x{self.batch}x{self.accumulation}"
+        words = [self.recipe, self.weights.replace(" ", "_"), self.config, cut]
         return "-".join([*words, *(flag.removeprefix("--") for flag in self.flags)])
 
     @property
@@ -73,8 +78,8 @@ class Run(NamedTuple):
 
 def reference_of(run):
     """The same job in one process, with the same kind of weights, and with packed lines if those make the batches."""
-    if "--packing" in run.flags:
-        return Run("packing", "single", weights=run.weights, flags=run.flags)
+    if run.recipe != "llama" or "--packing" in run.flags:
+        return run._replace(config="single", ranks=1, batch=CUT[1][0], accumulation=CUT[1][1])
     return Run("strategies", "single", weights=run.weights)
 
 
@@ -105,6 +110,10 @@ def all_runs():
         runs += [Run("levers", config, ranks, *CUT[ranks], weights, LEVERS) for weights in ("full", "LoRA")]
         runs.append(Run("packing", config, ranks, *CUT[ranks], flags=PACKING))
     runs.append(Run("attention", "single", flags=("--attn_implementation", "eager")))
+    for recipe in (name for name in MAKERS if name != "llama"):
+        for config in configs():
+            cut = ranks_of(config, 2), *CUT[ranks_of(config, 2)]
+            runs += [Run(recipe, config, *cut, weights, recipe=recipe) for weights in ("full", "LoRA")]
     return runs
 
 
@@ -115,9 +124,10 @@ def refuses(run):
             or run.weights == "nf4 LoRA" and run.config == "fsdp1_shard_grad_op")
 
 
-def make_model(folder):
-    """Write the tiny model and its rows to `folder`/model and `folder`/data."""
-    command = [sys.executable, str(ROOT / "scripts" / "make_tiny_model.py"), str(folder), *MODEL]
+def make_model(folder, recipe="llama"):
+    """Write the tiny model and rows of a recipe to `folder`/model and `folder`/data."""
+    maker, *shape = MAKERS[recipe]
+    command = [sys.executable, str(ROOT / "scripts" / maker), str(folder), *shape]
     subprocess.run(command, check=True, capture_output=True)
 
 
@@ -125,7 +135,7 @@ def launch(run, tiny, folder):
     """Run the recipe into `folder`, with the shard report in report.json. Returns exit code and output."""
     command = [sys.executable, ROOT / "scripts" / "rehearse.py", "--num_processes", run.ranks]
     command += ["--config_file", CONFIGS / f"{run.config}.yaml", "--report", folder / "report.json"]
-    command += [ROOT / "recipes" / "llama.py", *run.arguments, "--model_name_or_path", tiny / "model"]
+    command += [ROOT / "recipes" / f"{run.recipe}.py", *run.arguments, "--model_name_or_path", tiny / "model"]
     command += ["--dataset_name", tiny / "data" / "train.jsonl", "--eval_dataset_name", tiny / "data" / "test.jsonl"]
     command = [str(word) for word in [*command, "--output_dir", folder]]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
@@ -287,11 +297,12 @@ def main():
         print("\n".join(f"{run.group}: {run.name}" for run in args.runs))
         return
     references = list(dict.fromkeys(reference_of(run) for run in args.runs))
-    tiny = args.output_dir / "tiny"
-    make_model(tiny)
+    for recipe in dict.fromkeys(run.recipe for run in args.runs):
+        make_model(args.output_dir / f"tiny_{recipe}", recipe)
 
     def finish(run):
-        row = measure(run, tiny, args.output_dir / run.name, args.output_dir / reference_of(run).name)
+        tiny, reference = args.output_dir / f"tiny_{run.recipe}", args.output_dir / reference_of(run).name
+        row = measure(run, tiny, args.output_dir / run.name, reference)
         print(f"{row['verdict']:>13}  {run.group}: {run.name}", flush=True)
         return row
 

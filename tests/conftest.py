@@ -27,25 +27,38 @@ def shared_tmp(tmp_path_factory, worker_id):
 
 
 @pytest.fixture(scope="session")
-def tiny(shared_tmp):
-    """The folder that scripts/make_tiny_model.py writes: model/, data/train.jsonl, data/test.jsonl (few rows)."""
-    folder = shared_tmp / "tiny"
-    with FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            parity.make_model(folder)
-    return folder
+def tiny_of(shared_tmp):
+    """A function from a recipe's name to the folder of its tiny model and few rows, made once a test run: model/,
+    data/train.jsonl, data/test.jsonl (scripts/parity.py, MAKERS)."""
+
+    def folder_of(recipe):
+        folder = shared_tmp / f"tiny_{recipe}"
+        with FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                parity.make_model(folder, recipe)
+        return folder
+
+    return folder_of
 
 
 @pytest.fixture(scope="session")
-def one_process(tiny, shared_tmp):
-    """A function from kind of weights to the folder of scripts/parity.py's job in one process, run once a test run."""
+def tiny(tiny_of):
+    """The folder of the tiny language model that recipes/llama.py trains."""
+    return tiny_of("llama")
 
-    def folder_of(weights):
-        reference = parity.Run("strategies", "single", weights=weights)
+
+@pytest.fixture(scope="session")
+def one_process(tiny_of, shared_tmp):
+    """A function from kind of weights, and recipe, to the folder of its job in scripts/parity.py in one process, run
+    once a test run."""
+
+    def folder_of(weights, recipe="llama"):
+        group = "strategies" if recipe == "llama" else recipe
+        reference = parity.Run(group, "single", weights=weights, recipe=recipe)
         folder = shared_tmp / f"one_process_{reference.name}"
         with FileLock(f"{folder}.lock"):
             if not (folder / "done").exists():
-                code, output = parity.launch(reference, tiny, folder)
+                code, output = parity.launch(reference, tiny_of(recipe), folder)
                 assert code == 0, output[-3000:]
                 (folder / "done").touch()
         return folder
