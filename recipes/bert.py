@@ -3,8 +3,7 @@
 The YAML file owns the strategy, the command line everything about learning:
 
     accelerate launch --config_file accelerate_configs/fsdp.yaml recipes/bert.py
-    accelerate launch --config_file accelerate_configs/ddp.yaml --num_processes 4 recipes/bert.py \
-        --model_name_or_path answerdotai/ModernBERT-base --dataset_name rows.jsonl --label_column topic --class_weights balanced
+    accelerate launch --config_file accelerate_configs/ddp.yaml --num_processes 4 recipes/bert.py --dataset_name rows.jsonl --label_column topic
     accelerate launch --config_file accelerate_configs/deepspeed_zero2.yaml --num_processes 8 recipes/bert.py --use_peft --learning_rate 5e-4
 
 A good run prints a summary with one row as the model sees it, an accuracy that rises, and the folder that `from_pretrained`
@@ -18,6 +17,7 @@ import math
 import os
 import sys
 import time
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -29,17 +29,17 @@ import numpy as np
 import torch
 import xxhash
 from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType, InitProcessGroupKwargs
-from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin, broadcast_object_list, set_seed
+from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin, gather_object, set_seed
 from accelerate.utils.dataclasses import TorchDynamoPlugin
 from accelerate.utils.other import extract_model_from_parallel
 from datasets import load_dataset
 from peft import LoraConfig, get_peft_model
 from peft.utils.other import fsdp_auto_wrap_policy
-from torch.nn.functional import cross_entropy, one_hot
-from torch.nn.utils.rnn import pad_sequence
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BitsAndBytesConfig, get_scheduler
+from transformers.data.data_collator import DataCollatorWithPadding
 
 try:  # beside this file: what keeps a run from being lost; what is refused and told at its start; reading of rows, bad ones named
     import fault_tolerance
@@ -49,7 +49,7 @@ except ModuleNotFoundError:
     fault_tolerance = preflight = rows = None  # this file was copied alone: it trains without them
 
 TEXT_COLUMNS = ["text"], ["sentence1", "sentence2"], ["premise", "hypothesis"], ["question1", "question2"], ["sentence"]  # EDIT: yours
-BAD_ROW = {"input_ids": [], "token_type_ids": [], "label_text": "", "number": 0.0, "is_float": False, "truncated": False, "length": 0, "largest": 0, "hash": 0}
+BAD_ROW = {"input_ids": [], "token_type_ids": [], "label_text": "", "number": 0.0, "truncated": False, "length": 0, "largest": 0, "hash": 0}
 
 
 def stop(code, *problems):
@@ -150,21 +150,20 @@ def make_accelerator(args):
 
 def tokenize_text(row, tokenizer, max_length, columns, label_column, names):
     """Return the tokens of a row's text or pair of texts, whether it was cut, number, largest and hash of its tokens, and its label as
-    text and, where it is one, as number. A ValueError says why a row cannot be used. names: of a data set that numbers its classes."""
+    text and as number, inf where it is none. A ValueError says why a row cannot be used. names: of a data set that numbers its classes."""
     columns = columns or next((known for known in TEXT_COLUMNS if set(known) <= set(row)), TEXT_COLUMNS[0])
-    if not set(wanted := [*columns, label_column]) <= set(row):
-        raise ValueError(f"has the columns {', '.join(row)[:80] or 'none'}; needs {', '.join(wanted)}: see --text_columns and --label_column")
+    if rows:
+        rows.check_columns(row, columns, label_column)
     texts, label = [row[name] for name in columns], row[label_column]
-    if not all(isinstance(text, str) for text in texts) or not "".join(texts).strip():
-        raise ValueError(f"has no text in {' and '.join(columns)}: {str(texts)[1:80]}")
-    named = str(label).strip().removesuffix(".0" * isinstance(label, float)) if names is None else names[label] if label in range(len(names)) else ""
-    if not isinstance(label, (str, int, float)) or named in ("", "nan", "inf", "-inf"):
-        raise ValueError(f"has no label in {label_column}: {str(label)[:80]}")
+    label = label if names is None else dict(enumerate(names)).get(label)  # -1 stands for none
+    label_text = str(label).strip().removesuffix(".0" * isinstance(label, float))  # readers make 2.0 of 2 where a number is missing
+    if not isinstance(label, (str, int, float)) or label_text in ("", "nan", "inf", "-inf"):
+        raise ValueError(f"has no label in {label_column}: {str(row[label_column])[:80]}")
     encoded = tokenizer(*(text.encode().decode() for text in texts), truncation=True, max_length=max_length)  # encode: no lone surrogates
     tokens = np.array(encoded["input_ids"], dtype=np.int32)
-    return {"input_ids": encoded["input_ids"], "token_type_ids": encoded.get("token_type_ids", []), "label_text": named, "is_float": isinstance(label, float),
-            "number": math.inf if isinstance(label, str) else float(label), "truncated": bool(encoded.encodings[0].overflowing), "length": len(tokens),
-            "largest": int(tokens.max()), "hash": xxhash.xxh3_64_intdigest(tokens.tobytes() + named.encode()) >> 1}
+    return {"input_ids": encoded["input_ids"], "token_type_ids": encoded.get("token_type_ids", []), "label_text": label_text,
+            "number": math.inf if isinstance(row[label_column], str) else float(row[label_column]), "truncated": bool(encoded.encodings[0].overflowing),
+            "length": len(tokens), "largest": int(tokens.max()), "hash": xxhash.xxh3_64_intdigest(tokens.tobytes() + label_text.encode()) >> 1}
 
 
 def load_texts(name, config, split, tokenizer, args):
@@ -176,26 +175,27 @@ def load_texts(name, config, split, tokenizer, args):
         found = load_dataset(reader, data_files=name, split="train") if Path(name).is_file() else load_dataset(name, config).get(split)
     if not found:
         return None, "none"
-    names = getattr(found.features.get(args.label_column), "names", None)
-    tokenize = partial(tokenize_text, tokenizer=tokenizer, max_length=args.max_length, columns=args.text_columns, label_column=args.label_column, names=names)
+    tokenize = partial(tokenize_text, tokenizer=tokenizer, max_length=args.max_length, columns=args.text_columns,
+                       label_column=args.label_column, names=getattr(found.features.get(args.label_column), "names", None))
     if rows:
         return rows.tokenize_split(found, name, split, tokenize, args, BAD_ROW)
     done = found.map(tokenize, remove_columns=found.column_names, num_proc=args.dataset_num_proc)
     return done.add_column("row", np.arange(1, len(done) + 1)).with_format("numpy"), str(len(done))
 
 
-def number_classes(found, args):
-    """Return {name of a class: its number}, {} for regression: in the order of the data set, of numbers, of the alphabet."""
-    if args.problem_type == "regression" or not args.problem_type and found["is_float"][:].any():
+def find_classes(found, args):
+    """Return {name of a class: its rows} in the order of numbers, then of the alphabet; {} where numbers are learnt: some are not whole."""
+    labels = Counter(zip(found["number"][:].tolist(), found["label_text"][:].tolist(), strict=True))
+    if args.problem_type == "regression" or not args.problem_type and any(number % 1 > 0 for number, _ in labels):
         return {}
-    numbers = dict(zip(found["label_text"][:].tolist(), found["number"][:].tolist(), strict=True))
-    return {name: number for number, name in enumerate(sorted(numbers, key=lambda name: (numbers[name], name)))}
+    return {name: number_of_rows for (_, name), number_of_rows in sorted(labels.items())}
 
 
-def number_labels(found, counts, classes, weights, name, split, args):
-    """Return the rows with labels and weight as the loss needs them, and their counts. Stops with 65, or with --skip_bad_rows leaves them
-    out, where a label is that of no training row, or no number. weights: of the classes. name, split: where the rows are from."""
-    labels = np.array([classes.get(label, -1) for label in found["label_text"][:].tolist()]) if classes else found["number"][:].astype(np.float32)
+def add_labels(found, counts, classes, name, split, args):
+    """Return the rows with labels and weights as the loss needs them, and their counts. Stops with 65, or with --skip_bad_rows leaves them
+    out, where a label is that of no training row, or no number. name, split: where the rows are from."""
+    number_of = {label: number for number, label in enumerate(classes)}
+    labels = np.array([number_of.get(text, -1) for text in found["label_text"][:].tolist()]) if classes else found["number"][:].astype(np.float32)
     unfit = np.flatnonzero(labels < 0 if classes else ~np.isfinite(labels)).tolist()
     if unfit and (not args.skip_bad_rows or len(unfit) == len(found)):
         why = f"is that of no training row: those have {', '.join(classes)[:200]}" if classes else "is no number"
@@ -205,28 +205,29 @@ def number_labels(found, counts, classes, weights, name, split, args):
     if unfit:
         kept = np.delete(np.arange(len(found)), unfit)
         found, labels, counts = found.select(kept), labels[kept], f"{counts}, {len(unfit)} more for their label"
-    weight = np.array(weights, dtype=np.float32)[labels] if classes else np.ones(len(labels), dtype=np.float32)
-    return found.add_column("labels", labels).add_column("weight", weight).with_format("numpy"), counts
+    weights = np.ones(len(labels), dtype=np.float32)
+    if args.class_weights == "balanced":
+        weights = np.array([sum(classes.values()) / len(classes) / number for number in classes.values()], dtype=np.float32)[labels]
+    return found.add_column("labels", labels).add_column("weights", weights).with_format("numpy"), counts
 
 
 def load_data(args, tokenizer):
-    """Return training rows, evaluation rows or None, {class: its number}, {} for regression, and what to tell. EDIT: filters, mixtures."""
+    """Return training rows, evaluation rows or None, names of the classes ([]: numbers are learnt), what to tell. EDIT: filters, mixtures."""
     train_rows, counts = load_texts(args.dataset_name, args.dataset_config, args.dataset_train_split, tokenizer, args)
     name, config = (args.eval_dataset_name, None) if args.eval_dataset_name else (args.dataset_name, args.dataset_config)
     wanted = args.eval_strategy != "no" and (args.eval_dataset_name or not Path(name).exists() or any(Path(name).rglob(f"{args.dataset_test_split}*")))
     eval_rows, eval_counts = load_texts(name, config, args.dataset_test_split, tokenizer, args) if wanted else (None, "none")
-    classes, rows_of = number_classes(train_rows, args), dict(zip(*np.unique(train_rows["label_text"][:], return_counts=True), strict=True))
+    classes = find_classes(train_rows, args)
     if len(classes) == 1:
         stop(65, f"{args.dataset_name}: all rows have the label {list(classes)[0]!r} in {args.label_column}: there is nothing to tell apart")
     if args.class_weights == "balanced" and not classes:
         stop(64, f"--class_weights balanced: {args.label_column} has numbers to learn, not classes")
-    weights = [len(train_rows) / (len(classes) * rows_of[label]) if args.class_weights == "balanced" else 1.0 for label in classes]
-    train_rows, counts = number_labels(train_rows, counts, classes, weights, args.dataset_name, args.dataset_train_split, args)
+    train_rows, counts = add_labels(train_rows, counts, classes, args.dataset_name, args.dataset_train_split, args)
     if eval_rows:
-        eval_rows, eval_counts = number_labels(eval_rows, eval_counts, classes, weights, name, args.dataset_test_split, args)
-    return train_rows, eval_rows, classes, {
-        "train rows": counts, "eval rows": eval_counts, "sample": f"{tokenizer.decode(train_rows[0]['input_ids'])} -> {train_rows[0]['label_text']}",
-        "labels": f"{len(classes)} classes: {', '.join(f'{label} {rows_of[label]}' for label in classes)[:400]}" if classes else "numbers"}
+        eval_rows, eval_counts = add_labels(eval_rows, eval_counts, classes, name, args.dataset_test_split, args)
+    labels = f"{len(classes)} classes: {', '.join(f'{name} {number}' for name, number in classes.items())[:400]}" if classes else "numbers"
+    sample = f"{tokenizer.decode(train_rows[0]['input_ids'])} -> {train_rows[0]['label_text']}"
+    return train_rows, eval_rows, list(classes), {"train rows": counts, "eval rows": eval_counts, "labels": labels, "sample": sample}
 
 
 def global_batches(num_lines, batch_size, window, num_epochs=1, seed=None, lengths=None):
@@ -243,18 +244,15 @@ def global_batches(num_lines, batch_size, window, num_epochs=1, seed=None, lengt
     return batches
 
 
-def collate_texts(numbers, source, pad_token_id):
-    """Return the rows of `source` with these numbers as a batch. inputs: what the model takes, [rows, tokens], padded on the right.
+def collate_texts(numbers, source, pad):
+    """Return the rows of `source` with these numbers as a batch. inputs: what the model takes, [rows, tokens], by transformers' `pad`.
     labels, weights: [rows]. counts: sum of weights, and tokens without padding. row: numbers in the file, from 1, on the host."""
     found = source.__getitems__(numbers) if numbers else []
-    texts = found or [{"input_ids": [pad_token_id], "token_type_ids": []}]  # a rank without rows still takes part
-    lengths, fill = torch.tensor([len(text["input_ids"]) for text in texts]), {"input_ids": pad_token_id, "token_type_ids": 0}
-    inputs = {name: [torch.tensor(text[name]) for text in texts] for name in fill if len(texts[0][name])}  # not all models have types
-    inputs = {name: pad_sequence(lines, batch_first=True, padding_value=fill[name]) for name, lines in inputs.items()}
-    inputs["attention_mask"] = (torch.arange(lengths.max()) < lengths[:, None]).long()
-    labels, weights = (torch.from_numpy(np.array([row[name] for row in found], dtype=source.features[name].dtype)) for name in ("labels", "weight"))
-    counts = torch.tensor([weights.sum(), lengths[: len(found)].sum()])
-    return {"inputs": inputs, "labels": labels, "weights": weights, "counts": counts, "row": [int(row["row"]) for row in found]}
+    texts = found or [{"input_ids": [pad.tokenizer.pad_token_id], "token_type_ids": []}]  # a rank without rows still takes part
+    inputs = pad([{name: text[name] for name in ("input_ids", "token_type_ids") if len(text[name])} for text in texts])
+    labels, weights = (torch.from_numpy(np.array([row[name] for row in found], dtype=source.features[name].dtype)) for name in ("labels", "weights"))
+    counts = torch.tensor([weights.sum(), sum(len(row["input_ids"]) for row in found)])
+    return {"inputs": dict(inputs), "labels": labels, "weights": weights, "counts": counts, "row": [int(row["row"]) for row in found]}
 
 
 def load_text_tokenizer(name):
@@ -265,33 +263,46 @@ def load_text_tokenizer(name):
     return tokenizer
 
 
-def load_classifier(args, accelerator, tokenizer, classes):
-    """Return the model with a head for these classes or for one number, quantized and with adapters as asked for; preflight stops with 64."""
-    blocks_alone = [r"(?!.*\.\d).*"]  # names without a number are skipped: a head is often new, and bitsandbytes would take it for a quantized one
-    quantization = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=blocks_alone) if args.load_in_8bit else None
+def share_new_modules(model, names, accelerator):
+    """Give these modules on every rank the weights of rank 0. Under FSDP transformers makes new weights there alone; the other ranks have
+    noise, or meta tensors, which all look alike to accelerate's optimizer, so that it would train one of them only."""
+    for name in names if accelerator.distributed_type == DistributedType.FSDP else []:
+        module = model.get_submodule(name)
+        weights = module.cpu().state_dict() if accelerator.is_main_process else None
+        module.load_state_dict(gather_object([weights])[0], assign=True)
+
+
+def load_classifier(auto_class, classes, args, accelerator):
+    """Return auto_class's model with a head for these classes, or [] for one number, quantized and with adapters as asked for; preflight stops
+    with 64. What the weights on disk do not hold, the head and of some models a pooler, is new: beside adapters it is trained whole."""
+    outside = [r"(?!.*\.\d).*"]  # of the blocks, whose names have a number: a layer that is new must not be quantized
+    quantization = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=outside) if args.load_in_8bit else None
     if args.load_in_4bit:  # the library's own defaults are fp4, float32 and uint8: always say all four
         quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=args.bnb_4bit_quant_type, bnb_4bit_quant_storage=args.dtype,
-                                          bnb_4bit_compute_dtype=args.dtype, bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant, llm_int8_skip_modules=blocks_alone)
-    head = {"id2label": dict(enumerate(classes)), "label2id": classes, "problem_type": "single_label_classification"}
-    head = head if classes else {"num_labels": 1, "problem_type": "regression"}
+                                          bnb_4bit_compute_dtype=args.dtype, bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant,
+                                          llm_int8_skip_modules=outside)
+    head = {"num_labels": 1, "problem_type": "regression"}
+    if classes:
+        numbers = {name: number for number, name in enumerate(classes)}
+        head = {"id2label": dict(enumerate(classes)), "label2id": numbers, "problem_type": "single_label_classification"}
     with preflight.loading("model", args.model_name_or_path, args) if preflight else nullcontext():
-        model, report = AutoModelForSequenceClassification.from_pretrained(  # a head of other classes is replaced
+        model, report = auto_class.from_pretrained(
             args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation, quantization_config=quantization,
             ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=False, **head)
-    lost = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]
-    new = sorted({name.rpartition(".")[0] for name in lost})  # the head, of some models a pooler too: with adapters trained and saved whole
+    lost = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]  # mismatched: a head for other classes
+    new = sorted({name.rpartition(".")[0] for name in lost})
+    share_new_modules(model, new, accelerator)
     set_seed(args.seed)  # for adapters: ranks that made no new weights have drawn less
-    for module in map(model.get_submodule, new if accelerator.distributed_type == DistributedType.FSDP else []):  # other ranks have noise there, or no memory
-        module.load_state_dict(broadcast_object_list([module.cpu().state_dict() if accelerator.is_main_process else None])[0], assign=True)
-    model.config.pad_token_id, model._weight_conversions = tokenizer.pad_token_id, None  # for decoders; else names of old files are saved, by ZeRO-3 in any case
-    model._no_split_modules = {type(block).__name__ for module in model.modules() if isinstance(module, torch.nn.ModuleList) for block in module}  # FSDP's units, without the embeddings
+    model._no_split_modules = {name for name in model._no_split_modules or () if not name.endswith("Embeddings")}  # accelerate makes them a unit itself
+    model._weight_conversions = None  # else ZeRO-3 saves weights by the names of BERT's first files, gamma and beta
     if args.gradient_checkpointing:  # called gradient_checkpointing_enable in older transformers
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": False})
     model.apply(lambda module: setattr(module, "support_avx512bf16_for_cpu", False))  # else a CPU repacks 4-bit weights, and gradients stop there
     if args.use_peft:
         model = get_peft_model(model, LoraConfig(
             task_type="SEQ_CLS", r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, use_rslora=args.use_rslora,
-            use_dora=args.use_dora, target_modules="all-linear" if args.lora_target_modules == ["all-linear"] else args.lora_target_modules, modules_to_save=new or None))
+            use_dora=args.use_dora, modules_to_save=new or None,
+            target_modules="all-linear" if args.lora_target_modules == ["all-linear"] else args.lora_target_modules))
         if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
             accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
     return model
@@ -309,53 +320,42 @@ def make_optimizer(model, args):
     return getattr(optim, args.optim.replace("paged_", "Paged").replace("adamw_", "AdamW"))(groups, lr=args.learning_rate)
 
 
-def predict(model, batch):
-    """Return the logits of a batch in fp32, [rows, classes or 1]; none on a rank without rows, though its model runs too."""
-    return model(**batch["inputs"]).logits.float()[: len(batch["labels"])]
-
-
-def summed_row_loss(logits, batch):
-    """Return cross-entropy, or squared error, summed over a batch's rows, each times its weight, in fp32."""
+def summed_row_loss(model, batch):
+    """Return cross-entropy, or squared error, summed over a batch's rows, each times its weight, and the logits, [rows, classes or 1]; both in
+    fp32. There are none on a rank without rows, though its model runs too."""
     labels = batch["labels"]
+    logits = model(**batch["inputs"]).logits.float()[: len(labels)]
     losses = (logits[:, 0] - labels) ** 2 if labels.is_floating_point() else cross_entropy(logits, labels, reduction="none")
-    return (losses * batch["weights"]).sum()
+    return (losses * batch["weights"]).sum(), logits
 
 
-def tally(logits, labels):
-    """Return sums over rows, in fp64, of which metrics_of makes the metrics: added over batches and ranks they are those of all rows.
-    Classes: [rows told rightly, rows told to be of it, rows of it, each by class]. Numbers: moments of prediction and label."""
+def metrics_of(predicted, labels):
+    """Return accuracy and macro F1, over the classes that occur or are told; of numbers mean squared error and Pearson's correlation, 0 where
+    all are equal. predicted, labels: [rows], int64 or float32."""
     if labels.is_floating_point():
-        x, y = logits[:, 0].double(), labels.double()
-        return torch.stack([torch.ones_like(x), x, y, x * x, y * y, x * y, (x - y) ** 2]).sum(1)
-    told, true = (one_hot(classes, logits.shape[1]).double() for classes in (logits.argmax(1), labels))
-    return torch.stack([told * true, told, true]).sum(1)
-
-
-def metrics_of(sums):
-    """Return accuracy and macro F1, over the classes that occur or are told; or mean squared error and Pearson's correlation, 0 if there is none."""
-    if sums.dim() == 2:
-        right, told, true = sums.cpu()
-        f1 = 2 * right / (told + true)  # NaN of a class that neither occurs nor is told
-        return {"eval_accuracy": (right.sum() / true.sum()).item(), "eval_f1": f1[told + true > 0].mean().item()}
-    count, x, y, xx, yy, xy, squares = sums.tolist()
-    spread = (count * xx - x * x) * (count * yy - y * y) / max(count * xx * count * yy, 1e-300)  # no more than rounding, where one is constant
-    return {"eval_mse": squares / count, "eval_pearson": (count * xy - x * y) / math.sqrt(spread * count * xx * count * yy) if spread > 1e-20 else 0.0}
+        correlation = np.corrcoef(predicted, labels)[0, 1] if min(len(predicted.unique()), len(labels.unique())) > 1 else 0.0
+        return {"eval_mse": (predicted - labels).square().mean().item(), "eval_pearson": float(correlation)}
+    classes = int(max(predicted.max(), labels.max())) + 1
+    right, told, true = (part.bincount(minlength=classes) for part in (labels[predicted == labels], predicted, labels))
+    return {"eval_accuracy": (right.sum() / true.sum()).item(), "eval_f1": (2 * right / (told + true)).nanmean().item()}  # NaN: neither
 
 
 @torch.no_grad()
 def evaluate_rows(accelerator, model, loader, step):
     """Return loss, as in training, and metrics over exactly the evaluation rows; None: asked to stop."""
     model.eval()
-    total, sums = torch.zeros(2, device=accelerator.device), 0
+    total, pairs = torch.zeros(2, device=accelerator.device), []
     for batch in loader:
-        logits = predict(model, batch)
-        total += torch.stack([summed_row_loss(logits, batch), batch["counts"][0]])
-        sums = sums + tally(logits, batch["labels"])
+        loss, logits = summed_row_loss(model, batch)
+        total += torch.stack([loss, batch["counts"][0]])
+        predicted = logits[:, 0] if batch["labels"].is_floating_point() else logits.argmax(1)
+        pairs.append(torch.stack([predicted, batch["labels"]]).cpu())
         if fault_tolerance and fault_tolerance.stop_asked(accelerator):
             return None
     model.train()
     loss, weight = accelerator.reduce(total).tolist()
-    return {"step": step, "eval_loss": loss / weight} | metrics_of(accelerator.reduce(sums))
+    predicted, labels = torch.cat(gather_object(pairs), dim=1)
+    return {"step": step, "eval_loss": loss / weight} | metrics_of(predicted, labels)
 
 
 def export_model(accelerator, model, tokenizer, output_dir):
@@ -396,18 +396,18 @@ def main():
     total_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * steps_per_epoch)
     order = {"random": (args.seed, None), "sequential": (None, None), "group_by_length": (args.seed, lengths)}[args.train_sampling_strategy]
     batches = global_batches(len(train_rows), args.per_device_train_batch_size, window, math.ceil(total_steps / steps_per_epoch), *order)
-    make = [partial(collate_texts, source=found.select_columns(["input_ids", "token_type_ids", "labels", "weight", "row"]), pad_token_id=tokenizer.pad_token_id)
-            for found in (train_rows, eval_rows) if found]
+    make = partial(collate_texts, pad=DataCollatorWithPadding(tokenizer))
     options = {"num_workers": args.dataloader_num_workers, "pin_memory": accelerator.device.type == "cuda",
                "worker_init_fn": lambda _: os.setsid()}  # a signal to the group is not for workers
-    train_loader = DataLoader(range(len(train_rows)), batch_sampler=batches[progress["step"] * window : total_steps * window], collate_fn=make[0], **options)
+    train_loader = DataLoader(range(len(train_rows)), batch_sampler=batches[progress["step"] * window : total_steps * window], collate_fn=partial(make, source=train_rows), **options)
     if eval_rows:
         batches = global_batches(len(eval_rows), args.per_device_eval_batch_size, accelerator.num_processes)
-        eval_loader = accelerator.prepare(DataLoader(range(len(eval_rows)), batch_sampler=batches, collate_fn=make[1], **options))
+        eval_loader = accelerator.prepare(DataLoader(range(len(eval_rows)), batch_sampler=batches, collate_fn=partial(make, source=eval_rows), **options))
 
     # ---- Model ----
-    model = load_classifier(args, accelerator, tokenizer, classes)
+    model = load_classifier(AutoModelForSequenceClassification, classes, args, accelerator)
     config = model.config
+    config.pad_token_id = tokenizer.pad_token_id  # decoders look for the last token before it
     if preflight:
         preflight.report_start(accelerator, args, model, tokenizer, train_rows, train_rows, total_steps, facts, told)
     else:
@@ -457,7 +457,7 @@ def main():
         weight, num_tokens = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))  # of the whole window, over all ranks
         for batch in micro_batches:
             with accelerator.accumulate(model):
-                loss = summed_row_loss(predict(model, batch), batch) / weight
+                loss = summed_row_loss(model, batch)[0] / weight
                 losses.append(loss.detach())
                 # Backends average over ranks, accelerate divides by the accumulation steps: undo both. 0 * loss is no 0
                 # where the loss is not finite: then the gradient, which all ranks share, is not finite either
@@ -492,7 +492,7 @@ def main():
         config.save_pretrained(output_dir)  # of adapters nothing else tells the names of the classes
     if fault_tolerance:
         fault_tolerance.conclude(accelerator, "done", 0)
-    accelerator.print(f"""Trained in {time.perf_counter() - start:.0f} s; the model is in {output_dir}. To go on:\n  python -c "from transformers import pipeline; print(pipeline('text-classification', '{output_dir}')('...'))"\n  python scripts/plot_loss.py {output_dir}""")
+    accelerator.print(f"Trained in {time.perf_counter() - start:.0f} s; the model is in {output_dir}, its curve: python scripts/plot_loss.py {output_dir}")
     accelerator.end_training()
 
 

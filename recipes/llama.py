@@ -492,7 +492,7 @@ def main():
     export_model(accelerator, model, tokenizer, output_dir)
     if fault_tolerance:
         fault_tolerance.conclude(accelerator, "done", 0)
-    accelerator.print(f'Trained in {time.perf_counter() - start:.0f} s; the model is in {output_dir}. To go on:\n  python scripts/generate.py {output_dir} --prompt "..."\n  python scripts/plot_loss.py {output_dir}')
+    accelerator.print(f'Trained in {time.perf_counter() - start:.0f} s; the model is in {output_dir}. Ask it: python scripts/generate.py {output_dir} --prompt "..."')
     accelerator.end_training()
 
 

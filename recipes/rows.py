@@ -40,6 +40,16 @@ def checked(messages, row, formats):
     return messages
 
 
+def check_columns(row, texts, label):
+    """Raise a ValueError that says what is wrong if the row has no such columns, or no text in `texts`, the names of those of text."""
+    wanted = [*texts, label]
+    if not set(wanted) <= set(row):
+        raise ValueError(f"has the columns {', '.join(row)[:80] or 'none'}; needs {', '.join(wanted)}: see --text_columns and --label_column")
+    found = [row[name] for name in texts]
+    if not all(isinstance(text, str) for text in found) or not "".join(found).strip():
+        raise ValueError(f"has no text in {' and '.join(texts)}: {str(found)[1:80]}")
+
+
 def files_of(name, split):
     """Return the files of a data set: itself, or those of a folder whose names begin with the split; [] of a hub id."""
     return [Path(name)] if Path(name).suffix in FILE_TYPES else sorted(f for f in Path(name).glob(f"{split}*") if f.suffix in FILE_TYPES)
@@ -81,7 +91,7 @@ def tokenize_split(rows, name, split, tokenize, args, nothing):
     unit = source.split()[-1]
 
     # The cache knows a function by its code, defaults and names: nothing of args among them, but the code of what it calls here
-    def attempt(row, _=(checked.__code__, parse_line.__code__)):
+    def attempt(row, _=(checked.__code__, check_columns.__code__, parse_line.__code__)):
         try:
             return {**tokenize(parse_line(row["text"]) if unit == "line" else row), "problem": ""}
         except json.JSONDecodeError as error:
