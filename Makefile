@@ -7,7 +7,7 @@ THREADS ?= $(shell getconf _NPROCESSORS_ONLN)
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install install-dev quickstart quickstart-llama proof bench test check fix test-gpu clean
+.PHONY: help install install-dev quickstart quickstart-llama quickstart-bert proof bench test check fix test-gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s:
@@ -45,6 +45,20 @@ quickstart-llama:
 	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
 	@printf '\nThe model is in $(OUT)/run, its rows in $(OUT)/data, the loss curve in $(OUT)/loss.png.\n'
 	@printf 'Ask it: $(VENV)/bin/python scripts/generate.py $(OUT)/run --prompt "Spell the word tiger."\n'
+
+quickstart-bert:
+	python scripts/make_tiny_bert.py $(OUT)
+	@printf '\n== Training, evaluated before its first step ==\n'
+	rm -rf $(OUT)/run  # else it would go on from its last checkpoint
+	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
+	  --mixed_precision no recipes/bert.py --model_name_or_path $(OUT)/model \
+	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
+	  --per_device_train_batch_size 32 --learning_rate 1e-3 --warmup_steps 0.05 --eval_on_start
+	@printf '\n== Told after training ==\n'
+	@python -c "from transformers import pipeline; tell = pipeline('text-classification', '$(OUT)/run'); \
+	  [print(text, '->', tell(text)[0]) for text in ('the soup was very good', 'the soup was not very good', \
+	  'the waiter was kind and the room was cold')]"
+	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
 
 check: install-dev  ## lint and the static tests, under a minute
 	ruff check .

@@ -99,10 +99,9 @@ class Lab:
         if job.config != "single":
             command += [parity.ROOT / "scripts" / "rehearse.py", "--num_processes", job.ranks]
             command += ["--config_file", parity.CONFIGS / f"{job.config}.yaml"]
-        command += [parity.ROOT / "scripts" / "faults.py", RECIPE, *job.arguments, *flags, "--output_dir", folder]
-        data = self.tiny / "data"
-        command += ["--model_name_or_path", model or self.tiny / "model", "--dataset_name", data / "train.jsonl"]
-        command += ["--eval_dataset_name", data / "test.jsonl"]
+        command += [parity.ROOT / "scripts" / "faults.py", RECIPE.with_stem(job.recipe), *job.arguments, *flags]
+        command += [*parity.data_of(self.tiny), *(["--model_name_or_path", model] if model else [])]
+        command += ["--output_dir", folder]
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1",
                                     "TMPDIR": str(self.folder / "tmp"), "TRIAL": str(folder),
                                     "FAULT": json.dumps(list(faults), default=str)} | environment
@@ -178,7 +177,7 @@ def kill_all(folder):
 def lines_of(folder):
     """metrics.jsonl without speed and memory."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in ("tokens_per_second", "peak_memory_gib")} for line in lines]
+    return [{k: v for k, v in line.items() if not k.endswith(("_per_second", "_memory_gib"))} for line in lines]
 
 
 def unequal(folder, whole):

@@ -132,13 +132,19 @@ def make_model(folder, recipe="llama"):
     subprocess.run(command, check=True, capture_output=True)
 
 
+def data_of(tiny):
+    """Arguments that name a tiny model and its rows."""
+    data = tiny / "data"
+    return ["--model_name_or_path", tiny / "model", "--dataset_name", data / "train.jsonl",
+            "--eval_dataset_name", data / "test.jsonl"]
+
+
 def launch(run, tiny, folder):
     """Run the recipe into `folder`, with the shard report in report.json. Returns exit code and output."""
     command = [sys.executable, ROOT / "scripts" / "rehearse.py", "--num_processes", run.ranks]
     command += ["--config_file", CONFIGS / f"{run.config}.yaml", "--report", folder / "report.json"]
-    command += [ROOT / "recipes" / f"{run.recipe}.py", *run.arguments, "--model_name_or_path", tiny / "model"]
-    command += ["--dataset_name", tiny / "data" / "train.jsonl", "--eval_dataset_name", tiny / "data" / "test.jsonl"]
-    command = [str(word) for word in [*command, "--output_dir", folder]]
+    command += [ROOT / "recipes" / f"{run.recipe}.py", *run.arguments, *data_of(tiny), "--output_dir", folder]
+    command = [str(word) for word in command]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return done.returncode, done.stdout

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from parity import data_of  # noqa: F401  for tests
+
 REPO = Path(__file__).resolve().parents[1]
 CONFIGS = REPO / "accelerate_configs"
 RECIPE = str(REPO / "recipes" / "llama.py")
@@ -35,13 +37,6 @@ def rehearse(config, *arguments, num_processes=None, report=None, mixed_precisio
     command += ["--report", report] if report else []
     command += ["--mixed_precision", mixed_precision] if mixed_precision else []
     return run(*command, script, *arguments)
-
-
-def data_of(tiny):
-    """Arguments that name the tiny model and its rows."""
-    data = tiny / "data"
-    return ["--model_name_or_path", tiny / "model", "--dataset_name", data / "train.jsonl",
-            "--eval_dataset_name", data / "test.jsonl"]
 
 
 def read_metrics(output_dir):

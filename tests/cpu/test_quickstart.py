@@ -5,17 +5,32 @@ import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from launching import REPO, read_metrics, run
 
 
-@pytest.fixture(scope="module")
-def quickstart(tmp_path_factory):
-    """The folder of one quick start, in the environment that runs the tests."""
-    out, venv = tmp_path_factory.mktemp("quickstart"), Path(sys.prefix)
-    (venv / ".installed").touch()  # the tests' environment holds what the quick start would install
-    done = run("make", "quickstart", f"VENV={venv}", f"OUT={out}", "THREADS=1", timeout=900)
-    assert done.returncode == 0, done.output[-4000:]
-    return out, done.output
+@pytest.fixture(scope="session")
+def quickstart_of(shared_tmp):
+    """A function from a recipe to the folder of its quick start and what it printed, run once a test run in the
+    environment of the tests."""
+
+    def run_once(recipe):
+        out, venv = shared_tmp / f"quickstart_{recipe}", Path(sys.prefix)
+        with FileLock(f"{out}.lock"):
+            if not (out / "output").exists():
+                (venv / ".installed").touch()  # the tests' environment holds what the quick start would install
+                words = [f"RECIPE={recipe}", f"VENV={venv}", f"OUT={out}", "THREADS=1"]
+                done = run("make", "quickstart", *words, timeout=900)
+                assert done.returncode == 0, done.output[-4000:]
+                (out / "output").write_text(done.output)
+        return out, (out / "output").read_text()
+
+    return run_once
+
+
+@pytest.fixture
+def quickstart(quickstart_of):
+    return quickstart_of("llama")
 
 
 def test_the_model_learns_its_skills(quickstart):
@@ -39,3 +54,12 @@ def test_the_model_answers_a_prompt(quickstart):
     out, _ = quickstart
     done = run(sys.executable, REPO / "scripts" / "generate.py", out / "run", "--prompt", "Spell the word tiger.")
     assert done.returncode == 0 and "t-i-g-e-r" in done.output
+
+
+def test_bert_learns_to_tell_reviews(quickstart_of):
+    out, output = quickstart_of("bert")
+    _, (before, *_, after) = read_metrics(out / "run")
+    assert before["step"] == 0 and before["eval_accuracy"] < 0.6 and after["eval_accuracy"] >= 0.9
+    assert "the soup was very good -> {'label': 'positive'" in output
+    assert "the soup was not very good -> {'label': 'negative'" in output
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,60 @@
+"""Every recipe keeps the promises that recipes/llama.py makes: the same numbers under every engine, bytes as promised,
+a run that a signal stopped goes on as if it had not, and the file alone, in an empty folder, trains.
+
+Here each is shown under two engines, llama.py under all in test_strategies.py; scripts/parity.py runs every recipe
+under every YAML (results/README.md).
+"""
+
+import shutil
+import sys
+
+import fault_injection as fi
+import parity
+import pytest
+from launching import REPO, read_metrics, run
+
+RECIPES = [name for name in parity.MAKERS if name != "llama"]
+ENGINES = [("fsdp2_full_shard", "full"), ("deepspeed_zero3", "LoRA")]
+EVALUATED = 1e-5  # relative; metrics that count rows are equal
+
+
+@pytest.mark.parametrize(("config", "kind"), ENGINES, ids=[f"{config}-{kind}" for config, kind in ENGINES])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_ranks_give_the_numbers_of_one_process_and_hold_what_was_promised(recipe, config, kind, tiny_of, one_process,
+                                                                          tmp_path):
+    planned = parity.Run(recipe, config, 2, *parity.CUT[2], kind, recipe=recipe)
+    assert planned in parity.all_runs()
+    whole = one_process(kind, recipe)
+    row = parity.measure(planned, tiny_of(recipe), tmp_path / "run", whole)
+    assert row["verdict"] == "ok" and row["bytes"] == "ok", row
+    evaluations, expected = read_metrics(tmp_path / "run")[1], read_metrics(whole)[1]
+    assert evaluations == [pytest.approx(line, rel=EVALUATED) for line in expected] and len(evaluations) == 2
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_stopped_run_goes_on_as_if_it_had_not(recipe, tiny_of, one_process, shared_tmp, tmp_path):
+    lab = fi.Lab(shared_tmp / f"faults_{recipe}", tiny_of(recipe))
+    job = fi.job("single")._replace(recipe=recipe)
+    done = lab.run(job, tmp_path / "run", [{"do": "SIGTERM", "at": "keep", "call": 8}])
+    assert done.code == 75 and fi.status_of(tmp_path / "run")["state"] == "stopped", done.output[-3000:]
+    assert fi.verified(tmp_path / "run") == [7]
+    result = fi.goes_on(lab, job, tmp_path / "run", whole=one_process("full", recipe))
+    assert result.ok, result.note
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_file_alone_trains(recipe, tiny_of, tmp_path):
+    shutil.copy(REPO / "recipes" / f"{recipe}.py", tmp_path / "train.py")
+    words = ["train.py", *parity.data_of(tiny_of(recipe)), "--max_steps", 4, "--output_dir", "run"]
+    done = run(sys.executable, *words, cwd=tmp_path)
+    assert done.returncode == 0, done.output[-3000:]
+    assert len(read_metrics(tmp_path / "run")[0]) == 4 and (tmp_path / "run" / "model.safetensors").exists()
+    assert "fault_tolerance.py is not beside this recipe" in done.output
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_wrong_call_is_one_line_and_64(recipe, tmp_path):
+    flags = ["--learning_rate", "-1", "--output_dir", tmp_path / "run"]
+    done = run(sys.executable, REPO / "recipes" / f"{recipe}.py", *flags)
+    assert done.returncode == 64 and "Traceback" not in done.output, done.output
+    assert "--learning_rate -1.0: must be above 0" in done.output
