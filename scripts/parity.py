@@ -41,6 +41,7 @@ JOB = ["--max_steps", "20", "--num_train_epochs", "2", "--learning_rate", "1e-3"
        "--lr_scheduler_type", "cosine", "--weight_decay", "0.1", "--max_grad_norm", "0.5", "--save_steps", "0"]
 LEVERS = ("--padding_free", "--max_logits_mib", "0.02")  # pieces of 16 tokens, several a batch
 PACKING = ("--packing", "--max_length", "96")  # two or three rows a line
+ENGINES = ("single", "ddp", "fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero2", "deepspeed_zero3")
 CUT = {1: (3, 4), 2: (3, 2), 4: (3, 1)}  # ranks: per-device batch, accumulation
 WEIGHTS = {
     "full": [],
@@ -103,9 +104,9 @@ def all_runs():
                 cut = CUT[ranks_of(config, ranks)]
                 runs += [Run("strategies", config, ranks_of(config, ranks), *cut, weights) for weights in WEIGHTS]
     cuts = {1: [(1, 12), (2, 6), (4, 3), (6, 2), (12, 1)], 2: [(1, 6), (2, 3), (6, 1)], 4: [(1, 3)]}
-    for ranks, engines in ((1, ["single"]), *((n, ["ddp", "fsdp2_full_shard", "deepspeed_zero2"]) for n in (2, 4))):
-        runs += [Run("cuts", engine, ranks, *cut) for cut in cuts[ranks] for engine in engines]
-    for config in ("single", "ddp", "fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero2", "deepspeed_zero3"):
+    for ranks, few in ((1, ["single"]), *((n, ["ddp", "fsdp2_full_shard", "deepspeed_zero2"]) for n in (2, 4))):
+        runs += [Run("cuts", engine, ranks, *cut) for cut in cuts[ranks] for engine in few]
+    for config in ENGINES:
         ranks = ranks_of(config, 2)
         runs.append(Run("checkpointing", config, ranks, *CUT[ranks], flags=("--gradient_checkpointing",)))
         runs += [Run("levers", config, ranks, *CUT[ranks], weights, LEVERS) for weights in ("full", "LoRA")]
@@ -114,7 +115,8 @@ def all_runs():
     for recipe in (name for name in MAKERS if name != "llama"):
         for config in configs():
             cut = ranks_of(config, 2), *CUT[ranks_of(config, 2)]
-            runs += [Run(recipe, config, *cut, weights, recipe=recipe) for weights in ("full", "LoRA")]
+            kinds = ("full", "LoRA") if config in ENGINES else ("full",)
+            runs += [Run(recipe, config, *cut, weights, recipe=recipe) for weights in kinds]
     return runs
 
 

@@ -36,9 +36,9 @@ PAIRS = [(config, kind, row[i]) for config, row in TABLE.items() for i, kind in 
 # Run here: full weights everywhere, adapters but where a sibling stands for it, a quantized base under each engine,
 # each refusal once
 HAS_SIBLING = ("hybrid_shard", "offload")
-ENGINES = ("single", "ddp", "fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero2", "deepspeed_zero3")
 SHORT_FORM = [(config, kind, expected) for config, kind, expected in PAIRS if expected == WORKS
-              and (kind == "full" or (kind == "LoRA" and not config.endswith(HAS_SIBLING)) or config in ENGINES)]
+              and (kind == "full" or config in parity.ENGINES
+                   or kind == "LoRA" and not config.endswith(HAS_SIBLING))]
 SHORT_FORM += {expected: (config, kind, expected) for config, kind, expected in PAIRS if expected != WORKS}.values()
 # Bytes depend on the ranks: some full weights are shown on 4, the rest on 2; scripts/parity.py runs all on both
 ON_FOUR = ("fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero3")
