@@ -2,7 +2,7 @@
 
 The YAML file owns the strategy, the command line everything about learning:
 
-    accelerate launch --config_file accelerate_configs/fsdp.yaml recipes/mistral_pretrain.py
+    accelerate launch --config_file accelerate_configs/fsdp.yaml recipes/mistral_pretrain.py --num_eval_documents 200
     accelerate launch --config_file accelerate_configs/ddp.yaml --num_processes 4 recipes/mistral_pretrain.py \
         --dataset_name books/ --num_eval_documents 5 --num_train_epochs 2
     accelerate launch --config_file accelerate_configs/fsdp.yaml recipes/mistral_pretrain.py --max_length 8192 \
@@ -10,9 +10,8 @@ The YAML file owns the strategy, the command line everything about learning:
 
 Documents, in an order that follows from the seed, each with an end of sequence behind it, are cut into blocks of --max_length
 tokens, with nothing lost or padded. Those of a block do not see each other. Each token but a document's first is learnt once a pass.
-A good run prints a summary with the first tokens, loss and perplexity that fall, and the folder that `from_pretrained` loads.
-The same command again goes on with the very next token. Exit codes: 0 done, 64 usage, 65 data, 69 no hub, 70 not finite,
-73 cannot write, 75 stopped and saved. To make it yours: grep EDIT.
+A good run prints a summary, a loss and a perplexity that fall, and a folder for `from_pretrained`. The same command again goes on. Exit
+codes: 0 done, 64 usage, 65 data, 69 no hub, 70 not finite, 73 cannot write, 75 stopped and saved. To make it yours: grep EDIT.
 """
 
 import argparse
@@ -26,7 +25,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from unittest import mock
@@ -54,8 +53,7 @@ except ModuleNotFoundError:
     fault_tolerance = preflight = rows = None  # this file was copied alone: it trains without them
 
 SUPERVISED = {}  # positions and targets of the batch at hand: the way to the output head that leads past the model's forward
-# Place of the next token: pass over the data, document in its order, token in it. reader: with --streaming, where the data set was read
-# before the window of that document. left_out: documents that could not be used
+# Position: pass, document in its order, token in it; reader: with --streaming, state of the data set before the document's window
 START = {"pass": 0, "document": 0, "token": 0, "reader": None, "left_out": 0}
 
 
@@ -99,7 +97,7 @@ def parse_args():
     parser.add_argument("--streaming", action="store_true", help="read the data in order, without a copy on this disk; without it all of a pass is shuffled, and any place in it found at once")
     parser.add_argument("--shuffle_buffer_size", type=int, default=1000, help="documents of --streaming in memory that are shuffled at a time")
     parser.add_argument("--eval_dataset_name", help="evaluate on this file or data set instead")
-    parser.add_argument("--num_eval_documents", type=int, default=0, help="evaluate on so many documents from the start of the data instead, which are not trained on [200 of the default ones]")
+    parser.add_argument("--num_eval_documents", type=int, default=0, help="evaluate on so many documents from the start of the data instead, which are not trained on")
     parser.add_argument("--max_eval_tokens", type=int, default=1_000_000, help="evaluate on the blocks with the first so many tokens at most")
     parser.add_argument("--max_length", type=int, default=1024, help="tokens a block; a batch counts blocks")
     parser.add_argument("--skip_bad_rows", action="store_true", help="leave out and count the documents that cannot be used")
@@ -128,11 +126,7 @@ def parse_args():
     if fault_tolerance:
         fault_tolerance.add_arguments(parser)
     parser.error = lambda message: stop(64, message, *(preflight.meant(message, parser) if preflight else []))
-    args = parser.parse_args()
-    args.num_train_epochs = 0 if args.max_steps > 0 else args.num_train_epochs
-    if args.dataset_name == "HuggingFaceTB/cosmopedia-100k" and not args.eval_dataset_name:  # it has no test split
-        args.num_eval_documents = args.num_eval_documents or 200
-    return args
+    return parser.parse_args()
 
 
 def make_accelerator(args):
@@ -164,18 +158,18 @@ def open_documents(name, config, split, required, args):
     """Return the documents of a split, with --streaming in their order alone, and their files, [] of a hub id; (None, []) without that split."""
     if rows:
         return rows.open_documents(name, config, split, required, args)
-    files = [name] if Path(name).is_file() else sorted(map(str, Path(name).rglob("*.txt")))
-    reader = {".csv": {"path": "csv"}, ".parquet": {"path": "parquet"}, ".txt": {"path": "text", "sample_by": "document"}}
-    reader = reader.get(Path(files[0]).suffix, {"path": "json"}) | {"data_files": files} if files else {"path": name, "name": config}
-    return load_dataset(**reader, streaming=args.streaming).get("train" if files else split), files
+    if not Path(name).is_file():
+        return load_dataset(name, config, streaming=args.streaming).get(split), []
+    reader = {".csv": "csv", ".parquet": "parquet"}.get(Path(name).suffix, "json")
+    return load_dataset(reader, data_files=name, split="train", streaming=args.streaming), [name]
 
 
-def read_documents(found, position, args):
+def read_documents(found, position, passes, args):
     """Yield number in the data set, from 1, row and position of document after document. Each pass has another order: of all documents or,
-    with --streaming, of window after window. It follows from the seed, so a position is found again without what lies before."""
+    with --streaming, of window after window. It follows from the seed, so a position is found again without what lies before it."""
     position, indexed = dict(position), isinstance(found, Dataset)
     size = len(found) if indexed else args.shuffle_buffer_size
-    while position["pass"] < (args.num_train_epochs or math.inf):
+    while position["pass"] < passes:
         if not indexed:
             found.load_state_dict(position["reader"])  # None: its start
         reader, reading, before = position["reader"], iter(range(size) if indexed else found), position["document"] // size * size
@@ -194,15 +188,13 @@ def cut_blocks(documents, source, tokenizer, args):
     """Yield blocks of max_length tokens, each with the position of the token behind it. A block is [3, max_length + 1]: tokens, the last
     one to be predicted alone, since the next block begins with it; place of each in its document's part of the block; number of its
     document, 0 behind the end of the data. source: name and files of the documents. A ValueError names one that cannot be used."""
-    block, filled, left_out, last_pass = torch.zeros(3, args.max_length + 1, dtype=torch.int32), 0, 0, 0
+    block, filled, left_out = torch.zeros(3, args.max_length + 1, dtype=torch.int32), 0, 0
     for number, row, position in documents:
         text = rows.text_of(row, number, *source, args) if rows else row[args.text_column]  # None: left out
         tokens, start, left_out = [], position["token"], left_out + (text is None)
         if text and text.strip():
-            tokens, last_pass = tokenizer(text, verbose=False)["input_ids"], position["pass"]
-            tokens = torch.tensor(tokens + [tokenizer.eos_token_id] * (tokens[-1] != tokenizer.eos_token_id), dtype=torch.int32)
-        elif position["pass"] > last_pass + 1:  # one without any
-            raise ValueError(f"{source[0]}: no text in any document")
+            tokens = tokenizer(text, verbose=False)["input_ids"]
+            tokens = torch.tensor(tokens + [tokenizer.eos_token_id] * (tokenizer.eos_token_id not in (None, tokens[-1])), dtype=torch.int32)
         while start < len(tokens):
             part = tokens[start : start + args.max_length + 1 - filled]
             block[:, filled : filled + len(part)] = torch.stack([part, torch.arange(len(part)), torch.full_like(part, number)])
@@ -217,7 +209,7 @@ def cut_blocks(documents, source, tokenizer, args):
 
 def deal(ahead, group):
     """Return the blocks of the next step, each with the position behind it, on every rank; a text where a document cannot be used. Every rank
-    takes part. ahead: on the rank that reads for all, in a thread. If each did, it would tokenise the others' text too, only to know where its own begins."""
+    takes part. ahead: on the one rank that reads for all, in a thread: each would have to tokenise all text to know where its own begins."""
     try:
         told = [ahead.result() if ahead else None]
     except ValueError as error:
@@ -232,7 +224,7 @@ def make_batch(blocks, max_length, varlen=False):
     inputs: input_ids, [blocks, max_length], and position_ids, which begin anew with each document: where there is neither mask nor
         cache, they keep documents apart. varlen: all in one line, for FlashAttention
     supervised: positions, [n], in the flattened batch, whose next token is learnt, and that token, targets, [n]
-    counts: n, and tokens. row: numbers of the documents, from 1, on the host"""
+    counts: n, and tokens fed. row: numbers of the documents, from 1, on the host"""
     blocks = torch.stack([*blocks]).long() if len(blocks) else torch.zeros(1, 3, max_length + 1, dtype=torch.long)
     (ids, places, numbers), (targets, next_places, _) = blocks[:, :, :-1].unbind(1), blocks[:, :, 1:].unbind(1)
     learnt, inputs = next_places.flatten().nonzero()[:, 0], {"input_ids": ids, "position_ids": places}  # nothing comes before place 0
@@ -252,21 +244,21 @@ def load_data(args, tokenizer):
     source, eval_found, eval_files = (args.dataset_name, files), None, files
     if args.num_eval_documents:
         eval_found, found = found.take(args.num_eval_documents), found.skip(args.num_eval_documents)
-    elif args.eval_strategy != "no" and (args.eval_dataset_name or not Path(name).exists() or any(Path(name).rglob(f"{args.dataset_test_split}*"))):
+    elif args.eval_dataset_name or not Path(name).exists() or any(Path(name).rglob(f"{args.dataset_test_split}*")):
         eval_found, eval_files = open_documents(name, config, args.dataset_test_split, bool(args.eval_dataset_name), args)
-    first_pass = read_documents(found, START, argparse.Namespace(**vars(args) | {"num_train_epochs": 1}))
-    eval_pass = ((number, row, START) for number, row in enumerate(eval_found or [], 1))
+    wanted = eval_found if eval_found and args.eval_strategy != "no" else []
+    eval_rows = ((number, row, START) for number, row in enumerate(wanted, 1))
     try:
-        counted = [int((block[2, :-1] > 0).sum()) for block, _ in cut_blocks(first_pass, source, tokenizer, args)] if args.num_train_epochs else []
-        eval_stream = cut_blocks(eval_pass, (name, eval_files), tokenizer, args)
-        eval_blocks = [block for block, _ in islice(eval_stream, math.ceil(args.max_eval_tokens / args.max_length))]
-        first, _ = next(cut_blocks(read_documents(found, START, args), source, tokenizer, args))
-    except ValueError as error:
-        stop(65, str(error))
-    many = f"{len(found)} documents" if isinstance(found, Dataset) else f"a stream of documents, {args.shuffle_buffer_size} of them shuffled at a time"
-    return found, source, sum(counted) * args.num_train_epochs, eval_blocks, first, {
-        "train text": f"{many}; where they end too soon, again in another order", "sample": tokenizer.decode(first[0, :200].tolist()),
-        "eval text": f"{sum(int((block[2, :-1] > 0).sum()) for block in eval_blocks)} tokens in {len(eval_blocks)} blocks"}
+        eval_blocks = cut_blocks(eval_rows, (name, eval_files), tokenizer, args)
+        eval_blocks = [block for block, _ in islice(eval_blocks, math.ceil(args.max_eval_tokens / args.max_length))]
+        one_pass = (block for block, _ in cut_blocks(read_documents(found, START, 1, args), source, tokenizer, args))
+        first = next(one_pass)
+        counted = sum(int((block[2, :-1] > 0).sum()) for block in chain([first], one_pass)) if args.num_train_epochs and args.max_steps <= 0 else 0
+    except (ValueError, StopIteration) as error:
+        stop(65, str(error) or f"{args.dataset_name}: no text in any document")
+    return found, source, counted * args.num_train_epochs, eval_blocks, first, {
+        "train text": f"{len(found) if isinstance(found, Dataset) else 'a stream of'} documents; where they end too soon, again in another order",
+        "eval text": f"{len(eval_blocks)} blocks", "sample": tokenizer.decode(first[0, :200].tolist())}
 
 
 def load_text_tokenizer(name):
@@ -388,21 +380,22 @@ def main():
     # ---- Tokenizer and data ----
     tokenizer = load_text_tokenizer(args.model_name_or_path)
     with accelerator.local_main_process_first():  # the others read its cache
-        documents, source, counted, eval_blocks, first, told = load_data(args, tokenizer)
+        found, source, counted, eval_blocks, first, told = load_data(args, tokenizer)
     ranks, rank = accelerator.num_processes, accelerator.process_index
-    window, per_pass = accumulation * ranks, len(documents) if isinstance(documents, Dataset) else math.inf
-    facts = {"rows_per_step": args.per_device_train_batch_size * window, "data": rows.identity_of(documents, source[1]) if rows else None}
+    window, per_pass = accumulation * ranks, len(found) if isinstance(found, Dataset) else math.inf
+    facts = {"rows_per_step": args.per_device_train_batch_size * window, "data": rows.identity_of(found, source[1]) if rows else None}
     if checkpoint:
         preflight.check_changes(accelerator, args, progress, facts)
     tokens_per_step = facts["rows_per_step"] * args.max_length
     total_steps = args.max_steps if args.max_steps > 0 else math.ceil((counted or args.max_train_tokens) / tokens_per_step)
-    blocks = cut_blocks(read_documents(documents, progress["stream"], args), source, tokenizer, args)
+    documents = read_documents(found, progress["stream"], args.num_train_epochs if counted else math.inf, args)
+    blocks = cut_blocks(documents, source, tokenizer, args)
     reader = ThreadPoolExecutor(1) if accelerator.is_main_process else None
     group = torch.distributed.new_group(backend="gloo") if ranks > 1 else None
     make = partial(make_batch, max_length=args.max_length, varlen="flash" in args.attn_implementation)
-    size = args.per_device_eval_batch_size
-    eval_starts = range(0, math.ceil(len(eval_blocks) / (size * ranks)) * size * ranks, size)  # as many batches on each rank
-    eval_batches = [send_to_device(make(eval_blocks[i : i + size]), accelerator.device) for i in eval_starts[rank::ranks]]
+    size, eval_size = args.per_device_train_batch_size, args.per_device_eval_batch_size
+    eval_starts = range(0, math.ceil(len(eval_blocks) / (eval_size * ranks)) * eval_size * ranks, eval_size)  # as many batches on each rank
+    eval_batches = [send_to_device(make(eval_blocks[i : i + eval_size]), accelerator.device) for i in eval_starts[rank::ranks]]
 
     # ---- Model ----
     model = load_model(args, accelerator)
@@ -455,8 +448,8 @@ def main():
                 fault_tolerance.give_up(accelerator, model, optimizer, args, progress, 65, dealt)
             stop(65, dealt)
         ahead, position = reader and reader.submit(list, islice(blocks, facts["rows_per_step"] * (step < total_steps))), dealt[-1][1]
-        starts = range(0, facts["rows_per_step"], args.per_device_train_batch_size)[rank::ranks]  # micro-batch j is for rank j % ranks
-        micro_batches = [make([block for block, _ in dealt[i : i + args.per_device_train_batch_size]]) for i in starts]
+        starts = range(0, facts["rows_per_step"], size)[rank::ranks]  # micro-batch j is for rank j % ranks
+        micro_batches = [make([block for block, _ in dealt[i : i + size]]) for i in starts]
         micro_batches = send_to_device(micro_batches, accelerator.device, non_blocking=True)
         losses, applied = [], True
         # For dropout, so that no random state has to be saved
@@ -498,8 +491,8 @@ def main():
     export_model(accelerator, model, tokenizer, output_dir)
     if fault_tolerance:
         fault_tolerance.conclude(accelerator, "done", 0)
-    read = f"{position['pass']} passes and {position['document']} documents were read, {position['left_out']} left out"
-    accelerator.print(f'Trained in {time.perf_counter() - start:.0f} s: {read}; the model is in {output_dir}. To go on:\n  python scripts/continue_text.py {output_dir} --prompt "..."\n  python scripts/plot_loss.py {output_dir}')
+    accelerator.print("The data were read {pass} times, and {document} documents more; {left_out} could not be used and were left out".format(**position))
+    accelerator.print(f'Trained in {time.perf_counter() - start:.0f} s; the model is in {output_dir}. To go on:\n  python scripts/continue_text.py {output_dir} --prompt "..."\n  python scripts/plot_loss.py {output_dir}')
     accelerator.end_training()
 
 

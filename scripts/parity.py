@@ -35,7 +35,8 @@ CONFIGS = ROOT / "accelerate_configs"
 WIDTH = ["--hidden_size", "320", "--intermediate_size", "640", "--num_attention_heads", "5"]
 ROWS = ["--num_train_rows", "210", "--num_test_rows", "21"]
 MODEL = [*WIDTH, "--num_key_value_heads", "5", *ROWS]
-MAKERS = {"llama": ["make_tiny_model.py", *MODEL]}
+MAKERS = {"llama": ["make_tiny_model.py", *MODEL], "mistral_pretrain": ["make_tiny_text.py", *MODEL]}
+FLAGS = {"mistral_pretrain": ("--max_length", "80")}  # blocks of a text or two, longer than the model's window
 # 210 rows do not divide by the global batch of 12: the last window of an epoch has 6, and some ranks have none of them
 JOB = ["--max_steps", "20", "--num_train_epochs", "2", "--learning_rate", "1e-3", "--warmup_steps", "0.1",
        "--lr_scheduler_type", "cosine", "--weight_decay", "0.1", "--max_grad_norm", "0.5", "--save_steps", "0"]
@@ -113,7 +114,8 @@ def all_runs():
     for recipe in (name for name in MAKERS if name != "llama"):
         for config in configs():
             cut = ranks_of(config, 2), *CUT[ranks_of(config, 2)]
-            runs += [Run(recipe, config, *cut, weights, recipe=recipe) for weights in ("full", "LoRA")]
+            flags = FLAGS.get(recipe, ())
+            runs += [Run(recipe, config, *cut, weights, flags, recipe) for weights in ("full", "LoRA")]
     return runs
 
 

@@ -54,7 +54,7 @@ def one_process(tiny_of, shared_tmp):
 
     def folder_of(weights, recipe="llama"):
         group = "strategies" if recipe == "llama" else recipe
-        reference = parity.Run(group, "single", weights=weights, recipe=recipe)
+        reference = parity.Run(group, "single", weights=weights, flags=parity.FLAGS.get(recipe, ()), recipe=recipe)
         folder = shared_tmp / f"one_process_{reference.name}"
         with FileLock(f"{folder}.lock"):
             if not (folder / "done").exists():
