@@ -106,7 +106,7 @@ def parse_args():
     parser.add_argument("--per_device_eval_batch_size", type=int, default=8, help="blocks a rank")
     parser.add_argument("--gradient_accumulation_steps", type=int, default=1, help="micro-batches an optimizer step")
     parser.add_argument("--max_train_tokens", type=float, default=1e7, help="the budget: the step that reaches it is the last, so it is rounded up to whole steps; where the data end before, they are read again in another order")
-    parser.add_argument("--num_train_epochs", type=int, default=0, help="passes over the data instead of that budget, to the token; to count their tokens, the data are tokenised once before")
+    parser.add_argument("--num_train_epochs", type=int, help="passes over the data instead of that budget, to the token; to count their tokens, the data are tokenised once before")
     parser.add_argument("--max_steps", type=int, default=-1, help="optimizer steps instead of any budget, if positive")
     parser.add_argument("--optim", default="adamw_torch_fused", choices=["adamw_torch_fused", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"], help="AdamW of torch, or of bitsandbytes")
     parser.add_argument("--learning_rate", type=float, default=2e-5, help="peak; adapters want about ten times more")
@@ -172,15 +172,16 @@ def read_documents(found, position, passes, args):
     while position["pass"] < passes:
         if not indexed:
             found.load_state_dict(position["reader"])  # None: its start
-        reader, reading, before = position["reader"], iter(range(size) if indexed else found), position["document"] // size * size
-        while window := list(islice(reading, size)):
-            order = np.random.default_rng((args.seed, position["pass"], before)).permutation(len(window)).tolist()
+        reader, reading, before = position["reader"], iter([] if indexed else found), position["document"] // size * size
+        window = found if indexed else list(islice(reading, size))
+        while window:
+            order = np.random.default_rng((args.seed, position["pass"], before)).permutation(len(window))
             for place in range(position["document"] - before, len(window)):
-                row = found[order[place]] if indexed else window[order[place]]
-                yield args.num_eval_documents + before + order[place] + 1, row, position | {"document": before + place, "reader": reader}
+                chosen = int(order[place])
+                yield args.num_eval_documents + before + chosen + 1, window[chosen], position | {"document": before + place, "reader": reader}
                 position["token"] = 0
             before = position["document"] = before + len(window)
-            reader = None if indexed else found.state_dict()
+            reader, window = None if indexed else found.state_dict(), list(islice(reading, size))
         position |= {"pass": position["pass"] + 1, "document": 0, "reader": None}
 
 
@@ -194,7 +195,7 @@ def cut_blocks(documents, source, tokenizer, args):
         tokens, start, left_out = [], position["token"], left_out + (text is None)
         if text and text.strip():
             tokens = tokenizer(text, verbose=False)["input_ids"]
-            tokens = torch.tensor(tokens + [tokenizer.eos_token_id] * (tokenizer.eos_token_id not in (None, tokens[-1])), dtype=torch.int32)
+            tokens = torch.tensor(tokens + [tokenizer.eos_token_id] * (tokenizer.eos_token_id not in (None, *tokens[-1:])), dtype=torch.int32)
         while start < len(tokens):
             part = tokens[start : start + args.max_length + 1 - filled]
             block[:, filled : filled + len(part)] = torch.stack([part, torch.arange(len(part)), torch.full_like(part, number)])
@@ -246,8 +247,7 @@ def load_data(args, tokenizer):
         eval_found, found = found.take(args.num_eval_documents), found.skip(args.num_eval_documents)
     elif args.eval_dataset_name or not Path(name).exists() or any(Path(name).rglob(f"{args.dataset_test_split}*")):
         eval_found, eval_files = open_documents(name, config, args.dataset_test_split, bool(args.eval_dataset_name), args)
-    wanted = eval_found if eval_found and args.eval_strategy != "no" else []
-    eval_rows = ((number, row, START) for number, row in enumerate(wanted, 1))
+    eval_rows = ((number, row, START) for number, row in enumerate(eval_found if eval_found and args.eval_strategy != "no" else [], 1))
     try:
         eval_blocks = cut_blocks(eval_rows, (name, eval_files), tokenizer, args)
         eval_blocks = [block for block, _ in islice(eval_blocks, math.ceil(args.max_eval_tokens / args.max_length))]
@@ -256,7 +256,7 @@ def load_data(args, tokenizer):
         counted = sum(int((block[2, :-1] > 0).sum()) for block in chain([first], one_pass)) if args.num_train_epochs and args.max_steps <= 0 else 0
     except (ValueError, StopIteration) as error:
         stop(65, str(error) or f"{args.dataset_name}: no text in any document")
-    return found, source, counted * args.num_train_epochs, eval_blocks, first, {
+    return found, source, counted * (args.num_train_epochs or 0), eval_blocks, first, {
         "train text": f"{len(found) if isinstance(found, Dataset) else 'a stream of'} documents; where they end too soon, again in another order",
         "eval text": f"{len(eval_blocks)} blocks", "sample": tokenizer.decode(first[0, :200].tolist())}
 
