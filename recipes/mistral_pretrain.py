@@ -89,7 +89,7 @@ def parse_args():
     parser.add_argument("--use_rslora", action="store_true", help="rank-stabilised scale")
     parser.add_argument("--use_dora", action="store_true", help="weight-decomposed LoRA")
     # Data
-    parser.add_argument("--dataset_name", default="HuggingFaceTB/cosmopedia-100k", help="hub id, folder, or .txt (one document a file), .jsonl, .json, .csv, .parquet file")  # EDIT: yours
+    parser.add_argument("--dataset_name", default="HuggingFaceTB/cosmopedia-100k", help="hub id, folder, or .txt (one document a file), .jsonl, .json, .csv, .parquet file")  # EDIT: yours (this one: Apache-2.0 on its hub page, no test split)
     parser.add_argument("--dataset_config", help="configuration of a hub data set")
     parser.add_argument("--dataset_train_split", default="train", help="split to train on")
     parser.add_argument("--dataset_test_split", default="test", help="split to evaluate on, if there is one")

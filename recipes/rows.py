@@ -119,6 +119,8 @@ def open_documents(name, config, split, required, args):
     files = files_of(name, split, DOCUMENT_TYPES) or sorted(Path(name, split).rglob("*.txt"))
     files = files or (sorted(Path(name).rglob("*.txt")) if required else [])
     found = open_split(name, config, split, required, [args.text_column], files, args.streaming)
+    if args.num_eval_documents and hasattr(found, "__len__") and len(found) <= args.num_eval_documents:
+        fail(65, f"{name}: {len(found)} documents, of which --num_eval_documents {args.num_eval_documents} leaves none to train on")
     if args.text_column in (found and found.column_names or []):
         found = found.select_columns([args.text_column])  # the others cost time and memory
     return found, files
