@@ -7,7 +7,8 @@ THREADS ?= $(shell getconf _NPROCESSORS_ONLN)
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install install-dev quickstart quickstart-llama quickstart-bert proof bench test check fix test-gpu clean
+.PHONY: help install install-dev quickstart proof bench test check fix test-gpu clean
+.PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s:
@@ -59,6 +60,22 @@ quickstart-bert:
 	  [print(text, '->', tell(text)[0]) for text in ('the soup was very good', 'the soup was not very good', \
 	  'the waiter was kind and the room was cold')]"
 	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
+
+quickstart-mistral_pretrain:
+	python scripts/make_tiny_text.py $(OUT)
+	@printf '\n== A text continued before training ==\n'
+	python scripts/continue_text.py $(OUT)/model --prompt "Lamo is a baker in Frim. Every morning" --max_new_tokens 48
+	@printf '\n== Training ==\n'
+	rm -rf $(OUT)/run  # else it would go on from its last checkpoint
+	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
+	  --mixed_precision no recipes/mistral_pretrain.py --model_name_or_path $(OUT)/model \
+	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
+	  --max_length 128 --per_device_train_batch_size 16 --num_train_epochs 1 --learning_rate 3e-3 --warmup_steps 0.05 \
+	  --eval_on_start
+	@printf '\n== The same text continued after training ==\n'
+	python scripts/continue_text.py $(OUT)/run --prompt "Lamo is a baker in Frim. Every morning" --max_new_tokens 48
+	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
+	@printf '\nThe model is in $(OUT)/run, its texts in $(OUT)/data, the loss curve in $(OUT)/loss.png.\n'
 
 check: install-dev  ## lint and the static tests, under a minute
 	ruff check .

@@ -299,6 +299,14 @@ def keep(accelerator, model, optimizer, args, progress, bar):
         RUN["sign_of_life"] = math.inf  # the model is written now; one process may take as long as it wants
 
 
+def give_up(accelerator, model, optimizer, args, progress, code, message):
+    """Save the last step and end all ranks with `code`: what comes next cannot be learnt from. Every rank takes part."""
+    handle_nonfinite(accelerator, model, optimizer, args, progress)
+    if progress["step"] > RUN["saved"] and progress["schedule_steps"]:
+        save_checkpoint(accelerator, model, optimizer, args, progress)
+    leave(accelerator, code, message)
+
+
 # ---- Resume ----
 def find_checkpoint(accelerator, args, progress):
     """Return the newest checkpoint that verifies, with its progress, or None and `progress`. Every host must see the files."""

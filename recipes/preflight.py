@@ -31,11 +31,11 @@ from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from whole_state import strategy_in_force
 
 REHEARSE = "without GPUs, rehearse: python scripts/rehearse.py --config_file YAML recipes/RECIPE.py ..."
-MAY_BE_ZERO = "warmup_steps weight_decay max_grad_norm seed lora_dropout dataloader_num_workers save_steps nonfinite_budget".split()
+MAY_BE_ZERO = "warmup_steps weight_decay max_grad_norm seed lora_dropout dataloader_num_workers save_steps nonfinite_budget num_eval_documents".split()
 # Arguments that may differ when a run goes on, since they change nothing that is learnt; the rows of a step stay equal
 FREE_TO_CHANGE = frozenset("""
     output_dir dry_run resume_from_checkpoint allow_change save_steps save_total_limit nonfinite nonfinite_budget ddp_timeout eval_strategy eval_steps eval_on_start
-    eval_dataset_name dataset_test_split per_device_eval_batch_size logging_steps report_to dataset_num_proc dataloader_num_workers
+    eval_dataset_name dataset_test_split max_eval_tokens per_device_eval_batch_size logging_steps report_to dataset_num_proc dataloader_num_workers
     per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing attn_implementation padding_free torch_compile use_liger_kernel max_logits_mib""".split())
 KERNELS = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3", "flash_attention_4": "flash-attn-4"}  # and their packages
 
@@ -121,6 +121,8 @@ def rules_of_values(args):
     yield resume not in ("auto", "none") and not Path(resume).is_dir(), f"--resume_from_checkpoint {resume}: neither auto nor none nor a folder"
     yield unknown, f"--allow_change {' '.join(sorted(unknown))}: not the name of an argument"
     yield len(getattr(args, "text_columns", None) or []) > 2, "--text_columns: name one column, or the two of a pair"
+    if "max_train_tokens" in args:
+        yield args.num_eval_documents and args.eval_dataset_name, "--num_eval_documents and --eval_dataset_name: choose one"
     if "packing" not in args:
         return
     yield args.packing and args.padding_free, "--packing and --padding_free: choose one; packed rows have next to no padding"
@@ -194,6 +196,11 @@ def check_changes(accelerator, args, progress, facts):
         leave(accelerator, 64, f"the checkpoint's run had other values of {', '.join(unsafe)}, listed above: use those, or --allow_change {' '.join(unsafe)}, or another --output_dir")
 
 
+def shares_lines(args):
+    """Whether several rows, or documents of a stream, stand in one line, where none may see another."""
+    return "max_train_tokens" in args or "packing" in args and (args.packing or args.padding_free)
+
+
 def check_model(args, model, largest, longest=0):
     """Fail with 64 where the rows' largest token or the longest one's last position has no embedding, where packed rows would see
     each other, by masks without positions or in layers whose state runs on, and where Liger left the model as it was."""
@@ -204,13 +211,13 @@ def check_model(args, model, largest, longest=0):
     places = min((table.num_embeddings - (table.padding_idx or -1) - 1 for table in tables), default=longest)  # RoBERTa's begin behind padding
     if longest > places:
         fail(64, f"the longest row has {longest} tokens, but the model has positions for {places}: use --max_length {places}")
-    if "packing" not in args:
+    if "use_liger_kernel" not in args:
         return
     others = set(getattr(inner.config.get_text_config(), "layer_types", None) or []) - {"full_attention", "sliding_attention", "chunked_attention"}
     source = inspect.getsource(sys.modules[type(inner.base_model).__module__])
     masks = re.search(r'mask\w*\([^)]*position_ids=position_ids|"position_ids": position_ids', source)  # OPT and Falcon take them, and mask without
-    if (args.packing or args.padding_free) and (others or not masks):
-        fail(64, f"{type(inner).__name__} cannot keep the rows of a line apart ({', '.join(sorted(others)) or 'its masks know no position_ids'}): leave out --packing and --padding_free")
+    if shares_lines(args) and (others or not masks):
+        fail(64, f"{type(inner).__name__} cannot keep the rows of a line apart ({', '.join(sorted(others)) or 'its masks know no position_ids'}): leave out --packing and --padding_free, or take another model")
     if args.use_liger_kernel and not any("liger" in f"{type(module).__module__} {module.forward.__module__}" for module in model.modules()):
         fail(64, f"--use_liger_kernel: Liger has no kernels for {type(inner).__name__}: leave it out")
 
@@ -234,6 +241,7 @@ def report_start(accelerator, args, model, tokenizer, rows, lines, steps, facts,
     total, trained = np.sum([(size := size_of(weight), size * weight.requires_grad) for weight in model.parameters()], axis=0)
     check_model(args, model, max(tokenizer.pad_token_id, rows["largest"][:].max()), rows["length"][:].max())
     tokens, packing = rows["length"][:].sum() / len(lines), "packing" in args and args.packing
+    unit = "blocks" if "max_train_tokens" in args else "lines" if packing else "rows"
     batch, quantization = facts["rows_per_step"], "int8" if args.load_in_8bit else args.bnb_4bit_quant_type if args.load_in_4bit else "no"
     (name, fsdp, _), shares = strategy_in_force(accelerator), accelerator.gradient_state.plugin_kwargs.get("sync_each_batch")
     liger = "use_liger_kernel" in args and args.use_liger_kernel
@@ -243,7 +251,7 @@ def report_start(accelerator, args, model, tokenizer, rows, lines, steps, facts,
         "strategy": f"{name}, {accelerator.num_processes} x {accelerator.device.type}",
         "precision": f"weights {args.dtype}, mixed precision {accelerator.mixed_precision}, quantization {quantization}",
         "kernels": ", ".join([f"attention {model.config._attn_implementation}", *kernels]),
-        "batch": f"{batch} {'lines' if packing else 'rows'}, about {tokens * batch:,.0f} tokens; {steps} steps",
+        "batch": f"{batch} {unit}, about {tokens * batch:,.0f} tokens; {steps} steps",
         "checkpoints": f"every {args.save_steps} steps" if args.save_steps else "when the run is stopped",
         **told}
     summary["sample"] = summary.pop("sample", None) or marked(rows[0], tokenizer)

@@ -8,12 +8,14 @@ import json
 from pathlib import Path
 
 import numpy as np
+import xxhash
 from datasets import load_dataset
 from fault_tolerance import fail
 
 TEXT = dict.fromkeys("prompt completion instruction input output question answer".split(), str)  # a number in a CSV file is text
 FILE_TYPES = {".jsonl": {"path": "text", "encoding": "latin-1"}, ".json": {"path": "json"}, ".parquet": {"path": "parquet"},
               ".csv": {"path": "csv", "keep_default_na": False, "converters": TEXT}}
+DOCUMENT_TYPES = FILE_TYPES | {".txt": {"path": "text", "encoding": "latin-1", "sample_by": "document"}}  # each .txt file is one
 OFFLINE = "Offline: python scripts/make_tiny_model.py (for recipes/bert.py make_tiny_bert.py) runs/tiny, then --model_name_or_path runs/tiny/model --dataset_name runs/tiny/data/train.jsonl"
 NOTHING = {"input_ids": [], "labels": [], "truncated": False, "length": 0, "largest": 0, "hash": 0}  # what `tokenize` has of a row that cannot be used
 
@@ -50,9 +52,9 @@ def check_columns(row, texts, label):
         raise ValueError(f"has no text in {' and '.join(texts)}: {str(found)[1:80]}")
 
 
-def files_of(name, split):
+def files_of(name, split, types=FILE_TYPES):
     """Return the files of a data set: itself, or those of a folder whose names begin with the split; [] of a hub id."""
-    return [Path(name)] if Path(name).suffix in FILE_TYPES else sorted(f for f in Path(name).glob(f"{split}*") if f.suffix in FILE_TYPES)
+    return [Path(name)] if Path(name).suffix in types else sorted(f for f in Path(name).glob(f"{split}*") if f.suffix in types)
 
 
 def source_of(name, split):
@@ -68,21 +70,32 @@ def read_split(name, config, split, tokenize, args, required):
     return tokenize_split(rows, name, split, tokenize, args, NOTHING) if rows else (None, "none")
 
 
-def open_split(name, config, split, required, texts=()):
-    """Return the rows of a split as they are, those of a .jsonl file as lines. texts: further columns of CSV files that are text."""
-    files = files_of(name, split)
-    reader = FILE_TYPES[files[0].suffix] if files else {}
+def open_split(name, config, split, required, texts=(), files=None, streaming=False):
+    """Return the rows of a split as they are, those of a .jsonl file as lines. texts: further columns of CSV files that are text.
+    files: those of the split, if they are known. streaming: as a data set that is read in order alone."""
+    files = files_of(name, split) if files is None else files
+    reader = DOCUMENT_TYPES[files[0].suffix] if files else {}
     if "converters" in reader:
         reader = reader | {"converters": TEXT | dict.fromkeys(texts, str)}
     try:
         if odd := [file.name for file in files if file.suffix != files[0].suffix or not file.stat().st_size]:
             fail(65, f"{name}: {', '.join(odd)[:200]}: empty, or of a second file type")
-        rows = load_dataset(**reader, data_files=[*map(str, files)], split="train") if files else load_dataset(name, config).get(split)
+        place = {**reader, "data_files": [*map(str, files)]} if files else {"path": name, "name": config}
+        rows = load_dataset(**place, streaming=streaming).get("train" if files else split)
     except ConnectionError as error:
         fail(69, f"{name}: {error}", OFFLINE)
     except Exception as error:  # the readers of files raise what they like
         fail(65, f"{name}: {' '.join(str(error.__cause__ or error).split())[:300]}")
     return fail(65, f"{name}: no rows in split {split}") if required and not rows else rows
+
+
+def reason(error):
+    """Why a row cannot be used, in one line."""
+    if isinstance(error, json.JSONDecodeError):
+        problem = f"is not JSON: {error.msg} at column {error.colno}" if error.doc.strip() else "is blank"
+    else:
+        problem = str(error) if type(error) is ValueError else f"cannot be used: {type(error).__name__}: {error}"
+    return " ".join(problem.encode(errors="backslashreplace").decode().split())[:200]
 
 
 def tokenize_split(rows, name, split, tokenize, args, nothing):
@@ -91,14 +104,11 @@ def tokenize_split(rows, name, split, tokenize, args, nothing):
     unit = source.split()[-1]
 
     # The cache knows a function by its code, defaults and names: nothing of args among them, but the code of what it calls here
-    def attempt(row, _=(checked.__code__, check_columns.__code__, parse_line.__code__)):
+    def attempt(row, _=(checked.__code__, check_columns.__code__, parse_line.__code__, reason.__code__)):
         try:
             return {**tokenize(parse_line(row["text"]) if unit == "line" else row), "problem": ""}
-        except json.JSONDecodeError as error:
-            problem = f"is not JSON: {error.msg} at column {error.colno}" if error.doc.strip() else "is blank"
         except Exception as error:  # a template raises what it likes
-            problem = str(error) if type(error) is ValueError else f"cannot be used: {type(error).__name__}: {error}"
-        return {**nothing, "problem": " ".join(problem.encode(errors="backslashreplace").decode().split())[:200]}
+            return {**nothing, "problem": reason(error)}
 
     try:
         done = rows.map(attempt, remove_columns=rows.column_names, num_proc=args.dataset_num_proc, desc=f"Tokenising {name}")
@@ -111,3 +121,56 @@ def tokenize_split(rows, name, split, tokenize, args, nothing):
     if not kept or (bad and not args.skip_bad_rows):
         fail(65, *bad[:3], f"{name}: {len(bad)} of {len(rows)} {unit}s cannot be used: mend them, or leave them out with --skip_bad_rows")
     return kept.remove_columns(["truncated", "problem"]).with_format("numpy"), f"{len(kept)}, {sum(done['truncated'][:])} truncated to --max_length, {len(bad)} left out"
+
+
+def open_documents(name, config, split, required, args):
+    """Return the documents of a split as they are, and the files they are in, [] of a hub id; (None, []) without that split, unless it is
+    required. As files_of, but .txt files count too, each a document, and without one that is named after a split all of a folder are meant."""
+    files = files_of(name, split, DOCUMENT_TYPES) or sorted(Path(name, split).rglob("*.txt"))
+    files = files or (sorted(Path(name).rglob("*.txt")) if required else [])
+    found = open_split(name, config, split, required, [args.text_column], files, args.streaming)
+    if args.num_eval_documents and hasattr(found, "__len__") and len(found) <= args.num_eval_documents:
+        fail(65, f"{name}: {len(found)} documents, of which --num_eval_documents {args.num_eval_documents} leaves none to train on")
+    if args.text_column in (found and found.column_names or []):
+        found = found.select_columns([args.text_column])  # the others cost time and memory
+    return found, files
+
+
+def text_of(row, number, name, files, args):
+    """Return the text of a row of open_documents, None of one that cannot be used and is left out. Else a ValueError names it by file and
+    line, cause and fix. number: of the row, from 1, in all files."""
+    kind = files[0].suffix if files else None
+    try:
+        if kind == ".txt":
+            return row["text"].encode("latin-1").decode("utf-8-sig")
+        if kind == ".jsonl":
+            row = parse_line(row["text"]) if row["text"].strip() else {args.text_column: ""}
+        if args.text_column not in row:
+            raise ValueError(f"has the columns {', '.join(row)[:80] or 'none'}; needs {args.text_column}: see --text_column")
+        if not isinstance(row[args.text_column], str):
+            raise ValueError(f"has no text in {args.text_column}: {str(row[args.text_column])[:80]}")
+        return row[args.text_column].encode().decode()  # no lone surrogates
+    except Exception as error:  # of the parser, the codec
+        if args.skip_bad_rows:
+            return None
+        raise ValueError(f"{place_of(number, name, files)}: {reason(error)}: mend it, or leave such documents out with --skip_bad_rows") from None
+
+
+def place_of(number, name, files):
+    """Return the name of a row: its file, and the line where there are lines. number: from 1, in all files."""
+    if files and files[0].suffix == ".txt":
+        return str(files[number - 1])
+    if not files or files[0].suffix != ".jsonl":
+        return f"{files[0] if len(files) == 1 else name}, row {number}"
+    for file in files:
+        with open(file, encoding="latin-1") as lines:
+            length = sum(1 for _ in lines)
+        if number <= length:
+            return f"{file}, line {number}"
+        number -= length
+
+
+def identity_of(found, files):
+    """Return a hash of what is known of a data set that is not read as a whole: names and sizes of its files, or what the hub tells of them."""
+    known = [(file.name, file.stat().st_size) for file in files] or sorted(found.info.download_checksums or {})
+    return xxhash.xxh3_128_hexdigest(json.dumps(known).encode())

@@ -35,7 +35,12 @@ CONFIGS = ROOT / "accelerate_configs"
 WIDTH = ["--hidden_size", "320", "--intermediate_size", "640", "--num_attention_heads", "5"]
 ROWS = ["--num_train_rows", "210", "--num_test_rows", "21"]
 MODEL = [*WIDTH, "--num_key_value_heads", "5", *ROWS]
-MAKERS = {"llama": ["make_tiny_model.py", *MODEL], "bert": ["make_tiny_bert.py", *WIDTH, *ROWS]}
+MAKERS = {
+    "llama": ["make_tiny_model.py", *MODEL],
+    "mistral_pretrain": ["make_tiny_text.py", *MODEL],
+    "bert": ["make_tiny_bert.py", *WIDTH, *ROWS],
+}
+FLAGS = {"mistral_pretrain": ["--max_length", "80"]}  # blocks of a text or two, longer than the model's window
 # 210 rows do not divide by the global batch of 12: the last window of an epoch has 6, and some ranks have none of them
 JOB = ["--max_steps", "20", "--num_train_epochs", "2", "--learning_rate", "1e-3", "--warmup_steps", "0.1",
        "--lr_scheduler_type", "cosine", "--weight_decay", "0.1", "--max_grad_norm", "0.5", "--save_steps", "0"]
@@ -75,7 +80,7 @@ class Run(NamedTuple):
     @property
     def arguments(self):
         cut = ["--per_device_train_batch_size", self.batch, "--gradient_accumulation_steps", self.accumulation]
-        return [*JOB, *cut, *WEIGHTS[self.weights], *self.flags]
+        return [*JOB, *FLAGS.get(self.recipe, []), *cut, *WEIGHTS[self.weights], *self.flags]
 
 
 def reference_of(run):

@@ -9,10 +9,13 @@ import benchmark_peers
 import benchmark_probe
 import benchmark_tables
 import check_config
+import continue_text
 import fault_injection
 import generate
 import llama
 import make_tiny_model
+import make_tiny_text
+import mistral_pretrain
 import parity
 import plan_memory
 import plot_loss
@@ -25,7 +28,9 @@ import validate_planner
 from accelerate.commands.launch import launch_command_parser
 from launching import REPO
 
-PARSERS = {"recipes/llama.py": llama, "train.py": llama, "scripts/generate.py": generate,
+PARSERS = {"recipes/mistral_pretrain.py": mistral_pretrain, "scripts/make_tiny_text.py": make_tiny_text,
+           "scripts/continue_text.py": continue_text,
+           "recipes/llama.py": llama, "train.py": llama, "scripts/generate.py": generate,
            "scripts/plot_loss.py": plot_loss, "scripts/make_tiny_model.py": make_tiny_model,
            "scripts/rehearse.py": rehearse, "scripts/check_config.py": check_config,
            "scripts/parity.py": parity, "scripts/readme_tables.py": readme_tables,
