@@ -92,6 +92,7 @@ proof: install  ## measure every strategy and the planner, about 90 minutes on t
 	python scripts/parity.py --json results/parity.json
 	python scripts/validate_planner.py --json results/planner.json
 	python scripts/track_ranks.py --json results/planner_ranks.json
+	python scripts/time_quickstarts.py --json results/quickstarts.json
 	python scripts/readme_tables.py
 
 bench: install-dev  ## speed against a bare loop, Trainer and SFTTrainer: hours on two idle cores; needs GSM8K's rows

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import benchmark_tables
-from parity import BOUNDS, NAMES, WEIGHTS, reasons, table, tables
+from parity import BOUNDS, MAKERS, NAMES, WEIGHTS, reasons, table, tables
 from usage import Parser
 from validate_planner import METHODS, summary
 
@@ -24,6 +24,7 @@ GROUPS = {  # what a line of the summary sums up
     "attention": "eager attention",
     "levers": "padding-free batches, loss in pieces",
     "packing": "packed lines, against one process's",
+    **{recipe: f"`{recipe}.py`, every YAML, 2 ranks" for recipe in MAKERS if recipe != "llama"},
 }
 CLASSES = ("parameters", "gradients", "optimizer")
 ORDER = ("single", "ddp", "fsdp2", "fsdp1", "deepspeed")
@@ -52,7 +53,7 @@ def parity_block(results):
 
 
 def is_reference(row):
-    return row["group"] == "strategies" and row["config"] == "single"
+    return row["group"] in ("strategies", *MAKERS) and row["config"] == "single"
 
 
 def bytes_block(results, weights="full"):
@@ -104,7 +105,17 @@ def planner_block(results):
     return table(header, lines)
 
 
-BLOCKS = {"parity": parity_block, "bytes": bytes_block, "speed": speed_block, "planner": planner_block}
+def quickstarts_block(results):
+    """One line a recipe: what its quick example shows of held-out rows before and after, and its seconds."""
+    rows = results["quickstarts"]["rows"]
+    lines = [[f"`make quickstart RECIPE={row['recipe']}`", row["shown"], f"{row['before']:.3g}", f"{row['after']:.3g}",
+              f"{row['seconds']:.0f}"] for row in rows]  # fmt: skip
+    seconds = f"seconds, {results['quickstarts']['cores']} CPU cores"
+    return table(["quick example", "of held-out rows", "before", "after", seconds], lines)
+
+
+BLOCKS = {"quickstarts": quickstarts_block, "parity": parity_block, "bytes": bytes_block, "speed": speed_block,
+          "planner": planner_block}  # fmt: skip
 
 
 def fill(text, results):

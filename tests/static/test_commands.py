@@ -1,44 +1,20 @@
 """Every command in the README, in the docstrings and in the Makefile is one that its program accepts."""
 
+import importlib
 import re
 import shlex
 import sys
 
-import benchmark
-import benchmark_peers
-import benchmark_probe
-import benchmark_tables
-import check_config
-import continue_text
-import fault_injection
-import generate
-import llama
-import make_tiny_model
-import make_tiny_text
-import mistral_pretrain
-import parity
 import plan_memory
-import plot_loss
 import pytest
-import readme_tables
 import rehearse
-import sync_recipes
-import track_ranks
-import validate_planner
 from accelerate.commands.launch import launch_command_parser
 from launching import REPO
 
-PARSERS = {"recipes/mistral_pretrain.py": mistral_pretrain, "scripts/make_tiny_text.py": make_tiny_text,
-           "scripts/continue_text.py": continue_text,
-           "recipes/llama.py": llama, "train.py": llama, "scripts/generate.py": generate,
-           "scripts/plot_loss.py": plot_loss, "scripts/make_tiny_model.py": make_tiny_model,
-           "scripts/rehearse.py": rehearse, "scripts/check_config.py": check_config,
-           "scripts/parity.py": parity, "scripts/readme_tables.py": readme_tables,
-           "scripts/fault_injection.py": fault_injection, "scripts/plan_memory.py": plan_memory,
-           "scripts/sync_recipes.py": sync_recipes,
-           "scripts/validate_planner.py": validate_planner, "scripts/track_ranks.py": track_ranks,
-           "scripts/benchmark.py": benchmark, "scripts/benchmark_peers.py": benchmark_peers,
-           "scripts/benchmark_probe.py": benchmark_probe, "scripts/benchmark_tables.py": benchmark_tables}
+PROGRAMS = [path for folder in ("recipes", "scripts") for path in sorted((REPO / folder).glob("*.py"))
+            if "def parse_args(" in path.read_text()]  # fmt: skip
+PARSERS = {str(path.relative_to(REPO)): importlib.import_module(path.stem) for path in PROGRAMS}
+PARSERS["train.py"] = PARSERS["recipes/llama.py"]  # what README calls a copy
 PLAIN = {"""kill -USR1 $(grep -oP '"process": \\K[0-9]+' runs/full/status.json)""",
          "cp recipes/llama.py train.py", "cp recipes/{fault_tolerance,whole_state,preflight,rows}.py .",
          "source .venv/bin/activate", "pip install -r requirements.txt", "pip install liger-kernel"}
@@ -53,7 +29,7 @@ def commands_of_readme():
 
 
 def commands_of_docstrings():
-    for name in sorted(PARSERS.keys() - {"train.py", "scripts/make_tiny_model.py"}):
+    for name in sorted(PARSERS.keys() - {"train.py"}):
         text = (REPO / name).read_text().split('"""')[1].replace("\\\n", " ")
         for line in text.splitlines():
             if re.match(r"    (python|accelerate) ", line) and "..." not in line:
