@@ -284,6 +284,10 @@ def load_seq2seq(args, accelerator, tokenizer):
     for module in model.modules():
         if hasattr(module, "layerdrop"):  # of BART and its kin: a layer that one rank alone leaves out would keep the others waiting
             module.layerdrop = 0.0
+    shared = model.get_input_embeddings()
+    for module, name, child in [(module, *pair) for module in model.modules() for pair in module.named_children()]:
+        if type(child) is type(shared) and child.weight is shared.weight:  # of encoder and decoder: FSDP2 wants one module for one weight
+            setattr(module, name, shared)
     if args.gradient_checkpointing:  # called gradient_checkpointing_enable in older transformers
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": False})
     model.apply(lambda module: setattr(module, "support_avx512bf16_for_cpu", False))  # else a CPU repacks 4-bit weights, and gradients stop there

@@ -105,7 +105,7 @@ def make_rows(args):
 
 
 def make_tokenizer(texts, args):
-    """Return a BPE that knows the words of the texts, and any other ASCII text by its letters; every text ends with </s>."""
+    """Return a BPE that knows the words of the texts and spells others; every text ends with </s>."""
     backend = Tokenizer(models.BPE(unk_token=UNK))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     letters = ["▁", *(chr(number) for number in range(33, 127))]
