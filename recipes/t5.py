@@ -5,12 +5,12 @@ The YAML file owns the strategy, the command line everything about learning:
     accelerate launch --config_file accelerate_configs/fsdp.yaml recipes/t5.py
     accelerate launch --config_file accelerate_configs/ddp.yaml --num_processes 4 recipes/t5.py \
         --model_name_or_path facebook/bart-base --dataset_name rows.jsonl --source_column report --target_column headline
-    accelerate launch --config_file accelerate_configs/deepspeed_zero3.yaml --num_processes 8 recipes/t5.py --use_peft --learning_rate 1e-3
+    accelerate launch --config_file accelerate_configs/deepspeed_zero3.yaml --num_processes 8 recipes/t5.py --use_peft
 
-A good run prints a summary with one row as the model sees it, texts that the model writes for held-out rows and a ROUGE that
-rises, and the folder that `from_pretrained` loads; OUTPUT_DIR/predictions.jsonl has the texts of the last evaluation. T5 wants
-bf16 or fp32: its activations overflow fp16. The same command again goes on from the newest checkpoint. Exit codes: 0 done,
-64 usage, 65 data, 69 no hub, 70 not finite, 73 cannot write, 75 stopped and saved. To make it yours: grep EDIT.
+A good run prints a summary with one row as the model sees it, texts that it writes for held-out rows and a ROUGE that rises, and
+the folder that `from_pretrained` loads, with predictions.jsonl of the last evaluation. fp16 is too narrow for T5: use bf16. The same
+command again goes on from the newest checkpoint. Exit codes: 0 done, 64 usage, 65 data, 69 no hub, 70 not finite, 73 cannot write,
+75 stopped and saved. To make it yours: grep EDIT.
 """
 
 import argparse
@@ -19,8 +19,7 @@ import math
 import os
 import sys
 import time
-from argparse import BooleanOptionalAction
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -55,8 +54,6 @@ except ModuleNotFoundError:
 
 PAIRS = {"document": "summary", "article": "highlights", "text": "summary", "dialogue": "summary", "question": "answer",
          "prompt": "completion", "source": "target"}  # EDIT: yours. Columns of source and target; or translation, with --source_lang
-NUM_SHOWN = 3  # texts that each evaluation shows
-NO_PAIR = {"input_ids": [], "labels": [], "target": "", "truncated": False, "length": 0, "largest": 0, "hash": 0}  # of a row that cannot be used
 
 
 def stop(code, *problems):
@@ -94,11 +91,11 @@ def parse_args():
     parser.add_argument("--dataset_train_split", default="train", help="split to train on")
     parser.add_argument("--dataset_test_split", default="test", help="split to evaluate on, if there is one")
     parser.add_argument("--eval_dataset_name", help="evaluate on this file or data set instead")
-    parser.add_argument("--source_column", help="column of the text that is read [that of the first of PAIRS that is there]")
-    parser.add_argument("--target_column", help="column of the text that is to be written [as above]")
+    parser.add_argument("--source_column", help=f"column of the text that is read [the first of {', '.join(PAIRS)} that is there with its target]")
+    parser.add_argument("--target_column", help=f"column of the text that is to be written [{', '.join(PAIRS.values())}]")
     parser.add_argument("--source_lang", help="language of the source in rows {translation: {en: ..., de: ...}}, and in tokenizers that are told it")
     parser.add_argument("--target_lang", help="language of the target")
-    parser.add_argument("--source_prefix", help="put before every source text, such as 'summarize: ' for T5 [that for the default data set, else nothing]")
+    parser.add_argument("--source_prefix", default="", help="put before every source text: T5 tells its tasks apart by 'summarize: ', 'translate English to German: ' and the like")
     parser.add_argument("--max_source_length", type=int, default=1024, help="tokens of a source, prefix included; longer ones lose their end")
     parser.add_argument("--max_target_length", type=int, default=128, help="tokens of a target in the loss; longer ones lose their end, though not in ROUGE and BLEU")
     parser.add_argument("--skip_bad_rows", action="store_true", help="leave out and count the rows that cannot be used")
@@ -122,9 +119,9 @@ def parse_args():
     parser.add_argument("--eval_strategy", default="epoch", choices=["no", "steps", "epoch"], help="when to evaluate")
     parser.add_argument("--eval_on_start", action="store_true", help="evaluate before the first step too")
     parser.add_argument("--eval_steps", type=int, default=500, help="optimizer steps between evaluations")
-    parser.add_argument("--predict_with_generate", action=BooleanOptionalAction, default=True, help="evaluations write texts, for ROUGE, BLEU and exact match; --no-predict_with_generate: loss alone, faster (the default of transformers)")
+    parser.add_argument("--predict_with_generate", action=argparse.BooleanOptionalAction, default=True, help="evaluations write texts, for ROUGE, BLEU and exact match; --no-predict_with_generate: loss alone, faster (the default of transformers)")
     parser.add_argument("--generation_max_length", type=int, help="tokens that are written at most [--max_target_length]")
-    parser.add_argument("--generation_num_beams", type=int, help="beams of the search [those of the model's generation config, mostly 1: greedy]")
+    parser.add_argument("--generation_num_beams", type=int, default=1, help="beams of the search; 1: greedy")
     parser.add_argument("--forced_bos_token", help="token that every text begins with: for mBART and NLLB that of the target's language")
     parser.add_argument("--logging_steps", type=int, default=1, help="optimizer steps between lines of metrics.jsonl; in between nothing waits for the device")
     parser.add_argument("--report_to", default="none", choices=["none", "all", "tensorboard", "wandb", "trackio", "comet_ml", "mlflow", "clearml", "dvclive", "swanlab", "aim"], help="tracker")
@@ -133,9 +130,7 @@ def parse_args():
     if fault_tolerance:
         fault_tolerance.add_arguments(parser)
     parser.error = lambda message: stop(64, message, *(preflight.meant(message, parser) if preflight else []))
-    args = parser.parse_args()
-    args.source_prefix = {"FiscalNote/billsum": "summarize: "}.get(args.dataset_name, "") if args.source_prefix is None else args.source_prefix
-    return args
+    return parser.parse_args()
 
 
 def make_accelerator(args):
@@ -164,15 +159,14 @@ def make_accelerator(args):
 
 
 def source_and_target(row, columns, languages):
-    """Return the texts of a row, as it is to be read and to be written; a ValueError says why there are none. columns, languages: of
-    source and target, None where PAIRS knows the column or there is no such language. EDIT: your own form of rows."""
-    if all(languages) and isinstance(row.get("translation"), dict):
-        row, columns = row["translation"], [language.split("_")[0] for language in languages]  # en_XX is a token of mBART, en the column
-    known = next((pair for pair in PAIRS.items() if set(pair) <= set(row)), (None, None))
+    """Return the text of a row that is read and the one to be written; a ValueError says why there are none. EDIT: your own form.
+    columns, languages: of source and target; None: the column is that of PAIRS, there is no such language"""
+    if all(languages) and isinstance(row.get("translation"), dict):  # en_XX is a token of mBART, en the key of the row
+        row, columns = row["translation"], [language.split("_")[0] for language in languages]
+    known = next((pair for pair in PAIRS.items() if set(pair) <= set(row)), ("source", "target"))
     columns = [column or other for column, other in zip(columns, known, strict=True)]
     if not set(columns) <= set(row):
-        wanted = " | ".join(map(", ".join, PAIRS.items()))
-        raise ValueError(f"has the columns {', '.join(row)[:80] or 'none'}; needs --source_column and --target_column, or {wanted}, or translation with --source_lang and --target_lang")
+        raise ValueError(f"has the columns {', '.join(row)[:80] or 'none'}; needs {' and '.join(columns)}: see --source_column and --source_lang")
     for what, column in zip(("source", "target"), columns, strict=True):
         if not isinstance(row[column], str) or not row[column].strip():
             raise ValueError(f"has no {what} text in {column}: {str(row[column])[:80]}")
@@ -180,33 +174,29 @@ def source_and_target(row, columns, languages):
 
 
 def cut_tokens(tokenizer, max_length, **text):
-    """Return the tokens of text=... or text_target=..., with eos, and whether some were cut off to keep within max_length."""
-    tokens = tokenizer(**text, verbose=False)["input_ids"]
-    truncated = len(tokens) > max_length
-    if truncated:  # the tokenizer knows what has to stay at the end
-        tokens = tokenizer(**text, truncation=True, max_length=max_length)["input_ids"]
-    if tokenizer.eos_token_id not in tokens:  # a decoder's tokenizer adds none
+    """Return at most max_length tokens of text=... or text_target=..., eos among them, and whether some were cut off."""
+    tokens = tokenizer(**text, truncation=True, max_length=max_length)["input_ids"]
+    truncated = len(tokens) == max_length < len(tokenizer(**text, verbose=False)["input_ids"])
+    if tokenizer.eos_token_id not in [None, *tokens]:  # a decoder's tokenizer adds none
         tokens = [*tokens[: max_length - 1], tokenizer.eos_token_id]
     return tokens, truncated
 
 
 def tokenize_pair(row, tokenizer, columns, languages, prefix, max_source_length, max_target_length):
-    """Return input_ids, labels, which end with eos, the whole target text, whether one of both was cut, the number of tokens of the longer
-    one, and largest and hash of all."""
+    """Return the tokens of both texts and their numbers; the target, never cut, for the metrics; whether some tokens were cut off."""
     source, target = source_and_target(row, columns, languages)
     input_ids, source_cut = cut_tokens(tokenizer, max_source_length, text=prefix + source)
     labels, target_cut = cut_tokens(tokenizer, max_target_length, text_target=target)
-    tokens = np.array([*input_ids, -1, *labels], dtype=np.int32)  # -1 tells where the target begins
-    return {"input_ids": input_ids, "labels": labels, "target": target, "truncated": source_cut or target_cut,
-            "length": max(len(input_ids), len(labels)), "largest": int(tokens.max()), "hash": xxhash.xxh3_64_intdigest(tokens) >> 1}
+    tokens = np.array([*input_ids, -1, *labels], dtype=np.int32)  # -1: where the target begins
+    return {"input_ids": input_ids, "labels": labels, "target": target, "truncated": source_cut or target_cut, "length": len(tokens) - 1,
+            "longest": max(len(input_ids), len(labels)), "largest": int(tokens.max()), "hash": xxhash.xxh3_64_intdigest(tokens) >> 1}
 
 
 def load_pairs(name, config, split, tokenizer, args):
     """Return the tokenised rows of a split of a file, folder or hub id, and their counts as text; (None, "none") without that split."""
     columns, languages = (args.source_column, args.target_column), (args.source_lang, args.target_lang)
     if rows:
-        texts = [column for column in (*columns, *languages, *PAIRS, *PAIRS.values()) if column]
-        found = rows.open_split(name, config, split, split == args.dataset_train_split or args.eval_dataset_name, texts)
+        found = rows.open_split(name, config, split, split == args.dataset_train_split or args.eval_dataset_name, [*columns, *PAIRS, *PAIRS.values()])
     else:
         reader = {".csv": "csv", ".parquet": "parquet"}.get(Path(name).suffix, "json")
         found = load_dataset(reader, data_files=name, split="train") if Path(name).is_file() else load_dataset(name, config).get(split)
@@ -215,7 +205,7 @@ def load_pairs(name, config, split, tokenizer, args):
     tokenize = partial(tokenize_pair, tokenizer=tokenizer, columns=columns, languages=languages, prefix=args.source_prefix,
                        max_source_length=args.max_source_length, max_target_length=args.max_target_length)
     if rows:
-        return rows.tokenize_split(found, name, split, tokenize, args, NO_PAIR)
+        return rows.tokenize_split(found, name, split, tokenize, args, rows.NOTHING | {"target": "", "longest": 0})
     done = found.map(tokenize, remove_columns=found.column_names, num_proc=args.dataset_num_proc)
     return done.add_column("row", np.arange(1, len(done) + 1)).with_format("numpy"), str(len(done))
 
@@ -244,28 +234,23 @@ def global_batches(num_lines, batch_size, window, num_epochs=1, seed=None, lengt
     return batches
 
 
-def collate_pairs(numbers, source, pad_token_id):
-    """Return the rows of `source` with these numbers as a batch, padded on the right.
-    inputs: input_ids and attention_mask, [rows, source tokens]. labels: [rows, target tokens], -100 in the padding
-    counts: target tokens, and tokens of both sides without padding. row: numbers in the file, from 1, on the host"""
-    found = source.__getitems__(numbers) if numbers else []
+def collate_pairs(found, pad_token_id):
+    """Return rows as a batch, padded on the right. inputs: input_ids and attention_mask, [rows, source tokens]. labels: [rows, target tokens],
+    -100 where padded. counts: target tokens, and tokens of both sides without padding. row: numbers in the file, from 1, on the host"""
     pairs = found or [{"input_ids": [pad_token_id], "labels": [-100]}]  # a rank without rows still takes part
-    sources, targets = ([torch.tensor(pair[name]) for pair in pairs] for name in ("input_ids", "labels"))
-    lengths, labels = torch.tensor([len(tokens) for tokens in sources]), pad_sequence(targets, batch_first=True, padding_value=-100)
-    inputs = {"input_ids": pad_sequence(sources, batch_first=True, padding_value=pad_token_id),
-              "attention_mask": (torch.arange(lengths.max()) < lengths[:, None]).long()}
-    num_targets = (labels != -100).sum()
-    return {"inputs": inputs, "labels": labels, "counts": torch.stack([num_targets, num_targets + lengths[: len(found)].sum()]),
-            "row": [int(row["row"]) for row in found]}
+    ids, labels = ([torch.tensor(pair[name]) for pair in pairs] for name in ("input_ids", "labels"))
+    inputs = {"input_ids": pad_sequence(ids, batch_first=True, padding_value=pad_token_id),
+              "attention_mask": pad_sequence([torch.ones_like(tokens) for tokens in ids], batch_first=True)}
+    num_targets, num_sources = sum(len(row["labels"]) for row in found), sum(len(row["input_ids"]) for row in found)
+    return {"inputs": inputs, "labels": pad_sequence(labels, batch_first=True, padding_value=-100),
+            "counts": torch.tensor([num_targets, num_targets + num_sources]), "row": [int(row["row"]) for row in found]}
 
 
 def load_seq2seq_tokenizer(args):
-    """Return the tokenizer, in any case with a pad token, and told of the languages if it has some; preflight stops with 64 or 69 if there is none."""
+    """Return the tokenizer, in any case with a pad token; preflight stops with 64 or 69 if there is none."""
+    languages = {"src_lang": args.source_lang, "tgt_lang": args.target_lang} if args.source_lang else {}  # mBART and NLLB mark texts by it
     with preflight.loading("tokenizer", args.model_name_or_path) if preflight else nullcontext():
-        tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path, padding_side="right", trust_remote_code=False)
-        for name, language in (("src_lang", args.source_lang), ("tgt_lang", args.target_lang)):
-            if language and hasattr(tokenizer, name):
-                setattr(tokenizer, name, language)
+        tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path, padding_side="right", trust_remote_code=False, **languages)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     return tokenizer
 
@@ -281,13 +266,14 @@ def load_seq2seq(args, accelerator, tokenizer):
                                                       quantization_config=quantization, trust_remote_code=False)
     if args.forced_bos_token:  # part of the result: who loads it gets it too
         model.generation_config.forced_bos_token_id = tokenizer.convert_tokens_to_ids(args.forced_bos_token)
-    for module in model.modules():
-        if hasattr(module, "layerdrop"):  # of BART and its kin: a layer that one rank alone leaves out would keep the others waiting
-            module.layerdrop = 0.0
+    if max(args.max_source_length, args.max_target_length) > (places := getattr(model.config, "max_position_embeddings", math.inf)):
+        stop(64, f"--max_source_length and --max_target_length: {args.model_name_or_path} has {places} positions: use {places} or less")
     shared = model.get_input_embeddings()
-    for module, name, child in [(module, *pair) for module in model.modules() for pair in module.named_children()]:
-        if type(child) is type(shared) and child.weight is shared.weight:  # of encoder and decoder: FSDP2 wants one module for one weight
-            setattr(module, name, shared)
+    for module in list(model.modules()):
+        module.layerdrop = 0.0  # of BART and its kin: a layer that one rank alone leaves out would keep the others waiting
+        for name, child in list(module.named_children()):
+            if type(child) is type(shared) and child.weight is shared.weight:  # of encoder and decoder: FSDP2 wants a weight in one module
+                setattr(module, name, shared)
     if args.gradient_checkpointing:  # called gradient_checkpointing_enable in older transformers
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": False})
     model.apply(lambda module: setattr(module, "support_avx512bf16_for_cpu", False))  # else a CPU repacks 4-bit weights, and gradients stop there
@@ -312,84 +298,67 @@ def make_optimizer(model, args):
     return getattr(optim, args.optim.replace("paged_", "Paged").replace("adamw_", "AdamW"))(groups, lr=args.learning_rate)
 
 
-def decoder_inputs(accelerator, model, labels):
-    """Return what the decoder reads to predict the labels, [rows, target tokens]: they moved by one behind the start token, as the model itself
-    would do it, which would compute its own loss too: a mean over the batch, and not over the window."""
-    model = accelerator.unwrap_model(model)
-    if hasattr(model, "prepare_decoder_input_ids_from_labels"):
-        return model.prepare_decoder_input_ids_from_labels(labels=labels)
-    start = labels.new_full((len(labels), 1), model.config.decoder_start_token_id)  # M2M100, NLLB and Blenderbot
-    shifted = torch.cat([start, labels[:, :-1]], dim=1)
-    return shifted.masked_fill(shifted == -100, model.config.pad_token_id)
-
-
 def summed_target_loss(accelerator, model, batch):
-    """Return the cross-entropy summed over a batch's target tokens, in nats and fp32."""
-    labels = batch["labels"]
-    logits = model(**batch["inputs"], decoder_input_ids=decoder_inputs(accelerator, model, labels), use_cache=False).logits
+    """Return the cross-entropy summed over a batch's target tokens, in nats and fp32. The decoder reads the labels, moved by one as the
+    model does it: M2M100, NLLB and Blenderbot do so in their forward alone, where they compute a mean too, which is not used."""
+    labels, shift = batch["labels"], getattr(accelerator.unwrap_model(model), "prepare_decoder_input_ids_from_labels", None)
+    reads = {"decoder_input_ids": shift(labels=labels)} if shift else {"labels": labels}
+    logits = model(**batch["inputs"], **reads, use_cache=False).logits
     return cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum")
 
 
-@contextmanager
-def gathered_root(accelerator, model):
-    """Hold whole, within, what FSDP keeps outside of the layers: embeddings, last norms and head. It gathers them in the forward of the whole model,
-    but generate calls the encoder alone first (huggingface/transformers#21667). Layers gather themselves, and so does all under ZeRO-3."""
-    if isinstance(model, FullyShardedDataParallel):
-        with FullyShardedDataParallel.summon_full_params(model, recurse=False, writeback=False):
-            yield
-    elif accelerator.is_fsdp2:
+def generate(accelerator, model, inputs, options):
+    """Return the tokens that the model writes, [rows, tokens]. Every rank takes part, until the last one has finished.
+    FSDP gathers what is in no layer, such as embeddings and head, in the forward of the whole model; generate calls the encoder
+    alone first (huggingface/transformers#21667). Layers gather themselves, ZeRO-3 all modules. The model must have run before."""
+    if accelerator.is_fsdp2:
         model.unshard()
-        yield
-        model.reshard()
-    else:
-        yield
-
-
-def write_texts(accelerator, model, tokenizer, batch, options):
-    """Return [(row, text)] that the model writes for the rows of a batch. Every rank takes part until the last one has finished: their layers are
-    gathered together. Its model must have run before, so that FSDP knows which module is the whole."""
-    with gathered_root(accelerator, model), accelerator.autocast():
-        tokens = accelerator.unwrap_model(model).generate(**batch["inputs"], **options, synced_gpus=accelerator.num_processes > 1)
-    texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)[: len(batch["row"])]  # none on a rank without rows
-    return [(row, text.strip()) for row, text in zip(batch["row"], texts, strict=True)]
+    gathered = FullyShardedDataParallel.summon_full_params(model, recurse=False, writeback=False)  # by FSDP1; else it does nothing
+    with gathered, accelerator.autocast():
+        return accelerator.unwrap_model(model).generate(**inputs, **options, synced_gpus=accelerator.num_processes > 1)
 
 
 def text_metrics(texts, targets):
-    """Return means of ROUGE-1, -2 and -L (F-measure, stemmed, as in transformers' run_summarization), BLEU of sacrebleu, and exact match, all in percent.
-    ROUGE knows a to z and digits alone, BLEU parts words as in European languages: EDIT both for others."""
+    """Return the means of ROUGE-1, -2 and -L (F-measure of stemmed words, as in transformers' run_summarization), BLEU and exact
+    match, in percent. ROUGE reads a to z and digits alone, BLEU parts words as European languages do: EDIT both for others."""
     scorer = RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
     scores = [scorer.score(target, text) for text, target in zip(texts, targets, strict=True)]
     metrics = {f"eval_{name}": 100 * float(np.mean([score[name].fmeasure for score in scores])) for name in scores[0]}
-    exact = [text == target.strip() for text, target in zip(texts, targets, strict=True)]
-    return metrics | {"eval_bleu": sacrebleu.corpus_bleu(texts, [targets], force=True).score, "eval_exact_match": 100 * float(np.mean(exact))}
+    metrics["eval_bleu"] = sacrebleu.corpus_bleu(texts, [targets], force=True).score  # force: it may end in " ."
+    metrics["eval_exact_match"] = 100 * float(np.mean([text == target for text, target in zip(texts, targets, strict=True)]))
+    return metrics
+
+
+def keep_texts(written, eval_rows, tokenizer, output_dir):
+    """Write predictions.jsonl, show its beginning and return the metrics. written: (row, text) of every evaluation row, in order."""
+    texts, targets = [text.strip() for _, text in written], [target.strip() for target in eval_rows["target"][:].tolist()]
+    sources = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in eval_rows["input_ids"][:]]  # as the model reads them
+    lines = [{"row": row, "source": source, "prediction": text, "target": target}
+             for (row, _), source, text, target in zip(written, sources, texts, targets, strict=True)]
+    Path(output_dir, "predictions.jsonl").write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    for line in lines[:3]:
+        tqdm.write("{source:.200} -> {prediction:.200} (should be: {target:.200})".format(**line))
+    return text_metrics(texts, targets)
 
 
 @torch.no_grad()
 def evaluate_texts(accelerator, model, loader, eval_rows, tokenizer, args, step):
-    """Return the loss, in nats a target token, over exactly the evaluation rows; with --predict_with_generate rank 0 returns the metrics of the texts too,
-    writes OUTPUT_DIR/predictions.jsonl and shows some of it. None: asked to stop."""
+    """Return the loss, in nats a target token, over exactly the evaluation rows, on rank 0 the metrics of texts too; None: asked to stop."""
     model.eval()
     total, written = torch.zeros(2, device=accelerator.device), []
-    options = {"max_new_tokens": args.generation_max_length or args.max_target_length, "do_sample": False}
-    options |= {"num_beams": args.generation_num_beams} if args.generation_num_beams else {}
+    options = {"max_new_tokens": args.generation_max_length or args.max_target_length, "num_beams": args.generation_num_beams, "do_sample": False}
     for batch in loader:
         total += torch.stack([summed_target_loss(accelerator, model, batch), batch["counts"][0]])
         if args.predict_with_generate:
-            written += write_texts(accelerator, model, tokenizer, batch, options)
+            texts = tokenizer.batch_decode(generate(accelerator, model, batch["inputs"], options), skip_special_tokens=True)
+            written += zip(batch["row"], texts, strict=False)  # a rank without rows wrote for nothing
         if fault_tolerance and fault_tolerance.stop_asked(accelerator):
             return None
     model.train()
     loss, num_tokens = accelerator.reduce(total).tolist()
     metrics, written = {"step": step, "eval_loss": loss / num_tokens}, sorted(gather_object(written))
     if written and accelerator.is_main_process:
-        numbers, texts = zip(*written, strict=True)
-        sources, targets = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in eval_rows["input_ids"][:]], eval_rows["target"][:].tolist()
-        metrics |= text_metrics(texts, targets)
-        found = [{"row": row, "source": source, "prediction": text, "target": target}
-                 for row, source, text, target in zip(numbers, sources, texts, targets, strict=True)]
-        Path(args.output_dir, "predictions.jsonl").write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in found), encoding="utf-8")
-        for one in found[:NUM_SHOWN]:
-            tqdm.write("{source:.200} -> {prediction:.200} (should be: {target:.200})".format(**one))
+        metrics |= keep_texts(written, eval_rows, tokenizer, args.output_dir)
     return metrics
 
 
@@ -431,14 +400,13 @@ def main():
     total_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * steps_per_epoch)
     order = {"random": (args.seed, None), "sequential": (None, None), "group_by_length": (args.seed, lengths)}[args.train_sampling_strategy]
     batches = global_batches(len(train_rows), args.per_device_train_batch_size, window, math.ceil(total_steps / steps_per_epoch), *order)
-    make = [partial(collate_pairs, source=found.select_columns(["input_ids", "labels", "row"]), pad_token_id=tokenizer.pad_token_id)
-            for found in (train_rows, eval_rows) if found]
-    options = {"num_workers": args.dataloader_num_workers, "pin_memory": accelerator.device.type == "cuda",
+    columns, make_batch = ["input_ids", "labels", "row"], partial(collate_pairs, pad_token_id=tokenizer.pad_token_id)
+    options = {"collate_fn": make_batch, "num_workers": args.dataloader_num_workers, "pin_memory": accelerator.device.type == "cuda",
                "worker_init_fn": lambda _: os.setsid()}  # a signal to the group is not for workers
-    train_loader = DataLoader(range(len(train_rows)), batch_sampler=batches[progress["step"] * window : total_steps * window], collate_fn=make[0], **options)
+    train_loader = DataLoader(train_rows.select_columns(columns), batch_sampler=batches[progress["step"] * window : total_steps * window], **options)
     if eval_rows:
         batches = global_batches(len(eval_rows), args.per_device_eval_batch_size, accelerator.num_processes)
-        eval_loader = accelerator.prepare(DataLoader(range(len(eval_rows)), batch_sampler=batches, collate_fn=make[1], **options))
+        eval_loader = accelerator.prepare(DataLoader(eval_rows.select_columns(columns), batch_sampler=batches, **options))
 
     # ---- Model ----
     model = load_seq2seq(args, accelerator, tokenizer)
