@@ -49,7 +49,7 @@ def parse_args():
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--untied", action="store_true", help="an output head of its own and gated layers, as Flan-T5")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--num_train_rows", type=int, default=6000)
+    parser.add_argument("--num_train_rows", type=int, default=4000)
     parser.add_argument("--num_test_rows", type=int, default=200)
     return parser.parse_args()
 

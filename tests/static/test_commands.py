@@ -13,6 +13,7 @@ import fault_injection
 import generate
 import llama
 import make_tiny_model
+import make_tiny_t5
 import parity
 import plan_memory
 import plot_loss
@@ -20,13 +21,16 @@ import pytest
 import readme_tables
 import rehearse
 import sync_recipes
+import t5
 import track_ranks
 import validate_planner
 from accelerate.commands.launch import launch_command_parser
 from launching import REPO
 
-PARSERS = {"recipes/llama.py": llama, "train.py": llama, "scripts/generate.py": generate,
+PARSERS = {"recipes/llama.py": llama, "train.py": llama, "recipes/t5.py": t5,
+           "scripts/generate.py": generate,
            "scripts/plot_loss.py": plot_loss, "scripts/make_tiny_model.py": make_tiny_model,
+           "scripts/make_tiny_t5.py": make_tiny_t5,
            "scripts/rehearse.py": rehearse, "scripts/check_config.py": check_config,
            "scripts/parity.py": parity, "scripts/readme_tables.py": readme_tables,
            "scripts/fault_injection.py": fault_injection, "scripts/plan_memory.py": plan_memory,

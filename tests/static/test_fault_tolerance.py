@@ -12,6 +12,7 @@ import fault_tolerance
 import llama
 import preflight
 import pytest
+import t5
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -23,6 +24,9 @@ UNSAFE = frozenset("""
     max_length skip_bad_rows train_sampling_strategy num_train_epochs max_steps optim learning_rate lr_scheduler_type
     warmup_steps weight_decay max_grad_norm seed packing tf32""".split())
 UNSAFE_OF_BERT = UNSAFE - {"packing"} | {"text_columns", "label_column", "problem_type", "class_weights"}
+UNSAFE_OF_T5 = UNSAFE - {"packing", "max_length"} | {
+    "source_column", "target_column", "source_lang", "target_lang", "source_prefix", "max_source_length",
+    "max_target_length", "forced_bos_token"}
 CHANGES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
 
 
@@ -124,7 +128,8 @@ class TestChanges:
     def test_each_argument_is_in_one_class(self, arguments):
         of_llama, of_bert, free = set(vars(arguments)), set(vars(bert.parse_args())), preflight.FREE_TO_CHANGE
         assert of_llama - free == UNSAFE and of_bert - free == UNSAFE_OF_BERT
-        assert free <= of_llama | of_bert
+        of_t5 = set(vars(t5.parse_args()))
+        assert of_t5 - free == UNSAFE_OF_T5 and free <= of_llama | of_bert | of_t5
 
     @pytest.mark.parametrize("name", sorted(UNSAFE | {"data"}))
     def test_what_changes_the_run_is_refused(self, name, arguments, capsys):
