@@ -42,8 +42,8 @@ def test_two_ranks_give_the_loss_the_weights_and_the_texts_of_one_process(config
 
 def test_it_learns_to_translate_and_the_folder_writes_what_was_evaluated(tmp_path):
     run(sys.executable, REPO / "scripts" / "make_tiny_t5.py", tmp_path, "--num_train_rows", 4000, check=True)
-    flags = ["--learning_rate", 2e-3, "--warmup_steps", 0.05, "--per_device_train_batch_size", 32, "--num_train_epochs", 2]
-    flags += ["--max_target_length", 16, "--eval_on_start", "--output_dir", tmp_path / "run"]
+    flags = ["--learning_rate", 2e-3, "--warmup_steps", 0.05, "--per_device_train_batch_size", 32]
+    flags += ["--num_train_epochs", 2, "--max_target_length", 16, "--eval_on_start", "--output_dir", tmp_path / "run"]
     done = run(sys.executable, RECIPE, *data_of(tmp_path), *flags)
     assert done.returncode == 0, done.output[-3000:]
     before, *_, after = read_metrics(tmp_path / "run")[1]

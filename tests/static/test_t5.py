@@ -164,7 +164,7 @@ class TestMetrics:
     def test_they_are_those_by_hand(self):
         found = t5.text_metrics(self.TEXTS, self.TARGETS)
         # in each pair both texts have as many words, so that F-measure = precision = recall. Words in common: 2 of 3,
-        # 2 of 2, 4 of 5; neighbours: "a red" of 2, "the dog" of 1, "king sleeps" of 4; the longest common order: as the words
+        # 2 of 2, 4 of 5; neighbours: "a red" of 2, "the dog" of 1, "king sleeps" of 4; in the same order: all of the words
         assert found["eval_rouge1"] == pytest.approx(100 * (2 / 3 + 1 + 4 / 5) / 3)
         assert found["eval_rouge2"] == pytest.approx(100 * (1 / 2 + 1 + 1 / 4) / 3)
         assert found["eval_rougeL"] == pytest.approx(100 * (2 / 3 + 1 + 4 / 5) / 3)
