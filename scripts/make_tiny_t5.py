@@ -3,7 +3,7 @@
 
 OUTPUT_DIR/model is a random T5ForConditionalGeneration with a BPE tokenizer. OUTPUT_DIR/data holds train.jsonl and
 test.jsonl, rows of {"source", "target"}: English sentences such as "the small dog sees a red ship" and what they are
-in a made-up language, "keno mipa la tavu sora un lebi". Each word has its counterpart there, and the order differs:
+in a made-up language, "nuka keva zovo rozi fida bipo pizu". Each word has its counterpart there, and the order differs:
 adjectives follow their noun, articles come last, the verb ends the sentence. So a model has to translate and to move
 words. No sentence of test.jsonl is in train.jsonl.
 
@@ -26,7 +26,7 @@ from transformers.utils import logging
 
 PAD, EOS, UNK = SPECIAL_TOKENS = ["<pad>", "</s>", "<unk>"]
 ARTICLES = "the a this every".split()
-ADJECTIVES = "small big red old quick quiet".split()
+ADJECTIVES = "small big red new quick quiet".split()
 NOUNS = "dog cat horse ship child king river tree house bird".split()
 VERBS = "sees finds likes follows draws hears".split()
 SMALLEST_VOCAB = 256  # letters, special tokens and room for every word of both languages
@@ -47,7 +47,7 @@ def parse_args():
     parser.add_argument("--intermediate_size", type=int, default=256)
     parser.add_argument("--vocab_size", type=int, default=320, help=f"rows of the embedding, >= {SMALLEST_VOCAB}")
     parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--untied", action="store_true", help="an output head of its own and gated layers, as Flan-T5")
+    parser.add_argument("--untied", action="store_true", help="an output head of its own, as Flan-T5 has")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num_train_rows", type=int, default=4000)
     parser.add_argument("--num_test_rows", type=int, default=200)
@@ -126,7 +126,7 @@ def make_model(tokenizer, args):
         vocab_size=args.vocab_size, d_model=args.hidden_size, d_ff=args.intermediate_size, dropout_rate=args.dropout,
         d_kv=args.hidden_size // args.num_attention_heads, num_heads=args.num_attention_heads,
         num_layers=args.num_hidden_layers, num_decoder_layers=args.num_hidden_layers,
-        feed_forward_proj="gated-gelu" if args.untied else "relu", tie_word_embeddings=not args.untied,
+        feed_forward_proj="gated-gelu", tie_word_embeddings=not args.untied,
         eos_token_id=tokenizer.eos_token_id, **ids)
     model = T5ForConditionalGeneration(config)
     # T5's own 0.1 or less lets all places look alike, and it takes thousands of steps until a narrow model parts them
