@@ -8,7 +8,7 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: help install install-dev quickstart proof bench test check fix test-gpu clean
-.PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert
+.PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-t5
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s:
@@ -76,6 +76,19 @@ quickstart-mistral_pretrain:
 	python scripts/continue_text.py $(OUT)/run --prompt "Lamo is a baker in Frim. Every morning" --max_new_tokens 48
 	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
 	@printf '\nThe model is in $(OUT)/run, its texts in $(OUT)/data, the loss curve in $(OUT)/loss.png.\n'
+
+quickstart-t5:
+	python scripts/make_tiny_t5.py $(OUT)
+	@printf '\n== Training; at its start, in between and at its end translations of sentences that it never sees ==\n'
+	rm -rf $(OUT)/run  # else it would go on from its last checkpoint
+	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
+	  --mixed_precision no recipes/t5.py --model_name_or_path $(OUT)/model \
+	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
+	  --per_device_train_batch_size 32 --learning_rate 2e-3 --warmup_steps 0.05 --max_target_length 16 --eval_on_start
+	@printf '\n== Some of the translations after training ==\n'
+	head -n 5 $(OUT)/run/predictions.jsonl
+	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
+	@printf '\nThe model is in $(OUT)/run, its rows in $(OUT)/data, the loss curve in $(OUT)/loss.png.\n'
 
 check: install-dev  ## lint and the static tests, under a minute
 	ruff check .

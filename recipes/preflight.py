@@ -36,7 +36,8 @@ MAY_BE_ZERO = "warmup_steps weight_decay max_grad_norm seed lora_dropout dataloa
 FREE_TO_CHANGE = frozenset("""
     output_dir dry_run resume_from_checkpoint allow_change save_steps save_total_limit nonfinite nonfinite_budget ddp_timeout eval_strategy eval_steps eval_on_start
     eval_dataset_name dataset_test_split max_eval_tokens per_device_eval_batch_size logging_steps report_to dataset_num_proc dataloader_num_workers
-    per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing attn_implementation padding_free torch_compile use_liger_kernel max_logits_mib""".split())
+    per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing attn_implementation padding_free torch_compile use_liger_kernel max_logits_mib
+    predict_with_generate generation_max_length generation_num_beams""".split())
 KERNELS = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3", "flash_attention_4": "flash-attn-4"}  # and their packages
 
 
@@ -239,7 +240,8 @@ def report_start(accelerator, args, model, tokenizer, rows, lines, steps, facts,
     lines: of row numbers, as the model sees them. facts: what is compared when the run goes on. told: {name: text}, what the
     recipe has to tell of its data and its loss, with its own form of the row as "sample", if it has one."""
     total, trained = np.sum([(size := size_of(weight), size * weight.requires_grad) for weight in model.parameters()], axis=0)
-    check_model(args, model, max(tokenizer.pad_token_id, rows["largest"][:].max()), rows["length"][:].max())
+    longest = rows["longest" if "longest" in getattr(rows, "column_names", rows) else "length"][:].max()  # of several texts in a row the longest
+    check_model(args, model, max(tokenizer.pad_token_id, rows["largest"][:].max()), longest)
     tokens, packing = rows["length"][:].sum() / len(lines), "packing" in args and args.packing
     unit = "blocks" if "max_train_tokens" in args else "lines" if packing else "rows"
     batch, quantization = facts["rows_per_step"], "int8" if args.load_in_8bit else args.bnb_4bit_quant_type if args.load_in_4bit else "no"

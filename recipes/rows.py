@@ -5,6 +5,7 @@ one ends it with datasets' own traceback.
 """
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ TEXT = dict.fromkeys("prompt completion instruction input output question answer
 FILE_TYPES = {".jsonl": {"path": "text", "encoding": "latin-1"}, ".json": {"path": "json"}, ".parquet": {"path": "parquet"},
               ".csv": {"path": "csv", "keep_default_na": False, "converters": TEXT}}
 DOCUMENT_TYPES = FILE_TYPES | {".txt": {"path": "text", "encoding": "latin-1", "sample_by": "document"}}  # each .txt file is one
-OFFLINE = "Offline: python scripts/make_tiny_model.py (for recipes/bert.py make_tiny_bert.py) runs/tiny, then --model_name_or_path runs/tiny/model --dataset_name runs/tiny/data/train.jsonl"
+OFFLINE = "Offline: python scripts/make_tiny_model.py (or the make_tiny_*.py of another recipe) runs/tiny, then --model_name_or_path runs/tiny/model --dataset_name runs/tiny/data/train.jsonl"
 NOTHING = {"input_ids": [], "labels": [], "truncated": False, "length": 0, "largest": 0, "hash": 0}  # what `tokenize` has of a row that cannot be used
 
 
@@ -120,7 +121,8 @@ def tokenize_split(rows, name, split, tokenize, args, nothing):
     bad = [f"{source} {i}: {problem}" for i, problem in enumerate(problems, 1) if problem and (problem != "is blank" or not kept)]
     if not kept or (bad and not args.skip_bad_rows):
         fail(65, *bad[:3], f"{name}: {len(bad)} of {len(rows)} {unit}s cannot be used: mend them, or leave them out with --skip_bad_rows")
-    return kept.remove_columns(["truncated", "problem"]).with_format("numpy"), f"{len(kept)}, {sum(done['truncated'][:])} truncated to --max_length, {len(bad)} left out"
+    limits = " and ".join(f"--{limit}" for limit in vars(args) if re.fullmatch("max_(.*_)?length", limit))
+    return kept.remove_columns(["truncated", "problem"]).with_format("numpy"), f"{len(kept)}, {sum(done['truncated'][:])} truncated to {limits}, {len(bad)} left out"
 
 
 def open_documents(name, config, split, required, args):

@@ -1,0 +1,500 @@
+"""Sequence to sequence: summaries, translations, answers, with any encoder-decoder, T5 the example: full, LoRA or QLoRA.
+
+The YAML file owns the strategy, the command line everything about learning:
+
+    accelerate launch --config_file accelerate_configs/fsdp.yaml recipes/t5.py
+    accelerate launch --config_file accelerate_configs/ddp.yaml --num_processes 4 recipes/t5.py \
+        --model_name_or_path facebook/bart-base --dataset_name rows.jsonl --source_column report --target_column headline
+    accelerate launch --config_file accelerate_configs/deepspeed_zero3.yaml --num_processes 8 recipes/t5.py --use_peft
+
+A good run prints a summary with one row as the model sees it, texts that it writes for held-out rows and a ROUGE that rises, and
+the folder that `from_pretrained` loads, with predictions.jsonl of the last evaluation. fp16 is too narrow for T5: use bf16. The same
+command again goes on from the newest checkpoint. Exit codes: 0 done, 64 usage, 65 data, 69 no hub, 70 not finite, 73 cannot write,
+75 stopped and saved. To make it yours: grep EDIT.
+"""
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
+
+import numpy as np
+import sacrebleu
+import torch
+import xxhash
+from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType, InitProcessGroupKwargs
+from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin, gather_object, set_seed
+from accelerate.utils.dataclasses import TorchDynamoPlugin
+from accelerate.utils.other import extract_model_from_parallel
+from datasets import load_dataset
+from peft import LoraConfig, get_peft_model
+from peft.utils.other import fsdp_auto_wrap_policy
+from rouge_score.rouge_scorer import RougeScorer
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
+from tqdm.auto import tqdm
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BitsAndBytesConfig, get_scheduler
+
+try:  # beside this file: what keeps a run from being lost; what is refused and told at its start; reading of rows, bad ones named
+    import fault_tolerance
+    import preflight
+    import rows
+except ModuleNotFoundError:
+    fault_tolerance = preflight = rows = None  # this file was copied alone: it trains without them
+
+PAIRS = {"document": "summary", "article": "highlights", "text": "summary", "dialogue": "summary", "question": "answer",
+         "prompt": "completion", "source": "target"}  # EDIT: yours. Columns of source and target; or translation, with --source_lang
+
+
+def stop(code, *problems):
+    """Print the problems and end this process with `code`; the launcher then ends the other ranks."""
+    if fault_tolerance:
+        fault_tolerance.fail(code, *problems)
+    print("\n".join(f"error: {problem}" for problem in problems), file=sys.stderr, flush=True)
+    sys.exit(code)
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    # Model
+    parser.add_argument("--model_name_or_path", default="google/flan-t5-small", help="hub id or folder")  # the default one: Apache-2.0
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of the weights; bfloat16 halves a frozen base")
+    parser.add_argument("--attn_implementation", default="sdpa", help="eager, sdpa, flex_attention, flash_attention_2, _3, _4, or a hub kernel id")
+    parser.add_argument("--gradient_checkpointing", action="store_true", help="recompute activations in the backward pass: much less memory, about a third more compute")
+    parser.add_argument("--torch_compile", action="store_true", help="compile each kind of layer once; a minute at the start (not with FlashAttention)")
+    parser.add_argument("--tf32", action="store_true", help="multiply fp32 matrices in TF32")
+    # Adapters, and the quantized base under them (bitsandbytes)
+    parser.add_argument("--load_in_8bit", action="store_true", help="LLM.int8")
+    parser.add_argument("--load_in_4bit", action="store_true", help="QLoRA")
+    parser.add_argument("--bnb_4bit_quant_type", default="nf4", choices=["nf4", "fp4"], help="4-bit number format")
+    parser.add_argument("--bnb_4bit_use_double_quant", action="store_true", help="quantize the scales too: 0.37 bit a parameter less")
+    parser.add_argument("--use_peft", action="store_true", help="train LoRA adapters on a frozen base")
+    parser.add_argument("--lora_r", type=int, default=16, help="rank")
+    parser.add_argument("--lora_alpha", type=float, default=32, help="scale: alpha / r, or alpha / sqrt(r) with --use_rslora")
+    parser.add_argument("--lora_dropout", type=float, default=0.0, help="on the input of the adapters")
+    parser.add_argument("--lora_target_modules", nargs="+", default=["all-linear"], help="names of the layers that get adapters")
+    parser.add_argument("--use_rslora", action="store_true", help="rank-stabilised scale")
+    parser.add_argument("--use_dora", action="store_true", help="weight-decomposed LoRA")
+    # Data
+    parser.add_argument("--dataset_name", default="FiscalNote/billsum", help="hub id, folder, or .json, .jsonl, .csv, .parquet file")  # EDIT: yours (this one: CC0, 18,949 bills of the US Congress and their summaries)
+    parser.add_argument("--dataset_config", help="configuration of a hub data set")
+    parser.add_argument("--dataset_train_split", default="train", help="split to train on")
+    parser.add_argument("--dataset_test_split", default="test", help="split to evaluate on, if there is one")
+    parser.add_argument("--eval_dataset_name", help="evaluate on this file or data set instead")
+    parser.add_argument("--source_column", help="column of the text that is read [document, article, text, dialogue, question, prompt or source: the first that is there]")
+    parser.add_argument("--target_column", help="column of the text that is to be written [summary, highlights, answer, completion or target: what goes with it]")
+    parser.add_argument("--source_lang", help="language of the source in rows {translation: {en: ..., de: ...}}, and in tokenizers that are told it")
+    parser.add_argument("--target_lang", help="language of the target")
+    parser.add_argument("--source_prefix", default="", help="put before every source text: T5 tells its tasks apart by 'summarize: ', 'translate English to German: ' and the like")
+    parser.add_argument("--max_source_length", type=int, default=1024, help="tokens of a source, prefix included; longer ones lose their end")
+    parser.add_argument("--max_target_length", type=int, default=128, help="tokens of a target in the loss; longer ones lose their end, though not in ROUGE and BLEU")
+    parser.add_argument("--skip_bad_rows", action="store_true", help="leave out and count the rows that cannot be used")
+    parser.add_argument("--train_sampling_strategy", default="random", choices=["random", "sequential", "group_by_length"], help="order of the rows; group_by_length pads less")
+    parser.add_argument("--dataset_num_proc", type=int, help="processes that tokenise")
+    parser.add_argument("--dataloader_num_workers", type=int, default=0, help="processes a rank that make batches")
+    # Learning
+    parser.add_argument("--per_device_train_batch_size", type=int, default=8, help="rows a rank and micro-batch")
+    parser.add_argument("--per_device_eval_batch_size", type=int, default=8, help="rows a rank")
+    parser.add_argument("--gradient_accumulation_steps", type=int, default=1, help="micro-batches an optimizer step")
+    parser.add_argument("--num_train_epochs", type=float, default=3.0, help="passes over the data")
+    parser.add_argument("--max_steps", type=int, default=-1, help="optimizer steps, instead of epochs, if positive")
+    parser.add_argument("--optim", default="adamw_torch_fused", choices=["adamw_torch_fused", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"], help="AdamW of torch, or of bitsandbytes")
+    parser.add_argument("--learning_rate", type=float, default=1e-4, help="peak; BART wants less, 3e-5; adapters want about ten times more")
+    parser.add_argument("--lr_scheduler_type", default="linear", choices=["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"], help="schedule after the warm-up")
+    parser.add_argument("--warmup_steps", type=float, default=0, help="optimizer steps; below 1 a share of all steps")
+    parser.add_argument("--weight_decay", type=float, default=0.0, help="not on biases and norms")
+    parser.add_argument("--max_grad_norm", type=float, default=1.0, help="clip the global norm of the gradient; 0: do not")
+    parser.add_argument("--seed", type=int, default=42, help="of adapters, dropout and the order of the rows")
+    # Evaluation, logs, result
+    parser.add_argument("--eval_strategy", default="epoch", choices=["no", "steps", "epoch"], help="when to evaluate")
+    parser.add_argument("--eval_on_start", action="store_true", help="evaluate before the first step too")
+    parser.add_argument("--eval_steps", type=int, default=500, help="optimizer steps between evaluations")
+    parser.add_argument("--predict_with_generate", action=argparse.BooleanOptionalAction, default=True, help="evaluations write texts, for ROUGE, BLEU and exact match; --no-predict_with_generate: loss alone, faster (the default of transformers)")
+    parser.add_argument("--generation_max_length", type=int, help="tokens that are written at most [--max_target_length]")
+    parser.add_argument("--generation_num_beams", type=int, default=1, help="beams of the search; 1: greedy")
+    parser.add_argument("--forced_bos_token", help="token that every text begins with: for mBART and NLLB that of the target's language")
+    parser.add_argument("--logging_steps", type=int, default=1, help="optimizer steps between lines of metrics.jsonl; in between nothing waits for the device")
+    parser.add_argument("--report_to", default="none", choices=["none", "all", "tensorboard", "wandb", "trackio", "comet_ml", "mlflow", "clearml", "dvclive", "swanlab", "aim"], help="tracker")
+    parser.add_argument("--output_dir", default="runs/t5", help="folder of the result")
+    parser.add_argument("--ddp_timeout", type=int, default=1800, help="seconds that ranks wait for each other, also while one writes a checkpoint; then each prints its stacks and ends")
+    if fault_tolerance:
+        fault_tolerance.add_arguments(parser)
+    parser.error = lambda message: stop(64, message, *(preflight.meant(message, parser) if preflight else []))
+    return parser.parse_args()
+
+
+def make_accelerator(args):
+    """Return the Accelerator, which must exist before the model loads; stop with 64 if it cannot run what launcher and arguments ask."""
+    try:
+        accelerator = Accelerator(
+            gradient_accumulation_plugin=GradientAccumulationPlugin(args.gradient_accumulation_steps, sync_with_dataloader=False),
+            dataloader_config=DataLoaderConfiguration(even_batches=False, non_blocking=True),
+            dynamo_plugin=TorchDynamoPlugin(backend="inductor", use_regional_compilation=True) if args.torch_compile else None,
+            kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True),  # else DDP holds gradients twice
+                             InitProcessGroupKwargs(timeout=timedelta(seconds=max(args.ddp_timeout, 1) + 60))],  # the watch over the ranks speaks first
+            log_with=None if args.report_to == "none" else args.report_to, project_dir=args.output_dir)
+    except (RuntimeError, ValueError, ImportError) as error:
+        stop(64, f"accelerate cannot run what the launcher was asked for: {str(error).splitlines()[0]}", *([preflight.REHEARSE] if preflight else []))
+    if preflight and (problems := preflight.find_problems(args, accelerator)):
+        stop(64, *problems)
+    fsdp = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
+    if fsdp and (accelerator.is_fsdp2 or fsdp.sharding_strategy.name != "NO_SHARD"):  # no_sync would hold whole gradients (huggingface/accelerate#2531)
+        accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = True
+    if accelerator.is_fsdp2 and fsdp.mixed_precision_policy:  # else the loss, a sum, is rounded to bf16
+        fsdp.mixed_precision_policy = replace(fsdp.mixed_precision_policy, output_dtype=None)
+    if zero := accelerator.state.deepspeed_plugin:  # the loop's own calls do not reach its engine (huggingface/accelerate#1970)
+        zero.deepspeed_config.update(gradient_clipping=args.max_grad_norm, train_micro_batch_size_per_gpu=args.per_device_train_batch_size)
+    torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
+    return accelerator
+
+
+def source_and_target(row, columns, languages):
+    """Return the text of a row that is read and the one to be written; a ValueError says why there are none. EDIT: your own form.
+    columns, languages: of source and target; None: the column is that of PAIRS, there is no such language"""
+    if all(languages) and isinstance(row.get("translation"), dict):  # en_XX is a token of mBART, en the key of the row
+        row, columns = row["translation"], [language.split("_")[0] for language in languages]
+    known = next((pair for pair in PAIRS.items() if set(pair) <= set(row)), ("source", "target"))
+    columns = [column or other for column, other in zip(columns, known, strict=True)]
+    if not set(columns) <= set(row):
+        raise ValueError(f"has the columns {', '.join(row)[:80] or 'none'}; needs {' and '.join(columns)}: see --source_column and --source_lang")
+    for what, column in zip(("source", "target"), columns, strict=True):
+        if not isinstance(row[column], str) or not row[column].strip():
+            raise ValueError(f"has no {what} text in {column}: {str(row[column])[:80]}")
+    return [row[column].encode().decode() for column in columns]  # encode: no lone surrogates
+
+
+def cut_tokens(tokenizer, max_length, **text):
+    """Return at most max_length tokens of text=... or text_target=..., eos among them, and whether some were cut off."""
+    tokens = tokenizer(**text, truncation=True, max_length=max_length)["input_ids"]
+    truncated = len(tokens) == max_length < len(tokenizer(**text, verbose=False)["input_ids"])
+    if tokenizer.eos_token_id not in [None, *tokens]:  # a decoder's tokenizer adds none
+        tokens = [*tokens[: max_length - 1], tokenizer.eos_token_id]
+    return tokens, truncated
+
+
+def tokenize_pair(row, tokenizer, columns, languages, prefix, max_source_length, max_target_length):
+    """Return the tokens of both texts and their numbers; the target, never cut, for the metrics; whether some tokens were cut off."""
+    source, target = source_and_target(row, columns, languages)
+    input_ids, source_cut = cut_tokens(tokenizer, max_source_length, text=prefix + source)
+    labels, target_cut = cut_tokens(tokenizer, max_target_length, text_target=target)
+    tokens = np.array([*input_ids, -1, *labels], dtype=np.int32)  # -1: where the target begins
+    return {"input_ids": input_ids, "labels": labels, "target": target, "truncated": source_cut or target_cut, "length": len(tokens) - 1,
+            "longest": max(len(input_ids), len(labels)), "largest": int(tokens.max()), "hash": xxhash.xxh3_64_intdigest(tokens) >> 1}
+
+
+def load_pairs(name, config, split, tokenizer, args):
+    """Return the tokenised rows of a split of a file, folder or hub id, and their counts as text; (None, "none") without that split."""
+    columns, languages = (args.source_column, args.target_column), (args.source_lang, args.target_lang)
+    if rows:
+        found = rows.open_split(name, config, split, split == args.dataset_train_split or args.eval_dataset_name, [*columns, *PAIRS, *PAIRS.values()])
+    else:
+        reader = {".csv": "csv", ".parquet": "parquet"}.get(Path(name).suffix, "json")
+        found = load_dataset(reader, data_files=name, split="train") if Path(name).is_file() else load_dataset(name, config).get(split)
+    if not found:
+        return None, "none"
+    tokenize = partial(tokenize_pair, tokenizer=tokenizer, columns=columns, languages=languages, prefix=args.source_prefix,
+                       max_source_length=args.max_source_length, max_target_length=args.max_target_length)
+    if rows:
+        return rows.tokenize_split(found, name, split, tokenize, args, rows.NOTHING | {"target": "", "longest": 0})
+    done = found.map(tokenize, remove_columns=found.column_names, num_proc=args.dataset_num_proc)
+    return done.add_column("row", np.arange(1, len(done) + 1)).with_format("numpy"), str(len(done))
+
+
+def load_data(args, tokenizer):
+    """Return the training rows, the evaluation rows or None, and what to tell of them. EDIT: filters, mixtures, sources."""
+    train_rows, counts = load_pairs(args.dataset_name, args.dataset_config, args.dataset_train_split, tokenizer, args)
+    name, config = (args.eval_dataset_name, None) if args.eval_dataset_name else (args.dataset_name, args.dataset_config)
+    wanted = args.eval_strategy != "no" and (args.eval_dataset_name or not Path(name).exists() or any(Path(name).rglob(f"{args.dataset_test_split}*")))
+    eval_rows, eval_counts = load_pairs(name, config, args.dataset_test_split, tokenizer, args) if wanted else (None, "none")
+    sample = " -> ".join(tokenizer.decode(train_rows[0][name]) for name in ("input_ids", "labels"))
+    return train_rows, eval_rows, {"train rows": counts, "eval rows": eval_counts, "sample": sample}
+
+
+def global_batches(num_lines, batch_size, window, num_epochs=1, seed=None, lengths=None):
+    """Return the batches of a whole run as lists of line numbers, a function of seed and epoch; accelerate deals batch j to rank
+    j % ranks. Empty ones fill an epoch up to whole windows (accumulation x ranks). With lengths each 50 windows are sorted."""
+    batches = []
+    for epoch in range(num_epochs):
+        order = np.arange(num_lines) if seed is None else np.random.default_rng((seed, epoch)).permutation(num_lines)
+        if lengths is not None:
+            parts = np.split(order, range(50 * batch_size * window, num_lines, 50 * batch_size * window))
+            order = np.concatenate([part[np.argsort(-lengths[part], kind="stable")] for part in parts])
+        batches += [order[start : start + batch_size].tolist() for start in range(0, num_lines, batch_size)]
+        batches += [[]] * (-len(batches) % window)
+    return batches
+
+
+def collate_pairs(found, pad_token_id):
+    """Return rows as a batch, padded on the right. inputs: input_ids and attention_mask, [rows, source tokens]. labels: [rows, target tokens],
+    -100 where padded. counts: target tokens, and tokens of both sides without padding. row: numbers in the file, from 1, on the host"""
+    pairs = found or [{"input_ids": [pad_token_id], "labels": [-100]}]  # a rank without rows still takes part
+    ids, labels = ([torch.tensor(pair[name]) for pair in pairs] for name in ("input_ids", "labels"))
+    inputs = {"input_ids": pad_sequence(ids, batch_first=True, padding_value=pad_token_id),
+              "attention_mask": pad_sequence([torch.ones_like(tokens) for tokens in ids], batch_first=True)}
+    num_targets, num_sources = sum(len(row["labels"]) for row in found), sum(len(row["input_ids"]) for row in found)
+    return {"inputs": inputs, "labels": pad_sequence(labels, batch_first=True, padding_value=-100),
+            "counts": torch.tensor([num_targets, num_targets + num_sources]), "row": [int(row["row"]) for row in found]}
+
+
+def load_seq2seq_tokenizer(args):
+    """Return the tokenizer, in any case with a pad token; preflight stops with 64 or 69 if there is none."""
+    languages = {"src_lang": args.source_lang, "tgt_lang": args.target_lang} if args.source_lang else {}  # mBART and NLLB mark texts by it
+    with preflight.loading("tokenizer", args.model_name_or_path) if preflight else nullcontext():
+        tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path, padding_side="right", trust_remote_code=False, **languages)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    return tokenizer
+
+
+def load_seq2seq(args, accelerator, tokenizer):
+    """Return the model, quantized and with adapters as asked for; preflight stops with 64 if it cannot be loaded."""
+    quantization = BitsAndBytesConfig(load_in_8bit=True) if args.load_in_8bit else None
+    if args.load_in_4bit:  # the library's own defaults are fp4, float32 and uint8: always say all four
+        quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=args.bnb_4bit_quant_type, bnb_4bit_quant_storage=args.dtype,
+                                          bnb_4bit_compute_dtype=args.dtype, bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant)
+    with preflight.loading("model", args.model_name_or_path, args) if preflight else nullcontext():
+        model = AutoModelForSeq2SeqLM.from_pretrained(args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation,
+                                                      quantization_config=quantization, trust_remote_code=False)
+    if args.forced_bos_token:  # part of the result: who loads it gets it too
+        model.generation_config.forced_bos_token_id = tokenizer.convert_tokens_to_ids(args.forced_bos_token)
+    if max(args.max_source_length, args.max_target_length) > (places := getattr(model.config, "max_position_embeddings", math.inf)):
+        stop(64, f"--max_source_length and --max_target_length: {args.model_name_or_path} has {places} positions: use {places} or less")
+    shared = model.get_input_embeddings()
+    for module in list(model.modules()):
+        module.layerdrop = 0.0  # of BART and its kin: a layer that one rank alone leaves out would keep the others waiting
+        for name, child in list(module.named_children()):
+            if type(child) is type(shared) and child.weight is shared.weight:  # of encoder and decoder: FSDP2 wants a weight in one module
+                setattr(module, name, shared)
+    if args.gradient_checkpointing:  # called gradient_checkpointing_enable in older transformers
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": False})
+    model.apply(lambda module: setattr(module, "support_avx512bf16_for_cpu", False))  # else a CPU repacks 4-bit weights, and gradients stop there
+    if args.use_peft:
+        model = get_peft_model(model, LoraConfig(
+            task_type="SEQ_2_SEQ_LM", r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, use_rslora=args.use_rslora,
+            use_dora=args.use_dora, target_modules="all-linear" if args.lora_target_modules == ["all-linear"] else args.lora_target_modules))
+        if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
+            accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
+    return model
+
+
+def make_optimizer(model, args):
+    """Return AdamW over what is trained, without weight decay on biases and norms."""
+    groups = [{"params": [], "weight_decay": args.weight_decay}, {"params": [], "weight_decay": 0.0}]
+    for name, weight in model.named_parameters():
+        groups["norm" in name.lower() or ".ln_" in name or name.endswith("bias")]["params"] += [weight] * weight.requires_grad
+    groups = [group for group in groups if group["params"]]  # DeepSpeed drops an empty one, and the schedule then fails
+    if args.optim.startswith("adamw_torch"):
+        return torch.optim.AdamW(groups, lr=args.learning_rate, fused=args.optim == "adamw_torch_fused")
+    from bitsandbytes import optim  # AdamW8bit, PagedAdamW8bit, PagedAdamW32bit
+    return getattr(optim, args.optim.replace("paged_", "Paged").replace("adamw_", "AdamW"))(groups, lr=args.learning_rate)
+
+
+def summed_target_loss(accelerator, model, batch):
+    """Return the cross-entropy summed over a batch's target tokens, in nats and fp32. The decoder reads the labels, moved by one as the
+    model does it: M2M100, NLLB and Blenderbot do so in their forward alone, where they compute a mean too, which is not used."""
+    labels, shift = batch["labels"], getattr(accelerator.unwrap_model(model), "prepare_decoder_input_ids_from_labels", None)
+    reads = {"decoder_input_ids": shift(labels=labels)} if shift else {"labels": labels}
+    logits = model(**batch["inputs"], **reads, use_cache=False).logits
+    return cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum")
+
+
+def generate(accelerator, model, inputs, options):
+    """Return the tokens that the model writes, [rows, tokens]. Every rank takes part, until the last one has finished.
+    FSDP gathers what is in no layer, such as embeddings and head, in the forward of the whole model; generate calls the encoder
+    alone first (huggingface/transformers#21667). Layers gather themselves, ZeRO-3 all modules. The model must have run before."""
+    if accelerator.is_fsdp2:
+        model.unshard()
+    gathered = FullyShardedDataParallel.summon_full_params(model, recurse=False, writeback=False)  # by FSDP1; else it does nothing
+    with gathered, accelerator.autocast():
+        return accelerator.unwrap_model(model).generate(**inputs, **options, synced_gpus=accelerator.num_processes > 1)
+
+
+def text_metrics(texts, targets):
+    """Return the means of ROUGE-1, -2 and -L (F-measure of stemmed words, as in transformers' run_summarization), BLEU and exact
+    match, in percent. ROUGE reads a to z and digits alone, BLEU parts words as European languages do: EDIT both for others."""
+    scorer = RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
+    scores = [scorer.score(target, text) for text, target in zip(texts, targets, strict=True)]
+    metrics = {f"eval_{name}": 100 * float(np.mean([score[name].fmeasure for score in scores])) for name in scores[0]}
+    metrics["eval_bleu"] = sacrebleu.corpus_bleu(texts, [targets], force=True).score  # force: it may end in " ."
+    metrics["eval_exact_match"] = 100 * float(np.mean([text == target for text, target in zip(texts, targets, strict=True)]))
+    return metrics
+
+
+def keep_texts(written, eval_rows, tokenizer, output_dir):
+    """Write predictions.jsonl, show its beginning and return the metrics. written: (row, text) of every evaluation row, in order."""
+    texts, targets = [text.strip() for _, text in written], [target.strip() for target in eval_rows["target"][:].tolist()]
+    sources = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in eval_rows["input_ids"][:]]  # as the model reads them
+    lines = [{"row": row, "source": source, "prediction": text, "target": target}
+             for (row, _), source, text, target in zip(written, sources, texts, targets, strict=True)]
+    Path(output_dir, "predictions.jsonl").write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    for line in lines[:3]:
+        tqdm.write("{source:.200} -> {prediction:.200} (should be: {target:.200})".format(**line))
+    return text_metrics(texts, targets)
+
+
+@torch.no_grad()
+def evaluate_texts(accelerator, model, loader, eval_rows, tokenizer, args, step):
+    """Return the loss, in nats a target token, over exactly the evaluation rows, on rank 0 the metrics of texts too; None: asked to stop."""
+    model.eval()
+    total, written = torch.zeros(2, device=accelerator.device), []
+    options = {"max_new_tokens": args.generation_max_length or args.max_target_length, "num_beams": args.generation_num_beams, "do_sample": False}
+    for batch in loader:
+        total += torch.stack([summed_target_loss(accelerator, model, batch), batch["counts"][0]])
+        if args.predict_with_generate:
+            texts = tokenizer.batch_decode(generate(accelerator, model, batch["inputs"], options), skip_special_tokens=True)
+            written += zip(batch["row"], texts, strict=False)  # a rank without rows wrote for nothing
+        if fault_tolerance and fault_tolerance.stop_asked(accelerator):
+            return None
+    model.train()
+    loss, num_tokens = accelerator.reduce(total).tolist()
+    metrics, written = {"step": step, "eval_loss": loss / num_tokens}, sorted(gather_object(written))
+    if written and accelerator.is_main_process:
+        metrics |= keep_texts(written, eval_rows, tokenizer, args.output_dir)
+    return metrics
+
+
+def export_model(accelerator, model, tokenizer, output_dir):
+    """Write the folder that `from_pretrained` (adapters: peft) loads. Every rank takes part, rank 0, which has the whole weights, writes."""
+    weights = accelerator.get_state_dict(model)
+    if accelerator.is_main_process:
+        model = extract_model_from_parallel(model, keep_torch_compile=False)
+        for module in list(model.modules()):  # peft finds nothing inside of FSDP1's wrappers
+            module._modules.update({name: child.module for name, child in module.named_children() if "_fsdp_wrapped_module" in child._modules})
+        tied, clean = getattr(model, "all_tied_weights_keys", {}), lambda name: name.replace("_orig_mod.", "").removeprefix("module.")
+        model.save_pretrained(output_dir, state_dict={clean(name): weight for name, weight in weights.items() if name not in tied})  # tied ones once
+        tokenizer.save_pretrained(output_dir)
+
+
+def main():
+    args = parse_args()
+    if fault_tolerance:
+        fault_tolerance.start_run(args)
+    # ---- Accelerator and seed ----
+    accumulation, output_dir = args.gradient_accumulation_steps, Path(args.output_dir)
+    accelerator = make_accelerator(args)
+    set_seed(args.seed)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    checkpoint, progress = None, {"step": 0, "schedule_steps": 0, "num_input_tokens_seen": 0, "nonfinite_steps": 0, "evaluated": not args.eval_on_start}
+    if fault_tolerance:
+        fault_tolerance.watch_ranks(accelerator, args)
+        checkpoint, progress = fault_tolerance.find_checkpoint(accelerator, args, progress)
+
+    # ---- Tokenizer and data ----
+    tokenizer = load_seq2seq_tokenizer(args)
+    with accelerator.local_main_process_first():  # the others read its cache
+        train_rows, eval_rows, told = load_data(args, tokenizer)
+    lengths, window = train_rows["length"][:], accumulation * accelerator.num_processes  # window: micro-batches of an optimizer step
+    facts = {"rows_per_step": args.per_device_train_batch_size * window, "data": xxhash.xxh3_128_hexdigest(train_rows["hash"][:].tobytes())}
+    if checkpoint:
+        preflight.check_changes(accelerator, args, progress, facts)
+    steps_per_epoch = math.ceil(len(train_rows) / facts["rows_per_step"])
+    total_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * steps_per_epoch)
+    order = {"random": (args.seed, None), "sequential": (None, None), "group_by_length": (args.seed, lengths)}[args.train_sampling_strategy]
+    batches = global_batches(len(train_rows), args.per_device_train_batch_size, window, math.ceil(total_steps / steps_per_epoch), *order)
+    columns, make_batch = ["input_ids", "labels", "row"], partial(collate_pairs, pad_token_id=tokenizer.pad_token_id)
+    options = {"collate_fn": make_batch, "num_workers": args.dataloader_num_workers, "pin_memory": accelerator.device.type == "cuda",
+               "worker_init_fn": lambda _: os.setsid()}  # a signal to the group is not for workers
+    train_loader = DataLoader(train_rows.select_columns(columns), batch_sampler=batches[progress["step"] * window : total_steps * window], **options)
+    if eval_rows:
+        batches = global_batches(len(eval_rows), args.per_device_eval_batch_size, accelerator.num_processes)
+        eval_loader = accelerator.prepare(DataLoader(eval_rows.select_columns(columns), batch_sampler=batches, **options))
+
+    # ---- Model ----
+    model = load_seq2seq(args, accelerator, tokenizer)
+    if preflight:
+        preflight.report_start(accelerator, args, model, tokenizer, train_rows, train_rows, total_steps, facts, told)
+    else:
+        accelerator.print("no checkpoints: fault_tolerance.py is not beside this recipe")
+
+    # ---- Optimizer and schedule ----
+    optimizer = make_optimizer(model, args)
+    if fault_tolerance:
+        fault_tolerance.check_gradients(accelerator, optimizer)
+    warmup_steps = math.ceil(args.warmup_steps * total_steps) if args.warmup_steps < 1 else int(args.warmup_steps)
+    schedule = get_scheduler(args.lr_scheduler_type, optimizer, warmup_steps, total_steps)
+
+    # ---- Prepare ----
+    model, optimizer, train_loader = accelerator.prepare(model, optimizer, train_loader)  # a schedule would step once per rank (accelerate#2926)
+    accelerator.init_trackers("t5", {key: str(value) for key, value in vars(args).items()})
+
+    # ---- Resume ----
+    if checkpoint:
+        fault_tolerance.resume(accelerator, model, optimizer, schedule, args, checkpoint, progress)
+
+    # ---- Train ----
+    eval_every = {"no": total_steps, "steps": args.eval_steps, "epoch": steps_per_epoch}[args.eval_strategy]
+    metrics_file = open(output_dir / "metrics.jsonl" if accelerator.is_main_process else os.devnull, "a" if checkpoint else "w", buffering=1)
+    bar = tqdm(desc="Training", total=total_steps, initial=progress["step"], unit="step", disable=not accelerator.is_main_process)
+    model.train()
+    step, num_tokens_seen = progress["step"], progress["num_input_tokens_seen"]
+    loader, start, tokens_before = iter(train_loader), time.perf_counter(), num_tokens_seen
+    while True:  # here `step` steps are done
+        progress |= {"evaluated": step == progress["step"] and progress["evaluated"], "schedule_steps": schedule.state_dict()["last_epoch"]}
+        progress |= {"step": step, "num_input_tokens_seen": num_tokens_seen, "arguments": vars(args) | facts}
+        if eval_rows and not progress["evaluated"] and (step % eval_every == 0 or step == total_steps):
+            if metrics := evaluate_texts(accelerator, model, eval_loader, eval_rows, tokenizer, args, step):
+                metrics_file.write(json.dumps(metrics) + "\n")
+                accelerator.log(metrics, step=step)
+                if accelerator.is_main_process:
+                    bar.write(f"step {step}: {', '.join(f'{name[5:]} {value:.4f}' for name, value in metrics.items() if name != 'step')} on held-out rows")
+            progress["evaluated"] = metrics is not None
+        if fault_tolerance:
+            fault_tolerance.keep(accelerator, model, optimizer, args, progress, bar)
+        if step >= total_steps:
+            break
+        step += 1
+        micro_batches, losses, applied = [next(loader) for _ in range(accumulation)], [], True
+        # For dropout, so that no random state has to be saved; after next, whose first call draws a number
+        generator = torch.cuda if accelerator.device.type == "cuda" else torch.default_generator
+        generator.manual_seed(int(np.random.SeedSequence((args.seed, step, accelerator.process_index)).generate_state(1)[0]))
+        num_targets, num_tokens = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))  # of the whole window, over all ranks
+        for batch in micro_batches:
+            with accelerator.accumulate(model):
+                loss = summed_target_loss(accelerator, model, batch) / num_targets
+                losses.append(loss.detach())
+                # Backends average over ranks, accelerate divides by the accumulation steps: undo both. 0 * loss is no 0
+                # where the loss is not finite: then the gradient, which all ranks share, is not finite either
+                accelerator.backward(loss * (window + 0 * losses[-1]))
+                if accelerator.sync_gradients:
+                    grad_norm = accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm or math.inf)
+                    if fault_tolerance:
+                        applied = fault_tolerance.hold_back(accelerator, optimizer, grad_norm, step, micro_batches, losses)
+                optimizer.step()
+                optimizer.zero_grad()
+        num_tokens_seen = num_tokens_seen + num_tokens
+        if step % args.logging_steps == 0 or step == total_steps:  # only here the device is waited for
+            loss, norm = accelerator.reduce(sum(losses)).item(), math.nan if grad_norm is None else float(grad_norm)
+            metrics = {
+                "step": step, "epoch": step / steps_per_epoch, "loss": loss if math.isfinite(loss) else None,
+                "grad_norm": norm if math.isfinite(norm) else None, "learning_rate": schedule.get_last_lr()[0],
+                "num_input_tokens_seen": int(num_tokens_seen), "tokens_per_second": int(num_tokens_seen - tokens_before) / (time.perf_counter() - start),
+                "peak_memory_gib": (torch.cuda.max_memory_allocated() or getrusage(RUSAGE_SELF).ru_maxrss * 1024) / 2**30}
+            metrics_file.write(json.dumps(metrics) + "\n")
+            accelerator.log({name: value for name, value in metrics.items() if value is not None}, step=step)
+            bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
+            if not fault_tolerance and not math.isfinite(loss if grad_norm is None or accelerator.scaler else loss + norm):  # fp16's scale may be too large
+                stop(70, f"the loss or gradient of step {step} is not finite; without fault_tolerance.py nothing is saved")
+        if applied and not accelerator.optimizer_step_was_skipped:
+            schedule.step()
+        bar.update()
+
+    # ---- Evaluate and save ----
+    bar.close()
+    export_model(accelerator, model, tokenizer, output_dir)
+    if fault_tolerance:
+        fault_tolerance.conclude(accelerator, "done", 0)
+    accelerator.print(f"Trained in {time.perf_counter() - start:.0f} s; the model is in {output_dir}, its texts in predictions.jsonl. To go on:\n  python scripts/plot_loss.py {output_dir}")
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""recipes/t5.py as a user starts it: it learns, writes the same texts at any number of ranks, stops and goes on."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import parity
+import pytest
+from launching import REPO, TIMEOUT, data_of, read_metrics, run
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+RECIPE = REPO / "recipes" / "t5.py"
+METRICS = ["eval_rouge1", "eval_rouge2", "eval_rougeL", "eval_bleu", "eval_exact_match"]
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_of):
+    return tiny_of("t5")
+
+
+def texts_of(folder):
+    return [json.loads(line) for line in (folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("config", ["ddp", "fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero3"])
+def test_two_ranks_give_the_loss_the_weights_and_the_texts_of_one_process(config, tiny, one_process, tmp_path):
+    job, reference = parity.Run("t5", config, 2, *parity.CUT[2], recipe="t5"), one_process("full", "t5")
+    row = parity.measure(job, tiny, tmp_path / "run", reference)
+    assert row["verdict"] == "ok", row
+    ours, theirs = (texts_of(folder) for folder in (tmp_path / "run", reference))
+    assert ours == theirs and [line["row"] for line in ours] == list(range(1, 22))
+    assert len({line["prediction"] for line in ours}) > 5  # not one text for all
+    ours, theirs = (read_metrics(folder)[1] for folder in (tmp_path / "run", reference))
+    assert [[line[name] for name in METRICS] for line in ours] == [[line[name] for name in METRICS] for line in theirs]
+    # sums of fp32 losses in another order
+    np.testing.assert_allclose(*[[line["eval_loss"] for line in lines] for lines in (ours, theirs)], rtol=1e-6)
+
+
+def test_it_learns_to_translate_and_the_folder_writes_what_was_evaluated(tmp_path):
+    run(sys.executable, REPO / "scripts" / "make_tiny_t5.py", tmp_path, "--num_train_rows", 4000, check=True)
+    flags = ["--learning_rate", 2e-3, "--warmup_steps", 0.05, "--per_device_train_batch_size", 32]
+    flags += ["--num_train_epochs", 2, "--max_target_length", 16, "--eval_on_start", "--output_dir", tmp_path / "run"]
+    done = run(sys.executable, RECIPE, *data_of(tmp_path), *flags)
+    assert done.returncode == 0, done.output[-3000:]
+    before, *_, after = read_metrics(tmp_path / "run")[1]
+    assert before["eval_exact_match"] == 0 and before["eval_bleu"] < 5
+    assert after["eval_exact_match"] >= 90 and after["eval_bleu"] >= 90 and after["eval_rougeL"] >= 95
+    texts = texts_of(tmp_path / "run")
+    right = [line["prediction"] == line["target"] for line in texts]
+    assert after["eval_exact_match"] == pytest.approx(100 * np.mean(right))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run")
+    inputs = tokenizer([line["source"] for line in texts[:20]], return_tensors="pt", padding=True)
+    tokens = model.generate(**inputs, max_new_tokens=16)
+    assert tokenizer.batch_decode(tokens, skip_special_tokens=True) == [line["prediction"] for line in texts[:20]]
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(tiny, one_process, tmp_path):
+    reference = one_process("full", "t5")
+    command = [sys.executable, RECIPE, *parity.Run("t5", "single", recipe="t5").arguments, *data_of(tiny)]
+    command = [str(word) for word in [*command, "--output_dir", tmp_path]]
+    process = subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    deadline = time.monotonic() + TIMEOUT
+    while not (tmp_path / "metrics.jsonl").exists() or len(read_metrics(tmp_path)[0]) < 3:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=TIMEOUT)[0]
+    assert process.returncode == 75 and list(tmp_path.glob("checkpoint-*")), output[-3000:]
+    assert len(read_metrics(tmp_path)[0]) < 20
+    done = run(*command)
+    assert done.returncode == 0 and "Going on from" in done.output, done.output[-3000:]
+    assert parity.compare(tmp_path, reference) == dict.fromkeys(parity.BOUNDS, 0.0)
+    assert texts_of(tmp_path) == texts_of(reference) and read_metrics(tmp_path)[1] == read_metrics(reference)[1]
+
+
+@pytest.mark.parametrize(("line", "says"), [
+    ('{"source": "the dog sees a ship", "target": ""}', "rows.jsonl, line 2: has no target text in target"),
+    ('{"source": "the dog sees a ship"}', "rows.jsonl, line 2: has the columns source; needs source and target"),
+])
+def test_a_bad_row_is_named(line, says, tiny, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(f'{{"source": "a", "target": "b"}}\n{line}\n')
+    data = ["--model_name_or_path", tiny / "model", "--dataset_name", tmp_path / "rows.jsonl"]
+    done = run(sys.executable, RECIPE, *data, "--output_dir", tmp_path / "run")
+    assert done.returncode == 65 and says in done.output and "--skip_bad_rows" in done.output, done.output[-3000:]
+    assert "Traceback" not in done.output
+
+
+def test_copied_alone_it_trains_adapters_and_evaluates(tiny, tmp_path):
+    shutil.copy(RECIPE, tmp_path / "train.py")
+    flags = ["--max_steps", 2, "--use_peft", "--max_target_length", 8, "--no-predict_with_generate"]
+    done = run(sys.executable, "train.py", *data_of(tiny), *flags, "--output_dir", "run", cwd=tmp_path)
+    assert done.returncode == 0 and "fault_tolerance.py is not beside this recipe" in done.output, done.output[-3000:]
+    steps, evaluations = read_metrics(tmp_path / "run")
+    assert len(steps) == 2 and set(evaluations[-1]) == {"step", "eval_loss"}
+    assert (tmp_path / "run" / "adapter_model.safetensors").exists()
+    assert not (tmp_path / "run" / "predictions.jsonl").exists()
