@@ -299,6 +299,18 @@ def keep(accelerator, model, optimizer, args, progress, bar):
         RUN["sign_of_life"] = math.inf  # the model is written now; one process may take as long as it wants
 
 
+def keep_table(accelerator, path, compute, resumed):
+    """Return the tensor that is in `path`, if this run goes on, or else what `compute` returns, and have it there. Every rank takes part."""
+    if resumed and path.is_file():  # every host sees it, as it does the checkpoint
+        return load_file(path)["table"].to(accelerator.device)
+    table = compute()
+    if accelerator.is_main_process:
+        save_file({"table": table.cpu()}, staged := f"{path}.tmp")
+        flush(staged)
+        os.replace(staged, path)
+    return table
+
+
 # ---- Resume ----
 def find_checkpoint(accelerator, args, progress):
     """Return the newest checkpoint that verifies, with its progress, or None and `progress`. Every host must see the files."""

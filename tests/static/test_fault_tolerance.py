@@ -10,6 +10,7 @@ import bert
 import damage
 import fault_tolerance
 import llama
+import llama_dpo
 import preflight
 import pytest
 import torch
@@ -23,6 +24,7 @@ UNSAFE = frozenset("""
     max_length skip_bad_rows train_sampling_strategy num_train_epochs max_steps optim learning_rate lr_scheduler_type
     warmup_steps weight_decay max_grad_norm seed packing tf32""".split())
 UNSAFE_OF_BERT = UNSAFE - {"packing"} | {"text_columns", "label_column", "problem_type", "class_weights"}
+UNSAFE_OF_DPO = UNSAFE - {"packing"} | {"loss_type", "beta"}
 CHANGES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
 
 
@@ -123,8 +125,9 @@ def alone(ranks):
 class TestChanges:
     def test_each_argument_is_in_one_class(self, arguments):
         of_llama, of_bert, free = set(vars(arguments)), set(vars(bert.parse_args())), preflight.FREE_TO_CHANGE
-        assert of_llama - free == UNSAFE and of_bert - free == UNSAFE_OF_BERT
-        assert free <= of_llama | of_bert
+        of_dpo = set(vars(llama_dpo.parse_args()))
+        assert of_llama - free == UNSAFE and of_bert - free == UNSAFE_OF_BERT and of_dpo - free == UNSAFE_OF_DPO
+        assert free <= of_llama | of_bert | of_dpo
 
     @pytest.mark.parametrize("name", sorted(UNSAFE | {"data"}))
     def test_what_changes_the_run_is_refused(self, name, arguments, capsys):
