@@ -3,11 +3,11 @@
 
 OUTPUT_DIR/model is that of scripts/make_tiny_model.py. OUTPUT_DIR/data holds
 
-    train.jsonl, test.jsonl    rows of {"prompt", "chosen", "rejected", "completion"}, all lists of messages. Each skill has one
-                               mistake: what comes before a number instead of after it, a word as it is instead of in capitals
-    demonstrations.jsonl       rows of {"prompt", "completion"}, every second completion a mistake
+    train.jsonl, test.jsonl   rows of {"prompt", "chosen", "rejected", "completion"}, all lists of messages; each skill
+                              has one mistake: a word as it is instead of in capitals, the number before, not after
+    demonstrations.jsonl      rows of {"prompt", "completion"}; every second completion is the mistake
 
-A model that learned from the demonstrations answers and errs by chance; preferences then teach it not to. What a prompt of
+A model that learned from the demonstrations errs by chance; preferences then teach it not to. What a prompt of
 test.jsonl asks about stands in no other file; its completion is the chosen answer, for scripts/generate.py.
 
     python scripts/make_tiny_preferences.py runs/tiny_preferences
@@ -74,7 +74,8 @@ def make_rows(args):
     """Return {file: its rows}; skills take turns, and no word or number of the test rows is in another file."""
     rng, words = random.Random(args.seed), {}
     while len(words) < NUM_WORDS:
-        words[make_word(rng)] = None  # a dict keeps the order
+        word = make_word(rng)
+        words |= {word: None} if word[0] != word[-1] else {}  # else right and wrong are one; a dict keeps the order
     pools = {"word": list(words), "number": rng.sample(NUMBERS, len(NUMBERS))}
 
     def rows(count, pick):

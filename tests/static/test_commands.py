@@ -12,7 +12,9 @@ import check_config
 import fault_injection
 import generate
 import llama
+import llama_dpo
 import make_tiny_model
+import make_tiny_preferences
 import parity
 import plan_memory
 import plot_loss
@@ -25,8 +27,10 @@ import validate_planner
 from accelerate.commands.launch import launch_command_parser
 from launching import REPO
 
-PARSERS = {"recipes/llama.py": llama, "train.py": llama, "scripts/generate.py": generate,
+PARSERS = {"recipes/llama.py": llama, "train.py": llama, "recipes/llama_dpo.py": llama_dpo,
+           "scripts/generate.py": generate,
            "scripts/plot_loss.py": plot_loss, "scripts/make_tiny_model.py": make_tiny_model,
+           "scripts/make_tiny_preferences.py": make_tiny_preferences,
            "scripts/rehearse.py": rehearse, "scripts/check_config.py": check_config,
            "scripts/parity.py": parity, "scripts/readme_tables.py": readme_tables,
            "scripts/fault_injection.py": fault_injection, "scripts/plan_memory.py": plan_memory,
