@@ -1,4 +1,4 @@
-"""On the same pairs recipes/llama_dpo.py has the losses, rewards and log-probabilities of TRL's trainers of DPO and ORPO.
+"""On the same pairs recipes/llama_dpo.py has the losses, rewards and log-probabilities of TRL's DPO and ORPO.
 
 Same rows, order, optimizer and rate, a whole model and one with adapters. TRL reads the files itself."""
 
@@ -17,7 +17,7 @@ LORA = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-l
 
 @pytest.fixture(scope="module")
 def pairs(tiny_of, tmp_path_factory):
-    """A tiny model without a begin token, which only ORPOTrainer puts before texts, and the same few pairs in all forms."""
+    """A tiny model without a begin token, which only ORPOTrainer puts before texts, and few pairs in all forms."""
     tiny, folder = tiny_of("llama_dpo"), tmp_path_factory.mktemp("pairs")
     tokenizer = AutoTokenizer.from_pretrained(tiny / "model")
     tokenizer.bos_token = None
@@ -37,8 +37,8 @@ def pairs(tiny_of, tmp_path_factory):
 
 
 def ours(model, rows, output_dir, *flags):
-    done = run(sys.executable, REPO / "recipes" / "llama_dpo.py", "--model_name_or_path", model, "--output_dir", output_dir,
-               "--dataset_name", rows, "--train_sampling_strategy", "sequential", "--max_length", LENGTH,
+    done = run(sys.executable, REPO / "recipes" / "llama_dpo.py", "--model_name_or_path", model, "--dataset_name", rows,
+               "--output_dir", output_dir, "--train_sampling_strategy", "sequential", "--max_length", LENGTH,
                "--per_device_train_batch_size", BATCH, "--max_steps", STEPS, "--save_steps", 0,
                "--learning_rate", RATE, "--lr_scheduler_type", "constant", "--optim", "adamw_torch", *flags)
     assert done.returncode == 0, done.output[-3000:]
@@ -58,8 +58,8 @@ def of_trl(model_dir, rows, output_dir, loss_type, lora=False, **options):
     options |= {} if loss_type == "orpo" else {"loss_type": [loss_type]}
     arguments = config(
         output_dir=str(output_dir), per_device_train_batch_size=BATCH, max_steps=STEPS, max_length=LENGTH,
-        learning_rate=RATE, lr_scheduler_type="constant", optim="adamw_torch", max_grad_norm=1.0, bf16=False, use_cpu=True,
-        train_sampling_strategy="sequential", logging_steps=1, save_strategy="no", report_to="none",
+        learning_rate=RATE, lr_scheduler_type="constant", optim="adamw_torch", max_grad_norm=1.0, bf16=False,
+        use_cpu=True, train_sampling_strategy="sequential", logging_steps=1, save_strategy="no", report_to="none",
         gradient_checkpointing=False, **options)
     trainer = trainer(
         model=AutoModelForCausalLM.from_pretrained(model_dir, dtype="float32"), args=arguments,

@@ -15,7 +15,8 @@ from datasets import Dataset
 from make_tiny_model import make_model, make_tokenizer
 from peft import LoraConfig, get_peft_model
 
-USER, GOOD, BAD = ({"role": role, "content": text} for role, text in (("user", "Say a."), ("assistant", "a"), ("assistant", "b")))
+USER = {"role": "user", "content": "Say a."}
+GOOD, BAD = ({"role": "assistant", "content": text} for text in "ab")
 EXPLICIT = {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}
 
 
@@ -41,7 +42,7 @@ def pair_of(row, tokenizer, max_length=100):
 
 
 class TestRows:
-    @pytest.mark.parametrize("prompt", [{}, {"prompt": None}, {"prompt": "Say a."}], ids=["none", "null", "only its text"])
+    @pytest.mark.parametrize("prompt", [{}, {"prompt": None}, {"prompt": "Say a."}], ids=["none", "null", "text"])
     def test_answers_that_begin_with_the_prompt_are_parted_where_they_differ(self, prompt, tiny):
         whole = {"chosen": [USER, GOOD], "rejected": [USER, BAD]}
         assert pair_of(prompt | whole, tiny[1]) == pair_of(EXPLICIT, tiny[1])
@@ -136,7 +137,7 @@ class TestLogps:
             by_token = model(input_ids=ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])
             return by_token[len(prompt) - 1 :].sum().item()
 
-        wanted = [[logp_of(pair["prompt_ids"], pair[answer]) for pair in PAIRS] for answer in ("chosen_ids", "rejected_ids")]
+        wanted = [[logp_of(pair["prompt_ids"], pair[name]) for pair in PAIRS] for name in ("chosen_ids", "rejected_ids")]
         of_prompts = logp_of([5], [6]) * learn_prompts
         hook = hooked(model)
         answers, prompts = llama_dpo.answer_logps(model, batch)
