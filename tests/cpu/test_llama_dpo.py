@@ -11,7 +11,8 @@ from launching import REPO, data_of, read_metrics, rehearse, run
 
 RECIPE = REPO / "recipes" / "llama_dpo.py"
 SHORT = ["--per_device_train_batch_size", 6, "--max_steps", 8, "--learning_rate", "1e-3"]
-METRICS = {*(f"rewards/{name}" for name in "chosen rejected accuracies margins".split()), "logps/chosen", "logps/rejected"}
+REWARDS = {f"rewards/{name}" for name in ("chosen", "rejected", "accuracies", "margins")}
+METRICS = REWARDS | {"logps/chosen", "logps/rejected"}
 
 
 @pytest.fixture(scope="module")

@@ -137,7 +137,8 @@ class TestLogps:
             by_token = model(input_ids=ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])
             return by_token[len(prompt) - 1 :].sum().item()
 
-        wanted = [[logp_of(pair["prompt_ids"], pair[f"{name}_ids"]) for pair in PAIRS] for name in ("chosen", "rejected")]
+        wanted = [[logp_of(pair["prompt_ids"], pair[name]) for pair in PAIRS]
+                  for name in ("chosen_ids", "rejected_ids")]
         of_prompts = logp_of([5], [6]) * learn_prompts
         hook = hooked(model)
         answers, prompts = llama_dpo.answer_logps(model, batch)
