@@ -40,7 +40,8 @@ def ours(model, rows, output_dir, *flags):
     done = run(sys.executable, REPO / "recipes" / "llama_dpo.py", "--model_name_or_path", model,
                "--dataset_name", rows, "--train_sampling_strategy", "sequential", "--max_length", LENGTH,
                "--output_dir", output_dir, "--per_device_train_batch_size", BATCH, "--max_steps", STEPS,
-               "--save_steps", 0, "--learning_rate", RATE, "--lr_scheduler_type", "constant", "--optim", "adamw_torch", *flags)
+               "--save_steps", 0, "--learning_rate", RATE, "--lr_scheduler_type", "constant",
+               "--optim", "adamw_torch", *flags)
     assert done.returncode == 0, done.output[-3000:]
     return read_metrics(output_dir)[0]
 
