@@ -54,14 +54,14 @@ quickstart-llama_dpo:
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision no recipes/llama.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/demonstrations.jsonl --output_dir $(OUT)/base \
-	  --per_device_train_batch_size 64 --num_train_epochs 2 --learning_rate 3e-3 --warmup_steps 0.05
+	  --per_device_train_batch_size 64 --learning_rate 3e-3 --warmup_steps 0.05
 	@printf '\n== Answers before preference tuning ==\n'
 	python scripts/generate.py $(OUT)/base --file $(OUT)/data/test.jsonl --json $(OUT)/before.json
 	@printf '\n== Learning from preferences ==\n'
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision no recipes/llama_dpo.py --model_name_or_path $(OUT)/base \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
-	  --per_device_train_batch_size 32 --num_train_epochs 1 --learning_rate 1e-4
+	  --per_device_train_batch_size 32 --num_train_epochs 1 --learning_rate 1e-4 --beta 1
 	@printf '\n== Answers after preference tuning ==\n'
 	python scripts/generate.py $(OUT)/run --file $(OUT)/data/test.jsonl --json $(OUT)/after.json
 	@printf '\nThe model is in $(OUT)/run, the one before in $(OUT)/base, the rows in $(OUT)/data.\n'

@@ -111,11 +111,11 @@ def main():
     print(f"""Train it with:
   accelerate launch --config_file accelerate_configs/single.yaml recipes/llama.py \\
     --model_name_or_path {model_dir} --dataset_name {data_dir}/demonstrations.jsonl \\
-    --per_device_train_batch_size 64 --learning_rate 2e-3 --warmup_steps 0.05 --output_dir {args.output_dir}/base
+    --per_device_train_batch_size 64 --learning_rate 3e-3 --warmup_steps 0.05 --output_dir {args.output_dir}/base
   accelerate launch --config_file accelerate_configs/single.yaml recipes/llama_dpo.py \\
     --model_name_or_path {args.output_dir}/base --dataset_name {data_dir}/train.jsonl \\
-    --eval_dataset_name {data_dir}/test.jsonl --per_device_train_batch_size 32 --learning_rate 1e-4 \\
-    --output_dir {args.output_dir}/run""")
+    --eval_dataset_name {data_dir}/test.jsonl --per_device_train_batch_size 32 --num_train_epochs 1 \\
+    --learning_rate 1e-4 --beta 1 --output_dir {args.output_dir}/run""")
 
 
 if __name__ == "__main__":
