@@ -8,7 +8,7 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: help install install-dev quickstart proof bench test check fix test-gpu clean
-.PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-t5
+.PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-t5 quickstart-llama_dpo
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s:
@@ -89,6 +89,27 @@ quickstart-t5:
 	head -n 5 $(OUT)/run/predictions.jsonl
 	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
 	@printf '\nThe model is in $(OUT)/run, its rows in $(OUT)/data, the loss curve in $(OUT)/loss.png.\n'
+
+# First demonstrations, half of them wrong; then preferences for the right ones
+quickstart-llama_dpo:
+	python scripts/make_tiny_preferences.py $(OUT)
+	@printf '\n== Learning from demonstrations, every second one a mistake ==\n'
+	rm -rf $(OUT)/base $(OUT)/run  # else they would go on from their last checkpoints
+	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
+	  --mixed_precision no recipes/llama.py --model_name_or_path $(OUT)/model \
+	  --dataset_name $(OUT)/data/demonstrations.jsonl --output_dir $(OUT)/base \
+	  --per_device_train_batch_size 64 --learning_rate 3e-3 --warmup_steps 0.05
+	@printf '\n== Answers before preference tuning ==\n'
+	python scripts/generate.py $(OUT)/base --file $(OUT)/data/test.jsonl --json $(OUT)/before.json
+	@printf '\n== Learning from preferences ==\n'
+	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
+	  --mixed_precision no recipes/llama_dpo.py --model_name_or_path $(OUT)/base \
+	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
+	  --per_device_train_batch_size 32 --num_train_epochs 1 --learning_rate 1e-4 --beta 1
+	@printf '\n== Answers after preference tuning ==\n'
+	python scripts/generate.py $(OUT)/run --file $(OUT)/data/test.jsonl --json $(OUT)/after.json
+	@printf '\nThe model is in $(OUT)/run, the one before in $(OUT)/base, the rows in $(OUT)/data.\n'
+	@printf 'Ask it: $(VENV)/bin/python scripts/generate.py $(OUT)/run --prompt "What comes after 41?"\n'
 
 check: install-dev  ## lint and the static tests, under a minute
 	ruff check .

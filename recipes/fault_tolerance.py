@@ -306,6 +306,17 @@ def give_up(accelerator, model, optimizer, args, progress, code, message):
         save_checkpoint(accelerator, model, optimizer, args, progress)
     leave(accelerator, code, message)
 
+def keep_table(accelerator, path, compute, resumed):
+    """Return the tensor that is in `path`, if this run goes on, or else what `compute` returns, and have it there. Every rank takes part."""
+    if resumed and path.is_file():  # every host sees it, as it does the checkpoint
+        return load_file(path)["table"].to(accelerator.device)
+    table = compute()
+    if accelerator.is_main_process:
+        save_file({"table": table.cpu()}, staged := f"{path}.tmp")
+        flush(staged)
+        os.replace(staged, path)
+    return table
+
 
 # ---- Resume ----
 def find_checkpoint(accelerator, args, progress):

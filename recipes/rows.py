@@ -13,7 +13,7 @@ import xxhash
 from datasets import load_dataset
 from fault_tolerance import fail
 
-TEXT = dict.fromkeys("prompt completion instruction input output question answer".split(), str)  # a number in a CSV file is text
+TEXT = dict.fromkeys("prompt completion chosen rejected instruction input output question answer".split(), str)  # a number in a CSV file is text
 FILE_TYPES = {".jsonl": {"path": "text", "encoding": "latin-1"}, ".json": {"path": "json"}, ".parquet": {"path": "parquet"},
               ".csv": {"path": "csv", "keep_default_na": False, "converters": TEXT}}
 DOCUMENT_TYPES = FILE_TYPES | {".txt": {"path": "text", "encoding": "latin-1", "sample_by": "document"}}  # each .txt file is one
@@ -53,6 +53,21 @@ def check_columns(row, texts, label):
         raise ValueError(f"has no text in {' and '.join(texts)}: {str(found)[1:80]}")
 
 
+def checked_pair(row):
+    """Return prompt, chosen and rejected of a row, or raise a ValueError that says why they cannot be used: both answers are texts or lists of
+    messages; the prompt is of the same kind, or they begin with it."""
+    prompt, chosen, rejected = (row.get(name) for name in ("prompt", "chosen", "rejected"))
+    kind = type(chosen)
+    if kind not in (str, list) or type(rejected) is not kind or (kind, type(prompt)) == (str, list):
+        raise ValueError(f"has the columns {', '.join(row)[:80] or 'none'}; needs chosen and rejected, both texts or both lists of messages, and prompt, of the same kind, unless they begin with it")
+    for name, answer in (("chosen", chosen), ("rejected", rejected)):
+        if kind is list:
+            checked((prompt if type(prompt) is list else []) + answer, row, {})
+        if not (answer if kind is str else answer and answer[-1]["content"]).strip():
+            raise ValueError(f"has no text in {name}")
+    return prompt, chosen, rejected
+
+
 def files_of(name, split, types=FILE_TYPES):
     """Return the files of a data set: itself, or those of a folder whose names begin with the split; [] of a hub id."""
     return [Path(name)] if Path(name).suffix in types else sorted(f for f in Path(name).glob(f"{split}*") if f.suffix in types)
@@ -64,11 +79,12 @@ def source_of(name, split):
     return f"{files[0] if len(files) == 1 else name}, {'line' if files and files[0].suffix == '.jsonl' else 'row'}"
 
 
-def read_split(name, config, split, tokenize, args, required):
+def read_split(name, config, split, tokenize, args, required, nothing=NOTHING):
     """Return the rows of a split as `tokenize` makes them, with their numbers (row, from 1) and in numpy's format, and their
-    counts as text. Without such a split (None, "none"), unless it is required. Stops with 65 at bad rows, with 69 without the hub."""
+    counts as text. Without such a split (None, "none"), unless it is required. Stops with 65 at bad rows, with 69 without the hub.
+    nothing: what `tokenize` would have of a row that cannot be used."""
     rows = open_split(name, config, split, required)
-    return tokenize_split(rows, name, split, tokenize, args, NOTHING) if rows else (None, "none")
+    return tokenize_split(rows, name, split, tokenize, args, nothing) if rows else (None, "none")
 
 
 def open_split(name, config, split, required, texts=(), files=None, streaming=False):
@@ -100,12 +116,12 @@ def reason(error):
 
 
 def tokenize_split(rows, name, split, tokenize, args, nothing):
-    """The second half of read_split. nothing: what `tokenize` would have of a row that cannot be used."""
+    """The second half of read_split."""
     source = source_of(name, split)
     unit = source.split()[-1]
 
     # The cache knows a function by its code, defaults and names: nothing of args among them, but the code of what it calls here
-    def attempt(row, _=(checked.__code__, check_columns.__code__, parse_line.__code__, reason.__code__)):
+    def attempt(row, _=tuple(tool.__code__ for tool in (checked, checked_pair, check_columns, parse_line, reason))):
         try:
             return {**tokenize(parse_line(row["text"]) if unit == "line" else row), "problem": ""}
         except Exception as error:  # a template raises what it likes

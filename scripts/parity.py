@@ -37,6 +37,7 @@ ROWS = ["--num_train_rows", "210", "--num_test_rows", "21"]
 MODEL = [*WIDTH, "--num_key_value_heads", "5", *ROWS]
 MAKERS = {
     "llama": ["make_tiny_model.py", *MODEL],
+    "llama_dpo": ["make_tiny_preferences.py", *MODEL],
     "mistral_pretrain": ["make_tiny_text.py", *MODEL],
     "t5": ["make_tiny_t5.py", *WIDTH, *ROWS],
     "bert": ["make_tiny_bert.py", *WIDTH, *ROWS],

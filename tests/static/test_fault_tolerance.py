@@ -24,6 +24,7 @@ UNSAFE = frozenset("""
     warmup_steps weight_decay max_grad_norm seed packing tf32""".split())
 UNSAFE_OF = {  # recipe: what it has not of these, and what it has besides
     "llama": ("", ""),
+    "llama_dpo": ("packing", "loss_type beta"),
     "mistral_pretrain": ("packing train_sampling_strategy",
                          "text_column streaming shuffle_buffer_size num_eval_documents max_train_tokens"),
     "t5": ("packing max_length", """source_column target_column source_lang target_lang source_prefix max_source_length

@@ -20,7 +20,8 @@ COLLECTIVES = {"save_state", "load_state", "get_state_dict", "gather", "gather_f
                "export_model", "check_trigger", "watch_ranks", "find_checkpoint", "resume", "keep", "handle_nonfinite",
                "conclude", "leave", "save_checkpoint", "gather_state", "restore_state", "stop_asked",
                "broadcast_object_list", "check_changes", "evaluate_rows", "summed_row_loss", "share_new_modules",
-               "deal", "give_up", "new_group", "summed_target_loss", "generate", "evaluate_texts"}
+               "deal", "give_up", "new_group", "summed_target_loss", "generate", "evaluate_texts",
+               "answer_logps", "compare_answers", "run_reference", "evaluate_pairs", "keep_table"}
 LEAVES = (ast.Return, ast.Break, ast.Continue)
 INDIRECT = {"numpy", "jinja2", "tqdm", "xxhash", "safetensors", "psutil"}  # the required packages bring them
 

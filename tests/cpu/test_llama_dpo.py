@@ -1,0 +1,114 @@
+"""recipes/llama_dpo.py as a user runs it: it learns, the same on several ranks, stops and goes on, names bad pairs."""
+
+import json
+import os
+import shutil
+import sys
+
+import parity
+import pytest
+from launching import REPO, data_of, read_metrics, rehearse, run
+
+RECIPE = REPO / "recipes" / "llama_dpo.py"
+SHORT = ["--per_device_train_batch_size", 6, "--max_steps", 8, "--learning_rate", "1e-3"]
+REWARDS = {f"rewards/{name}" for name in ("chosen", "rejected", "accuracies", "margins")}
+METRICS = REWARDS | {"logps/chosen", "logps/rejected"}
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_of):
+    return tiny_of("llama_dpo")
+
+
+@pytest.fixture(scope="module")
+def whole_run(tiny, tmp_path_factory):
+    """The folder of one run without a stop, in one process; and its output."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    done = run(sys.executable, RECIPE, *data_of(tiny), *SHORT, "--output_dir", folder)
+    assert done.returncode == 0, done.output[-3000:]
+    return folder, done.output
+
+
+def test_it_learns_to_prefer_and_the_result_loads(whole_run):
+    from transformers import AutoModelForCausalLM
+
+    folder, output = whole_run
+    steps, evaluations = read_metrics(folder)
+    assert all(set(line) >= METRICS for line in steps) and set(evaluations[-1]) >= {f"eval_{name}" for name in METRICS}
+    assert steps[0]["loss"] == pytest.approx(0.6931, abs=1e-3)  # log 2: the model is the reference
+    # Of the four skills three are told apart by their letters, in a few steps; which number comes after is not
+    assert evaluations[-1]["eval_loss"] < 0.5 and evaluations[-1]["eval_rewards/accuracies"] >= 0.75
+    assert "rather than [[" in output and (folder / "run.json").exists()
+    assert AutoModelForCausalLM.from_pretrained(folder).num_parameters() > 0
+
+
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(whole_run, tiny, tmp_path):
+    fault = json.dumps({"do": "SIGTERM", "at": "answer_logps", "step": 5, "rank": 0})
+    command = [*data_of(tiny), *SHORT, "--output_dir", tmp_path]
+    stopped = run(sys.executable, REPO / "scripts" / "faults.py", RECIPE, *command, env=os.environ | {"FAULT": fault})
+    assert stopped.returncode == 75, stopped.output[-3000:]
+    kept = list(tmp_path.glob("reference-*.safetensors"))
+    assert len(kept) == 1 and list(tmp_path.glob("checkpoint-*"))
+    # On two ranks, whose weights are shards; the reference is read, not run with trained weights
+    done = rehearse("fsdp2_full_shard", *command, "--per_device_train_batch_size", 3, num_processes=2, script=RECIPE)
+    assert done.returncode == 0 and "Reference:" not in done.output, done.output[-3000:]
+    ours, theirs = read_metrics(tmp_path), read_metrics(whole_run[0])
+    for found, wanted in zip((*ours[0], *ours[1]), (*theirs[0], *theirs[1]), strict=True):
+        same = {"loss", "learning_rate", "num_input_tokens_seen", *METRICS, *(f"eval_{name}" for name in METRICS)}
+        for name in same & set(wanted):  # sums in another order, after eight steps at a high rate
+            assert found[name] == pytest.approx(wanted[name], rel=1e-4, abs=1e-4), (name, wanted["step"])
+
+
+def test_a_copy_alone_learns_the_same(whole_run, tiny, tmp_path):
+    shutil.copy(RECIPE, tmp_path / "train.py")
+    done = run(sys.executable, "train.py", *data_of(tiny), *SHORT, "--output_dir", "run", cwd=tmp_path)
+    assert done.returncode == 0 and "fault_tolerance.py is not beside this recipe" in done.output, done.output[-3000:]
+    ours, theirs = ([line["loss"] for line in read_metrics(folder)[0]] for folder in (tmp_path / "run", whole_run[0]))
+    assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+def test_adapters_learn_the_same_with_the_reference_run_before_and_in_each_step(tiny, tmp_path):
+    """Under ZeRO-3 on two ranks: the strategy that is the hardest to leave adapters out in."""
+    for name, flags in (("each", []), ("before", ["--precompute_ref_log_probs"])):
+        flags += ["--use_peft", "--per_device_train_batch_size", 3, "--eval_strategy", "no"]
+        flags += ["--output_dir", tmp_path / name]
+        done = rehearse("deepspeed_zero3", *data_of(tiny), *SHORT, *flags, num_processes=2, script=RECIPE)
+        assert done.returncode == 0, done.output[-3000:]
+    each, before = (read_metrics(tmp_path / name)[0] for name in ("each", "before"))
+    assert [line["loss"] for line in each] == pytest.approx([line["loss"] for line in before], rel=1e-5)
+    assert each[-1]["rewards/margins"] > 0.1
+
+
+@pytest.mark.parametrize(("flags", "code", "words"), [
+    ([], 65, ["pairs.jsonl, line 2: has no text in rejected", "line 3: is not JSON", "line 4: has the columns"]),
+    (["--beta", "0"], 64, ["--beta 0.0: must be above 0"]),
+    (["--loss_typ", "ipo"], 64, ["did you mean --loss_type?"]),
+])
+def test_what_cannot_be_used_is_named(flags, code, words, tiny, tmp_path):
+    rows = tmp_path / "pairs.jsonl"
+    good = json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"})
+    rows.write_text("\n".join([good, good.replace('"c"', '""'), "{", '{"prompt": "a"}', good]) + "\n")
+    done = run(sys.executable, RECIPE, "--model_name_or_path", tiny / "model", "--dataset_name", rows, *flags,
+               "--output_dir", tmp_path / "run")
+    assert done.returncode == code and all(word in done.output for word in words), done.output[-3000:]
+    assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize("loss_type", ["sigmoid", "orpo"])
+def test_real_pairs(loss_type, gsm8k, gsm8k_model, tmp_path):
+    rows = gsm8k / "preferences.jsonl"
+    if not rows.is_file():
+        pytest.skip("the preferences are not at hand (../shared/data/gsm8k/preferences.jsonl)")
+    few = tmp_path / "pairs.jsonl"
+    few.write_text("".join(rows.read_text().splitlines(keepends=True)[:48]))
+    done = run(sys.executable, RECIPE, "--model_name_or_path", gsm8k_model, "--dataset_name", few,
+               "--loss_type", loss_type, "--per_device_train_batch_size", 4, "--num_train_epochs", 1,
+               "--max_length", 512, "--learning_rate", "1e-4", "--output_dir", tmp_path / "run")
+    assert done.returncode == 0, done.output[-3000:]
+    steps = read_metrics(tmp_path / "run")[0]
+    assert len(steps) == 12 and steps[-1]["loss"] < steps[0]["loss"]
+
+
+def test_the_job_of_parity_is_known_to_all_yamls():
+    configs = {run.config for run in parity.all_runs() if run.recipe == "llama_dpo"}
+    assert configs == set(parity.configs())
