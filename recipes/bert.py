@@ -272,9 +272,9 @@ def share_new_modules(model, names, accelerator):
         module.load_state_dict(gather_object([weights])[0], assign=True)
 
 
-def load_classifier(auto_class, classes, args, accelerator):
-    """Return auto_class's model with a head for these classes, or [] for one number, quantized and with adapters as asked for; preflight stops
-    with 64. What the weights on disk do not hold, the head and of some models a pooler, is new: beside adapters it is trained whole."""
+def load_classifier(auto_class, task_type, classes, args, accelerator):
+    """Return auto_class's model with a head for these classes, or [] for one number, quantized and with adapters (task_type: peft's) as asked for;
+    preflight stops with 64. What the weights on disk do not hold, the head and of some models a pooler, is new: trained whole beside adapters."""
     outside = [r"(?!.*\.\d).*"]  # of the blocks, whose names have a number: a layer that is new must not be quantized
     quantization = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=outside) if args.load_in_8bit else None
     if args.load_in_4bit:  # the library's own defaults are fp4, float32 and uint8: always say all four
@@ -300,7 +300,7 @@ def load_classifier(auto_class, classes, args, accelerator):
     model.apply(lambda module: setattr(module, "support_avx512bf16_for_cpu", False))  # else a CPU repacks 4-bit weights, and gradients stop there
     if args.use_peft:
         model = get_peft_model(model, LoraConfig(
-            task_type="SEQ_CLS", r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, use_rslora=args.use_rslora,
+            task_type=task_type, r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, use_rslora=args.use_rslora,
             use_dora=args.use_dora, modules_to_save=new or None,
             target_modules="all-linear" if args.lora_target_modules == ["all-linear"] else args.lora_target_modules))
         if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
@@ -405,7 +405,7 @@ def main():
         eval_loader = accelerator.prepare(DataLoader(range(len(eval_rows)), batch_sampler=batches, collate_fn=partial(make, source=eval_rows), **options))
 
     # ---- Model ----
-    model = load_classifier(AutoModelForSequenceClassification, classes, args, accelerator)
+    model = load_classifier(AutoModelForSequenceClassification, "SEQ_CLS", classes, args, accelerator)
     config = model.config
     config.pad_token_id = tokenizer.pad_token_id  # decoders look for the last token before it
     if preflight:

@@ -264,7 +264,8 @@ def save_checkpoint(accelerator, model, optimizer, args, progress):
     """Publish a checkpoint after progress["step"] steps, every rank takes part; all end with 73 if it cannot be written,
     with 70 if a weight is not finite."""
     state, problem, folder = gather_state(accelerator, model, optimizer), None, Path(args.output_dir)
-    progress = progress | {"loss_scale": loss_scale(accelerator, optimizer, {}), "ranks": accelerator.num_processes, "strategy": strategy_in_force(accelerator)[0], "num_input_tokens_seen": int(progress["num_input_tokens_seen"])}
+    counted = {name: int(count) for name, count in progress.items() if isinstance(count, torch.Tensor)}  # such as the tokens seen
+    progress = progress | counted | {"loss_scale": loss_scale(accelerator, optimizer, {}), "ranks": accelerator.num_processes, "strategy": strategy_in_force(accelerator)[0]}
     broken = [name for name, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
     if broken:
         problem = 70, f"{broken[0]} is not finite after step {progress['step']}: that is not saved"
