@@ -1,4 +1,4 @@
-"""Rows of any file, folder or hub data set, tokenised, with each bad one named by file and line, its cause and the fix.
+"""Rows of any file, folder or hub data set, tokenised, with each bad one named by file and line, its cause and the fix; images likewise.
 
 Every recipe uses this file when it lies beside it; a recipe that was copied alone reads rows plainly, and the first bad
 one ends it with datasets' own traceback.
@@ -104,9 +104,10 @@ def open_images(name, config, split, args):
         columns = Features({args.image_column_name: ImageColumn(decode=False), args.label_column_name or "label": Value("string")})
         return Dataset.from_generator(list_images, features=columns, gen_kwargs={"folder": str(folder), "files": known, "columns": tuple(columns)})
     found = open_split(name, config, split, required) if required or not Path(name).exists() else None
-    wanted = {args.image_column_name, *([args.label_column_name] if args.label_column_name else [])}
-    if found and not (wanted <= set(found.features) and (args.label_column_name or {"label", "labels"} & set(found.features))):
-        fail(65, f"{name}: has the columns {', '.join(found.features)}; needs an image and a label: see --image_column_name and --label_column_name")
+    there, labels = set(found.features) if found else set(), {args.label_column_name} if args.label_column_name else {"label", "labels"}
+    if found and not (args.image_column_name in there and labels & there):
+        needs = f"{args.image_column_name} and {' or '.join(sorted(labels))}: see --image_column_name and --label_column_name"
+        fail(65, f"{name}: has the columns {', '.join(found.features)}; needs {needs}")
     return found
 
 

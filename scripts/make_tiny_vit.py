@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Write a tiny random ViT, its image processor and small drawn images of four classes, from nothing and offline.
 
-OUTPUT_DIR/model is a random ViTModel. OUTPUT_DIR/data holds train/CLASS/NUMBER.png and test/CLASS/NUMBER.png: a
-circle, cross, square or triangle, somewhere on the image, of any size, turn and colour, on noise around another
-colour. So it is the form alone that tells the class.
+OUTPUT_DIR/model is a random ViTModel. OUTPUT_DIR/data holds train/CLASS/NUMBER.png and test/CLASS/NUMBER.png: a bright
+circle, cross, square or triangle in any colour, somewhere on dark noise, more or less large and a little turned. So it
+is the form alone that tells the class.
 
     python scripts/make_tiny_vit.py runs/tiny_vit
 
@@ -28,7 +28,7 @@ OUTLINES = {
     "circle": [(np.cos(turn), np.sin(turn)) for turn in np.linspace(0, 2 * np.pi, 40, endpoint=False)],
     "cross": [*CROSS, *((-x, -y) for x, y in CROSS)],
     "square": [(0.7, 0.7), (-0.7, 0.7), (-0.7, -0.7), (0.7, -0.7)],
-    "triangle": [(np.cos(turn), np.sin(turn)) for turn in np.linspace(0, 2 * np.pi, 3, endpoint=False)],
+    "triangle": [(np.sin(turn), -np.cos(turn)) for turn in np.linspace(0, 2 * np.pi, 3, endpoint=False)],
 }
 
 
@@ -42,11 +42,11 @@ def parse_args():
     parser.error = lambda message: stop(64, message)
     parser.add_argument("output_dir", type=Path, help="OUTPUT_DIR/model and OUTPUT_DIR/data are written")
     parser.add_argument("--hidden_size", type=int, default=128, help="a multiple of --num_attention_heads")
-    parser.add_argument("--num_hidden_layers", type=int, default=3)
+    parser.add_argument("--num_hidden_layers", type=int, default=2)
     parser.add_argument("--num_attention_heads", type=int, default=4)
     parser.add_argument("--intermediate_size", type=int, default=256)
     parser.add_argument("--image_size", type=int, default=32, help="pixels, a multiple of --patch_size, at least 16")
-    parser.add_argument("--patch_size", type=int, default=4, help="pixels")
+    parser.add_argument("--patch_size", type=int, default=8, help="pixels")
     parser.add_argument("--dropout", type=float, default=0.0, help="of hidden states and attention")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num_train_rows", type=int, default=4000)
@@ -71,11 +71,9 @@ def validate_args(args):
 
 
 def draw_image(kind, size, rng):
-    """Return a form on noise as an image of size x size pixels; its colour is not that of the ground."""
-    ground, colour = rng.integers(0, 256, (2, 3))
-    while np.abs(ground - colour).max() < 100:
-        colour = rng.integers(0, 256, 3)
-    radius, turn = rng.uniform(0.22, 0.42) * size, rng.uniform(0, 2 * np.pi)
+    """Return a bright form on dark noise as an image of size x size pixels."""
+    ground, colour = rng.integers(0, 100, 3), rng.integers(130, 256, 3)
+    radius, turn = rng.uniform(0.25, 0.42) * size, rng.uniform(-0.3, 0.3)  # pixels, radians
     middle = rng.uniform(radius, size - radius, 2)
     turned = np.array(OUTLINES[kind]) @ np.array([[np.cos(turn), np.sin(turn)], [-np.sin(turn), np.cos(turn)]])
     form = Image.new("L", (size, size))
@@ -129,8 +127,8 @@ def main():
         stop(73, f"cannot write to {args.output_dir}: {error}")
     print(f"""Train it with:
   accelerate launch --config_file accelerate_configs/single.yaml recipes/vit.py \\
-    --model_name_or_path {model_dir} --dataset_name {data_dir} --augmentation flip \\
-    --per_device_train_batch_size 32 --learning_rate 1e-3 --warmup_steps 0.05 --output_dir {args.output_dir}/run""")
+    --model_name_or_path {model_dir} --dataset_name {data_dir} --augmentation flip --num_train_epochs 8 \\
+    --per_device_train_batch_size 64 --learning_rate 2e-3 --warmup_steps 0.05 --output_dir {args.output_dir}/run""")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ CONFIGS = ROOT / "accelerate_configs"
 WIDTH = ["--hidden_size", "320", "--intermediate_size", "640", "--num_attention_heads", "5"]
 ROWS = ["--num_train_rows", "210", "--num_test_rows", "21"]
 MODEL = [*WIDTH, "--num_key_value_heads", "5", *ROWS]
-MAKERS = {"llama": ["make_tiny_model.py", *MODEL], "bert": ["make_tiny_bert.py", *WIDTH, *ROWS]}
+MAKERS = {"llama": ["make_tiny_model.py", *MODEL], "bert": ["make_tiny_bert.py", *WIDTH, *ROWS],
+          "vit": ["make_tiny_vit.py", *WIDTH, *ROWS]}
 # 210 rows do not divide by the global batch of 12: the last window of an epoch has 6, and some ranks have none of them
 JOB = ["--max_steps", "20", "--num_train_epochs", "2", "--learning_rate", "1e-3", "--warmup_steps", "0.1",
        "--lr_scheduler_type", "cosine", "--weight_decay", "0.1", "--max_grad_norm", "0.5", "--save_steps", "0"]
@@ -132,12 +133,18 @@ def make_model(folder, recipe="llama"):
     subprocess.run(command, check=True, capture_output=True)
 
 
+def rows_of(tiny, split):
+    """The rows of a split that a maker wrote: a file, or a folder of images."""
+    rows = tiny / "data" / f"{split}.jsonl"
+    return rows if rows.exists() else rows.with_suffix("")
+
+
 def launch(run, tiny, folder):
     """Run the recipe into `folder`, with the shard report in report.json. Returns exit code and output."""
     command = [sys.executable, ROOT / "scripts" / "rehearse.py", "--num_processes", run.ranks]
     command += ["--config_file", CONFIGS / f"{run.config}.yaml", "--report", folder / "report.json"]
     command += [ROOT / "recipes" / f"{run.recipe}.py", *run.arguments, "--model_name_or_path", tiny / "model"]
-    command += ["--dataset_name", tiny / "data" / "train.jsonl", "--eval_dataset_name", tiny / "data" / "test.jsonl"]
+    command += ["--dataset_name", rows_of(tiny, "train"), "--eval_dataset_name", rows_of(tiny, "test")]
     command = [str(word) for word in [*command, "--output_dir", folder]]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

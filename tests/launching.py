@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import parity
+
 REPO = Path(__file__).resolve().parents[1]
 CONFIGS = REPO / "accelerate_configs"
 RECIPE = str(REPO / "recipes" / "llama.py")
@@ -39,9 +41,8 @@ def rehearse(config, *arguments, num_processes=None, report=None, mixed_precisio
 
 def data_of(tiny):
     """Arguments that name the tiny model and its rows."""
-    data = tiny / "data"
-    return ["--model_name_or_path", tiny / "model", "--dataset_name", data / "train.jsonl",
-            "--eval_dataset_name", data / "test.jsonl"]
+    return ["--model_name_or_path", tiny / "model", "--dataset_name", parity.rows_of(tiny, "train"),
+            "--eval_dataset_name", parity.rows_of(tiny, "test")]
 
 
 def read_metrics(output_dir):

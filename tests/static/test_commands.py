@@ -13,6 +13,7 @@ import fault_injection
 import generate
 import llama
 import make_tiny_model
+import make_tiny_vit
 import parity
 import plan_memory
 import plot_loss
@@ -22,10 +23,12 @@ import rehearse
 import sync_recipes
 import track_ranks
 import validate_planner
+import vit
 from accelerate.commands.launch import launch_command_parser
 from launching import REPO
 
-PARSERS = {"recipes/llama.py": llama, "train.py": llama, "scripts/generate.py": generate,
+PARSERS = {"recipes/llama.py": llama, "train.py": llama, "recipes/vit.py": vit,
+           "scripts/make_tiny_vit.py": make_tiny_vit, "scripts/generate.py": generate,
            "scripts/plot_loss.py": plot_loss, "scripts/make_tiny_model.py": make_tiny_model,
            "scripts/rehearse.py": rehearse, "scripts/check_config.py": check_config,
            "scripts/parity.py": parity, "scripts/readme_tables.py": readme_tables,

@@ -20,6 +20,7 @@ COLLECTIVES = {"save_state", "load_state", "get_state_dict", "gather", "gather_f
                "conclude", "leave", "save_checkpoint", "gather_state", "restore_state", "stop_asked",
                "broadcast_object_list", "check_changes", "evaluate_rows", "summed_row_loss", "share_new_modules"}
 LEAVES = (ast.Return, ast.Break, ast.Continue)
+PACKAGES = {"PIL": "pillow"}  # where a module has another name
 INDIRECT = {"numpy", "jinja2", "tqdm", "xxhash", "safetensors", "psutil"}  # the required packages bring them
 
 
@@ -32,7 +33,7 @@ def function(path, name):
 
 
 def test_the_recipes_are_the_expected_ones():
-    assert [path.name for path in RECIPES] == ["bert.py", "llama.py"]
+    assert [path.name for path in RECIPES] == ["bert.py", "llama.py", "vit.py"]
     assert not (REPO / "recipes" / "__init__.py").exists() and all(path.exists() for path in COMPANIONS)
 
 
@@ -59,6 +60,7 @@ def imports_of(path):
 
 def missing_from_requirements(packages):
     requirements = (REPO / "requirements.txt").read_text()
+    packages = [PACKAGES.get(name, name) for name in packages]
     return [name for name in packages if not re.search(rf"^{name}\b", requirements, re.MULTILINE)]
 
 
