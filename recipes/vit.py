@@ -23,6 +23,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
+from unittest import mock
 
 import numpy as np
 import torch
@@ -39,6 +40,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import AutoImageProcessor, AutoModelForImageClassification, BitsAndBytesConfig, get_scheduler
+from transformers.modeling_utils import PreTrainedModel
 
 try:  # beside this file: what keeps a run from being lost; what is refused and told at its start; reading of rows, bad ones named
     import fault_tolerance
@@ -144,8 +146,7 @@ def make_accelerator(args):
 
 
 def label_image(row, names):
-    """Return an image's label as text and as number, inf where it is none, and a hash of both; a ValueError says why it cannot be used.
-    names: of a data set that numbers its classes."""
+    """Return an image's label as text and as number, inf where it is none, and a hash of both. names: of a data set that numbers its classes."""
     label = row["label"] if names is None else dict(enumerate(names)).get(row["label"])  # -1 stands for none
     known = rows.check_image(row["image"], label) if rows else 0
     label_text = str(label).strip().removesuffix(".0" * isinstance(label, float))  # readers make 2.0 of 2 where a number is missing
@@ -196,10 +197,11 @@ def add_labels(found, counts, classes, name, split, args):
 
 
 def load_data(args):
-    """Return images and rows to train on, the same to evaluate on or None, names of the classes ([]: numbers are learnt), what to tell. EDIT: filters."""
+    """Return images and rows to train on, those to evaluate on or None, names of the classes ([]: numbers are learnt), what to tell. EDIT: filters"""
     train_images, train_rows, counts = load_images(args.dataset_name, args.dataset_config, args.dataset_train_split, args)
     name, config = (args.eval_dataset_name, None) if args.eval_dataset_name else (args.dataset_name, args.dataset_config)
-    eval_images, eval_rows, eval_counts = load_images(name, config, args.dataset_test_split, args) if args.eval_strategy != "no" else (None, None, "none")
+    wanted = args.eval_strategy != "no"
+    eval_images, eval_rows, eval_counts = load_images(name, config, args.dataset_test_split, args) if wanted else (None, None, "none")
     classes = find_classes(train_rows, args)
     if len(classes) == 1 or args.class_weights == "balanced" and not classes:
         stop(65, f"{args.dataset_name}: nothing to tell apart, or with --class_weights balanced to weigh: its classes are {list(classes)}")
@@ -207,8 +209,9 @@ def load_data(args):
     if eval_rows:
         eval_rows, eval_counts = add_labels(eval_rows, eval_counts, classes, name, args.dataset_test_split, args)
     labels = f"{len(classes)} classes: {', '.join(f'{name} {number}' for name, number in classes.items())[:400]}" if classes else "numbers"
-    sample = f"{train_images[int(train_rows['row'][0]) - 1]['image']['path']} -> {train_rows['label_text'][0]}, augmentation {args.augmentation}"
-    return train_images, train_rows, eval_images, eval_rows, list(classes), {"train rows": counts, "eval rows": eval_counts, "labels": labels, "sample": sample}
+    sample = f"{train_images[int(train_rows['row'][0]) - 1]['image']['path']} -> {train_rows['label_text'][0]}"
+    told = {"train rows": counts, "eval rows": eval_counts, "labels": labels, "sample": sample}
+    return train_images, train_rows, eval_images, eval_rows, list(classes), told
 
 
 def global_batches(num_lines, batch_size, window, num_epochs=1, seed=None, lengths=None):
@@ -226,18 +229,17 @@ def global_batches(num_lines, batch_size, window, num_epochs=1, seed=None, lengt
 
 
 def augment(picture, size, augmentation, rng):
-    """Return a training image: of this size (height, width) if it is cropped, to 8 to 100 % of its area, 3:4 to 4:3 in shape, as torchvision's
-    RandomResizedCrop does it, but for what would stick out, which is cut; half of them mirrored."""
+    """Return a training image: cropped to 8 to 100 % of its area, 3:4 to 4:3 in shape, and of this size, (height, width); every other one mirrored."""
     if "crop" in augmentation:
         area, shape = picture.width * picture.height * rng.uniform(0.08, 1), math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
-        width, height = min(picture.width, math.sqrt(area * shape)), min(picture.height, math.sqrt(area / shape))
+        width, height = min(picture.width, math.sqrt(area * shape)), min(picture.height, math.sqrt(area / shape))  # torchvision draws again
         left, top = rng.uniform(0, picture.width - width), rng.uniform(0, picture.height - height)
         picture = picture.resize(size[::-1], Image.Resampling.BILINEAR, box=(left, top, left + width, top + height))
     return ImageOps.mirror(picture) if "flip" in augmentation and rng.random() < 0.5 else picture
 
 
 def collate_images(numbers, images, source, processor, size, augmentation="none", seed=0):
-    """Return rows of `source` as a batch. inputs: pixel_values, [rows, channels, height, width]. labels, weights: [rows]. counts: sum of weights, rows.
+    """Return rows of `source` as a batch. inputs: pixel_values, [rows, channels, height, width]. labels, weights: [rows]. counts: weights, rows.
     row: places in `images`, from 1, on the host. A number is row + epoch x rows: what is drawn depends on seed, epoch and row alone."""
     found, pictures = source.__getitems__([number % len(source) for number in numbers]) if numbers else [], []
     for number, row in zip(numbers, found, strict=True):
@@ -275,16 +277,15 @@ def load_classifier(auto_class, task_type, classes, args, accelerator):
         quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=args.bnb_4bit_quant_type, bnb_4bit_quant_storage=args.dtype,
                                           bnb_4bit_compute_dtype=args.dtype, bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant,
                                           llm_int8_skip_modules=outside)
-    head = {"num_labels": 1, "problem_type": "regression"}
-    if classes:
-        numbers = {name: number for number, name in enumerate(classes)}
-        head = {"id2label": dict(enumerate(classes)), "label2id": numbers, "problem_type": "single_label_classification"}
-    with preflight.loading("model", args.model_name_or_path, args) if preflight else nullcontext():
+    head = {"id2label": dict(enumerate(classes)), "label2id": {name: i for i, name in enumerate(classes)}} if classes else {"num_labels": 1}
+    head["problem_type"] = "single_label_classification" if classes else "regression"
+    draw = PreTrainedModel.initialize_weights  # of what is new, seeded here: under ZeRO-3 some models have drawn before, elsewhere not
+    seeded = mock.patch.object(PreTrainedModel, "initialize_weights", lambda model: set_seed(args.seed) or draw(model))
+    with seeded, preflight.loading("model", args.model_name_or_path, args) if preflight else nullcontext():
         model, report = auto_class.from_pretrained(
             args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation, quantization_config=quantization,
             ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=False, **head)
-    lost = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]  # mismatched: a head for other classes
-    new = sorted({name.rpartition(".")[0] for name in lost})
+    new = sorted({name.rpartition(".")[0] for name in [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]})
     share_new_modules(model, new, accelerator)
     set_seed(args.seed)  # for adapters: ranks that made no new weights have drawn less
     model._no_split_modules = {name for name in model._no_split_modules or () if not name.endswith("Embeddings")}  # accelerate makes them a unit itself
@@ -390,15 +391,14 @@ def main():
         preflight.check_changes(accelerator, args, progress, facts)
     steps_per_epoch = math.ceil(len(train_rows) / facts["rows_per_step"])
     total_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * steps_per_epoch)
-    epochs = math.ceil(total_steps / steps_per_epoch)
-    batches = global_batches(len(train_rows), args.per_device_train_batch_size, window, epochs, args.seed)
-    batches = [[row + i // (steps_per_epoch * window) * len(train_rows) for row in batch] for i, batch in enumerate(batches)]  # tell the epoch
+    batches = global_batches(len(train_rows), args.per_device_train_batch_size, window, math.ceil(total_steps / steps_per_epoch), args.seed)
+    numbers = [[row + i // (steps_per_epoch * window) * len(train_rows) for row in batch] for i, batch in enumerate(batches)]  # tell the epoch too
+    numbers = numbers[progress["step"] * window : total_steps * window]
     make = partial(collate_images, processor=processor, size=size, seed=args.seed)
     options = {"num_workers": args.dataloader_num_workers, "pin_memory": accelerator.device.type == "cuda",
                "worker_init_fn": lambda _: os.setsid()}  # a signal to the group is not for workers
     make_train = partial(make, images=train_images, source=train_rows, augmentation=args.augmentation)
-    batches = batches[progress["step"] * window : total_steps * window]
-    train_loader = DataLoader(range(epochs * len(train_rows)), batch_sampler=batches, collate_fn=make_train, **options)
+    train_loader = DataLoader(range(len(train_rows) * len(batches)), batch_sampler=numbers, collate_fn=make_train, **options)
     if eval_rows:
         batches = global_batches(len(eval_rows), args.per_device_eval_batch_size, accelerator.num_processes)
         make_eval = partial(make, images=eval_images, source=eval_rows)
