@@ -8,7 +8,7 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: help install install-dev quickstart proof bench test check fix test-gpu clean
-.PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-t5 quickstart-llama_dpo
+.PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-t5 quickstart-llama_dpo quickstart-vit
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s:
@@ -110,6 +110,17 @@ quickstart-llama_dpo:
 	python scripts/generate.py $(OUT)/run --file $(OUT)/data/test.jsonl --json $(OUT)/after.json
 	@printf '\nThe model is in $(OUT)/run, the one before in $(OUT)/base, the rows in $(OUT)/data.\n'
 	@printf 'Ask it: $(VENV)/bin/python scripts/generate.py $(OUT)/run --prompt "What comes after 41?"\n'
+
+quickstart-vit:
+	python scripts/make_tiny_vit.py $(OUT)
+	@printf '\n== Training, with the accuracy on held-out images before (step 0), after each epoch and at the end ==\n'
+	rm -rf $(OUT)/run  # else it would go on from its last checkpoint
+	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
+	  --mixed_precision no recipes/vit.py --model_name_or_path $(OUT)/model \
+	  --dataset_name $(OUT)/data --output_dir $(OUT)/run --eval_on_start --augmentation flip --num_train_epochs 8 \
+	  --per_device_train_batch_size 64 --learning_rate 2e-3 --warmup_steps 0.05
+	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
+	@printf '\nThe model is in $(OUT)/run, its images in $(OUT)/data, the loss curve in $(OUT)/loss.png.\n'
 
 check: install-dev  ## lint and the static tests, under a minute
 	ruff check .

@@ -6,9 +6,8 @@ The YAML file owns the strategy, the command line everything about learning:
     accelerate launch --config_file accelerate_configs/ddp.yaml --num_processes 4 recipes/bert.py --dataset_name rows.jsonl --label_column topic
     accelerate launch --config_file accelerate_configs/deepspeed_zero2.yaml --num_processes 8 recipes/bert.py --use_peft --learning_rate 5e-4
 
-A good run prints a summary with one row as the model sees it, an accuracy that rises, and the folder that `from_pretrained`
-loads, with the names of the classes. The same command again goes on from the newest checkpoint. Exit codes: 0 done, 64 usage,
-65 data, 69 no hub, 70 not finite, 73 cannot write, 75 stopped and saved. To make it yours: grep EDIT.
+A good run prints a summary, an accuracy that rises, and the folder that `from_pretrained` loads. The same command goes on from the newest
+checkpoint. Exit codes: 0 done, 64 usage, 65 data, 69 no hub, 70 not finite, 73 cannot write, 75 stopped and saved. Yours: grep EDIT.
 """
 
 import argparse
@@ -24,6 +23,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
+from unittest import mock
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BitsAndBytesConfig, get_scheduler
 from transformers.data.data_collator import DataCollatorWithPadding
+from transformers.modeling_utils import PreTrainedModel
 
 try:  # beside this file: what keeps a run from being lost; what is refused and told at its start; reading of rows, bad ones named
     import fault_tolerance
@@ -272,25 +273,24 @@ def share_new_modules(model, names, accelerator):
         module.load_state_dict(gather_object([weights])[0], assign=True)
 
 
-def load_classifier(auto_class, classes, args, accelerator):
-    """Return auto_class's model with a head for these classes, or [] for one number, quantized and with adapters as asked for; preflight stops
-    with 64. What the weights on disk do not hold, the head and of some models a pooler, is new: beside adapters it is trained whole."""
+def load_classifier(auto_class, task_type, classes, args, accelerator):
+    """Return auto_class's model with a head for these classes, or [] for one number, quantized and with adapters (task_type: peft's) as asked for;
+    preflight stops with 64. What the weights on disk do not hold, the head and of some models a pooler, is new: trained whole beside adapters."""
     outside = [r"(?!.*\.\d).*"]  # of the blocks, whose names have a number: a layer that is new must not be quantized
     quantization = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=outside) if args.load_in_8bit else None
     if args.load_in_4bit:  # the library's own defaults are fp4, float32 and uint8: always say all four
         quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=args.bnb_4bit_quant_type, bnb_4bit_quant_storage=args.dtype,
                                           bnb_4bit_compute_dtype=args.dtype, bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant,
                                           llm_int8_skip_modules=outside)
-    head = {"num_labels": 1, "problem_type": "regression"}
-    if classes:
-        numbers = {name: number for number, name in enumerate(classes)}
-        head = {"id2label": dict(enumerate(classes)), "label2id": numbers, "problem_type": "single_label_classification"}
-    with preflight.loading("model", args.model_name_or_path, args) if preflight else nullcontext():
+    head = {"id2label": dict(enumerate(classes)), "label2id": {name: i for i, name in enumerate(classes)}} if classes else {"num_labels": 1}
+    head["problem_type"] = "single_label_classification" if classes else "regression"
+    draw = PreTrainedModel.initialize_weights  # of what is new, seeded here: under ZeRO-3 some models have drawn before, elsewhere not
+    seeded = mock.patch.object(PreTrainedModel, "initialize_weights", lambda model: set_seed(args.seed) or draw(model))
+    with seeded, preflight.loading("model", args.model_name_or_path, args) if preflight else nullcontext():
         model, report = auto_class.from_pretrained(
             args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation, quantization_config=quantization,
             ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=False, **head)
-    lost = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]  # mismatched: a head for other classes
-    new = sorted({name.rpartition(".")[0] for name in lost})
+    new = sorted({name.rpartition(".")[0] for name in [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]})
     share_new_modules(model, new, accelerator)
     set_seed(args.seed)  # for adapters: ranks that made no new weights have drawn less
     model._no_split_modules = {name for name in model._no_split_modules or () if not name.endswith("Embeddings")}  # accelerate makes them a unit itself
@@ -300,7 +300,7 @@ def load_classifier(auto_class, classes, args, accelerator):
     model.apply(lambda module: setattr(module, "support_avx512bf16_for_cpu", False))  # else a CPU repacks 4-bit weights, and gradients stop there
     if args.use_peft:
         model = get_peft_model(model, LoraConfig(
-            task_type="SEQ_CLS", r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, use_rslora=args.use_rslora,
+            task_type=task_type, r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, use_rslora=args.use_rslora,
             use_dora=args.use_dora, modules_to_save=new or None,
             target_modules="all-linear" if args.lora_target_modules == ["all-linear"] else args.lora_target_modules))
         if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
@@ -405,7 +405,7 @@ def main():
         eval_loader = accelerator.prepare(DataLoader(range(len(eval_rows)), batch_sampler=batches, collate_fn=partial(make, source=eval_rows), **options))
 
     # ---- Model ----
-    model = load_classifier(AutoModelForSequenceClassification, classes, args, accelerator)
+    model = load_classifier(AutoModelForSequenceClassification, "SEQ_CLS", classes, args, accelerator)
     config = model.config
     config.pad_token_id = tokenizer.pad_token_id  # decoders look for the last token before it
     if preflight:

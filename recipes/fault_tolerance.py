@@ -153,6 +153,9 @@ def on_exception(kind, error, trace):
     """Record what ended this rank; 73 and one line where a file could be neither read nor written."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of the launcher, which ends all when one ended
     time.sleep(2 * (os.environ.get("WORLD_SIZE", "1") != "1"))  # the end of another rank is for `watch` to tell
+    told = read_status() if RUN.get("output_dir") else {}
+    if told.get("state") == "failed":  # a process of this one, such as one that loads data, or another rank has told why
+        os._exit(told.get("exit_code") or 1)
     code = 73 if isinstance(error, SafetensorError) or getattr(error, "errno", None) in CANNOT_WRITE else 1
     print(f"error: cannot read or write: {error}", file=sys.stderr) if code == 73 else sys.__excepthook__(kind, error, trace)
     set_status("failed", code, f"{kind.__name__}: {error}")
@@ -264,7 +267,8 @@ def save_checkpoint(accelerator, model, optimizer, args, progress):
     """Publish a checkpoint after progress["step"] steps, every rank takes part; all end with 73 if it cannot be written,
     with 70 if a weight is not finite."""
     state, problem, folder = gather_state(accelerator, model, optimizer), None, Path(args.output_dir)
-    progress = progress | {"loss_scale": loss_scale(accelerator, optimizer, {}), "ranks": accelerator.num_processes, "strategy": strategy_in_force(accelerator)[0], "num_input_tokens_seen": int(progress["num_input_tokens_seen"])}
+    counted = {name: int(count) for name, count in progress.items() if isinstance(count, torch.Tensor)}  # such as the tokens seen
+    progress = progress | counted | {"loss_scale": loss_scale(accelerator, optimizer, {}), "ranks": accelerator.num_processes, "strategy": strategy_in_force(accelerator)[0]}
     broken = [name for name, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
     if broken:
         problem = 70, f"{broken[0]} is not finite after step {progress['step']}: that is not saved"

@@ -48,13 +48,13 @@ def meant(message, parser):
 
 @contextlib.contextmanager
 def loading(what, name, args=None):
-    """Fail with 64 if the tokenizer or the model of a folder or hub id cannot be read, with 69 if the hub is missing: the tokenizer comes first.
+    """Fail with 64 if the tokenizer (of images: processor) or the model of a folder or hub id cannot be read, with 69 if the hub is missing: the former comes first.
     With --dry_run the model has no weights, only their shapes."""
     try:
         with without_weights() if args and args.dry_run else contextlib.nullcontext():
             yield
     except Exception as error:  # each reader of weights has its own
-        at_hub = what == "tokenizer" and isinstance(error, (OSError, ValueError)) and not (Path(name).exists() or name.startswith((".", "/")))
+        at_hub = what != "model" and isinstance(error, (OSError, ValueError)) and not (Path(name).exists() or name.startswith((".", "/")))
         fail(69 if at_hub else 64, f"{name}: no {what}: {type(error).__name__}: {' '.join(str(error).split())[:400]}", *[OFFLINE] * at_hub)
 
 
@@ -237,12 +237,15 @@ def marked(row, tokenizer):
 
 def report_start(accelerator, args, model, tokenizer, rows, lines, steps, facts, told):
     """Print what is really in force and one row, of a language model with its supervised part in [[ ]]; write it all to run.json.
-    lines: of row numbers, as the model sees them. facts: what is compared when the run goes on. told: {name: text}, what the
+    rows: with the columns length and largest if they are of tokens. lines: of row numbers, as the model sees them. facts: what is compared when the run goes on. told: {name: text}, what the
     recipe has to tell of its data and its loss, with its own form of the row as "sample", if it has one."""
     total, trained = np.sum([(size := size_of(weight), size * weight.requires_grad) for weight in model.parameters()], axis=0)
-    longest = rows["longest" if "longest" in getattr(rows, "column_names", rows) else "length"][:].max()  # of several texts in a row the longest
-    check_model(args, model, max(tokenizer.pad_token_id, rows["largest"][:].max()), longest)
-    tokens, packing = rows["length"][:].sum() / len(lines), "packing" in args and args.packing
+    known = getattr(rows, "column_names", rows)
+    lengths, packing = rows["length"][:] if "length" in known else np.zeros(1), "packing" in args and args.packing
+    tokens, longest = lengths.sum() / len(lines), int(lengths.max())
+    if longest:
+        longest = rows["longest"][:].max() if "longest" in known else longest  # of several texts in a row
+        check_model(args, model, max(tokenizer.pad_token_id, rows["largest"][:].max()), longest)
     unit = "blocks" if "max_train_tokens" in args else "lines" if packing else "rows"
     batch, quantization = facts["rows_per_step"], "int8" if args.load_in_8bit else args.bnb_4bit_quant_type if args.load_in_4bit else "no"
     (name, fsdp, _), shares = strategy_in_force(accelerator), accelerator.gradient_state.plugin_kwargs.get("sync_each_batch")
@@ -253,7 +256,7 @@ def report_start(accelerator, args, model, tokenizer, rows, lines, steps, facts,
         "strategy": f"{name}, {accelerator.num_processes} x {accelerator.device.type}",
         "precision": f"weights {args.dtype}, mixed precision {accelerator.mixed_precision}, quantization {quantization}",
         "kernels": ", ".join([f"attention {model.config._attn_implementation}", *kernels]),
-        "batch": f"{batch} {unit}, about {tokens * batch:,.0f} tokens; {steps} steps",
+        "batch": f"{batch} {unit}{f', about {tokens * batch:,.0f} tokens' * (longest > 0)}; {steps} steps",
         "checkpoints": f"every {args.save_steps} steps" if args.save_steps else "when the run is stopped",
         **told}
     summary["sample"] = summary.pop("sample", None) or marked(rows[0], tokenizer)
@@ -269,7 +272,7 @@ def report_start(accelerator, args, model, tokenizer, rows, lines, steps, facts,
         if not args.dry_run:
             Path(args.output_dir, "run.json").write_text(json.dumps(run, indent=2))
     if args.dry_run:
-        end_dry_run(accelerator, args, total, trained, int(rows["length"][:].max()))
+        end_dry_run(accelerator, args, total, trained, longest)
 
 
 def end_dry_run(accelerator, args, total, trained, longest):

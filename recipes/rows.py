@@ -1,17 +1,22 @@
-"""Rows of any file, folder or hub data set, tokenised, with each bad one named by file and line, its cause and the fix.
+"""Rows of any file, folder or hub data set, tokenised, with each bad one named by file and line, its cause and the fix; images likewise.
 
 Every recipe uses this file when it lies beside it; a recipe that was copied alone reads rows plainly, and the first bad
 one ends it with datasets' own traceback.
 """
 
+import contextlib
+import io
 import json
+import os
 import re
 from pathlib import Path
 
 import numpy as np
 import xxhash
-from datasets import load_dataset
+from datasets import Dataset, Features, Value, load_dataset
+from datasets import Image as ImageColumn
 from fault_tolerance import fail
+from PIL import Image
 
 TEXT = dict.fromkeys("prompt completion chosen rejected instruction input output question answer".split(), str)  # a number in a CSV file is text
 FILE_TYPES = {".jsonl": {"path": "text", "encoding": "latin-1"}, ".json": {"path": "json"}, ".parquet": {"path": "parquet"},
@@ -115,20 +120,81 @@ def reason(error):
     return " ".join(problem.encode(errors="backslashreplace").decode().split())[:200]
 
 
+def open_images(name, config, split, args):
+    """Return the rows of a split, undecoded images and their labels: of a folder with SPLIT/CLASS/IMAGE or CLASS/IMAGE, or as open_split does."""
+    required = split == args.dataset_train_split or args.eval_dataset_name
+    if Path(name).is_dir() and not any(file.suffix == ".parquet" for file in files_of(name, split)):
+        folder = Path(name) if required and not Path(name, split).is_dir() else Path(name, split)
+        files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+        if not files:
+            return fail(65, f"{folder}: no images in it") if required else None
+        # What the cache knows them by, so that a file that has changed is looked at again
+        known = [(str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+        columns = Features({args.image_column_name: ImageColumn(decode=False), args.label_column_name or "label": Value("string")})
+        return Dataset.from_generator(list_images, features=columns, gen_kwargs={"folder": str(folder), "files": known, "columns": tuple(columns)})
+    found = open_split(name, config, split, required) if required or not Path(name).exists() else None
+    there, labels = set(found.features) if found else set(), {args.label_column_name} if args.label_column_name else {"label", "labels"}
+    if found and not (args.image_column_name in there and labels & there):
+        needs = f"{args.image_column_name} and {' or '.join(sorted(labels))}: see --image_column_name and --label_column_name"
+        fail(65, f"{name}: has the columns {', '.join(found.features)}; needs {needs}")
+    return found
+
+
+def list_images(folder, files, columns):
+    """Yield a row for each (path, size, time) in a folder, with the class that its place FOLDER/CLASS tells; None elsewhere."""
+    for path, _, _ in files:
+        parts = Path(path).parts
+        yield dict(zip(columns, [{"bytes": None, "path": f"{folder}/{path}"}, parts[0] if len(parts) == 2 else None], strict=True))
+
+
+def check_image(image, label):
+    """Return a hash of an image, {"bytes", "path"}, and its label, or raise a ValueError that says why they cannot be used. Of a file only the
+    head and the last bytes are read, and all of it where those are not the end of a PNG or JPEG file, as if it were cut off."""
+    name = image and image["path"] or "an image without a path"
+    if label is None or str(label).strip() in ("", "nan", "inf", "-inf"):
+        raise ValueError(f"{name}: has no class, or does not lie in FOLDER/CLASS")
+    try:
+        with io.BytesIO(image["bytes"]) if image["bytes"] else open(image["path"], "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 16, 0))
+            ends = file.read().endswith((b"IEND\xaeB`\x82", b"\xff\xd9"))
+            file.seek(0)
+            with Image.open(file) as picture:
+                deep = picture.mode.startswith(("I", "F"))
+                if not ends:
+                    picture.load()
+    except Exception as error:  # decoders raise what they like
+        reason = "its format is none that Pillow knows" if "cannot identify" in str(error) else str(error)
+        raise ValueError(f"{name}: is no whole image: {reason}") from None
+    if deep:
+        raise ValueError(f"{name}: has more than 8 bits a colour ({picture.mode}), of which 8 would be cut off: save it with 8")
+    content = image["bytes"] or f"{size} {'/'.join(Path(name).parts[-2:])}".encode()
+    return xxhash.xxh3_64_intdigest(content + str(label).encode()) >> 1
+
+
+@contextlib.contextmanager
+def decoding(image):
+    """Fail with 65 where an image, {"bytes", "path"}, turns out to be broken behind its head."""
+    try:
+        yield
+    except Exception as error:  # decoders raise what they like
+        fail(65, f"{image['path']}: cannot be decoded: {error}: mend it, then go on from the newest checkpoint with --allow_change data")
+
+
 def tokenize_split(rows, name, split, tokenize, args, nothing):
     """The second half of read_split."""
     source = source_of(name, split)
     unit = source.split()[-1]
 
     # The cache knows a function by its code, defaults and names: nothing of args among them, but the code of what it calls here
-    def attempt(row, _=tuple(tool.__code__ for tool in (checked, checked_pair, check_columns, parse_line, reason))):
+    def attempt(row, _=tuple(tool.__code__ for tool in (checked, checked_pair, check_columns, check_image, parse_line, reason))):
         try:
             return {**tokenize(parse_line(row["text"]) if unit == "line" else row), "problem": ""}
         except Exception as error:  # a template raises what it likes
             return {**nothing, "problem": reason(error)}
 
     try:
-        done = rows.map(attempt, remove_columns=rows.column_names, num_proc=args.dataset_num_proc, desc=f"Tokenising {name}")
+        done = rows.map(attempt, remove_columns=rows.column_names, num_proc=args.dataset_num_proc, desc=f"{'Tokenising' if 'truncated' in nothing else 'Checking'} {name}")
     except Exception as error:  # so does what writes them down
         fail(65, f"{name}: {' '.join(str(error.__cause__ or error).split())[:300]}")
     problems, kept = done["problem"][:], done.add_column("row", np.arange(1, len(done) + 1))
@@ -137,8 +203,11 @@ def tokenize_split(rows, name, split, tokenize, args, nothing):
     bad = [f"{source} {i}: {problem}" for i, problem in enumerate(problems, 1) if problem and (problem != "is blank" or not kept)]
     if not kept or (bad and not args.skip_bad_rows):
         fail(65, *bad[:3], f"{name}: {len(bad)} of {len(rows)} {unit}s cannot be used: mend them, or leave them out with --skip_bad_rows")
-    limits = " and ".join(f"--{limit}" for limit in vars(args) if re.fullmatch("max_(.*_)?length", limit))
-    return kept.remove_columns(["truncated", "problem"]).with_format("numpy"), f"{len(kept)}, {sum(done['truncated'][:])} truncated to {limits}, {len(bad)} left out"
+    kept, told = kept.remove_columns("problem"), [str(len(kept))]
+    if "truncated" in nothing:
+        limits = " and ".join(f"--{limit}" for limit in vars(args) if re.fullmatch("max_(.*_)?length", limit))
+        kept, told = kept.remove_columns("truncated"), [*told, f"{sum(done['truncated'][:])} truncated to {limits}"]
+    return kept.with_format("numpy"), ", ".join([*told, f"{len(bad)} left out"])
 
 
 def open_documents(name, config, split, required, args):

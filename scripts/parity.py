@@ -41,11 +41,14 @@ MAKERS = {
     "mistral_pretrain": ["make_tiny_text.py", *MODEL],
     "t5": ["make_tiny_t5.py", *WIDTH, *ROWS],
     "bert": ["make_tiny_bert.py", *WIDTH, *ROWS],
+    "vit": ["make_tiny_vit.py", *WIDTH, *ROWS],
 }
 FLAGS = {
     "mistral_pretrain": ["--max_length", "80"],  # blocks of a text or two, longer than the model's window
-    # T5 does not scale its attention down by its width: at the job's own rate rounding grows from step to step
+    # At the job's own rate rounding grows from step to step: T5 does not scale its attention down by its width, and a
+    # random ViT swings
     "t5": ["--learning_rate", "3e-4"],
+    "vit": ["--learning_rate", "1e-4"],
 }
 # 210 rows do not divide by the global batch of 12: the last window of an epoch has 6, and some ranks have none of them
 JOB = ["--max_steps", "20", "--num_train_epochs", "2", "--learning_rate", "1e-3", "--warmup_steps", "0.1",
@@ -146,10 +149,10 @@ def make_model(folder, recipe="llama"):
 
 
 def data_of(tiny):
-    """Arguments that name a tiny model and its rows."""
-    data = tiny / "data"
-    return ["--model_name_or_path", tiny / "model", "--dataset_name", data / "train.jsonl",
-            "--eval_dataset_name", data / "test.jsonl"]
+    """Arguments that name a tiny model and its rows: files, or folders of images."""
+    files = [tiny / "data" / f"{split}.jsonl" for split in ("train", "test")]
+    train, test = (path if path.exists() else path.with_suffix("") for path in files)
+    return ["--model_name_or_path", tiny / "model", "--dataset_name", train, "--eval_dataset_name", test]
 
 
 def launch(run, tiny, folder):

@@ -90,7 +90,7 @@ def main():
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # inches
     for number, (run_dir, metrics) in enumerate(runs.items()):
         draw_run(run_dir, metrics, f"C{number % 10}", loss_axes, rate_axes)
-    loss_axes.set_ylabel("loss (nats per supervised token)")
+    loss_axes.set_ylabel("loss (nats)")
     loss_axes.legend(frameon=False)
     rate_axes.set_ylabel("learning rate")
     rate_axes.set_xlabel("optimizer step")

@@ -30,6 +30,8 @@ UNSAFE_OF = {  # recipe: what it has not of these, and what it has besides
     "t5": ("packing max_length", """source_column target_column source_lang target_lang source_prefix max_source_length
            max_target_length forced_bos_token"""),
     "bert": ("packing", "text_columns label_column problem_type class_weights"),
+    "vit": ("packing max_length train_sampling_strategy",
+            "image_column_name label_column_name problem_type class_weights augmentation"),
 }
 CHANGES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
 

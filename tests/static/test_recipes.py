@@ -23,6 +23,7 @@ COLLECTIVES = {"save_state", "load_state", "get_state_dict", "gather", "gather_f
                "deal", "give_up", "new_group", "summed_target_loss", "generate", "evaluate_texts",
                "answer_logps", "compare_answers", "run_reference", "evaluate_pairs", "keep_table"}
 LEAVES = (ast.Return, ast.Break, ast.Continue)
+PACKAGES = {"PIL": "pillow"}  # where a module has another name
 INDIRECT = {"numpy", "jinja2", "tqdm", "xxhash", "safetensors", "psutil"}  # the required packages bring them
 
 
@@ -62,6 +63,7 @@ def imports_of(path):
 
 def missing_from_requirements(packages):
     requirements = (REPO / "requirements.txt").read_text()
+    packages = [PACKAGES.get(name, name) for name in packages]
     return [name for name in packages if not re.search(rf"^{name}\b", requirements, re.MULTILINE)]
 
 

@@ -1,0 +1,263 @@
+"""What recipes/vit.py makes of images: any kind is RGB and upright, bad ones are named, chance has its place."""
+
+import io
+from argparse import Namespace
+
+import numpy as np
+import pytest
+import rows
+import torch
+import vit
+from datasets import ClassLabel, Dataset, Features, Image, Value
+from PIL import Image as Pillow
+from transformers import ViTImageProcessorPil
+
+SIZE = (8, 8)
+PROCESSOR = ViTImageProcessorPil(size={"height": 8, "width": 8}, resample=0)
+NO_MEAN = ViTImageProcessorPil(size={"height": 8, "width": 8}, resample=0, do_normalize=False)
+
+
+def encoded(picture, kind="PNG", **options):
+    """The bytes of a file with this picture."""
+    file = io.BytesIO()
+    picture.save(file, kind, **options)
+    return file.getvalue()
+
+
+def halves(mode="RGB", size=(8, 8)):
+    """A picture whose left half is white and whose right half is black."""
+    pixels = np.zeros((size[1], size[0]), dtype=np.uint8)
+    pixels[:, : size[0] // 2] = 255
+    return Pillow.fromarray(pixels).convert(mode)
+
+
+def batch_of(contents, numbers, labels=None, **options):
+    """The batch that the recipe makes of these files."""
+    files = [{"image": {"bytes": content, "path": f"{i}.png"}} for i, content in enumerate(contents, 1)]
+    images = Dataset.from_list(files, features=Features({"image": Image(decode=False)}))
+    found = {"row": range(1, len(contents) + 1), "labels": np.array(labels or [0] * len(contents)),
+             "weights": np.ones(len(contents), dtype=np.float32)}
+    source = Dataset.from_dict(found).cast_column("weights", Value("float32")).with_format("numpy")
+    options = {"processor": PROCESSOR, "size": SIZE} | options
+    return vit.collate_images(numbers, images, source, **options)
+
+
+def arguments(name, **changes):
+    return Namespace(**{
+        "dataset_name": str(name), "dataset_config": None, "dataset_train_split": "train",
+        "dataset_test_split": "test", "eval_dataset_name": None, "eval_strategy": "epoch",
+        "image_column_name": "image", "label_column_name": None,
+        "problem_type": None, "class_weights": "none", "skip_bad_rows": False, "dataset_num_proc": None,
+        "augmentation": "none"} | changes)
+
+
+def folder_of(path, **classes):
+    """A folder with so many images a class."""
+    for name, number in classes.items():
+        (path / name).mkdir(parents=True)
+        for i in range(number):
+            (path / name / f"{i}.png").write_bytes(encoded(halves(size=(8 + i, 8))))
+    return path
+
+
+def noise(seed=0):
+    return Pillow.fromarray(np.random.default_rng(seed).integers(0, 256, (40, 30, 3), dtype=np.uint8))
+
+
+class TestImages:
+    @pytest.mark.parametrize(("mode", "kind"), [
+        ("L", "PNG"), ("LA", "PNG"), ("1", "PNG"), ("P", "PNG"), ("RGBA", "PNG"), ("P", "GIF"), ("RGB", "BMP"),
+        ("RGB", "WEBP"), ("CMYK", "JPEG"), ("L", "JPEG")])
+    def test_every_kind_becomes_rgb(self, mode, kind):
+        pixels = batch_of([encoded(halves(mode), kind)], [0], processor=NO_MEAN)["inputs"]["pixel_values"]
+        assert pixels.shape == (1, 3, 8, 8)
+        assert (pixels[..., :3] > 0.9).all() and (pixels[..., 5:] < 0.1).all()
+
+    def test_a_turned_photo_is_put_upright(self):
+        lying = halves().rotate(90)  # its white half is below
+        turned = lying.getexif()
+        turned[0x0112] = 6  # to be turned by 90 degrees clockwise, which puts what is below on the left
+        content = encoded(lying, "JPEG", exif=turned, quality=95)
+        pixels = batch_of([content], [0], processor=NO_MEAN)["inputs"]["pixel_values"]
+        assert (pixels[..., :3] > 0.9).all() and (pixels[..., 5:] < 0.1).all()
+
+    def test_images_of_any_size_make_one_batch(self):
+        batch = batch_of([encoded(halves(size=size)) for size in ((8, 8), (40, 10), (1, 30))], [0, 1, 2], [0, 1, 1])
+        assert batch["inputs"]["pixel_values"].shape == (3, 3, 8, 8) and batch["row"] == [1, 2, 3]
+        assert batch["counts"].tolist() == [3, 3] and batch["labels"].tolist() == [0, 1, 1]
+
+    def test_a_rank_without_rows_has_an_image_and_no_label(self):
+        batch = batch_of([encoded(halves())], [])
+        assert batch["inputs"]["pixel_values"].shape == (1, 3, 8, 8)
+        assert batch["counts"].tolist() == [0, 0] and batch["labels"].shape == (0,) and batch["row"] == []
+
+    def test_without_augmentation_pixels_are_those_of_the_models_own_processor(self):
+        pixels = batch_of([encoded(noise())], [0])["inputs"]["pixel_values"]
+        assert torch.equal(pixels, PROCESSOR(noise(), return_tensors="pt")["pixel_values"])
+
+
+class TestAugmentation:
+    NOISE = [encoded(noise(seed)) for seed in range(4)]
+
+    def pixels(self, numbers, augmentation="crop_flip", seed=0):
+        batch = batch_of(self.NOISE, numbers, augmentation=augmentation, seed=seed)
+        return dict(zip(numbers, batch["inputs"]["pixel_values"], strict=True))
+
+    def test_what_is_drawn_depends_on_seed_epoch_and_row_alone(self):
+        together, alone = self.pixels([2, 0, 7, 1]), self.pixels([7]) | self.pixels([1, 2])
+        assert all(torch.equal(together[number], alone[number]) for number in alone)
+        assert not torch.equal(together[2], self.pixels([2], seed=1)[2])
+        assert not torch.equal(together[2], self.pixels([6])[6])  # the same row in the next epoch
+
+    def test_none_leaves_images_as_they_are(self):
+        assert torch.equal(self.pixels([2], "none")[2], self.pixels([6], "none", seed=5)[6])
+
+    def test_flip_mirrors_half_of_them_and_changes_nothing_else(self):
+        plain = self.pixels([1], "none")[1]
+        drawn = [self.pixels([1 + 4 * epoch], "flip")[1 + 4 * epoch] for epoch in range(200)]
+        mirrored = sum(torch.equal(pixels, plain.flip(2)) for pixels in drawn)
+        assert mirrored + sum(torch.equal(pixels, plain) for pixels in drawn) == 200
+        assert 70 <= mirrored <= 130  # more than four standard deviations of 7 to each side
+
+    def test_crops_lie_inside_and_have_the_area_and_shape_that_are_told(self):
+        boxes = []
+
+        class Picture:
+            width, height = 100, 80
+
+            def resize(self, size, resample, box):
+                assert size == (10, 20)  # width and height
+                boxes.append(box)
+
+        for i in range(2000):
+            vit.augment(Picture(), (20, 10), "crop", np.random.default_rng(i))
+        left, top, right, bottom = np.array(boxes).T
+        assert left.min() >= 0 and top.min() >= 0 and right.max() <= 100 and bottom.max() <= 80
+        wide, high = right - left, bottom - top
+        cut = np.isclose(wide, 100) | np.isclose(high, 80)  # what would have stuck out
+        assert 0 < cut.mean() < 0.5
+        area, shape = (wide * high / 8000)[~cut], (wide / high)[~cut]
+        assert 0.08 <= area.min() < 0.1 and area.max() > 0.8
+        assert 3 / 4 <= shape.min() < 0.77 and 1.3 < shape.max() <= 4 / 3 + 1e-9
+
+
+class TestBadImages:
+    PNG, JPEG, BMP = encoded(noise()), encoded(noise(), "JPEG"), encoded(noise(), "BMP")
+    DEEP = encoded(Pillow.fromarray(np.full((8, 8), 40000, dtype=np.uint16)))
+
+    @pytest.mark.parametrize(("content", "says"), [
+        (b"", "none that Pillow knows"), (b"not an image", "none that Pillow knows"), (PNG[:-500], "truncated"),
+        (JPEG[:-200], "truncated"), (BMP[:-500], "truncated"), (DEEP, "more than 8 bits"),
+    ], ids=["empty", "text", "cut PNG", "cut JPEG", "cut BMP", "16 bits"])
+    def test_each_is_named_with_its_cause(self, content, says, tmp_path):
+        path = tmp_path / "cat" / "1.png"
+        path.parent.mkdir()
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=says) as raised:
+            rows.check_image({"bytes": None, "path": str(path)}, "cat")
+        assert str(path) in str(raised.value)
+
+    @pytest.mark.parametrize("content", [
+        PNG, JPEG, JPEG + b"\0" * 100, BMP, encoded(noise(), "WEBP"), encoded(halves("P"), "GIF"),
+    ], ids=["PNG", "JPEG", "padded JPEG", "BMP", "WEBP", "GIF"])
+    def test_sound_ones_pass(self, content):
+        assert rows.check_image({"bytes": content, "path": None}, "cat") >= 0
+
+    def test_only_what_does_not_end_as_it_should_is_decoded_at_the_start(self, monkeypatch):
+        monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda _: pytest.fail("decoded"))
+        rows.check_image({"bytes": self.PNG, "path": None}, "cat")
+        with pytest.raises(pytest.fail.Exception):
+            rows.check_image({"bytes": self.PNG[:-1], "path": None}, "cat")
+
+    def test_one_that_is_broken_behind_its_head_is_named_when_it_is_decoded(self, capsys):
+        broken = bytearray(self.PNG)
+        broken[60:] = b"\0" * (len(broken) - 60 - 12) + broken[-12:]
+        rows.check_image({"bytes": bytes(broken), "path": "1.png"}, "cat")  # the cheap check does not see it
+        with pytest.raises(SystemExit, match="65"):
+            batch_of([bytes(broken)], [0])
+        assert "1.png: cannot be decoded" in capsys.readouterr().err
+
+
+class TestFolders:
+    def test_classes_are_folders_in_the_order_of_the_alphabet(self, tmp_path):
+        folder_of(tmp_path / "train", dog=2, cat=3)
+        folder_of(tmp_path / "test", cat=1)
+        (tmp_path / "train" / "cat" / ".hidden").touch()
+        images, found, eval_images, eval_found, classes, told = vit.load_data(arguments(tmp_path))
+        assert classes == ["cat", "dog"] and found["labels"][:].tolist() == [0, 0, 0, 1, 1]
+        assert told["train rows"] == "5, 0 left out" and told["labels"] == "2 classes: cat 3, dog 2"
+        assert len(eval_images) == 1 and eval_found["labels"][:].tolist() == [0]
+        assert images[4]["image"] == {"bytes": None, "path": str(tmp_path / "train" / "dog" / "1.png")}
+
+    def test_a_folder_without_splits_is_trained_on_and_not_evaluated_on(self, tmp_path):
+        folder_of(tmp_path, cat=1, dog=1)
+        assert vit.load_data(arguments(tmp_path))[3] is None
+
+    def test_the_hash_knows_content_place_and_class_but_not_the_folders_name(self, tmp_path):
+        folders = [folder_of(tmp_path / name, cat=2, dog=1) for name in "ab"]
+        hashes = [vit.load_data(arguments(folder))[1]["hash"][:].tolist() for folder in folders]
+        assert hashes[0] == hashes[1] and len(set(hashes[0])) == 3
+        (tmp_path / "a" / "cat" / "0.png").write_bytes(encoded(halves(size=(50, 50))))
+        assert vit.load_data(arguments(tmp_path / "a"))[1]["hash"][:].tolist() != hashes[0]
+
+    @pytest.mark.parametrize(("spoil", "says"), [
+        (lambda folder: (folder / "train" / "cat" / "a.txt").write_text("hello"), "cat/a.txt: is no whole image"),
+        (lambda folder: (folder / "train" / "loose.png").write_bytes(encoded(noise())), "loose.png: has no class"),
+        (lambda folder: folder_of(folder / "train" / "cat", deep=1), "cat/deep/0.png: has no class"),
+        (lambda folder: folder_of(folder / "test", bird=1), "'bird' is that of no training row: those have cat, dog"),
+    ], ids=["no image", "no folder", "too deep", "class that is not trained"])
+    def test_what_cannot_be_used_is_named_or_left_out(self, spoil, says, tmp_path, capsys):
+        for split in ("train", "test"):
+            folder_of(tmp_path / split, cat=2, dog=2)
+        spoil(tmp_path)
+        with pytest.raises(SystemExit, match="65"):
+            vit.load_data(arguments(tmp_path))
+        assert says in capsys.readouterr().err
+        told = vit.load_data(arguments(tmp_path, skip_bad_rows=True))[-1]
+        counts = sorted([told["train rows"], told["eval rows"]])
+        assert counts[0] == "4, 0 left out" and counts[1] in ("4, 1 left out", "5, 0 left out, 1 more for their label")
+
+    @pytest.mark.parametrize(("classes", "says"), [({"cat": 2}, "nothing to tell apart"), ({}, "no images in it")])
+    def test_fewer_than_two_classes_are_an_error(self, classes, says, tmp_path, capsys):
+        folder_of(tmp_path, **classes)
+        with pytest.raises(SystemExit, match="65"):
+            vit.load_data(arguments(tmp_path))
+        assert says in capsys.readouterr().err
+
+
+class TestDataSets:
+    def written(self, path, labels, feature, column="labels"):
+        images = [{"bytes": encoded(halves(size=(8 + i, 8))), "path": None} for i in range(len(labels))]
+        features = Features({"image": Image(), column: feature})
+        Dataset.from_dict({"image": images, column: labels}, features=features).to_parquet(path / "train.parquet")
+        return path / "train.parquet"
+
+    def test_numbered_classes_keep_their_order_and_names(self, tmp_path):
+        file = self.written(tmp_path, [1, 0, 1], ClassLabel(names=["zebra", "ant"]))
+        _, found, _, _, classes, told = vit.load_data(arguments(file, class_weights="balanced"))
+        assert classes == ["zebra", "ant"] and found["labels"][:].tolist() == [1, 0, 1]
+        # rows / (classes x rows of the class)
+        assert found["weights"][:].tolist() == pytest.approx([3 / 4, 3 / 2, 3 / 4])
+
+    def test_a_row_without_a_class_is_named(self, tmp_path, capsys):
+        file = self.written(tmp_path, [1, -1, 0], ClassLabel(names=["zebra", "ant"]))
+        with pytest.raises(SystemExit, match="65"):
+            vit.load_data(arguments(file))
+        assert f"{file}, row 2: " in (told := capsys.readouterr().err) and "has no class" in told
+
+    def test_other_columns_are_named(self, tmp_path, capsys):
+        file = self.written(tmp_path, ["a", "b"], Value("string"), column="kind")
+        with pytest.raises(SystemExit, match="65"):
+            vit.load_data(arguments(file))
+        assert "needs image and label or labels: see --image_column_name" in capsys.readouterr().err
+        assert vit.load_data(arguments(file, label_column_name="kind"))[4] == ["a", "b"]
+
+    def test_images_stay_encoded_until_a_batch_is_made(self, tmp_path):
+        images, found, *_ = vit.load_data(arguments(self.written(tmp_path, ["a", "b"], Value("string"))))
+        assert images[0]["image"]["bytes"].startswith(b"\x89PNG") and "image" not in found.column_names
+
+
+def test_pixels_get_the_type_of_the_weights():
+    model = torch.nn.Linear(2, 2).to(torch.bfloat16)
+    _, named = vit.cast_pixels(model, (), {"pixel_values": torch.zeros(1, 3, 8, 8)})
+    assert named["pixel_values"].dtype == torch.bfloat16
