@@ -260,10 +260,11 @@ def load_mixture(args, accelerator):
         names = [name for name, _ in model.named_parameters()]
         if unknown := [end for end in args.lora_target_parameters if not any(name.endswith(f".{end}") for name in names)]:
             stop(64, f"--lora_target_parameters {' '.join(unknown)}: no parameter of {type(model).__name__} ends so")
+        # By name: of some mixtures "all-linear" means experts and router too (peft, _convert_peft_config_moe), of others neither
+        linear = {name.split(".")[-1] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)} - {"lm_head"}
         model = get_peft_model(model, LoraConfig(
-            task_type="CAUSAL_LM", r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, use_rslora=args.use_rslora,
-            use_dora=args.use_dora, target_modules="all-linear" if args.lora_target_modules == ["all-linear"] else args.lora_target_modules,
-            target_parameters=args.lora_target_parameters))  # a router is no linear layer: frozen, if it is not named here
+            task_type="CAUSAL_LM", r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, use_rslora=args.use_rslora, use_dora=args.use_dora,
+            target_modules=sorted(linear) if args.lora_target_modules == ["all-linear"] else args.lora_target_modules, target_parameters=args.lora_target_parameters))
         if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
             accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
     return model
