@@ -2,18 +2,16 @@
 
 The YAML file owns the strategy, the command line everything about learning:
 
-    accelerate launch --config_file accelerate_configs/fsdp.yaml --num_processes 8 recipes/mixtral.py
-    accelerate launch --config_file accelerate_configs/fsdp.yaml --num_processes 8 recipes/mixtral.py \
-        --model_name_or_path mistralai/Mixtral-8x7B-v0.1 --dtype bfloat16 --use_peft --learning_rate 2e-4 --gradient_checkpointing
-    accelerate launch --config_file accelerate_configs/deepspeed_zero3.yaml --num_processes 8 recipes/mixtral.py \
-        --dataset_name rows.jsonl --packing --router_aux_loss_coef 0.02
+    accelerate launch --config_file accelerate_configs/fsdp.yaml --num_processes 8 recipes/mixtral.py --dtype bfloat16 --use_peft
+    accelerate launch --config_file accelerate_configs/fsdp.yaml --num_processes 8 recipes/mixtral.py --gradient_checkpointing \
+        --model_name_or_path mistralai/Mixtral-8x7B-v0.1 --dataset_name rows.jsonl --router_aux_loss_coef 0.02
+    accelerate launch --config_file accelerate_configs/deepspeed_zero2.yaml --num_processes 4 recipes/mixtral.py --learning_rate 1e-5
 
-The loss is the cross-entropy, as in llama.py, and the router's balancing loss: row by row, so that it too does not depend
-on how a batch is cut. A good run prints how much of the experts is trained and a loss that falls; metrics.jsonl tells by
-aux_loss and max_expert_load whether the experts stay in use. Not for a mixture: int8 and 4-bit, since bitsandbytes packs
-linear layers and the experts, nearly all of the weights, are none; --torch_compile, --use_liger_kernel, --padding_free.
-The same command again goes on from the newest checkpoint. Exit codes: 0 done, 64 usage, 65 data, 69 no hub, 70 not
-finite, 73 cannot write, 75 stopped and saved. To make it yours: grep EDIT.
+The router's balancing loss, which is added, is computed by row: neither it nor the cross-entropy depends on how a batch is
+cut. A good run prints how much of the experts is trained, and a loss that falls; in metrics.jsonl aux_loss and
+max_expert_load tell whether all experts stay in use. Left out: int8 and 4-bit (bitsandbytes packs linear layers, which
+experts are not), packing, torch.compile, Liger. The same command again goes on from the newest checkpoint. Exit codes: 0
+done, 64 usage, 65 data, 69 no hub, 70 not finite, 73 cannot write, 75 stopped and saved. To make it yours: grep EDIT.
 """
 
 import argparse
@@ -80,12 +78,10 @@ def parse_args():
     # Adapters
     parser.add_argument("--use_peft", action="store_true", help="train LoRA adapters on a frozen base")
     parser.add_argument("--lora_r", type=int, default=16, help="rank")
-    parser.add_argument("--lora_alpha", type=float, default=32, help="scale: alpha / r, or alpha / sqrt(r) with --use_rslora")
-    parser.add_argument("--lora_dropout", type=float, default=0.0, help="on the input of the adapters; not with --lora_target_parameters")
+    parser.add_argument("--lora_alpha", type=float, default=32, help="scale: alpha / r")
+    parser.add_argument("--lora_dropout", type=float, default=0.0, help="on the input of the adapters of linear layers")
     parser.add_argument("--lora_target_modules", nargs="+", default=["all-linear"], help="names of the linear layers that get adapters")
-    parser.add_argument("--lora_target_parameters", nargs="*", default=["experts.gate_up_proj", "experts.down_proj"], help="ends of the names of other parameters that get adapters: the experts; mlp.gate.weight would be Mixtral's router, else frozen; nothing: none")
-    parser.add_argument("--use_rslora", action="store_true", help="rank-stabilised scale")
-    parser.add_argument("--use_dora", action="store_true", help="weight-decomposed LoRA; not with --lora_target_parameters")
+    parser.add_argument("--lora_target_parameters", nargs="*", default=["experts.gate_up_proj", "experts.down_proj"], help="how the names of other parameters that get adapters end: those of experts; gate.weight trains most routers too; nothing behind it: none")
     # Data
     parser.add_argument("--dataset_name", default="HuggingFaceTB/smoltalk", help="hub id, folder, or .json, .jsonl, .csv, .parquet file")  # EDIT: yours (this one: Apache-2.0, 2,260 rows)
     parser.add_argument("--dataset_config", help="configuration of a hub data set [everyday-conversations of the default one]")
@@ -119,7 +115,7 @@ def parse_args():
     parser.add_argument("--ddp_timeout", type=int, default=1800, help="seconds that ranks wait for each other, also while one writes a checkpoint; then each prints its stacks and ends")
     if fault_tolerance:
         fault_tolerance.add_arguments(parser)
-    parser.set_defaults(load_in_8bit=False, load_in_4bit=False, torch_compile=False)  # what other recipes offer
+    parser.set_defaults(load_in_8bit=False, load_in_4bit=False, use_rslora=False, use_dora=False, torch_compile=False)  # other recipes offer these
     parser.error = lambda message: stop(64, message, *(preflight.meant(message, parser) if preflight else []))
     args = parser.parse_args()
     args.dataset_config = args.dataset_config or {"HuggingFaceTB/smoltalk": "everyday-conversations"}.get(args.dataset_name)
@@ -218,20 +214,18 @@ def global_batches(num_lines, batch_size, window, num_epochs=1, seed=None, lengt
     return batches
 
 
-def collate_rows(source, numbers, pad_token_id):
-    """Return a batch of the rows that have these numbers in `source`; without any, on a rank that still takes part, the model sees one token.
+def collate_rows(documents, pad_token_id):
+    """Return a batch of tokenised rows; without any, on a rank that still takes part, the model sees one token, of which nothing is learnt.
     inputs: input_ids, [rows, tokens], padded on the right, where no token looks
     supervised: positions, [n], in the flattened batch, whose next token is learnt, and that token, targets, [n]
-    routed: places, [m], in the flattened batch of all but padding, the row of each, [m], counted from 0, and the rows' lengths, [rows]
+    routed: places, [m], in the flattened batch of all but padding, the row of each, [m], from 0, and the rows' lengths, [rows]
     counts: n and m. row: numbers in the file, from 1, on the host"""
-    documents = source.__getitems__(numbers) if numbers else []
     lengths = np.array([len(row["input_ids"]) for row in documents], dtype=np.int64)
     shape = max(len(documents), 1), max(lengths, default=1)
-    ids, labels, real = np.full(shape, pad_token_id), np.full(shape, -100), np.zeros(shape, dtype=bool)
-    for i, row in enumerate(documents):
-        ids[i, : lengths[i]], labels[i, : lengths[i]], real[i, : lengths[i]] = row["input_ids"], row["labels"], True
-    labels[:, 0] = -100  # nothing comes before it
-    learnt, places = np.flatnonzero(labels != -100), np.flatnonzero(real)
+    ids, labels = np.full(shape, pad_token_id), np.full(shape, -100)
+    for i, (row, end) in enumerate(zip(documents, lengths, strict=True)):
+        ids[i, :end], labels[i, 1:end] = row["input_ids"], row["labels"][1:]  # nothing comes before the first
+    learnt, places = np.flatnonzero(labels != -100), np.flatnonzero(np.arange(shape[1]) < lengths[:, None])
     routed = {"places": places, "row": places // shape[1], "lengths": lengths}
     return {"inputs": {"input_ids": torch.from_numpy(ids)}, "routed": {name: torch.from_numpy(array) for name, array in routed.items()},
             "supervised": {"positions": torch.from_numpy(learnt - 1), "targets": torch.from_numpy(labels.ravel()[learnt])},
@@ -252,30 +246,30 @@ def load_mixture(args, accelerator):
     with preflight.loading("model", args.model_name_or_path, args) if preflight else nullcontext():
         model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation,
                                                      trust_remote_code=False)
-    if not hasattr(sys.modules[type(model).__module__], "load_balancing_loss_func"):
+    known = hasattr(sys.modules[type(model).__module__], "load_balancing_loss_func")  # of which router_loss is the form by row
+    if not known or not hasattr(model.config.get_text_config(), "router_aux_loss_coef"):
         stop(64, f"{type(model).__name__} has no router loss in transformers: train it with recipes/llama.py")
     if args.gradient_checkpointing:  # called gradient_checkpointing_enable in older transformers
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": False})
     if args.use_peft:
-        names = [name for name, _ in model.named_parameters()]
-        if unknown := [end for end in args.lora_target_parameters if not any(name.endswith(f".{end}") for name in names)]:
-            stop(64, f"--lora_target_parameters {' '.join(unknown)}: no parameter of {type(model).__name__} ends so")
-        # By name: of some mixtures "all-linear" means experts and router too (peft, _convert_peft_config_moe), of others neither
+        # "all-linear" by name: to peft it means experts and router too for some mixtures, for others neither (_convert_peft_config_moe)
         linear = {name.split(".")[-1] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)} - {"lm_head"}
         model = get_peft_model(model, LoraConfig(
-            task_type="CAUSAL_LM", r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, use_rslora=args.use_rslora, use_dora=args.use_dora,
-            target_modules=sorted(linear) if args.lora_target_modules == ["all-linear"] else args.lora_target_modules, target_parameters=args.lora_target_parameters))
+            task_type="CAUSAL_LM", r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, target_parameters=args.lora_target_parameters,
+            target_modules=sorted(linear) if args.lora_target_modules == ["all-linear"] else args.lora_target_modules))
         if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
             accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
     return model
 
 
-def describe_experts(model):
-    """Return how many experts a layer has, how many a token takes, and how many of their parameters are trained, as text."""
-    config = model.config.get_text_config()
-    sizes = [(getattr(weight, "ds_numel", weight.numel()), weight.requires_grad) for name, weight in model.named_parameters() if ".experts." in name]
-    total, trained = sum(size for size, _ in sizes), sum(size for size, requires_grad in sizes if requires_grad)
-    return f"{config.num_experts_per_tok} a token; {total:,} parameters, {trained:,} trained ({trained / total:.2%})"
+def read_mixture(model, args):
+    """Return how many experts a token takes, what the router loss is multiplied with, and a line on both and on what is trained."""
+    config, weights = model.config.get_text_config(), [*model.named_parameters()]
+    top_k, factor = config.num_experts_per_tok, config.router_aux_loss_coef if args.router_aux_loss_coef is None else args.router_aux_loss_coef
+    sizes = [(getattr(weight, "ds_numel", weight.numel()), weight.requires_grad) for name, weight in weights if ".experts." in name]  # ds_: ZeRO-3
+    total, trained = sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)
+    router = "trained" if any(weight.requires_grad and (".gate." in name or ".router." in name) for name, weight in weights) else "frozen"
+    return top_k, factor, f"{top_k} a token; {trained:,} of {total:,} parameters trained; router {router}, {factor:g} x its loss is added"
 
 
 def make_optimizer(model, args):
@@ -317,40 +311,33 @@ def loss_in_head(model, max_logits_mib):
 
 
 def router_loss(router_logits, routed, top_k):
-    """Return the router loss summed over rows, each weighted with its tokens, and the tokens that each expert gets, [layers, experts].
-    router_logits: a tensor a layer, [tokens of the flattened batch, experts]. routed: as in `collate_rows`.
+    """Return the router loss of a batch, summed over rows, a row weighted with its tokens, and the tokens each expert gets, [layers, experts].
+    router_logits: of each layer, [tokens of the flattened batch, experts]. routed: as in `collate_rows`.
 
-    The loss of a row is what transformers' load_balancing_loss_func gives for a batch of this row alone: the number of experts, times
-    the sum over experts of how often a token picks it and how likely it is picked, both means over the row's tokens and all layers; top_k
-    if balanced. That function over a whole batch depends on which rows, and how much padding, lie together; a loss by row, as
-    DeepSeek's sequence-wise one (arXiv 2405.04434, 2412.19437), adds up like the cross-entropy, however the batch is cut."""
-    lengths, num_experts = routed["lengths"], router_logits[0].shape[-1]
-    picks = likely = router_logits[0].new_zeros(len(lengths), num_experts, dtype=torch.float32)
-    load = []
-    for logits in router_logits:
-        probabilities = logits[routed["places"]].float().softmax(-1)
-        picked = torch.zeros_like(probabilities).scatter(1, probabilities.topk(top_k).indices, 1.0)
-        picks = picks.index_add(0, routed["row"], picked)
-        likely = likely.index_add(0, routed["row"], probabilities)
-        load.append(picked.sum(0))
-    times = len(router_logits) * lengths[:, None]
-    losses = num_experts * (picks / times * likely / times).sum(1)
-    return (losses * lengths).sum(), torch.stack(load)
+    A row's loss is that of transformers' load_balancing_loss_func for this row alone: the number of experts times the sum over them of how often
+    a token picks one and how likely it is picked, means over the row's tokens and all layers; top_k where all is even. Over a batch that function
+    depends on what lies together in it, padding too. By row, as in DeepSeek (arXiv 2405.04434, 2412.19437), it adds up like the cross-entropy."""
+    probabilities = torch.stack(router_logits)[:, routed["places"]].float().softmax(-1)  # [layers, tokens, experts]
+    picked = torch.zeros_like(probabilities).scatter(-1, probabilities.topk(top_k).indices, 1.0)
+    lengths, num_layers, num_experts = routed["lengths"], len(router_logits), probabilities.shape[-1]
+    nothing = probabilities.new_zeros(len(lengths), num_experts)
+    often, likely = (nothing.index_add(0, routed["row"], of_token.sum(0)) for of_token in (picked, probabilities))  # [rows, experts]
+    losses = num_experts * (often * likely).sum(1) / (num_layers * lengths) ** 2
+    return (losses * lengths).sum(), picked.sum(1)
 
 
 def summed_losses(model, batch, top_k):
-    """Return the cross-entropy summed over a batch's supervised tokens, its router loss summed over its tokens, in nats and fp32, and the
-    tokens that each expert gets, [layers, experts]. What transformers itself makes of the router logits, padding and all, is dropped."""
+    """Return the cross-entropy summed over a batch's supervised tokens, in nats, the router loss summed over its tokens, both in fp32, and
+    the tokens each expert gets, [layers, experts]. The aux_loss in the model's output, over padding too, is left alone."""
     SUPERVISED.update(batch["supervised"])
     out = model(**batch["inputs"], use_cache=False, output_router_logits=True)
-    whole = out.logits.dim() == 0
-    loss = out.logits if whole else cross_entropy(out.logits.float(), SUPERVISED["targets"], reduction="sum")
+    loss = out.logits if out.logits.dim() == 0 else cross_entropy(out.logits.float(), SUPERVISED["targets"], reduction="sum")
     return loss, *router_loss(out.router_logits, batch["routed"], top_k)
 
 
 def means_of(accelerator, sums, load, counts):
-    """Return over all ranks loss, in nats a supervised token, router loss a token, and how many times its even share the busiest expert of any
-    layer gets. sums: of both losses. load: tokens an expert, [layers, experts]. counts: supervised tokens and tokens, over all ranks."""
+    """Return loss, in nats a supervised token, router loss a token, and of all layers' experts the largest load, in even shares.
+    sums: of both losses on this rank. load: its tokens an expert, [layers, experts]. counts: supervised tokens and tokens of all ranks."""
     sums, load = accelerator.reduce((sums, load))
     loss, aux_loss = (sums / counts).tolist()
     return {"loss": loss, "aux_loss": aux_loss, "max_expert_load": (load / load.mean(1, keepdim=True)).max().item()}
@@ -358,7 +345,7 @@ def means_of(accelerator, sums, load, counts):
 
 @torch.no_grad()
 def evaluate_mixture(accelerator, model, loader, step, top_k):
-    """Return the same means over exactly the evaluation rows, and the perplexity, by name; None: asked to stop."""
+    """Return the same over exactly the evaluation rows, and the perplexity, of the cross-entropy alone; None: asked to stop."""
     model.eval()
     sums, load, counts = 0, 0, 0
     for batch in loader:
@@ -367,8 +354,8 @@ def evaluate_mixture(accelerator, model, loader, step, top_k):
         if fault_tolerance and fault_tolerance.stop_asked(accelerator):
             return None
     model.train()
-    means = means_of(accelerator, sums, load, accelerator.reduce(counts))
-    return {"step": step, "eval_perplexity": math.exp(min(means["loss"], 700))} | {f"eval_{name}": value for name, value in means.items()}
+    means = {f"eval_{name}": mean for name, mean in means_of(accelerator, sums, load, accelerator.reduce(counts)).items()}
+    return {"step": step, "eval_perplexity": math.exp(min(means["eval_loss"], 700))} | means
 
 
 def export_model(accelerator, model, tokenizer, output_dir):
@@ -409,21 +396,19 @@ def main():
     total_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * steps_per_epoch)
     order = {"random": (args.seed, None), "sequential": (None, None), "group_by_length": (args.seed, lengths)}[args.train_sampling_strategy]
     batches = global_batches(len(train_rows), args.per_device_train_batch_size, window, math.ceil(total_steps / steps_per_epoch), *order)
-    columns, make = ["input_ids", "labels", "row"], partial(collate_rows, pad_token_id=tokenizer.pad_token_id)
-    options = {"num_workers": args.dataloader_num_workers, "pin_memory": accelerator.device.type == "cuda",
+    columns, collate = ["input_ids", "labels", "row"], partial(collate_rows, pad_token_id=tokenizer.pad_token_id)
+    options = {"collate_fn": collate, "num_workers": args.dataloader_num_workers, "pin_memory": accelerator.device.type == "cuda",
                "worker_init_fn": lambda _: os.setsid()}  # a signal to the group is not for workers
-    make_train = partial(make, train_rows.select_columns(columns))
-    train_loader = DataLoader(range(len(train_rows)), batch_sampler=batches[progress["step"] * window : total_steps * window], collate_fn=make_train, **options)
+    batches = batches[progress["step"] * window : total_steps * window]
+    train_loader = DataLoader(train_rows.select_columns(columns), batch_sampler=batches, **options)
     if eval_rows:
         batches = global_batches(len(eval_rows), args.per_device_eval_batch_size, accelerator.num_processes)
-        make_eval = partial(make, eval_rows.select_columns(columns))
-        eval_loader = accelerator.prepare(DataLoader(range(len(eval_rows)), batch_sampler=batches, collate_fn=make_eval, **options))
+        eval_loader = accelerator.prepare(DataLoader(eval_rows.select_columns(columns), batch_sampler=batches, **options))
 
     # ---- Model ----
     model = load_mixture(args, accelerator)
-    config, router_weight = model.config.get_text_config(), args.router_aux_loss_coef
-    top_k, router_weight = config.num_experts_per_tok, config.router_aux_loss_coef if router_weight is None else router_weight
-    told |= {"experts": describe_experts(model), "router loss": f"{router_weight} of it is added", "loss": loss_in_head(model, args.max_logits_mib)}
+    top_k, factor, told["experts"] = read_mixture(model, args)
+    told["loss"] = loss_in_head(model, args.max_logits_mib)
     if preflight:
         preflight.report_start(accelerator, args, model, tokenizer, train_rows, train_rows, total_steps, facts, told)
     else:
@@ -466,8 +451,7 @@ def main():
         if step >= total_steps:
             break
         step += 1
-        micro_batches, losses, applied = [next(loader) for _ in range(accumulation)], [], True
-        sums, load = 0, 0  # of both losses; of the tokens that each expert gets
+        micro_batches, losses, sums, load, applied = [next(loader) for _ in range(accumulation)], [], 0, 0, True
         # For dropout, so that no random state has to be saved; after next, whose first call draws a number
         generator = torch.cuda if accelerator.device.type == "cuda" else torch.default_generator
         generator.manual_seed(int(np.random.SeedSequence((args.seed, step, accelerator.process_index)).generate_state(1)[0]))
@@ -476,7 +460,7 @@ def main():
             with accelerator.accumulate(model):
                 loss, aux_loss, batch_load = summed_losses(model, batch, top_k)
                 sums, load = sums + torch.stack([loss.detach(), aux_loss.detach()]), load + batch_load
-                loss = loss / counts[0] + router_weight * aux_loss / counts[1]
+                loss = loss / counts[0] + factor * aux_loss / counts[1]
                 losses.append(loss.detach())
                 # Backends average over ranks, accelerate divides by the accumulation steps: undo both. 0 * loss is no 0
                 # where the loss is not finite: then the gradient, which all ranks share, is not finite either
@@ -490,7 +474,6 @@ def main():
         num_tokens_seen = num_tokens_seen + counts[1]
         if step % args.logging_steps == 0 or step == total_steps:  # only here the device is waited for
             means, norm = means_of(accelerator, sums, load, counts), math.nan if grad_norm is None else float(grad_norm)
-            loss = means["loss"] + means["aux_loss"]
             metrics = {
                 "step": step, "epoch": step / steps_per_epoch, **{name: value if math.isfinite(value) else None for name, value in means.items()},
                 "grad_norm": norm if math.isfinite(norm) else None, "learning_rate": schedule.get_last_lr()[0],
@@ -499,7 +482,8 @@ def main():
             metrics_file.write(json.dumps(metrics) + "\n")
             accelerator.log({name: value for name, value in metrics.items() if value is not None}, step=step)
             bar.set_postfix(loss=f"{means['loss']:.4f}", refresh=False)
-            if not fault_tolerance and not math.isfinite(loss if grad_norm is None or accelerator.scaler else loss + norm):  # fp16's scale may be too large
+            checked = [*means.values()] + [norm] * (grad_norm is not None and not accelerator.scaler)  # fp16's scale may be too large
+            if not fault_tolerance and not all(map(math.isfinite, checked)):
                 stop(70, f"the loss or gradient of step {step} is not finite; without fault_tolerance.py nothing is saved")
         if applied and not accelerator.optimizer_step_was_skipped:
             schedule.step()

@@ -36,7 +36,7 @@ WIDTH = ["--hidden_size", "320", "--intermediate_size", "640", "--num_attention_
 ROWS = ["--num_train_rows", "210", "--num_test_rows", "21"]
 MODEL = [*WIDTH, "--num_key_value_heads", "5", *ROWS]
 MAKERS = {"llama": ["make_tiny_model.py", *MODEL], "bert": ["make_tiny_bert.py", *WIDTH, *ROWS],
-          "mixtral": ["make_tiny_model.py", *MODEL, "--num_local_experts", "4"]}
+          "mixtral": ["make_tiny_model.py", *MODEL, "--num_local_experts", "4", "--intermediate_size", "128"]}
 # 210 rows do not divide by the global batch of 12: the last window of an epoch has 6, and some ranks have none of them
 JOB = ["--max_steps", "20", "--num_train_epochs", "2", "--learning_rate", "1e-3", "--warmup_steps", "0.1",
        "--lr_scheduler_type", "cosine", "--weight_decay", "0.1", "--max_grad_norm", "0.5", "--save_steps", "0"]
