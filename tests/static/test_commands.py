@@ -13,6 +13,7 @@ import fault_injection
 import generate
 import llama
 import make_tiny_model
+import mixtral
 import parity
 import plan_memory
 import plot_loss
@@ -25,7 +26,8 @@ import validate_planner
 from accelerate.commands.launch import launch_command_parser
 from launching import REPO
 
-PARSERS = {"recipes/llama.py": llama, "train.py": llama, "scripts/generate.py": generate,
+PARSERS = {"recipes/llama.py": llama, "recipes/mixtral.py": mixtral, "train.py": llama,
+           "scripts/generate.py": generate,
            "scripts/plot_loss.py": plot_loss, "scripts/make_tiny_model.py": make_tiny_model,
            "scripts/rehearse.py": rehearse, "scripts/check_config.py": check_config,
            "scripts/parity.py": parity, "scripts/readme_tables.py": readme_tables,

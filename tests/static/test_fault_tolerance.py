@@ -10,6 +10,7 @@ import bert
 import damage
 import fault_tolerance
 import llama
+import mixtral
 import preflight
 import pytest
 import torch
@@ -23,6 +24,8 @@ UNSAFE = frozenset("""
     max_length skip_bad_rows train_sampling_strategy num_train_epochs max_steps optim learning_rate lr_scheduler_type
     warmup_steps weight_decay max_grad_norm seed packing tf32""".split())
 UNSAFE_OF_BERT = UNSAFE - {"packing"} | {"text_columns", "label_column", "problem_type", "class_weights"}
+UNSAFE_OF_MIXTRAL = {name for name in UNSAFE if not name.startswith("bnb_")} - {"packing"} | {
+    "lora_target_parameters", "router_aux_loss_coef"}
 CHANGES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
 
 
@@ -124,6 +127,7 @@ class TestChanges:
     def test_each_argument_is_in_one_class(self, arguments):
         of_llama, of_bert, free = set(vars(arguments)), set(vars(bert.parse_args())), preflight.FREE_TO_CHANGE
         assert of_llama - free == UNSAFE and of_bert - free == UNSAFE_OF_BERT
+        assert set(vars(mixtral.parse_args())) - free == UNSAFE_OF_MIXTRAL
         assert free <= of_llama | of_bert
 
     @pytest.mark.parametrize("name", sorted(UNSAFE | {"data"}))

@@ -18,7 +18,8 @@ COLLECTIVES = {"save_state", "load_state", "get_state_dict", "gather", "gather_f
                "broadcast", "barrier", "backward", "clip_grad_norm_", "wait_for_everyone", "summed_loss", "evaluate",
                "export_model", "check_trigger", "watch_ranks", "find_checkpoint", "resume", "keep", "handle_nonfinite",
                "conclude", "leave", "save_checkpoint", "gather_state", "restore_state", "stop_asked",
-               "broadcast_object_list", "check_changes", "evaluate_rows", "summed_row_loss", "share_new_modules"}
+               "broadcast_object_list", "check_changes", "evaluate_rows", "summed_row_loss", "share_new_modules",
+               "summed_losses", "evaluate_mixture", "means_of"}
 LEAVES = (ast.Return, ast.Break, ast.Continue)
 INDIRECT = {"numpy", "jinja2", "tqdm", "xxhash", "safetensors", "psutil"}  # the required packages bring them
 
@@ -32,7 +33,7 @@ def function(path, name):
 
 
 def test_the_recipes_are_the_expected_ones():
-    assert [path.name for path in RECIPES] == ["bert.py", "llama.py"]
+    assert [path.name for path in RECIPES] == ["bert.py", "llama.py", "mixtral.py"]
     assert not (REPO / "recipes" / "__init__.py").exists() and all(path.exists() for path in COMPANIONS)
 
 
