@@ -7,11 +7,11 @@ The YAML file owns the strategy, the command line everything about learning:
         --model_name_or_path mistralai/Mixtral-8x7B-v0.1 --dataset_name rows.jsonl --router_aux_loss_coef 0.02
     accelerate launch --config_file accelerate_configs/deepspeed_zero2.yaml --num_processes 4 recipes/mixtral.py --learning_rate 1e-5
 
-The router's balancing loss, which is added, is computed by row: neither it nor the cross-entropy depends on how a batch is
-cut. A good run prints how much of the experts is trained, and a loss that falls; in metrics.jsonl aux_loss and
-max_expert_load tell whether all experts stay in use. Left out: int8 and 4-bit (bitsandbytes packs linear layers, which
-experts are not), packing, torch.compile, Liger. The same command again goes on from the newest checkpoint. Exit codes: 0
-done, 64 usage, 65 data, 69 no hub, 70 not finite, 73 cannot write, 75 stopped and saved. To make it yours: grep EDIT.
+The router's balancing loss, which is added, is computed by row, so that the curve does not depend on how a batch is cut. A
+good run prints how much of the experts is trained, and a falling loss; in metrics.jsonl aux_loss and max_expert_load tell
+whether all experts stay in use. Left out: int8 and 4-bit (bitsandbytes packs linear layers, which experts are not), packing,
+torch.compile, Liger. The same command again goes on from the newest checkpoint. Exit codes: 0 done, 64 usage, 65 data, 69
+no hub, 70 not finite, 73 cannot write, 75 stopped and saved. To make it yours: grep EDIT.
 """
 
 import argparse
@@ -216,10 +216,9 @@ def global_batches(num_lines, batch_size, window, num_epochs=1, seed=None, lengt
 
 def collate_rows(documents, pad_token_id):
     """Return a batch of tokenised rows; without any, on a rank that still takes part, the model sees one token, of which nothing is learnt.
-    inputs: input_ids, [rows, tokens], padded on the right, where no token looks
+    inputs: input_ids, [rows, tokens], padded on the right, where no token looks. row: numbers in the file, from 1, on the host
     supervised: positions, [n], in the flattened batch, whose next token is learnt, and that token, targets, [n]
-    routed: places, [m], in the flattened batch of all but padding, the row of each, [m], from 0, and the rows' lengths, [rows]
-    counts: n and m. row: numbers in the file, from 1, on the host"""
+    routed: places, [m], in the flattened batch of all but padding, the row of each, [m], from 0, and the rows' lengths, [rows]; counts: n and m"""
     lengths = np.array([len(row["input_ids"]) for row in documents], dtype=np.int64)
     shape = max(len(documents), 1), max(lengths, default=1)
     ids, labels = np.full(shape, pad_token_id), np.full(shape, -100)
@@ -319,11 +318,10 @@ def router_loss(router_logits, routed, top_k):
     depends on what lies together in it, padding too. By row, as in DeepSeek (arXiv 2405.04434, 2412.19437), it adds up like the cross-entropy."""
     probabilities = torch.stack(router_logits)[:, routed["places"]].float().softmax(-1)  # [layers, tokens, experts]
     picked = torch.zeros_like(probabilities).scatter(-1, probabilities.topk(top_k).indices, 1.0)
-    lengths, num_layers, num_experts = routed["lengths"], len(router_logits), probabilities.shape[-1]
-    nothing = probabilities.new_zeros(len(lengths), num_experts)
+    num_layers, _, num_experts = probabilities.shape
+    nothing = probabilities.new_zeros(len(routed["lengths"]), num_experts)
     often, likely = (nothing.index_add(0, routed["row"], of_token.sum(0)) for of_token in (picked, probabilities))  # [rows, experts]
-    losses = num_experts * (often * likely).sum(1) / (num_layers * lengths) ** 2
-    return (losses * lengths).sum(), picked.sum(1)
+    return (num_experts * (often * likely).sum(1) / (num_layers**2 * routed["lengths"])).sum(), picked.sum(1)  # two means, times tokens
 
 
 def summed_losses(model, batch, top_k):
@@ -482,8 +480,8 @@ def main():
             metrics_file.write(json.dumps(metrics) + "\n")
             accelerator.log({name: value for name, value in metrics.items() if value is not None}, step=step)
             bar.set_postfix(loss=f"{means['loss']:.4f}", refresh=False)
-            checked = [*means.values()] + [norm] * (grad_norm is not None and not accelerator.scaler)  # fp16's scale may be too large
-            if not fault_tolerance and not all(map(math.isfinite, checked)):
+            finite = means["loss"] if grad_norm is None or accelerator.scaler else means["loss"] + norm  # fp16's scale may be too large
+            if not fault_tolerance and not math.isfinite(finite):
                 stop(70, f"the loss or gradient of step {step} is not finite; without fault_tolerance.py nothing is saved")
         if applied and not accelerator.optimizer_step_was_skipped:
             schedule.step()

@@ -145,6 +145,8 @@ def rules_of_strategy(args, accelerator, strategy):
     yield zero == 3 and of_deepspeed["zero_optimization"].get("stage3_gather_16bit_weights_on_model_save") is not True, f"{name} could not save the weights in the end: set zero3_save_16bit_model: true in the YAML, or stage3_gather_16bit_weights_on_model_save in the DeepSpeed config"
     yield doubled, f"the command line owns {', '.join(doubled)}: delete that from the YAML, or set it to auto in the DeepSpeed config"
     yield args.use_peft and name == "FSDP1 NO_SHARD", f"{name} loses frozen weights when adapters are saved: use ddp.yaml, which holds the same"
+    of_parameters = args.use_peft and getattr(args, "lora_target_parameters", None)
+    yield of_parameters and fsdp == 1, f"{name} gathers adapters in layers of their own alone, which those of experts are not: use an fsdp2 YAML, or --lora_target_parameters with nothing behind it"
     yield args.load_in_4bit and fsdp == 1 and name.endswith(("SHARD_GRAD_OP", "ZERO2")), f"{name} cannot hold a 4-bit base: use fsdp2_shard_grad_op.yaml or fsdp1_full_shard.yaml"
     yield args.optim.endswith("bit") and sharded, f"--optim {args.optim} cannot hold the shards of {name}: use adamw_torch_fused"
     yield args.torch_compile and fsdp == 1, f"--torch_compile: accelerate cannot compile the layers of {name}: use fsdp2_full_shard.yaml"

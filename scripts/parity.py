@@ -123,6 +123,7 @@ def refuses(run):
     """Whether the recipe has to refuse a run: what FSDP cannot hold."""
     return (run.weights == "int8 LoRA" and run.config.startswith("fsdp")
             or run.weights != "full" and run.config == "fsdp1_no_shard"
+            or run.weights != "full" and run.config.startswith("fsdp1") and run.recipe == "mixtral"
             or run.weights == "nf4 LoRA" and run.config == "fsdp1_shard_grad_op")
 
 
