@@ -253,9 +253,9 @@ def load_mixture(args, accelerator):
     if args.use_peft:
         # "all-linear" by name: to peft it means experts and router too for some mixtures, for others neither (_convert_peft_config_moe)
         linear = {name.split(".")[-1] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)} - {"lm_head"}
-        model = get_peft_model(model, LoraConfig(
-            task_type="CAUSAL_LM", r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, target_parameters=args.lora_target_parameters,
-            target_modules=sorted(linear) if args.lora_target_modules == ["all-linear"] else args.lora_target_modules))
+        layers = sorted(linear) if args.lora_target_modules == ["all-linear"] else args.lora_target_modules
+        model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout,
+                                                 target_modules=layers, target_parameters=args.lora_target_parameters))
         if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
             accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
     return model
