@@ -94,6 +94,20 @@ def test_even_routing_costs_the_experts_a_token_and_more_is_worse():
     assert skewed > 1.5 * loss
 
 
+def test_going_down_its_gradient_evens_the_load():
+    generator = torch.Generator().manual_seed(0)
+    batch = mixtral.collate_rows([{"input_ids": np.arange(200), "labels": np.arange(200), "row": 1}], 0)
+    tokens = torch.randn(200, 16, generator=generator) + 2  # not around zero: some experts are liked by most
+    router = torch.randn(16, EXPERTS, generator=generator).requires_grad_()
+    loads = []
+    for _ in range(100):
+        loss, load = mixtral.router_loss((tokens @ router,), batch["routed"], TOP_K)
+        loads.append((load.max() / load.mean()).item())
+        (gradient,) = torch.autograd.grad(loss / 200, router)
+        router = (router - 0.3 * gradient).detach().requires_grad_()
+    assert loads[0] > 1.8 and loads[-1] < 1.1
+
+
 def test_the_means_name_the_busiest_expert_of_any_layer():
     accelerator = SimpleNamespace(reduce=lambda pair: pair)
     load = torch.tensor([[4.0, 4.0, 4.0], [2.0, 3.0, 7.0]])
