@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 RECIPE = REPO / "recipes" / "mixtral.py"
 EXPERTS, TOP_K = 4, 2
-DDP = parity.Run("mixtral", "ddp", *parity.CUT[2], recipe="mixtral")
+DDP = parity.Run("mixtral", "ddp", 2, *parity.CUT[2], recipe="mixtral")
 ONE = parity.reference_of(DDP)
 
 
