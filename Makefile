@@ -8,7 +8,7 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: help install install-dev quickstart proof bench test check fix test-gpu clean
-.PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-t5 quickstart-llama_dpo quickstart-vit
+.PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-t5 quickstart-llama_dpo quickstart-vit quickstart-mixtral
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s:
@@ -121,6 +121,22 @@ quickstart-vit:
 	  --per_device_train_batch_size 64 --learning_rate 2e-3 --warmup_steps 0.05
 	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
 	@printf '\nThe model is in $(OUT)/run, its images in $(OUT)/data, the loss curve in $(OUT)/loss.png.\n'
+
+quickstart-mixtral:
+	python scripts/make_tiny_model.py $(OUT) --num_local_experts 4 --intermediate_size 192
+	@printf '\n== Answers before training ==\n'
+	python scripts/generate.py $(OUT)/model --file $(OUT)/data/test.jsonl --json $(OUT)/before.json
+	@printf '\n== Training ==\n'
+	rm -rf $(OUT)/run  # else it would go on from its last checkpoint
+	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
+	  --mixed_precision no recipes/mixtral.py --model_name_or_path $(OUT)/model \
+	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
+	  --per_device_train_batch_size 64 --learning_rate 2e-3 --warmup_steps 0.05
+	@printf '\n== Answers after training ==\n'
+	python scripts/generate.py $(OUT)/run --file $(OUT)/data/test.jsonl --json $(OUT)/after.json
+	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
+	@printf '\nThe model is in $(OUT)/run, its rows in $(OUT)/data, the loss curve in $(OUT)/loss.png.\n'
+	@printf 'Ask it: $(VENV)/bin/python scripts/generate.py $(OUT)/run --prompt "Spell the word tiger."\n'
 
 check: install-dev  ## lint and the static tests, under a minute
 	ruff check .

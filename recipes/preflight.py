@@ -31,7 +31,7 @@ from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from whole_state import strategy_in_force
 
 REHEARSE = "without GPUs, rehearse: python scripts/rehearse.py --config_file YAML recipes/RECIPE.py ..."
-MAY_BE_ZERO = "warmup_steps weight_decay max_grad_norm seed lora_dropout dataloader_num_workers save_steps nonfinite_budget num_eval_documents".split()
+MAY_BE_ZERO = "warmup_steps weight_decay max_grad_norm seed lora_dropout dataloader_num_workers save_steps nonfinite_budget num_eval_documents router_aux_loss_coef".split()
 # Arguments that may differ when a run goes on, since they change nothing that is learnt; the rows of a step stay equal
 FREE_TO_CHANGE = frozenset("""
     output_dir dry_run resume_from_checkpoint allow_change save_steps save_total_limit nonfinite nonfinite_budget ddp_timeout eval_strategy eval_steps eval_on_start
@@ -116,6 +116,8 @@ def rules_of_values(args):
     yield args.load_in_8bit and args.load_in_4bit, "--load_in_8bit and --load_in_4bit: choose one"
     yield needs_peft and not args.use_peft, "a quantized base cannot be trained itself, and --use_rslora and --use_dora are for adapters: add --use_peft"
     yield args.lora_dropout >= 1, f"--lora_dropout {args.lora_dropout}: must be below 1"
+    of_parameters = args.use_peft and getattr(args, "lora_target_parameters", None)
+    yield of_parameters and args.lora_dropout > 0, "--lora_dropout is for adapters of linear layers (peft): leave it out, or --lora_target_parameters with nothing behind it leaves the others out"
     yield args.dtype == "float16" and not args.use_peft, "float16 weights cannot be trained, for want of an fp32 master copy: use --dtype float32 with mixed_precision: fp16 in the YAML"
     yield model.exists() and not (model / "config.json").is_file(), f"--model_name_or_path {model}: no config.json in it"
     yield Path(args.output_dir).is_file(), f"--output_dir {args.output_dir}: is a file"
@@ -146,6 +148,8 @@ def rules_of_strategy(args, accelerator, strategy):
     yield zero == 3 and of_deepspeed["zero_optimization"].get("stage3_gather_16bit_weights_on_model_save") is not True, f"{name} could not save the weights in the end: set zero3_save_16bit_model: true in the YAML, or stage3_gather_16bit_weights_on_model_save in the DeepSpeed config"
     yield doubled, f"the command line owns {', '.join(doubled)}: delete that from the YAML, or set it to auto in the DeepSpeed config"
     yield args.use_peft and name == "FSDP1 NO_SHARD", f"{name} loses frozen weights when adapters are saved: use ddp.yaml, which holds the same"
+    of_parameters = args.use_peft and getattr(args, "lora_target_parameters", None)
+    yield of_parameters and fsdp == 1, f"{name} gathers adapters in layers of their own alone, which those of experts are not: use an fsdp2 YAML, or --lora_target_parameters with nothing behind it"
     yield args.load_in_4bit and fsdp == 1 and name.endswith(("SHARD_GRAD_OP", "ZERO2")), f"{name} cannot hold a 4-bit base: use fsdp2_shard_grad_op.yaml or fsdp1_full_shard.yaml"
     yield args.optim.endswith("bit") and sharded, f"--optim {args.optim} cannot hold the shards of {name}: use adamw_torch_fused"
     yield args.torch_compile and fsdp == 1, f"--torch_compile: accelerate cannot compile the layers of {name}: use fsdp2_full_shard.yaml"
@@ -203,11 +207,18 @@ def shares_lines(args):
 
 
 def check_model(args, model, largest, longest=0):
-    """Fail with 64 where the rows' largest token or the longest one's last position has no embedding, where packed rows would see
-    each other, by masks without positions or in layers whose state runs on, and where Liger left the model as it was."""
+    """Fail with 64 where the rows' largest token or the longest one's last position has no embedding, where a model would be quantized in
+    small part, where packed rows would see each other, by masks without positions or in layers whose state runs on, and where Liger left the model as it was."""
     if largest >= model.get_input_embeddings().num_embeddings:
         fail(64, f"the rows have a token {largest}, but the model has no embedding for it: resize its embeddings first")
-    inner = getattr(model, "get_base_model", lambda: model)()
+    inner, sizes = getattr(model, "get_base_model", lambda: model)(), [(size_of(weight), len(getattr(weight, "ds_shape", weight.shape))) for weight in model.parameters()]
+    stacked = sum(size for size, dimensions in sizes if dimensions == 3) / sum(size for size, _ in sizes)  # experts of a layer in one tensor
+    if (args.load_in_8bit or args.load_in_4bit) and stacked > 0.5:
+        fail(64, f"bitsandbytes quantizes linear layers alone, and {stacked:.0%} of {type(inner).__name__} are experts, which are none: leave out --load_in_8bit and --load_in_4bit; --dtype bfloat16 halves a frozen base, full_shard and ZeRO-3 split it")
+    names = [name.replace(".base_layer", "") for name, _ in model.named_parameters()]
+    for end in (args.use_peft and getattr(args, "lora_target_parameters", None)) or []:
+        if not any(name.endswith(f".{end}") for name in names):
+            fail(64, f"--lora_target_parameters {end}: no parameter of {type(inner).__name__} ends so")
     tables = [module for name, module in inner.named_modules() if name.endswith("position_embeddings") and isinstance(module, Embedding)]  # not rotary ones
     places = min((table.num_embeddings - (table.padding_idx or -1) - 1 for table in tables), default=longest)  # RoBERTa's begin behind padding
     if longest > places:

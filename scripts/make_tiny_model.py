@@ -1,12 +1,14 @@
 #!/usr/bin/env python
-"""Write a tiny random Llama, its tokenizer and a small instruction set, from nothing and offline.
+"""Write a tiny random Llama, or Mixtral, its tokenizer and a small instruction set, from nothing and offline.
 
-OUTPUT_DIR/model is a random LlamaForCausalLM with a tokenizer and a chat template. OUTPUT_DIR/data holds train.jsonl
+OUTPUT_DIR/model is a random LlamaForCausalLM, with --num_local_experts a MixtralForCausalLM whose tokens take two of
+so many experts each, with a tokenizer and a chat template. OUTPUT_DIR/data holds train.jsonl
 and test.jsonl, rows of {"prompt", "completion", "skill"}. The skills work on made-up words and on numbers, and the
 split is by word and by number: what a test prompt asks about stands in no training prompt of any skill, so a model
 that does well on test.jsonl has learned the skills and not the rows.
 
     python scripts/make_tiny_model.py runs/tiny
+    python scripts/make_tiny_model.py runs/tiny_mixtral --num_local_experts 4 --intermediate_size 192
 
 With --text only the model is written, and its tokenizer is a BPE of --vocab_size trained on every string in a file:
 
@@ -27,7 +29,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, MixtralConfig, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 PAD, BOS, EOS, END_OF_TURN = "<|pad|>", "<|begin_of_text|>", "<|end_of_text|>", "<|end_of_turn|>"
@@ -77,7 +79,8 @@ def parse_args():
     parser.add_argument("--num_hidden_layers", type=int, default=2)
     parser.add_argument("--num_attention_heads", type=int, default=4)
     parser.add_argument("--num_key_value_heads", type=int, help="default: as many as --num_attention_heads")
-    parser.add_argument("--intermediate_size", type=int, default=384, help="a multiple of 64")
+    parser.add_argument("--intermediate_size", type=int, default=384, help="a multiple of 64; of each expert")
+    parser.add_argument("--num_local_experts", type=int, help="makes a Mixtral with so many experts in each layer")
     parser.add_argument("--vocab_size", type=int, default=320, help=f"rows of the embedding, >= {SMALLEST_VOCAB}")
     parser.add_argument("--max_position_embeddings", type=int, default=512, help="longest sequence, in tokens")
     parser.add_argument("--tie_word_embeddings", action="store_true", help="one matrix for embedding and output")
@@ -106,6 +109,8 @@ def validate_args(args):
         widths = {"--hidden_size": args.hidden_size, "--intermediate_size": args.intermediate_size}
         widths["--num_key_value_heads x head size"] = args.num_key_value_heads * head_size
         problems += [f"{name} must be a multiple of 64, not {width}" for name, width in widths.items() if width % 64]
+        if args.num_local_experts == 1:
+            problems.append("--num_local_experts must be at least 2: a token takes two of them")
         if args.vocab_size < SMALLEST_VOCAB:
             problems.append(f"--vocab_size must be at least {SMALLEST_VOCAB} (256 bytes and the special tokens)")
         if args.num_test_rows > MOST_TEST_ROWS:
@@ -190,15 +195,16 @@ def make_tokenizer(texts, args):
 
 
 def make_model(tokenizer, args):
-    """Return a random Llama whose generation ends at the end of a turn."""
+    """Return a random Llama, or Mixtral, whose generation ends at the end of a turn."""
     torch.manual_seed(args.seed)
     special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
     names = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"]
     names += ["intermediate_size", "max_position_embeddings", "tie_word_embeddings"]
     # The default of 0.02 suits widths in the thousands; a narrow model learns much faster from larger weights.
     initializer_range = 0.7 * args.hidden_size**-0.5
+    kind, names = (MixtralConfig, [*names, "num_local_experts"]) if args.num_local_experts else (LlamaConfig, names)
     shape = {name: getattr(args, name) for name in names}
-    config = LlamaConfig(initializer_range=initializer_range, **shape, **special)
+    config = kind(initializer_range=initializer_range, **shape, **special)
     with torch.device(args.device):
         model = AutoModelForCausalLM.from_config(config, dtype=args.dtype)
     special["eos_token_id"] = [tokenizer.convert_tokens_to_ids(END_OF_TURN), tokenizer.eos_token_id]
@@ -235,8 +241,9 @@ def main():
     if not args.text:  # rates that take the built-in set to 97 % or more
         more = f"--eval_dataset_name {data_dir}/test.jsonl \\\n    --per_device_train_batch_size 64 "
         more += "--learning_rate 2e-3 --warmup_steps 0.05 "
+    recipe = "recipes/mixtral.py" if args.num_local_experts else "recipes/llama.py"
     print(f"""Train it with:
-  accelerate launch --config_file accelerate_configs/single.yaml recipes/llama.py \\
+  accelerate launch --config_file accelerate_configs/single.yaml {recipe} \\
     --model_name_or_path {model_dir} --dataset_name {train_file} {more}--output_dir {args.output_dir}/run""")
 
 

@@ -39,6 +39,7 @@ MAKERS = {
     "llama": ["make_tiny_model.py", *MODEL],
     "llama_dpo": ["make_tiny_preferences.py", *MODEL],
     "mistral_pretrain": ["make_tiny_text.py", *MODEL],
+    "mixtral": ["make_tiny_model.py", *MODEL, "--num_local_experts", "4", "--intermediate_size", "128"],
     "t5": ["make_tiny_t5.py", *WIDTH, *ROWS],
     "bert": ["make_tiny_bert.py", *WIDTH, *ROWS],
     "vit": ["make_tiny_vit.py", *WIDTH, *ROWS],
@@ -138,6 +139,7 @@ def refuses(run):
     """Whether the recipe has to refuse a run: what FSDP cannot hold."""
     return (run.weights == "int8 LoRA" and run.config.startswith("fsdp")
             or run.weights != "full" and run.config == "fsdp1_no_shard"
+            or run.weights != "full" and run.config.startswith("fsdp1") and run.recipe == "mixtral"
             or run.weights == "nf4 LoRA" and run.config == "fsdp1_shard_grad_op")
 
 

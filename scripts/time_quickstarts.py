@@ -24,7 +24,7 @@ from parity import MAKERS, ROOT
 from usage import Parser
 
 SHOWN = {"llama": "exact_match", "llama_dpo": "exact_match", "mistral_pretrain": "eval_perplexity",
-         "t5": "eval_bleu", "bert": "eval_accuracy", "vit": "eval_accuracy"}  # fmt: skip
+         "mixtral": "exact_match", "t5": "eval_bleu", "bert": "eval_accuracy", "vit": "eval_accuracy"}  # fmt: skip
 
 
 def before_and_after(recipe, out):

@@ -51,7 +51,8 @@ def test_the_table_is_complete():
     assert set(TABLE) == {path.stem for path in CONFIGS.glob("*.yaml") if not path.is_symlink()}
     assert set(TABLE) == set(parity.configs())
     assert all(len(row) == len(parity.WEIGHTS) for row in TABLE.values()) and len(PAIRS) == 64
-    refused = [(run.config, run.weights) for run in parity.all_runs() if parity.refuses(run)]
+    refused = [(run.config, run.weights) for run in parity.all_runs()
+               if parity.refuses(run) and run.recipe == "llama"]
     assert set(refused) == {(config, kind) for config, kind, expected in PAIRS if expected != WORKS}
 
 

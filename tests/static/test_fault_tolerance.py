@@ -27,6 +27,8 @@ UNSAFE_OF = {  # recipe: what it has not of these, and what it has besides
     "llama_dpo": ("packing", "loss_type beta"),
     "mistral_pretrain": ("packing train_sampling_strategy",
                          "text_column streaming shuffle_buffer_size num_eval_documents max_train_tokens"),
+    "mixtral": ("packing bnb_4bit_quant_type bnb_4bit_use_double_quant",
+                "lora_target_parameters router_aux_loss_coef"),
     "t5": ("packing max_length", """source_column target_column source_lang target_lang source_prefix max_source_length
            max_target_length forced_bos_token"""),
     "bert": ("packing", "text_columns label_column problem_type class_weights"),

@@ -21,7 +21,8 @@ COLLECTIVES = {"save_state", "load_state", "get_state_dict", "gather", "gather_f
                "conclude", "leave", "save_checkpoint", "gather_state", "restore_state", "stop_asked",
                "broadcast_object_list", "check_changes", "evaluate_rows", "summed_row_loss", "share_new_modules",
                "deal", "give_up", "new_group", "summed_target_loss", "generate", "evaluate_texts",
-               "answer_logps", "compare_answers", "run_reference", "evaluate_pairs", "keep_table"}
+               "answer_logps", "compare_answers", "run_reference", "evaluate_pairs", "keep_table",
+               "summed_losses", "evaluate_mixture", "means_of"}
 LEAVES = (ast.Return, ast.Break, ast.Continue)
 PACKAGES = {"PIL": "pillow"}  # where a module has another name
 INDIRECT = {"numpy", "jinja2", "tqdm", "xxhash", "safetensors", "psutil"}  # the required packages bring them
