@@ -5,7 +5,6 @@ import os
 import shutil
 import sys
 
-import parity
 import pytest
 from launching import REPO, data_of, read_metrics, rehearse, run
 
@@ -107,8 +106,3 @@ def test_real_pairs(loss_type, gsm8k, gsm8k_model, tmp_path):
     assert done.returncode == 0, done.output[-3000:]
     steps = read_metrics(tmp_path / "run")[0]
     assert len(steps) == 12 and steps[-1]["loss"] < steps[0]["loss"]
-
-
-def test_the_job_of_parity_is_known_to_all_yamls():
-    configs = {run.config for run in parity.all_runs() if run.recipe == "llama_dpo"}
-    assert configs == set(parity.configs())

@@ -150,12 +150,3 @@ def test_two_ranks_end_with_the_last_token_of_the_last_pass(tiny, tmp_path):
     assert size[-1] - (size[-2] if len(size) > 1 else 0) < 12 * 80  # the last step is a shorter one
     for a, b in zip(ours, theirs, strict=True):
         assert a == pytest.approx(b, rel=parity.BOUNDS["loss"] * 5)
-
-
-def test_copied_alone_it_trains(tiny, tmp_path):
-    shutil.copy(RECIPE, tmp_path / "train.py")
-    command = [word for word in arguments(tiny) if word not in ("--save_steps", 0)]
-    done = run(sys.executable, "train.py", *command, "--max_steps", 3, "--output_dir", "run", cwd=tmp_path)
-    assert done.returncode == 0 and "fault_tolerance.py is not beside this recipe" in done.output, done.output[-3000:]
-    steps, evaluations = read_metrics(tmp_path / "run")
-    assert len(steps) == 3 and len(evaluations) == 1 and (tmp_path / "run" / "model.safetensors").exists()

@@ -15,7 +15,7 @@ from launching import REPO, read_metrics, run
 
 RECIPES = [name for name in parity.MAKERS if name != "llama"]
 ENGINES = [("fsdp2_full_shard", "full"), ("deepspeed_zero3", "LoRA")]
-EVALUATED = 1e-5  # relative; metrics that count rows are equal
+EVALUATED = {"rel": 1e-5, "abs": 1e-6}  # metrics that count rows are equal
 
 
 @pytest.mark.parametrize(("config", "kind"), ENGINES, ids=[f"{config}-{kind}" for config, kind in ENGINES])
@@ -28,7 +28,7 @@ def test_ranks_give_the_numbers_of_one_process_and_hold_what_was_promised(recipe
     row = parity.measure(planned, tiny_of(recipe), tmp_path / "run", whole)
     assert row["verdict"] == "ok" and row["bytes"] == "ok", row
     evaluations, expected = read_metrics(tmp_path / "run")[1], read_metrics(whole)[1]
-    assert evaluations == [pytest.approx(line, rel=EVALUATED) for line in expected] and len(evaluations) == 2
+    assert evaluations and evaluations == [pytest.approx(line, **EVALUATED) for line in expected]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
