@@ -3,8 +3,8 @@
 
 OUTPUT_DIR/model is a random T5ForConditionalGeneration with a BPE tokenizer. OUTPUT_DIR/data holds train.jsonl and
 test.jsonl, rows of {"source", "target"}: English sentences such as "the small dog sees a red ship" and what they are
-in a made-up language, "nuka keva zovo rozi fida bipo pizu". Each word has its counterpart there, and the order is
-another: adjectives follow their noun, articles come last, the verb ends the sentence. So a model has to translate and
+in a made-up language, "nuka keva zovo rozi fida bipo pizu". Each word has its counterpart there, and the order
+differs: adjectives follow their noun, articles come last, the verb ends the sentence. So a model has to translate and
 to move words. No sentence of test.jsonl is in train.jsonl.
 
     python scripts/make_tiny_t5.py runs/tiny_t5
