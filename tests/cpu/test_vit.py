@@ -92,7 +92,7 @@ def test_a_bad_image_is_named_before_weights_are_looked_for(tiny_of, tmp_path):
 def test_an_image_that_breaks_in_a_loader_in_mid_training_is_named_and_a_checkpoint_is_there(tiny_of, tmp_path):
     arguments = copied(tiny_of("vit"), tmp_path)
     images = sorted((tmp_path / "data" / "train").glob("*/*.png"))
-    bad = images[np.random.default_rng((42, 0)).permutation(210)[160]]  # it comes in step 21 of the first epoch, 8 rows a step
+    bad = images[np.random.default_rng((42, 0)).permutation(210)[160]]  # it comes in step 21, 8 rows a step
     content = bad.read_bytes()
     bad.write_bytes(content[:100] + bytes(len(content) - 112) + content[-12:])  # head and end are sound
     flags = ["--max_steps", 40, "--save_steps", 10, "--dataloader_num_workers", 1]
