@@ -229,7 +229,7 @@ def global_batches(num_lines, batch_size, window, num_epochs=1, seed=None, lengt
 
 
 def augment(picture, size, augmentation, rng):
-    """Return a training image: cropped to 8 to 100 % of its area, 3:4 to 4:3 in shape, and of this size, (height, width); every other one mirrored."""
+    """Return a training image, cropped to 8 to 100 % of its area, 3:4 to 4:3 in shape, and then of this size, (height, width); half are mirrored."""
     if "crop" in augmentation:
         area, shape = picture.width * picture.height * rng.uniform(0.08, 1), math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
         width, height = min(picture.width, math.sqrt(area * shape)), min(picture.height, math.sqrt(area / shape))  # torchvision draws again
