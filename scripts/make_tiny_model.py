@@ -202,7 +202,9 @@ def make_model(tokenizer, args):
     names += ["intermediate_size", "max_position_embeddings", "tie_word_embeddings"]
     # The default of 0.02 suits widths in the thousands; a narrow model learns much faster from larger weights.
     initializer_range = 0.7 * args.hidden_size**-0.5
-    kind, names = (MixtralConfig, [*names, "num_local_experts"]) if getattr(args, "num_local_experts", 0) else (LlamaConfig, names)
+    kind = LlamaConfig
+    if getattr(args, "num_local_experts", None):
+        kind, names = MixtralConfig, [*names, "num_local_experts"]
     shape = {name: getattr(args, name) for name in names}
     config = kind(initializer_range=initializer_range, **shape, **special)
     with torch.device(args.device):
