@@ -203,7 +203,7 @@ def make_model(tokenizer, args):
     # The default of 0.02 suits widths in the thousands; a narrow model learns much faster from larger weights.
     initializer_range = 0.7 * args.hidden_size**-0.5
     kind = LlamaConfig
-    if getattr(args, "num_local_experts", None):
+    if args.num_local_experts:
         kind, names = MixtralConfig, [*names, "num_local_experts"]
     shape = {name: getattr(args, name) for name in names}
     config = kind(initializer_range=initializer_range, **shape, **special)

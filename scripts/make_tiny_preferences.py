@@ -49,7 +49,7 @@ def parse_args():
     parser.add_argument("--num_test_rows", type=int, default=400, help="at most 800")
     parser.add_argument("--num_demonstrations", type=int, default=12000)
     fixed = {"text": None, "vocab_size": 320, "max_position_embeddings": 512, "tie_word_embeddings": False}
-    parser.set_defaults(**fixed, dtype="float32", device="cpu")
+    parser.set_defaults(**fixed, num_local_experts=None, dtype="float32", device="cpu")
     args = parser.parse_args()
     args.num_key_value_heads = args.num_key_value_heads or args.num_attention_heads
     return args

@@ -23,7 +23,8 @@ EXPLICIT = {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}
 def make_model_and_tokenizer():
     shape = dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 2)
     shape |= dict.fromkeys(("hidden_size", "intermediate_size"), 64)
-    shape |= {"vocab_size": 320, "max_position_embeddings": 512, "tie_word_embeddings": False}
+    shape |= {"vocab_size": 320, "max_position_embeddings": 512, "tie_word_embeddings": False,
+              "num_local_experts": None}
     args = Namespace(**shape, dtype="float32", device="cpu", seed=0)
     tokenizer = make_tokenizer([], args)
     return make_model(tokenizer, args), tokenizer
