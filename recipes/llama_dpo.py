@@ -320,7 +320,7 @@ def compare_answers(model, batch, known, args):
     logps = logps / batch["lengths"] if orpo else logps
     losses, rewards = preference_losses(logps - reference, batch["lengths"], args.loss_type, args.beta), args.beta * (logps - reference).detach()
     margins = rewards[0] - rewards[1]
-    return torch.stack([losses.sum(), likelihood * orpo, *rewards.sum(1), margins.sum(), (margins > 0).float().sum(), *logps.detach().sum(1)])
+    return torch.stack([losses.sum(), likelihood, *rewards.sum(1), margins.sum(), (margins > 0).float().sum(), *logps.detach().sum(1)])
 
 
 @torch.no_grad()

@@ -68,7 +68,7 @@ def stop(code, *problems):
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     # Model
-    parser.add_argument("--model_name_or_path", default="allenai/OLMoE-1B-7B-0924", help="hub id or folder")
+    parser.add_argument("--model_name_or_path", default="allenai/OLMoE-1B-7B-0924", help="hub id or folder")  # the default one: Apache-2.0
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of the weights; bfloat16 halves a frozen base")
     parser.add_argument("--attn_implementation", default="sdpa", help="eager, sdpa, flex_attention, flash_attention_2, _3, _4, or a hub kernel id")
     parser.add_argument("--gradient_checkpointing", action="store_true", help="recompute activations in the backward pass: much less memory, about a third more compute")

@@ -248,14 +248,15 @@ def marked(row, tokenizer):
 
 def report_start(accelerator, args, model, tokenizer, rows, lines, steps, facts, told):
     """Print what is really in force and one row, of a language model with its supervised part in [[ ]]; write it all to run.json.
-    rows: with the columns length and largest if they are of tokens. lines: of row numbers, as the model sees them. facts: what is compared when the run goes on. told: {name: text}, what the
-    recipe has to tell of its data and its loss, with its own form of the row as "sample", if it has one."""
+    rows: with the columns length and largest if they are of tokens. lines: of row numbers, as the model sees them. facts: what is
+    compared when the run goes on. told: {name: text}, what the recipe has to tell of its data and its loss, with its own form of the
+    row as "sample", if it has one."""
     total, trained = np.sum([(size := size_of(weight), size * weight.requires_grad) for weight in model.parameters()], axis=0)
     known = getattr(rows, "column_names", rows)
     lengths, packing = rows["length"][:] if "length" in known else np.zeros(1), "packing" in args and args.packing
     tokens, longest = lengths.sum() / len(lines), int(lengths.max())
     if longest:
-        longest = rows["longest"][:].max() if "longest" in known else longest  # of several texts in a row
+        longest = int(rows["longest"][:].max()) if "longest" in known else longest  # of several texts in a row
         check_model(args, model, max(tokenizer.pad_token_id, rows["largest"][:].max()), longest)
     unit = "blocks" if "max_train_tokens" in args else "lines" if packing else "rows"
     batch, quantization = facts["rows_per_step"], "int8" if args.load_in_8bit else args.bnb_4bit_quant_type if args.load_in_4bit else "no"
