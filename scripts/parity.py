@@ -57,6 +57,8 @@ JOB = ["--max_steps", "20", "--num_train_epochs", "2", "--learning_rate", "1e-3"
 LEVERS = ("--padding_free", "--max_logits_mib", "0.02")  # pieces of 16 tokens, several a batch
 PACKING = ("--packing", "--max_length", "96")  # two or three rows a line
 ENGINES = ("single", "ddp", "fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero2", "deepspeed_zero3")
+QUANTIZED = (("single", "int8 LoRA"), ("deepspeed_zero2", "int8 LoRA"),
+             ("single", "nf4 LoRA"), ("fsdp2_full_shard", "nf4 LoRA"))
 CUT = {1: (3, 4), 2: (3, 2), 4: (3, 1)}  # ranks: per-device batch, accumulation
 WEIGHTS = {
     "full": [],
@@ -132,6 +134,9 @@ def all_runs():
             cut = ranks_of(config, 2), *CUT[ranks_of(config, 2)]
             kinds = ("full", "LoRA") if config in ENGINES else ("full",)
             runs += [Run(recipe, config, *cut, weights, recipe=recipe) for weights in kinds]
+        for config, weights in QUANTIZED if recipe != "mixtral" else ():  # bitsandbytes packs no experts
+            cut = ranks_of(config, 2), *CUT[ranks_of(config, 2)]
+            runs.append(Run("quantized", config, *cut, weights, recipe=recipe))
     return runs
 
 

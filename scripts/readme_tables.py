@@ -24,7 +24,8 @@ GROUPS = {  # what a line of the summary sums up
     "attention": "eager attention",
     "levers": "padding-free batches, loss in pieces",
     "packing": "packed lines, against one process's",
-    **{recipe: f"`{recipe}.py`, every YAML, 2 ranks" for recipe in MAKERS if recipe != "llama"},
+    **{recipe: "the other recipes, every YAML, 2 ranks" for recipe in MAKERS if recipe != "llama"},
+    "quantized": "the other recipes, under ZeRO-2 and FSDP2",
 }
 CLASSES = ("parameters", "gradients", "optimizer")
 ORDER = ("single", "ddp", "fsdp2", "fsdp1", "deepspeed")
@@ -37,12 +38,12 @@ def largest(rows, key):
 
 
 def parity_block(results):
-    """One line a group, kind of weights and bound: how many runs, and the largest difference from one process."""
+    """One line a kind of run, of weights and bound: how many runs, and the largest difference from one process."""
     measured = [row for row in results["parity"]["rows"] if row["verdict"] == "ok" and not is_reference(row)]
     lines = []
-    for group, text in GROUPS.items():
+    for text in dict.fromkeys(GROUPS.values()):
         for weights in WEIGHTS:
-            rows = [row for row in measured if row["group"] == group and row["weights"] == weights]
+            rows = [row for row in measured if GROUPS[row["group"]] == text and row["weights"] == weights]
             wider = [row for row in rows if row["bounds"]["grad_norm"] not in (BOUNDS["grad_norm"], None)]
             for part, note in (([row for row in rows if row not in wider], ""), (wider, ", sharded")):
                 if part:
@@ -53,7 +54,7 @@ def parity_block(results):
 
 
 def is_reference(row):
-    return row["group"] in ("strategies", *MAKERS) and row["config"] == "single"
+    return row["group"] in ("strategies", "quantized", *MAKERS) and row["config"] == "single"
 
 
 def bytes_block(results, weights="full"):

@@ -23,9 +23,10 @@ def texts_of(folder):
     return [json.loads(line) for line in (folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.parametrize("config", ["fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero3"])
-def test_two_ranks_give_the_loss_the_weights_and_the_texts_of_one_process(config, tiny, one_process, tmp_path):
-    job, reference = parity.Run("t5", config, 2, *parity.CUT[2], recipe="t5"), one_process("full", "t5")
+def test_two_ranks_write_the_texts_of_one_process(tiny, one_process, tmp_path):
+    """Under FSDP1, where generation needs what is in no layer gathered; of others tests/cpu/test_recipes.py sees to it
+    that ROUGE, BLEU and exact match are those of one process."""
+    job, reference = parity.Run("t5", "fsdp1_full_shard", 2, *parity.CUT[2], recipe="t5"), one_process("full", "t5")
     row = parity.measure(job, tiny, tmp_path / "run", reference)
     assert row["verdict"] == "ok", row
     ours, theirs = (texts_of(folder) for folder in (tmp_path / "run", reference))
@@ -33,8 +34,6 @@ def test_two_ranks_give_the_loss_the_weights_and_the_texts_of_one_process(config
     assert len({line["prediction"] for line in ours}) > 5  # not one text for all
     ours, theirs = (read_metrics(folder)[1] for folder in (tmp_path / "run", reference))
     assert [[line[name] for name in METRICS] for line in ours] == [[line[name] for name in METRICS] for line in theirs]
-    # sums of fp32 losses in another order
-    np.testing.assert_allclose(*[[line["eval_loss"] for line in lines] for lines in (ours, theirs)], rtol=1e-6)
 
 
 def test_it_learns_to_translate_and_the_folder_writes_what_was_evaluated(tmp_path):
