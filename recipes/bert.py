@@ -163,7 +163,7 @@ def tokenize_text(row, tokenizer, max_length, columns, label_column, names):
     encoded = tokenizer(*(text.encode().decode() for text in texts), truncation=True, max_length=max_length)  # encode: no lone surrogates
     tokens = np.array(encoded["input_ids"], dtype=np.int32)
     return {"input_ids": encoded["input_ids"], "token_type_ids": encoded.get("token_type_ids", []), "label_text": label_text,
-            "number": math.inf if isinstance(row[label_column], str) else float(row[label_column]), "truncated": bool(encoded.encodings[0].overflowing),
+            "number": math.inf if isinstance(row[label_column], str) else float(row[label_column]), "truncated": bool(encoded.encodings and encoded.encodings[0].overflowing),
             "length": len(tokens), "largest": int(tokens.max()), "hash": xxhash.xxh3_64_intdigest(tokens.tobytes() + label_text.encode()) >> 1}
 
 
@@ -280,17 +280,15 @@ def load_classifier(auto_class, task_type, classes, args, accelerator):
     quantization = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=outside) if args.load_in_8bit else None
     if args.load_in_4bit:  # the library's own defaults are fp4, float32 and uint8: always say all four
         quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=args.bnb_4bit_quant_type, bnb_4bit_quant_storage=args.dtype,
-                                          bnb_4bit_compute_dtype=args.dtype, bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant,
-                                          llm_int8_skip_modules=outside)
+                                          bnb_4bit_compute_dtype=args.dtype, bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant, llm_int8_skip_modules=outside)
     head = {"id2label": dict(enumerate(classes)), "label2id": {name: i for i, name in enumerate(classes)}} if classes else {"num_labels": 1}
     head["problem_type"] = "single_label_classification" if classes else "regression"
-    draw = PreTrainedModel.initialize_weights  # of what is new, seeded here: under ZeRO-3 some models have drawn before, elsewhere not
-    seeded = mock.patch.object(PreTrainedModel, "initialize_weights", lambda model: set_seed(args.seed) or draw(model))
-    with seeded, preflight.loading("model", args.model_name_or_path, args) if preflight else nullcontext():
-        model, report = auto_class.from_pretrained(
-            args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation, quantization_config=quantization,
-            ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=False, **head)
-    new = sorted({name.rpartition(".")[0] for name in [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]})
+    seeded = mock.patch.object(PreTrainedModel, "initialize_weights", lambda model, draw=PreTrainedModel.initialize_weights: set_seed(args.seed) or draw(model))
+    with seeded, preflight.loading("model", args.model_name_or_path, args) if preflight else nullcontext():  # under ZeRO-3 some models have drawn before
+        model, report = auto_class.from_pretrained(args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation, quantization_config=quantization,
+                                                   ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=False, **head)
+    new = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]  # peft trains a classifier of several layers as one
+    new = sorted({"classifier" if name.startswith("classifier.") else name.rpartition(".")[0] for name in new})
     share_new_modules(model, new, accelerator)
     set_seed(args.seed)  # for adapters: ranks that made no new weights have drawn less
     model._no_split_modules = {name for name in model._no_split_modules or () if not name.endswith("Embeddings")}  # accelerate makes them a unit itself
@@ -301,8 +299,10 @@ def load_classifier(auto_class, task_type, classes, args, accelerator):
     if args.use_peft:
         model = get_peft_model(model, LoraConfig(
             task_type=task_type, r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, use_rslora=args.use_rslora,
-            use_dora=args.use_dora, modules_to_save=new or None,
-            target_modules="all-linear" if args.lora_target_modules == ["all-linear"] else args.lora_target_modules))
+            use_dora=args.use_dora, modules_to_save=new or None, target_modules="all-linear" if args.lora_target_modules == ["all-linear"] else args.lora_target_modules),
+            autocast_adapter_dtype=accelerator.mixed_precision != "no" or not accelerator.is_fsdp2)  # to fp32; FSDP2 wants one type in a unit:
+        for weight in model.parameters() if accelerator.mixed_precision != "no" else []:  # the new modules get that of the adapters
+            weight.data = weight.data.float() if weight.requires_grad else weight.data
         if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
             accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
     return model

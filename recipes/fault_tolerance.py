@@ -150,14 +150,16 @@ def stop_asked(accelerator):
 
 
 def on_exception(kind, error, trace):
-    """Record what ended this rank; 73 and one line where a file could be neither read nor written."""
+    """Record what ended this rank; 73 and one line where a file could be neither read nor written, 64 where peft found no such layers."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of the launcher, which ends all when one ended
     time.sleep(2 * (os.environ.get("WORLD_SIZE", "1") != "1"))  # the end of another rank is for `watch` to tell
     told = read_status() if RUN.get("output_dir") else {}
     if told.get("state") == "failed":  # a process of this one, such as one that loads data, or another rank has told why
         os._exit(told.get("exit_code") or 1)
     code = 73 if isinstance(error, SafetensorError) or getattr(error, "errno", None) in CANNOT_WRITE else 1
-    print(f"error: cannot read or write: {error}", file=sys.stderr) if code == 73 else sys.__excepthook__(kind, error, trace)
+    code = 64 if kind is ValueError and "not found in the base model" in str(error) else code
+    what = {64: "--lora_target_modules", 73: "cannot read or write"}.get(code)
+    print(f"error: {what}: {error}", file=sys.stderr) if what else sys.__excepthook__(kind, error, trace)
     set_status("failed", code, f"{kind.__name__}: {error}")
     sys.stdout.flush()
     os._exit(code)

@@ -2,13 +2,13 @@
 
 The YAML file owns the strategy, the command line everything about learning:
 
-    accelerate launch --config_file accelerate_configs/fsdp.yaml recipes/llama_dpo.py
-    accelerate launch --config_file accelerate_configs/ddp.yaml --num_processes 4 recipes/llama_dpo.py --use_peft --learning_rate 1e-5
-    accelerate launch --config_file accelerate_configs/deepspeed_zero3.yaml --num_processes 8 recipes/llama_dpo.py --loss_type orpo
+    accelerate launch --config_file accelerate_configs/fsdp.yaml recipes/llama_dpo.py --skip_bad_rows
+    accelerate launch --config_file accelerate_configs/ddp.yaml --num_processes 4 recipes/llama_dpo.py --dataset_name pairs.jsonl --use_peft
+    accelerate launch --config_file accelerate_configs/deepspeed_zero3.yaml recipes/llama_dpo.py --dataset_name pairs.jsonl --loss_type orpo
 
 A good run prints a summary with one pair as the model sees it, an accuracy and a margin of rewards that rise, and the folder that
-`from_pretrained` loads. The same command again goes on from the newest checkpoint. Exit codes: 0 done, 64 usage, 65 data, 69 no hub,
-70 not finite, 73 cannot write, 75 stopped and saved. To make it yours: grep EDIT.
+`from_pretrained` loads. The same command goes on from the newest checkpoint. Exit codes: 0 done, 64 usage, 65 data, 69 no hub, 70 not
+finite, 73 cannot write, 75 stopped and saved. To make it yours: grep EDIT.
 """
 
 import argparse
@@ -86,7 +86,7 @@ def parse_args():
     parser.add_argument("--use_rslora", action="store_true", help="rank-stabilised scale")
     parser.add_argument("--use_dora", action="store_true", help="weight-decomposed LoRA")
     # Data
-    parser.add_argument("--dataset_name", default="trl-lib/ultrafeedback_binarized", help="hub id, folder, or .json, .jsonl, .csv, .parquet file")  # EDIT: yours (this one: about 62,100 rows, of UltraFeedback, MIT)
+    parser.add_argument("--dataset_name", default="trl-lib/ultrafeedback_binarized", help="hub id, folder, or .json, .jsonl, .csv, .parquet file")  # EDIT: yours (this one: about 62,100 rows, of UltraFeedback, MIT; long prompts want --skip_bad_rows)
     parser.add_argument("--dataset_config", help="configuration of a hub data set")
     parser.add_argument("--dataset_train_split", default="train", help="split to train on")
     parser.add_argument("--dataset_test_split", default="test", help="split to evaluate on, if there is one")
@@ -397,8 +397,8 @@ def main():
 
     # ---- Model ----
     model = load_model(args, accelerator)
-    for dropout in [module for name, module in model.named_modules() if isinstance(module, torch.nn.Dropout) and "lora" not in name]:
-        dropout.p = 0.0  # else the model would differ from the reference by chance
+    for module in [module for name, module in model.named_modules() if "lora" not in name]:  # else the model would differ from the reference by chance
+        vars(module).update({name: 0.0 for name in ("p", "attention_dropout") if isinstance(vars(module).get(name), float)})
     model.get_output_embeddings().register_forward_pre_hook(torch.compiler.disable(lambda _, hidden: hidden[0].flatten(0, 1)[LEARNT["positions"]]))
     told["batch"] = f"{facts['rows_per_step']} pairs, at most {2 * lengths.mean() * facts['rows_per_step']:,.0f} tokens; {total_steps} steps"
     if preflight:
@@ -418,7 +418,7 @@ def main():
     accelerator.init_trackers("llama_dpo", {key: str(value) for key, value in vars(args).items()})
     reference = None  # the model without its adapters, in each step
     if args.loss_type != "orpo" and (args.precompute_ref_log_probs or not args.use_peft):  # before weights are restored
-        path = output_dir / f"reference-{xxhash.xxh3_64_hexdigest(both['hash'][:].tobytes())}.safetensors"
+        path = output_dir / f"reference-{xxhash.xxh3_64_hexdigest(both['hash'][:].tobytes())}.table"
         run = partial(run_reference, accelerator, model, whole_loader)
         reference = fault_tolerance.keep_table(accelerator, path, run, checkpoint) if fault_tolerance else run()
 

@@ -106,7 +106,7 @@ def parse_args():
     parser.add_argument("--per_device_eval_batch_size", type=int, default=8, help="blocks a rank")
     parser.add_argument("--gradient_accumulation_steps", type=int, default=1, help="micro-batches an optimizer step")
     parser.add_argument("--max_train_tokens", type=float, default=1e7, help="the budget: the step that reaches it is the last, so it is rounded up to whole steps; where the data end before, they are read again in another order")
-    parser.add_argument("--num_train_epochs", type=int, help="passes over the data instead of that budget, to the token; to count their tokens, the data are tokenised once before")
+    parser.add_argument("--num_train_epochs", type=int, help="passes over the data instead of that budget, to the token; to count them each rank tokenises all data first: of much more than 1e9 tokens give the budget")
     parser.add_argument("--max_steps", type=int, default=-1, help="optimizer steps instead of any budget, if positive")
     parser.add_argument("--optim", default="adamw_torch_fused", choices=["adamw_torch_fused", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"], help="AdamW of torch, or of bitsandbytes")
     parser.add_argument("--learning_rate", type=float, default=2e-5, help="peak; adapters want about ten times more")

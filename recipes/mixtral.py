@@ -1,4 +1,4 @@
-"""Instruction tuning of a mixture of experts, Mixtral the example: full or LoRA, experts included, under any strategy.
+"""Instruction tuning of a mixture of experts, Mixtral the example: full or LoRA, experts included (LoRA not under FSDP1).
 
 The YAML file owns the strategy, the command line everything about learning:
 
@@ -9,9 +9,9 @@ The YAML file owns the strategy, the command line everything about learning:
 
 The router's balancing loss, which is added, is computed by row, so that the curve does not depend on how a batch is cut. A
 good run prints how much of the experts is trained, and a falling loss; in metrics.jsonl aux_loss and max_expert_load tell
-whether all experts stay in use. Left out: int8 and 4-bit (bitsandbytes packs linear layers, which experts are not), packing,
-torch.compile, Liger. The same command again goes on from the newest checkpoint. Exit codes: 0 done, 64 usage, 65 data, 69
-no hub, 70 not finite, 73 cannot write, 75 stopped and saved. To make it yours: grep EDIT.
+whether all experts stay in use. Under single.yaml and ddp.yaml float32 experts multiply in float32: autocast knows no grouped
+products. Left out: int8 and 4-bit (bitsandbytes packs no experts), packing, compilation, Liger. The same command goes on. Exit
+codes: 0 done, 64 usage, 65 data, 69 no hub, 70 not finite, 73 cannot write, 75 stopped and saved. To make it yours: grep EDIT.
 """
 
 import argparse
@@ -246,7 +246,7 @@ def load_mixture(args, accelerator):
         model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation,
                                                      trust_remote_code=False)
     known = hasattr(sys.modules[type(model).__module__], "load_balancing_loss_func")  # of which router_loss is the form by row
-    if not known or not hasattr(model.config.get_text_config(), "router_aux_loss_coef"):
+    if not known or not any(".experts." in name for name, _ in model.named_parameters()) or not hasattr(model.config.get_text_config(), "router_aux_loss_coef"):
         stop(64, f"{type(model).__name__} has no router loss in transformers: train it with recipes/llama.py")
     if args.gradient_checkpointing:  # called gradient_checkpointing_enable in older transformers
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": False})

@@ -31,6 +31,7 @@ from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from whole_state import strategy_in_force
 
 REHEARSE = "without GPUs, rehearse: python scripts/rehearse.py --config_file YAML recipes/RECIPE.py ..."
+OTHER_HEAD = "under ZeRO-3 transformers changes no head to another number of classes: take another YAML, or a model without this head"
 MAY_BE_ZERO = "warmup_steps weight_decay max_grad_norm seed lora_dropout dataloader_num_workers save_steps nonfinite_budget num_eval_documents router_aux_loss_coef".split()
 # Arguments that may differ when a run goes on, since they change nothing that is learnt; the rows of a step stay equal
 FREE_TO_CHANGE = frozenset("""
@@ -48,14 +49,15 @@ def meant(message, parser):
 
 @contextlib.contextmanager
 def loading(what, name, args=None):
-    """Fail with 64 if the tokenizer (of images: processor) or the model of a folder or hub id cannot be read, with 69 if the hub is missing: the former comes first.
-    With --dry_run the model has no weights, only their shapes."""
+    """Fail with 64 if the tokenizer (of images: processor) or the model of a folder or hub id cannot be read, with 69 if the hub is
+    missing: the former comes first. With --dry_run the model has no weights, only their shapes."""
     try:
         with without_weights() if args and args.dry_run else contextlib.nullcontext():
             yield
     except Exception as error:  # each reader of weights has its own
         at_hub = what != "model" and isinstance(error, (OSError, ValueError)) and not (Path(name).exists() or name.startswith((".", "/")))
-        fail(69 if at_hub else 64, f"{name}: no {what}: {type(error).__name__}: {' '.join(str(error).split())[:400]}", *[OFFLINE] * at_hub)
+        other_head = "ignore_mismatched_sizes" in str(error)  # though it was given
+        fail(69 if at_hub else 64, f"{name}: no {what}: {type(error).__name__}: {' '.join(str(error).split())[:400]}", *[OFFLINE] * at_hub, *[OTHER_HEAD] * other_head)
 
 
 @contextlib.contextmanager

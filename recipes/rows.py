@@ -258,6 +258,7 @@ def place_of(number, name, files):
 
 
 def identity_of(found, files):
-    """Return a hash of what is known of a data set that is not read as a whole: names and sizes of its files, or what the hub tells of them."""
-    known = [(file.name, file.stat().st_size) for file in files] or sorted(found.info.download_checksums or {})
+    """Return a hash of what is known of a data set that is not read as a whole: names and sizes of its files, or of the hub's, and numbers of rows."""
+    at_hub = sorted(found.info.download_checksums or {}), {name: split.num_examples for name, split in (found.info.splits or {}).items()}
+    known = [(file.name, file.stat().st_size) for file in files] or at_hub
     return xxhash.xxh3_128_hexdigest(json.dumps(known).encode())

@@ -162,7 +162,7 @@ def source_and_target(row, columns, languages):
     """Return the text of a row that is read and the one to be written; a ValueError says why there are none. EDIT: your own form.
     columns, languages: of source and target; None: the column is that of PAIRS, there is no such language"""
     if all(languages) and isinstance(row.get("translation"), dict):  # en_XX is a token of mBART, en the key of the row
-        row, columns = row["translation"], [language.split("_")[0] for language in languages]
+        row, columns = row["translation"], [column or language.split("_")[0] for column, language in zip(columns, languages, strict=True)]
     known = next((pair for pair in PAIRS.items() if set(pair) <= set(row)), ("source", "target"))
     columns = [column or other for column, other in zip(columns, known, strict=True)]
     if not set(columns) <= set(row):
@@ -264,10 +264,10 @@ def load_seq2seq(args, accelerator, tokenizer):
     with preflight.loading("model", args.model_name_or_path, args) if preflight else nullcontext():
         model = AutoModelForSeq2SeqLM.from_pretrained(args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation,
                                                       quantization_config=quantization, trust_remote_code=False)
-    if args.forced_bos_token:  # part of the result: who loads it gets it too
-        model.generation_config.forced_bos_token_id = tokenizer.convert_tokens_to_ids(args.forced_bos_token)
-    if max(args.max_source_length, args.max_target_length) > (places := getattr(model.config, "max_position_embeddings", math.inf)):
-        stop(64, f"--max_source_length and --max_target_length: {args.model_name_or_path} has {places} positions: use {places} or less")
+    if args.forced_bos_token:  # saved with a whole model; adapters have no such file
+        model.generation_config.forced_bos_token_id = tokenizer.get_vocab().get(args.forced_bos_token) or stop(64, f"--forced_bos_token {args.forced_bos_token}: no such token")
+    if max(args.max_source_length, args.max_target_length, args.generation_max_length or 0) > (places := getattr(model.config, "max_position_embeddings", math.inf)):
+        stop(64, f"--max_source_length, --max_target_length, --generation_max_length: {args.model_name_or_path} has {places} positions: use {places} or less")
     shared = model.get_input_embeddings()
     for module in list(model.modules()):
         module.layerdrop = 0.0  # of BART and its kin: a layer that one rank alone leaves out would keep the others waiting
@@ -492,7 +492,7 @@ def main():
     export_model(accelerator, model, tokenizer, output_dir)
     if fault_tolerance:
         fault_tolerance.conclude(accelerator, "done", 0)
-    accelerator.print(f"Trained in {time.perf_counter() - start:.0f} s; the model is in {output_dir}, its texts in predictions.jsonl. To go on:\n  python scripts/plot_loss.py {output_dir}")
+    accelerator.print(f"Trained in {time.perf_counter() - start:.0f} s; the model is in {output_dir}{', its texts in predictions.jsonl' * bool(eval_rows and args.predict_with_generate)}. To go on:\n  python scripts/plot_loss.py {output_dir}")
     accelerator.end_training()
 
 

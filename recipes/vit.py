@@ -39,8 +39,8 @@ from PIL import Image, ImageOps
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
-from transformers import AutoImageProcessor, AutoModelForImageClassification, BitsAndBytesConfig, get_scheduler
-from transformers.modeling_utils import PreTrainedModel
+from transformers import AutoModelForImageClassification, BitsAndBytesConfig, PreTrainedModel, get_scheduler
+from transformers.models.auto.image_processing_auto import AutoImageProcessor  # transformers' own wanted torchvision
 
 try:  # beside this file: what keeps a run from being lost; what is refused and told at its start; reading of rows, bad ones named
     import fault_tolerance
@@ -156,7 +156,8 @@ def label_image(row, names):
 def load_images(name, config, split, args):
     """Return the images of a split of a folder, file or hub id, not decoded, their rows with labels, where `row` is the place among the images,
     from 1, and the number of rows as text; (None, None, "none") without that split."""
-    found = rows.open_images(name, config, split, args) if rows else load_dataset(name, config).get(split)
+    alone = {"path": "parquet", "data_files": {split: name}} if Path(name).is_file() else {"path": name, "name": config}
+    found = rows.open_images(name, config, split, args) if rows else load_dataset(**alone).get(split)
     if not found:
         return None, None, "none"
     columns = {args.image_column_name: "image", args.label_column_name or ("labels" if "labels" in found.features else "label"): "label"}
@@ -200,18 +201,18 @@ def load_data(args):
     """Return images and rows to train on, those to evaluate on or None, names of the classes ([]: numbers are learnt), what to tell. EDIT: filters"""
     train_images, train_rows, counts = load_images(args.dataset_name, args.dataset_config, args.dataset_train_split, args)
     name, config = (args.eval_dataset_name, None) if args.eval_dataset_name else (args.dataset_name, args.dataset_config)
-    wanted = args.eval_strategy != "no"
-    eval_images, eval_rows, eval_counts = load_images(name, config, args.dataset_test_split, args) if wanted else (None, None, "none")
+    eval_images, eval_rows, eval_counts = load_images(name, config, args.dataset_test_split, args) if args.eval_strategy != "no" else (None, None, "none")
     classes = find_classes(train_rows, args)
-    if len(classes) == 1 or args.class_weights == "balanced" and not classes:
-        stop(65, f"{args.dataset_name}: nothing to tell apart, or with --class_weights balanced to weigh: its classes are {list(classes)}")
+    if len(classes) == 1:
+        stop(65, f"{args.dataset_name}: all images have the label {list(classes)[0]!r}: there is nothing to tell apart")
+    if args.class_weights == "balanced" and not classes:
+        stop(64, "--class_weights balanced: the labels are numbers to learn, not classes")
     train_rows, counts = add_labels(train_rows, counts, classes, args.dataset_name, args.dataset_train_split, args)
     if eval_rows:
         eval_rows, eval_counts = add_labels(eval_rows, eval_counts, classes, name, args.dataset_test_split, args)
     labels = f"{len(classes)} classes: {', '.join(f'{name} {number}' for name, number in classes.items())[:400]}" if classes else "numbers"
     sample = f"{train_images[int(train_rows['row'][0]) - 1]['image']['path']} -> {train_rows['label_text'][0]}"
-    told = {"train rows": counts, "eval rows": eval_counts, "labels": labels, "sample": sample}
-    return train_images, train_rows, eval_images, eval_rows, list(classes), told
+    return train_images, train_rows, eval_images, eval_rows, list(classes), {"train rows": counts, "eval rows": eval_counts, "labels": labels, "sample": sample}
 
 
 def global_batches(num_lines, batch_size, window, num_epochs=1, seed=None, lengths=None):
@@ -275,17 +276,15 @@ def load_classifier(auto_class, task_type, classes, args, accelerator):
     quantization = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=outside) if args.load_in_8bit else None
     if args.load_in_4bit:  # the library's own defaults are fp4, float32 and uint8: always say all four
         quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=args.bnb_4bit_quant_type, bnb_4bit_quant_storage=args.dtype,
-                                          bnb_4bit_compute_dtype=args.dtype, bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant,
-                                          llm_int8_skip_modules=outside)
+                                          bnb_4bit_compute_dtype=args.dtype, bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant, llm_int8_skip_modules=outside)
     head = {"id2label": dict(enumerate(classes)), "label2id": {name: i for i, name in enumerate(classes)}} if classes else {"num_labels": 1}
     head["problem_type"] = "single_label_classification" if classes else "regression"
-    draw = PreTrainedModel.initialize_weights  # of what is new, seeded here: under ZeRO-3 some models have drawn before, elsewhere not
-    seeded = mock.patch.object(PreTrainedModel, "initialize_weights", lambda model: set_seed(args.seed) or draw(model))
-    with seeded, preflight.loading("model", args.model_name_or_path, args) if preflight else nullcontext():
-        model, report = auto_class.from_pretrained(
-            args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation, quantization_config=quantization,
-            ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=False, **head)
-    new = sorted({name.rpartition(".")[0] for name in [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]})
+    seeded = mock.patch.object(PreTrainedModel, "initialize_weights", lambda model, draw=PreTrainedModel.initialize_weights: set_seed(args.seed) or draw(model))
+    with seeded, preflight.loading("model", args.model_name_or_path, args) if preflight else nullcontext():  # under ZeRO-3 some models have drawn before
+        model, report = auto_class.from_pretrained(args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation, quantization_config=quantization,
+                                                   ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=False, **head)
+    new = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]  # peft trains a classifier of several layers as one
+    new = sorted({"classifier" if name.startswith("classifier.") else name.rpartition(".")[0] for name in new})
     share_new_modules(model, new, accelerator)
     set_seed(args.seed)  # for adapters: ranks that made no new weights have drawn less
     model._no_split_modules = {name for name in model._no_split_modules or () if not name.endswith("Embeddings")}  # accelerate makes them a unit itself
@@ -296,8 +295,10 @@ def load_classifier(auto_class, task_type, classes, args, accelerator):
     if args.use_peft:
         model = get_peft_model(model, LoraConfig(
             task_type=task_type, r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, use_rslora=args.use_rslora,
-            use_dora=args.use_dora, modules_to_save=new or None,
-            target_modules="all-linear" if args.lora_target_modules == ["all-linear"] else args.lora_target_modules))
+            use_dora=args.use_dora, modules_to_save=new or None, target_modules="all-linear" if args.lora_target_modules == ["all-linear"] else args.lora_target_modules),
+            autocast_adapter_dtype=accelerator.mixed_precision != "no" or not accelerator.is_fsdp2)  # to fp32; FSDP2 wants one type in a unit:
+        for weight in model.parameters() if accelerator.mixed_precision != "no" else []:  # the new modules get that of the adapters
+            weight.data = weight.data.float() if weight.requires_grad else weight.data
         if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
             accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
     return model
@@ -395,8 +396,7 @@ def main():
     numbers = [[row + i // (steps_per_epoch * window) * len(train_rows) for row in batch] for i, batch in enumerate(batches)]  # tell the epoch too
     numbers = numbers[progress["step"] * window : total_steps * window]
     make = partial(collate_images, processor=processor, size=size, seed=args.seed)
-    options = {"num_workers": args.dataloader_num_workers, "pin_memory": accelerator.device.type == "cuda",
-               "worker_init_fn": lambda _: os.setsid()}  # a signal to the group is not for workers
+    options = {"num_workers": args.dataloader_num_workers, "pin_memory": accelerator.device.type == "cuda", "worker_init_fn": lambda _: os.setsid()}  # no signals
     make_train = partial(make, images=train_images, source=train_rows, augmentation=args.augmentation)
     train_loader = DataLoader(range(len(train_rows) * len(batches)), batch_sampler=numbers, collate_fn=make_train, **options)
     if eval_rows:

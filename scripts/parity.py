@@ -49,7 +49,7 @@ FLAGS = {
     # At the job's own rate rounding grows from step to step: T5 does not scale its attention down by its width, and
     # random BERTs and ViTs swing
     "t5": ["--learning_rate", "3e-4"],
-    "bert": ["--learning_rate", "3e-4"],
+    "bert": ["--learning_rate", "1e-4"],
     "vit": ["--learning_rate", "1e-4"],
 }
 # 210 rows do not divide by the global batch of 12: the last window of an epoch has 6, and some ranks have none of them

@@ -12,8 +12,15 @@ import bert
 import numpy as np
 import pytest
 import torch
+from accelerate import DistributedType
 from datasets import ClassLabel, Dataset, Features, Value
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DataCollatorWithPadding,
+    RobertaConfig,
+    RobertaModel,
+)
 
 TEXTS = {"one text": {"text": "the tea was good"}, "another column": {"sentence": "the tea was good"},
          "a pair": {"sentence1": "the tea", "sentence2": "was good"},
@@ -173,6 +180,20 @@ def test_the_label_is_part_of_what_a_resumed_run_compares(tokenizer):
 def batch_of(load, tokenizer, numbers, labels, *flags):
     train_rows = load(rows_of(labels), None, *flags)[0]
     return bert.collate_texts(numbers, train_rows, DataCollatorWithPadding(tokenizer))
+
+
+def test_a_new_head_of_two_layers_is_trained_beside_adapters(tmp_path, monkeypatch):
+    """As RoBERTa's and ELECTRA's: to peft it is one module, "classifier"."""
+    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    RobertaModel(RobertaConfig(**shape, vocab_size=9, max_position_embeddings=16)).save_pretrained(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["bert.py", "--model_name_or_path", str(tmp_path), "--use_peft"])
+    alone = SimpleNamespace(distributed_type=DistributedType.NO, is_fsdp2=False, mixed_precision="no")
+    args = bert.parse_args()
+    model = bert.load_classifier(AutoModelForSequenceClassification, "SEQ_CLS", ["a", "b"], args, alone)
+    model(input_ids=torch.tensor([[1, 2, 3]]), labels=torch.tensor([1])).loss.backward()
+    gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.requires_grad}
+    assert sum("classifier" in name for name in gradients) == 4
+    assert all(gradient is not None and gradient.any() for name, gradient in gradients.items() if "lora_A" not in name)
 
 
 def test_a_batch_is_padded_to_its_longest_row(load, tokenizer):

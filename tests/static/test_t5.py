@@ -135,8 +135,8 @@ def test_one_module_holds_the_embedding_and_the_model_computes_and_saves_the_sam
         arguments = Namespace(
             model_name_or_path=str(tmp_path / name), dtype="float32", attn_implementation="sdpa", load_in_8bit=False,
             load_in_4bit=False, forced_bos_token="dog", max_source_length=64, max_target_length=64, dry_run=False,
-            gradient_checkpointing=False, use_peft=False)
-        loaded = t5.load_seq2seq(arguments, None, SimpleNamespace(convert_tokens_to_ids={"dog": 7}.get))
+            generation_max_length=None, gradient_checkpointing=False, use_peft=False)
+        loaded = t5.load_seq2seq(arguments, None, SimpleNamespace(get_vocab=lambda: {"dog": 7}))
         weight = loaded.get_input_embeddings().weight
         embeddings = [module for module in loaded.modules() if getattr(module, "weight", None) is weight]
         assert len(embeddings) == 2 and embeddings[1] is loaded.get_output_embeddings(), name
@@ -147,14 +147,20 @@ def test_one_module_holds_the_embedding_and_the_model_computes_and_saves_the_sam
         assert not any(getattr(module, "layerdrop", 0) for module in loaded.modules())
 
 
-def test_lengths_beyond_the_models_positions_are_refused(tmp_path, capsys):
+@pytest.mark.parametrize(("change", "says"), [
+    ({"max_source_length": 65}, "has 64 positions: use 64 or less"),
+    ({"generation_max_length": 65}, "has 64 positions: use 64 or less"),
+    ({"forced_bos_token": "dgo"}, "--forced_bos_token dgo: no such token"),
+], ids=" ".join)
+def test_what_the_model_or_tokenizer_has_not_is_refused(change, says, tmp_path, capsys):
     AutoModelForSeq2SeqLM.from_config(BartConfig(**SHAPE)).save_pretrained(tmp_path)
-    arguments = Namespace(
+    arguments = dict(
         model_name_or_path=str(tmp_path), dtype="float32", attn_implementation="sdpa", load_in_8bit=False,
-        load_in_4bit=False, forced_bos_token=None, max_source_length=65, max_target_length=64, dry_run=False)
+        load_in_4bit=False, forced_bos_token=None, max_source_length=64, max_target_length=64, dry_run=False,
+        generation_max_length=None)
     with pytest.raises(SystemExit, match="64"):
-        t5.load_seq2seq(arguments, None, None)
-    assert "has 64 positions: use 64 or less" in capsys.readouterr().err
+        t5.load_seq2seq(Namespace(**arguments | change), None, SimpleNamespace(get_vocab=lambda: {"dog": 7}))
+    assert says in capsys.readouterr().err
 
 
 class TestMetrics:
