@@ -51,6 +51,7 @@ FLAGS = {
     "t5": ["--learning_rate", "3e-4"],
     "bert": ["--learning_rate", "1e-4"],
     "vit": ["--learning_rate", "1e-4"],
+    "mixtral": ["--lora_r", "128"],  # the adapters of experts are large enough for ZeRO-3 too
 }
 # 210 rows do not divide by the global batch of 12: the last window of an epoch has 6, and some ranks have none of them
 JOB = ["--max_steps", "20", "--num_train_epochs", "2", "--learning_rate", "1e-3", "--warmup_steps", "0.1",
