@@ -32,7 +32,7 @@ quickstart: install quickstart-$(RECIPE)  ## offline: make a tiny model, train i
 
 # One process on whatever the machine has; accelerate would give it one CPU thread
 quickstart-llama:
-	python scripts/make_tiny_model.py $(OUT)
+	python scripts/make_tiny_model.py $(OUT) --num_test_rows 300
 	@printf '\n== Answers before training ==\n'
 	python scripts/generate.py $(OUT)/model --file $(OUT)/data/test.jsonl --json $(OUT)/before.json
 	@printf '\n== Training ==\n'
@@ -40,7 +40,7 @@ quickstart-llama:
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision no recipes/llama.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
-	  --per_device_train_batch_size 64 --learning_rate 2e-3 --warmup_steps 0.05
+	  --per_device_train_batch_size 64 --num_train_epochs 2 --learning_rate 3e-3 --warmup_steps 0.05
 	@printf '\n== Answers after training ==\n'
 	python scripts/generate.py $(OUT)/run --file $(OUT)/data/test.jsonl --json $(OUT)/after.json
 	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
@@ -92,13 +92,13 @@ quickstart-t5:
 
 # First demonstrations, half of them wrong; then preferences for the right ones
 quickstart-llama_dpo:
-	python scripts/make_tiny_preferences.py $(OUT)
+	python scripts/make_tiny_preferences.py $(OUT) --num_test_rows 300
 	@printf '\n== Learning from demonstrations, every second one a mistake ==\n'
 	rm -rf $(OUT)/base $(OUT)/run  # else they would go on from their last checkpoints
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision no recipes/llama.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/demonstrations.jsonl --output_dir $(OUT)/base \
-	  --per_device_train_batch_size 64 --learning_rate 3e-3 --warmup_steps 0.05
+	  --per_device_train_batch_size 64 --num_train_epochs 2 --learning_rate 3e-3 --warmup_steps 0.05
 	@printf '\n== Answers before preference tuning ==\n'
 	python scripts/generate.py $(OUT)/base --file $(OUT)/data/test.jsonl --json $(OUT)/before.json
 	@printf '\n== Learning from preferences ==\n'
@@ -123,7 +123,7 @@ quickstart-vit:
 	@printf '\nThe model is in $(OUT)/run, its images in $(OUT)/data, the loss curve in $(OUT)/loss.png.\n'
 
 quickstart-mixtral:
-	python scripts/make_tiny_model.py $(OUT) --num_local_experts 4 --intermediate_size 192
+	python scripts/make_tiny_model.py $(OUT) --num_local_experts 4 --intermediate_size 192 --num_test_rows 300
 	@printf '\n== Answers before training ==\n'
 	python scripts/generate.py $(OUT)/model --file $(OUT)/data/test.jsonl --json $(OUT)/before.json
 	@printf '\n== Training ==\n'
