@@ -281,11 +281,13 @@ def tables(rows):
     """All rows as one Markdown table a group, with the bounds below."""
     parts = []
     for group in dict.fromkeys(row["group"] for row in rows):
-        lines = []
-        for row in (row for row in rows if row["group"] == group):
+        lines, of_group = [], [row for row in rows if row["group"] == group]
+        several = len({row["recipe"] for row in of_group}) > 1
+        for row in of_group:
             found = row.get("differences", {})
             cells = ["" if found.get(key) is None else f"{found[key]:.1e}" for key in BOUNDS]
-            lines.append([f"{row['config']}.yaml", " ".join([row["weights"], *row["flags"]]),
+            name = [f"{row['recipe']}.py"] * several
+            lines.append([f"{row['config']}.yaml", " ".join([*name, row["weights"], *row["flags"]]),
                           f"{row['ranks']} x {row['batch']} x {row['accumulation']}", *cells,
                           row.get("bytes", ""), row["verdict"]])
         header = ["YAML", "weights and flags", "ranks x batch x accumulation", *NAMES.values(), "bytes", "verdict"]
