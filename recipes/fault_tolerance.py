@@ -157,7 +157,7 @@ def on_exception(kind, error, trace):
     if told.get("state") == "failed":  # a process of this one, such as one that loads data, or another rank has told why
         os._exit(told.get("exit_code") or 1)
     code = 73 if isinstance(error, SafetensorError) or getattr(error, "errno", None) in CANNOT_WRITE else 1
-    code = 64 if kind is ValueError and "not found in the base model" in str(error) else code
+    code = 64 if kind.__name__ == "NoMatchingPeftModuleError" else code
     what = {64: "--lora_target_modules", 73: "cannot read or write"}.get(code)
     print(f"error: {what}: {error}", file=sys.stderr) if what else sys.__excepthook__(kind, error, trace)
     set_status("failed", code, f"{kind.__name__}: {error}")

@@ -43,6 +43,7 @@ CASES = {  # name: (arguments from tmp_path and tiny, exit code, what the messag
     "five combinations that cannot be": (
         lambda tmp, tiny: [*file(tmp, GOOD), "--load_in_4bit", "--load_in_8bit", "--dtype", "float16", "--attn_implementation", "flash_attention_2", "--optim", "paged_adamw_8bit"],
         USAGE, ["choose one", "add --use_peft", "--dtype float32", "use sdpa", "adamw_8bit"]),
+    "layers that the model has not": (lambda tmp, tiny: [*file(tmp, GOOD), "--use_peft", "--lora_target_modules", "q_porj"], USAGE, ["--lora_target_modules", "q_porj"]),
     "hub kernel without a GPU": (lambda tmp, tiny: [*file(tmp, GOOD), "--attn_implementation", "kernels-community/flash-attn2"], USAGE, ["use sdpa"]),
     "flex attention without a GPU": (lambda tmp, tiny: [*file(tmp, GOOD), "--attn_implementation", "flex_attention"], USAGE, ["use sdpa"]),
     "no such attention": (lambda tmp, tiny: [*file(tmp, GOOD), "--attn_implementation", "quick"], USAGE, ["quick"]),
