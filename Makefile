@@ -32,7 +32,7 @@ quickstart: install quickstart-$(RECIPE)  ## offline: make a tiny model, train i
 
 # One process on whatever the machine has; accelerate would give it one CPU thread
 quickstart-llama:
-	python scripts/make_tiny_model.py $(OUT) --num_test_rows 300
+	python scripts/make_tiny_model.py $(OUT)
 	@printf '\n== Answers before training ==\n'
 	python scripts/generate.py $(OUT)/model --file $(OUT)/data/test.jsonl --json $(OUT)/before.json
 	@printf '\n== Training ==\n'
@@ -40,7 +40,7 @@ quickstart-llama:
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision no recipes/llama.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
-	  --per_device_train_batch_size 64 --num_train_epochs 2 --learning_rate 3e-3 --warmup_steps 0.05
+	  --per_device_train_batch_size 64 --learning_rate 2e-3 --warmup_steps 0.05
 	@printf '\n== Answers after training ==\n'
 	python scripts/generate.py $(OUT)/run --file $(OUT)/data/test.jsonl --json $(OUT)/after.json
 	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
