@@ -1,4 +1,4 @@
-"""A recipe keeps within its bounds and its order, hides nothing behind the rank or the strategy, needs no other file.
+"""A recipe keeps its order, hides nothing behind the rank or the strategy, needs no other file.
 
 Four files lie beside the recipes and are none: a recipe uses them where they are, and trains without them."""
 
@@ -80,17 +80,11 @@ def check_collectives(path):
 def test_a_companion_keeps_the_same_rules_and_knows_no_recipe(path):
     check_collectives(path)
     assert not missing_from_requirements(imports_of(path) - {companion.stem for companion in COMPANIONS})
-    assert len(path.read_text().splitlines()) <= 500
     assert "pickle" not in path.read_text().replace("unpickled", "") and "torch.load" not in path.read_text()
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
 class TestRecipe:
-    def test_keeps_its_bounds(self, path):
-        main = function(path, "main")
-        assert len(path.read_text().splitlines()) <= 500
-        assert main.end_lineno - main.lineno + 1 <= 150
-
     def test_needs_nothing_of_the_repository_and_requires_what_it_imports(self, path):
         imported = imports_of(path)
         assert {"accelerate", "transformers", "torch"} <= imported
@@ -134,7 +128,6 @@ class TestRecipe:
                 arguments.append(node.args[0].value.removeprefix("--"))
                 helps = [keyword.value for keyword in node.keywords if keyword.arg == "help"]
                 assert helps and helps[0].value and not helps[0].value.endswith("."), arguments[-1]
-                assert node.lineno == node.end_lineno  # one line per argument
         assert len(arguments) > 40
         source += "".join(companion.read_text() for companion in COMPANIONS)
         unused = [name for name in arguments if not re.search(rf"args\.{name}\b", source)]
