@@ -35,7 +35,7 @@ import xxhash
 from accelerate.utils import broadcast_object_list, gather_object
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from whole_state import gather_state, loss_scale, restore_state, strategy_in_force, zero_stage
+from whole_state import first_nonfinite, gather_state, loss_scale, restore_state, strategy_in_force, zero_stage
 
 RANK, HOST = int(os.environ.get("RANK", 0)), os.uname().nodename
 RUN = {"state": "starting", "step": 0, "saved": 0, "sign_of_life": math.inf}  # shared by loop, signal handler and thread
@@ -271,9 +271,9 @@ def save_checkpoint(accelerator, model, optimizer, args, progress):
     state, problem, folder = gather_state(accelerator, model, optimizer), None, Path(args.output_dir)
     counted = {name: int(count) for name, count in progress.items() if isinstance(count, torch.Tensor)}  # such as the tokens seen
     progress = progress | counted | {"loss_scale": loss_scale(accelerator, optimizer, {}), "ranks": accelerator.num_processes, "strategy": strategy_in_force(accelerator)[0]}
-    broken = [name for name, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    broken = first_nonfinite(state)
     if broken:
-        problem = 70, f"{broken[0]} is not finite after step {progress['step']}: that is not saved"
+        problem = 70, f"{broken} is not finite after step {progress['step']}: that is not saved"
     elif accelerator.is_main_process:
         try:
             publish(folder, state, progress, args.save_total_limit)

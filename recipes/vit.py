@@ -28,8 +28,20 @@ from unittest import mock
 import numpy as np
 import torch
 import xxhash
-from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType, InitProcessGroupKwargs
-from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin, gather_object, set_seed
+from accelerate import (
+    Accelerator,
+    DistributedDataParallelKwargs,
+    DistributedType,
+    InitProcessGroupKwargs,
+    init_empty_weights,
+)
+from accelerate.utils import (
+    DataLoaderConfiguration,
+    GradientAccumulationPlugin,
+    broadcast_object_list,
+    gather_object,
+    set_seed,
+)
 from accelerate.utils.dataclasses import TorchDynamoPlugin
 from accelerate.utils.other import extract_model_from_parallel
 from datasets import features, load_dataset
@@ -39,7 +51,13 @@ from PIL import Image, ImageOps
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
-from transformers import AutoModelForImageClassification, BitsAndBytesConfig, PreTrainedModel, get_scheduler
+from transformers import (
+    AutoConfig,
+    AutoModelForImageClassification,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+    get_scheduler,
+)
 from transformers.models.auto.image_processing_auto import AutoImageProcessor  # transformers' own wanted torchvision
 
 try:  # beside this file: what keeps a run from being lost; what is refused and told at its start; reading of rows, bad ones named
@@ -137,12 +155,34 @@ def make_accelerator(args):
     fsdp = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
     if fsdp and (accelerator.is_fsdp2 or fsdp.sharding_strategy.name != "NO_SHARD"):  # no_sync would hold whole gradients (huggingface/accelerate#2531)
         accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = True
-    if accelerator.is_fsdp2 and fsdp.mixed_precision_policy:  # else the loss, a sum, is rounded to bf16
-        fsdp.mixed_precision_policy = replace(fsdp.mixed_precision_policy, output_dtype=None)
+    reduce_in_fp32(accelerator)
     if zero := accelerator.state.deepspeed_plugin:  # the loop's own calls do not reach its engine (huggingface/accelerate#1970)
         zero.deepspeed_config.update(gradient_clipping=args.max_grad_norm, train_micro_batch_size_per_gpu=args.per_device_train_batch_size)
     torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
     return accelerator
+
+
+def reduce_in_fp32(accelerator):
+    """Under mixed precision, keep in fp32 what upstream would round: reduced gradients, FSDP1's buffers, FSDP2's outputs.
+
+    accelerate and DeepSpeed reduce gradients between ranks in the type that is computed in, and ZeRO adds micro-batches
+    in it too. Each addition then keeps 8 bits in bf16. In fp32 a reduction takes twice the traffic, and ZeRO-2 and 3
+    keep 2 more bytes per gradient element. DeepSpeed refuses it for ZeRO-0 and turns ZeRO-1 into another optimizer
+    (engine.py, _do_optimizer_sanity_check), so those two add micro-batches in the type that is computed in."""
+    fsdp = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
+    if fsdp and fsdp.mixed_precision_policy and accelerator.is_fsdp2:
+        # Without output_dtype=None the loss, which is a sum, would be rounded
+        policy = replace(fsdp.mixed_precision_policy, reduce_dtype=torch.float32, output_dtype=None)
+        fsdp.mixed_precision_policy = policy
+    elif fsdp and fsdp.mixed_precision_policy:
+        # Without buffer_dtype=None the frequencies of rotary positions would be rounded: 0.4 % in bf16
+        policy = replace(fsdp.mixed_precision_policy, reduce_dtype=torch.float32, buffer_dtype=None)
+        fsdp.mixed_precision_policy = policy
+    zero = accelerator.state.deepspeed_plugin
+    if zero:
+        zero.deepspeed_config.setdefault("communication_data_type", "fp32")
+        if zero.zero_stage >= 2:
+            zero.deepspeed_config.setdefault("data_types", {"grad_accum_dtype": "fp32"})
 
 
 def label_image(row, names):
@@ -260,6 +300,56 @@ def cast_pixels(model, inputs, named):
     return inputs, {"pixel_values": named["pixel_values"].to(next(model.parameters()).dtype)}
 
 
+def load_pretrained(auto_class, accelerator, name, **options):
+    """Return auto_class.from_pretrained(name, **options), its weights in host memory no more often than they must be.
+
+    FSDP broadcasts the weights of rank 0, but transformers 5 reads them on every rank (modeling_utils.py: no test of
+    the rank): 8 ranks of an 8B model in fp32 would take 256 GB of a host. So the other ranks make the model from its
+    config, with memory that nothing touches. Where the weights stay whole they go straight to the GPU. ZeRO-3 splits
+    them while it loads, and quantized ones go through a mapping of the file: both are left to transformers."""
+    fsdp = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
+    zero = accelerator.state.deepspeed_plugin
+    broadcasts = fsdp is not None and fsdp.cpu_ram_efficient_loading and accelerator.num_processes > 1
+    if options.get("quantization_config") is None and broadcasts:
+        return load_on_rank_0(auto_class, accelerator, name, options)
+    stays_whole = fsdp is None and (zero is None or zero.zero_stage < 3)
+    if stays_whole and accelerator.device.type == "cuda":
+        options["device_map"] = {"": accelerator.device}
+    return auto_class.from_pretrained(name, **options)
+
+
+def load_on_rank_0(auto_class, accelerator, name, options):
+    """Return from_pretrained's result on rank 0 and, on the other ranks, the same model with untouched memory for its
+    parameters: the strategy must broadcast them. Loading info, if asked for, is rank 0's everywhere."""
+    told = None
+    if accelerator.is_main_process:
+        loaded = auto_class.from_pretrained(name, **options)
+        model, *info = loaded if isinstance(loaded, tuple) else (loaded,)
+        types = {key: weight.dtype for key, weight in model.named_parameters()}
+        told = types, getattr(model, "generation_config", None), info
+    types, generation_config, info = broadcast_object_list([told])[0]
+    if accelerator.is_main_process:
+        return (model, *info) if info else model
+
+    how = {key: options[key] for key in ("dtype", "attn_implementation")}
+    for_loading = {"quantization_config", "output_loading_info", "ignore_mismatched_sizes", *how}
+    of_config = {key: value for key, value in options.items() if key not in for_loading}
+    config = AutoConfig.from_pretrained(name, **of_config)
+    with init_empty_weights(include_buffers=False):
+        model = auto_class.from_config(config, **how)
+    model.tie_weights()
+    tied = {}  # an empty weight by the meta one that it stands for
+    for prefix, module in model.named_modules():
+        for key, weight in module.named_parameters(prefix, recurse=False):
+            if id(weight) not in tied:
+                empty = torch.empty(weight.shape, dtype=types.get(key, weight.dtype))
+                tied[id(weight)] = weight, torch.nn.Parameter(empty, weight.requires_grad)
+            module._parameters[key.rpartition(".")[2]] = tied[id(weight)][1]
+    if generation_config is not None:
+        model.generation_config = generation_config
+    return (model.eval(), *info) if info else model.eval()
+
+
 def share_new_modules(model, names, accelerator):
     """Give these modules on every rank the weights of rank 0. Under FSDP transformers makes new weights there alone; the other ranks have
     noise, or meta tensors, which all look alike to accelerate's optimizer, so that it would train one of them only."""
@@ -281,7 +371,7 @@ def load_classifier(auto_class, task_type, classes, args, accelerator):
     head["problem_type"] = "single_label_classification" if classes else "regression"
     seeded = mock.patch.object(PreTrainedModel, "initialize_weights", lambda model, draw=PreTrainedModel.initialize_weights: set_seed(args.seed) or draw(model))
     with seeded, preflight.loading("model", args.model_name_or_path, args) if preflight else nullcontext():  # under ZeRO-3 some models have drawn before
-        model, report = auto_class.from_pretrained(args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation, quantization_config=quantization,
+        model, report = load_pretrained(auto_class, accelerator, args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation, quantization_config=quantization,
                                                    ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=False, **head)
     new = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]  # peft trains a classifier of several layers as one
     new = sorted({"classifier" if name.startswith("classifier.") else name.rpartition(".")[0] for name in new})

@@ -64,6 +64,32 @@ def do_not_pin_memory():
     Plugin.set_cpu_offload = set_cpu_offload
 
 
+def sync_fsdp1_states():
+    """Let FSDP1 ranks get their weights from rank 0 over gloo, as they do on GPUs (fsdp_cpu_ram_efficient_loading).
+
+    Upstream accelerate's plugin and torch's `_check_module_states_for_sync_module_states` refuse both where there is
+    no GPU, although gloo broadcasts CPU tensors: the rehearsal would then load the model another way than production.
+    """
+    from accelerate.utils import FullyShardedDataParallelPlugin as Plugin
+    from torch.distributed.fsdp import _init_utils
+
+    upstream(_init_utils, "_check_module_states_for_sync_module_states")
+    _init_utils._check_module_states_for_sync_module_states = lambda module_states: None
+    original = upstream(Plugin, "__post_init__")
+
+    def post_init(self):
+        hidden = ("FSDP_CPU_RAM_EFFICIENT_LOADING", "FSDP_SYNC_MODULE_STATES")
+        asked = {name: os.environ.pop(name) for name in hidden if name in os.environ}
+        original(self)
+        os.environ.update(asked)
+        loads_once, syncs = (asked.get(name, "false").lower() == "true" for name in hidden)
+        self.cpu_ram_efficient_loading = loads_once
+        self.sync_module_states = loads_once or syncs
+        self.param_init_fn = lambda module: module.to_empty(device="cpu", recurse=False)
+
+    Plugin.__post_init__ = post_init
+
+
 def keep_full_state_dict():
     """FSDP1 full state dict without `offload_to_cpu`.
 
@@ -152,6 +178,8 @@ def main():
         do_not_pin_memory()
         keep_full_state_dict()
         simulate_nodes(int(os.environ["REHEARSAL_RANKS_PER_NODE"]))
+        if os.environ.get("FSDP_VERSION", "1") == "1":
+            sync_fsdp1_states()
         if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
             do_not_compile()
     watch(FOLDER / f"shards.{RANK}")

@@ -111,9 +111,6 @@ def find_overrides(args, config, facts, device, ranks):
         slow = "slow on CPU; --mixed_precision bf16 also shows what bf16 refuses"
         why = "asked for" if args.mixed_precision else slow
         overrides.append(("mixed_precision", asked, precision, why))
-    if device == "cpu" and facts["engine"] == "fsdp1":
-        overrides.append(("fsdp_sync_module_states", "true", "false", "FSDP1 broadcasts through a GPU only"))
-        overrides.append(("fsdp_cpu_ram_efficient_loading", "true", "false", "needs fsdp_sync_module_states"))
     return overrides
 
 
