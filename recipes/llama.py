@@ -43,6 +43,7 @@ from accelerate.utils.other import extract_model_from_parallel
 from datasets import load_dataset
 from peft import LoraConfig, get_peft_model
 from peft.utils.other import fsdp_auto_wrap_policy
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint as recompute
 from torch.utils.data import DataLoader
@@ -76,6 +77,12 @@ def parse_args():
     # Model
     parser.add_argument("--model_name_or_path", default="HuggingFaceTB/SmolLM2-135M", help="hub id or folder")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of the weights; bfloat16 halves a frozen base")
+    parser.add_argument(
+        "--no_master_weights",
+        action="store_true",
+        help="with --dtype bfloat16 and without --use_peft: train weights of which there is no fp32 copy, as single.yaml "
+        "and ddp.yaml would have it; they take half the memory, and updates below 1/256 of a weight are lost",
+    )
     parser.add_argument("--attn_implementation", default="sdpa", help="eager, sdpa, flex_attention, flash_attention_2, _3, _4, or a hub kernel id")
     parser.add_argument("--gradient_checkpointing", action="store_true", help="recompute activations in the backward pass: much less memory, about a third more compute")
     parser.add_argument("--torch_compile", action="store_true", help="compile each kind of layer once; a minute at the start, best with --packing, whose shapes stay (not with FlashAttention)")
@@ -376,6 +383,18 @@ def load_model(args, accelerator):
     return model
 
 
+def keep_embeddings_in_32_bits(model):
+    """Have bitsandbytes' 8-bit optimizers keep 32-bit state for embeddings, as it advises and transformers' Trainer
+    does: the gradients of rare tokens are too uneven for 8 bits. To be called before the optimizer is made."""
+    from bitsandbytes.optim import GlobalOptimManager
+
+    manager = GlobalOptimManager.get_instance()
+    manager.initialize()  # it is one for the process, and knows weights by their place in an optimizer's groups
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            manager.register_module_override(module, "weight", {"optim_bits": 32})
+
+
 def make_optimizer(model, args):
     """Return AdamW over what is trained, without weight decay on biases and norms."""
     groups = [{"params": [], "weight_decay": args.weight_decay}, {"params": [], "weight_decay": 0.0}]
@@ -385,6 +404,8 @@ def make_optimizer(model, args):
     if args.optim.startswith("adamw_torch"):
         return torch.optim.AdamW(groups, lr=args.learning_rate, fused=args.optim == "adamw_torch_fused")
     from bitsandbytes import optim  # AdamW8bit, PagedAdamW8bit, PagedAdamW32bit
+    if args.optim.endswith("8bit"):
+        keep_embeddings_in_32_bits(model)
     return getattr(optim, args.optim.replace("paged_", "Paged").replace("adamw_", "AdamW"))(groups, lr=args.learning_rate)
 
 
@@ -435,9 +456,22 @@ def evaluate(accelerator, model, loader, step):
     return {"step": step, "eval_loss": loss / num_tokens, "eval_perplexity": math.exp(min(loss / num_tokens, 700))}
 
 
+def whole_weights(accelerator, model):
+    """Return the weights by name, whole and on the host of rank 0; of a model with adapters under FSDP2 and ZeRO-3 only
+    what is trained, since gathering the frozen base as well would take as much host memory as the model has."""
+    adapters_only = hasattr(extract_model_from_parallel(model), "peft_config")
+    zero = accelerator.state.deepspeed_plugin
+    if adapters_only and accelerator.is_fsdp2:
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+        return get_model_state_dict(model, options=options)
+    if adapters_only and zero and zero.zero_stage == 3:
+        return model._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=True)
+    return accelerator.get_state_dict(model)
+
+
 def export_model(accelerator, model, tokenizer, output_dir):
     """Write the folder that `from_pretrained` (adapters: peft) loads. Every rank takes part, rank 0, which has the whole weights, writes."""
-    weights = accelerator.get_state_dict(model)
+    weights = whole_weights(accelerator, model)
     if accelerator.is_main_process:
         model = extract_model_from_parallel(model, keep_torch_compile=False)
         for module in list(model.modules()):  # peft finds nothing inside of FSDP1's wrappers

@@ -93,6 +93,11 @@ def check_strategy(accelerator, strategy):
     key = {1: "fsdp_reshard_after_forward", 2: "fsdp_sharding_strategy"}.get(fsdp, "")  # the one of two that this version ignores; its default means FULL_SHARD
     asked = {"true": "FULL_SHARD", "1": "FULL_SHARD", "false": "SHARD_GRAD_OP"}.get(env.get(key.upper()), env.get(key.upper(), "FULL_SHARD").upper())
     yield asked not in ("FULL_SHARD", name.split()[-1]), f"{key} {asked} has no effect, accelerate runs {name}{cure}"
+    if fsdp == 1 and accelerator.num_processes > 1 and name == "FSDP1 NO_SHARD":
+        asked = accelerator.state.fsdp_plugin.sharding_strategy.name
+        yield asked != "NO_SHARD", (
+            f"{asked} shards over the GPUs of one host, and here each host has one: torch would neither shard nor average "
+            "gradients between the hosts. Use fsdp2_full_shard.yaml")
 
 
 def told_of_several():
@@ -145,11 +150,21 @@ def rules_of_strategy(args, accelerator, strategy):
     yield env.get("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE") == "cpu" and no_compiler, "DeepSpeed compiles its CPU optimizer at first use: put ninja (pip install ninja) and a C++ compiler (g++) on the PATH"
     yield args.load_in_8bit and fsdp, f"{name} cannot shard int8 weights: use --load_in_4bit, or int8 with ddp.yaml"
     yield args.load_in_4bit and sharded and args.dtype != computes_in, f"{name} would cast, and so destroy, 4-bit weights that are not stored in what it computes in: use --dtype {computes_in}"
+    # FSDP keeps what it trains in fp32 under mixed precision (accelerate), DeepSpeed has master weights of its own
+    has_master = bool(sharded) and accelerator.mixed_precision != "no"
+    full_bf16 = args.dtype == "bfloat16" and not args.use_peft
+    yield full_bf16 and not has_master and not args.no_master_weights, (
+        f"--dtype bfloat16 without adapters: {name} with mixed precision {accelerator.mixed_precision} keeps no fp32 copy "
+        "of the weights, and updates below 1/256 of a weight are lost, which at a learning rate of 2e-5 are most: use "
+        "--dtype float32, with which mixed_precision: bf16 computes in bf16 all the same, or --no_master_weights")
+    yield args.no_master_weights and (has_master or not full_bf16), (
+        "--no_master_weights is for --dtype bfloat16 without --use_peft where the strategy keeps no fp32 copy of the "
+        f"weights; here it changes nothing ({name}, mixed precision {accelerator.mixed_precision}): leave it out")
     yield any(int(env.get(f"PARALLELISM_CONFIG_{kind}_SIZE", 1)) > 1 for kind in meshes), f"{name} shards no mesh of this kind: set tp_size, cp_size and sp_size to 1, and dp_shard_size too without FSDP2"
     yield fsdp == 1 and not state.fsdp_plugin.use_orig_params, "FSDP1 with fsdp_use_orig_params: false trains nothing, since the optimizer is made before its flat parameters: set it to true"
     yield zero == 3 and of_deepspeed["zero_optimization"].get("stage3_gather_16bit_weights_on_model_save") is not True, f"{name} could not save the weights in the end: set zero3_save_16bit_model: true in the YAML, or stage3_gather_16bit_weights_on_model_save in the DeepSpeed config"
     yield doubled, f"the command line owns {', '.join(doubled)}: delete that from the YAML, or set it to auto in the DeepSpeed config"
-    yield args.use_peft and name == "FSDP1 NO_SHARD", f"{name} loses frozen weights when adapters are saved: use ddp.yaml, which holds the same"
+    yield args.use_peft and name == "FSDP1 NO_SHARD", f"{name} loses frozen weights when adapters are saved: use {'single.yaml' if accelerator.num_processes == 1 else 'ddp.yaml'}, which holds the same"
     of_parameters = args.use_peft and getattr(args, "lora_target_parameters", None)
     yield of_parameters and fsdp == 1, f"{name} gathers adapters in layers of their own alone, which those of experts are not: use an fsdp2 YAML, or --lora_target_parameters with nothing behind it"
     yield args.load_in_4bit and fsdp == 1 and name.endswith(("SHARD_GRAD_OP", "ZERO2")), f"{name} cannot hold a 4-bit base: use fsdp2_shard_grad_op.yaml or fsdp1_full_shard.yaml"

@@ -63,6 +63,7 @@ class Weight:
             stored or width,
             kind,
         )
+        self.embeds = False  # an embedding, whose optimizer state is never in 8 bits
         self.order = math.inf  # gradients are accumulated as soon as all of them are there
         self.uses, self.grad, self.copy = 0, None, None
 

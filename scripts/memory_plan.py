@@ -149,6 +149,8 @@ def shard(plan, config, facts, ranks_per_machine):
     whole = {"NO_SHARD": 1, "HYBRID_SHARD": ranks_per_machine, "HYBRID_SHARD_ZERO2": ranks_per_machine}
     plan.shards = (facts["shards"] or plan.ranks) if plan.engine == "fsdp2" else whole.get(how, plan.ranks)
     plan.reshards, plan.name = how in ("FULL_SHARD", "HYBRID_SHARD"), f"{plan.engine.upper()} {how}"
+    if plan.engine == "fsdp1" and plan.shards == 1:  # which torch makes of each strategy over one rank
+        plan.name = "FSDP1 NO_SHARD"
     plan.prefetches = config["fsdp_config"].get("fsdp_backward_prefetch") == "BACKWARD_PRE"
     policy = config["fsdp_config"].get("fsdp_auto_wrap_policy") or "NO_WRAP"
     plan.wraps = policy == "TRANSFORMER_BASED_WRAP"
@@ -160,6 +162,7 @@ def refusals(plan, use_orig_params=True):
     """What the recipe itself would refuse (preflight.py), as far as it does not depend on the machine."""
     accelerator = SimpleNamespace(
         mixed_precision=plan.mixed_precision,
+        num_processes=plan.ranks,
         state=SimpleNamespace(
             deepspeed_plugin=SimpleNamespace(
                 deepspeed_config={"zero_optimization": {"stage3_gather_16bit_weights_on_model_save": True}}
@@ -195,6 +198,7 @@ def strategy_for(plan, config):
         return made[id(weight)]
 
     decoder = read(model, config, make)
+    decoder.embedding.embeds = True
     adapters = add_adapters(plan, model, decoder) if args.use_peft else [[] for _ in decoder.layers]
     scales = sum(buffer.nbytes for one in model.modules() if isinstance(one, Quantized) for buffer in one.buffers())
     extra = {"quantization": scales} if scales else {}

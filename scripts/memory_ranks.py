@@ -14,7 +14,8 @@ BLOCK_8BIT, LEAST_8BIT = 256, 4096  # bitsandbytes: an fp32 scale for 256 number
 
 def state_bytes(weight, elements, width, optim):
     """Optimizer state of `elements` of a weight, two numbers each: in its own precision, or in what --optim says."""
-    if optim in ("adamw_8bit", "paged_adamw_8bit") and weight.numel >= LEAST_8BIT:
+    in_8_bits = optim in ("adamw_8bit", "paged_adamw_8bit") and not weight.embeds
+    if in_8_bits and weight.numel >= LEAST_8BIT:
         return 2 * (elements + 4 * math.ceil(elements / BLOCK_8BIT))
     return 2 * elements * (width if optim.startswith("adamw_torch") else 4)
 

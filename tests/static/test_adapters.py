@@ -1,15 +1,14 @@
 """With adapters the adapters are trained and nothing else, whatever they sit on; without them, every weight."""
 
 import sys
-from types import SimpleNamespace
 
 import llama
 import preflight
 import pytest
-from accelerate import DistributedType
+from fakes import fake_accelerator
 from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaConfig
 
-ONE_PROCESS = SimpleNamespace(distributed_type=DistributedType.NO, num_processes=1)
+ONE_PROCESS = fake_accelerator()
 
 
 @pytest.mark.parametrize("flags", [

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import preflight
 import pytest
+import torch
 from accelerate import DistributedType
 from accelerate.utils import FullyShardedDataParallelPlugin
 from whole_state import strategy_in_force
@@ -14,15 +15,21 @@ LAUNCHER = {"ACCELERATE_USE_FSDP": "true", "WORLD_SIZE": "4", "FSDP_SHARDING_STR
             "FSDP_CPU_RAM_EFFICIENT_LOADING": "false"}
 
 
-def problems(monkeypatch, version, strategy, reshard, replicas=1, processes=4):
-    """check_strategy's answer for an Accelerator whose plugin is accelerate's own, made from the environment."""
+def accelerator_of(monkeypatch, version, strategy, reshard, replicas=1, processes=4, gpus_per_host=2):
+    """An Accelerator whose plugin is accelerate's own, made from the environment."""
+    monkeypatch.setattr(torch.cpu, "device_count", lambda: gpus_per_host)
     changes = {"FSDP_VERSION": str(version), "FSDP_SHARDING_STRATEGY": strategy, "FSDP_RESHARD_AFTER_FORWARD": reshard}
     for name, value in (LAUNCHER | changes).items():
         monkeypatch.setenv(name, value)
     state = SimpleNamespace(fsdp_plugin=FullyShardedDataParallelPlugin(), backend="gloo")
     mesh = SimpleNamespace(dp_replicate_size=replicas) if replicas > 1 else None
-    accelerator = SimpleNamespace(distributed_type=DistributedType.FSDP, state=state, parallelism_config=mesh,
-                                  num_processes=processes, device=SimpleNamespace(type="cpu"))
+    return SimpleNamespace(distributed_type=DistributedType.FSDP, state=state, parallelism_config=mesh,
+                           num_processes=processes, device=SimpleNamespace(type="cpu"))
+
+
+def problems(monkeypatch, *strategy, **setting):
+    """check_strategy's answer for such an Accelerator."""
+    accelerator = accelerator_of(monkeypatch, *strategy, **setting)
     found = preflight.check_strategy(accelerator, strategy_in_force(accelerator))
     return [problem for broken, problem in found if broken]
 
@@ -51,3 +58,14 @@ def test_what_has_no_effect_is_refused(version, strategy, reshard, runs, monkeyp
 
 def test_fewer_processes_than_asked_for_are_refused(monkeypatch):
     assert "asked for more" in problems(monkeypatch, 2, "FULL_SHARD", "true", processes=1)[0]
+
+
+@pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"])
+def test_fsdp1_over_one_rank_is_told_as_the_no_shard_that_torch_makes_of_it(strategy, monkeypatch):
+    accelerator = accelerator_of(monkeypatch, 1, strategy, "true", processes=1, gpus_per_host=1)
+    assert strategy_in_force(accelerator)[0] == "FSDP1 NO_SHARD"
+
+
+def test_a_hybrid_of_hosts_with_one_gpu_each_is_refused(monkeypatch):
+    found = problems(monkeypatch, 1, "HYBRID_SHARD", "true", processes=4, gpus_per_host=1)
+    assert len(found) == 1 and "neither shard nor average" in found[0]

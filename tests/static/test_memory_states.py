@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from fakes import fake_accelerator
 from memory_plan import Batch, Plan, closed_form, strategy_for
 from model_shapes import build, read_config
 from peft import LoraConfig, get_peft_model
@@ -67,12 +68,11 @@ KINDS = {
 @pytest.mark.parametrize("flags", KINDS.values(), ids=KINDS)
 def test_states_are_the_live_tensors_bytes(flags, tied, tmp_path):
     import llama as recipe
-    from accelerate import DistributedType
 
     config = llama(SMALL, tie_word_embeddings=tied)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     args = recipe_arguments([*flags, "--model_name_or_path", str(tmp_path)])
-    model = recipe.load_model(args, type("accelerator", (), {"distributed_type": DistributedType.NO}))
+    model = recipe.load_model(args, fake_accelerator())
     optimizer = recipe.make_optimizer(model, args)
     for weight in model.parameters():
         if weight.requires_grad:

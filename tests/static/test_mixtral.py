@@ -10,12 +10,12 @@ import numpy as np
 import preflight
 import pytest
 import torch
-from accelerate import DistributedType
+from fakes import fake_accelerator
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, MixtralConfig
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
-ONE_PROCESS = SimpleNamespace(distributed_type=DistributedType.NO, num_processes=1)
+ONE_PROCESS = fake_accelerator()
 LAYERS, EXPERTS, TOP_K = 3, 5, 2
 ROWS = [{"input_ids": np.arange(1, n + 1), "labels": np.arange(1, n + 1), "row": n} for n in (7, 2, 4)]
 

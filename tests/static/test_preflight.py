@@ -40,6 +40,8 @@ REFUSED = {  # flags, capability of the GPU or None for a CPU, packages that are
     "Liger that is not installed": (["--use_liger_kernel"], HOPPER, set(), "pip install liger-kernel"),
     "TF32 on a CPU": (["--tf32"], None, PACKAGES, "compute capability 8.0"),
     "TF32 on Turing": (["--tf32"], TURING, PACKAGES, "compute capability 8.0"),
+    "bf16 weights without a master copy": (["--dtype", "bfloat16"], AMPERE, set(), "use --dtype float32"),
+    "no master copy of what has one": (["--no_master_weights"], AMPERE, set(), "it changes nothing"),
     "paging without a GPU": (["--optim", "paged_adamw_8bit"], None, PACKAGES, "adamw_8bit or adamw_torch_fused"),
 }
 ACCEPTED = {
@@ -49,6 +51,8 @@ ACCEPTED = {
     "a hub kernel": (["--attn_implementation", "kernels-community/flash-attn2"], AMPERE, {"kernels"}),
     "Liger, TF32, flex": (["--use_liger_kernel", "--tf32", "--attn_implementation", "flex_attention"], ADA, PACKAGES),
     "packing": (["--packing"], None, set()),
+    "bf16 weights whose loss of updates is asked for": (["--dtype", "bfloat16", "--no_master_weights"], AMPERE, set()),
+    "adapters on bf16 weights": (["--dtype", "bfloat16", "--use_peft"], AMPERE, set()),
     "padding free, by length": (["--padding_free", "--train_sampling_strategy", "group_by_length"], None, set()),
 }
 

@@ -13,6 +13,7 @@ import sacrebleu
 import t5
 import torch
 from datasets import Dataset
+from fakes import fake_accelerator
 from rouge_score import rouge_scorer
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BartConfig, M2M100Config
 
@@ -136,7 +137,7 @@ def test_one_module_holds_the_embedding_and_the_model_computes_and_saves_the_sam
             model_name_or_path=str(tmp_path / name), dtype="float32", attn_implementation="sdpa", load_in_8bit=False,
             load_in_4bit=False, forced_bos_token="dog", max_source_length=64, max_target_length=64, dry_run=False,
             generation_max_length=None, gradient_checkpointing=False, use_peft=False)
-        loaded = t5.load_seq2seq(arguments, None, SimpleNamespace(get_vocab=lambda: {"dog": 7}))
+        loaded = t5.load_seq2seq(arguments, fake_accelerator(), SimpleNamespace(get_vocab=lambda: {"dog": 7}))
         weight = loaded.get_input_embeddings().weight
         embeddings = [module for module in loaded.modules() if getattr(module, "weight", None) is weight]
         assert len(embeddings) == 2 and embeddings[1] is loaded.get_output_embeddings(), name
@@ -159,7 +160,8 @@ def test_what_the_model_or_tokenizer_has_not_is_refused(change, says, tmp_path, 
         load_in_4bit=False, forced_bos_token=None, max_source_length=64, max_target_length=64, dry_run=False,
         generation_max_length=None)
     with pytest.raises(SystemExit, match="64"):
-        t5.load_seq2seq(Namespace(**arguments | change), None, SimpleNamespace(get_vocab=lambda: {"dog": 7}))
+        tokenizer = SimpleNamespace(get_vocab=lambda: {"dog": 7})
+        t5.load_seq2seq(Namespace(**arguments | change), fake_accelerator(), tokenizer)
     assert says in capsys.readouterr().err
 
 
