@@ -296,16 +296,24 @@ def load_pretrained(auto_class, accelerator, name, **options):
 def load_on_rank_0(auto_class, accelerator, name, options):
     """Return from_pretrained's result on rank 0 and, on the other ranks, the same model with untouched memory for its
     parameters: the strategy must broadcast them. Loading info, if asked for, is rank 0's everywhere."""
-    told = None
+    model, told = None, None
     if accelerator.is_main_process:
         loaded = auto_class.from_pretrained(name, **options)
         model, *info = loaded if isinstance(loaded, tuple) else (loaded,)
         types = {key: weight.dtype for key, weight in model.named_parameters()}
         told = types, getattr(model, "generation_config", None), info
     types, generation_config, info = broadcast_object_list([told])[0]
-    if accelerator.is_main_process:
-        return (model, *info) if info else model
+    if not accelerator.is_main_process:
+        model = make_untouched(auto_class, name, options, types).eval()
+        if generation_config is not None:
+            model.generation_config = generation_config
+    return (model, *info) if info else model
 
+
+def make_untouched(auto_class, name, options, types):
+    """Return the model of a config with parameters on the host whose memory is reserved, not written to: it takes none.
+    types: {name: dtype} of the parameters, which from_pretrained may choose one by one. Buffers have their values.
+    Not on the meta device: accelerate tells parameters apart by their address."""
     how = {key: options[key] for key in ("dtype", "attn_implementation")}
     for_loading = {"quantization_config", "output_loading_info", "ignore_mismatched_sizes", *how}
     of_config = {key: value for key, value in options.items() if key not in for_loading}
@@ -313,16 +321,14 @@ def load_on_rank_0(auto_class, accelerator, name, options):
     with init_empty_weights(include_buffers=False):
         model = auto_class.from_config(config, **how)
     model.tie_weights()
-    tied = {}  # an empty weight by the meta one that it stands for
+    tied = {}  # (meta weight, its empty one) by the identity of the first, which must not be freed and used again
     for prefix, module in model.named_modules():
         for key, weight in module.named_parameters(prefix, recurse=False):
             if id(weight) not in tied:
                 empty = torch.empty(weight.shape, dtype=types.get(key, weight.dtype))
                 tied[id(weight)] = weight, torch.nn.Parameter(empty, weight.requires_grad)
             module._parameters[key.rpartition(".")[2]] = tied[id(weight)][1]
-    if generation_config is not None:
-        model.generation_config = generation_config
-    return (model.eval(), *info) if info else model.eval()
+    return model
 
 
 def load_mixture(args, accelerator):

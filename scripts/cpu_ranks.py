@@ -187,6 +187,10 @@ def main():
         from track_ranks import track
 
         track(Path(os.environ["REHEARSAL_PEAKS"]) / f"peak.{RANK}")
+    if "REHEARSAL_HOST_MEMORY" in os.environ:  # a folder that scripts/host_memory.py reads
+        import host_memory
+
+        host_memory.track(Path(os.environ["REHEARSAL_HOST_MEMORY"]) / f"host.{RANK}")
     record_hard_exits()
     recipe = sys.argv[1]
     sys.argv = sys.argv[1:]

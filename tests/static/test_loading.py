@@ -1,0 +1,68 @@
+"""Weights are in host memory no more often than they must be: which rank reads them, and where to."""
+
+from types import SimpleNamespace
+
+import llama
+import pytest
+import torch
+from accelerate import DistributedType
+from fakes import fake_accelerator
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
+
+GPU = torch.device("cuda", 1)
+
+
+def options_of(accelerator, **options):
+    """What load_pretrained hands to from_pretrained."""
+    seen = {}
+    auto_class = SimpleNamespace(from_pretrained=lambda name, **options: seen.update(options))
+    llama.load_pretrained(auto_class, accelerator, "model", **options)
+    return seen
+
+
+def with_engine(stage=None, fsdp=None, **settings):
+    zero = SimpleNamespace(zero_stage=stage) if stage is not None else None
+    state = SimpleNamespace(deepspeed_plugin=zero, fsdp_plugin=fsdp)
+    kind = DistributedType.FSDP if fsdp else DistributedType.DEEPSPEED if zero else DistributedType.MULTI_GPU
+    return fake_accelerator(distributed_type=kind, state=state, **settings)
+
+
+@pytest.mark.parametrize("stage", [None, 0, 1, 2])
+def test_weights_that_stay_whole_go_straight_to_the_gpu(stage):
+    assert options_of(with_engine(stage, device=GPU))["device_map"] == {"": GPU}
+    assert "device_map" not in options_of(with_engine(stage))
+
+
+def test_weights_that_are_split_do_not():
+    fsdp = SimpleNamespace(cpu_ram_efficient_loading=False)
+    assert "device_map" not in options_of(with_engine(stage=3, device=GPU))
+    assert "device_map" not in options_of(with_engine(fsdp=fsdp, device=GPU))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                         num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=True)  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, dtype="bfloat16")
+    model.generation_config = GenerationConfig(max_new_tokens=7)
+    model.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_under_fsdp_only_rank_0_reads_and_the_others_make_the_same_model(folder, monkeypatch):
+    told = []
+    monkeypatch.setattr(llama, "broadcast_object_list", lambda objects: told.append(objects[0]) or told[:1])
+    options = {"dtype": "float32", "attn_implementation": "sdpa", "quantization_config": None}
+    plugin = SimpleNamespace(cpu_ram_efficient_loading=True)
+    ranks = [with_engine(fsdp=plugin, num_processes=2, is_main_process=main) for main in (True, False)]
+    first = llama.load_pretrained(AutoModelForCausalLM, ranks[0], str(folder), **options)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("a second rank reads"))
+    other = llama.load_pretrained(AutoModelForCausalLM, ranks[1], str(folder), **options)
+
+    facts = [{name: (weight.shape, weight.dtype, weight.device) for name, weight in model.named_parameters()}
+             for model in (first, other)]  # fmt: skip
+    assert facts[0] == facts[1]
+    assert other.lm_head.weight is other.model.embed_tokens.weight
+    assert other.generation_config.max_new_tokens == 7 and not other.training
+    for name, buffer in first.named_buffers():
+        assert torch.equal(buffer, other.get_buffer(name)), name
