@@ -352,15 +352,15 @@ def test_an_answer_cut_to_nothing_is_a_problem_and_one_cut_short_is_not(load, pr
 ALL_ALIKE = {
     "columns": ({"rows.csv": "frage,antwort\na,b\nc,d\n"}, [],
                 "rows.csv: none of the 2 rows can be used, all for the same reason: {file}, row 1: has the columns "
-                "frage, antwort; needs messages | prompt, completion | instruction, output | question, answer; messages is a "
-                "list: rename your columns, or edit ROW_FORMATS in llama.py"),
+                "frage, antwort; needs messages | prompt, completion | instruction, output | question, answer; "
+                "messages is a list: rename your columns, or edit ROW_FORMATS in llama.py"),
     "too long": ({"rows.jsonl": f"{row('a' * 500)}\n\n{row('a' * 600)}\n"}, [],
                  "rows.jsonl: none of the 2 lines can be used, all for the same reason: {file}, line 1: has no answer "
                  "within --max_length 200: raise --max_length, the longest prompt has {longest} tokens"),
     "tools": ({"rows.jsonl": f"{row(tools=['a'])}\n" * 3}, ["--skip_bad_rows"],
               "rows.jsonl: none of the 3 lines can be used, all for the same reason: {file}, line 1: has tools, which "
-              "this recipe does not pass to the chat template yet: remove the column if the answers do not need it, else "
-              "leave out the row"),
+              "this recipe does not pass to the chat template yet: remove the column if the answers do not need it, "
+              "else leave out the row"),
 }
 
 

@@ -131,13 +131,14 @@ CALL = [{"function": {"name": "spell", "arguments": {"word": "lamp"}}}]
 
 
 @pytest.mark.parametrize(("row", "says"), [
-    (with_answer() | {"tools": [{"name": "spell"}]}, "has tools, which this recipe does not pass to the chat template"),
+    (with_answer() | {"tools": [{"name": "spell"}]}, "has tools, which this recipe does not pass to the chat"),
     (with_answer() | {"functions": '[{"name": "spell"}]'}, "has functions, which"),
     (with_answer("", tool_calls=CALL), "message 2 (assistant) has tool_calls, and tool calls are not"),
     (with_answer(None, tool_calls=CALL), "message 2 (assistant) has tool_calls, and tool calls are not"),
     (with_answer(function_call=CALL[0]), "message 2 (assistant) has function_call"),
     (with_answer(before=[{"role": "tool", "content": "5"}]), "message 2 (tool) has the role of a tool"),
-    (with_answer([{"type": "text", "text": "a"}]), "message 2 (assistant) has no text: its content is a list of 1 part"),
+    (with_answer([{"type": "text", "text": "a"}]),
+     "message 2 (assistant) has no text: its content is a list of 1 part"),
     (with_answer(None), "message 2 (assistant) has no text: its content is null"),
     (with_answer(reasoning_content="l, a, m, p"),
      "message 2 (assistant) has reasoning_content, which the chat template drops"),
