@@ -249,7 +249,7 @@ def add_labels(found, counts, classes, name, split, args):
         why = f"is that of no training row: those have {', '.join(classes)[:200]}" if classes else "is no number"
         source = rows.source_of(name, split) if rows else f"{name}, {split}, row"
         stop(65, *(f"{source} {found[i]['row']}: its label {str(found[i]['label_text'])!r} {why}" for i in unfit[:3]),
-             f"{len(unfit)} rows cannot be used: mend them, or leave them out with --skip_bad_rows")
+             f"{len(unfit)} rows cannot be used: fix them{', or leave them out with --skip_bad_rows' if len(unfit) < len(found) else ''}")
     if unfit:
         kept = np.delete(np.arange(len(found)), unfit)
         found, labels, counts = found.select(kept), labels[kept], f"{counts}, {len(unfit)} more for their label"

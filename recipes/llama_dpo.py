@@ -194,6 +194,12 @@ def row_to_pair(row):
     """Return a row's prompt, chosen and rejected answer, all texts or all lists of {"role", "content"}; with rows.py a ValueError says why
     it has none. Without a prompt of their kind both answers begin with it, and it ends where they part. EDIT: your own columns."""
     prompt, chosen, rejected = rows.checked_pair(row) if rows else (row.get(name) for name in ("prompt", "chosen", "rejected"))
+    if not rows:
+        messages = [message for part in (prompt, chosen, rejected) if isinstance(part, list) for message in part]
+        others = [key for message in messages for key in message if key not in ("role", "content") and message[key]]
+        others += [column for column in ("tools", "functions") if row.get(column)]
+        if others:  # the chat template may drop them: rows.py finds that out
+            raise ValueError(f"a row has {', '.join(others)}: remove them, or copy rows.py beside this recipe")
     if type(prompt) is not type(chosen):
         end = min(shared_length(chosen, rejected), len(chosen) - 1, len(rejected) - 1)  # each keeps an answer
         end -= chosen[end - 1 : end] == " "  # tokens mostly begin with a space
@@ -209,6 +215,9 @@ def tokenize_answers(row, tokenizer, max_length):
         end = tokenizer.eos_token
         whole = [tokenizer(text)["input_ids"] for text in (prompt, *(prompt + answer.removesuffix(end) + end for answer in (chosen, rejected)))]
     else:
+        if rows:
+            for answer in (chosen, rejected):
+                rows.check_keys(row, prompt + answer, tokenizer)
         ids_of = partial(tokenizer.apply_chat_template, return_dict=False)
         whole = [ids_of(prompt, add_generation_prompt=True), ids_of(prompt + chosen), ids_of(prompt + rejected)]
     start, longest = shared_length(*whole), max(map(len, whole))  # tokens of prompt and answer may merge, and templates rewrite a prompt's end

@@ -58,7 +58,7 @@ try:  # beside this file: what keeps a run from being lost; what is refused and 
 except ModuleNotFoundError:
     fault_tolerance = preflight = rows = None  # this file was copied alone: it trains without them
 
-ROW_FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}  # besides messages
+ROW_FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}  # EDIT: yours, {prompt's column: answer's}, besides messages
 SUPERVISED = {}  # positions and targets of the batch at hand: the way to the output head that leads past the model's forward
 DEFAULT_CHAT_TEMPLATE = ("{{ bos_token or '' }}{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}"  # for tokenizers that bring none
     "{{ eos_token if m.role == 'assistant' }}{{ '\n' }}{% endfor %}{{ '<|assistant|>\n' if add_generation_prompt }}")
@@ -188,13 +188,21 @@ def row_to_messages(row):
     if not messages and pair:
         ask = "\n\n".join([row[pair[0]], row["input"]]) if pair[0] == "instruction" and row.get("input") else row[pair[0]]
         messages = ask + row[pair[1]] if isinstance(ask, list) else [{"role": "user", "content": ask}, {"role": "assistant", "content": row[pair[1]]}]
-    return rows.checked(messages, row, ROW_FORMATS) if rows else [m | {"content": "" + m["content"]} for m in messages]  # text, or it ends here
+    if rows:
+        return rows.checked(messages, row, ROW_FORMATS)
+    others = [key for message in messages for key in message if key not in ("role", "content") and message[key]]
+    others += [column for column in ("tools", "functions") if row.get(column)]
+    if others:  # the chat template may drop them: rows.py finds that out
+        raise ValueError(f"a row has {', '.join(others)}: remove them, or copy rows.py beside this recipe")
+    return [message | {"content": "" + message["content"]} for message in messages]  # text, or it ends here
 
 
 def tokenize_row(row, tokenizer, max_length):
     """Return input_ids, labels (-100 except on what the assistant says, its end of turn included), whether the row was cut,
     and number, largest and hash of its tokens."""
     messages = row_to_messages(row)
+    if rows:
+        rows.check_keys(row, messages, tokenizer)
     text = tokenizer.apply_chat_template(messages, tokenize=False)
     learnt, end = bytearray(len(text) + 1), len(text.rstrip())  # a flag a character: by place, since the pad token may end turns (huggingface/trl#976)
     for i in (i for i, message in enumerate(messages) if message["role"] == "assistant"):
@@ -206,8 +214,11 @@ def tokenize_row(row, tokenizer, max_length):
         text, learnt[end:] = text[:end] + tokenizer.eos_token, b"\1" * (len(tokenizer.eos_token) + 1)
     encoded = tokenizer(text.encode().decode(), add_special_tokens=False, return_offsets_mapping=True)  # encode: no lone surrogates
     labels = [token if learnt[start] else -100 for token, (start, _) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)]
-    if max(labels[1:max_length], default=-100) == -100:  # the first token is never predicted
-        raise ValueError(f"has no answer within --max_length {max_length}: {labels.count(-100)} tokens are prompt")
+    answers = [place for place, label in enumerate(labels) if place > 0 and label != -100]  # the first token is never predicted
+    if not answers:
+        raise ValueError("has no answer in the text that the chat template makes of it")
+    if answers[0] >= max_length:
+        raise ValueError(f"has no answer within --max_length {max_length}: {answers[0]} tokens are prompt")
     tokens = np.array(encoded["input_ids"][:max_length], dtype=np.int32)
     return {"input_ids": tokens.tolist(), "labels": labels[:max_length], "truncated": len(labels) > max_length,
             "length": len(tokens), "largest": int(tokens.max()), "hash": xxhash.xxh3_64_intdigest(tokens) >> 1}

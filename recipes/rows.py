@@ -9,6 +9,8 @@ import io
 import json
 import os
 import re
+import sys
+from collections import Counter, UserDict
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,38 @@ DOCUMENT_TYPES = FILE_TYPES | {".txt": {"path": "text", "encoding": "latin-1", "
 OFFLINE = "Offline: python scripts/make_tiny_model.py (or the make_tiny_*.py of another recipe) runs/tiny, then --model_name_or_path runs/tiny/model --dataset_name runs/tiny/data/train.jsonl"
 NOTHING = {"input_ids": [], "labels": [], "truncated": False, "length": 0, "largest": 0, "hash": 0}  # what `tokenize` has of a row that cannot be used
 
+# Tuples, not sets, since `tokenize_split` gives them to the cache, which knows a tuple by its text.
+TOOL_COLUMNS = ("tools", "functions")  # of a row: what the assistant may call
+TOOL_KEYS = ("tool_calls", "function_call", "tool_call_id")  # of a message
+TOOL_ROLES = ("tool", "function")
+# Keys of a message that say what is trained on. The recipes train on all that the assistant says and on nothing else.
+TRAINED_KEYS = ("weight", "train", "loss")
+# Keys of a message that carry a part of what was said. A row is refused where the chat template drops one of them.
+# Any other key (id, timestamp, ...) describes the message; to refuse those would refuse most logs of conversations,
+# so the start summary names them instead.
+SAID_KEYS = ("name", "reasoning_content", "reasoning", "thinking", "thoughts", "thought", "refusal", "tools", "documents",
+             "image", "images", "audio", "audios", "video", "videos", "file", "files", "attachments")
+
+
+class NotedRow(UserDict):
+    """A row that notes which of its columns are read, so that the start summary can name the others."""
+
+    def __init__(self, row):
+        super().__init__()
+        self.data = row  # not copied: a row of a data set decodes a column when it is read
+        self.read = set()
+        self.dropped_keys = set()  # of its messages, by the chat template
+
+    def __getitem__(self, name):
+        self.read.add(name)
+        return self.data[name]
+
+    def not_read(self):
+        """Return the names of what nothing reads, at most 20, so that rows with thousands of columns stay small."""
+        columns = [name for name in self.data if name not in self.read]
+        keys = [f"{key} (of messages)" for key in sorted(self.dropped_keys)]
+        return [*keys, *columns][:20]
+
 
 def parse_line(text):
     """Return the object in a line of a .jsonl file, given as latin-1; raise a ValueError that says why there is none."""
@@ -35,17 +69,95 @@ def parse_line(text):
     return row
 
 
+def is_empty(value):
+    """Whether a column or key is as if it were absent: readers of files fill what a row lacks with null."""
+    if isinstance(value, str):
+        value = value.strip()
+    return value in (None, "", [], {}, "null", "[]", "{}")  # tools are often JSON in a text
+
+
+def described(value):
+    """Return the start of a value as text, for a message."""
+    if value is None:
+        return "null"
+    if isinstance(value, list):
+        return f"a list of {len(value)} part{'' if len(value) == 1 else 's'}"
+    return str(value)[:80]
+
+
+def check_tools(row):
+    """Raise a ValueError if a row has tools, which the recipes do not pass to the chat template."""
+    for column in TOOL_COLUMNS:
+        if not is_empty(row.get(column)):
+            raise ValueError(f"has {column}, which this recipe does not pass to the chat template yet: "
+                             "remove the column if the answers do not need it, else leave out the row")
+
+
+def check_message(message, number):
+    """Raise a ValueError that says why a message cannot be used; number: its place in the conversation, from 1."""
+    if not isinstance(message, dict):
+        raise ValueError(f"message {number} is not an object with role and content: {described(message)}")
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise ValueError(f"message {number} has no role: {described(message)}")
+    place = f"message {number} ({role[:40]})"
+    calls = [key for key in TOOL_KEYS if not is_empty(message.get(key))]
+    if calls or role in TOOL_ROLES:
+        raise ValueError(f"{place} has {', '.join(calls) or 'the role of a tool'}, and tool calls are not supported yet")
+    if not isinstance(message.get("content"), str):
+        found = f"its content is {described(message['content'])}" if "content" in message else "it has no content"
+        raise ValueError(f"{place} has no text: {found}; content has to be one text")
+    for key in TRAINED_KEYS:
+        wanted = message.get(key)
+        happens = role == "assistant"
+        if wanted is not None and wanted != happens:  # 1 is True, 0 is False
+            done = "is trained on" if happens else "is not trained on"
+            raise ValueError(f"{place} has {key} {described(wanted)}, but what the {role[:40]} says {done}: "
+                             "the recipe cannot change that for one message yet")
+
+
 def checked(messages, row, formats):
     """Return the messages of a row, or raise a ValueError that says why they cannot be used. formats: {question's column: answer's}."""
     if not isinstance(messages, list):
         wanted = " | ".join(map(", ".join, formats.items()))
-        raise ValueError(f"has the columns {', '.join(row)[:80] or 'none'}; needs messages | {wanted}; messages is a list")
-    if odd := [m for m in messages if not (isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str))]:
-        raise ValueError(f"has a message without role or text: {str(odd[0])[:80]}")
+        raise ValueError(f"has the columns {', '.join(row)[:80] or 'none'}; needs messages | {wanted}; messages is a list: rename your columns, or edit ROW_FORMATS")
+    check_tools(row)
+    for number, message in enumerate(messages, 1):
+        check_message(message, number)
     said = [message["role"] for message in messages if message["content"].strip()]
     if "user" not in said or "assistant" not in said[said.index("user"):] or messages[0]["role"] == "assistant":
-        raise ValueError(f"has no answer to learn from, after a user's text; its texts are by {', '.join(said)[:80] or 'nobody'}")
+        raise ValueError(f"has no answer to train on after a user's text: its texts are by {', '.join(said)[:80] or 'nobody'}")
     return messages
+
+
+def check_keys(row, messages, tokenizer):
+    """Raise a ValueError if a message has a key that carries a part of what was said and that the chat template drops.
+    Keys that only describe a message are noted in the row. A key is dropped if the text is the same without it."""
+    others = []
+    for message in messages:
+        others += [key for key in message if key not in ("role", "content", *TRAINED_KEYS) and not is_empty(message[key])]
+    others = list(dict.fromkeys(others))
+    if not others:
+        return
+
+    def text_without(keys):
+        fewer = [{key: value for key, value in message.items() if key not in keys} for message in messages]
+        try:
+            return tokenizer.apply_chat_template(fewer, tokenize=False)
+        except Exception:  # a template raises what it likes; one that needs a key uses it
+            return None
+
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    dropped = others
+    if text_without(others) != text:
+        dropped = [key for key in others if text_without([key]) == text]
+    lost = [key for key in dropped if key in SAID_KEYS]
+    if lost:
+        number, message = next((i, m) for i, m in enumerate(messages, 1) if not is_empty(m.get(lost[0])))
+        raise ValueError(f"message {number} ({message['role'][:40]}) has {', '.join(lost)}, which the chat template drops: "
+                         "remove it from the data, or use a tokenizer whose template writes it")
+    if isinstance(row, NotedRow):
+        row.dropped_keys.update(dropped)
 
 
 def check_columns(row, texts, label):
@@ -64,7 +176,8 @@ def checked_pair(row):
     prompt, chosen, rejected = (row.get(name) for name in ("prompt", "chosen", "rejected"))
     kind = type(chosen)
     if kind not in (str, list) or type(rejected) is not kind or (kind, type(prompt)) == (str, list):
-        raise ValueError(f"has the columns {', '.join(row)[:80] or 'none'}; needs chosen and rejected, both texts or both lists of messages, and prompt, of the same kind, unless they begin with it")
+        raise ValueError(f"has the columns {', '.join(row)[:80] or 'none'}; needs chosen and rejected, both texts or both lists of messages, and prompt, of the same kind, unless they begin with it: edit row_to_pair")
+    check_tools(row)
     for name, answer in (("chosen", chosen), ("rejected", rejected)):
         if kind is list:
             checked((prompt if type(prompt) is list else []) + answer, row, {})
@@ -117,7 +230,7 @@ def reason(error):
         problem = f"is not JSON: {error.msg} at column {error.colno}" if error.doc.strip() else "is blank"
     else:
         problem = str(error) if type(error) is ValueError else f"cannot be used: {type(error).__name__}: {error}"
-    return " ".join(problem.encode(errors="backslashreplace").decode().split())[:200]
+    return " ".join(problem.encode(errors="backslashreplace").decode().split())[:300]
 
 
 def open_images(name, config, split, args):
@@ -178,20 +291,73 @@ def decoding(image):
     try:
         yield
     except Exception as error:  # decoders raise what they like
-        fail(65, f"{image['path']}: cannot be decoded: {error}: mend it, then go on from the newest checkpoint with --allow_change data")
+        fail(65, f"{image['path']}: cannot be decoded: {error}: fix it, then resume from the newest checkpoint with --allow_change data")
 
 
-def tokenize_split(rows, name, split, tokenize, args, nothing):
-    """The second half of read_split."""
+def alike(problems):
+    """Whether all problems are of one kind: the same words up to the first colon, whatever the numbers in them."""
+    return len({re.sub(r"\d+", "", problem.split(": ")[0]) for problem in problems}) == 1
+
+
+def with_cure(problems):
+    """Return the problem that all rows share, with its cure. Made here, not where a row is read: the cache may have read
+    the row for another recipe."""
+    prompts = [re.search(r"(\d+) tokens are prompt", problem) for problem in problems]
+    if all(prompts):
+        longest = max(int(found.group(1)) for found in prompts)
+        text = problems[0].split(": ")[0]
+        return f"{text}: raise --max_length, the longest prompt has {longest} tokens"
+    problem = problems[0]
+    if re.search(r"edit \w+$", problem):
+        return f"{problem} in {sys.argv[0]}"
+    return problem
+
+
+def unusable(problems, source, name, num_rows, some_good):
+    """Return the lines of the message for rows that cannot be used. problems: {number of the row, from 1: its problem}.
+    num_rows: all rows, blank lines included. some_good: whether any can be used; without, nobody is advised to leave out
+    the others."""
+    unit = source.split()[-1]
+    count, texts = len(problems), list(problems.values())
+    first = [f"{source} {number}: {problem}" for number, problem in list(problems.items())[:3]]
+    if some_good:
+        advice = "fix them, or leave them out with --skip_bad_rows"
+        return [*first, f"{name}: {count} of {num_rows} {unit}s cannot be used: {advice}"]
+    if count == 1:
+        return [f"{source} {next(iter(problems))}, the only one: {with_cure(texts)}"]
+    if alike(texts):
+        which = f"{source} {next(iter(problems))}"
+        return [f"{name}: none of the {count} {unit}s can be used, all for the same reason: {which}: {with_cure(texts)}"]
+    return [*first, f"{name}: none of the {count} {unit}s can be used: fix them"]
+
+
+def told_not_read(counts, num_rows):
+    """Return what the summary says of columns that nothing reads, "" if there are none. counts: {name: rows with it}."""
+    if not counts:
+        return ""
+    names = [name if count == num_rows else f"{name} in {count} rows" for name, count in counts.items()]
+    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    return f"; not read: {', '.join(names[:20])}{more}"
+
+
+# What decides about a row, besides the recipe: the cache knows a function by its code and defaults, and what it calls by name alone
+RULES = (checked, checked_pair, check_columns, check_image, parse_line, reason, is_empty, described, check_tools, check_message,
+         check_keys, NotedRow.__init__, NotedRow.__getitem__, NotedRow.not_read)
+KNOWN_BY = (*(rule.__code__ for rule in RULES), TOOL_COLUMNS, TOOL_KEYS, TOOL_ROLES, TRAINED_KEYS, SAID_KEYS)
+
+
+def tokenize_split(rows, name, split, tokenize, args, nothing, others=()):
+    """The second half of read_split. others: further columns, which the rows no longer have since nothing reads them."""
     source = source_of(name, split)
     unit = source.split()[-1]
 
-    # The cache knows a function by its code, defaults and names: nothing of args among them, but the code of what it calls here
-    def attempt(row, _=tuple(tool.__code__ for tool in (checked, checked_pair, check_columns, check_image, parse_line, reason))):
+    # The cache knows this function by its code, defaults and names: nothing of args among them, but the rules that it calls
+    def attempt(row, _=KNOWN_BY):
         try:
-            return {**tokenize(parse_line(row["text"]) if unit == "line" else row), "problem": ""}
+            row = NotedRow(parse_line(row["text"]) if unit == "line" else row)
+            return {**tokenize(row), "problem": "", "not_read": json.dumps(row.not_read())}
         except Exception as error:  # a template raises what it likes
-            return {**nothing, "problem": reason(error)}
+            return {**nothing, "problem": reason(error), "not_read": "[]"}
 
     try:
         done = rows.map(attempt, remove_columns=rows.column_names, num_proc=args.dataset_num_proc, desc=f"{'Tokenising' if 'truncated' in nothing else 'Checking'} {name}")
@@ -200,14 +366,23 @@ def tokenize_split(rows, name, split, tokenize, args, nothing):
     problems, kept = done["problem"][:], done.add_column("row", np.arange(1, len(done) + 1))
     if any(problems):  # a selection makes every later access slower
         kept = kept.select([i for i, problem in enumerate(problems) if not problem])
-    bad = [f"{source} {i}: {problem}" for i, problem in enumerate(problems, 1) if problem and (problem != "is blank" or not kept)]
+    bad = {number: problem for number, problem in enumerate(problems, 1) if problem}
+    not_blank = {number: problem for number, problem in bad.items() if problem != "is blank"}
+    if kept or not_blank:  # blank lines between rows do no harm
+        bad = not_blank
     if not kept or (bad and not args.skip_bad_rows):
-        fail(65, *bad[:3], f"{name}: {len(bad)} of {len(rows)} {unit}s cannot be used: mend them, or leave them out with --skip_bad_rows")
-    kept, told = kept.remove_columns("problem"), [str(len(kept))]
+        fail(65, *unusable(bad, source, name, len(rows), len(kept) > 0))
+    not_read = Counter(dict.fromkeys(others, len(kept)))
+    for names, count in Counter(kept["not_read"][:]).items():
+        not_read.update(dict.fromkeys(json.loads(names), count))
+    kept, told = kept.remove_columns(["problem", "not_read"]), [str(len(kept))]
     if "truncated" in nothing:
         limits = " and ".join(f"--{limit}" for limit in vars(args) if re.fullmatch("max_(.*_)?length", limit))
         kept, told = kept.remove_columns("truncated"), [*told, f"{sum(done['truncated'][:])} truncated to {limits}"]
-    return kept.with_format("numpy"), ", ".join([*told, f"{len(bad)} left out"])
+    counts = ", ".join([*told, f"{len(bad)} left out"])
+    if split == args.dataset_train_split:  # once: rows to evaluate on mostly have the same columns
+        counts += told_not_read(not_read, len(kept))
+    return kept.with_format("numpy"), counts
 
 
 def open_documents(name, config, split, required, args):
@@ -240,7 +415,7 @@ def text_of(row, number, name, files, args):
     except Exception as error:  # of the parser, the codec
         if args.skip_bad_rows:
             return None
-        raise ValueError(f"{place_of(number, name, files)}: {reason(error)}: mend it, or leave such documents out with --skip_bad_rows") from None
+        raise ValueError(f"{place_of(number, name, files)}: {reason(error)}: fix it, or leave such documents out with --skip_bad_rows") from None
 
 
 def place_of(number, name, files):

@@ -211,7 +211,8 @@ def load_images(name, config, split, args):
     images = found.select_columns([*columns]).rename_columns(columns).cast_column("image", features.Image(decode=False))
     label = partial(label_image, names=getattr(images.features["label"], "names", None))
     if rows:
-        return images, *rows.tokenize_split(images, name, split, label, args, {"label_text": "", "number": 0.0, "hash": 0})
+        others = [column for column in found.column_names if column not in columns]
+        return images, *rows.tokenize_split(images, name, split, label, args, {"label_text": "", "number": 0.0, "hash": 0}, others)
     done = images.map(label, remove_columns=images.column_names, num_proc=args.dataset_num_proc)
     return images, done.add_column("row", np.arange(1, len(done) + 1)).with_format("numpy"), str(len(done))
 
@@ -234,7 +235,7 @@ def add_labels(found, counts, classes, name, split, args):
         why = f"is that of no training row: those have {', '.join(classes)[:200]}" if classes else "is no number"
         source = rows.source_of(name, split) if rows else f"{name}, {split}, row"
         stop(65, *(f"{source} {found[i]['row']}: its label {str(found[i]['label_text'])!r} {why}" for i in unfit[:3]),
-             f"{len(unfit)} rows cannot be used: mend them, or leave them out with --skip_bad_rows")
+             f"{len(unfit)} rows cannot be used: fix them{', or leave them out with --skip_bad_rows' if len(unfit) < len(found) else ''}")
     if unfit:
         kept = np.delete(np.arange(len(found)), unfit)
         found, labels, counts = found.select(kept), labels[kept], f"{counts}, {len(unfit)} more for their label"

@@ -4,19 +4,22 @@
 
 import io
 import json
+import re
 import sys
+from pathlib import Path
 
 import datasets
 import llama
 import pyarrow as pa
 import pytest
+import rows
 from pyarrow import parquet
 from transformers import AutoTokenizer, ByT5Tokenizer
 
 GOOD = '{"prompt": "Spell the word lamp.", "completion": "l-a-m-p"}'
 TURNS = {"user": {"role": "user", "content": "a"}, "assistant": {"role": "assistant", "content": "b"},
          "system": {"role": "system", "content": "c"}}
-COLUMNS, NO_TEXT, NO_ANSWER = "needs messages | prompt, completion", "message without role or text", "no answer"
+COLUMNS, NO_TEXT, NO_ANSWER = "needs messages | prompt, completion", "has no text", "no answer"
 
 
 def row(prompt="a", completion="b", **columns):
@@ -55,19 +58,20 @@ BAD_LINES = {
     "string": (json.dumps(GOOD), ["is not a JSON object"]),
     "key twice": ('{"prompt": "a", "prompt": "c", "completion": "b"}', ["each key once"]),
     "key twice in a message": (
-        conversation("user", "assistant").replace('"role": "user"', '"role": "user", "role": "user"'), [NO_TEXT]),
+        conversation("user", "assistant").replace('"role": "user"', '"role": "user", "role": "user"'),
+        ["message 1 is not an object"]),
     "nested without end": ('{"prompt": ' + "[" * 100_000 + "]" * 100_000 + "}", ["RecursionError"]),
     "integer without end": ('{"prompt": ' + "9" * 5000 + ', "completion": "b"}', ["4300 digits"]),
     "no columns": ("{}", ["has the columns none", COLUMNS]),
     "other columns": ('{"prompt": "a", "reply": "b"}', ["has the columns prompt, reply", COLUMNS]),
     "a thousand columns": (json.dumps({f"column{i}": i for i in range(1000)}), ["column0, column1", COLUMNS]),
-    "prompt that is null": (row(None), [NO_TEXT, "None"]),
-    "completion that is null": (row("a", None), [NO_TEXT, "None"]),
+    "prompt that is null": (row(None), ["message 1 (user)", NO_TEXT, "null"]),
+    "completion that is null": (row("a", None), [NO_TEXT, "null"]),
     "completion that is a number": (row("a", 5), [NO_TEXT, "5"]),
     "completion that is NaN": (row("a", float("nan")), [NO_TEXT, "nan"]),
     "completion that is true": (row("a", True), [NO_TEXT, "True"]),
     "completion that is an object": (row("a", {"text": "b"}), [NO_TEXT, "{'text': 'b'}"]),
-    "completion that is a list": (row("a", ["b"]), [NO_TEXT, "['b']"]),
+    "completion that is a list": (row("a", ["b"]), [NO_TEXT, "a list of 1 part"]),
     "prompt that is a list": (row(["a"]), ["can only concatenate list"]),
     "prompt as messages alone": (row([TURNS["user"]]), ["can only concatenate list"]),
     "empty completion": (row("a", ""), [NO_ANSWER]),
@@ -80,12 +84,13 @@ BAD_LINES = {
     "messages that are text": ('{"messages": "hello"}', ["has the columns messages", "messages is a list"]),
     "messages that are an object": ('{"messages": {"role": "user"}}', ["messages is a list"]),
     "no messages": (conversation(), [NO_ANSWER, "nobody"]),
-    "messages of texts": ('{"messages": ["a", "b"]}', [NO_TEXT]),
-    "message without content": (conversation("user", {"role": "assistant"}), [NO_TEXT, "{'role': 'assistant'}"]),
-    "message without role": (conversation({"content": "a"}, "assistant"), [NO_TEXT]),
+    "messages of texts": ('{"messages": ["a", "b"]}', ["message 1 is not an object"]),
+    "message without content": (
+        conversation("user", {"role": "assistant"}), ["message 2 (assistant)", "has no content"]),
+    "message without role": (conversation({"content": "a"}, "assistant"), ["message 1 has no role"]),
     "content that is null": (conversation("user", {"role": "assistant", "content": None}), [NO_TEXT]),
     "content in parts": (conversation({"role": "user", "content": [{"text": "a"}]}, "assistant"), [NO_TEXT]),
-    "role that is a number": (conversation({"role": 1, "content": "a"}, "assistant"), [NO_TEXT]),
+    "role that is a number": (conversation({"role": 1, "content": "a"}, "assistant"), ["message 1 has no role"]),
     "answer first": (conversation("assistant", "user", "assistant"), [NO_ANSWER]),
     "question last": (conversation("system", "assistant", "user"), [NO_ANSWER]),
     "no user": (conversation("system", "assistant"), [NO_ANSWER, "by system, assistant"]),
@@ -111,9 +116,10 @@ PARQUET = parquet_of(prompt=["a", "c"], completion=["b", "d"])
 # stops all the same, since nothing says where rows begin) ----
 BAD_FILES = {
     "empty": ({"rows.jsonl": ""}, ["rows.jsonl", "empty"], None),
-    "blank lines": ({"rows.jsonl": "\n \r\n\n"}, ["rows.jsonl, line 1: is blank", "3 of 3 lines"], None),
+    "blank lines": ({"rows.jsonl": "\n \r\n\n"}, ["rows.jsonl, line 1: is blank", "none of the 3 lines"], None),
     "only a BOM": ({"rows.jsonl": "\ufeff"}, ["rows.jsonl"], None),
-    "no good line": ({"rows.jsonl": "{\n" * 7}, ["line 1: ", "line 2: ", "line 3: ", "7 of 7 lines"], None),
+    "no good line": ({"rows.jsonl": "{\n" * 7},
+                     ["line 1: is not JSON", "none of the 7 lines can be used, all for the same reason"], None),
     "four bad lines": ({"rows.jsonl": f"{{\n{{\n{{\n{GOOD}\n{{\n"}, ["line 1: ", "line 3: ", "4 of 5 lines"], [4]),
     "another type": ({"rows.txt": GOOD}, ["rows.txt"], None),
     "csv: empty": ({"rows.csv": ""}, ["rows.csv", "empty"], None),
@@ -249,7 +255,7 @@ def test_a_bad_line_is_named_or_left_out(name, load, problems_of):
     line, words = BAD_LINES[name]
     first, last = problems_of(in_line_2(line))
     assert "rows.jsonl, line 2: " in first and all(word in first for word in words), first
-    assert "1 of 4 lines cannot be used" in last and "mend" in last and "--skip_bad_rows" in last
+    assert "1 of 4 lines cannot be used" in last and "fix them" in last and "--skip_bad_rows" in last
     rows, _, counts = load(in_line_2(line), "--skip_bad_rows")
     assert list(rows["row"]) == [1, 4] and counts["train rows"] == "2, 0 truncated to --max_length, 1 left out"
 
@@ -270,7 +276,7 @@ def test_a_bad_file_is_named(name, load, problems_of):
 def test_what_looks_odd_is_read_as_it_is_meant(name, load, tokenizer):
     files, expected = GOOD_FILES[name]
     rows, _, counts = load(files)
-    assert list(rows["row"]) == [number for number, _, _ in expected] and counts["train rows"].endswith(" 0 left out")
+    assert list(rows["row"]) == [number for number, _, _ in expected] and " 0 left out" in counts["train rows"]
     for found, (_, prompt, completion) in zip(rows, expected, strict=True):
         wanted = llama.tokenize_row({"prompt": prompt, "completion": completion}, tokenizer, 200)
         assert found["input_ids"] == wanted["input_ids"] and found["labels"] == wanted["labels"]
@@ -316,29 +322,91 @@ def test_an_unreadable_file_is_named(problems_of, monkeypatch):
     ("{{ messages[0].name.first }}", "UndefinedError"),
     ("{% for message in messages %}", "TemplateSyntaxError"),
     ("{{ 1 / 0 }}", "ZeroDivisionError"),
-    ("{{ messages[0]['content'] }}", "no answer within"),
+    ("{{ messages[0]['content'] }}", "no answer in the text that the chat template makes"),
     ("", ""),
 ], ids=["role order", "unknown name", "no template", "arithmetic", "no answers", "nothing"])
 def test_what_the_template_raises_is_a_problem_of_the_row(template, says, problems_of, tiny):
     tokenizer = AutoTokenizer.from_pretrained(tiny / "model")
     tokenizer.chat_template = template
-    first, last = problems_of({"rows.jsonl": GOOD}, tokenizer=tokenizer)
-    assert "rows.jsonl, line 1: " in first and says in first, first
-    assert "1 of 1 lines" in last
+    (problem,) = problems_of({"rows.jsonl": GOOD}, tokenizer=tokenizer)
+    assert "rows.jsonl, line 1, the only one: " in problem and says in problem, problem
 
 
 def test_a_tokenizer_without_places_is_a_problem(problems_of):
     tokenizer = ByT5Tokenizer()
     tokenizer.chat_template = llama.DEFAULT_CHAT_TEMPLATE
-    assert "line 1: cannot be used: KeyError: 'offset" in problems_of({"rows.jsonl": GOOD}, tokenizer=tokenizer)[0]
+    (problem,) = problems_of({"rows.jsonl": GOOD}, tokenizer=tokenizer)
+    assert "line 1, the only one: cannot be used: KeyError: 'offset" in problem
 
 
 def test_an_answer_cut_to_nothing_is_a_problem_and_one_cut_short_is_not(load, problems_of, tokenizer):
     row = llama.tokenize_row(json.loads(GOOD), tokenizer, 1024)
     prompt = row["labels"].count(-100)
-    assert f"within --max_length {prompt}" in problems_of({"rows.jsonl": GOOD}, "--max_length", prompt)[0]
+    (problem,) = problems_of({"rows.jsonl": GOOD}, "--max_length", prompt)
+    assert f"within --max_length {prompt}: raise --max_length, the longest prompt has {prompt} tokens" in problem
     assert load({"rows.jsonl": GOOD}, "--max_length", prompt + 1)[2]["train rows"] == (
         "1, 1 truncated to --max_length, 0 left out")
+
+
+# ---- Where no row can be used: {name: content}, flags, the one line ----
+ALL_ALIKE = {
+    "columns": ({"rows.csv": "frage,antwort\na,b\nc,d\n"}, [],
+                "rows.csv: none of the 2 rows can be used, all for the same reason: {file}, row 1: has the columns "
+                "frage, antwort; needs messages | prompt, completion | instruction, output | question, answer; "
+                "messages is a list: rename your columns, or edit ROW_FORMATS in llama.py"),
+    "too long": ({"rows.jsonl": f"{row('a' * 500)}\n\n{row('a' * 600)}\n"}, [],
+                 "rows.jsonl: none of the 2 lines can be used, all for the same reason: {file}, line 1: has no answer "
+                 "within --max_length 200: raise --max_length, the longest prompt has {longest} tokens"),
+    "tools": ({"rows.jsonl": f"{row(tools=['a'])}\n" * 3}, ["--skip_bad_rows"],
+              "rows.jsonl: none of the 3 lines can be used, all for the same reason: {file}, line 1: has tools, which "
+              "this recipe does not pass to the chat template yet: remove the column if the answers do not need it, "
+              "else leave out the row"),
+}
+
+
+@pytest.mark.parametrize("name", ALL_ALIKE)
+def test_where_all_rows_fail_alike_one_line_has_the_cure(name, problems_of, tmp_path, tokenizer):
+    files, flags, says = ALL_ALIKE[name]
+    longest = llama.tokenize_row({"prompt": "a" * 600, "completion": "b"}, tokenizer, 2000)["labels"].count(-100)
+    folder = tmp_path / "data"
+    says = says.format(file=folder / next(iter(files)), longest=longest)
+    assert problems_of(files, *flags) == [f"error: {folder}/{says}"]
+
+
+def test_where_all_rows_fail_and_not_alike_nobody_is_advised_to_leave_them_out(problems_of):
+    lines = problems_of({"rows.jsonl": f"{{\n{row('a', 5)}\n"})
+    assert len(lines) == 3 and lines[-1].endswith("rows.jsonl: none of the 2 lines can be used: fix them")
+
+
+def test_columns_and_keys_that_nothing_reads_are_named(load):
+    answer = TURNS["assistant"] | {"id": "x7"}
+    lines = [row(source="web", score=1), row(source="web"), conversation("user", answer)]
+    files = {"rows.jsonl": "\n".join(lines)}
+    told = load(files)[2]["train rows"]
+    assert told.endswith("; not read: source in 2 rows, score in 1 rows, id (of messages) in 1 rows")
+    columns = load({"rows.csv": "prompt,completion,source\na,b,web\nc,d,web\n"})[2]["train rows"]
+    assert columns == "2, 0 truncated to --max_length, 0 left out; not read: source"
+    table = {"rows.parquet": parquet_of(prompt=["a"], completion=["b"], tools=pa.nulls(1), messages=pa.nulls(1))}
+    assert "not read" not in load(table)[2]["train rows"]  # null is as if absent
+
+
+def test_the_cache_knows_the_rules_of_a_row(load, monkeypatch):
+    """A row that was tokenised before a rule was made is read again."""
+    file = {"rows.jsonl": row(tools=["a"])}
+    with monkeypatch.context() as patch:
+        known = tuple(() if item == rows.TOOL_COLUMNS else item for item in rows.KNOWN_BY)
+        patch.setattr(rows, "KNOWN_BY", known)
+        patch.setattr(rows, "TOOL_COLUMNS", ())
+        assert "1, 0 truncated" in load(file)[2]["train rows"]
+    with pytest.raises(SystemExit):
+        load(file)
+
+
+def test_all_rules_are_known_to_the_cache():
+    """What `tokenize_split` keeps in the cache follows from functions of rows.py that a recipe calls for a row."""
+    source = Path(rows.__file__).read_text()
+    row_rules = re.findall(r"^def ((?:check|is_empty|described|parse_line|reason)\w*)", source, flags=re.M)
+    assert {name for name in row_rules if name != "check_image"} <= {rule.__name__ for rule in rows.RULES}
 
 
 def test_the_number_of_a_row_reaches_the_batch(load, tokenizer):

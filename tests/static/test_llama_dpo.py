@@ -69,8 +69,8 @@ class TestRows:
         (EXPLICIT | {"rejected": "b"}, "both texts or both lists"),
         ({"prompt": [USER], "chosen": "a", "rejected": "b"}, "prompt, of the same kind"),
         ({"prompt": "a", "chosen": "b", "rejected": " "}, "has no text in rejected"),
-        (EXPLICIT | {"chosen": [GOOD | {"content": ""}]}, "has no answer to learn from"),
-        (EXPLICIT | {"chosen": [{"role": "assistant", "content": None}]}, "message without role or text"),
+        (EXPLICIT | {"chosen": [GOOD | {"content": ""}]}, "has no answer to train on"),
+        (EXPLICIT | {"chosen": [{"role": "assistant", "content": None}]}, "has no text"),
         ({"prompt": "", "chosen": "b", "rejected": "c"}, "has no prompt"),
         ({"chosen": "b", "rejected": "c"}, "has no prompt"),
         (EXPLICIT | {"rejected": [GOOD]}, "no two different answers"),
@@ -84,7 +84,7 @@ class TestRows:
 
     def test_numbers_in_a_csv_file_are_text(self, tiny, tmp_path):
         (tmp_path / "pairs.csv").write_text("prompt,chosen,rejected\n1 + 1 =,2,3\n")
-        args = Namespace(dataset_num_proc=None, skip_bad_rows=False)
+        args = Namespace(dataset_num_proc=None, skip_bad_rows=False, dataset_train_split="train")
         tokenize = partial(llama_dpo.tokenize_answers, tokenizer=tiny[1], max_length=9)
         name = str(tmp_path / "pairs.csv")
         found, counts = rows.read_split(name, None, "train", tokenize, args, True, llama_dpo.BAD_PAIR)

@@ -1,8 +1,10 @@
 """Rows become the tokens and labels that they should, and batches cover every row once, however they are cut."""
 
 import json
+import re
 
 import llama
+import llama_dpo
 import pytest
 from datasets import Dataset
 from transformers import AutoTokenizer
@@ -107,16 +109,90 @@ def test_a_conversation_that_ends_with_a_question_teaches_no_end_after_it(tokeni
 
 @pytest.mark.parametrize(("row", "says"), [
     ({"text": "a"}, "has the columns text; needs messages | prompt, completion"),
-    ({"prompt": "a", "completion": 5}, "without role or text"),
-    ({"prompt": None, "completion": "b"}, "without role or text"),
-    ({"prompt": "a", "completion": ""}, "no answer to learn from"),
-    ({"messages": [{"role": "user", "content": "a"}]}, "no answer to learn from"),
-    ({"messages": [{"role": "user"}]}, "without role or text"),
-    ({"messages": ["a"]}, "without role or text"),
+    ({"prompt": "a", "completion": 5}, "message 2 (assistant) has no text: its content is 5; content has"),
+    ({"prompt": None, "completion": "b"}, "message 1 (user) has no text: its content is null"),
+    ({"prompt": "a", "completion": ""}, "no answer to train on"),
+    ({"messages": [{"role": "user", "content": "a"}]}, "no answer to train on"),
+    ({"messages": [{"role": "user"}]}, "message 1 (user) has no text: it has no content"),
+    ({"messages": ["a"]}, "message 1 is not an object with role and content"),
 ], ids=json.dumps)
 def test_rows_that_cannot_be_used_say_why(row, says, tokenizer):
-    with pytest.raises(ValueError, match=says.replace("|", r"\|")):
+    with pytest.raises(ValueError, match=re.escape(says)):
         llama.tokenize_row(row, tokenizer, 1024)
+
+
+def with_answer(content=ANSWER, before=(), **keys):
+    """A row with a conversation whose answer has more keys than role and content."""
+    answer = {"role": "assistant", "content": content, **keys}
+    return {"messages": [{"role": "user", "content": QUESTION}, *before, answer]}
+
+
+CALL = [{"function": {"name": "spell", "arguments": {"word": "lamp"}}}]
+
+
+@pytest.mark.parametrize(("row", "says"), [
+    (with_answer() | {"tools": [{"name": "spell"}]}, "has tools, which this recipe does not pass to the chat"),
+    (with_answer() | {"functions": '[{"name": "spell"}]'}, "has functions, which"),
+    (with_answer("", tool_calls=CALL), "message 2 (assistant) has tool_calls, and tool calls are not"),
+    (with_answer(None, tool_calls=CALL), "message 2 (assistant) has tool_calls, and tool calls are not"),
+    (with_answer(function_call=CALL[0]), "message 2 (assistant) has function_call"),
+    (with_answer(before=[{"role": "tool", "content": "5"}]), "message 2 (tool) has the role of a tool"),
+    (with_answer([{"type": "text", "text": "a"}]),
+     "message 2 (assistant) has no text: its content is a list of 1 part"),
+    (with_answer(None), "message 2 (assistant) has no text: its content is null"),
+    (with_answer(reasoning_content="l, a, m, p"),
+     "message 2 (assistant) has reasoning_content, which the chat template drops"),
+    (with_answer(name="Ann", thinking="hm"), "has name, thinking, which the chat template drops"),
+    (with_answer(weight=0), "has weight 0, but what the assistant says is trained on"),
+    (with_answer(before=[{"role": "user", "content": "b", "train": True}]), "what the user says is not trained on"),
+], ids=lambda value: value if isinstance(value, str) else "")
+def test_what_would_be_trained_on_wrongly_is_refused(row, says, tokenizer):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        llama.tokenize_row(row, tokenizer, 1024)
+
+
+def test_what_is_null_empty_or_only_describes_a_message_is_as_if_absent(tokenizer):
+    plain = llama.tokenize_row(with_answer(), tokenizer, 1024)
+    for row in (with_answer() | {"tools": None}, with_answer() | {"tools": "[]"}, with_answer(tool_calls=[]),
+                with_answer(tool_calls=None, reasoning_content="", name=None), with_answer(weight=1),
+                with_answer(id="x7", timestamp=12)):
+        assert llama.tokenize_row(row, tokenizer, 1024) == plain
+
+
+def test_a_key_that_the_template_writes_is_trained_on(tokenizer):
+    tokenizer.chat_template = (
+        "{% for turn in messages %}{{ '<|' + turn['role'] + '|>' }}"
+        "{% if turn.reasoning_content %}{{ '(' + turn.reasoning_content + ') ' }}{% endif %}"
+        "{{ turn['content'] + '<|end_of_turn|>' }}{% endfor %}{{ '<|assistant|>' if add_generation_prompt }}")
+    row = llama.tokenize_row(with_answer(reasoning_content="hm", id="x7"), tokenizer, 1024)
+    assert supervised(row, tokenizer) == "(hm) " + ANSWER + "<|end_of_turn|>"
+    with pytest.raises(ValueError, match="has name, which the chat template drops"):
+        llama.tokenize_row(with_answer(reasoning_content="hm", name="Ann"), tokenizer, 1024)
+
+
+@pytest.mark.parametrize("keys", [{"tool_calls": CALL}, {"reasoning_content": "hm"}, {"weight": 0.5}])
+def test_preferences_are_checked_like_conversations(keys, tokenizer):
+    question = with_answer()["messages"][:1]
+    chosen, rejected = ([{"role": "assistant", "content": text}] for text in ("good", "bad"))
+    row = {"prompt": question, "chosen": chosen, "rejected": [rejected[0] | keys]}
+    with pytest.raises(ValueError, match="message 2 .assistant. has " + next(iter(keys))):
+        llama_dpo.tokenize_answers(row, tokenizer, 1024)
+    with pytest.raises(ValueError, match="has tools"):
+        llama_dpo.tokenize_answers({"prompt": "a", "chosen": "b", "rejected": "c", "tools": ["t"]}, tokenizer, 1024)
+
+
+@pytest.mark.parametrize("row", [
+    with_answer() | {"tools": ["spell"]}, with_answer("", tool_calls=CALL), with_answer(reasoning_content="hm"),
+], ids=["tools", "tool_calls", "reasoning"])
+def test_a_recipe_copied_alone_refuses_them_too(row, monkeypatch):
+    monkeypatch.setattr(llama, "rows", None)
+    monkeypatch.setattr(llama_dpo, "rows", None)
+    with pytest.raises(ValueError, match="a row has (tools|tool_calls|reasoning_content): remove them"):
+        llama.row_to_messages(row)
+    question, answer = row["messages"]
+    pair = {"prompt": [question], "chosen": [answer], "rejected": [answer], "tools": row.get("tools")}
+    with pytest.raises(ValueError, match="a row has (tool|reasoning_content).*: remove them"):
+        llama_dpo.row_to_pair(pair)
 
 
 @pytest.mark.parametrize("num_rows", [1, 11, 12, 13, 210])
