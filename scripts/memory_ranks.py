@@ -89,6 +89,8 @@ class Unit:
         self.casts = sum(share * w.width for w, share in self.shares.items() if w.stored != w.width)
         self.trained = [(w, share) for w, share in self.shares.items() if w.trains]
         self.trained_whole = sum(share * n * w.width for w, share in self.trained)
+        # Reductions are in fp32 under mixed precision (reduce_in_fp32 of the recipes)
+        self.reduced_whole = sum(share * n * (4 if plan.low else w.width) for w, share in self.trained)
         self.whole = self.flat = self.reduced = None
         self.grads = {}
 
@@ -166,10 +168,8 @@ class Gathered(Whole):
         raise NotImplementedError
 
     def output(self, unit):
-        """What a reduce-scatter makes: a share, and in mixed precision once more in what it is stored in."""
-        ag, output = self.ag, self.ag.new(sum(share * w.width for w, share in unit.trained), 1, "communication")
-        if any(w.stored != w.width for w, _ in unit.trained):
-            output = ag.new(sum(share * w.stored for w, share in unit.trained), 1, "communication")
+        """What a reduce-scatter makes: a share in the type of the reduction, which is that of what is stored."""
+        output = self.ag.new(unit.reduced_whole / self.plan.shards, 1, "communication")
         if unit.reduced is None and not self.plan.offloads_optimizer:
             unit.reduced = output.becomes("gradients")
 
@@ -213,7 +213,7 @@ class Fsdp2(Gathered):
         if not unit.grads:
             return
         self.reducing = None
-        self.reducing = self.ag.new(unit.trained_whole, 1, "communication")
+        self.reducing = self.ag.new(unit.reduced_whole, 1, "communication")
         last = next(unit.grads[weight] for weight in reversed(unit.weights) if weight in unit.grads)
         unit.grads = {}
         self.output(unit)
@@ -252,6 +252,8 @@ class Fsdp1(Gathered):
             flat = self.ag.new(unit.trained_whole, 1, "unsharded")
             unit.grads = {}
             self.release(unit)
+            if unit.reduced_whole != unit.trained_whole:
+                flat = self.ag.new(unit.reduced_whole, 1, "unsharded")
             if self.plan.shards > 1:
                 self.output(unit)
             elif unit.reduced is None:

@@ -116,14 +116,15 @@ def shard(model, plan, mesh):
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
     low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(plan.mixed_precision)
+    policy = MixedPrecisionPolicy()
+    if low:  # as reduce_in_fp32 of the recipes
+        policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         reshard_after_forward=plan.reshards,
         auto_wrap_policy="transformer_based_wrap",
         cpu_ram_efficient_loading=False,
-        mixed_precision_policy=MixedPrecisionPolicy(param_dtype=low, reduce_dtype=low)
-        if low
-        else MixedPrecisionPolicy(),
+        mixed_precision_policy=policy,
     )
     plugin.cpu_offload = CPUOffloadPolicy(pin_memory=False) if plan.offloads else None
     accelerator = SimpleNamespace(
