@@ -12,6 +12,7 @@ checkpoint. Exit codes: 0 done, 64 usage, 65 data, 69 no hub, 70 not finite, 73 
 
 import argparse
 import json
+import logging
 import math
 import os
 import sys
@@ -273,6 +274,31 @@ def share_new_modules(model, names, accelerator):
         module.load_state_dict(gather_object([weights])[0], assign=True)
 
 
+def compute_dtype(args, accelerator):
+    """Return the name of the dtype in which matrices are multiplied: that of mixed precision; without it, that of the weights."""
+    return {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision, args.dtype)
+
+
+def leave_casts_to_autocast(model, args, accelerator):
+    """Stop peft from casting the inputs of adapters where autocast casts them anyway.
+
+    peft casts the input of each adapter to the dtype of its weights, fp32, and autocast casts that copy back to bf16 or
+    fp16. These are two copies per layer for nothing, and the second is kept for the backward pass: query, key and value
+    share one input, but each keeps a copy of its own. Loss and gradients are bit for bit the same without; with
+    --lora_dropout to a rounding, since dropout then computes in the dtype of the input.
+
+    The cast stays in two cases. FSDP2 and DeepSpeed do not autocast but cast the weights, adapters included: there it
+    does nothing where the types agree, and is needed where they do not. DoRA takes the norms of whole weights in the
+    dtype of this input, so that its results would change.
+    """
+    autocasts = accelerator.native_amp and not accelerator.is_fsdp2
+    if not autocasts or args.use_dora:
+        return
+    for module in model.modules():
+        if hasattr(module, "cast_input_dtype_enabled"):  # peft's layers; those of experts have it and do not use it
+            module.cast_input_dtype_enabled = False
+
+
 def load_classifier(auto_class, task_type, classes, args, accelerator):
     """Return auto_class's model with a head for these classes, or [] for one number, quantized and with adapters (task_type: peft's) as asked for;
     preflight stops with 64. What the weights on disk do not hold, the head and of some models a pooler, is new: trained whole beside adapters."""
@@ -280,7 +306,7 @@ def load_classifier(auto_class, task_type, classes, args, accelerator):
     quantization = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=outside) if args.load_in_8bit else None
     if args.load_in_4bit:  # the library's own defaults are fp4, float32 and uint8: always say all four
         quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=args.bnb_4bit_quant_type, bnb_4bit_quant_storage=args.dtype,
-                                          bnb_4bit_compute_dtype=args.dtype, bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant, llm_int8_skip_modules=outside)
+                                          bnb_4bit_compute_dtype=compute_dtype(args, accelerator), bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant, llm_int8_skip_modules=outside)
     head = {"id2label": dict(enumerate(classes)), "label2id": {name: i for i, name in enumerate(classes)}} if classes else {"num_labels": 1}
     head["problem_type"] = "single_label_classification" if classes else "regression"
     seeded = mock.patch.object(PreTrainedModel, "initialize_weights", lambda model, draw=PreTrainedModel.initialize_weights: set_seed(args.seed) or draw(model))
@@ -295,6 +321,8 @@ def load_classifier(auto_class, task_type, classes, args, accelerator):
     model._weight_conversions = None  # else ZeRO-3 saves weights by the names of BERT's first files, gamma and beta
     if args.gradient_checkpointing:  # called gradient_checkpointing_enable in older transformers
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": False})
+    if args.load_in_8bit:  # in bf16 bitsandbytes logs a line per layer and forward pass: that it computes in float16
+        logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
     model.apply(lambda module: setattr(module, "support_avx512bf16_for_cpu", False))  # else a CPU repacks 4-bit weights, and gradients stop there
     if args.use_peft:
         model = get_peft_model(model, LoraConfig(
@@ -303,6 +331,7 @@ def load_classifier(auto_class, task_type, classes, args, accelerator):
             autocast_adapter_dtype=accelerator.mixed_precision != "no" or not accelerator.is_fsdp2)  # to fp32; FSDP2 wants one type in a unit:
         for weight in model.parameters() if accelerator.mixed_precision != "no" else []:  # the new modules get that of the adapters
             weight.data = weight.data.float() if weight.requires_grad else weight.data
+        leave_casts_to_autocast(model, args, accelerator)
         if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
             accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
     return model

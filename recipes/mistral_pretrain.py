@@ -16,6 +16,7 @@ codes: 0 done, 64 usage, 65 data, 69 no hub, 70 not finite, 73 cannot write, 75 
 
 import argparse
 import json
+import logging
 import math
 import os
 import sys
@@ -269,17 +270,44 @@ def load_text_tokenizer(name):
     return tokenizer
 
 
+def compute_dtype(args, accelerator):
+    """Return the name of the dtype in which matrices are multiplied: that of mixed precision; without it, that of the weights."""
+    return {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision, args.dtype)
+
+
+def leave_casts_to_autocast(model, args, accelerator):
+    """Stop peft from casting the inputs of adapters where autocast casts them anyway.
+
+    peft casts the input of each adapter to the dtype of its weights, fp32, and autocast casts that copy back to bf16 or
+    fp16. These are two copies per layer for nothing, and the second is kept for the backward pass: query, key and value
+    share one input, but each keeps a copy of its own. Loss and gradients are bit for bit the same without; with
+    --lora_dropout to a rounding, since dropout then computes in the dtype of the input.
+
+    The cast stays in two cases. FSDP2 and DeepSpeed do not autocast but cast the weights, adapters included: there it
+    does nothing where the types agree, and is needed where they do not. DoRA takes the norms of whole weights in the
+    dtype of this input, so that its results would change.
+    """
+    autocasts = accelerator.native_amp and not accelerator.is_fsdp2
+    if not autocasts or args.use_dora:
+        return
+    for module in model.modules():
+        if hasattr(module, "cast_input_dtype_enabled"):  # peft's layers; those of experts have it and do not use it
+            module.cast_input_dtype_enabled = False
+
+
 def load_model(args, accelerator):
     """Return the model, quantized and with adapters as asked for; preflight stops with 64 if it cannot be loaded."""
     quantization = BitsAndBytesConfig(load_in_8bit=True) if args.load_in_8bit else None
     if args.load_in_4bit:  # the library's own defaults are fp4, float32 and uint8: always say all four
         quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=args.bnb_4bit_quant_type, bnb_4bit_quant_storage=args.dtype,
-                                          bnb_4bit_compute_dtype=args.dtype, bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant)
+                                          bnb_4bit_compute_dtype=compute_dtype(args, accelerator), bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant)
     with preflight.loading("model", args.model_name_or_path, args) if preflight else nullcontext():
         model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation,
                                                      quantization_config=quantization, trust_remote_code=False)
     if args.gradient_checkpointing:  # called gradient_checkpointing_enable in older transformers
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": False})
+    if args.load_in_8bit:  # in bf16 bitsandbytes logs a line per layer and forward pass: that it computes in float16
+        logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
     model.apply(lambda module: setattr(module, "support_avx512bf16_for_cpu", False))  # else a CPU repacks 4-bit weights, and gradients stop there
     if args.use_liger_kernel:  # not its loss, which is that of loss_in_head
         apply_liger_kernel(model, {"fused_linear_cross_entropy": False, "cross_entropy": False})
@@ -287,6 +315,7 @@ def load_model(args, accelerator):
         model = get_peft_model(model, LoraConfig(
             task_type="CAUSAL_LM", r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, use_rslora=args.use_rslora,
             use_dora=args.use_dora, target_modules="all-linear" if args.lora_target_modules == ["all-linear"] else args.lora_target_modules))
+        leave_casts_to_autocast(model, args, accelerator)
         if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
             accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
     return model

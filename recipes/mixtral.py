@@ -240,6 +240,26 @@ def load_tokenizer(name):
     return tokenizer
 
 
+def leave_casts_to_autocast(model, args, accelerator):
+    """Stop peft from casting the inputs of adapters where autocast casts them anyway.
+
+    peft casts the input of each adapter to the dtype of its weights, fp32, and autocast casts that copy back to bf16 or
+    fp16. These are two copies per layer for nothing, and the second is kept for the backward pass: query, key and value
+    share one input, but each keeps a copy of its own. Loss and gradients are bit for bit the same without; with
+    --lora_dropout to a rounding, since dropout then computes in the dtype of the input.
+
+    The cast stays in two cases. FSDP2 and DeepSpeed do not autocast but cast the weights, adapters included: there it
+    does nothing where the types agree, and is needed where they do not. DoRA takes the norms of whole weights in the
+    dtype of this input, so that its results would change.
+    """
+    autocasts = accelerator.native_amp and not accelerator.is_fsdp2
+    if not autocasts or args.use_dora:
+        return
+    for module in model.modules():
+        if hasattr(module, "cast_input_dtype_enabled"):  # peft's layers; those of experts have it and do not use it
+            module.cast_input_dtype_enabled = False
+
+
 def load_mixture(args, accelerator):
     """Return the model, with adapters as asked for; stop with 64 if it cannot be loaded or is none with a router loss."""
     with preflight.loading("model", args.model_name_or_path, args) if preflight else nullcontext():
@@ -256,6 +276,7 @@ def load_mixture(args, accelerator):
         layers = sorted(linear) if args.lora_target_modules == ["all-linear"] else args.lora_target_modules
         model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout,
                                                  target_modules=layers, target_parameters=args.lora_target_parameters))
+        leave_casts_to_autocast(model, args, accelerator)
         if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
             accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
     return model

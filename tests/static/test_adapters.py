@@ -9,7 +9,8 @@ import pytest
 from accelerate import DistributedType
 from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaConfig
 
-ONE_PROCESS = SimpleNamespace(distributed_type=DistributedType.NO, num_processes=1)
+ONE_PROCESS = SimpleNamespace(
+    distributed_type=DistributedType.NO, num_processes=1, mixed_precision="no", native_amp=False)
 
 
 @pytest.mark.parametrize("flags", [

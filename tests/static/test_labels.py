@@ -187,7 +187,8 @@ def test_a_new_head_of_two_layers_is_trained_beside_adapters(tmp_path, monkeypat
     shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     RobertaModel(RobertaConfig(**shape, vocab_size=9, max_position_embeddings=16)).save_pretrained(tmp_path)
     monkeypatch.setattr(sys, "argv", ["bert.py", "--model_name_or_path", str(tmp_path), "--use_peft"])
-    alone = SimpleNamespace(distributed_type=DistributedType.NO, is_fsdp2=False, mixed_precision="no")
+    alone = SimpleNamespace(
+        distributed_type=DistributedType.NO, is_fsdp2=False, mixed_precision="no", native_amp=False)
     args = bert.parse_args()
     model = bert.load_classifier(AutoModelForSequenceClassification, "SEQ_CLS", ["a", "b"], args, alone)
     model(input_ids=torch.tensor([[1, 2, 3]]), labels=torch.tensor([1])).loss.backward()

@@ -1,5 +1,7 @@
 """What the planner counts at rest: the live tensors' bytes, peft's own counts, and the published arithmetic."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from memory_plan import Batch, Plan, closed_form, strategy_for
@@ -72,7 +74,8 @@ def test_states_are_the_live_tensors_bytes(flags, tied, tmp_path):
     config = llama(SMALL, tie_word_embeddings=tied)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     args = recipe_arguments([*flags, "--model_name_or_path", str(tmp_path)])
-    model = recipe.load_model(args, type("accelerator", (), {"distributed_type": DistributedType.NO}))
+    accelerator = SimpleNamespace(distributed_type=DistributedType.NO, mixed_precision="no", native_amp=False)
+    model = recipe.load_model(args, accelerator)
     optimizer = recipe.make_optimizer(model, args)
     for weight in model.parameters():
         if weight.requires_grad:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, 
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
-ONE_PROCESS = SimpleNamespace(distributed_type=DistributedType.NO, num_processes=1)
+ONE_PROCESS = SimpleNamespace(distributed_type=DistributedType.NO, num_processes=1, native_amp=False)
 LAYERS, EXPERTS, TOP_K = 3, 5, 2
 ROWS = [{"input_ids": np.arange(1, n + 1), "labels": np.arange(1, n + 1), "row": n} for n in (7, 2, 4)]
 

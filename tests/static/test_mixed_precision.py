@@ -1,0 +1,171 @@
+"""Mixed precision reaches adapters and quantized bases: no products in fp32 and no needless copies.
+
+All of it runs in process, since autocast works on a CPU too.
+"""
+
+import logging
+import sys
+from types import SimpleNamespace
+
+import llama
+import mixtral
+import parity
+import pytest
+import t5
+import torch
+import vit
+from accelerate import DistributedType
+from launching import REPO
+
+# What accelerate says of itself under single, DDP and FSDP1 with mixed precision
+AUTOCASTS = {"native_amp": True, "is_fsdp2": False}
+LORA = ("--use_peft", "--dtype", "bfloat16")
+
+
+def accelerator_with(mixed_precision="bf16", **others):
+    facts = {"distributed_type": DistributedType.NO, "num_processes": 1, "is_main_process": True}
+    facts |= AUTOCASTS | {"mixed_precision": mixed_precision} | others
+    return SimpleNamespace(**facts)
+
+
+def arguments(recipe, monkeypatch, *flags):
+    monkeypatch.setattr(sys, "argv", [f"{recipe.__name__}.py", *flags])
+    return recipe.parse_args()
+
+
+class Loaded(Exception):
+    """Stands in for the loading of weights, with what they would be loaded as."""
+
+
+def capture(self_or_name, *_, quantization_config=None, **__):
+    raise Loaded(quantization_config)
+
+
+def load_llama(args, accelerator):
+    llama.load_model(args, accelerator)
+
+
+def load_t5(args, accelerator):
+    t5.load_seq2seq(args, accelerator, None)
+
+
+def load_vit(args, accelerator):
+    vit.load_classifier(vit.AutoModelForImageClassification, None, [], args, accelerator)
+
+
+@pytest.mark.parametrize(("mixed_precision", "dtype", "computes_in"), [
+    ("bf16", "float32", torch.bfloat16),
+    ("bf16", "bfloat16", torch.bfloat16),
+    ("fp16", "float32", torch.float16),
+    ("no", "float32", torch.float32),
+    ("no", "bfloat16", torch.bfloat16),
+])
+@pytest.mark.parametrize(("recipe", "auto_class", "load"), [
+    (llama, llama.AutoModelForCausalLM, load_llama),
+    (t5, t5.AutoModelForSeq2SeqLM, load_t5),
+    (vit, vit.AutoModelForImageClassification, load_vit),
+], ids=["llama", "t5", "vit"])
+def test_4_bit_weights_are_multiplied_in_what_mixed_precision_says(
+    recipe, auto_class, load, mixed_precision, dtype, computes_in, monkeypatch
+):
+    args = arguments(recipe, monkeypatch, "--use_peft", "--load_in_4bit", "--dtype", dtype)
+    monkeypatch.setattr(recipe, "preflight", None)  # its message would hide the exception
+    monkeypatch.setattr(auto_class, "from_pretrained", capture)
+    with pytest.raises(Loaded) as found:
+        load(args, accelerator_with(mixed_precision))
+    (config,) = found.value.args
+    assert config.bnb_4bit_compute_dtype == computes_in
+    assert config.bnb_4bit_quant_storage == getattr(torch, dtype)  # as before: it only says how the bytes are packed
+
+
+def loaded(folder, monkeypatch, *flags, **facts):
+    torch.manual_seed(0)
+    args = arguments(llama, monkeypatch, "--model_name_or_path", str(folder / "model"), *flags)
+    model = llama.load_model(args, accelerator_with(**facts)).train()
+    return with_learned_adapters(model)
+
+
+def with_learned_adapters(model):
+    """B is zero at first, and then nothing depends on A."""
+    torch.manual_seed(1)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.02)
+    return model
+
+
+def casts_of(model):
+    name = "cast_input_dtype_enabled"
+    return {getattr(module, name) for module in model.modules() if hasattr(module, name)}
+
+
+def step_of(model):
+    """The loss in bf16 autocast, the gradients by name, and the bytes kept for the backward pass."""
+    kept, ids = {}, torch.arange(48).view(2, 24)
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16):
+        loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    return loss.detach(), gradients, sum(kept.values())
+
+
+def assert_same_with_less(ours, pefts):
+    assert casts_of(ours) == {False} and casts_of(pefts) == {True}
+    loss, gradients, kept = step_of(ours)
+    expected_loss, expected_gradients, more_kept = step_of(pefts)
+    assert torch.equal(loss, expected_loss)
+    assert gradients and gradients.keys() == expected_gradients.keys()
+    for name, gradient in gradients.items():
+        assert gradient.any() and torch.equal(gradient, expected_gradients[name]), name
+    assert kept < more_kept
+
+
+def test_inputs_of_adapters_are_not_copied_and_nothing_else_changes(tiny, monkeypatch):
+    ours = loaded(tiny, monkeypatch, *LORA)
+    assert_same_with_less(ours, loaded(tiny, monkeypatch, *LORA, native_amp=False))
+
+
+def test_nor_are_those_of_experts_and_what_is_beside_them(tiny_of, monkeypatch):
+    args = arguments(mixtral, monkeypatch, "--model_name_or_path", str(tiny_of("mixtral") / "model"), *LORA)
+    models = []
+    for autocasts in (True, False):
+        torch.manual_seed(0)
+        model = mixtral.load_mixture(args, accelerator_with(native_amp=autocasts))
+        models.append(with_learned_adapters(model.train()))
+    trained = [name for name, weight in models[0].named_parameters() if weight.requires_grad]
+    assert any("experts" in name for name in trained)
+    assert_same_with_less(*models)
+
+
+@pytest.mark.parametrize(("flags", "facts"), [
+    (LORA, {"is_fsdp2": True}),  # casts weights, and does not autocast
+    (LORA, {"native_amp": False}),  # nor does DeepSpeed, nor anybody without mixed precision
+    ((*LORA, "--use_dora"), {}),  # which takes norms in the dtype of its input
+], ids=["FSDP2", "no autocast", "DoRA"])
+def test_peft_casts_where_autocast_does_not_or_results_would_change(flags, facts, tiny, monkeypatch):
+    assert casts_of(loaded(tiny, monkeypatch, *flags, **facts)) == {True}
+
+
+@pytest.mark.parametrize("recipe", sorted(parity.MAKERS))
+def test_every_recipe_leaves_the_casts_to_autocast(recipe):
+    source = (REPO / "recipes" / f"{recipe}.py").read_text()
+    made, left = "= get_peft_model(", "    leave_casts_to_autocast(model, args, accelerator)"
+    assert source.count(made) == source.count(left) == 1 and source.index(made) < source.index(left)
+
+
+def test_int8_products_do_not_log_a_line_each(tiny, monkeypatch, caplog):
+    from bitsandbytes.autograd._functions import MatMul8bitLt, MatmulLtState
+
+    logger = logging.getLogger("bitsandbytes.autograd._functions")
+    monkeypatch.setattr(logger, "level", logging.NOTSET)
+    logger.manager._clear_cache()
+    loaded(tiny, monkeypatch, "--use_peft", "--load_in_8bit")
+    state = MatmulLtState()
+    state.CB, state.SCB = torch.ones(4, 8, dtype=torch.int8), torch.ones(4)
+    MatMul8bitLt.apply(torch.ones(2, 8, dtype=torch.bfloat16), torch.ones(4, 8), None, None, state)  # of a GPU
+    assert caplog.records == []
