@@ -152,6 +152,7 @@ def make_accelerator(args):
     if zero := accelerator.state.deepspeed_plugin:  # the loop's own calls do not reach its engine (huggingface/accelerate#1970)
         zero.deepspeed_config.update(gradient_clipping=args.max_grad_norm, train_micro_batch_size_per_gpu=args.per_device_train_batch_size)
     torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = args.tf32  # of convolutions, for which torch allows it by default
     return accelerator
 
 

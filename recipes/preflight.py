@@ -23,6 +23,7 @@ from unittest import mock
 import numpy as np
 import psutil
 import torch
+from accelerate.utils import compare_versions
 from fault_tolerance import conclude, fail, leave
 from rows import OFFLINE
 from torch.nn import Embedding
@@ -134,11 +135,16 @@ def rules_of_values(args):
     yield args.packing and args.train_sampling_strategy == "group_by_length", "--train_sampling_strategy group_by_length is for rows that are padded, and packed ones are all of one length: use random"
 
 
+def compute_dtype(args, accelerator):
+    """Return the name of the dtype in which matrices are multiplied: that of mixed precision; without it, that of the weights."""
+    return {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision, args.dtype)
+
+
 def rules_of_strategy(args, accelerator, strategy):
     """Yield (broken, problem) of arguments that do not fit what accelerate runs."""
     env, (name, fsdp, zero), state = os.environ, strategy, accelerator.state
     sharded, of_deepspeed = fsdp or zero >= 0, getattr(state.deepspeed_plugin, "deepspeed_config", {})
-    computes_in = {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision, args.dtype)
+    computes_in = compute_dtype(args, accelerator)
     no_compiler = "DS_ACCELERATOR" not in env and not (shutil.which("ninja") and shutil.which("c++"))
     meshes = ["TP", "CP", "SP"] + ["DP_SHARD"] * (fsdp != 2)
     doubled = [key for key in "gradient_accumulation_steps gradient_clipping train_batch_size train_micro_batch_size_per_gpu optimizer scheduler".split() if of_deepspeed.get(key, "auto") != "auto"]
@@ -180,11 +186,39 @@ def rules_of_device(args, accelerator):
     yield on_cpu and liger, "--use_liger_kernel: its Triton kernels need a GPU"
     yield not on_cpu and liger and not installed("liger-kernel"), "--use_liger_kernel needs the package liger-kernel: pip install liger-kernel"
     yield args.tf32 and capability < (8, 0), "--tf32 needs an NVIDIA GPU of compute capability 8.0 (Ampere) or more"
+    # There transformers computes the angles of rotary positions by an fp32 matrix product. In TF32 position 2,049 becomes
+    # 2,048 (huggingface/transformers#48428: on a B200, not on an A100); elementwise products are not affected.
+    rotates_by_matmul = compare_versions("transformers", "<", "5.19")
+    yield args.tf32 and rotates_by_matmul, (
+        "--tf32: before transformers 5.19 rotary positions above 2,048 can be rounded in TF32:"
+        " pip install -U transformers, or leave out --tf32")
+    yield from rules_of_precision(args, accelerator, capability)
     yield args.torch_compile and on_cpu and not shutil.which("c++"), "--torch_compile compiles C++ on a CPU: put a compiler (g++) on the PATH"
     if os.environ.get("ACCELERATE_MIXED_PRECISION") == "fp8":
         yield capability < (8, 9), "mixed_precision: fp8 needs an NVIDIA GPU of compute capability 8.9 (Ada, Hopper) or more: set it to bf16"
         yield getattr(accelerator, "fp8_backend", None) == "TE", "fp8_config: backend: TE replaces the output head, in which the loss is computed: use backend: AO (pip install torchao)"
         yield args.use_peft, "mixed_precision: fp8 trains whole weights only: set it to bf16, or leave out --use_peft"
+
+
+def rules_of_precision(args, accelerator, capability):
+    """Yield (broken, problem) of dtypes that the GPU or the attention kernel has no hardware or code for.
+    capability: (major, minor) of an NVIDIA GPU, (0, 0) of a CPU."""
+    if accelerator.device.type != "cuda":
+        return
+    computes_in, kernel = compute_dtype(args, accelerator), args.attn_implementation
+    # torch.cuda.is_bf16_supported() says yes to these GPUs, since bf16 is emulated there, and accelerate believes it.
+    # A base stored in bf16 under fp16 is allowed: its matrix products run in fp16. ROCm numbers its GPUs differently.
+    emulated = computes_in == "bfloat16" and capability < (8, 0) and not torch.version.hip
+    if accelerator.mixed_precision == "bf16":
+        cure = "pass --mixed_precision fp16 to accelerate launch"
+    else:
+        cure = "use --dtype float32, and pass --mixed_precision fp16 to accelerate launch"
+    yield emulated, (
+        f"this GPU (compute capability {capability[0]}.{capability[1]}) has no bf16 hardware"
+        f" and would emulate it slowly: {cure}")
+    yield "flash" in kernel and computes_in == "float32", (
+        f"--attn_implementation {kernel} computes in bf16 and fp16 only:"
+        " pass --mixed_precision bf16 to accelerate launch, or use sdpa")
 
 
 def check_changes(accelerator, args, progress, facts):

@@ -169,3 +169,20 @@ def test_int8_products_do_not_log_a_line_each(tiny, monkeypatch, caplog):
     state.CB, state.SCB = torch.ones(4, 8, dtype=torch.int8), torch.ones(4)
     MatMul8bitLt.apply(torch.ones(2, 8, dtype=torch.bfloat16), torch.ones(4, 8), None, None, state)  # of a GPU
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("flags", [[], ["--tf32"]], ids=lambda flags: " ".join(flags) or "none")
+def test_convolutions_are_in_tf32_only_where_asked(flags, monkeypatch):
+    """torch's default lets cuDNN round to TF32, as of the patches of vit.py, whatever is said of matrix products."""
+    state = SimpleNamespace(deepspeed_plugin=None)
+    accelerator = accelerator_with("no", state=state)
+    monkeypatch.setattr(vit, "preflight", None)
+    monkeypatch.setattr(vit, "Accelerator", lambda **_: accelerator)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not flags)
+    precision = torch.get_float32_matmul_precision()
+    try:
+        assert vit.make_accelerator(arguments(vit, monkeypatch, *flags)) is accelerator
+        assert torch.backends.cudnn.allow_tf32 == bool(flags)
+        assert torch.get_float32_matmul_precision() == ("high" if flags else "highest")
+    finally:
+        torch.set_float32_matmul_precision(precision)

@@ -3,6 +3,7 @@
 In process, with a GPU that is only told of.
 """
 
+import importlib.metadata
 import sys
 from types import SimpleNamespace
 
@@ -55,17 +56,22 @@ ACCEPTED = {
 
 @pytest.fixture
 def problems_of(monkeypatch):
-    """A function from flags, capability, packages and environment to the problems."""
+    """A function from flags, capability, packages, precision and environment to the problems."""
+    versions = {"transformers": "5.23.0"}
+    version_of = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: versions.get(name) or version_of(name))
 
-    def find(flags, capability=None, packages=(), **env):
+    def find(flags, capability=None, packages=(), mixed_precision="fp16", transformers="5.23.0", **env):
+        versions["transformers"] = transformers
         for name, value in env.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(sys, "argv", ["llama.py", *flags])
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
         monkeypatch.setattr(preflight, "installed", lambda name: name in packages)
         device = SimpleNamespace(type="cuda" if capability else "cpu")
-        accelerator = SimpleNamespace(device=device, mixed_precision="no", num_processes=1, distributed_type="NO",
-                                      state=SimpleNamespace(deepspeed_plugin=None, fsdp_plugin=None))
+        state = SimpleNamespace(deepspeed_plugin=None, fsdp_plugin=None)
+        accelerator = SimpleNamespace(device=device, mixed_precision=mixed_precision, num_processes=1,
+                                      distributed_type="NO", state=state)
         return preflight.find_problems(llama.parse_args(), accelerator)
 
     return find
@@ -89,6 +95,49 @@ def test_what_can_run_is_not(name, problems_of):
 def test_fp8_is_for_what_has_it(capability, flags, says, problems_of):
     found = problems_of(flags, capability, ACCELERATE_MIXED_PRECISION="fp8")
     assert (says in found[0] and len(found) == 1) if says else found == []
+
+
+EMULATED = "no bf16 hardware"
+FLASH = ["--attn_implementation", "flash_attention_2"]
+HUB_FLASH = ["--attn_implementation", "kernels-community/flash-attn2"]
+
+
+@pytest.mark.parametrize(("flags", "capability", "mixed_precision", "says"), [
+    ([], TURING, "bf16", f"(compute capability 7.5) has {EMULATED}"),
+    (["--use_peft", "--load_in_4bit"], TURING, "bf16", "pass --mixed_precision fp16"),
+    (["--use_peft", "--dtype", "bfloat16"], TURING, "no", "use --dtype float32"),
+    (["--use_peft", "--dtype", "bfloat16"], TURING, "fp16", None),  # multiplies in fp16
+    ([], TURING, "fp16", None),
+    ([], TURING, "no", None),
+    ([], AMPERE, "bf16", None),
+    ([], None, "bf16", None),  # a CPU, in a rehearsal
+    (FLASH, AMPERE, "no", "in bf16 and fp16 only: pass --mixed_precision bf16"),
+    (HUB_FLASH, AMPERE, "no", "in bf16 and fp16 only"),
+    (FLASH, AMPERE, "bf16", None),
+    ([*FLASH, "--use_peft", "--dtype", "bfloat16"], AMPERE, "no", None),
+    (["--attn_implementation", "flex_attention"], AMPERE, "no", None),
+])
+def test_what_the_hardware_or_kernel_cannot_compute_in_is_refused(
+    flags, capability, mixed_precision, says, problems_of
+):
+    found = problems_of(flags, capability, PACKAGES, mixed_precision)
+    if says:
+        assert len(found) == 1 and says in found[0]
+    else:
+        assert found == []
+
+
+def test_bf16_is_not_refused_by_the_numbers_of_amds_gpus(problems_of, monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert problems_of([], (7, 0), mixed_precision="bf16") == []
+
+
+@pytest.mark.parametrize(("version", "refused"), [
+    ("5.17.0", True), ("5.18.1", True), ("5.19.0", False), ("5.23.0", False), ("6.0.0", False)])
+def test_tf32_is_refused_where_transformers_would_round_positions(version, refused, problems_of):
+    found = problems_of(["--tf32"], HOPPER, transformers=version)
+    assert len(found) == refused and all("transformers 5.19" in problem for problem in found)
+    assert problems_of([], HOPPER, transformers=version) == []
 
 
 @pytest.mark.parametrize(("flags", "says"), [
