@@ -121,7 +121,9 @@ def parse_args():
     parser.add_argument("--logging_steps", type=int, default=1, help="optimizer steps between lines of metrics.jsonl; in between nothing waits for the device")
     parser.add_argument("--report_to", default="none", choices=["none", "all", "tensorboard", "wandb", "trackio", "comet_ml", "mlflow", "clearml", "dvclive", "swanlab", "aim"], help="tracker")
     parser.add_argument("--output_dir", default="runs/llama", help="folder of the result")
-    parser.add_argument("--ddp_timeout", type=int, default=1800, help="seconds that ranks wait for each other, also while one writes a checkpoint; then each prints its stacks and ends")
+    parser.add_argument("--ddp_timeout", type=int, default=1800, help=(
+        "seconds that ranks wait for each other, also while one prepares the rows or writes a checkpoint; then each prints its stacks and"
+        " ends. If preparing the rows takes longer, run the same command once with --num_processes 1 and --dry_run, which fills the cache"))
     if fault_tolerance:
         fault_tolerance.add_arguments(parser)
     parser.error = lambda message: stop(64, message, *(preflight.meant(message, parser) if preflight else []))
@@ -399,6 +401,12 @@ def export_model(accelerator, model, tokenizer, output_dir):
         tokenizer.save_pretrained(output_dir)
 
 
+def leave_process_group(worker_id):
+    """Give a process that makes batches a process group of its own: a signal to the group of its rank is not for it.
+    A function with a name, since the workers of Python 3.14 are not forked from this process, and lambdas cannot be pickled."""
+    os.setsid()
+
+
 def main():
     args = parse_args()
     if fault_tolerance:
@@ -429,7 +437,7 @@ def main():
     varlen, columns = "flash" in args.attn_implementation and (args.packing or args.padding_free), ["input_ids", "labels", "row"]
     make = partial(collate, pad_token_id=tokenizer.pad_token_id, refit=args.padding_free, varlen=varlen)
     options = {"num_workers": args.dataloader_num_workers, "pin_memory": accelerator.device.type == "cuda",
-               "worker_init_fn": lambda _: os.setsid()}  # a signal to the group is not for workers
+               "worker_init_fn": leave_process_group}
     make_train = partial(make, train_rows.select_columns(columns), width=args.max_length * args.packing)
     train_loader = DataLoader(lines, batch_sampler=batches[progress["step"] * window : total_steps * window], collate_fn=make_train, **options)
     if eval_rows:

@@ -119,7 +119,9 @@ def parse_args():
     parser.add_argument("--logging_steps", type=int, default=1, help="optimizer steps between lines of metrics.jsonl; in between nothing waits for the device")
     parser.add_argument("--report_to", default="none", choices=["none", "all", "tensorboard", "wandb", "trackio", "comet_ml", "mlflow", "clearml", "dvclive", "swanlab", "aim"], help="tracker")
     parser.add_argument("--output_dir", default="runs/llama_dpo", help="folder of the result")
-    parser.add_argument("--ddp_timeout", type=int, default=1800, help="seconds that ranks wait for each other, also while one writes a checkpoint; then each prints its stacks and ends")
+    parser.add_argument("--ddp_timeout", type=int, default=1800, help=(
+        "seconds that ranks wait for each other, also while one prepares the rows or writes a checkpoint; then each prints its stacks and"
+        " ends. If preparing the rows takes longer, run the same command once with --num_processes 1 and --dry_run, which fills the cache"))
     if fault_tolerance:
         fault_tolerance.add_arguments(parser)
     parser.error = lambda message: stop(64, message, *(preflight.meant(message, parser) if preflight else []))
@@ -389,6 +391,12 @@ def export_model(accelerator, model, tokenizer, output_dir):
         tokenizer.save_pretrained(output_dir)
 
 
+def leave_process_group(worker_id):
+    """Give a process that makes batches a process group of its own: a signal to the group of its rank is not for it.
+    A function with a name, since the workers of Python 3.14 are not forked from this process, and lambdas cannot be pickled."""
+    os.setsid()
+
+
 def main():
     args = parse_args()
     if fault_tolerance:
@@ -419,7 +427,7 @@ def main():
     make = partial(collate_answers, source=both.select_columns(["prompt_ids", "chosen_ids", "rejected_ids", "row"]).with_format(None),
                    pad_token_id=tokenizer.pad_token_id, learn_prompts=args.loss_type == "orpo")
     new_loader = partial(DataLoader, range(len(both)), collate_fn=make, num_workers=args.dataloader_num_workers,
-                         pin_memory=accelerator.device.type == "cuda", worker_init_fn=lambda _: os.setsid())  # a signal to the group is not for workers
+                         pin_memory=accelerator.device.type == "cuda", worker_init_fn=leave_process_group)
     train_loader = new_loader(batch_sampler=batches[progress["step"] * window : total_steps * window])
     whole_loader = accelerator.prepare(new_loader(batch_sampler=global_batches(len(both), args.per_device_eval_batch_size, accelerator.num_processes)))
     batches = global_batches(len(eval_rows or []), args.per_device_eval_batch_size, accelerator.num_processes)

@@ -123,7 +123,9 @@ def parse_args():
     parser.add_argument("--logging_steps", type=int, default=1, help="optimizer steps between lines of metrics.jsonl; in between nothing waits for the device")
     parser.add_argument("--report_to", default="none", choices=["none", "all", "tensorboard", "wandb", "trackio", "comet_ml", "mlflow", "clearml", "dvclive", "swanlab", "aim"], help="tracker")
     parser.add_argument("--output_dir", default="runs/mistral_pretrain", help="folder of the result")
-    parser.add_argument("--ddp_timeout", type=int, default=1800, help="seconds that ranks wait for each other, also while one writes a checkpoint; then each prints its stacks and ends")
+    parser.add_argument("--ddp_timeout", type=int, default=1800, help=(
+        "seconds that ranks wait for each other, also while one prepares the rows or writes a checkpoint; then each prints its stacks and"
+        " ends. If preparing the rows takes longer, run the same command once with --num_processes 1 and --dry_run, which fills the cache"))
     if fault_tolerance:
         fault_tolerance.add_arguments(parser)
     parser.error = lambda message: stop(64, message, *(preflight.meant(message, parser) if preflight else []))
@@ -421,7 +423,9 @@ def main():
     documents = read_documents(found, progress["stream"], args.num_train_epochs if counted else math.inf, args)
     blocks = cut_blocks(documents, source, tokenizer, args)
     reader = ThreadPoolExecutor(1) if accelerator.is_main_process else None
-    group = torch.distributed.new_group(backend="gloo") if ranks > 1 else None
+    group = None
+    if ranks > 1:  # the texts are dealt over TCP: between several nodes set GLOO_SOCKET_IFNAME to the interface that connects them
+        group = torch.distributed.new_group(backend="gloo", timeout=timedelta(seconds=max(args.ddp_timeout, 1) + 60))
     make = partial(make_batch, max_length=args.max_length, varlen="flash" in args.attn_implementation)
     size, eval_size = args.per_device_train_batch_size, args.per_device_eval_batch_size
     eval_starts = range(0, math.ceil(len(eval_blocks) / (eval_size * ranks)) * eval_size * ranks, eval_size)  # as many batches on each rank

@@ -112,7 +112,9 @@ def parse_args():
     parser.add_argument("--logging_steps", type=int, default=1, help="optimizer steps between lines of metrics.jsonl; in between nothing waits for the device")
     parser.add_argument("--report_to", default="none", choices=["none", "all", "tensorboard", "wandb", "trackio", "comet_ml", "mlflow", "clearml", "dvclive", "swanlab", "aim"], help="tracker")
     parser.add_argument("--output_dir", default="runs/mixtral", help="folder of the result")
-    parser.add_argument("--ddp_timeout", type=int, default=1800, help="seconds that ranks wait for each other, also while one writes a checkpoint; then each prints its stacks and ends")
+    parser.add_argument("--ddp_timeout", type=int, default=1800, help=(
+        "seconds that ranks wait for each other, also while one prepares the rows or writes a checkpoint; then each prints its stacks and"
+        " ends. If preparing the rows takes longer, run the same command once with --num_processes 1 and --dry_run, which fills the cache"))
     if fault_tolerance:
         fault_tolerance.add_arguments(parser)
     parser.set_defaults(load_in_8bit=False, load_in_4bit=False, use_rslora=False, use_dora=False, torch_compile=False)  # other recipes offer these
@@ -390,6 +392,12 @@ def export_model(accelerator, model, tokenizer, output_dir):
         tokenizer.save_pretrained(output_dir)
 
 
+def leave_process_group(worker_id):
+    """Give a process that makes batches a process group of its own: a signal to the group of its rank is not for it.
+    A function with a name, since the workers of Python 3.14 are not forked from this process, and lambdas cannot be pickled."""
+    os.setsid()
+
+
 def main():
     args = parse_args()
     if fault_tolerance:
@@ -418,7 +426,7 @@ def main():
     batches = global_batches(len(train_rows), args.per_device_train_batch_size, window, math.ceil(total_steps / steps_per_epoch), *order)
     columns, collate = ["input_ids", "labels", "row"], partial(collate_rows, pad_token_id=tokenizer.pad_token_id)
     options = {"collate_fn": collate, "num_workers": args.dataloader_num_workers, "pin_memory": accelerator.device.type == "cuda",
-               "worker_init_fn": lambda _: os.setsid()}  # a signal to the group is not for workers
+               "worker_init_fn": leave_process_group}
     batches = batches[progress["step"] * window : total_steps * window]
     train_loader = DataLoader(train_rows.select_columns(columns), batch_sampler=batches, **options)
     if eval_rows:
