@@ -15,6 +15,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import sys
 import time
 from collections import Counter
@@ -93,7 +94,7 @@ def parse_args():
     parser.add_argument("--augmentation", default="crop_flip", choices=["crop_flip", "flip", "none"], help="of training images: a random resized crop and a horizontal flip, drawn anew in each epoch")
     parser.add_argument("--skip_bad_rows", action="store_true", help="leave out and count the images that cannot be used")
     parser.add_argument("--dataset_num_proc", type=int, help="processes that check the images at the start")
-    parser.add_argument("--dataloader_num_workers", type=int, default=0, help="processes a rank that decode images and make batches")
+    parser.add_argument("--dataloader_num_workers", type=int, help="processes per rank that decode images and make batches [on a GPU the cores per rank, at most 16]")
     # Learning
     parser.add_argument("--per_device_train_batch_size", type=int, default=8, help="rows a rank and micro-batch")
     parser.add_argument("--per_device_eval_batch_size", type=int, default=8, help="rows a rank")
@@ -398,6 +399,27 @@ def export_model(accelerator, model, tokenizer, output_dir):
         tokenizer.save_pretrained(output_dir)
 
 
+def choose_num_workers(args, accelerator, batch_bytes):
+    """Return how many processes decode images for each rank: as --dataloader_num_workers says, or else as many as keep a GPU fed.
+
+    These are the cores per rank, at most 16; none where the model is trained on the cores itself. Images are the same with any number,
+    since what is drawn depends on seed, epoch and row. Workers hand over their batches in shared memory, of which a container has 64 MiB
+    unless it is told otherwise, and one that finds none left ends with a bus error: so no more workers than it has room for.
+    batch_bytes: of the pixels of a batch."""
+    if args.dataloader_num_workers is not None:
+        return args.dataloader_num_workers
+    if accelerator.device.type == "cpu":
+        return 0
+    of_host = min(accelerator.num_processes, max(torch.cuda.device_count(), 1))  # where the launcher does not say it
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", of_host))
+    workers = min(16, len(os.sched_getaffinity(0)) // ranks)
+    if os.path.isdir("/dev/shm"):
+        # Each has up to two batches ready and makes a third; half of the memory is for the workers of an evaluation
+        room = shutil.disk_usage("/dev/shm").free // ranks // 2
+        workers = min(workers, room // (3 * batch_bytes))
+    return workers
+
+
 def leave_process_group(worker_id):
     """Give a process that makes batches a process group of its own: a signal to the group of its rank is not for it.
     A function with a name, since the workers of Python 3.14 are not forked from this process, and lambdas cannot be pickled."""
@@ -434,7 +456,10 @@ def main():
     numbers = [[row + i // (steps_per_epoch * window) * len(train_rows) for row in batch] for i, batch in enumerate(batches)]  # tell the epoch too
     numbers = numbers[progress["step"] * window : total_steps * window]
     make = partial(collate_images, processor=processor, size=size, seed=args.seed)
-    options = {"num_workers": args.dataloader_num_workers, "pin_memory": accelerator.device.type == "cuda", "worker_init_fn": leave_process_group}
+    batch_bytes = 3 * size[0] * size[1] * 4 * max(args.per_device_train_batch_size, args.per_device_eval_batch_size)  # three colors, fp32
+    workers = choose_num_workers(args, accelerator, batch_bytes)
+    told["workers"] = f"{workers} processes per rank decode images" if workers else "none: images are decoded between the steps"
+    options = {"num_workers": workers, "pin_memory": accelerator.device.type == "cuda", "worker_init_fn": leave_process_group}
     make_train = partial(make, images=train_images, source=train_rows, augmentation=args.augmentation)
     train_loader = DataLoader(range(len(train_rows) * len(batches)), batch_sampler=numbers, collate_fn=make_train, **options)
     if eval_rows:
