@@ -247,8 +247,7 @@ def check_model(args, model, largest, longest=0):
     small part, where packed rows would see each other, by masks without positions or in layers whose state runs on, and where Liger left the model as it was."""
     if largest >= model.get_input_embeddings().num_embeddings:
         fail(64, f"the rows have a token {largest}, but the model has no embedding for it: resize its embeddings first")
-    inner, sizes = getattr(model, "get_base_model", lambda: model)(), [(size_of(weight), len(getattr(weight, "ds_shape", weight.shape))) for weight in model.parameters()]
-    stacked = sum(size for size, dimensions in sizes if dimensions == 3) / sum(size for size, _ in sizes)  # experts of a layer in one tensor
+    inner, stacked = getattr(model, "get_base_model", lambda: model)(), share_of_experts(model)
     if (args.load_in_8bit or args.load_in_4bit) and stacked > 0.5:
         fail(64, f"bitsandbytes quantizes linear layers alone, and {stacked:.0%} of {type(inner).__name__} are experts, which are none: leave out --load_in_8bit and --load_in_4bit; --dtype bfloat16 halves a frozen base, full_shard and ZeRO-3 split it")
     names = [name.replace(".base_layer", "") for name, _ in model.named_parameters()]
@@ -268,6 +267,29 @@ def check_model(args, model, largest, longest=0):
         fail(64, f"{type(inner).__name__} cannot keep the rows of a line apart ({', '.join(sorted(others)) or 'its masks know no position_ids'}): leave out --packing and --padding_free, or take another model")
     if args.use_liger_kernel and not any("liger" in f"{type(module).__module__} {module.forward.__module__}" for module in model.modules()):
         fail(64, f"--use_liger_kernel: Liger has no kernels for {type(inner).__name__}: leave it out")
+
+
+def share_of_experts(model):
+    """Return the share of the model's weights that are experts, from 0 to 1: those of a layer stand in one tensor."""
+    experts = total = 0
+    for weight in model.parameters():
+        size = size_of(weight)
+        total += size
+        if len(getattr(weight, "ds_shape", weight.shape)) == 3:
+            experts += size
+    return experts / total
+
+
+def find_slow_paths(accelerator, args, model):
+    """Return what runs, but much slower than it could, as lines for the user, each with its cure; [] if nothing does."""
+    _, fsdp, zero = strategy_in_force(accelerator)
+    casts_weights = fsdp or zero >= 0  # to the type of mixed precision; autocast casts no experts (pytorch/pytorch#174763)
+    computes_in = compute_dtype(args, accelerator) if casts_weights else args.dtype
+    if accelerator.device.type != "cuda" or computes_in == "bfloat16" or share_of_experts(model) < 0.1:
+        return []
+    # torch.nn.functional.grouped_mm has a kernel for bf16 only. This is no error: small models and comparisons in fp32 are fine
+    return [f"SLOW: the experts are multiplied in {computes_in}, for which torch has no grouped product, and so one after the other:"
+            " use --dtype bfloat16 --use_peft, or to train all weights an fsdp2 YAML, also on one GPU, whose bf16 casts them"]
 
 
 def size_of(weight):
@@ -312,6 +334,8 @@ def report_start(accelerator, args, model, tokenizer, rows, lines, steps, facts,
         summary["packing"] = f"{len(rows)} rows in {len(lines)} lines of {args.max_length} tokens, {tokens / args.max_length:.1%} full"
     if args.gradient_accumulation_steps > 1 and accelerator.num_processes > 1:
         summary["gradients"] = "reduced in each micro-batch, so that no rank holds them whole" if shares or fsdp == 0 and name.endswith(("2", "3")) else "reduced once a step"
+    if slow := find_slow_paths(accelerator, args, model):
+        summary["warning"] = "; ".join(slow)
     if accelerator.is_main_process:
         print("\n".join(f"{name:>11}: {text}" for name, text in summary.items()), flush=True)
         launch = {key: value for key, value in os.environ.items() if key.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_")) and not any(word in key for word in ("TOKEN", "KEY", "SECRET", "PASS"))}

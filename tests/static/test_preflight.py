@@ -4,6 +4,7 @@ In process, with a GPU that is only told of.
 """
 
 import importlib.metadata
+import json
 import sys
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     OPTConfig,
     Qwen3Config,
     Qwen3NextConfig,
@@ -174,6 +176,55 @@ def test_models_that_cannot_keep_packed_rows_apart_are_refused(config, says, cap
         with pytest.raises(SystemExit, match="64"):
             preflight.check_model(llama.parse_args(), model, 0)
         assert says in capsys.readouterr().err
+
+
+MIXTURE = MixtralConfig(
+    hidden_size=8, intermediate_size=64, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
+    vocab_size=16)
+
+
+DDP, FSDP2 = ("DDP", 0, -1), ("FSDP2 FULL_SHARD", 2, -1)
+
+
+@pytest.fixture
+def start(monkeypatch, tmp_path):
+    """A function from model, flags, device, precision and strategy to the summary of the start."""
+
+    def report(config, flags, device, mixed_precision, in_force):
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        monkeypatch.setattr(sys, "argv", ["llama.py", "--output_dir", str(tmp_path), *flags])
+        monkeypatch.setattr(preflight, "strategy_in_force", lambda _: in_force)
+        accelerator = SimpleNamespace(
+            device=SimpleNamespace(type=device), mixed_precision=mixed_precision, num_processes=1,
+            is_main_process=True, gradient_state=SimpleNamespace(plugin_kwargs={}))
+        rows, told = [0], {"sample": "one row"}
+        facts = {"rows_per_step": 1}
+        preflight.report_start(accelerator, llama.parse_args(), model, None, rows, rows, 1, facts, told)
+        return json.loads((tmp_path / "run.json").read_text())["summary"]
+
+    return report
+
+
+@pytest.mark.parametrize(("flags", "mixed_precision", "in_force", "computes_in"), [
+    ([], "bf16", DDP, "float32"),
+    ([], "no", DDP, "float32"),
+    ([], "no", FSDP2, "float32"),
+    (["--dtype", "float16", "--use_peft"], "no", DDP, "float16"),
+])
+def test_experts_without_a_kernel_are_told_at_the_start(flags, mixed_precision, in_force, computes_in, start):
+    warning = start(MIXTURE, flags, "cuda", mixed_precision, in_force)["warning"]
+    assert f"multiplied in {computes_in}" in warning and "use --dtype bfloat16 --use_peft" in warning
+
+
+@pytest.mark.parametrize(("config", "flags", "device", "mixed_precision", "in_force"), [
+    (MIXTURE, [], "cuda", "bf16", FSDP2),  # casts the weights
+    (MIXTURE, ["--dtype", "bfloat16", "--use_peft"], "cuda", "bf16", DDP),
+    (MIXTURE, [], "cpu", "bf16", DDP),
+    (LlamaConfig(num_hidden_layers=1), [], "cuda", "bf16", DDP),  # has no experts
+], ids=["cast", "bf16 base", "CPU", "no experts"])
+def test_nothing_is_told_where_they_have_one(config, flags, device, mixed_precision, in_force, start):
+    assert "warning" not in start(config, flags, device, mixed_precision, in_force)
 
 
 def test_a_token_without_an_embedding_is_refused(capsys, monkeypatch):
