@@ -62,11 +62,16 @@ def stop(code, *problems):
     sys.exit(code)
 
 
+def full_name_of_dtype(name):
+    """Return torch's name of a dtype: bf16, fp16 and fp32 are accelerate's words for three of them."""
+    return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(name, name)
+
+
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     # Model
     parser.add_argument("--model_name_or_path", default="google-bert/bert-base-uncased", help="hub id or folder")  # the default one: Apache-2.0
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of the weights; bfloat16 halves a frozen base")
+    parser.add_argument("--dtype", type=full_name_of_dtype, default="float32", choices=["float32", "bfloat16", "float16"], help="of the weights; bfloat16 halves a frozen base")
     parser.add_argument("--attn_implementation", default="sdpa", help="eager, sdpa, flex_attention, flash_attention_2, _3, _4, or a hub kernel id")
     parser.add_argument("--gradient_checkpointing", action="store_true", help="recompute activations in the backward pass: much less memory, about a third more compute")
     parser.add_argument("--torch_compile", action="store_true", help="compile each kind of layer once; a minute at the start (not with FlashAttention)")
@@ -328,6 +333,8 @@ def load_classifier(auto_class, task_type, classes, args, accelerator):
         logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
     model.apply(lambda module: setattr(module, "support_avx512bf16_for_cpu", False))  # else a CPU repacks 4-bit weights, and gradients stop there
     if args.use_peft:
+        if preflight:
+            preflight.check_adapters(model, args.lora_target_modules)
         model = get_peft_model(model, LoraConfig(
             task_type=task_type, r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, use_rslora=args.use_rslora,
             use_dora=args.use_dora, modules_to_save=new or None, target_modules="all-linear" if args.lora_target_modules == ["all-linear"] else args.lora_target_modules),

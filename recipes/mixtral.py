@@ -65,11 +65,16 @@ def stop(code, *problems):
     sys.exit(code)
 
 
+def full_name_of_dtype(name):
+    """Return torch's name of a dtype: bf16, fp16 and fp32 are accelerate's words for three of them."""
+    return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(name, name)
+
+
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     # Model
     parser.add_argument("--model_name_or_path", default="allenai/OLMoE-1B-7B-0924", help="hub id or folder")  # the default one: Apache-2.0
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of the weights; bfloat16 halves a frozen base")
+    parser.add_argument("--dtype", type=full_name_of_dtype, default="float32", choices=["float32", "bfloat16", "float16"], help="of the weights; bfloat16 halves a frozen base")
     parser.add_argument("--attn_implementation", default="sdpa", help="eager, sdpa, flex_attention, flash_attention_2, _3, _4, or a hub kernel id")
     parser.add_argument("--gradient_checkpointing", action="store_true", help="recompute activations in the backward pass: much less memory, about a third more compute")
     parser.add_argument("--tf32", action="store_true", help="multiply fp32 matrices in TF32")
@@ -277,6 +282,8 @@ def load_mixture(args, accelerator):
         # "all-linear" by name: to peft it means experts and router too for some mixtures, for others neither (_convert_peft_config_moe)
         linear = {name.split(".")[-1] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)} - {"lm_head"}
         layers = sorted(linear) if args.lora_target_modules == ["all-linear"] else args.lora_target_modules
+        if preflight:
+            preflight.check_adapters(model, args.lora_target_modules)
         model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout,
                                                  target_modules=layers, target_parameters=args.lora_target_parameters))
         leave_casts_to_autocast(model, args, accelerator)

@@ -29,6 +29,7 @@ from rows import OFFLINE
 from torch.nn import Embedding
 from transformers import AutoConfig
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
+from transformers.pytorch_utils import Conv1D
 from whole_state import strategy_in_force
 
 REHEARSE = "without GPUs, rehearse: python scripts/rehearse.py --config_file YAML recipes/RECIPE.py ..."
@@ -56,9 +57,20 @@ def loading(what, name, args=None):
         with without_weights() if args and args.dry_run else contextlib.nullcontext():
             yield
     except Exception as error:  # each reader of weights has its own
+        if what == "tokenizer" and Path(name).is_dir() and not has_tokenizer_files(name):
+            fail(64, f"{name}: no tokenizer in this folder: copy tokenizer.json and tokenizer_config.json of the base model into it")
         at_hub = what != "model" and isinstance(error, (OSError, ValueError)) and not (Path(name).exists() or name.startswith((".", "/")))
         other_head = "ignore_mismatched_sizes" in str(error)  # though it was given
         fail(69 if at_hub else 64, f"{name}: no {what}: {type(error).__name__}: {' '.join(str(error).split())[:400]}", *[OFFLINE] * at_hub, *[OTHER_HEAD] * other_head)
+
+
+def has_tokenizer_files(folder):
+    """Whether any file in the folder could be one that a tokenizer is read from."""
+    beginnings = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece")
+    for path in Path(folder).iterdir():
+        if path.name.startswith(beginnings) or path.suffix in (".model", ".tiktoken", ".bpe"):
+            return True
+    return False
 
 
 @contextlib.contextmanager
@@ -114,14 +126,19 @@ def rules_of_values(args):
             fine = 0 < value < math.inf or value == 0 and name in MAY_BE_ZERO
             yield not fine, f"--{name} {value}: must be {'0 or more' if name in MAY_BE_ZERO else 'above 0'}"
     model, resume = Path(args.model_name_or_path), args.resume_from_checkpoint
-    needs_peft = args.load_in_8bit or args.load_in_4bit or args.use_rslora or args.use_dora
+    quantized = [f"--{name}" for name in ("load_in_8bit", "load_in_4bit") if vars(args)[name]]
+    of_adapters = [f"--{name}" for name in ("use_rslora", "use_dora") if vars(args)[name]]
     unknown = set(args.allow_change) - set(vars(args)) - {"data"}
     yield args.load_in_8bit and args.load_in_4bit, "--load_in_8bit and --load_in_4bit: choose one"
-    yield needs_peft and not args.use_peft, "a quantized base cannot be trained itself, and --use_rslora and --use_dora are for adapters: add --use_peft"
+    yield quantized and not args.use_peft, f"{' and '.join(quantized)}: a quantized base cannot be trained itself: add --use_peft to train adapters on it"
+    yield of_adapters and not args.use_peft, f"{' and '.join(of_adapters)}: for adapters only: add --use_peft"
     yield args.lora_dropout >= 1, f"--lora_dropout {args.lora_dropout}: must be below 1"
     of_parameters = args.use_peft and getattr(args, "lora_target_parameters", None)
     yield of_parameters and args.lora_dropout > 0, "--lora_dropout is for adapters of linear layers (peft): leave it out, or --lora_target_parameters with nothing behind it leaves the others out"
     yield args.dtype == "float16" and not args.use_peft, "float16 weights cannot be trained, for want of an fp32 master copy: use --dtype float32 with mixed_precision: fp16 in the YAML"
+    # A hub id has no leading dot or slash, and one slash at most
+    is_path = args.model_name_or_path.startswith((".", "/", "~")) or args.model_name_or_path.count("/") > 1
+    yield is_path and not model.exists(), f"--model_name_or_path {model}: no such folder"
     yield model.exists() and not (model / "config.json").is_file(), f"--model_name_or_path {model}: no config.json in it"
     yield Path(args.output_dir).is_file(), f"--output_dir {args.output_dir}: is a file"
     yield resume not in ("auto", "none") and not Path(resume).is_dir(), f"--resume_from_checkpoint {resume}: neither auto nor none nor a folder"
@@ -267,6 +284,25 @@ def check_model(args, model, largest, longest=0):
         fail(64, f"{type(inner).__name__} cannot keep the rows of a line apart ({', '.join(sorted(others)) or 'its masks know no position_ids'}): leave out --packing and --padding_free, or take another model")
     if args.use_liger_kernel and not any("liger" in f"{type(module).__module__} {module.forward.__module__}" for module in model.modules()):
         fail(64, f"--use_liger_kernel: Liger has no kernels for {type(inner).__name__}: leave it out")
+
+
+def check_adapters(model, names):
+    """Fail with 64 where a name of --lora_target_modules is that of no layer; peft says so only if all are.
+    names: of layers, or the ends of their paths, or ["all-linear"]."""
+    if names == ["all-linear"]:
+        return
+    paths, linear = [], set()
+    for path, module in model.named_modules():
+        paths.append(f".{path}")
+        if isinstance(module, (torch.nn.Linear, Conv1D)):
+            linear.add(path.rpartition(".")[2])
+    for name in names:
+        if any(path.endswith(f".{name}") for path in paths):
+            continue
+        close = difflib.get_close_matches(name, linear, 1)
+        meaning = f"did you mean {close[0]}? " if close else ""
+        fail(64, f"--lora_target_modules {name}: no layer of {type(model).__name__} has this name: "
+                 f"{meaning}Its linear layers are {', '.join(sorted(linear))}")
 
 
 def share_of_experts(model):

@@ -6,12 +6,15 @@ In process, with a GPU that is only told of.
 import importlib.metadata
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import llama
+import parity
 import preflight
 import pytest
 import torch
+from launching import REPO
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -235,3 +238,87 @@ def test_a_token_without_an_embedding_is_refused(capsys, monkeypatch):
     with pytest.raises(SystemExit, match="64"):
         preflight.check_model(llama.parse_args(), model, 16)
     assert "the rows have a token 16, but the model has no embedding for it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flags", "names", "leaves_out"), [
+    (["--load_in_4bit"], "--load_in_4bit: a quantized base", ["8bit", "rslora", "dora"]),
+    (["--load_in_8bit"], "--load_in_8bit: a quantized base", ["4bit", "rslora", "dora"]),
+    (["--use_dora"], "--use_dora: for adapters only", ["bit", "rslora"]),
+    (["--use_rslora", "--use_dora"], "--use_rslora and --use_dora: for adapters only", ["bit"]),
+])
+def test_only_the_flags_that_were_given_are_named(flags, names, leaves_out, problems_of):
+    (problem,) = problems_of(flags)
+    assert problem.startswith(names) and "add --use_peft" in problem
+    assert not any(word in problem for word in leaves_out)
+
+
+@pytest.mark.parametrize(("given", "dtype"), [
+    ("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32"), ("bfloat16", "bfloat16")])
+def test_dtypes_have_accelerates_names_too(given, dtype, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["llama.py", "--dtype", given])
+    assert llama.parse_args().dtype == dtype
+
+
+def test_other_dtypes_are_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["llama.py", "--dtype", "int8"])
+    with pytest.raises(SystemExit, match="64"):
+        llama.parse_args()
+    assert "invalid choice: 'int8'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["./missing", "/nowhere/missing", "runs/full/missing", "~/missing"])
+def test_a_folder_that_is_missing_is_not_asked_of_the_hub(name, problems_of):
+    (problem,) = problems_of(["--model_name_or_path", name])
+    assert problem == f"--model_name_or_path {Path(name)}: no such folder"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "meta-llama/Llama-3.1-8B"])
+def test_hub_ids_are_not_folders(name, problems_of):
+    assert problems_of(["--model_name_or_path", name]) == []
+
+
+def load_tokenizer_of(folder, capsys):
+    with pytest.raises(SystemExit, match="64"):
+        llama.load_tokenizer(str(folder))
+    return capsys.readouterr().err
+
+
+def test_a_folder_without_a_tokenizer_is_told_what_it_needs(tmp_path, capsys):
+    LlamaConfig(num_hidden_layers=1).save_pretrained(tmp_path)
+    told = load_tokenizer_of(tmp_path, capsys)
+    assert f"{tmp_path}: no tokenizer in this folder: copy tokenizer.json" in told
+    assert len(told.splitlines()) == 1
+
+
+def test_a_tokenizer_that_is_damaged_is_not_called_missing(tmp_path, capsys):
+    LlamaConfig(num_hidden_layers=1).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    told = load_tokenizer_of(tmp_path, capsys)
+    assert "no tokenizer: " in told and "in this folder" not in told
+
+
+@pytest.mark.parametrize(("names", "says"), [
+    (["q_prj"], "--lora_target_modules q_prj: no layer of LlamaForCausalLM has this name: did you mean q_proj?"),
+    (["q_proj", "v_prj"], "--lora_target_modules v_prj"),  # peft would train q_proj alone
+    (["nothing"], "has this name: Its linear layers are down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj"),
+])
+def test_layers_that_the_model_has_not_are_named_with_those_it_has(names, says, capsys):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(LlamaConfig(num_hidden_layers=1))
+    with pytest.raises(SystemExit, match="64"):
+        preflight.check_adapters(model, names)
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("names", [["all-linear"], ["q_proj", "v_proj"], ["mlp.up_proj"], ["embed_tokens"]])
+def test_layers_that_it_has_are_not(names):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(LlamaConfig(num_hidden_layers=1))
+    preflight.check_adapters(model, names)
+
+
+@pytest.mark.parametrize("recipe", sorted(parity.MAKERS))
+def test_every_recipe_checks_the_layers_before_it_makes_adapters(recipe):
+    source = (REPO / "recipes" / f"{recipe}.py").read_text()
+    check, made = "preflight.check_adapters(model, args.lora_target_modules)", "= get_peft_model("
+    assert source.count(check) == 1 and source.index(check) < source.index(made)
