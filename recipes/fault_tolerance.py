@@ -119,7 +119,7 @@ def watch_ranks(accelerator, args):
     peers = {}
     for rank, host, pid in gather_object([(RANK, HOST, os.getpid())]):
         if host == HOST and rank != RANK:
-            with contextlib.suppress(OSError):  # in a container of its own under the same host name: its timeout is left
+            with contextlib.suppress(OSError):  # in another container of the same host name
                 peers[os.pidfd_open(pid)] = rank, pid
     threading.Thread(target=watch, args=(peers, args.ddp_timeout, RUN["woken"]), daemon=True).start()
 

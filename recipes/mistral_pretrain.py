@@ -67,7 +67,7 @@ def stop(code, *problems):
 
 
 def full_name_of_dtype(name):
-    """Return torch's name of a dtype: bf16, fp16 and fp32 are accelerate's words for three of them."""
+    """Return torch's name of a dtype, of which accelerate knows three as bf16, fp16 and fp32."""
     return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(name, name)
 
 
@@ -129,8 +129,9 @@ def parse_args():
     parser.add_argument("--report_to", default="none", choices=["none", "all", "tensorboard", "wandb", "trackio", "comet_ml", "mlflow", "clearml", "dvclive", "swanlab", "aim"], help="tracker")
     parser.add_argument("--output_dir", default="runs/mistral_pretrain", help="folder of the result")
     parser.add_argument("--ddp_timeout", type=int, default=1800, help=(
-        "seconds that ranks wait for each other, also while one prepares the rows or writes a checkpoint; then each prints its stacks and"
-        " ends. If preparing the rows takes longer, run the same command once with --num_processes 1 and --dry_run, which fills the cache"))
+        "seconds that ranks wait for each other, also while one prepares the rows or writes a"
+        " checkpoint; then each prints its stacks and ends. If preparing the rows takes longer, first"
+        " run the same command with --num_processes 1 and --dry_run, which fills the cache"))
     if fault_tolerance:
         fault_tolerance.add_arguments(parser)
     parser.error = lambda message: stop(64, message, *(preflight.meant(message, parser) if preflight else []))
@@ -159,7 +160,7 @@ def make_accelerator(args):
     if zero := accelerator.state.deepspeed_plugin:  # the loop's own calls do not reach its engine (huggingface/accelerate#1970)
         zero.deepspeed_config.update(gradient_clipping=args.max_grad_norm, train_micro_batch_size_per_gpu=args.per_device_train_batch_size)
     torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = args.tf32  # of convolutions, for which torch allows it by default
+    torch.backends.cudnn.allow_tf32 = args.tf32  # torch allows it for convolutions by default
     return accelerator
 
 
@@ -279,27 +280,28 @@ def load_text_tokenizer(name):
 
 
 def compute_dtype(args, accelerator):
-    """Return the name of the dtype in which matrices are multiplied: that of mixed precision; without it, that of the weights."""
+    """Return the name of the dtype of matrix products: mixed precision's, or else the weights' own."""
     return {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision, args.dtype)
 
 
 def leave_casts_to_autocast(model, args, accelerator):
     """Stop peft from casting the inputs of adapters where autocast casts them anyway.
 
-    peft casts the input of each adapter to the dtype of its weights, fp32, and autocast casts that copy back to bf16 or
-    fp16. These are two copies per layer for nothing, and the second is kept for the backward pass: query, key and value
-    share one input, but each keeps a copy of its own. Loss and gradients are bit for bit the same without; with
-    --lora_dropout to a rounding, since dropout then computes in the dtype of the input.
+    peft casts the input of each adapter to the dtype of its weights, fp32, and autocast casts that
+    copy back to bf16 or fp16. Both copies are needless, and the second is kept for the backward
+    pass: query, key and value share one input, but each keeps a copy of its own. Loss and gradients
+    are bit for bit the same without these copies; with --lora_dropout they agree to a rounding,
+    since dropout then computes in the dtype of the input.
 
-    The cast stays in two cases. FSDP2 and DeepSpeed do not autocast but cast the weights, adapters included: there it
-    does nothing where the types agree, and is needed where they do not. DoRA takes the norms of whole weights in the
-    dtype of this input, so that its results would change.
+    The cast stays in two cases. FSDP2 and DeepSpeed do not autocast but cast the weights, adapters
+    included: there it does nothing where the types agree, and is needed where they do not. DoRA
+    takes the norms of whole weights in the dtype of this input, so that its results would change.
     """
     autocasts = accelerator.native_amp and not accelerator.is_fsdp2
     if not autocasts or args.use_dora:
         return
     for module in model.modules():
-        if hasattr(module, "cast_input_dtype_enabled"):  # peft's layers; those of experts have it and do not use it
+        if hasattr(module, "cast_input_dtype_enabled"):  # peft's layers; those of experts ignore it
             module.cast_input_dtype_enabled = False
 
 
@@ -314,7 +316,7 @@ def load_model(args, accelerator):
                                                      quantization_config=quantization, trust_remote_code=False)
     if args.gradient_checkpointing:  # called gradient_checkpointing_enable in older transformers
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": False})
-    if args.load_in_8bit:  # in bf16 bitsandbytes logs a line per layer and forward pass: that it computes in float16
+    if args.load_in_8bit:  # in bf16 bitsandbytes warns in each layer and pass that it uses float16
         logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
     model.apply(lambda module: setattr(module, "support_avx512bf16_for_cpu", False))  # else a CPU repacks 4-bit weights, and gradients stop there
     if args.use_liger_kernel:  # not its loss, which is that of loss_in_head
@@ -431,8 +433,9 @@ def main():
     blocks = cut_blocks(documents, source, tokenizer, args)
     reader = ThreadPoolExecutor(1) if accelerator.is_main_process else None
     group = None
-    if ranks > 1:  # the texts are dealt over TCP: between several nodes set GLOO_SOCKET_IFNAME to the interface that connects them
-        group = torch.distributed.new_group(backend="gloo", timeout=timedelta(seconds=max(args.ddp_timeout, 1) + 60))
+    if ranks > 1:  # over TCP: GLOO_SOCKET_IFNAME names the interface that connects several nodes
+        group = torch.distributed.new_group(
+            backend="gloo", timeout=timedelta(seconds=max(args.ddp_timeout, 1) + 60))
     make = partial(make_batch, max_length=args.max_length, varlen="flash" in args.attn_implementation)
     size, eval_size = args.per_device_train_batch_size, args.per_device_eval_batch_size
     eval_starts = range(0, math.ceil(len(eval_blocks) / (eval_size * ranks)) * eval_size * ranks, eval_size)  # as many batches on each rank

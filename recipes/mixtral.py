@@ -66,7 +66,7 @@ def stop(code, *problems):
 
 
 def full_name_of_dtype(name):
-    """Return torch's name of a dtype: bf16, fp16 and fp32 are accelerate's words for three of them."""
+    """Return torch's name of a dtype, of which accelerate knows three as bf16, fp16 and fp32."""
     return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(name, name)
 
 
@@ -118,8 +118,9 @@ def parse_args():
     parser.add_argument("--report_to", default="none", choices=["none", "all", "tensorboard", "wandb", "trackio", "comet_ml", "mlflow", "clearml", "dvclive", "swanlab", "aim"], help="tracker")
     parser.add_argument("--output_dir", default="runs/mixtral", help="folder of the result")
     parser.add_argument("--ddp_timeout", type=int, default=1800, help=(
-        "seconds that ranks wait for each other, also while one prepares the rows or writes a checkpoint; then each prints its stacks and"
-        " ends. If preparing the rows takes longer, run the same command once with --num_processes 1 and --dry_run, which fills the cache"))
+        "seconds that ranks wait for each other, also while one prepares the rows or writes a"
+        " checkpoint; then each prints its stacks and ends. If preparing the rows takes longer, first"
+        " run the same command with --num_processes 1 and --dry_run, which fills the cache"))
     if fault_tolerance:
         fault_tolerance.add_arguments(parser)
     parser.set_defaults(load_in_8bit=False, load_in_4bit=False, use_rslora=False, use_dora=False, torch_compile=False)  # other recipes offer these
@@ -151,7 +152,7 @@ def make_accelerator(args):
     if zero := accelerator.state.deepspeed_plugin:  # the loop's own calls do not reach its engine (huggingface/accelerate#1970)
         zero.deepspeed_config.update(gradient_clipping=args.max_grad_norm, train_micro_batch_size_per_gpu=args.per_device_train_batch_size)
     torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = args.tf32  # of convolutions, for which torch allows it by default
+    torch.backends.cudnn.allow_tf32 = args.tf32  # torch allows it for convolutions by default
     return accelerator
 
 
@@ -251,20 +252,21 @@ def load_tokenizer(name):
 def leave_casts_to_autocast(model, args, accelerator):
     """Stop peft from casting the inputs of adapters where autocast casts them anyway.
 
-    peft casts the input of each adapter to the dtype of its weights, fp32, and autocast casts that copy back to bf16 or
-    fp16. These are two copies per layer for nothing, and the second is kept for the backward pass: query, key and value
-    share one input, but each keeps a copy of its own. Loss and gradients are bit for bit the same without; with
-    --lora_dropout to a rounding, since dropout then computes in the dtype of the input.
+    peft casts the input of each adapter to the dtype of its weights, fp32, and autocast casts that
+    copy back to bf16 or fp16. Both copies are needless, and the second is kept for the backward
+    pass: query, key and value share one input, but each keeps a copy of its own. Loss and gradients
+    are bit for bit the same without these copies; with --lora_dropout they agree to a rounding,
+    since dropout then computes in the dtype of the input.
 
-    The cast stays in two cases. FSDP2 and DeepSpeed do not autocast but cast the weights, adapters included: there it
-    does nothing where the types agree, and is needed where they do not. DoRA takes the norms of whole weights in the
-    dtype of this input, so that its results would change.
+    The cast stays in two cases. FSDP2 and DeepSpeed do not autocast but cast the weights, adapters
+    included: there it does nothing where the types agree, and is needed where they do not. DoRA
+    takes the norms of whole weights in the dtype of this input, so that its results would change.
     """
     autocasts = accelerator.native_amp and not accelerator.is_fsdp2
     if not autocasts or args.use_dora:
         return
     for module in model.modules():
-        if hasattr(module, "cast_input_dtype_enabled"):  # peft's layers; those of experts have it and do not use it
+        if hasattr(module, "cast_input_dtype_enabled"):  # peft's layers; those of experts ignore it
             module.cast_input_dtype_enabled = False
 
 
@@ -400,8 +402,8 @@ def export_model(accelerator, model, tokenizer, output_dir):
 
 
 def leave_process_group(worker_id):
-    """Give a process that makes batches a process group of its own: a signal to the group of its rank is not for it.
-    A function with a name, since the workers of Python 3.14 are not forked from this process, and lambdas cannot be pickled."""
+    """Give a process that makes batches a process group of its own: signals to the rank's group are
+    not for it. No lambda, since Python 3.14 does not fork workers but pickles what they are given."""
     os.setsid()
 
 

@@ -58,7 +58,8 @@ def loading(what, name, args=None):
             yield
     except Exception as error:  # each reader of weights has its own
         if what == "tokenizer" and Path(name).is_dir() and not has_tokenizer_files(name):
-            fail(64, f"{name}: no tokenizer in this folder: copy tokenizer.json and tokenizer_config.json of the base model into it")
+            fail(64, f"{name}: no tokenizer in this folder:"
+                     " copy tokenizer.json and tokenizer_config.json of the base model into it")
         at_hub = what != "model" and isinstance(error, (OSError, ValueError)) and not (Path(name).exists() or name.startswith((".", "/")))
         other_head = "ignore_mismatched_sizes" in str(error)  # though it was given
         fail(69 if at_hub else 64, f"{name}: no {what}: {type(error).__name__}: {' '.join(str(error).split())[:400]}", *[OFFLINE] * at_hub, *[OTHER_HEAD] * other_head)
@@ -130,14 +131,18 @@ def rules_of_values(args):
     of_adapters = [f"--{name}" for name in ("use_rslora", "use_dora") if vars(args)[name]]
     unknown = set(args.allow_change) - set(vars(args)) - {"data"}
     yield args.load_in_8bit and args.load_in_4bit, "--load_in_8bit and --load_in_4bit: choose one"
-    yield quantized and not args.use_peft, f"{' and '.join(quantized)}: a quantized base cannot be trained itself: add --use_peft to train adapters on it"
-    yield of_adapters and not args.use_peft, f"{' and '.join(of_adapters)}: for adapters only: add --use_peft"
+    yield quantized and not args.use_peft, (
+        f"{' and '.join(quantized)}: a quantized base cannot be trained itself:"
+        " add --use_peft to train adapters on it")
+    yield of_adapters and not args.use_peft, (
+        f"{' and '.join(of_adapters)}: for adapters only: add --use_peft")
     yield args.lora_dropout >= 1, f"--lora_dropout {args.lora_dropout}: must be below 1"
     of_parameters = args.use_peft and getattr(args, "lora_target_parameters", None)
     yield of_parameters and args.lora_dropout > 0, "--lora_dropout is for adapters of linear layers (peft): leave it out, or --lora_target_parameters with nothing behind it leaves the others out"
     yield args.dtype == "float16" and not args.use_peft, "float16 weights cannot be trained, for want of an fp32 master copy: use --dtype float32 with mixed_precision: fp16 in the YAML"
     # A hub id has no leading dot or slash, and one slash at most
-    is_path = args.model_name_or_path.startswith((".", "/", "~")) or args.model_name_or_path.count("/") > 1
+    name = args.model_name_or_path
+    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
     yield is_path and not model.exists(), f"--model_name_or_path {model}: no such folder"
     yield model.exists() and not (model / "config.json").is_file(), f"--model_name_or_path {model}: no config.json in it"
     yield Path(args.output_dir).is_file(), f"--output_dir {args.output_dir}: is a file"
@@ -153,7 +158,7 @@ def rules_of_values(args):
 
 
 def compute_dtype(args, accelerator):
-    """Return the name of the dtype in which matrices are multiplied: that of mixed precision; without it, that of the weights."""
+    """Return the name of the dtype of matrix products: mixed precision's, or else the weights' own."""
     return {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision, args.dtype)
 
 
@@ -203,8 +208,9 @@ def rules_of_device(args, accelerator):
     yield on_cpu and liger, "--use_liger_kernel: its Triton kernels need a GPU"
     yield not on_cpu and liger and not installed("liger-kernel"), "--use_liger_kernel needs the package liger-kernel: pip install liger-kernel"
     yield args.tf32 and capability < (8, 0), "--tf32 needs an NVIDIA GPU of compute capability 8.0 (Ampere) or more"
-    # There transformers computes the angles of rotary positions by an fp32 matrix product. In TF32 position 2,049 becomes
-    # 2,048 (huggingface/transformers#48428: on a B200, not on an A100); elementwise products are not affected.
+    # Older transformers computes the angles of rotary positions by an fp32 matrix product. In TF32
+    # position 2,049 becomes 2,048 (huggingface/transformers#48428: on a B200, not on an A100). Newer
+    # ones multiply elementwise, which is not affected.
     rotates_by_matmul = compare_versions("transformers", "<", "5.19")
     yield args.tf32 and rotates_by_matmul, (
         "--tf32: before transformers 5.19 rotary positions above 2,048 can be rounded in TF32:"
@@ -218,13 +224,14 @@ def rules_of_device(args, accelerator):
 
 
 def rules_of_precision(args, accelerator, capability):
-    """Yield (broken, problem) of dtypes that the GPU or the attention kernel has no hardware or code for.
+    """Yield (broken, problem) of dtypes that the GPU or the attention kernel cannot compute in.
     capability: (major, minor) of an NVIDIA GPU, (0, 0) of a CPU."""
     if accelerator.device.type != "cuda":
         return
     computes_in, kernel = compute_dtype(args, accelerator), args.attn_implementation
-    # torch.cuda.is_bf16_supported() says yes to these GPUs, since bf16 is emulated there, and accelerate believes it.
-    # A base stored in bf16 under fp16 is allowed: its matrix products run in fp16. ROCm numbers its GPUs differently.
+    # torch.cuda.is_bf16_supported() is true of these GPUs, since bf16 is emulated there, and
+    # accelerate believes it. A base stored in bf16 under fp16 is allowed: its matrix products run in
+    # fp16. ROCm numbers its GPUs differently.
     emulated = computes_in == "bfloat16" and capability < (8, 0) and not torch.version.hip
     if accelerator.mixed_precision == "bf16":
         cure = "pass --mixed_precision fp16 to accelerate launch"
@@ -287,7 +294,7 @@ def check_model(args, model, largest, longest=0):
 
 
 def check_adapters(model, names):
-    """Fail with 64 where a name of --lora_target_modules is that of no layer; peft says so only if all are.
+    """Fail with 64 where a name in --lora_target_modules fits no layer; peft does so if none fits.
     names: of layers, or the ends of their paths, or ["all-linear"]."""
     if names == ["all-linear"]:
         return
@@ -306,7 +313,7 @@ def check_adapters(model, names):
 
 
 def share_of_experts(model):
-    """Return the share of the model's weights that are experts, from 0 to 1: those of a layer stand in one tensor."""
+    """Return the share of the weights that are experts, from 0 to 1: a layer has them in one tensor."""
     experts = total = 0
     for weight in model.parameters():
         size = size_of(weight)
@@ -317,15 +324,20 @@ def share_of_experts(model):
 
 
 def find_slow_paths(accelerator, args, model):
-    """Return what runs, but much slower than it could, as lines for the user, each with its cure; [] if nothing does."""
+    """Return what runs much slower than it could, as lines for the user with the cure; or []."""
     _, fsdp, zero = strategy_in_force(accelerator)
-    casts_weights = fsdp or zero >= 0  # to the type of mixed precision; autocast casts no experts (pytorch/pytorch#174763)
+    # FSDP and ZeRO cast weights to mixed precision; autocast casts no experts (pytorch#174763)
+    casts_weights = fsdp or zero >= 0
     computes_in = compute_dtype(args, accelerator) if casts_weights else args.dtype
-    if accelerator.device.type != "cuda" or computes_in == "bfloat16" or share_of_experts(model) < 0.1:
+    if accelerator.device.type != "cuda" or computes_in == "bfloat16":
         return []
-    # torch.nn.functional.grouped_mm has a kernel for bf16 only. This is no error: small models and comparisons in fp32 are fine
-    return [f"SLOW: the experts are multiplied in {computes_in}, for which torch has no grouped product, and so one after the other:"
-            " use --dtype bfloat16 --use_peft, or to train all weights an fsdp2 YAML, also on one GPU, whose bf16 casts them"]
+    if share_of_experts(model) < 0.1:
+        return []
+    # torch.nn.functional.grouped_mm has a kernel for bf16 only. This is slow and not wrong, and fine
+    # for small models and for comparisons in fp32: it is told and not refused.
+    return [f"SLOW: the experts are multiplied in {computes_in}, for which torch has no grouped"
+            " kernel, and so one after the other: use --dtype bfloat16 --use_peft, or, to train all"
+            " weights, an fsdp2 YAML, also on one GPU: its mixed precision casts them to bf16"]
 
 
 def size_of(weight):

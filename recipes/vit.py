@@ -61,7 +61,7 @@ def stop(code, *problems):
 
 
 def full_name_of_dtype(name):
-    """Return torch's name of a dtype: bf16, fp16 and fp32 are accelerate's words for three of them."""
+    """Return torch's name of a dtype, of which accelerate knows three as bf16, fp16 and fp32."""
     return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(name, name)
 
 
@@ -99,7 +99,8 @@ def parse_args():
     parser.add_argument("--augmentation", default="crop_flip", choices=["crop_flip", "flip", "none"], help="of training images: a random resized crop and a horizontal flip, drawn anew in each epoch")
     parser.add_argument("--skip_bad_rows", action="store_true", help="leave out and count the images that cannot be used")
     parser.add_argument("--dataset_num_proc", type=int, help="processes that check the images at the start")
-    parser.add_argument("--dataloader_num_workers", type=int, help="processes per rank that decode images and make batches [on a GPU the cores per rank, at most 16]")
+    parser.add_argument("--dataloader_num_workers", type=int, help=(
+        "processes per rank that decode images and make batches [on a GPU the cores per rank, at most 16]"))
     # Learning
     parser.add_argument("--per_device_train_batch_size", type=int, default=8, help="rows a rank and micro-batch")
     parser.add_argument("--per_device_eval_batch_size", type=int, default=8, help="rows a rank")
@@ -121,8 +122,9 @@ def parse_args():
     parser.add_argument("--report_to", default="none", choices=["none", "all", "tensorboard", "wandb", "trackio", "comet_ml", "mlflow", "clearml", "dvclive", "swanlab", "aim"], help="tracker")
     parser.add_argument("--output_dir", default="runs/vit", help="folder of the result")
     parser.add_argument("--ddp_timeout", type=int, default=1800, help=(
-        "seconds that ranks wait for each other, also while one prepares the rows or writes a checkpoint; then each prints its stacks and"
-        " ends. If preparing the rows takes longer, run the same command once with --num_processes 1 and --dry_run, which fills the cache"))
+        "seconds that ranks wait for each other, also while one prepares the rows or writes a"
+        " checkpoint; then each prints its stacks and ends. If preparing the rows takes longer, first"
+        " run the same command with --num_processes 1 and --dry_run, which fills the cache"))
     if fault_tolerance:
         fault_tolerance.add_arguments(parser)
     parser.error = lambda message: stop(64, message, *(preflight.meant(message, parser) if preflight else []))
@@ -151,7 +153,7 @@ def make_accelerator(args):
     if zero := accelerator.state.deepspeed_plugin:  # the loop's own calls do not reach its engine (huggingface/accelerate#1970)
         zero.deepspeed_config.update(gradient_clipping=args.max_grad_norm, train_micro_batch_size_per_gpu=args.per_device_train_batch_size)
     torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = args.tf32  # of convolutions, for which torch allows it by default
+    torch.backends.cudnn.allow_tf32 = args.tf32  # torch allows it for convolutions by default
     return accelerator
 
 
@@ -280,27 +282,28 @@ def share_new_modules(model, names, accelerator):
 
 
 def compute_dtype(args, accelerator):
-    """Return the name of the dtype in which matrices are multiplied: that of mixed precision; without it, that of the weights."""
+    """Return the name of the dtype of matrix products: mixed precision's, or else the weights' own."""
     return {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision, args.dtype)
 
 
 def leave_casts_to_autocast(model, args, accelerator):
     """Stop peft from casting the inputs of adapters where autocast casts them anyway.
 
-    peft casts the input of each adapter to the dtype of its weights, fp32, and autocast casts that copy back to bf16 or
-    fp16. These are two copies per layer for nothing, and the second is kept for the backward pass: query, key and value
-    share one input, but each keeps a copy of its own. Loss and gradients are bit for bit the same without; with
-    --lora_dropout to a rounding, since dropout then computes in the dtype of the input.
+    peft casts the input of each adapter to the dtype of its weights, fp32, and autocast casts that
+    copy back to bf16 or fp16. Both copies are needless, and the second is kept for the backward
+    pass: query, key and value share one input, but each keeps a copy of its own. Loss and gradients
+    are bit for bit the same without these copies; with --lora_dropout they agree to a rounding,
+    since dropout then computes in the dtype of the input.
 
-    The cast stays in two cases. FSDP2 and DeepSpeed do not autocast but cast the weights, adapters included: there it
-    does nothing where the types agree, and is needed where they do not. DoRA takes the norms of whole weights in the
-    dtype of this input, so that its results would change.
+    The cast stays in two cases. FSDP2 and DeepSpeed do not autocast but cast the weights, adapters
+    included: there it does nothing where the types agree, and is needed where they do not. DoRA
+    takes the norms of whole weights in the dtype of this input, so that its results would change.
     """
     autocasts = accelerator.native_amp and not accelerator.is_fsdp2
     if not autocasts or args.use_dora:
         return
     for module in model.modules():
-        if hasattr(module, "cast_input_dtype_enabled"):  # peft's layers; those of experts have it and do not use it
+        if hasattr(module, "cast_input_dtype_enabled"):  # peft's layers; those of experts ignore it
             module.cast_input_dtype_enabled = False
 
 
@@ -326,7 +329,7 @@ def load_classifier(auto_class, task_type, classes, args, accelerator):
     model._weight_conversions = None  # else ZeRO-3 saves weights by the names of BERT's first files, gamma and beta
     if args.gradient_checkpointing:  # called gradient_checkpointing_enable in older transformers
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": False})
-    if args.load_in_8bit:  # in bf16 bitsandbytes logs a line per layer and forward pass: that it computes in float16
+    if args.load_in_8bit:  # in bf16 bitsandbytes warns in each layer and pass that it uses float16
         logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
     model.apply(lambda module: setattr(module, "support_avx512bf16_for_cpu", False))  # else a CPU repacks 4-bit weights, and gradients stop there
     if args.use_peft:
@@ -407,29 +410,31 @@ def export_model(accelerator, model, tokenizer, output_dir):
 
 
 def choose_num_workers(args, accelerator, batch_bytes):
-    """Return how many processes decode images for each rank: as --dataloader_num_workers says, or else as many as keep a GPU fed.
+    """Return how many processes decode images for each rank.
 
-    These are the cores per rank, at most 16; none where the model is trained on the cores itself. Images are the same with any number,
-    since what is drawn depends on seed, epoch and row. Workers hand over their batches in shared memory, of which a container has 64 MiB
-    unless it is told otherwise, and one that finds none left ends with a bus error: so no more workers than it has room for.
-    batch_bytes: of the pixels of a batch."""
+    --dataloader_num_workers decides. Without it: one per core of the rank, at most 16, and none
+    where the cores train the model. Images do not depend on the number, since what is drawn depends
+    on seed, epoch and row. Workers hand over batches in shared memory. A container has 64 MiB of it
+    by default, and a worker that finds none left ends with a bus error: so there are no more
+    workers than it has room for. batch_bytes: of the pixels of a batch.
+    """
     if args.dataloader_num_workers is not None:
         return args.dataloader_num_workers
     if accelerator.device.type == "cpu":
         return 0
-    of_host = min(accelerator.num_processes, max(torch.cuda.device_count(), 1))  # where the launcher does not say it
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", of_host))
+    gpus = max(torch.cuda.device_count(), 1)
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", min(accelerator.num_processes, gpus)))  # of this host
     workers = min(16, len(os.sched_getaffinity(0)) // ranks)
     if os.path.isdir("/dev/shm"):
-        # Each has up to two batches ready and makes a third; half of the memory is for the workers of an evaluation
+        # Each has up to two batches ready and makes a third; half is for the workers of an evaluation
         room = shutil.disk_usage("/dev/shm").free // ranks // 2
         workers = min(workers, room // (3 * batch_bytes))
     return workers
 
 
 def leave_process_group(worker_id):
-    """Give a process that makes batches a process group of its own: a signal to the group of its rank is not for it.
-    A function with a name, since the workers of Python 3.14 are not forked from this process, and lambdas cannot be pickled."""
+    """Give a process that makes batches a process group of its own: signals to the rank's group are
+    not for it. No lambda, since Python 3.14 does not fork workers but pickles what they are given."""
     os.setsid()
 
 
@@ -463,10 +468,12 @@ def main():
     numbers = [[row + i // (steps_per_epoch * window) * len(train_rows) for row in batch] for i, batch in enumerate(batches)]  # tell the epoch too
     numbers = numbers[progress["step"] * window : total_steps * window]
     make = partial(collate_images, processor=processor, size=size, seed=args.seed)
-    batch_bytes = 3 * size[0] * size[1] * 4 * max(args.per_device_train_batch_size, args.per_device_eval_batch_size)  # three colors, fp32
+    largest_batch = max(args.per_device_train_batch_size, args.per_device_eval_batch_size)
+    batch_bytes = largest_batch * 3 * size[0] * size[1] * 4  # three colors in fp32
     workers = choose_num_workers(args, accelerator, batch_bytes)
-    told["workers"] = f"{workers} processes per rank decode images" if workers else "none: images are decoded between the steps"
-    options = {"num_workers": workers, "pin_memory": accelerator.device.type == "cuda", "worker_init_fn": leave_process_group}
+    told["workers"] = f"{workers} processes per rank decode images"
+    options = {"num_workers": workers, "pin_memory": accelerator.device.type == "cuda",
+               "worker_init_fn": leave_process_group}
     make_train = partial(make, images=train_images, source=train_rows, augmentation=args.augmentation)
     train_loader = DataLoader(range(len(train_rows) * len(batches)), batch_sampler=numbers, collate_fn=make_train, **options)
     if eval_rows:
