@@ -116,7 +116,11 @@ def start_run(args):
 def watch_ranks(accelerator, args):
     """Record exceptions and watch the other ranks of this host, in a thread. Every rank takes part."""
     sys.excepthook = on_exception  # not before: torch wraps what it finds when ranks join, and keeps stderr from other threads
-    peers = {os.pidfd_open(pid): (rank, pid) for rank, host, pid in gather_object([(RANK, HOST, os.getpid())]) if host == HOST and rank != RANK}
+    peers = {}
+    for rank, host, pid in gather_object([(RANK, HOST, os.getpid())]):
+        if host == HOST and rank != RANK:
+            with contextlib.suppress(OSError):  # in another container of the same host name
+                peers[os.pidfd_open(pid)] = rank, pid
     threading.Thread(target=watch, args=(peers, args.ddp_timeout, RUN["woken"]), daemon=True).start()
 
 

@@ -14,6 +14,7 @@ loads. The same command again goes on from the newest checkpoint. Exit codes: 0 
 
 import argparse
 import json
+import logging
 import math
 import os
 import sys
@@ -72,11 +73,16 @@ def stop(code, *problems):
     sys.exit(code)
 
 
+def full_name_of_dtype(name):
+    """Return torch's name of a dtype, of which accelerate knows three as bf16, fp16 and fp32."""
+    return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(name, name)
+
+
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     # Model
     parser.add_argument("--model_name_or_path", default="HuggingFaceTB/SmolLM2-135M", help="hub id or folder")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of the weights; bfloat16 halves a frozen base")
+    parser.add_argument("--dtype", type=full_name_of_dtype, default="float32", choices=["float32", "bfloat16", "float16"], help="of the weights; bfloat16 halves a frozen base")
     parser.add_argument(
         "--no_master_weights",
         action="store_true",
@@ -133,7 +139,10 @@ def parse_args():
     parser.add_argument("--logging_steps", type=int, default=1, help="optimizer steps between lines of metrics.jsonl; in between nothing waits for the device")
     parser.add_argument("--report_to", default="none", choices=["none", "all", "tensorboard", "wandb", "trackio", "comet_ml", "mlflow", "clearml", "dvclive", "swanlab", "aim"], help="tracker")
     parser.add_argument("--output_dir", default="runs/llama", help="folder of the result")
-    parser.add_argument("--ddp_timeout", type=int, default=1800, help="seconds that ranks wait for each other, also while one writes a checkpoint; then each prints its stacks and ends")
+    parser.add_argument("--ddp_timeout", type=int, default=1800, help=(
+        "seconds that ranks wait for each other, also while one prepares the rows or writes a"
+        " checkpoint; then each prints its stacks and ends. If preparing the rows takes longer, first"
+        " run the same command with --num_processes 1 and --dry_run, which fills the cache"))
     if fault_tolerance:
         fault_tolerance.add_arguments(parser)
     parser.error = lambda message: stop(64, message, *(preflight.meant(message, parser) if preflight else []))
@@ -163,6 +172,7 @@ def make_accelerator(args):
     if zero := accelerator.state.deepspeed_plugin:  # the loop's own calls do not reach its engine (huggingface/accelerate#1970)
         zero.deepspeed_config.update(gradient_clipping=args.max_grad_norm, train_micro_batch_size_per_gpu=args.per_device_train_batch_size)
     torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = args.tf32  # torch allows it for convolutions by default
     return accelerator
 
 
@@ -377,24 +387,55 @@ def make_untouched(auto_class, name, options, types):
     return model
 
 
+def compute_dtype(args, accelerator):
+    """Return the name of the dtype of matrix products: mixed precision's, or else the weights' own."""
+    return {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision, args.dtype)
+
+
+def leave_casts_to_autocast(model, args, accelerator):
+    """Stop peft from casting the inputs of adapters where autocast casts them anyway.
+
+    peft casts the input of each adapter to the dtype of its weights, fp32, and autocast casts that
+    copy back to bf16 or fp16. Both copies are needless, and the second is kept for the backward
+    pass: query, key and value share one input, but each keeps a copy of its own. Loss and gradients
+    are bit for bit the same without these copies; with --lora_dropout they agree to a rounding,
+    since dropout then computes in the dtype of the input.
+
+    The cast stays in two cases. FSDP2 and DeepSpeed do not autocast but cast the weights, adapters
+    included: there it does nothing where the types agree, and is needed where they do not. DoRA
+    takes the norms of whole weights in the dtype of this input, so that its results would change.
+    """
+    autocasts = accelerator.native_amp and not accelerator.is_fsdp2
+    if not autocasts or args.use_dora:
+        return
+    for module in model.modules():
+        if hasattr(module, "cast_input_dtype_enabled"):  # peft's layers; those of experts ignore it
+            module.cast_input_dtype_enabled = False
+
+
 def load_model(args, accelerator):
     """Return the model, quantized and with adapters as asked for; preflight stops with 64 if it cannot be loaded."""
     quantization = BitsAndBytesConfig(load_in_8bit=True) if args.load_in_8bit else None
     if args.load_in_4bit:  # the library's own defaults are fp4, float32 and uint8: always say all four
         quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=args.bnb_4bit_quant_type, bnb_4bit_quant_storage=args.dtype,
-                                          bnb_4bit_compute_dtype=args.dtype, bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant)
+                                          bnb_4bit_compute_dtype=compute_dtype(args, accelerator), bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant)
     with preflight.loading("model", args.model_name_or_path, args) if preflight else nullcontext():
         model = load_pretrained(AutoModelForCausalLM, accelerator, args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation,
                                                      quantization_config=quantization, trust_remote_code=False)
     if args.gradient_checkpointing:  # called gradient_checkpointing_enable in older transformers
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": False})
+    if args.load_in_8bit:  # in bf16 bitsandbytes warns in each layer and pass that it uses float16
+        logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
     model.apply(lambda module: setattr(module, "support_avx512bf16_for_cpu", False))  # else a CPU repacks 4-bit weights, and gradients stop there
     if args.use_liger_kernel:  # not its loss, which is that of loss_in_head
         apply_liger_kernel(model, {"fused_linear_cross_entropy": False, "cross_entropy": False})
     if args.use_peft:
+        if preflight:
+            preflight.check_adapters(model, args.lora_target_modules)
         model = get_peft_model(model, LoraConfig(
             task_type="CAUSAL_LM", r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, use_rslora=args.use_rslora,
             use_dora=args.use_dora, target_modules="all-linear" if args.lora_target_modules == ["all-linear"] else args.lora_target_modules))
+        leave_casts_to_autocast(model, args, accelerator)
         if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
             accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
     return model
@@ -498,6 +539,12 @@ def export_model(accelerator, model, tokenizer, output_dir):
         tokenizer.save_pretrained(output_dir)
 
 
+def leave_process_group(worker_id):
+    """Give a process that makes batches a process group of its own: signals to the rank's group are
+    not for it. No lambda, since Python 3.14 does not fork workers but pickles what they are given."""
+    os.setsid()
+
+
 def main():
     args = parse_args()
     if fault_tolerance:
@@ -528,7 +575,7 @@ def main():
     varlen, columns = "flash" in args.attn_implementation and (args.packing or args.padding_free), ["input_ids", "labels", "row"]
     make = partial(collate, pad_token_id=tokenizer.pad_token_id, refit=args.padding_free, varlen=varlen)
     options = {"num_workers": args.dataloader_num_workers, "pin_memory": accelerator.device.type == "cuda",
-               "worker_init_fn": lambda _: os.setsid()}  # a signal to the group is not for workers
+               "worker_init_fn": leave_process_group}
     make_train = partial(make, train_rows.select_columns(columns), width=args.max_length * args.packing)
     train_loader = DataLoader(lines, batch_sampler=batches[progress["step"] * window : total_steps * window], collate_fn=make_train, **options)
     if eval_rows:

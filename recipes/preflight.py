@@ -23,11 +23,13 @@ from unittest import mock
 import numpy as np
 import psutil
 import torch
+from accelerate.utils import compare_versions
 from fault_tolerance import conclude, fail, leave
 from rows import OFFLINE
 from torch.nn import Embedding
 from transformers import AutoConfig
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
+from transformers.pytorch_utils import Conv1D
 from whole_state import strategy_in_force
 
 REHEARSE = "without GPUs, rehearse: python scripts/rehearse.py --config_file YAML recipes/RECIPE.py ..."
@@ -55,9 +57,21 @@ def loading(what, name, args=None):
         with without_weights() if args and args.dry_run else contextlib.nullcontext():
             yield
     except Exception as error:  # each reader of weights has its own
+        if what == "tokenizer" and Path(name).is_dir() and not has_tokenizer_files(name):
+            fail(64, f"{name}: no tokenizer in this folder:"
+                     " copy tokenizer.json and tokenizer_config.json of the base model into it")
         at_hub = what != "model" and isinstance(error, (OSError, ValueError)) and not (Path(name).exists() or name.startswith((".", "/")))
         other_head = "ignore_mismatched_sizes" in str(error)  # though it was given
         fail(69 if at_hub else 64, f"{name}: no {what}: {type(error).__name__}: {' '.join(str(error).split())[:400]}", *[OFFLINE] * at_hub, *[OTHER_HEAD] * other_head)
+
+
+def has_tokenizer_files(folder):
+    """Whether any file in the folder could be one that a tokenizer is read from."""
+    beginnings = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece")
+    for path in Path(folder).iterdir():
+        if path.name.startswith(beginnings) or path.suffix in (".model", ".tiktoken", ".bpe"):
+            return True
+    return False
 
 
 @contextlib.contextmanager
@@ -118,14 +132,23 @@ def rules_of_values(args):
             fine = 0 < value < math.inf or value == 0 and name in MAY_BE_ZERO
             yield not fine, f"--{name} {value}: must be {'0 or more' if name in MAY_BE_ZERO else 'above 0'}"
     model, resume = Path(args.model_name_or_path), args.resume_from_checkpoint
-    needs_peft = args.load_in_8bit or args.load_in_4bit or args.use_rslora or args.use_dora
+    quantized = [f"--{name}" for name in ("load_in_8bit", "load_in_4bit") if vars(args)[name]]
+    of_adapters = [f"--{name}" for name in ("use_rslora", "use_dora") if vars(args)[name]]
     unknown = set(args.allow_change) - set(vars(args)) - {"data"}
     yield args.load_in_8bit and args.load_in_4bit, "--load_in_8bit and --load_in_4bit: choose one"
-    yield needs_peft and not args.use_peft, "a quantized base cannot be trained itself, and --use_rslora and --use_dora are for adapters: add --use_peft"
+    yield quantized and not args.use_peft, (
+        f"{' and '.join(quantized)}: a quantized base cannot be trained itself:"
+        " add --use_peft to train adapters on it")
+    yield of_adapters and not args.use_peft, (
+        f"{' and '.join(of_adapters)}: for adapters only: add --use_peft")
     yield args.lora_dropout >= 1, f"--lora_dropout {args.lora_dropout}: must be below 1"
     of_parameters = args.use_peft and getattr(args, "lora_target_parameters", None)
     yield of_parameters and args.lora_dropout > 0, "--lora_dropout is for adapters of linear layers (peft): leave it out, or --lora_target_parameters with nothing behind it leaves the others out"
     yield args.dtype == "float16" and not args.use_peft, "float16 weights cannot be trained, for want of an fp32 master copy: use --dtype float32 with mixed_precision: fp16 in the YAML"
+    # A hub id has no leading dot or slash, and one slash at most
+    name = args.model_name_or_path
+    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
+    yield is_path and not model.exists(), f"--model_name_or_path {model}: no such folder"
     yield model.exists() and not (model / "config.json").is_file(), f"--model_name_or_path {model}: no config.json in it"
     yield Path(args.output_dir).is_file(), f"--output_dir {args.output_dir}: is a file"
     yield resume not in ("auto", "none") and not Path(resume).is_dir(), f"--resume_from_checkpoint {resume}: neither auto nor none nor a folder"
@@ -139,11 +162,16 @@ def rules_of_values(args):
     yield args.packing and args.train_sampling_strategy == "group_by_length", "--train_sampling_strategy group_by_length is for rows that are padded, and packed ones are all of one length: use random"
 
 
+def compute_dtype(args, accelerator):
+    """Return the name of the dtype of matrix products: mixed precision's, or else the weights' own."""
+    return {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision, args.dtype)
+
+
 def rules_of_strategy(args, accelerator, strategy):
     """Yield (broken, problem) of arguments that do not fit what accelerate runs."""
     env, (name, fsdp, zero), state = os.environ, strategy, accelerator.state
     sharded, of_deepspeed = fsdp or zero >= 0, getattr(state.deepspeed_plugin, "deepspeed_config", {})
-    computes_in = {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision, args.dtype)
+    computes_in = compute_dtype(args, accelerator)
     no_compiler = "DS_ACCELERATOR" not in env and not (shutil.which("ninja") and shutil.which("c++"))
     meshes = ["TP", "CP", "SP"] + ["DP_SHARD"] * (fsdp != 2)
     doubled = [key for key in "gradient_accumulation_steps gradient_clipping train_batch_size train_micro_batch_size_per_gpu optimizer scheduler".split() if of_deepspeed.get(key, "auto") != "auto"]
@@ -195,11 +223,41 @@ def rules_of_device(args, accelerator):
     yield on_cpu and liger, "--use_liger_kernel: its Triton kernels need a GPU"
     yield not on_cpu and liger and not installed("liger-kernel"), "--use_liger_kernel needs the package liger-kernel: pip install liger-kernel"
     yield args.tf32 and capability < (8, 0), "--tf32 needs an NVIDIA GPU of compute capability 8.0 (Ampere) or more"
+    # Older transformers computes the angles of rotary positions by an fp32 matrix product. In TF32
+    # position 2,049 becomes 2,048 (huggingface/transformers#48428: on a B200, not on an A100). Newer
+    # ones multiply elementwise, which is not affected.
+    rotates_by_matmul = compare_versions("transformers", "<", "5.19")
+    yield args.tf32 and rotates_by_matmul, (
+        "--tf32: before transformers 5.19 rotary positions above 2,048 can be rounded in TF32:"
+        " pip install -U transformers, or leave out --tf32")
+    yield from rules_of_precision(args, accelerator, capability)
     yield args.torch_compile and on_cpu and not shutil.which("c++"), "--torch_compile compiles C++ on a CPU: put a compiler (g++) on the PATH"
     if os.environ.get("ACCELERATE_MIXED_PRECISION") == "fp8":
         yield capability < (8, 9), "mixed_precision: fp8 needs an NVIDIA GPU of compute capability 8.9 (Ada, Hopper) or more: set it to bf16"
         yield getattr(accelerator, "fp8_backend", None) == "TE", "fp8_config: backend: TE replaces the output head, in which the loss is computed: use backend: AO (pip install torchao)"
         yield args.use_peft, "mixed_precision: fp8 trains whole weights only: set it to bf16, or leave out --use_peft"
+
+
+def rules_of_precision(args, accelerator, capability):
+    """Yield (broken, problem) of dtypes that the GPU or the attention kernel cannot compute in.
+    capability: (major, minor) of an NVIDIA GPU, (0, 0) of a CPU."""
+    if accelerator.device.type != "cuda":
+        return
+    computes_in, kernel = compute_dtype(args, accelerator), args.attn_implementation
+    # torch.cuda.is_bf16_supported() is true of these GPUs, since bf16 is emulated there, and
+    # accelerate believes it. A base stored in bf16 under fp16 is allowed: its matrix products run in
+    # fp16. ROCm numbers its GPUs differently.
+    emulated = computes_in == "bfloat16" and capability < (8, 0) and not torch.version.hip
+    if accelerator.mixed_precision == "bf16":
+        cure = "pass --mixed_precision fp16 to accelerate launch"
+    else:
+        cure = "use --dtype float32, and pass --mixed_precision fp16 to accelerate launch"
+    yield emulated, (
+        f"this GPU (compute capability {capability[0]}.{capability[1]}) has no bf16 hardware"
+        f" and would emulate it slowly: {cure}")
+    yield "flash" in kernel and computes_in == "float32", (
+        f"--attn_implementation {kernel} computes in bf16 and fp16 only:"
+        " pass --mixed_precision bf16 to accelerate launch, or use sdpa")
 
 
 def check_changes(accelerator, args, progress, facts):
@@ -228,8 +286,7 @@ def check_model(args, model, largest, longest=0):
     small part, where packed rows would see each other, by masks without positions or in layers whose state runs on, and where Liger left the model as it was."""
     if largest >= model.get_input_embeddings().num_embeddings:
         fail(64, f"the rows have a token {largest}, but the model has no embedding for it: resize its embeddings first")
-    inner, sizes = getattr(model, "get_base_model", lambda: model)(), [(size_of(weight), len(getattr(weight, "ds_shape", weight.shape))) for weight in model.parameters()]
-    stacked = sum(size for size, dimensions in sizes if dimensions == 3) / sum(size for size, _ in sizes)  # experts of a layer in one tensor
+    inner, stacked = getattr(model, "get_base_model", lambda: model)(), share_of_experts(model)
     if (args.load_in_8bit or args.load_in_4bit) and stacked > 0.5:
         fail(64, f"bitsandbytes quantizes linear layers alone, and {stacked:.0%} of {type(inner).__name__} are experts, which are none: leave out --load_in_8bit and --load_in_4bit; --dtype bfloat16 halves a frozen base, full_shard and ZeRO-3 split it")
     names = [name.replace(".base_layer", "") for name, _ in model.named_parameters()]
@@ -249,6 +306,53 @@ def check_model(args, model, largest, longest=0):
         fail(64, f"{type(inner).__name__} cannot keep the rows of a line apart ({', '.join(sorted(others)) or 'its masks know no position_ids'}): leave out --packing and --padding_free, or take another model")
     if args.use_liger_kernel and not any("liger" in f"{type(module).__module__} {module.forward.__module__}" for module in model.modules()):
         fail(64, f"--use_liger_kernel: Liger has no kernels for {type(inner).__name__}: leave it out")
+
+
+def check_adapters(model, names):
+    """Fail with 64 where a name in --lora_target_modules fits no layer; peft does so if none fits.
+    names: of layers, or the ends of their paths, or ["all-linear"]."""
+    if names == ["all-linear"]:
+        return
+    paths, linear = [], set()
+    for path, module in model.named_modules():
+        paths.append(f".{path}")
+        if isinstance(module, (torch.nn.Linear, Conv1D)):
+            linear.add(path.rpartition(".")[2])
+    for name in names:
+        if any(path.endswith(f".{name}") for path in paths):
+            continue
+        close = difflib.get_close_matches(name, linear, 1)
+        meaning = f"did you mean {close[0]}? " if close else ""
+        fail(64, f"--lora_target_modules {name}: no layer of {type(model).__name__} has this name: "
+                 f"{meaning}Its linear layers are {', '.join(sorted(linear))}")
+
+
+def share_of_experts(model):
+    """Return the share of the weights that are experts, from 0 to 1: a layer has them in one tensor."""
+    experts = total = 0
+    for weight in model.parameters():
+        size = size_of(weight)
+        total += size
+        if len(getattr(weight, "ds_shape", weight.shape)) == 3:
+            experts += size
+    return experts / total
+
+
+def find_slow_paths(accelerator, args, model):
+    """Return what runs much slower than it could, as lines for the user with the cure; or []."""
+    _, fsdp, zero = strategy_in_force(accelerator)
+    # FSDP and ZeRO cast weights to mixed precision; autocast casts no experts (pytorch#174763)
+    casts_weights = fsdp or zero >= 0
+    computes_in = compute_dtype(args, accelerator) if casts_weights else args.dtype
+    if accelerator.device.type != "cuda" or computes_in == "bfloat16":
+        return []
+    if share_of_experts(model) < 0.1:
+        return []
+    # torch.nn.functional.grouped_mm has a kernel for bf16 only. This is slow and not wrong, and fine
+    # for small models and for comparisons in fp32: it is told and not refused.
+    return [f"SLOW: the experts are multiplied in {computes_in}, for which torch has no grouped"
+            " kernel, and so one after the other: use --dtype bfloat16 --use_peft, or, to train all"
+            " weights, an fsdp2 YAML, also on one GPU: its mixed precision casts them to bf16"]
 
 
 def size_of(weight):
@@ -293,6 +397,8 @@ def report_start(accelerator, args, model, tokenizer, rows, lines, steps, facts,
         summary["packing"] = f"{len(rows)} rows in {len(lines)} lines of {args.max_length} tokens, {tokens / args.max_length:.1%} full"
     if args.gradient_accumulation_steps > 1 and accelerator.num_processes > 1:
         summary["gradients"] = "reduced in each micro-batch, so that no rank holds them whole" if shares or fsdp == 0 and name.endswith(("2", "3")) else "reduced once a step"
+    if slow := find_slow_paths(accelerator, args, model):
+        summary["warning"] = "; ".join(slow)
     if accelerator.is_main_process:
         print("\n".join(f"{name:>11}: {text}" for name, text in summary.items()), flush=True)
         launch = {key: value for key, value in os.environ.items() if key.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_")) and not any(word in key for word in ("TOKEN", "KEY", "SECRET", "PASS"))}

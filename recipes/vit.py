@@ -12,8 +12,10 @@ checkpoint. Exit codes: 0 done, 64 usage, 65 data, 69 no hub, 70 not finite, 73 
 
 import argparse
 import json
+import logging
 import math
 import os
+import shutil
 import sys
 import time
 from collections import Counter
@@ -77,11 +79,16 @@ def stop(code, *problems):
     sys.exit(code)
 
 
+def full_name_of_dtype(name):
+    """Return torch's name of a dtype, of which accelerate knows three as bf16, fp16 and fp32."""
+    return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(name, name)
+
+
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     # Model
     parser.add_argument("--model_name_or_path", default="google/vit-base-patch16-224-in21k", help="hub id or folder")  # the default one: Apache-2.0
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of the weights; bfloat16 halves a frozen base")
+    parser.add_argument("--dtype", type=full_name_of_dtype, default="float32", choices=["float32", "bfloat16", "float16"], help="of the weights; bfloat16 halves a frozen base")
     parser.add_argument(
         "--no_master_weights",
         action="store_true",
@@ -117,7 +124,8 @@ def parse_args():
     parser.add_argument("--augmentation", default="crop_flip", choices=["crop_flip", "flip", "none"], help="of training images: a random resized crop and a horizontal flip, drawn anew in each epoch")
     parser.add_argument("--skip_bad_rows", action="store_true", help="leave out and count the images that cannot be used")
     parser.add_argument("--dataset_num_proc", type=int, help="processes that check the images at the start")
-    parser.add_argument("--dataloader_num_workers", type=int, default=0, help="processes a rank that decode images and make batches")
+    parser.add_argument("--dataloader_num_workers", type=int, help=(
+        "processes per rank that decode images and make batches [on a GPU the cores per rank, at most 16]"))
     # Learning
     parser.add_argument("--per_device_train_batch_size", type=int, default=8, help="rows a rank and micro-batch")
     parser.add_argument("--per_device_eval_batch_size", type=int, default=8, help="rows a rank")
@@ -138,7 +146,10 @@ def parse_args():
     parser.add_argument("--logging_steps", type=int, default=1, help="optimizer steps between lines of metrics.jsonl; in between nothing waits for the device")
     parser.add_argument("--report_to", default="none", choices=["none", "all", "tensorboard", "wandb", "trackio", "comet_ml", "mlflow", "clearml", "dvclive", "swanlab", "aim"], help="tracker")
     parser.add_argument("--output_dir", default="runs/vit", help="folder of the result")
-    parser.add_argument("--ddp_timeout", type=int, default=1800, help="seconds that ranks wait for each other, also while one writes a checkpoint; then each prints its stacks and ends")
+    parser.add_argument("--ddp_timeout", type=int, default=1800, help=(
+        "seconds that ranks wait for each other, also while one prepares the rows or writes a"
+        " checkpoint; then each prints its stacks and ends. If preparing the rows takes longer, first"
+        " run the same command with --num_processes 1 and --dry_run, which fills the cache"))
     if fault_tolerance:
         fault_tolerance.add_arguments(parser)
     parser.error = lambda message: stop(64, message, *(preflight.meant(message, parser) if preflight else []))
@@ -166,6 +177,7 @@ def make_accelerator(args):
     if zero := accelerator.state.deepspeed_plugin:  # the loop's own calls do not reach its engine (huggingface/accelerate#1970)
         zero.deepspeed_config.update(gradient_clipping=args.max_grad_norm, train_micro_batch_size_per_gpu=args.per_device_train_batch_size)
     torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = args.tf32  # torch allows it for convolutions by default
     return accelerator
 
 
@@ -373,6 +385,32 @@ def share_new_modules(model, names, accelerator):
         module.load_state_dict(gather_object([weights])[0], assign=True)
 
 
+def compute_dtype(args, accelerator):
+    """Return the name of the dtype of matrix products: mixed precision's, or else the weights' own."""
+    return {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision, args.dtype)
+
+
+def leave_casts_to_autocast(model, args, accelerator):
+    """Stop peft from casting the inputs of adapters where autocast casts them anyway.
+
+    peft casts the input of each adapter to the dtype of its weights, fp32, and autocast casts that
+    copy back to bf16 or fp16. Both copies are needless, and the second is kept for the backward
+    pass: query, key and value share one input, but each keeps a copy of its own. Loss and gradients
+    are bit for bit the same without these copies; with --lora_dropout they agree to a rounding,
+    since dropout then computes in the dtype of the input.
+
+    The cast stays in two cases. FSDP2 and DeepSpeed do not autocast but cast the weights, adapters
+    included: there it does nothing where the types agree, and is needed where they do not. DoRA
+    takes the norms of whole weights in the dtype of this input, so that its results would change.
+    """
+    autocasts = accelerator.native_amp and not accelerator.is_fsdp2
+    if not autocasts or args.use_dora:
+        return
+    for module in model.modules():
+        if hasattr(module, "cast_input_dtype_enabled"):  # peft's layers; those of experts ignore it
+            module.cast_input_dtype_enabled = False
+
+
 def load_classifier(auto_class, task_type, classes, args, accelerator):
     """Return auto_class's model with a head for these classes, or [] for one number, quantized and with adapters (task_type: peft's) as asked for;
     preflight stops with 64. What the weights on disk do not hold, the head and of some models a pooler, is new: trained whole beside adapters."""
@@ -380,7 +418,7 @@ def load_classifier(auto_class, task_type, classes, args, accelerator):
     quantization = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=outside) if args.load_in_8bit else None
     if args.load_in_4bit:  # the library's own defaults are fp4, float32 and uint8: always say all four
         quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=args.bnb_4bit_quant_type, bnb_4bit_quant_storage=args.dtype,
-                                          bnb_4bit_compute_dtype=args.dtype, bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant, llm_int8_skip_modules=outside)
+                                          bnb_4bit_compute_dtype=compute_dtype(args, accelerator), bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant, llm_int8_skip_modules=outside)
     head = {"id2label": dict(enumerate(classes)), "label2id": {name: i for i, name in enumerate(classes)}} if classes else {"num_labels": 1}
     head["problem_type"] = "single_label_classification" if classes else "regression"
     seeded = mock.patch.object(PreTrainedModel, "initialize_weights", lambda model, draw=PreTrainedModel.initialize_weights: set_seed(args.seed) or draw(model))
@@ -395,14 +433,19 @@ def load_classifier(auto_class, task_type, classes, args, accelerator):
     model._weight_conversions = None  # else ZeRO-3 saves weights by the names of BERT's first files, gamma and beta
     if args.gradient_checkpointing:  # called gradient_checkpointing_enable in older transformers
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": False})
+    if args.load_in_8bit:  # in bf16 bitsandbytes warns in each layer and pass that it uses float16
+        logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
     model.apply(lambda module: setattr(module, "support_avx512bf16_for_cpu", False))  # else a CPU repacks 4-bit weights, and gradients stop there
     if args.use_peft:
+        if preflight:
+            preflight.check_adapters(model, args.lora_target_modules)
         model = get_peft_model(model, LoraConfig(
             task_type=task_type, r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, use_rslora=args.use_rslora,
             use_dora=args.use_dora, modules_to_save=new or None, target_modules="all-linear" if args.lora_target_modules == ["all-linear"] else args.lora_target_modules),
             autocast_adapter_dtype=accelerator.mixed_precision != "no" or not accelerator.is_fsdp2)  # to fp32; FSDP2 wants one type in a unit:
         for weight in model.parameters() if accelerator.mixed_precision != "no" else []:  # the new modules get that of the adapters
             weight.data = weight.data.float() if weight.requires_grad else weight.data
+        leave_casts_to_autocast(model, args, accelerator)
         if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
             accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
     return model
@@ -497,6 +540,35 @@ def export_model(accelerator, model, tokenizer, output_dir):
         tokenizer.save_pretrained(output_dir)
 
 
+def choose_num_workers(args, accelerator, batch_bytes):
+    """Return how many processes decode images for each rank.
+
+    --dataloader_num_workers decides. Without it: one per core of the rank, at most 16, and none
+    where the cores train the model. Images do not depend on the number, since what is drawn depends
+    on seed, epoch and row. Workers hand over batches in shared memory. A container has 64 MiB of it
+    by default, and a worker that finds none left ends with a bus error: so there are no more
+    workers than it has room for. batch_bytes: of the pixels of a batch.
+    """
+    if args.dataloader_num_workers is not None:
+        return args.dataloader_num_workers
+    if accelerator.device.type == "cpu":
+        return 0
+    gpus = max(torch.cuda.device_count(), 1)
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", min(accelerator.num_processes, gpus)))  # of this host
+    workers = min(16, len(os.sched_getaffinity(0)) // ranks)
+    if os.path.isdir("/dev/shm"):
+        # Each has up to two batches ready and makes a third; half is for the workers of an evaluation
+        room = shutil.disk_usage("/dev/shm").free // ranks // 2
+        workers = min(workers, room // (3 * batch_bytes))
+    return workers
+
+
+def leave_process_group(worker_id):
+    """Give a process that makes batches a process group of its own: signals to the rank's group are
+    not for it. No lambda, since Python 3.14 does not fork workers but pickles what they are given."""
+    os.setsid()
+
+
 def main():
     args = parse_args()
     if fault_tolerance:
@@ -527,7 +599,12 @@ def main():
     numbers = [[row + i // (steps_per_epoch * window) * len(train_rows) for row in batch] for i, batch in enumerate(batches)]  # tell the epoch too
     numbers = numbers[progress["step"] * window : total_steps * window]
     make = partial(collate_images, processor=processor, size=size, seed=args.seed)
-    options = {"num_workers": args.dataloader_num_workers, "pin_memory": accelerator.device.type == "cuda", "worker_init_fn": lambda _: os.setsid()}  # no signals
+    largest_batch = max(args.per_device_train_batch_size, args.per_device_eval_batch_size)
+    batch_bytes = largest_batch * 3 * size[0] * size[1] * 4  # three colors in fp32
+    workers = choose_num_workers(args, accelerator, batch_bytes)
+    told["workers"] = f"{workers} processes per rank decode images"
+    options = {"num_workers": workers, "pin_memory": accelerator.device.type == "cuda",
+               "worker_init_fn": leave_process_group}
     make_train = partial(make, images=train_images, source=train_rows, augmentation=args.augmentation)
     train_loader = DataLoader(range(len(train_rows) * len(batches)), batch_sampler=numbers, collate_fn=make_train, **options)
     if eval_rows:

@@ -205,7 +205,7 @@ class Forward:
                 out = ag.op(numel, low, [out])  # peft clones it
         if p.adapters:
             a, b = p.adapters
-            z = x if p.quantized and ag.autocasts else ag.cast(x, a.width)
+            z = x if ag.autocasts else ag.cast(x, a.width)  # the recipe leaves it to autocast
             if self.args.lora_dropout:
                 z = ag.op(z.numel, z.width, [z], keeps=[Tensor(z.numel, 1, ag.new(z.numel, 1))])
             width = out.width

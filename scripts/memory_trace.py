@@ -16,7 +16,7 @@ from unittest import mock
 import llama
 import torch
 import torch.distributed as dist
-from model_shapes import Quantized, Unplannable, build, first_line, quiet
+from model_shapes import Unplannable, build, first_line, quiet
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker, _FSDPRefType
 from torch.distributed._tools.mem_tracker import MemTracker
@@ -195,11 +195,9 @@ def prepared(model, plan, mesh):
             {"use_reentrant": False}
         )
     llama.loss_in_head(model, plan.args.max_logits_mib)
-    for module in (
-        model.modules()
-    ):  # peft's layers over bitsandbytes' do not cast their input under autocast, those over others do
-        if plan.autocasts and isinstance(getattr(module, "base_layer", None), Quantized):
-            module.cast_input_dtype_enabled = False
+    if plan.args.use_peft:  # FSDP2 does not autocast, but its trace does
+        accelerator = SimpleNamespace(native_amp=plan.autocasts is not None, is_fsdp2=False)
+        llama.leave_casts_to_autocast(model, plan.args, accelerator)
     if plan.casts:
         model.to(getattr(torch, plan.casts))
     if mesh:

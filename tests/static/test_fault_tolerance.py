@@ -188,3 +188,24 @@ def test_a_wrong_call_is_recorded_where_its_run_would_have_been(words, tmp_path,
     assert ended.value.code == 64
     status = read_json(tmp_path / "status.json")
     assert (status["state"], status["exit_code"], status["why"]) == ("failed", 64, "no such argument: --sed")
+
+
+def test_a_rank_in_a_container_of_its_own_does_not_stop_the_others(monkeypatch):
+    """Its number belongs to another PID namespace: no process has it here, though the name of the host is the same."""
+    host, nobody, watched = fault_tolerance.HOST, 2**22 + 1, []  # above the largest number that Linux gives
+    pids = [(0, host, os.getpid()), (1, host, nobody), (2, host, os.getppid())]
+    monkeypatch.setattr(fault_tolerance, "RANK", 0)
+    monkeypatch.setattr(fault_tolerance, "gather_object", lambda _: pids)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setitem(fault_tolerance.RUN, "woken", None)
+
+    def thread(target, args, daemon):
+        watched.append(args[0])
+        return SimpleNamespace(start=lambda: None)
+
+    monkeypatch.setattr(fault_tolerance.threading, "Thread", thread)
+    fault_tolerance.watch_ranks(None, Namespace(ddp_timeout=1))
+    (peers,) = watched
+    for descriptor in peers:
+        os.close(descriptor)
+    assert [*peers.values()] == [(2, os.getppid())]

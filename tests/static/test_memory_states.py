@@ -1,5 +1,6 @@
 """What the planner counts at rest: the live tensors' bytes, peft's own counts, and the published arithmetic."""
 
+
 import pytest
 import torch
 from fakes import fake_accelerator

@@ -1,82 +1,186 @@
-"""What mixed precision must not round: reduced gradients, rotary frequencies, optimizer state of embeddings."""
+"""Mixed precision reaches adapters and quantized bases: no products in fp32 and no needless copies.
 
+All of it runs in process, since autocast works on a CPU too.
+"""
+
+import logging
+import sys
 from types import SimpleNamespace
 
 import llama
+import mixtral
+import parity
 import pytest
+import t5
 import torch
-import torch.distributed as dist
-from accelerate import DistributedType
-from accelerate.utils import FullyShardedDataParallelPlugin
+import vit
 from fakes import fake_accelerator
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from launching import REPO
+
+# What accelerate says of itself under single, DDP and FSDP1 with mixed precision
+AUTOCASTS = {"native_amp": True, "is_fsdp2": False}
+LORA = ("--use_peft", "--dtype", "bfloat16")
 
 
-def fsdp(version, precision):
-    """An Accelerator with accelerate's own policy, after what the recipe does with it."""
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=version)
-    plugin.set_mixed_precision(precision)
-    state = SimpleNamespace(fsdp_plugin=plugin, deepspeed_plugin=None)
-    accelerator = fake_accelerator(distributed_type=DistributedType.FSDP, is_fsdp2=version == 2, state=state)
-    llama.reduce_in_fp32(accelerator)
-    return plugin.mixed_precision_policy
+def accelerator_with(mixed_precision="bf16", **others):
+    return fake_accelerator(**AUTOCASTS | {"mixed_precision": mixed_precision} | others)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("version", [1, 2])
-def test_fsdp_reduces_gradients_in_fp32_and_computes_in_half_precision(version, precision):
-    policy = fsdp(version, precision)
-    assert policy.reduce_dtype == torch.float32
-    assert policy.param_dtype == {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+def arguments(recipe, monkeypatch, *flags):
+    monkeypatch.setattr(sys, "argv", [f"{recipe.__name__}.py", *flags])
+    return recipe.parse_args()
 
 
-def test_fsdp2_does_not_round_the_loss():
-    assert fsdp(2, "bf16").output_dtype is None
+class Loaded(Exception):
+    """Stands in for the loading of weights, with what they would be loaded as."""
 
 
-@pytest.fixture
-def one_rank(tmp_path):
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+def capture(self_or_name, *_, quantization_config=None, **__):
+    raise Loaded(quantization_config)
 
 
-def test_fsdp1_leaves_rotary_frequencies_as_they_are(one_rank):
-    """accelerate's policy casts all buffers: frequencies off by up to 0.4 %, angles by radians at 1,000 tokens."""
-
-    class Rotary(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.ones(2))
-            self.register_buffer("inv_freq", torch.tensor([0.1234567, 1.0]), persistent=False)
-
-        def forward(self, x):
-            return x * self.weight * self.inv_freq
-
-    model = FSDP(Rotary(), mixed_precision=fsdp(1, "bf16"), device_id=torch.device("cpu"))
-    model(torch.ones(2))
-    assert torch.equal(model.inv_freq, torch.tensor([0.1234567, 1.0]))
+def load_llama(args, accelerator):
+    llama.load_model(args, accelerator)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_deepspeed_reduces_in_fp32_and_adds_in_fp32_where_it_can(stage):
-    zero = SimpleNamespace(zero_stage=stage, deepspeed_config={})
-    llama.reduce_in_fp32(fake_accelerator(state=SimpleNamespace(deepspeed_plugin=zero, fsdp_plugin=None)))
-    assert zero.deepspeed_config["communication_data_type"] == "fp32"
-    assert zero.deepspeed_config.get("data_types") == ({"grad_accum_dtype": "fp32"} if stage > 1 else None)
+def load_t5(args, accelerator):
+    t5.load_seq2seq(args, accelerator, None)
 
 
-def test_a_deepspeed_config_may_say_otherwise():
-    zero = SimpleNamespace(zero_stage=2, deepspeed_config={"communication_data_type": "bf16"})
-    llama.reduce_in_fp32(fake_accelerator(state=SimpleNamespace(deepspeed_plugin=zero, fsdp_plugin=None)))
-    assert zero.deepspeed_config["communication_data_type"] == "bf16"
+def load_vit(args, accelerator):
+    vit.load_classifier(vit.AutoModelForImageClassification, None, [], args, accelerator)
 
 
-def test_embeddings_keep_32_bits_of_state_under_an_8_bit_optimizer():
-    model = torch.nn.Sequential(torch.nn.Embedding(64, 128), torch.nn.Linear(128, 64))
-    args = SimpleNamespace(optim="adamw_8bit", learning_rate=1e-3, weight_decay=0.0)
-    optimizer = llama.make_optimizer(model, args)
-    model(torch.arange(4)).sum().backward()
-    optimizer.step()
-    assert optimizer.state[model[0].weight]["state1"].dtype == torch.float32
-    assert optimizer.state[model[1].weight]["state1"].dtype == torch.uint8
+@pytest.mark.parametrize(("mixed_precision", "dtype", "computes_in"), [
+    ("bf16", "float32", torch.bfloat16),
+    ("bf16", "bfloat16", torch.bfloat16),
+    ("fp16", "float32", torch.float16),
+    ("no", "float32", torch.float32),
+    ("no", "bfloat16", torch.bfloat16),
+])
+@pytest.mark.parametrize(("recipe", "auto_class", "load"), [
+    (llama, llama.AutoModelForCausalLM, load_llama),
+    (t5, t5.AutoModelForSeq2SeqLM, load_t5),
+    (vit, vit.AutoModelForImageClassification, load_vit),
+], ids=["llama", "t5", "vit"])
+def test_4_bit_weights_are_multiplied_in_what_mixed_precision_says(
+    recipe, auto_class, load, mixed_precision, dtype, computes_in, monkeypatch
+):
+    args = arguments(recipe, monkeypatch, "--use_peft", "--load_in_4bit", "--dtype", dtype)
+    monkeypatch.setattr(recipe, "preflight", None)  # its message would hide the exception
+    monkeypatch.setattr(auto_class, "from_pretrained", capture)
+    with pytest.raises(Loaded) as found:
+        load(args, accelerator_with(mixed_precision))
+    (config,) = found.value.args
+    assert config.bnb_4bit_compute_dtype == computes_in
+    assert config.bnb_4bit_quant_storage == getattr(torch, dtype)  # as before: it only says how the bytes are packed
+
+
+def loaded(folder, monkeypatch, *flags, **facts):
+    torch.manual_seed(0)
+    args = arguments(llama, monkeypatch, "--model_name_or_path", str(folder / "model"), *flags)
+    model = llama.load_model(args, accelerator_with(**facts)).train()
+    return with_learned_adapters(model)
+
+
+def with_learned_adapters(model):
+    """B is zero at first, and then nothing depends on A."""
+    torch.manual_seed(1)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.02)
+    return model
+
+
+def casts_of(model):
+    name = "cast_input_dtype_enabled"
+    return {getattr(module, name) for module in model.modules() if hasattr(module, name)}
+
+
+def step_of(model):
+    """The loss in bf16 autocast, the gradients by name, and the bytes kept for the backward pass."""
+    kept, ids = {}, torch.arange(48).view(2, 24)
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16):
+        loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    return loss.detach(), gradients, sum(kept.values())
+
+
+def assert_same_with_less(ours, pefts):
+    assert casts_of(ours) == {False} and casts_of(pefts) == {True}
+    loss, gradients, kept = step_of(ours)
+    expected_loss, expected_gradients, more_kept = step_of(pefts)
+    assert torch.equal(loss, expected_loss)
+    assert gradients and gradients.keys() == expected_gradients.keys()
+    for name, gradient in gradients.items():
+        assert gradient.any() and torch.equal(gradient, expected_gradients[name]), name
+    assert kept < more_kept
+
+
+def test_inputs_of_adapters_are_not_copied_and_nothing_else_changes(tiny, monkeypatch):
+    ours = loaded(tiny, monkeypatch, *LORA)
+    assert_same_with_less(ours, loaded(tiny, monkeypatch, *LORA, native_amp=False))
+
+
+def test_nor_are_those_of_experts_and_what_is_beside_them(tiny_of, monkeypatch):
+    args = arguments(mixtral, monkeypatch, "--model_name_or_path", str(tiny_of("mixtral") / "model"), *LORA)
+    models = []
+    for autocasts in (True, False):
+        torch.manual_seed(0)
+        model = mixtral.load_mixture(args, accelerator_with(native_amp=autocasts))
+        models.append(with_learned_adapters(model.train()))
+    trained = [name for name, weight in models[0].named_parameters() if weight.requires_grad]
+    assert any("experts" in name for name in trained)
+    assert_same_with_less(*models)
+
+
+@pytest.mark.parametrize(("flags", "facts"), [
+    (LORA, {"is_fsdp2": True}),  # casts weights, and does not autocast
+    (LORA, {"native_amp": False}),  # nor does DeepSpeed, nor anybody without mixed precision
+    ((*LORA, "--use_dora"), {}),  # which takes norms in the dtype of its input
+], ids=["FSDP2", "no autocast", "DoRA"])
+def test_peft_casts_where_autocast_does_not_or_results_would_change(flags, facts, tiny, monkeypatch):
+    assert casts_of(loaded(tiny, monkeypatch, *flags, **facts)) == {True}
+
+
+@pytest.mark.parametrize("recipe", sorted(parity.MAKERS))
+def test_every_recipe_leaves_the_casts_to_autocast(recipe):
+    source = (REPO / "recipes" / f"{recipe}.py").read_text()
+    made, left = "= get_peft_model(", "    leave_casts_to_autocast(model, args, accelerator)"
+    assert source.count(made) == source.count(left) == 1 and source.index(made) < source.index(left)
+
+
+def test_int8_products_do_not_log_a_line_each(tiny, monkeypatch, caplog):
+    from bitsandbytes.autograd._functions import MatMul8bitLt, MatmulLtState
+
+    logger = logging.getLogger("bitsandbytes.autograd._functions")
+    monkeypatch.setattr(logger, "level", logging.NOTSET)
+    logger.manager._clear_cache()
+    loaded(tiny, monkeypatch, "--use_peft", "--load_in_8bit")
+    state = MatmulLtState()
+    state.CB, state.SCB = torch.ones(4, 8, dtype=torch.int8), torch.ones(4)
+    MatMul8bitLt.apply(torch.ones(2, 8, dtype=torch.bfloat16), torch.ones(4, 8), None, None, state)  # of a GPU
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("flags", [[], ["--tf32"]], ids=lambda flags: " ".join(flags) or "none")
+def test_convolutions_are_in_tf32_only_where_asked(flags, monkeypatch):
+    """torch's default lets cuDNN round to TF32, as of the patches of vit.py, whatever is said of matrix products."""
+    state = SimpleNamespace(deepspeed_plugin=None)
+    accelerator = accelerator_with("no", state=state)
+    monkeypatch.setattr(vit, "preflight", None)
+    monkeypatch.setattr(vit, "Accelerator", lambda **_: accelerator)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not flags)
+    precision = torch.get_float32_matmul_precision()
+    try:
+        assert vit.make_accelerator(arguments(vit, monkeypatch, *flags)) is accelerator
+        assert torch.backends.cudnn.allow_tf32 == bool(flags)
+        assert torch.get_float32_matmul_precision() == ("high" if flags else "highest")
+    finally:
+        torch.set_float32_matmul_precision(precision)

@@ -132,3 +132,24 @@ class TestRecipe:
         source += "".join(companion.read_text() for companion in COMPANIONS)
         unused = [name for name in arguments if not re.search(rf"args\.{name}\b", source)]
         assert unused == []
+
+    def test_workers_are_told_by_a_function_that_can_be_pickled(self, path):
+        tree, told = tree_of(path), []  # from Python 3.14 on workers are not forked
+        for node in ast.walk(tree):
+            if isinstance(node, ast.keyword) and node.arg == "worker_init_fn":
+                told.append(node.value)
+            elif isinstance(node, ast.Dict):
+                pairs = zip(node.keys, node.values, strict=True)
+                told += [value for key, value in pairs if key and ast.unparse(key) == "'worker_init_fn'"]
+        names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        assert told or "DataLoader(" not in path.read_text()
+        assert all(isinstance(value, ast.Name) and value.id in names for value in told)
+
+    def test_every_process_group_waits_as_long_as_the_user_says(self, path):
+        calls = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)]
+        groups = [call for call in calls if getattr(call.func, "attr", "") == "new_group"]
+        groups += [call for call in calls if getattr(call.func, "id", "") == "InitProcessGroupKwargs"]
+        assert groups
+        for call in groups:
+            timeouts = [keyword.value for keyword in call.keywords if keyword.arg == "timeout"]
+            assert timeouts and "args.ddp_timeout" in ast.unparse(timeouts[0])

@@ -2,6 +2,7 @@
 
 import io
 from argparse import Namespace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 import vit
 from datasets import ClassLabel, Dataset, Features, Image, Value
 from PIL import Image as Pillow
+from torch.utils.data import DataLoader
 from transformers import ViTImageProcessorPil
 
 SIZE = (8, 8)
@@ -261,3 +263,53 @@ def test_pixels_get_the_type_of_the_weights():
     model = torch.nn.Linear(2, 2).to(torch.bfloat16)
     _, named = vit.cast_pixels(model, (), {"pixel_values": torch.zeros(1, 3, 8, 8)})
     assert named["pixel_values"].dtype == torch.bfloat16
+
+
+def test_batches_do_not_depend_on_who_makes_them(tmp_path):
+    contents = [encoded(halves(size=(10 + i, 8))) for i in range(6)]
+    batches = {}
+    for workers in (0, 2):
+        make = partial(batch_of, contents, augmentation="crop_flip", seed=1)
+        options = {"num_workers": workers, "worker_init_fn": vit.leave_process_group}
+        loader = DataLoader(range(12), batch_size=4, collate_fn=make, **options)
+        batches[workers] = [batch["inputs"]["pixel_values"] for batch in loader]
+    assert len(batches[0]) == 3 and not torch.equal(batches[0][0], batches[0][1])
+    for alone, by_workers in zip(*batches.values(), strict=True):
+        assert torch.equal(alone, by_workers)
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(("flags", "device", "cores", "ranks", "shared", "workers"), [
+    ([], "cuda", 8, 1, 1024 * MIB, 8),
+    ([], "cuda", 8, 4, 1024 * MIB, 2),
+    ([], "cuda", 128, 4, 1024 * MIB, 16),
+    ([], "cuda", 2, 4, 1024 * MIB, 0),
+    ([], "cuda", 16, 1, 64 * MIB, 10),  # Docker's default: 32 MiB for three batches of each
+    ([], "cuda", 16, 8, 64 * MIB, 1),
+    ([], "cuda", 16, 1, 0, 0),
+    ([], "cpu", 8, 1, 1024 * MIB, 0),
+    (["--dataloader_num_workers", "3"], "cuda", 1, 1, 0, 3),
+    (["--dataloader_num_workers", "0"], "cuda", 8, 1, 1024 * MIB, 0),
+    (["--dataloader_num_workers", "3"], "cpu", 1, 1, 1024 * MIB, 3),
+])
+def test_workers_are_the_cores_of_a_rank_and_fit_into_shared_memory(
+    flags, device, cores, ranks, shared, workers, monkeypatch
+):
+    monkeypatch.setattr("sys.argv", ["vit.py", *flags])
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    monkeypatch.setattr(vit.os, "sched_getaffinity", lambda _: range(cores))
+    monkeypatch.setattr(vit.shutil, "disk_usage", lambda _: Namespace(free=shared))
+    accelerator = Namespace(device=torch.device(device), num_processes=ranks)
+    assert vit.choose_num_workers(vit.parse_args(), accelerator, MIB) == workers
+
+
+def test_without_word_of_the_launcher_ranks_are_counted_by_the_gpus(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["vit.py"])
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(vit.os, "sched_getaffinity", lambda _: range(16))
+    monkeypatch.setattr(vit.shutil, "disk_usage", lambda _: Namespace(free=1024 * MIB))
+    accelerator = Namespace(device=torch.device("cuda"), num_processes=64)
+    assert vit.choose_num_workers(vit.parse_args(), accelerator, MIB) == 4
