@@ -253,10 +253,9 @@ class Fsdp1(Gathered):
             unit.grads = {}
             self.release(unit)
             if unit.reduced_whole != unit.trained_whole:
-                flat = self.ag.new(unit.reduced_whole, 1, "unsharded")
+                cast = self.ag.new(unit.reduced_whole, 1, "unsharded")
             if self.plan.shards > 1:
                 self.output(unit)
             elif unit.reduced is None:
-                stored = sum(share * w.stored for w, share in unit.trained)
-                unit.reduced = (self.ag.new(stored, 1) if unit.casts else flat).becomes("gradients")
+                unit.reduced = (cast if unit.casts else flat).becomes("gradients")
         self.release(unit)

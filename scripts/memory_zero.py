@@ -37,7 +37,8 @@ def fullest_part(sizes, parts):
 
 class Bucket:
     """Gradients on their way to other ranks: copied into a buffer, and reduced once that is full, through a flat copy
-    in which each rank's part is in one piece. What is larger than the buffer waits as it is."""
+    in which each rank's part is in one piece, and under mixed precision an fp32 copy of that (reduce_in_fp32 of the
+    recipes). What is larger than the buffer waits as it is."""
 
     def __init__(self, autograd, width, buffer=None):
         self.ag, self.width, self.buffer, self.filled, self.waiting = autograd, width, buffer, 0, []
@@ -51,7 +52,11 @@ class Bucket:
             self.waiting.append(grad)
 
     def reduce(self):
-        _ = self.ag.new(self.filled, self.width, "communication")
+        flat = self.ag.new(self.filled, self.width, "communication")
+        if self.width < 4:
+            cast = self.ag.new(self.filled, 4, "communication")
+            del cast
+        del flat
         self.filled, self.waiting = 0, []
 
 
@@ -67,6 +72,7 @@ class Zero(Whole):
         groups = [[w.numel for w in self.trained if (w.rows == w.numel) is norm] for norm in (False, True)]
         self.in_part = sum(fullest_part(sizes, plan.ranks) for sizes in groups if sizes)
         self.bucket = self.part = self.sum = None
+        self.adds_in_fp32 = plan.stage == 2 and bool(plan.low)  # micro-batches (reduce_in_fp32 of the recipes)
 
     def at_rest(self):
         plan, device, host = self.plan, self.parameters(), {}
@@ -96,9 +102,12 @@ class Zero(Whole):
 
     def reduce(self):
         """Empty the bucket; this rank's part is copied out of it."""
+        on_device = not self.plan.offloads_optimizer
+        if on_device and self.adds_in_fp32:  # at once into the flat part that the optimizer reads
+            self.sum = self.sum or self.ag.new(self.own, 4, "gradients")
         self.bucket.reduce()
-        if self.part is None and not self.plan.offloads_optimizer:
-            self.part = self.ag.new(self.in_part, self.width, "gradients")
+        if on_device and not self.adds_in_fp32:
+            self.part = self.part or self.ag.new(self.in_part, self.width, "gradients")
 
     def end_pass(self):
         """Stage 2 reduces each micro-batch and adds it up, the others the last one."""
@@ -123,8 +132,8 @@ class Zero(Whole):
         if plan.stage:
             _ = ag.new(min(self.largest, self.own), NORM, "gradients")
             del _
-        grads = ag.new(self.own if plan.stage else 0, self.width, "gradients")
-        grads = ag.new(self.own, 4, "gradients") if plan.low else grads
+        grads = self.sum if self.adds_in_fp32 else ag.new(self.own if plan.stage else 0, self.width, "gradients")
+        grads = ag.new(self.own, 4, "gradients") if plan.low and not self.adds_in_fp32 else grads
         self.sum = None
         if plan.args.optim == "adamw_torch":
             _ = ag.new(self.own, 4, "optimizer")
@@ -150,7 +159,7 @@ class Zero3(Gathered):
 
     def __init__(self, plan, weights, extra, units):
         super().__init__(plan, weights, extra, units)
-        self.width, self.own = plan.low or 4, math.ceil(self.own)
+        self.own = math.ceil(self.own)
         self.largest = max((math.ceil(share) for unit in self.units.values() for _, share in unit.trained), default=0)
         self.whole, self.inflight = {}, {}
         self.parts = self.parts_of_a_pass()
@@ -166,10 +175,10 @@ class Zero3(Gathered):
                     device["unsharded"] = device.get("unsharded", 0) + weight.numel * weight.width
         states["master copies"] = 4 * self.own
         states["optimizer"] = zero_state(self.own, plan.args.optim)
-        states["gradients"] = (4 if plan.offloads_optimizer else self.width) * self.own
+        states["gradients"] = 4 * self.own  # reduced and added in fp32 (reduce_in_fp32 of the recipes)
         if plan.offloads_optimizer:  # gradients on their way to those of the step
-            host["communication"] = self.width * self.own
-        device["communication"] = BUCKET * self.width
+            host["communication"] = 4 * self.own
+        device["communication"] = BUCKET * 4
         return device, host
 
     def parts_of_a_pass(self):
@@ -186,7 +195,7 @@ class Zero3(Gathered):
 
     def begin(self, autograd):
         autograd.keeps_inputs = True  # DeepSpeed's linear layer keeps them for frozen weights too
-        self.bucket = Bucket(autograd, self.width)
+        self.bucket = Bucket(autograd, 4)
         return super().begin(autograd)
 
     def begin_pass(self, last):
@@ -280,8 +289,7 @@ class Zero3(Gathered):
         own = min(self.own, SUB_GROUP)
         _ = self.ag.new(self.largest, NORM, "gradients")
         del _
-        grads = self.ag.new(own, self.width, "gradients")
-        grads = self.ag.new(own, 4, "gradients") if self.plan.low else grads
+        grads = self.ag.new(own, 4, "gradients")
         if self.plan.args.optim == "adamw_torch":
             _ = self.ag.new(own, 4, "optimizer")
         del grads

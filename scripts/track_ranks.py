@@ -178,7 +178,8 @@ def compare(row):
     """A measured line with its planned peak and the relative error. ZeRO's bucket of 2 GB (in fp32), the same for
     every model, would hide all else: the second error is of what is beside it."""
     size, measured = sum(planned(row).values()), max(row["measured"])
-    bucket = BUCKET * (4 if JOBS[row["job"]].precision == "no" else 2)
+    in_fp32 = JOBS[row["job"]].precision == "no" or "zero3" in row["config"]  # whose bucket is that of the reduction
+    bucket = BUCKET * (4 if in_fp32 else 2)
     if not re.search("zero[123]", row["config"]) or min(size, measured) < bucket:
         bucket = 0
     errors = {"error": size / measured - 1, "beside_bucket": (size - bucket) / (measured - bucket) - 1}
