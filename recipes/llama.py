@@ -342,15 +342,32 @@ def load_pretrained(auto_class, accelerator, name, **options):
     zero = accelerator.state.deepspeed_plugin
     broadcasts = fsdp is not None and fsdp.cpu_ram_efficient_loading and accelerator.num_processes > 1
     if options.get("quantization_config") is None and broadcasts:
-        return load_on_rank_0(auto_class, accelerator, name, options)
+        skeleton = make_skeleton(auto_class, name, options)
+        saved = skeleton.state_dict()
+        if not (accelerator.is_fsdp2 and any(key in saved for key, _ in skeleton.named_buffers())):
+            return load_on_rank_0(auto_class, accelerator, name, options, skeleton)
+        # accelerate's broadcast for FSDP2 fails at buffers that are saved (BART has one): each rank reads the files
+        fsdp.cpu_ram_efficient_loading = False
     stays_whole = fsdp is None and (zero is None or zero.zero_stage < 3)
     if stays_whole and accelerator.device.type == "cuda":
         options["device_map"] = {"": accelerator.device}
     return auto_class.from_pretrained(name, **options)
 
 
-def load_on_rank_0(auto_class, accelerator, name, options):
-    """Return from_pretrained's result on rank 0 and, on the other ranks, the same model with untouched memory for its
+def make_skeleton(auto_class, name, options):
+    """Return the model of a config: parameters on the meta device, buffers with their values."""
+    how = {key: options[key] for key in ("dtype", "attn_implementation")}
+    for_loading = {"quantization_config", "output_loading_info", "ignore_mismatched_sizes", *how}
+    of_config = {key: value for key, value in options.items() if key not in for_loading}
+    config = AutoConfig.from_pretrained(name, **of_config)
+    with init_empty_weights(include_buffers=False):
+        model = auto_class.from_config(config, **how)
+    model.tie_weights()
+    return model
+
+
+def load_on_rank_0(auto_class, accelerator, name, options, skeleton):
+    """Return from_pretrained's result on rank 0 and, on the other ranks, the skeleton with untouched memory for its
     parameters: the strategy must broadcast them. Loading info, if asked for, is rank 0's everywhere."""
     model, told = None, None
     if accelerator.is_main_process:
@@ -360,30 +377,23 @@ def load_on_rank_0(auto_class, accelerator, name, options):
         told = types, getattr(model, "generation_config", None), info
     types, generation_config, info = broadcast_object_list([told])[0]
     if not accelerator.is_main_process:
-        model = make_untouched(auto_class, name, options, types).eval()
+        model = reserve_memory(skeleton, types).eval()
         if generation_config is not None:
             model.generation_config = generation_config
     return (model, *info) if info else model
 
 
-def make_untouched(auto_class, name, options, types):
-    """Return the model of a config with parameters on the host whose memory is reserved, not written to: it takes none.
-    types: {name: dtype} of the parameters, which from_pretrained may choose one by one. Buffers have their values.
-    Not on the meta device: accelerate tells parameters apart by their address."""
-    how = {key: options[key] for key in ("dtype", "attn_implementation")}
-    for_loading = {"quantization_config", "output_loading_info", "ignore_mismatched_sizes", *how}
-    of_config = {key: value for key, value in options.items() if key not in for_loading}
-    config = AutoConfig.from_pretrained(name, **of_config)
-    with init_empty_weights(include_buffers=False):
-        model = auto_class.from_config(config, **how)
-    model.tie_weights()
-    tied = {}  # (meta weight, its empty one) by the identity of the first, which must not be freed and used again
+def reserve_memory(model, types):
+    """Give the parameters of a skeleton memory on the host that is never written to, so that it takes none; return it.
+    types: {name: dtype}, which from_pretrained may choose parameter by parameter. They cannot stay on the meta device,
+    since accelerate tells parameters apart by their address."""
+    reserved = {}  # (meta weight, its new one) by the identity of the first: tied weights stay one
     for prefix, module in model.named_modules():
         for key, weight in module.named_parameters(prefix, recurse=False):
-            if id(weight) not in tied:
+            if id(weight) not in reserved:
                 empty = torch.empty(weight.shape, dtype=types.get(key, weight.dtype))
-                tied[id(weight)] = weight, torch.nn.Parameter(empty, weight.requires_grad)
-            module._parameters[key.rpartition(".")[2]] = tied[id(weight)][1]
+                reserved[id(weight)] = weight, torch.nn.Parameter(empty, weight.requires_grad)
+            module._parameters[key.rpartition(".")[2]] = reserved[id(weight)][1]
     return model
 
 

@@ -30,7 +30,7 @@ from torch.nn import Embedding
 from transformers import AutoConfig
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from transformers.pytorch_utils import Conv1D
-from whole_state import strategy_in_force
+from whole_state import running_statistics, strategy_in_force
 
 REHEARSE = "without GPUs, rehearse: python scripts/rehearse.py --config_file YAML recipes/RECIPE.py ..."
 OTHER_HEAD = "under ZeRO-3 transformers changes no head to another number of classes: take another YAML, or a model without this head"
@@ -355,6 +355,15 @@ def find_slow_paths(accelerator, args, model):
             " weights, an fsdp2 YAML, also on one GPU: its mixed precision casts them to bf16"]
 
 
+def check_running_statistics(accelerator, model):
+    """Fail with 64 where each rank would have running statistics of its own, of which only rank 0's are saved."""
+    name, fsdp, zero = strategy_in_force(accelerator)
+    if (fsdp or zero >= 0) and any(running_statistics(model)):
+        inner = getattr(model, "get_base_model", lambda: model)()
+        fail(64, f"{type(inner).__name__} has BatchNorm layers, and {name} does not keep their running statistics equal on "
+             "all ranks: use ddp.yaml, which does, or single.yaml")
+
+
 def size_of(weight):
     """Elements of a weight, also of one that ZeRO-3 has split or that bitsandbytes has packed, two to a byte."""
     packed = 2 * weight.element_size() if type(weight).__name__ == "Params4bit" else 1
@@ -372,6 +381,7 @@ def report_start(accelerator, args, model, tokenizer, rows, lines, steps, facts,
     rows: with the columns length and largest if they are of tokens. lines: of row numbers, as the model sees them. facts: what is
     compared when the run goes on. told: {name: text}, what the recipe has to tell of its data and its loss, with its own form of the
     row as "sample", if it has one."""
+    check_running_statistics(accelerator, model)
     total, trained = np.sum([(size := size_of(weight), size * weight.requires_grad) for weight in model.parameters()], axis=0)
     known = getattr(rows, "column_names", rows)
     lengths, packing = rows["length"][:] if "length" in known else np.zeros(1), "packing" in args and args.packing

@@ -63,6 +63,7 @@ def gather_state(accelerator, model, optimizer):
         weights, optimizer_state = get_state_dict(inner, optimizer.optimizer, options=replace(WHOLE, ignore_frozen_params=not fsdp1))
         entries = optimizer_state.get("state", {})
         state = {name: weights[name] for name in entries} | flatten("state", entries)
+    state |= {name: buffer.cpu() for name, buffer in running_statistics(model)}
     state = state if accelerator.is_main_process else {}
     # bitsandbytes shares its small maps between weights, which safetensors refuses
     return {name: tensor.clone() if tensor.numel() <= 4096 else tensor.contiguous() for name, tensor in state.items()}
@@ -75,6 +76,12 @@ def restore_state(accelerator, model, optimizer, state):
     state: {name: tensor on the host}, mapped from the checkpoint's file, so that the ranks of a host share its memory.
     Where the engine allows it, tensors are copied in place, one at a time: nothing is held twice, and bitsandbytes'
     paged optimizer state stays in the memory that it was given."""
+    buffers = dict(running_statistics(model))
+    if not buffers.keys() <= state.keys():
+        return False
+    for name, buffer in buffers.items():
+        buffer.copy_(state[name])
+    state = {name: tensor for name, tensor in state.items() if name not in buffers}
     if zero_stage(accelerator) > 0:
         restore_zero_state(model, state)
         return all_is_back(zero_parts(model), state)
@@ -91,6 +98,14 @@ def restore_state(accelerator, model, optimizer, state):
         back = gather_state(accelerator, model, optimizer)
         return not accelerator.is_main_process or all_is_back(back.items(), state)
     return restore_in_place(model, optimizer.optimizer, state)
+
+
+def running_statistics(model):
+    """Yield (buffer.NAME, buffer) of what training changes besides the weights: BatchNorm's means and variances."""
+    for prefix, module in model.named_modules():
+        if isinstance(module, torch.nn.modules.batchnorm._NormBase):
+            for name, buffer in module.named_buffers(prefix, recurse=False):
+                yield f"buffer.{clean_name(name)}", buffer
 
 
 def set_fsdp1_state(model, optimizer, state):

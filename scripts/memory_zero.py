@@ -112,7 +112,9 @@ class Zero(Whole):
     def end_pass(self):
         """Stage 2 reduces each micro-batch and adds it up, the others the last one."""
         if not self.plan.stage and self.last:
-            _ = self.ag.new(min(self.elements, BUCKET), self.width, "communication")
+            flat = self.ag.new(min(self.elements, BUCKET), self.width, "communication")
+            cast = self.ag.new(min(self.elements, BUCKET) if self.width < 4 else 0, 4, "communication")
+            del flat, cast
         if not self.bucket or self.plan.stage == 1 and not self.last:
             return
         if self.plan.stage == 1:

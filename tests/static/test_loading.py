@@ -7,7 +7,14 @@ import pytest
 import torch
 from accelerate import DistributedType
 from fakes import fake_accelerator
-from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    BartConfig,
+    BartForConditionalGeneration,
+    GenerationConfig,
+    LlamaConfig,
+)
 
 GPU = torch.device("cuda", 1)
 
@@ -66,3 +73,16 @@ def test_under_fsdp_only_rank_0_reads_and_the_others_make_the_same_model(folder,
     assert other.generation_config.max_new_tokens == 7 and not other.training
     for name, buffer in first.named_buffers():
         assert torch.equal(buffer, other.get_buffer(name)), name
+
+
+def test_a_model_whose_buffers_are_saved_is_read_by_each_rank_of_fsdp2(tmp_path, monkeypatch):
+    """accelerate's fsdp2_load_full_state_dict takes them for sharded parameters: 'Tensor' has no 'device_mesh'."""
+    shape = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+             "decoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "vocab_size": 64}  # fmt: skip
+    BartForConditionalGeneration(BartConfig(**shape)).save_pretrained(tmp_path)
+    monkeypatch.setattr(llama, "broadcast_object_list", lambda objects: pytest.fail("only rank 0 has read"))
+    plugin = SimpleNamespace(cpu_ram_efficient_loading=True)
+    rank = with_engine(fsdp=plugin, num_processes=2, is_main_process=False, is_fsdp2=True)
+    options = {"dtype": "float32", "attn_implementation": "sdpa"}
+    model = llama.load_pretrained(AutoModelForSeq2SeqLM, rank, str(tmp_path), **options)
+    assert not plugin.cpu_ram_efficient_loading and model.final_logits_bias.shape == (1, 64)

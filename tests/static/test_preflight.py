@@ -326,3 +326,19 @@ def test_every_recipe_checks_the_layers_before_it_makes_adapters(recipe):
     source = (REPO / "recipes" / f"{recipe}.py").read_text()
     check, made = "preflight.check_adapters(model, args.lora_target_modules)", "= get_peft_model("
     assert source.count(check) == 1 and source.index(check) < source.index(made)
+
+
+@pytest.mark.parametrize(("strategy", "refused"), [
+    (("FSDP2 FULL_SHARD", 2, -1), True), (("DeepSpeed ZeRO-1", 0, 1), True),
+    (("DDP", 0, -1), False), (("one process", 0, -1), False),
+])
+def test_batch_norm_is_refused_where_ranks_would_have_statistics_of_their_own(strategy, refused, monkeypatch, capsys):
+    monkeypatch.setattr(preflight, "strategy_in_force", lambda accelerator: strategy)
+    monkeypatch.setattr(sys, "argv", ["vit.py"])
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    if not refused:
+        preflight.check_running_statistics(None, model)
+        return
+    with pytest.raises(SystemExit, match="64"):
+        preflight.check_running_statistics(None, model)
+    assert "use ddp.yaml" in capsys.readouterr().err

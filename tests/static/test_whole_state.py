@@ -92,3 +92,23 @@ def test_each_number_is_looked_at_only_where_the_sum_is_not_finite(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "isfinite", lambda self: looked_at.append(self.numel()) or isfinite(self))
     assert first_nonfinite({"weights": torch.ones(1000)}) is None
     assert max(looked_at) == 1
+
+
+def test_running_statistics_are_saved_and_come_back():
+    """Training changes them besides the weights; without them a resumed BatchNorm would begin anew."""
+
+    def with_norm(seed):
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8))
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.randn(16, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return model, optimizer
+
+    state = gathered(*with_norm(1))
+    model, optimizer = with_norm(2)
+    assert restored(model, optimizer, state)
+    assert torch.equal(model[1].running_mean, state["buffer.1.running_mean"])
+    del state["buffer.1.running_var"]
+    assert not restored(model, optimizer, state)
