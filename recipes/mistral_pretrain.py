@@ -304,37 +304,110 @@ def make_optimizer(model, args):
     return getattr(optim, args.optim.replace("paged_", "Paged").replace("adamw_", "AdamW"))(groups, lr=args.learning_rate)
 
 
+class LossInPieces(torch.autograd.Function):
+    """The cross-entropy of each token under an output head, with never more than `piece` rows of logits at a time.
+
+    hidden: [tokens, features]. weight: [vocabulary, features] and bias: [vocabulary] or None, of the head.
+    targets: [tokens]. Returns nats in fp32, [tokens].
+
+    The backward pass computes each piece again, as torch.utils.checkpoint does, but adds up the pieces' gradients of
+    weight and bias in fp32 and rounds once. Autograd would add them in the type that was multiplied: in bf16 each piece
+    then brings a rounding error of its own. Nothing is added up for a frozen head.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, targets, piece):
+        device_type = hidden.device.type
+        autocasts = torch.is_autocast_enabled(device_type)
+        ctx.compute_dtype = torch.get_autocast_dtype(device_type) if autocasts else None
+        ctx.piece = piece
+        ctx.save_for_backward(hidden, weight, bias, targets)
+        # Cast here, once: autocast would keep a cast that was made without gradients and hand it to the next user of the weight
+        weight, bias = (LossInPieces.cast(tensor, ctx.compute_dtype) for tensor in (weight, bias))
+        losses = []
+        for start in range(0, len(targets), piece):
+            part = slice(start, start + piece)
+            losses.append(LossInPieces.loss_of(LossInPieces.cast(hidden[part], ctx.compute_dtype), weight, bias, targets[part]))
+        return torch.cat(losses)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient):
+        hidden, *head, targets = ctx.saved_tensors
+        of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        used, sums = [], []  # what the head multiplies with, and its gradients so far; None: frozen, or no bias
+        for tensor, trained in zip(head, ctx.needs_input_grad[1:3], strict=True):
+            used.append(LossInPieces.cast(tensor, ctx.compute_dtype))
+            sums.append(None)
+            if trained:
+                used[-1].requires_grad_()
+                sums[-1] = torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
+        for start in reversed(range(0, len(targets), ctx.piece)):  # in the order in which autograd would come by
+            part = slice(start, start + ctx.piece)
+            hidden_part = LossInPieces.cast(hidden[part], ctx.compute_dtype).requires_grad_(of_hidden is not None)
+            with torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
+                losses = LossInPieces.loss_of(hidden_part, *used, targets[part])
+            wanted = [tensor for tensor in (hidden_part, *used) if tensor is not None and tensor.requires_grad]
+            found = list(torch.autograd.grad(losses, wanted, gradient[part]))
+            del losses
+            if of_hidden is not None:
+                of_hidden[part] = found.pop(0)
+            for total in sums:
+                if total is not None:
+                    total += found.pop(0)
+        of_head = [None if total is None else total.to(tensor.dtype) for total, tensor in zip(sums, head, strict=True)]
+        return of_hidden, *of_head, None, None
+
+    @staticmethod
+    def cast(tensor, dtype):
+        """Return the tensor without history, in the type that autocast multiplies in, if it is on."""
+        return tensor if tensor is None else tensor.detach().to(dtype or tensor.dtype)
+
+    @staticmethod
+    def loss_of(hidden, weight, bias, targets):
+        logits = torch.nn.functional.linear(hidden, weight, bias)
+        return cross_entropy(logits.float(), targets, reduction="none")
+
+
 def loss_in_head(model, max_logits_mib):
-    """Make the model's output head return the summed cross-entropy of what SUPERVISED names, and never more logits than
-    max_logits_mib. Return how, as text. Inside of the head every strategy has its weight whole, and gathers it once."""
+    """Make the model's output head return the cross-entropy of each token that SUPERVISED names, in nats and fp32, [tokens], and never more
+    logits than max_logits_mib. Return how, as text. Inside the head every strategy has its weight whole, and gathers it once.
+
+    A model that changes its logits after its head (Gemma 2, Granite, Cohere) gets those of these tokens instead, [tokens, vocabulary]."""
     inner, head, vocab = getattr(model, "get_base_model", lambda: model)(), model.get_output_embeddings(), model.get_input_embeddings().num_embeddings
     piece, logits_of, own = max(int(max_logits_mib * 2**20 / (4 * vocab)), 1), head.forward, torch.zeros(1, 1, 1)
     with mock.patch.object(inner.base_model, "forward", lambda *_, **__: mock.MagicMock(last_hidden_state=own)), mock.patch.object(head, "forward", lambda _: own):
         comes_last = inner(input_ids=torch.zeros(1, 1, dtype=torch.long)).logits is own  # Gemma 2, Granite and Cohere cap or scale logits
-    torchs = comes_last and hasattr(torch.nn.functional, "linear_cross_entropy") and type(head) is torch.nn.Linear and head.bias is None
+    plain = type(head) is torch.nn.Linear  # else it has adapters, or is quantized
 
-    def loss_of(hidden, targets):
-        return cross_entropy(logits_of(hidden).float(), targets, reduction="sum")
+    def losses_of(hidden, targets):
+        return cross_entropy(logits_of(hidden).float(), targets, reduction="none")
 
     @torch.compiler.disable
     def forward(hidden):
         hidden, targets = hidden.flatten(0, 1)[SUPERVISED["positions"]], SUPERVISED["targets"]
-        if len(targets) <= piece or not comes_last:
-            return loss_of(hidden, targets) if comes_last else logits_of(hidden)
-        if torchs and hidden.is_cuda and hidden.dtype == torch.float32 and not torch.is_autocast_enabled("cuda"):  # slower on a CPU; in bf16 it sums the loss in bf16
-            options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=piece, chunking_method=None)
-            return torch.nn.functional.linear_cross_entropy(hidden, head.weight, targets, reduction="sum", options=options)
-        return sum(recompute(loss_of, *part, use_reentrant=False) for part in zip(hidden.split(piece), targets.split(piece), strict=True))
+        if not comes_last:
+            return logits_of(hidden)
+        if len(targets) <= piece:
+            return losses_of(hidden, targets)
+        if plain:  # what FSDP makes of the weight during the forward pass, so it is read here
+            return LossInPieces.apply(hidden, head.weight, head.bias, targets, piece)
+        parts = zip(hidden.split(piece), targets.split(piece), strict=True)
+        return torch.cat([recompute(losses_of, *part, use_reentrant=False) for part in parts])
 
     head.forward = forward
     return f"logits of learnt tokens alone, {f'{piece:,} at a time' if comes_last else 'which the model changes after its head'}"
 
 
+def losses_in_output(logits):
+    """Return the cross-entropy of each token that SUPERVISED names, [tokens], from what a model with loss_in_head has put out."""
+    return logits if logits.dim() == 1 else cross_entropy(logits.float(), SUPERVISED["targets"], reduction="none")
+
+
 def summed_loss(model, batch):
     """Return the cross-entropy summed over a batch's supervised tokens, in nats and fp32."""
     SUPERVISED.update(batch["supervised"])
-    logits = model(**batch["inputs"], use_cache=False).logits
-    return logits if logits.dim() == 0 else cross_entropy(logits.float(), SUPERVISED["targets"], reduction="sum")
+    return losses_in_output(model(**batch["inputs"], use_cache=False).logits).sum()
 
 
 @torch.no_grad()
