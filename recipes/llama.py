@@ -371,8 +371,8 @@ class LossInPieces(torch.autograd.Function):
 
     @staticmethod
     def loss_of(hidden, weight, bias, targets):
-        logits = torch.nn.functional.linear(hidden, weight, bias)
-        return cross_entropy(logits.float(), targets, reduction="none")
+        # One expression, so that logits in bf16 are let go as soon as those in fp32 are there
+        return cross_entropy(torch.nn.functional.linear(hidden, weight, bias).float(), targets, reduction="none")
 
 
 def loss_in_head(model, max_logits_mib):
