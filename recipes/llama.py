@@ -52,6 +52,7 @@ except ModuleNotFoundError:
     fault_tolerance = preflight = rows = None  # this file was copied alone: it trains without them
 
 ROW_FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}  # besides messages
+LOGITS_SHARE = 1 / 64  # of a GPU's memory, for fp32 logits at a time: 1.25 GiB of 80; the loss takes about three times that for a moment
 SUPERVISED = {}  # positions and targets of the batch at hand: the way to the output head that leads past the model's forward
 DEFAULT_CHAT_TEMPLATE = ("{{ bos_token or '' }}{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}"  # for tokenizers that bring none
     "{{ eos_token if m.role == 'assistant' }}{{ '\n' }}{% endfor %}{{ '<|assistant|>\n' if add_generation_prompt }}")
@@ -75,7 +76,7 @@ def parse_args():
     parser.add_argument("--torch_compile", action="store_true", help="compile each kind of layer once; a minute at the start, best with --packing, whose shapes stay (not with FlashAttention)")
     parser.add_argument("--use_liger_kernel", action="store_true", help="Liger's Triton kernels for norms, rotary positions and MLPs")
     parser.add_argument("--tf32", action="store_true", help="multiply fp32 matrices in TF32")
-    parser.add_argument("--max_logits_mib", type=float, default=256, help="fp32 logits at a time; the loss of more is computed in pieces")
+    parser.add_argument("--max_logits_mib", type=float, help="fp32 logits at a time; the loss of more is computed in pieces [a 64th of the GPU's whole memory, 256 on a CPU]")
     # Adapters, and the quantized base under them (bitsandbytes)
     parser.add_argument("--load_in_8bit", action="store_true", help="LLM.int8")
     parser.add_argument("--load_in_4bit", action="store_true", help="QLoRA")
@@ -234,6 +235,20 @@ def global_batches(num_lines, batch_size, window, num_epochs=1, seed=None, lengt
     return batches
 
 
+def wants_one_line(args):
+    """Return whether the rows of a batch are to lie in one line without padding: FlashAttention is told where each ends, or it would
+    read that from the device in every layer."""
+    return "flash" in args.attn_implementation
+
+
+def ends_of_rows(lengths):
+    """Return what attention has to know of rows of these lengths that lie in one line, as arguments of the model: made here, so that no
+    layer has to read it from the device."""
+    ends = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+    longest = int(max(lengths))
+    return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+
+
 def collate(source, lines, pad_token_id, width=0, refit=False, varlen=False):
     """Return a batch of lines, each a list of row numbers of `source`: one row, or several that do not see each other.
     inputs: input_ids, [lines, tokens], padded on the right, where no token looks; position_ids, which begin anew with each row
@@ -259,9 +274,8 @@ def collate(source, lines, pad_token_id, width=0, refit=False, varlen=False):
     learnt, inputs = np.flatnonzero(labels != -100), {"input_ids": torch.from_numpy(ids)}
     if len(documents) > len(lines):
         inputs["position_ids"] = torch.from_numpy(positions)
-    if varlen:  # known here, so that no layer has to read it from the device
-        ends = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
-        inputs |= {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": max(lengths), "max_length_k": max(lengths)}
+    if varlen:
+        inputs |= ends_of_rows(lengths)
     return {"inputs": inputs, "supervised": {"positions": torch.from_numpy(learnt - 1), "targets": torch.from_numpy(labels.ravel()[learnt])},
             "counts": torch.tensor([len(learnt), sum(lengths)]), "row": [int(row["row"]) for row in documents]}
 
@@ -375,6 +389,17 @@ class LossInPieces(torch.autograd.Function):
         return cross_entropy(torch.nn.functional.linear(hidden, weight, bias).float(), targets, reduction="none")
 
 
+def logits_mib(args, device):
+    """Return how many MiB of fp32 logits are computed at a time: --max_logits_mib, or a share of the GPU's memory, or 256 on a CPU.
+
+    The share is of the whole memory, not of what is free, so that a run that resumes and scripts/plan_memory.py find the same."""
+    if args.max_logits_mib is not None:
+        return args.max_logits_mib
+    if device.type != "cuda":
+        return 256
+    return LOGITS_SHARE * torch.cuda.get_device_properties(device).total_memory / 2**20
+
+
 def loss_in_head(model, max_logits_mib):
     """Make the model's output head return the cross-entropy of each token that SUPERVISED names, in nats and fp32, [tokens], and never more
     logits than max_logits_mib. Return how, as text. Inside the head every strategy has its weight whole, and gathers it once.
@@ -469,7 +494,7 @@ def main():
     total_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * steps_per_epoch)
     order = {"random": (args.seed, None), "sequential": (None, None), "group_by_length": (args.seed, lengths)}[args.train_sampling_strategy]
     batches = global_batches(len(lines), args.per_device_train_batch_size, window, math.ceil(total_steps / steps_per_epoch), *order)
-    varlen, columns = "flash" in args.attn_implementation and (args.packing or args.padding_free), ["input_ids", "labels", "row"]
+    varlen, columns = wants_one_line(args), ["input_ids", "labels", "row"]
     make = partial(collate, pad_token_id=tokenizer.pad_token_id, refit=args.padding_free, varlen=varlen)
     options = {"num_workers": args.dataloader_num_workers, "pin_memory": accelerator.device.type == "cuda",
                "worker_init_fn": lambda _: os.setsid()}  # a signal to the group is not for workers
@@ -482,7 +507,7 @@ def main():
 
     # ---- Model ----
     model = load_model(args, accelerator)
-    told["loss"] = loss_in_head(model, args.max_logits_mib)
+    told["loss"] = loss_in_head(model, logits_mib(args, accelerator.device))
     if preflight:
         preflight.report_start(accelerator, args, model, tokenizer, train_rows, lines, total_steps, facts, told)
     else:

@@ -52,6 +52,7 @@ try:  # beside this file: what keeps a run from being lost; what is refused and 
 except ModuleNotFoundError:
     fault_tolerance = preflight = rows = None  # this file was copied alone: it trains without them
 
+LOGITS_SHARE = 1 / 64  # of a GPU's memory, for fp32 logits at a time: 1.25 GiB of 80; the loss takes about three times that for a moment
 SUPERVISED = {}  # positions and targets of the batch at hand: the way to the output head that leads past the model's forward
 # Position: pass, document in its order, token in it; reader: with --streaming, state of the data set before the document's window
 START = {"pass": 0, "document": 0, "token": 0, "reader": None, "left_out": 0}
@@ -75,7 +76,7 @@ def parse_args():
     parser.add_argument("--torch_compile", action="store_true", help="compile each kind of layer once; a minute at the start, (not with FlashAttention)")
     parser.add_argument("--use_liger_kernel", action="store_true", help="Liger's Triton kernels for norms, rotary positions and MLPs")
     parser.add_argument("--tf32", action="store_true", help="multiply fp32 matrices in TF32")
-    parser.add_argument("--max_logits_mib", type=float, default=256, help="fp32 logits at a time; the loss of more is computed in pieces")
+    parser.add_argument("--max_logits_mib", type=float, help="fp32 logits at a time; the loss of more is computed in pieces [a 64th of the GPU's whole memory, 256 on a CPU]")
     # Adapters, and the quantized base under them (bitsandbytes)
     parser.add_argument("--load_in_8bit", action="store_true", help="LLM.int8")
     parser.add_argument("--load_in_4bit", action="store_true", help="QLoRA")
@@ -218,6 +219,12 @@ def deal(ahead, group):
     if group:  # from host to host
         torch.distributed.broadcast_object_list(told, group=group)
     return told[0]
+
+
+def wants_one_line(args):
+    """Return whether the rows of a batch are to lie in one line without padding: FlashAttention is told where each ends, or it would
+    read that from the device in every layer."""
+    return "flash" in args.attn_implementation
 
 
 def make_batch(blocks, max_length, varlen=False):
@@ -369,6 +376,17 @@ class LossInPieces(torch.autograd.Function):
         return cross_entropy(torch.nn.functional.linear(hidden, weight, bias).float(), targets, reduction="none")
 
 
+def logits_mib(args, device):
+    """Return how many MiB of fp32 logits are computed at a time: --max_logits_mib, or a share of the GPU's memory, or 256 on a CPU.
+
+    The share is of the whole memory, not of what is free, so that a run that resumes and scripts/plan_memory.py find the same."""
+    if args.max_logits_mib is not None:
+        return args.max_logits_mib
+    if device.type != "cuda":
+        return 256
+    return LOGITS_SHARE * torch.cuda.get_device_properties(device).total_memory / 2**20
+
+
 def loss_in_head(model, max_logits_mib):
     """Make the model's output head return the cross-entropy of each token that SUPERVISED names, in nats and fp32, [tokens], and never more
     logits than max_logits_mib. Return how, as text. Inside the head every strategy has its weight whole, and gathers it once.
@@ -465,14 +483,14 @@ def main():
     blocks = cut_blocks(documents, source, tokenizer, args)
     reader = ThreadPoolExecutor(1) if accelerator.is_main_process else None
     group = torch.distributed.new_group(backend="gloo") if ranks > 1 else None
-    make = partial(make_batch, max_length=args.max_length, varlen="flash" in args.attn_implementation)
+    make = partial(make_batch, max_length=args.max_length, varlen=wants_one_line(args))
     size, eval_size = args.per_device_train_batch_size, args.per_device_eval_batch_size
     eval_starts = range(0, math.ceil(len(eval_blocks) / (eval_size * ranks)) * eval_size * ranks, eval_size)  # as many batches on each rank
     eval_batches = [send_to_device(make(eval_blocks[i : i + eval_size]), accelerator.device) for i in eval_starts[rank::ranks]]
 
     # ---- Model ----
     model = load_model(args, accelerator)
-    told["loss"] = loss_in_head(model, args.max_logits_mib)
+    told["loss"] = loss_in_head(model, logits_mib(args, accelerator.device))
     if preflight:
         known = {"length": np.array([args.max_length]), "largest": np.array([max(block[0].max() for block in [first, *eval_blocks])])}
         preflight.report_start(accelerator, args, model, tokenizer, known, [first], total_steps, facts, told)

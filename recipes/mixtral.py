@@ -52,6 +52,7 @@ except ModuleNotFoundError:
     fault_tolerance = preflight = rows = None  # this file was copied alone: it trains without them
 
 ROW_FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}  # besides messages
+LOGITS_SHARE = 1 / 64  # of a GPU's memory, for fp32 logits at a time: 1.25 GiB of 80; the loss takes about three times that for a moment
 SUPERVISED = {}  # positions and targets of the batch at hand: the way to the output head that leads past the model's forward
 DEFAULT_CHAT_TEMPLATE = ("{{ bos_token or '' }}{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}"  # for tokenizers that bring none
     "{{ eos_token if m.role == 'assistant' }}{{ '\n' }}{% endfor %}{{ '<|assistant|>\n' if add_generation_prompt }}")
@@ -73,7 +74,7 @@ def parse_args():
     parser.add_argument("--attn_implementation", default="sdpa", help="eager, sdpa, flex_attention, flash_attention_2, _3, _4, or a hub kernel id")
     parser.add_argument("--gradient_checkpointing", action="store_true", help="recompute activations in the backward pass: much less memory, about a third more compute")
     parser.add_argument("--tf32", action="store_true", help="multiply fp32 matrices in TF32")
-    parser.add_argument("--max_logits_mib", type=float, default=256, help="fp32 logits at a time; the loss of more is computed in pieces")
+    parser.add_argument("--max_logits_mib", type=float, help="fp32 logits at a time; the loss of more is computed in pieces [a 64th of the GPU's whole memory, 256 on a CPU]")
     parser.add_argument("--router_aux_loss_coef", type=float, help="weight of the router loss; 0: do not train on it [that of the model's config]")
     # Adapters
     parser.add_argument("--use_peft", action="store_true", help="train LoRA adapters on a frozen base")
@@ -214,9 +215,24 @@ def global_batches(num_lines, batch_size, window, num_epochs=1, seed=None, lengt
     return batches
 
 
-def collate_rows(documents, pad_token_id):
+def wants_one_line(args):
+    """Return whether the rows of a batch are to lie in one line without padding: FlashAttention is told where each ends, or it would
+    read that from the device in every layer."""
+    return "flash" in args.attn_implementation
+
+
+def ends_of_rows(lengths):
+    """Return what attention has to know of rows of these lengths that lie in one line, as arguments of the model: made here, so that no
+    layer has to read it from the device."""
+    ends = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+    longest = int(max(lengths))
+    return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+
+
+def collate_rows(documents, pad_token_id, varlen=False):
     """Return a batch of tokenised rows; without any, on a rank that still takes part, the model sees one token, of which nothing is learnt.
-    inputs: input_ids, [rows, tokens], padded on the right, where no token looks. row: numbers in the file, from 1, on the host
+    inputs: input_ids, [rows, tokens], padded on the right, where no token looks; with varlen all in one line without padding, for FlashAttention
+    row: numbers in the file, from 1, on the host
     supervised: positions, [n], in the flattened batch, whose next token is learnt, and that token, targets, [n]
     routed: places, [m], in the flattened batch of all but padding, the row of each, [m], from 0, and the rows' lengths, [rows]; counts: n and m"""
     lengths = np.array([len(row["input_ids"]) for row in documents], dtype=np.int64)
@@ -224,9 +240,16 @@ def collate_rows(documents, pad_token_id):
     ids, labels = np.full(shape, pad_token_id), np.full(shape, -100)
     for i, (row, end) in enumerate(zip(documents, lengths, strict=True)):
         ids[i, :end], labels[i, 1:end] = row["input_ids"], row["labels"][1:]  # nothing comes before the first
-    learnt, places = np.flatnonzero(labels != -100), np.flatnonzero(np.arange(shape[1]) < lengths[:, None])
+    places = np.flatnonzero(np.arange(shape[1]) < lengths[:, None])
     routed = {"places": places, "row": places // shape[1], "lengths": lengths}
-    return {"inputs": {"input_ids": torch.from_numpy(ids)}, "routed": {name: torch.from_numpy(array) for name, array in routed.items()},
+    inputs = {}
+    if varlen:
+        kept = places if len(documents) else np.zeros(1, dtype=np.int64)
+        ids, labels = ids.reshape(1, -1)[:, kept], labels.reshape(1, -1)[:, kept]
+        inputs = ends_of_rows(lengths if len(documents) else [1]) | {"position_ids": torch.from_numpy(kept[None] % shape[1])}
+        routed["places"] = np.arange(len(places))
+    learnt = np.flatnonzero(labels != -100)
+    return {"inputs": {"input_ids": torch.from_numpy(ids)} | inputs, "routed": {name: torch.from_numpy(array) for name, array in routed.items()},
             "supervised": {"positions": torch.from_numpy(learnt - 1), "targets": torch.from_numpy(labels.ravel()[learnt])},
             "counts": torch.tensor([len(learnt), len(places)]), "row": [int(row["row"]) for row in documents]}
 
@@ -348,6 +371,17 @@ class LossInPieces(torch.autograd.Function):
         return cross_entropy(torch.nn.functional.linear(hidden, weight, bias).float(), targets, reduction="none")
 
 
+def logits_mib(args, device):
+    """Return how many MiB of fp32 logits are computed at a time: --max_logits_mib, or a share of the GPU's memory, or 256 on a CPU.
+
+    The share is of the whole memory, not of what is free, so that a run that resumes and scripts/plan_memory.py find the same."""
+    if args.max_logits_mib is not None:
+        return args.max_logits_mib
+    if device.type != "cuda":
+        return 256
+    return LOGITS_SHARE * torch.cuda.get_device_properties(device).total_memory / 2**20
+
+
 def loss_in_head(model, max_logits_mib):
     """Make the model's output head return the cross-entropy of each token that SUPERVISED names, in nats and fp32, [tokens], and never more
     logits than max_logits_mib. Return how, as text. Inside the head every strategy has its weight whole, and gathers it once.
@@ -467,7 +501,7 @@ def main():
     total_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * steps_per_epoch)
     order = {"random": (args.seed, None), "sequential": (None, None), "group_by_length": (args.seed, lengths)}[args.train_sampling_strategy]
     batches = global_batches(len(train_rows), args.per_device_train_batch_size, window, math.ceil(total_steps / steps_per_epoch), *order)
-    columns, collate = ["input_ids", "labels", "row"], partial(collate_rows, pad_token_id=tokenizer.pad_token_id)
+    columns, collate = ["input_ids", "labels", "row"], partial(collate_rows, pad_token_id=tokenizer.pad_token_id, varlen=wants_one_line(args))
     options = {"collate_fn": collate, "num_workers": args.dataloader_num_workers, "pin_memory": accelerator.device.type == "cuda",
                "worker_init_fn": lambda _: os.setsid()}  # a signal to the group is not for workers
     batches = batches[progress["step"] * window : total_steps * window]
@@ -479,7 +513,7 @@ def main():
     # ---- Model ----
     model = load_mixture(args, accelerator)
     top_k, factor, told["experts"] = read_mixture(model, args)
-    told["loss"] = loss_in_head(model, args.max_logits_mib)
+    told["loss"] = loss_in_head(model, logits_mib(args, accelerator.device))
     if preflight:
         preflight.report_start(accelerator, args, model, tokenizer, train_rows, train_rows, total_steps, facts, told)
     else:

@@ -203,9 +203,15 @@ def check_changes(accelerator, args, progress, facts):
         leave(accelerator, 64, f"the checkpoint's run had other values of {', '.join(unsafe)}, listed above: use those, or --allow_change {' '.join(unsafe)}, or another --output_dir")
 
 
+def in_one_line(args):
+    """Whether the rows of each batch lie in one line without padding, for an attention that is told where each of them ends."""
+    kernel = args.attn_implementation
+    return "max_logits_mib" in args and ("flash" in kernel or kernel == "varlen")  # the recipes of causal language models
+
+
 def shares_lines(args):
     """Whether several rows, or documents of a stream, stand in one line, where none may see another."""
-    return "max_train_tokens" in args or "packing" in args and (args.packing or args.padding_free)
+    return "max_train_tokens" in args or in_one_line(args) or "packing" in args and (args.packing or args.padding_free)
 
 
 def check_model(args, model, largest, longest=0):
@@ -225,14 +231,21 @@ def check_model(args, model, largest, longest=0):
     places = min((table.num_embeddings - (table.padding_idx or -1) - 1 for table in tables), default=longest)  # RoBERTa's begin behind padding
     if longest > places:
         fail(64, f"the longest row has {longest} tokens, but the model has positions for {places}: use --max_length {places}")
-    if "use_liger_kernel" not in args:
+    if "max_logits_mib" not in args:  # not a causal language model: each row has a line of its own
         return
     others = set(getattr(inner.config.get_text_config(), "layer_types", None) or []) - {"full_attention", "sliding_attention", "chunked_attention"}
     source = inspect.getsource(sys.modules[type(inner.base_model).__module__])
     masks = re.search(r'mask\w*\([^)]*position_ids=position_ids|"position_ids": position_ids', source)  # OPT and Falcon take them, and mask without
-    if shares_lines(args) and (others or not masks):
-        fail(64, f"{type(inner).__name__} cannot keep the rows of a line apart ({', '.join(sorted(others)) or 'its masks know no position_ids'}): leave out --packing and --padding_free, or take another model")
-    if args.use_liger_kernel and not any("liger" in f"{type(module).__module__} {module.forward.__module__}" for module in model.modules()):
+    why = ", ".join(sorted(others))
+    if not why and not masks:
+        why = "its masks know no position_ids"
+    calls = re.findall(r"attention_interface\((.*?)\n +\)", source, re.DOTALL)
+    if not why and in_one_line(args) and not (calls and all("**kwargs" in call for call in calls)):
+        why = "its layers do not tell their attention where rows end"
+    if shares_lines(args) and why:
+        cure = "use --attn_implementation sdpa" if in_one_line(args) else "leave out --packing and --padding_free"
+        fail(64, f"{type(inner).__name__} cannot keep the rows of a line apart ({why}): {cure}, or take another model")
+    if getattr(args, "use_liger_kernel", False) and not any("liger" in f"{type(module).__module__} {module.forward.__module__}" for module in model.modules()):
         fail(64, f"--use_liger_kernel: Liger has no kernels for {type(inner).__name__}: leave it out")
 
 

@@ -9,6 +9,7 @@ of its modules and raises Unplannable for a layer with others (experts, state-sp
 from dataclasses import dataclass, field
 
 import torch
+from llama import logits_mib
 from memory_ledger import Autograd, Tensor, Weight
 from model_shapes import Quantized, Unplannable
 
@@ -302,7 +303,7 @@ class Forward:
         """The recipe's loss_in_head: hidden states of learnt tokens alone, and their logits, in pieces if need be."""
         ag, d = self.ag, self.decoder
         vocab = d.head.elements // d.hidden
-        piece = max(int(self.args.max_logits_mib * 2**20 / (4 * vocab)), 1)
+        piece = max(int(logits_mib(self.args, torch.device("cpu")) * 2**20 / (4 * vocab)), 1)
         hidden = ag.op(learnt * d.hidden, x.width, [x])
         if learnt <= piece:
             return self.loss_of(hidden, learnt)

@@ -2,6 +2,7 @@
 
 import re
 
+from llama import LOGITS_SHARE
 from model_shapes import Unplannable
 
 GIB = 2**30
@@ -38,6 +39,11 @@ def bytes_of(card):
     if not size or not float(size[1]):
         raise Unplannable(f"--gpu {card}: neither a size, as 24GB, nor one of {', '.join(CARDS)}")
     return int(float(size[1]) * (GIB if size[2] == "gib" else 10**9))
+
+
+def pieces_on(card):
+    """MiB of fp32 logits that the recipes compute at a time on a card of so many bytes, without --max_logits_mib."""
+    return LOGITS_SHARE * card / 2**20
 
 
 def constants_of(plan, device):

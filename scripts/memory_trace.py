@@ -193,7 +193,7 @@ def prepared(model, plan, mesh):
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)(
             {"use_reentrant": False}
         )
-    llama.loss_in_head(model, plan.args.max_logits_mib)
+    llama.loss_in_head(model, llama.logits_mib(plan.args, torch.device("cpu")))
     for module in (
         model.modules()
     ):  # peft's layers over bitsandbytes' do not cast their input under autocast, those over others do

@@ -3,10 +3,14 @@
 In process, on random numbers and tiny random models in fp32.
 """
 
+import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import llama
+import memory_cards
 import numpy as np
+import preflight
 import pytest
 import torch
 from datasets import Dataset
@@ -101,6 +105,41 @@ def test_a_flat_batch_tells_flash_attention_where_rows_end(rows):
     assert inputs["input_ids"].shape == (1, sum(lengths)) and inputs["max_length_q"] == max(lengths)
     assert inputs["cu_seq_lens_q"].dtype == torch.int32 and inputs["cu_seq_lens_q"].diff().tolist() == lengths
     assert (inputs["position_ids"] == 0).sum() == len(lengths)
+
+
+@pytest.mark.parametrize("flags", [[], ["--packing"], ["--padding_free"]], ids=["plain", "packed", "free"])
+@pytest.mark.parametrize(("kernel", "in_one_line"), [("sdpa", False), ("flash_attention_2", True),
+                                                     ("kernels-community/flash-attn2", True)])
+def test_every_flash_run_is_free_of_padding(kernel, in_one_line, flags, monkeypatch):
+    """Else each layer would read from the positions, and wait for the device, whether rows are packed."""
+    monkeypatch.setattr(sys, "argv", ["llama.py", "--attn_implementation", kernel, *flags])
+    assert llama.wants_one_line(llama.parse_args()) == preflight.in_one_line(llama.parse_args()) == in_one_line
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_the_loss_of_rows_in_one_line_is_that_of_padded_ones(layout, rows):
+    model = model_of("llama")
+    llama.loss_in_head(model, 256)
+    padded = llama.collate(rows, lines_of(rows, "padded"), 0)
+    flat = llama.collate(rows, lines_of(rows, layout), 0, width=64, varlen=True)
+    assert len(flat["inputs"]["input_ids"]) == 1 and flat["counts"].equal(padded["counts"])
+    assert sorted(flat["row"]) == sorted(padded["row"])
+    losses = [llama.summed_loss(model, batch) for batch in (padded, flat)]  # eager attention: by the positions
+    norms = [norm_after(loss, model) for loss in losses]
+    assert losses[1].item() == pytest.approx(losses[0].item(), rel=1e-6)
+    assert norms[1] == pytest.approx(norms[0], rel=1e-5)
+
+
+def test_the_pieces_of_the_loss_grow_with_the_whole_memory_of_a_gpu(monkeypatch):
+    """Of the whole, so that a run that resumes beside others finds the same."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * 2**30))
+    monkeypatch.setattr(sys, "argv", ["llama.py"])
+    args = llama.parse_args()
+    gpu, cpu = torch.device("cuda:0"), torch.device("cpu")
+    assert (llama.logits_mib(args, gpu), llama.logits_mib(args, cpu)) == (1280, 256)
+    assert memory_cards.pieces_on(80 * 2**30) == 1280 and "max_logits_mib" in preflight.FREE_TO_CHANGE
+    monkeypatch.setattr(sys, "argv", ["llama.py", "--max_logits_mib", "7"])
+    assert llama.logits_mib(llama.parse_args(), gpu) == 7
 
 
 def test_padding_free_batches_have_fewer_and_no_longer_lines(rows):

@@ -15,6 +15,7 @@ from transformers import (
     BloomConfig,
     Gemma2Config,
     GPT2Config,
+    GPTNeoConfig,
     LlamaConfig,
     MistralConfig,
     OPTConfig,
@@ -117,7 +118,7 @@ def test_compiling_has_one_owner(problems_of):
 def test_models_that_cannot_keep_packed_rows_apart_are_refused(config, says, capsys, monkeypatch):
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    for flags in (["--packing"], ["--padding_free"], []):
+    for flags in (["--packing"], ["--padding_free"], ["--attn_implementation", "flash_attention_2"], []):
         monkeypatch.setattr(sys, "argv", ["llama.py", *flags])
         if not (flags and says):
             preflight.check_model(llama.parse_args(), model, 0)
@@ -125,6 +126,17 @@ def test_models_that_cannot_keep_packed_rows_apart_are_refused(config, says, cap
         with pytest.raises(SystemExit, match="64"):
             preflight.check_model(llama.parse_args(), model, 0)
         assert says in capsys.readouterr().err
+
+
+def test_a_model_whose_attention_is_not_told_where_rows_end_is_refused(capsys, monkeypatch):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(GPTNeoConfig(num_layers=1, attention_types=[[["global"], 1]]))
+    monkeypatch.setattr(sys, "argv", ["llama.py", "--packing"])  # its masks know positions
+    preflight.check_model(llama.parse_args(), model, 0)
+    monkeypatch.setattr(sys, "argv", ["llama.py", "--attn_implementation", "flash_attention_2"])
+    with pytest.raises(SystemExit, match="64"):
+        preflight.check_model(llama.parse_args(), model, 0)
+    assert "do not tell their attention where rows end): use --attn_implementation sdpa" in capsys.readouterr().err
 
 
 def test_a_token_without_an_embedding_is_refused(capsys, monkeypatch):
