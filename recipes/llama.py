@@ -71,7 +71,7 @@ def parse_args():
     # Model
     parser.add_argument("--model_name_or_path", default="HuggingFaceTB/SmolLM2-135M", help="hub id or folder")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of the weights; bfloat16 halves a frozen base")
-    parser.add_argument("--attn_implementation", default="sdpa", help="eager, sdpa, flex_attention, flash_attention_2, _3, _4, or a hub kernel id")
+    parser.add_argument("--attn_implementation", default="sdpa", help="eager, sdpa, flex_attention, varlen (torch's own FlashAttention), flash_attention_2, _3, _4, or a hub kernel id")
     parser.add_argument("--gradient_checkpointing", action="store_true", help="recompute activations in the backward pass: much less memory, about a third more compute")
     parser.add_argument("--torch_compile", action="store_true", help="compile each kind of layer once; a minute at the start, best with --packing, whose shapes stay (not with FlashAttention)")
     parser.add_argument("--use_liger_kernel", action="store_true", help="Liger's Triton kernels for norms, rotary positions and MLPs")
@@ -126,6 +126,8 @@ def parse_args():
         fault_tolerance.add_arguments(parser)
     parser.error = lambda message: stop(64, message, *(preflight.meant(message, parser) if preflight else []))
     args = parser.parse_args()
+    if args.attn_implementation == "varlen" and not preflight:
+        stop(64, "--attn_implementation varlen needs preflight.py, varlen.py and what they import beside this file")
     args.dataset_config = args.dataset_config or {"HuggingFaceTB/smoltalk": "everyday-conversations"}.get(args.dataset_name)
     return args
 
@@ -238,7 +240,7 @@ def global_batches(num_lines, batch_size, window, num_epochs=1, seed=None, lengt
 def wants_one_line(args):
     """Return whether the rows of a batch are to lie in one line without padding: FlashAttention is told where each ends, or it would
     read that from the device in every layer."""
-    return "flash" in args.attn_implementation
+    return "flash" in args.attn_implementation or args.attn_implementation == "varlen"
 
 
 def ends_of_rows(lengths):

@@ -23,6 +23,7 @@ from unittest import mock
 import numpy as np
 import psutil
 import torch
+import varlen
 from fault_tolerance import conclude, fail, leave
 from rows import OFFLINE
 from torch.nn import Embedding
@@ -174,6 +175,7 @@ def rules_of_device(args, accelerator):
     wants = {"flash_attention_4": (9, 0), "flash_attention_3": (9, 0), "flash_attention_2": (8, 0)}.get(kernel, (0, 0))
     yield on_cpu and (kernel.startswith("fl") or "/" in kernel), f"--attn_implementation {kernel} needs a GPU: use sdpa"
     yield not on_cpu and package and not installed(package), f"--attn_implementation {kernel} needs the package {package}: pip install {package}, or use sdpa"
+    yield from rules_of_varlen(args, accelerator, capability)
     yield not on_cpu and capability < wants, f"--attn_implementation {kernel} needs a GPU of compute capability {wants[0]}.{wants[1]} or more, this one has {capability[0]}.{capability[1]}: use sdpa"
     yield on_cpu and args.optim.startswith("paged"), f"--optim {args.optim} pages between GPU and host: use adamw_8bit or adamw_torch_fused"
     liger = "use_liger_kernel" in args and args.use_liger_kernel
@@ -185,6 +187,20 @@ def rules_of_device(args, accelerator):
         yield capability < (8, 9), "mixed_precision: fp8 needs an NVIDIA GPU of compute capability 8.9 (Ada, Hopper) or more: set it to bf16"
         yield getattr(accelerator, "fp8_backend", None) == "TE", "fp8_config: backend: TE replaces the output head, in which the loss is computed: use backend: AO (pip install torchao)"
         yield args.use_peft, "mixed_precision: fp8 trains whole weights only: set it to bf16, or leave out --use_peft"
+
+
+def rules_of_varlen(args, accelerator, capability):
+    """Yield (broken, problem) of --attn_implementation varlen."""
+    asked, name = args.attn_implementation == varlen.NAME, f"--attn_implementation {varlen.NAME}"
+    if not asked:
+        return
+    half = accelerator.mixed_precision != "no" or args.dtype != "float32"
+    yield "max_logits_mib" not in args, f"{name} is for the recipes of causal language models: use sdpa"
+    yield accelerator.device.type != "cuda", f"{name} needs a GPU of NVIDIA: use sdpa"
+    on_gpu = accelerator.device.type == "cuda"
+    yield on_gpu and capability < (8, 0), f"{name} needs a GPU of compute capability 8.0 or more, this one has {capability[0]}.{capability[1]}: use sdpa"
+    yield on_gpu and not varlen.is_available(), f"{name} needs torch 2.11 or newer, this is {torch.__version__}: use sdpa"
+    yield on_gpu and not half, f"{name} computes in bf16 or fp16: launch with --mixed_precision bf16, or use sdpa"
 
 
 def check_changes(accelerator, args, progress, facts):
@@ -206,7 +222,7 @@ def check_changes(accelerator, args, progress, facts):
 def in_one_line(args):
     """Whether the rows of each batch lie in one line without padding, for an attention that is told where each of them ends."""
     kernel = args.attn_implementation
-    return "max_logits_mib" in args and ("flash" in kernel or kernel == "varlen")  # the recipes of causal language models
+    return "max_logits_mib" in args and ("flash" in kernel or kernel == varlen.NAME)  # the recipes of causal language models
 
 
 def shares_lines(args):
@@ -236,6 +252,8 @@ def check_model(args, model, largest, longest=0):
     others = set(getattr(inner.config.get_text_config(), "layer_types", None) or []) - {"full_attention", "sliding_attention", "chunked_attention"}
     source = inspect.getsource(sys.modules[type(inner.base_model).__module__])
     masks = re.search(r'mask\w*\([^)]*position_ids=position_ids|"position_ids": position_ids', source)  # OPT and Falcon take them, and mask without
+    if args.attn_implementation == varlen.NAME and (problem := varlen.problem_of(inner)):
+        fail(64, f"--attn_implementation {varlen.NAME} is not for {type(inner).__name__}, since {problem}: use sdpa")
     why = ", ".join(sorted(others))
     if not why and not masks:
         why = "its masks know no position_ids"

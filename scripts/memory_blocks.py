@@ -163,7 +163,7 @@ class Forward:
     def __init__(self, autograd, decoder, lines, length, args, packed):
         self.ag, self.decoder, self.lines, self.length, self.args = autograd, decoder, lines, length, args
         self.tokens, self.eager = lines * length, args.attn_implementation == "eager"
-        self.flash = "flash" in args.attn_implementation or args.attn_implementation == "flex_attention"
+        self.flash = "flash" in args.attn_implementation or args.attn_implementation in ("flex_attention", "varlen")
         self.masked = packed and not self.flash
 
     def norm(self, kind_and_weight, x, tokens):
