@@ -94,6 +94,18 @@ def test_logits_and_gradients_are_those_of_each_row_alone(architecture, groups, 
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-5, msg=name)
 
 
+def test_nothing_is_read_to_find_out_whether_rows_are_packed(calls, monkeypatch):
+    """With the other attentions transformers looks at the positions, for which the host waits for the device."""
+    asked = []
+    monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", asked.append)
+    batch, _ = in_one_line(*LENGTHS)
+    ours, theirs = pair_of("mistral")
+    ours(**batch)
+    assert calls and not asked
+    theirs(**batch)
+    assert asked
+
+
 def test_wrong_ends_are_seen(calls):
     ours, _ = pair_of("llama")
     batch, owners = in_one_line(*LENGTHS)
