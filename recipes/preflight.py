@@ -196,7 +196,7 @@ def rules_of_varlen(args, accelerator, capability):
         return
     half = accelerator.mixed_precision != "no" or args.dtype != "float32"
     yield "max_logits_mib" not in args, f"{name} is for the recipes of causal language models: use sdpa"
-    yield accelerator.device.type != "cuda", f"{name} needs a GPU of NVIDIA: use sdpa"
+    yield accelerator.device.type != "cuda", f"{name} needs an NVIDIA GPU: use sdpa"
     on_gpu = accelerator.device.type == "cuda"
     yield on_gpu and capability < (8, 0), f"{name} needs a GPU of compute capability 8.0 or more, this one has {capability[0]}.{capability[1]}: use sdpa"
     yield on_gpu and not varlen.is_available(), f"{name} needs torch 2.11 or newer, this is {torch.__version__}: use sdpa"

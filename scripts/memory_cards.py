@@ -2,7 +2,6 @@
 
 import re
 
-from llama import LOGITS_SHARE
 from model_shapes import Unplannable
 
 GIB = 2**30
@@ -43,6 +42,8 @@ def bytes_of(card):
 
 def pieces_on(card):
     """MiB of fp32 logits that the recipes compute at a time on a card of so many bytes, without --max_logits_mib."""
+    from llama import LOGITS_SHARE  # here, since it imports all that a recipe needs
+
     return LOGITS_SHARE * card / 2**20
 
 

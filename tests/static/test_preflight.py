@@ -37,8 +37,9 @@ REFUSED = {  # flags, capability of the GPU or None for a CPU, packages that are
         ["--attn_implementation", "flash_attention_4"], HOPPER, {"flash-attn"}, "pip install flash-attn-4,"),
     "flash attention 4 on Ampere": (["--attn_implementation", "flash_attention_4"], AMPERE, PACKAGES, "9.0 or more"),
     "flash attention 3 on Ampere": (["--attn_implementation", "flash_attention_3"], AMPERE, PACKAGES, "9.0 or more"),
-    "varlen on a CPU": (["--attn_implementation", "varlen", "--dtype", "bfloat16"], None, PACKAGES, "needs a GPU"),
-    "varlen on Turing": (["--attn_implementation", "varlen", "--dtype", "bfloat16"], TURING, PACKAGES, "8.0 or more"),
+    "varlen on a CPU": (["--attn_implementation", "varlen"], None, PACKAGES, "needs an NVIDIA GPU"),
+    "varlen on Turing": (["--attn_implementation", "varlen", "--dtype", "float16", "--use_peft"], TURING, PACKAGES,
+                         "8.0 or more"),
     "varlen in fp32": (["--attn_implementation", "varlen"], AMPERE, set(), "launch with --mixed_precision bf16"),
     "Liger on a CPU": (["--use_liger_kernel"], None, PACKAGES, "Triton kernels need a GPU"),
     "Liger that is not installed": (["--use_liger_kernel"], HOPPER, set(), "pip install liger-kernel"),
@@ -53,7 +54,7 @@ ACCEPTED = {
     "a hub kernel": (["--attn_implementation", "kernels-community/flash-attn2"], AMPERE, {"kernels"}),
     "Liger, TF32, flex": (["--use_liger_kernel", "--tf32", "--attn_implementation", "flex_attention"], ADA, PACKAGES),
     "packing": (["--packing"], None, set()),
-    "varlen": (["--attn_implementation", "varlen", "--dtype", "bfloat16", "--packing"], AMPERE, set()),
+    "varlen": (["--attn_implementation", "varlen", "--dtype", "bfloat16", "--use_peft", "--packing"], AMPERE, set()),
     "padding free, by length": (["--padding_free", "--train_sampling_strategy", "group_by_length"], None, set()),
 }
 
