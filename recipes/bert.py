@@ -188,8 +188,9 @@ def reduce_in_fp32(accelerator):
 
     accelerate and DeepSpeed reduce gradients between ranks in the type that is computed in, and ZeRO adds micro-batches
     in it too. Each addition then keeps 8 bits in bf16. In fp32 a reduction takes twice the traffic, and ZeRO-2 and 3
-    keep 2 more bytes per gradient element. DeepSpeed refuses it for ZeRO-0 and turns ZeRO-1 into another optimizer
-    (engine.py, _do_optimizer_sanity_check), so those two add micro-batches in the type that is computed in."""
+    keep 2 more bytes per gradient element. DeepSpeed refuses to add in fp32 under ZeRO-0, turns ZeRO-1 into another
+    optimizer (engine.py, _do_optimizer_sanity_check) and keeps a second copy on the GPU under ZeRO-2 with offload
+    (stage_1_and_2.py, _use_compact_grad_partition_buffer): these add micro-batches in the type that is computed in."""
     fsdp = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
     if fsdp and fsdp.mixed_precision_policy and accelerator.is_fsdp2:
         # Without output_dtype=None the loss, which is a sum, would be rounded
@@ -202,7 +203,9 @@ def reduce_in_fp32(accelerator):
     zero = accelerator.state.deepspeed_plugin
     if zero:
         zero.deepspeed_config.setdefault("communication_data_type", "fp32")
-        if zero.zero_stage >= 2:
+        offload = zero.deepspeed_config.get("zero_optimization", {}).get("offload_optimizer", {})
+        offloads = offload.get("device", "none") != "none"
+        if zero.zero_stage == 3 or (zero.zero_stage == 2 and not offloads):
             zero.deepspeed_config.setdefault("data_types", {"grad_accum_dtype": "fp32"})
 
 

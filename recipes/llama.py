@@ -60,6 +60,7 @@ except ModuleNotFoundError:
     fault_tolerance = preflight = rows = None  # this file was copied alone: it trains without them
 
 ROW_FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}  # EDIT: yours, {prompt's column: answer's}, besides messages
+LOGITS_SHARE = 1 / 64  # of a GPU's memory, for fp32 logits at a time: 1.25 GiB of 80; the loss takes about three times that for a moment
 SUPERVISED = {}  # positions and targets of the batch at hand: the way to the output head that leads past the model's forward
 DEFAULT_CHAT_TEMPLATE = ("{{ bos_token or '' }}{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}"  # for tokenizers that bring none
     "{{ eos_token if m.role == 'assistant' }}{{ '\n' }}{% endfor %}{{ '<|assistant|>\n' if add_generation_prompt }}")
@@ -89,12 +90,12 @@ def parse_args():
         help="with --dtype bfloat16 and without --use_peft: train weights of which there is no fp32 copy, as single.yaml "
         "and ddp.yaml would have it; they take half the memory, and updates below 1/256 of a weight are lost",
     )
-    parser.add_argument("--attn_implementation", default="sdpa", help="eager, sdpa, flex_attention, flash_attention_2, _3, _4, or a hub kernel id")
+    parser.add_argument("--attn_implementation", default="sdpa", help="eager, sdpa, flex_attention, varlen (torch's own FlashAttention), flash_attention_2, _3, _4, or a hub kernel id")
     parser.add_argument("--gradient_checkpointing", action="store_true", help="recompute activations in the backward pass: much less memory, about a third more compute")
     parser.add_argument("--torch_compile", action="store_true", help="compile each kind of layer once; a minute at the start, best with --packing, whose shapes stay (not with FlashAttention)")
     parser.add_argument("--use_liger_kernel", action="store_true", help="Liger's Triton kernels for norms, rotary positions and MLPs")
     parser.add_argument("--tf32", action="store_true", help="multiply fp32 matrices in TF32")
-    parser.add_argument("--max_logits_mib", type=float, default=256, help="fp32 logits at a time; the loss of more is computed in pieces")
+    parser.add_argument("--max_logits_mib", type=float, help="fp32 logits at a time; the loss of more is computed in pieces [a 64th of the GPU's whole memory, 256 on a CPU]")
     # Adapters, and the quantized base under them (bitsandbytes)
     parser.add_argument("--load_in_8bit", action="store_true", help="LLM.int8")
     parser.add_argument("--load_in_4bit", action="store_true", help="QLoRA")
@@ -147,6 +148,8 @@ def parse_args():
         fault_tolerance.add_arguments(parser)
     parser.error = lambda message: stop(64, message, *(preflight.meant(message, parser) if preflight else []))
     args = parser.parse_args()
+    if args.attn_implementation == "varlen" and not preflight:
+        stop(64, "--attn_implementation varlen needs preflight.py, varlen.py and what they import beside this file")
     args.dataset_config = args.dataset_config or {"HuggingFaceTB/smoltalk": "everyday-conversations"}.get(args.dataset_name)
     return args
 
@@ -181,8 +184,9 @@ def reduce_in_fp32(accelerator):
 
     accelerate and DeepSpeed reduce gradients between ranks in the type that is computed in, and ZeRO adds micro-batches
     in it too. Each addition then keeps 8 bits in bf16. In fp32 a reduction takes twice the traffic, and ZeRO-2 and 3
-    keep 2 more bytes per gradient element. DeepSpeed refuses it for ZeRO-0 and turns ZeRO-1 into another optimizer
-    (engine.py, _do_optimizer_sanity_check), so those two add micro-batches in the type that is computed in."""
+    keep 2 more bytes per gradient element. DeepSpeed refuses to add in fp32 under ZeRO-0, turns ZeRO-1 into another
+    optimizer (engine.py, _do_optimizer_sanity_check) and keeps a second copy on the GPU under ZeRO-2 with offload
+    (stage_1_and_2.py, _use_compact_grad_partition_buffer): these add micro-batches in the type that is computed in."""
     fsdp = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
     if fsdp and fsdp.mixed_precision_policy and accelerator.is_fsdp2:
         # Without output_dtype=None the loss, which is a sum, would be rounded
@@ -195,7 +199,9 @@ def reduce_in_fp32(accelerator):
     zero = accelerator.state.deepspeed_plugin
     if zero:
         zero.deepspeed_config.setdefault("communication_data_type", "fp32")
-        if zero.zero_stage >= 2:
+        offload = zero.deepspeed_config.get("zero_optimization", {}).get("offload_optimizer", {})
+        offloads = offload.get("device", "none") != "none"
+        if zero.zero_stage == 3 or (zero.zero_stage == 2 and not offloads):
             zero.deepspeed_config.setdefault("data_types", {"grad_accum_dtype": "fp32"})
 
 
@@ -290,6 +296,20 @@ def global_batches(num_lines, batch_size, window, num_epochs=1, seed=None, lengt
     return batches
 
 
+def wants_one_line(args):
+    """Return whether the rows of a batch are to lie in one line without padding: FlashAttention is told where each ends, or it would
+    read that from the device in every layer."""
+    return "flash" in args.attn_implementation or args.attn_implementation == "varlen"
+
+
+def ends_of_rows(lengths):
+    """Return what attention has to know of rows of these lengths that lie in one line, as arguments of the model: made here, so that no
+    layer has to read it from the device."""
+    ends = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+    longest = int(max(lengths))
+    return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+
+
 def collate(source, lines, pad_token_id, width=0, refit=False, varlen=False):
     """Return a batch of lines, each a list of row numbers of `source`: one row, or several that do not see each other.
     inputs: input_ids, [lines, tokens], padded on the right, where no token looks; position_ids, which begin anew with each row
@@ -315,9 +335,8 @@ def collate(source, lines, pad_token_id, width=0, refit=False, varlen=False):
     learnt, inputs = np.flatnonzero(labels != -100), {"input_ids": torch.from_numpy(ids)}
     if len(documents) > len(lines):
         inputs["position_ids"] = torch.from_numpy(positions)
-    if varlen:  # known here, so that no layer has to read it from the device
-        ends = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
-        inputs |= {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": max(lengths), "max_length_k": max(lengths)}
+    if varlen:
+        inputs |= ends_of_rows(lengths)
     return {"inputs": inputs, "supervised": {"positions": torch.from_numpy(learnt - 1), "targets": torch.from_numpy(labels.ravel()[learnt])},
             "counts": torch.tensor([len(learnt), sum(lengths)]), "row": [int(row["row"]) for row in documents]}
 
@@ -477,37 +496,121 @@ def make_optimizer(model, args):
     return getattr(optim, args.optim.replace("paged_", "Paged").replace("adamw_", "AdamW"))(groups, lr=args.learning_rate)
 
 
+class LossInPieces(torch.autograd.Function):
+    """The cross-entropy of each token under an output head, with never more than `piece` rows of logits at a time.
+
+    hidden: [tokens, features]. weight: [vocabulary, features] and bias: [vocabulary] or None, of the head.
+    targets: [tokens]. Returns nats in fp32, [tokens].
+
+    The backward pass computes each piece again, as torch.utils.checkpoint does, but adds up the pieces' gradients of
+    weight and bias in fp32 and rounds once. Autograd would add them in the type that was multiplied: in bf16 each piece
+    then brings a rounding error of its own. Nothing is added up for a frozen head.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, targets, piece):
+        device_type = hidden.device.type
+        autocasts = torch.is_autocast_enabled(device_type)
+        ctx.compute_dtype = torch.get_autocast_dtype(device_type) if autocasts else None
+        ctx.piece = piece
+        ctx.save_for_backward(hidden, weight, bias, targets)
+        # Cast here, once: autocast would keep a cast that was made without gradients and hand it to the next user of the weight
+        weight, bias = (LossInPieces.cast(tensor, ctx.compute_dtype) for tensor in (weight, bias))
+        losses = []
+        for start in range(0, len(targets), piece):
+            part = slice(start, start + piece)
+            losses.append(LossInPieces.loss_of(LossInPieces.cast(hidden[part], ctx.compute_dtype), weight, bias, targets[part]))
+        return torch.cat(losses)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient):
+        hidden, *head, targets = ctx.saved_tensors
+        of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        used, sums = [], []  # what the head multiplies with, and its gradients so far; None: frozen, or no bias
+        for tensor, trained in zip(head, ctx.needs_input_grad[1:3], strict=True):
+            used.append(LossInPieces.cast(tensor, ctx.compute_dtype))
+            sums.append(None)
+            if trained:
+                used[-1].requires_grad_()
+                sums[-1] = torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
+        for start in reversed(range(0, len(targets), ctx.piece)):  # in the order in which autograd would come by
+            part = slice(start, start + ctx.piece)
+            hidden_part = LossInPieces.cast(hidden[part], ctx.compute_dtype).requires_grad_(of_hidden is not None)
+            with torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
+                losses = LossInPieces.loss_of(hidden_part, *used, targets[part])
+            wanted = [tensor for tensor in (hidden_part, *used) if tensor is not None and tensor.requires_grad]
+            found = list(torch.autograd.grad(losses, wanted, gradient[part]))
+            del losses
+            if of_hidden is not None:
+                of_hidden[part] = found.pop(0)
+            for total in sums:
+                if total is not None:
+                    total += found.pop(0)
+        of_head = [None if total is None else total.to(tensor.dtype) for total, tensor in zip(sums, head, strict=True)]
+        return of_hidden, *of_head, None, None
+
+    @staticmethod
+    def cast(tensor, dtype):
+        """Return the tensor without history, in the type that autocast multiplies in, if it is on."""
+        return tensor if tensor is None else tensor.detach().to(dtype or tensor.dtype)
+
+    @staticmethod
+    def loss_of(hidden, weight, bias, targets):
+        # One expression, so that logits in bf16 are let go as soon as those in fp32 are there
+        return cross_entropy(torch.nn.functional.linear(hidden, weight, bias).float(), targets, reduction="none")
+
+
+def logits_mib(args, device):
+    """Return how many MiB of fp32 logits are computed at a time: --max_logits_mib, or a share of the GPU's memory, or 256 on a CPU.
+
+    The share is of the whole memory, not of what is free, so that a run that resumes and scripts/plan_memory.py find the same."""
+    if args.max_logits_mib is not None:
+        return args.max_logits_mib
+    if device.type != "cuda":
+        return 256
+    return LOGITS_SHARE * torch.cuda.get_device_properties(device).total_memory / 2**20
+
+
 def loss_in_head(model, max_logits_mib):
-    """Make the model's output head return the summed cross-entropy of what SUPERVISED names, and never more logits than
-    max_logits_mib. Return how, as text. Inside of the head every strategy has its weight whole, and gathers it once."""
+    """Make the model's output head return the cross-entropy of each token that SUPERVISED names, in nats and fp32, [tokens], and never more
+    logits than max_logits_mib. Return how, as text. Inside the head every strategy has its weight whole, and gathers it once.
+
+    A model that changes its logits after its head (Gemma 2, Granite, Cohere) gets those of these tokens instead, [tokens, vocabulary]."""
     inner, head, vocab = getattr(model, "get_base_model", lambda: model)(), model.get_output_embeddings(), model.get_input_embeddings().num_embeddings
     piece, logits_of, own = max(int(max_logits_mib * 2**20 / (4 * vocab)), 1), head.forward, torch.zeros(1, 1, 1)
     with mock.patch.object(inner.base_model, "forward", lambda *_, **__: mock.MagicMock(last_hidden_state=own)), mock.patch.object(head, "forward", lambda _: own):
         comes_last = inner(input_ids=torch.zeros(1, 1, dtype=torch.long)).logits is own  # Gemma 2, Granite and Cohere cap or scale logits
-    torchs = comes_last and hasattr(torch.nn.functional, "linear_cross_entropy") and type(head) is torch.nn.Linear and head.bias is None
+    plain = type(head) is torch.nn.Linear  # else it has adapters, or is quantized
 
-    def loss_of(hidden, targets):
-        return cross_entropy(logits_of(hidden).float(), targets, reduction="sum")
+    def losses_of(hidden, targets):
+        return cross_entropy(logits_of(hidden).float(), targets, reduction="none")
 
     @torch.compiler.disable
     def forward(hidden):
         hidden, targets = hidden.flatten(0, 1)[SUPERVISED["positions"]], SUPERVISED["targets"]
-        if len(targets) <= piece or not comes_last:
-            return loss_of(hidden, targets) if comes_last else logits_of(hidden)
-        if torchs and hidden.is_cuda and hidden.dtype == torch.float32 and not torch.is_autocast_enabled("cuda"):  # slower on a CPU; in bf16 it sums the loss in bf16
-            options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=piece, chunking_method=None)
-            return torch.nn.functional.linear_cross_entropy(hidden, head.weight, targets, reduction="sum", options=options)
-        return sum(recompute(loss_of, *part, use_reentrant=False) for part in zip(hidden.split(piece), targets.split(piece), strict=True))
+        if not comes_last:
+            return logits_of(hidden)
+        if len(targets) <= piece:
+            return losses_of(hidden, targets)
+        if plain:  # what FSDP makes of the weight during the forward pass, so it is read here
+            return LossInPieces.apply(hidden, head.weight, head.bias, targets, piece)
+        parts = zip(hidden.split(piece), targets.split(piece), strict=True)
+        return torch.cat([recompute(losses_of, *part, use_reentrant=False) for part in parts])
 
     head.forward = forward
     return f"logits of learnt tokens alone, {f'{piece:,} at a time' if comes_last else 'which the model changes after its head'}"
 
 
+def losses_in_output(logits):
+    """Return the cross-entropy of each token that SUPERVISED names, [tokens], from what a model with loss_in_head has put out."""
+    return logits if logits.dim() == 1 else cross_entropy(logits.float(), SUPERVISED["targets"], reduction="none")
+
+
 def summed_loss(model, batch):
     """Return the cross-entropy summed over a batch's supervised tokens, in nats and fp32."""
     SUPERVISED.update(batch["supervised"])
-    logits = model(**batch["inputs"], use_cache=False).logits
-    return logits if logits.dim() == 0 else cross_entropy(logits.float(), SUPERVISED["targets"], reduction="sum")
+    return losses_in_output(model(**batch["inputs"], use_cache=False).logits).sum()
 
 
 @torch.no_grad()
@@ -582,7 +685,7 @@ def main():
     total_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * steps_per_epoch)
     order = {"random": (args.seed, None), "sequential": (None, None), "group_by_length": (args.seed, lengths)}[args.train_sampling_strategy]
     batches = global_batches(len(lines), args.per_device_train_batch_size, window, math.ceil(total_steps / steps_per_epoch), *order)
-    varlen, columns = "flash" in args.attn_implementation and (args.packing or args.padding_free), ["input_ids", "labels", "row"]
+    varlen, columns = wants_one_line(args), ["input_ids", "labels", "row"]
     make = partial(collate, pad_token_id=tokenizer.pad_token_id, refit=args.padding_free, varlen=varlen)
     options = {"num_workers": args.dataloader_num_workers, "pin_memory": accelerator.device.type == "cuda",
                "worker_init_fn": leave_process_group}
@@ -595,7 +698,7 @@ def main():
 
     # ---- Model ----
     model = load_model(args, accelerator)
-    told["loss"] = loss_in_head(model, args.max_logits_mib)
+    told["loss"] = loss_in_head(model, logits_mib(args, accelerator.device))
     if preflight:
         preflight.report_start(accelerator, args, model, tokenizer, train_rows, lines, total_steps, facts, told)
     else:

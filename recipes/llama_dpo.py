@@ -44,6 +44,8 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import fsdp_auto_wrap_policy
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint as recompute
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, get_scheduler
@@ -58,7 +60,8 @@ except ModuleNotFoundError:
 
 BAD_PAIR = {"prompt_ids": [], "chosen_ids": [], "rejected_ids": [], "truncated": False, "length": 0, "largest": 0, "hash": 0}
 METRICS = "rewards/chosen rewards/rejected rewards/margins rewards/accuracies logps/chosen logps/rejected".split()  # as in TRL
-LEARNT = {}  # positions of the batch at hand whose next token is learnt: the way to the output head that leads past the model's forward
+LOGITS_SHARE = 1 / 64  # of a GPU's memory, for fp32 logits at a time: 1.25 GiB of 80; the loss takes about three times that for a moment
+SUPERVISED = {}  # positions and targets of the batch at hand: the way to the output head that leads past the model's forward
 DEFAULT_CHAT_TEMPLATE = ("{{ bos_token or '' }}{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}"  # for tokenizers that bring none
     "{{ eos_token if m.role == 'assistant' }}{{ '\n' }}{% endfor %}{{ '<|assistant|>\n' if add_generation_prompt }}")
 
@@ -87,11 +90,12 @@ def parse_args():
         help="with --dtype bfloat16 and without --use_peft: train weights of which there is no fp32 copy, as single.yaml "
         "and ddp.yaml would have it; they take half the memory, and updates below 1/256 of a weight are lost",
     )
-    parser.add_argument("--attn_implementation", default="sdpa", help="eager, sdpa, flex_attention, flash_attention_2, _3, _4, or a hub kernel id")
+    parser.add_argument("--attn_implementation", default="sdpa", help="eager, sdpa, flex_attention, varlen (torch's own FlashAttention), flash_attention_2, _3, _4, or a hub kernel id")
     parser.add_argument("--gradient_checkpointing", action="store_true", help="recompute activations in the backward pass: much less memory, about a third more compute")
     parser.add_argument("--torch_compile", action="store_true", help="compile each kind of layer once; a minute at the start (not with FlashAttention)")
     parser.add_argument("--use_liger_kernel", action="store_true", help="Liger's Triton kernels for norms, rotary positions and MLPs")
     parser.add_argument("--tf32", action="store_true", help="multiply fp32 matrices in TF32")
+    parser.add_argument("--max_logits_mib", type=float, help="fp32 logits at a time; the loss of more is computed in pieces [a 64th of the GPU's whole memory, 256 on a CPU]")
     # Adapters, and the quantized base under them (bitsandbytes)
     parser.add_argument("--load_in_8bit", action="store_true", help="LLM.int8")
     parser.add_argument("--load_in_4bit", action="store_true", help="QLoRA")
@@ -144,7 +148,10 @@ def parse_args():
     if fault_tolerance:
         fault_tolerance.add_arguments(parser)
     parser.error = lambda message: stop(64, message, *(preflight.meant(message, parser) if preflight else []))
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.attn_implementation == "varlen" and not preflight:
+        stop(64, "--attn_implementation varlen needs preflight.py, varlen.py and what they import beside this file")
+    return args
 
 
 def make_accelerator(args):
@@ -177,8 +184,9 @@ def reduce_in_fp32(accelerator):
 
     accelerate and DeepSpeed reduce gradients between ranks in the type that is computed in, and ZeRO adds micro-batches
     in it too. Each addition then keeps 8 bits in bf16. In fp32 a reduction takes twice the traffic, and ZeRO-2 and 3
-    keep 2 more bytes per gradient element. DeepSpeed refuses it for ZeRO-0 and turns ZeRO-1 into another optimizer
-    (engine.py, _do_optimizer_sanity_check), so those two add micro-batches in the type that is computed in."""
+    keep 2 more bytes per gradient element. DeepSpeed refuses to add in fp32 under ZeRO-0, turns ZeRO-1 into another
+    optimizer (engine.py, _do_optimizer_sanity_check) and keeps a second copy on the GPU under ZeRO-2 with offload
+    (stage_1_and_2.py, _use_compact_grad_partition_buffer): these add micro-batches in the type that is computed in."""
     fsdp = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
     if fsdp and fsdp.mixed_precision_policy and accelerator.is_fsdp2:
         # Without output_dtype=None the loss, which is a sum, would be rounded
@@ -191,7 +199,9 @@ def reduce_in_fp32(accelerator):
     zero = accelerator.state.deepspeed_plugin
     if zero:
         zero.deepspeed_config.setdefault("communication_data_type", "fp32")
-        if zero.zero_stage >= 2:
+        offload = zero.deepspeed_config.get("zero_optimization", {}).get("offload_optimizer", {})
+        offloads = offload.get("device", "none") != "none"
+        if zero.zero_stage == 3 or (zero.zero_stage == 2 and not offloads):
             zero.deepspeed_config.setdefault("data_types", {"grad_accum_dtype": "fp32"})
 
 
@@ -272,10 +282,26 @@ def global_batches(num_lines, batch_size, window, num_epochs=1, seed=None, lengt
     return batches
 
 
-def collate_answers(numbers, source, pad_token_id, learn_prompts):
+def wants_one_line(args):
+    """Return whether the rows of a batch are to lie in one line without padding: FlashAttention is told where each ends, or it would
+    read that from the device in every layer."""
+    return "flash" in args.attn_implementation or args.attn_implementation == "varlen"
+
+
+def ends_of_rows(lengths):
+    """Return what attention has to know of rows of these lengths that lie in one line, as arguments of the model: made here, so that no
+    layer has to read it from the device."""
+    ends = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+    longest = int(max(lengths))
+    return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+
+
+def collate_answers(numbers, source, pad_token_id, learn_prompts, varlen=False):
     """Return the pairs of `source` with these numbers, n of them, as a batch of 2 n lines: first the chosen, then the rejected ones.
-    inputs: input_ids, [lines, tokens], padded on the right, where no token looks. pairs: the numbers. row: those in the file, from 1, on the host
+    inputs: input_ids, [lines, tokens], padded on the right, where no token looks; with varlen all in one line without padding, for FlashAttention
+    pairs: the numbers. row: those in the file, from 1, on the host
     positions: in the flattened batch, whose next token is learnt, and that token, targets, [m]; with learn_prompts all of chosen lines
+    cells: where that token would be in the padded lines, flattened, and longest: tokens of the longest of these, on the host
     starts: tokens of each line's prompt. lengths: of the answers, [2, n]. counts: n, tokens learnt of chosen lines, tokens without padding"""
     found = source.__getitems__(numbers) if numbers else []  # a rank without rows still takes part
     lines = [(row["prompt_ids"], row[answer]) for answer in ("chosen_ids", "rejected_ids") for row in found] or [([pad_token_id], [])]
@@ -283,9 +309,14 @@ def collate_answers(numbers, source, pad_token_id, learn_prompts):
     ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(prompt + answer) for prompt, answer in lines], batch_first=True, padding_value=pad_token_id)
     first = torch.tensor([1 if learn_prompts and i < len(found) else start for i, start in enumerate(starts)])  # nothing comes before token 0
     places = torch.arange(ids.shape[1])
-    learnt = (places >= first[:, None]) & (places < (starts + lengths)[:, None])
-    after = learnt.flatten().nonzero()[:, 0]
-    return {"inputs": {"input_ids": ids}, "positions": after - 1, "targets": ids.flatten()[after], "starts": starts,
+    filled = places < (starts + lengths)[:, None]
+    learnt = (places >= first[:, None]) & filled
+    cells = learnt.flatten().nonzero()[:, 0]
+    targets, longest, after, inputs = ids.flatten()[cells], ids.shape[1], cells, {"input_ids": ids}
+    if varlen:
+        after = filled.flatten().cumsum(0)[cells] - 1  # as many tokens are before it
+        inputs = {"input_ids": ids[filled][None], "position_ids": places.expand_as(ids)[filled][None]} | ends_of_rows((starts + lengths).tolist())
+    return {"inputs": inputs, "positions": after - 1, "targets": targets, "cells": cells, "longest": longest, "starts": starts,
             "lengths": lengths[: 2 * len(found)].view(2, -1), "pairs": torch.tensor(numbers, dtype=torch.long), "row": [int(row["row"]) for row in found],
             "counts": torch.tensor([len(found), learnt[: len(found)].sum(), (starts + lengths).sum() if found else 0])}
 
@@ -445,13 +476,124 @@ def make_optimizer(model, args):
     return getattr(optim, args.optim.replace("paged_", "Paged").replace("adamw_", "AdamW"))(groups, lr=args.learning_rate)
 
 
+class LossInPieces(torch.autograd.Function):
+    """The cross-entropy of each token under an output head, with never more than `piece` rows of logits at a time.
+
+    hidden: [tokens, features]. weight: [vocabulary, features] and bias: [vocabulary] or None, of the head.
+    targets: [tokens]. Returns nats in fp32, [tokens].
+
+    The backward pass computes each piece again, as torch.utils.checkpoint does, but adds up the pieces' gradients of
+    weight and bias in fp32 and rounds once. Autograd would add them in the type that was multiplied: in bf16 each piece
+    then brings a rounding error of its own. Nothing is added up for a frozen head.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, targets, piece):
+        device_type = hidden.device.type
+        autocasts = torch.is_autocast_enabled(device_type)
+        ctx.compute_dtype = torch.get_autocast_dtype(device_type) if autocasts else None
+        ctx.piece = piece
+        ctx.save_for_backward(hidden, weight, bias, targets)
+        # Cast here, once: autocast would keep a cast that was made without gradients and hand it to the next user of the weight
+        weight, bias = (LossInPieces.cast(tensor, ctx.compute_dtype) for tensor in (weight, bias))
+        losses = []
+        for start in range(0, len(targets), piece):
+            part = slice(start, start + piece)
+            losses.append(LossInPieces.loss_of(LossInPieces.cast(hidden[part], ctx.compute_dtype), weight, bias, targets[part]))
+        return torch.cat(losses)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient):
+        hidden, *head, targets = ctx.saved_tensors
+        of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        used, sums = [], []  # what the head multiplies with, and its gradients so far; None: frozen, or no bias
+        for tensor, trained in zip(head, ctx.needs_input_grad[1:3], strict=True):
+            used.append(LossInPieces.cast(tensor, ctx.compute_dtype))
+            sums.append(None)
+            if trained:
+                used[-1].requires_grad_()
+                sums[-1] = torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
+        for start in reversed(range(0, len(targets), ctx.piece)):  # in the order in which autograd would come by
+            part = slice(start, start + ctx.piece)
+            hidden_part = LossInPieces.cast(hidden[part], ctx.compute_dtype).requires_grad_(of_hidden is not None)
+            with torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
+                losses = LossInPieces.loss_of(hidden_part, *used, targets[part])
+            wanted = [tensor for tensor in (hidden_part, *used) if tensor is not None and tensor.requires_grad]
+            found = list(torch.autograd.grad(losses, wanted, gradient[part]))
+            del losses
+            if of_hidden is not None:
+                of_hidden[part] = found.pop(0)
+            for total in sums:
+                if total is not None:
+                    total += found.pop(0)
+        of_head = [None if total is None else total.to(tensor.dtype) for total, tensor in zip(sums, head, strict=True)]
+        return of_hidden, *of_head, None, None
+
+    @staticmethod
+    def cast(tensor, dtype):
+        """Return the tensor without history, in the type that autocast multiplies in, if it is on."""
+        return tensor if tensor is None else tensor.detach().to(dtype or tensor.dtype)
+
+    @staticmethod
+    def loss_of(hidden, weight, bias, targets):
+        # One expression, so that logits in bf16 are let go as soon as those in fp32 are there
+        return cross_entropy(torch.nn.functional.linear(hidden, weight, bias).float(), targets, reduction="none")
+
+
+def logits_mib(args, device):
+    """Return how many MiB of fp32 logits are computed at a time: --max_logits_mib, or a share of the GPU's memory, or 256 on a CPU.
+
+    The share is of the whole memory, not of what is free, so that a run that resumes and scripts/plan_memory.py find the same."""
+    if args.max_logits_mib is not None:
+        return args.max_logits_mib
+    if device.type != "cuda":
+        return 256
+    return LOGITS_SHARE * torch.cuda.get_device_properties(device).total_memory / 2**20
+
+
+def loss_in_head(model, max_logits_mib):
+    """Make the model's output head return the cross-entropy of each token that SUPERVISED names, in nats and fp32, [tokens], and never more
+    logits than max_logits_mib. Return how, as text. Inside the head every strategy has its weight whole, and gathers it once.
+
+    A model that changes its logits after its head (Gemma 2, Granite, Cohere) gets those of these tokens instead, [tokens, vocabulary]."""
+    inner, head, vocab = getattr(model, "get_base_model", lambda: model)(), model.get_output_embeddings(), model.get_input_embeddings().num_embeddings
+    piece, logits_of, own = max(int(max_logits_mib * 2**20 / (4 * vocab)), 1), head.forward, torch.zeros(1, 1, 1)
+    with mock.patch.object(inner.base_model, "forward", lambda *_, **__: mock.MagicMock(last_hidden_state=own)), mock.patch.object(head, "forward", lambda _: own):
+        comes_last = inner(input_ids=torch.zeros(1, 1, dtype=torch.long)).logits is own  # Gemma 2, Granite and Cohere cap or scale logits
+    plain = type(head) is torch.nn.Linear  # else it has adapters, or is quantized
+
+    def losses_of(hidden, targets):
+        return cross_entropy(logits_of(hidden).float(), targets, reduction="none")
+
+    @torch.compiler.disable
+    def forward(hidden):
+        hidden, targets = hidden.flatten(0, 1)[SUPERVISED["positions"]], SUPERVISED["targets"]
+        if not comes_last:
+            return logits_of(hidden)
+        if len(targets) <= piece:
+            return losses_of(hidden, targets)
+        if plain:  # what FSDP makes of the weight during the forward pass, so it is read here
+            return LossInPieces.apply(hidden, head.weight, head.bias, targets, piece)
+        parts = zip(hidden.split(piece), targets.split(piece), strict=True)
+        return torch.cat([recompute(losses_of, *part, use_reentrant=False) for part in parts])
+
+    head.forward = forward
+    return f"logits of learnt tokens alone, {f'{piece:,} at a time' if comes_last else 'which the model changes after its head'}"
+
+
+def losses_in_output(logits):
+    """Return the cross-entropy of each token that SUPERVISED names, [tokens], from what a model with loss_in_head has put out."""
+    return logits if logits.dim() == 1 else cross_entropy(logits.float(), SUPERVISED["targets"], reduction="none")
+
+
 def answer_logps(model, batch):
     """Return log-probabilities of a batch's answers in nats and fp32, [2, pairs], chosen ones first, and the sum of those of prompts, if learnt."""
-    LEARNT["positions"], ids = batch["positions"], batch["inputs"]["input_ids"]
-    logits = model(**batch["inputs"], use_cache=False).logits.float()  # of learnt tokens alone, [n, vocabulary]
-    logps = -torch.nn.functional.cross_entropy(logits, batch["targets"], reduction="none")
-    by_token = torch.zeros(ids.numel(), device=ids.device).index_put((batch["positions"] + 1,), logps).view_as(ids)
-    of_answer = torch.arange(ids.shape[1], device=ids.device) >= batch["starts"][:, None]
+    SUPERVISED.update(positions=batch["positions"], targets=batch["targets"])
+    logps = -losses_in_output(model(**batch["inputs"], use_cache=False).logits)
+    shape = len(batch["starts"]), batch["longest"]
+    by_token = torch.zeros(math.prod(shape), device=logps.device).index_put((batch["cells"],), logps).view(shape)
+    of_answer = torch.arange(shape[1], device=logps.device) >= batch["starts"][:, None]
     return (by_token * of_answer).sum(1)[: batch["lengths"].numel()].view_as(batch["lengths"]), (by_token * ~of_answer).sum()
 
 
@@ -571,7 +713,7 @@ def main():
     batches = global_batches(len(train_rows), args.per_device_train_batch_size, window, math.ceil(total_steps / steps_per_epoch), *order)
     both = concatenate_datasets([train_rows, eval_rows] if eval_rows else [train_rows])
     make = partial(collate_answers, source=both.select_columns(["prompt_ids", "chosen_ids", "rejected_ids", "row"]).with_format(None),
-                   pad_token_id=tokenizer.pad_token_id, learn_prompts=args.loss_type == "orpo")
+                   pad_token_id=tokenizer.pad_token_id, learn_prompts=args.loss_type == "orpo", varlen=wants_one_line(args))
     new_loader = partial(DataLoader, range(len(both)), collate_fn=make, num_workers=args.dataloader_num_workers,
                          pin_memory=accelerator.device.type == "cuda", worker_init_fn=leave_process_group)
     train_loader = new_loader(batch_sampler=batches[progress["step"] * window : total_steps * window])
@@ -583,7 +725,7 @@ def main():
     model = load_model(args, accelerator)
     for module in [module for name, module in model.named_modules() if "lora" not in name]:  # else the model would differ from the reference by chance
         vars(module).update({name: 0.0 for name in ("p", "attention_dropout") if isinstance(vars(module).get(name), float)})
-    model.get_output_embeddings().register_forward_pre_hook(torch.compiler.disable(lambda _, hidden: hidden[0].flatten(0, 1)[LEARNT["positions"]]))
+    told["loss"] = loss_in_head(model, logits_mib(args, accelerator.device))
     told["batch"] = f"{facts['rows_per_step']} pairs, at most {2 * lengths.mean() * facts['rows_per_step']:,.0f} tokens; {total_steps} steps"
     if preflight:
         preflight.report_start(accelerator, args, model, tokenizer, train_rows, train_rows, total_steps, facts, told)

@@ -66,6 +66,7 @@ try:  # beside this file: what keeps a run from being lost; what is refused and 
 except ModuleNotFoundError:
     fault_tolerance = preflight = rows = None  # this file was copied alone: it trains without them
 
+LOGITS_SHARE = 1 / 64  # of a GPU's memory, for fp32 logits at a time: 1.25 GiB of 80; the loss takes about three times that for a moment
 SUPERVISED = {}  # positions and targets of the batch at hand: the way to the output head that leads past the model's forward
 # Position: pass, document in its order, token in it; reader: with --streaming, state of the data set before the document's window
 START = {"pass": 0, "document": 0, "token": 0, "reader": None, "left_out": 0}
@@ -95,12 +96,12 @@ def parse_args():
         help="with --dtype bfloat16 and without --use_peft: train weights of which there is no fp32 copy, as single.yaml "
         "and ddp.yaml would have it; they take half the memory, and updates below 1/256 of a weight are lost",
     )
-    parser.add_argument("--attn_implementation", default="sdpa", help="eager, sdpa, flex_attention, flash_attention_2, _3, _4, or a hub kernel id")
+    parser.add_argument("--attn_implementation", default="sdpa", help="eager, sdpa, flex_attention, varlen (torch's own FlashAttention), flash_attention_2, _3, _4, or a hub kernel id")
     parser.add_argument("--gradient_checkpointing", action="store_true", help="recompute activations in the backward pass: much less memory, about a third more compute")
     parser.add_argument("--torch_compile", action="store_true", help="compile each kind of layer once; a minute at the start, (not with FlashAttention)")
     parser.add_argument("--use_liger_kernel", action="store_true", help="Liger's Triton kernels for norms, rotary positions and MLPs")
     parser.add_argument("--tf32", action="store_true", help="multiply fp32 matrices in TF32")
-    parser.add_argument("--max_logits_mib", type=float, default=256, help="fp32 logits at a time; the loss of more is computed in pieces")
+    parser.add_argument("--max_logits_mib", type=float, help="fp32 logits at a time; the loss of more is computed in pieces [a 64th of the GPU's whole memory, 256 on a CPU]")
     # Adapters, and the quantized base under them (bitsandbytes)
     parser.add_argument("--load_in_8bit", action="store_true", help="LLM.int8")
     parser.add_argument("--load_in_4bit", action="store_true", help="QLoRA")
@@ -154,7 +155,10 @@ def parse_args():
     if fault_tolerance:
         fault_tolerance.add_arguments(parser)
     parser.error = lambda message: stop(64, message, *(preflight.meant(message, parser) if preflight else []))
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.attn_implementation == "varlen" and not preflight:
+        stop(64, "--attn_implementation varlen needs preflight.py, varlen.py and what they import beside this file")
+    return args
 
 
 def make_accelerator(args):
@@ -187,8 +191,9 @@ def reduce_in_fp32(accelerator):
 
     accelerate and DeepSpeed reduce gradients between ranks in the type that is computed in, and ZeRO adds micro-batches
     in it too. Each addition then keeps 8 bits in bf16. In fp32 a reduction takes twice the traffic, and ZeRO-2 and 3
-    keep 2 more bytes per gradient element. DeepSpeed refuses it for ZeRO-0 and turns ZeRO-1 into another optimizer
-    (engine.py, _do_optimizer_sanity_check), so those two add micro-batches in the type that is computed in."""
+    keep 2 more bytes per gradient element. DeepSpeed refuses to add in fp32 under ZeRO-0, turns ZeRO-1 into another
+    optimizer (engine.py, _do_optimizer_sanity_check) and keeps a second copy on the GPU under ZeRO-2 with offload
+    (stage_1_and_2.py, _use_compact_grad_partition_buffer): these add micro-batches in the type that is computed in."""
     fsdp = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
     if fsdp and fsdp.mixed_precision_policy and accelerator.is_fsdp2:
         # Without output_dtype=None the loss, which is a sum, would be rounded
@@ -201,7 +206,9 @@ def reduce_in_fp32(accelerator):
     zero = accelerator.state.deepspeed_plugin
     if zero:
         zero.deepspeed_config.setdefault("communication_data_type", "fp32")
-        if zero.zero_stage >= 2:
+        offload = zero.deepspeed_config.get("zero_optimization", {}).get("offload_optimizer", {})
+        offloads = offload.get("device", "none") != "none"
+        if zero.zero_stage == 3 or (zero.zero_stage == 2 and not offloads):
             zero.deepspeed_config.setdefault("data_types", {"grad_accum_dtype": "fp32"})
 
 
@@ -269,6 +276,12 @@ def deal(ahead, group):
     if group:  # from host to host
         torch.distributed.broadcast_object_list(told, group=group)
     return told[0]
+
+
+def wants_one_line(args):
+    """Return whether the rows of a batch are to lie in one line without padding: FlashAttention is told where each ends, or it would
+    read that from the device in every layer."""
+    return "flash" in args.attn_implementation or args.attn_implementation == "varlen"
 
 
 def make_batch(blocks, max_length, varlen=False):
@@ -466,37 +479,121 @@ def make_optimizer(model, args):
     return getattr(optim, args.optim.replace("paged_", "Paged").replace("adamw_", "AdamW"))(groups, lr=args.learning_rate)
 
 
+class LossInPieces(torch.autograd.Function):
+    """The cross-entropy of each token under an output head, with never more than `piece` rows of logits at a time.
+
+    hidden: [tokens, features]. weight: [vocabulary, features] and bias: [vocabulary] or None, of the head.
+    targets: [tokens]. Returns nats in fp32, [tokens].
+
+    The backward pass computes each piece again, as torch.utils.checkpoint does, but adds up the pieces' gradients of
+    weight and bias in fp32 and rounds once. Autograd would add them in the type that was multiplied: in bf16 each piece
+    then brings a rounding error of its own. Nothing is added up for a frozen head.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, targets, piece):
+        device_type = hidden.device.type
+        autocasts = torch.is_autocast_enabled(device_type)
+        ctx.compute_dtype = torch.get_autocast_dtype(device_type) if autocasts else None
+        ctx.piece = piece
+        ctx.save_for_backward(hidden, weight, bias, targets)
+        # Cast here, once: autocast would keep a cast that was made without gradients and hand it to the next user of the weight
+        weight, bias = (LossInPieces.cast(tensor, ctx.compute_dtype) for tensor in (weight, bias))
+        losses = []
+        for start in range(0, len(targets), piece):
+            part = slice(start, start + piece)
+            losses.append(LossInPieces.loss_of(LossInPieces.cast(hidden[part], ctx.compute_dtype), weight, bias, targets[part]))
+        return torch.cat(losses)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient):
+        hidden, *head, targets = ctx.saved_tensors
+        of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        used, sums = [], []  # what the head multiplies with, and its gradients so far; None: frozen, or no bias
+        for tensor, trained in zip(head, ctx.needs_input_grad[1:3], strict=True):
+            used.append(LossInPieces.cast(tensor, ctx.compute_dtype))
+            sums.append(None)
+            if trained:
+                used[-1].requires_grad_()
+                sums[-1] = torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
+        for start in reversed(range(0, len(targets), ctx.piece)):  # in the order in which autograd would come by
+            part = slice(start, start + ctx.piece)
+            hidden_part = LossInPieces.cast(hidden[part], ctx.compute_dtype).requires_grad_(of_hidden is not None)
+            with torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
+                losses = LossInPieces.loss_of(hidden_part, *used, targets[part])
+            wanted = [tensor for tensor in (hidden_part, *used) if tensor is not None and tensor.requires_grad]
+            found = list(torch.autograd.grad(losses, wanted, gradient[part]))
+            del losses
+            if of_hidden is not None:
+                of_hidden[part] = found.pop(0)
+            for total in sums:
+                if total is not None:
+                    total += found.pop(0)
+        of_head = [None if total is None else total.to(tensor.dtype) for total, tensor in zip(sums, head, strict=True)]
+        return of_hidden, *of_head, None, None
+
+    @staticmethod
+    def cast(tensor, dtype):
+        """Return the tensor without history, in the type that autocast multiplies in, if it is on."""
+        return tensor if tensor is None else tensor.detach().to(dtype or tensor.dtype)
+
+    @staticmethod
+    def loss_of(hidden, weight, bias, targets):
+        # One expression, so that logits in bf16 are let go as soon as those in fp32 are there
+        return cross_entropy(torch.nn.functional.linear(hidden, weight, bias).float(), targets, reduction="none")
+
+
+def logits_mib(args, device):
+    """Return how many MiB of fp32 logits are computed at a time: --max_logits_mib, or a share of the GPU's memory, or 256 on a CPU.
+
+    The share is of the whole memory, not of what is free, so that a run that resumes and scripts/plan_memory.py find the same."""
+    if args.max_logits_mib is not None:
+        return args.max_logits_mib
+    if device.type != "cuda":
+        return 256
+    return LOGITS_SHARE * torch.cuda.get_device_properties(device).total_memory / 2**20
+
+
 def loss_in_head(model, max_logits_mib):
-    """Make the model's output head return the summed cross-entropy of what SUPERVISED names, and never more logits than
-    max_logits_mib. Return how, as text. Inside of the head every strategy has its weight whole, and gathers it once."""
+    """Make the model's output head return the cross-entropy of each token that SUPERVISED names, in nats and fp32, [tokens], and never more
+    logits than max_logits_mib. Return how, as text. Inside the head every strategy has its weight whole, and gathers it once.
+
+    A model that changes its logits after its head (Gemma 2, Granite, Cohere) gets those of these tokens instead, [tokens, vocabulary]."""
     inner, head, vocab = getattr(model, "get_base_model", lambda: model)(), model.get_output_embeddings(), model.get_input_embeddings().num_embeddings
     piece, logits_of, own = max(int(max_logits_mib * 2**20 / (4 * vocab)), 1), head.forward, torch.zeros(1, 1, 1)
     with mock.patch.object(inner.base_model, "forward", lambda *_, **__: mock.MagicMock(last_hidden_state=own)), mock.patch.object(head, "forward", lambda _: own):
         comes_last = inner(input_ids=torch.zeros(1, 1, dtype=torch.long)).logits is own  # Gemma 2, Granite and Cohere cap or scale logits
-    torchs = comes_last and hasattr(torch.nn.functional, "linear_cross_entropy") and type(head) is torch.nn.Linear and head.bias is None
+    plain = type(head) is torch.nn.Linear  # else it has adapters, or is quantized
 
-    def loss_of(hidden, targets):
-        return cross_entropy(logits_of(hidden).float(), targets, reduction="sum")
+    def losses_of(hidden, targets):
+        return cross_entropy(logits_of(hidden).float(), targets, reduction="none")
 
     @torch.compiler.disable
     def forward(hidden):
         hidden, targets = hidden.flatten(0, 1)[SUPERVISED["positions"]], SUPERVISED["targets"]
-        if len(targets) <= piece or not comes_last:
-            return loss_of(hidden, targets) if comes_last else logits_of(hidden)
-        if torchs and hidden.is_cuda and hidden.dtype == torch.float32 and not torch.is_autocast_enabled("cuda"):  # slower on a CPU; in bf16 it sums the loss in bf16
-            options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=piece, chunking_method=None)
-            return torch.nn.functional.linear_cross_entropy(hidden, head.weight, targets, reduction="sum", options=options)
-        return sum(recompute(loss_of, *part, use_reentrant=False) for part in zip(hidden.split(piece), targets.split(piece), strict=True))
+        if not comes_last:
+            return logits_of(hidden)
+        if len(targets) <= piece:
+            return losses_of(hidden, targets)
+        if plain:  # what FSDP makes of the weight during the forward pass, so it is read here
+            return LossInPieces.apply(hidden, head.weight, head.bias, targets, piece)
+        parts = zip(hidden.split(piece), targets.split(piece), strict=True)
+        return torch.cat([recompute(losses_of, *part, use_reentrant=False) for part in parts])
 
     head.forward = forward
     return f"logits of learnt tokens alone, {f'{piece:,} at a time' if comes_last else 'which the model changes after its head'}"
 
 
+def losses_in_output(logits):
+    """Return the cross-entropy of each token that SUPERVISED names, [tokens], from what a model with loss_in_head has put out."""
+    return logits if logits.dim() == 1 else cross_entropy(logits.float(), SUPERVISED["targets"], reduction="none")
+
+
 def summed_loss(model, batch):
     """Return the cross-entropy summed over a batch's supervised tokens, in nats and fp32."""
     SUPERVISED.update(batch["supervised"])
-    logits = model(**batch["inputs"], use_cache=False).logits
-    return logits if logits.dim() == 0 else cross_entropy(logits.float(), SUPERVISED["targets"], reduction="sum")
+    return losses_in_output(model(**batch["inputs"], use_cache=False).logits).sum()
 
 
 @torch.no_grad()
@@ -570,14 +667,14 @@ def main():
     if ranks > 1:  # over TCP: GLOO_SOCKET_IFNAME names the interface that connects several nodes
         group = torch.distributed.new_group(
             backend="gloo", timeout=timedelta(seconds=max(args.ddp_timeout, 1) + 60))
-    make = partial(make_batch, max_length=args.max_length, varlen="flash" in args.attn_implementation)
+    make = partial(make_batch, max_length=args.max_length, varlen=wants_one_line(args))
     size, eval_size = args.per_device_train_batch_size, args.per_device_eval_batch_size
     eval_starts = range(0, math.ceil(len(eval_blocks) / (eval_size * ranks)) * eval_size * ranks, eval_size)  # as many batches on each rank
     eval_batches = [send_to_device(make(eval_blocks[i : i + eval_size]), accelerator.device) for i in eval_starts[rank::ranks]]
 
     # ---- Model ----
     model = load_model(args, accelerator)
-    told["loss"] = loss_in_head(model, args.max_logits_mib)
+    told["loss"] = loss_in_head(model, logits_mib(args, accelerator.device))
     if preflight:
         known = {"length": np.array([args.max_length]), "largest": np.array([max(block[0].max() for block in [first, *eval_blocks])])}
         preflight.report_start(accelerator, args, model, tokenizer, known, [first], total_steps, facts, told)

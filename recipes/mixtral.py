@@ -59,6 +59,7 @@ except ModuleNotFoundError:
     fault_tolerance = preflight = rows = None  # this file was copied alone: it trains without them
 
 ROW_FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}  # EDIT: yours, {prompt's column: answer's}, besides messages
+LOGITS_SHARE = 1 / 64  # of a GPU's memory, for fp32 logits at a time: 1.25 GiB of 80; the loss takes about three times that for a moment
 SUPERVISED = {}  # positions and targets of the batch at hand: the way to the output head that leads past the model's forward
 DEFAULT_CHAT_TEMPLATE = ("{{ bos_token or '' }}{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}"  # for tokenizers that bring none
     "{{ eos_token if m.role == 'assistant' }}{{ '\n' }}{% endfor %}{{ '<|assistant|>\n' if add_generation_prompt }}")
@@ -88,10 +89,10 @@ def parse_args():
         help="with --dtype bfloat16 and without --use_peft: train weights of which there is no fp32 copy, as single.yaml "
         "and ddp.yaml would have it; they take half the memory, and updates below 1/256 of a weight are lost",
     )
-    parser.add_argument("--attn_implementation", default="sdpa", help="eager, sdpa, flex_attention, flash_attention_2, _3, _4, or a hub kernel id")
+    parser.add_argument("--attn_implementation", default="sdpa", help="eager, sdpa, flex_attention, varlen (torch's own FlashAttention), flash_attention_2, _3, _4, or a hub kernel id")
     parser.add_argument("--gradient_checkpointing", action="store_true", help="recompute activations in the backward pass: much less memory, about a third more compute")
     parser.add_argument("--tf32", action="store_true", help="multiply fp32 matrices in TF32")
-    parser.add_argument("--max_logits_mib", type=float, default=256, help="fp32 logits at a time; the loss of more is computed in pieces")
+    parser.add_argument("--max_logits_mib", type=float, help="fp32 logits at a time; the loss of more is computed in pieces [a 64th of the GPU's whole memory, 256 on a CPU]")
     parser.add_argument("--router_aux_loss_coef", type=float, help="weight of the router loss; 0: do not train on it [that of the model's config]")
     # Adapters
     parser.add_argument("--use_peft", action="store_true", help="train LoRA adapters on a frozen base")
@@ -139,6 +140,8 @@ def parse_args():
     parser.set_defaults(load_in_8bit=False, load_in_4bit=False, use_rslora=False, use_dora=False, torch_compile=False)  # other recipes offer these
     parser.error = lambda message: stop(64, message, *(preflight.meant(message, parser) if preflight else []))
     args = parser.parse_args()
+    if args.attn_implementation == "varlen" and not preflight:
+        stop(64, "--attn_implementation varlen needs preflight.py, varlen.py and what they import beside this file")
     args.dataset_config = args.dataset_config or {"HuggingFaceTB/smoltalk": "everyday-conversations"}.get(args.dataset_name)
     return args
 
@@ -173,8 +176,9 @@ def reduce_in_fp32(accelerator):
 
     accelerate and DeepSpeed reduce gradients between ranks in the type that is computed in, and ZeRO adds micro-batches
     in it too. Each addition then keeps 8 bits in bf16. In fp32 a reduction takes twice the traffic, and ZeRO-2 and 3
-    keep 2 more bytes per gradient element. DeepSpeed refuses it for ZeRO-0 and turns ZeRO-1 into another optimizer
-    (engine.py, _do_optimizer_sanity_check), so those two add micro-batches in the type that is computed in."""
+    keep 2 more bytes per gradient element. DeepSpeed refuses to add in fp32 under ZeRO-0, turns ZeRO-1 into another
+    optimizer (engine.py, _do_optimizer_sanity_check) and keeps a second copy on the GPU under ZeRO-2 with offload
+    (stage_1_and_2.py, _use_compact_grad_partition_buffer): these add micro-batches in the type that is computed in."""
     fsdp = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
     if fsdp and fsdp.mixed_precision_policy and accelerator.is_fsdp2:
         # Without output_dtype=None the loss, which is a sum, would be rounded
@@ -187,7 +191,9 @@ def reduce_in_fp32(accelerator):
     zero = accelerator.state.deepspeed_plugin
     if zero:
         zero.deepspeed_config.setdefault("communication_data_type", "fp32")
-        if zero.zero_stage >= 2:
+        offload = zero.deepspeed_config.get("zero_optimization", {}).get("offload_optimizer", {})
+        offloads = offload.get("device", "none") != "none"
+        if zero.zero_stage == 3 or (zero.zero_stage == 2 and not offloads):
             zero.deepspeed_config.setdefault("data_types", {"grad_accum_dtype": "fp32"})
 
 
@@ -269,9 +275,24 @@ def global_batches(num_lines, batch_size, window, num_epochs=1, seed=None, lengt
     return batches
 
 
-def collate_rows(documents, pad_token_id):
+def wants_one_line(args):
+    """Return whether the rows of a batch are to lie in one line without padding: FlashAttention is told where each ends, or it would
+    read that from the device in every layer."""
+    return "flash" in args.attn_implementation or args.attn_implementation == "varlen"
+
+
+def ends_of_rows(lengths):
+    """Return what attention has to know of rows of these lengths that lie in one line, as arguments of the model: made here, so that no
+    layer has to read it from the device."""
+    ends = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+    longest = int(max(lengths))
+    return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+
+
+def collate_rows(documents, pad_token_id, varlen=False):
     """Return a batch of tokenised rows; without any, on a rank that still takes part, the model sees one token, of which nothing is learnt.
-    inputs: input_ids, [rows, tokens], padded on the right, where no token looks. row: numbers in the file, from 1, on the host
+    inputs: input_ids, [rows, tokens], padded on the right, where no token looks; with varlen all in one line without padding, for FlashAttention
+    row: numbers in the file, from 1, on the host
     supervised: positions, [n], in the flattened batch, whose next token is learnt, and that token, targets, [n]
     routed: places, [m], in the flattened batch of all but padding, the row of each, [m], from 0, and the rows' lengths, [rows]; counts: n and m"""
     lengths = np.array([len(row["input_ids"]) for row in documents], dtype=np.int64)
@@ -279,9 +300,16 @@ def collate_rows(documents, pad_token_id):
     ids, labels = np.full(shape, pad_token_id), np.full(shape, -100)
     for i, (row, end) in enumerate(zip(documents, lengths, strict=True)):
         ids[i, :end], labels[i, 1:end] = row["input_ids"], row["labels"][1:]  # nothing comes before the first
-    learnt, places = np.flatnonzero(labels != -100), np.flatnonzero(np.arange(shape[1]) < lengths[:, None])
+    places = np.flatnonzero(np.arange(shape[1]) < lengths[:, None])
     routed = {"places": places, "row": places // shape[1], "lengths": lengths}
-    return {"inputs": {"input_ids": torch.from_numpy(ids)}, "routed": {name: torch.from_numpy(array) for name, array in routed.items()},
+    inputs = {}
+    if varlen:
+        kept = places if len(documents) else np.zeros(1, dtype=np.int64)
+        ids, labels = ids.reshape(1, -1)[:, kept], labels.reshape(1, -1)[:, kept]
+        inputs = ends_of_rows(lengths if len(documents) else [1]) | {"position_ids": torch.from_numpy(kept[None] % shape[1])}
+        routed["places"] = np.arange(len(places))
+    learnt = np.flatnonzero(labels != -100)
+    return {"inputs": {"input_ids": torch.from_numpy(ids)} | inputs, "routed": {name: torch.from_numpy(array) for name, array in routed.items()},
             "supervised": {"positions": torch.from_numpy(learnt - 1), "targets": torch.from_numpy(labels.ravel()[learnt])},
             "counts": torch.tensor([len(learnt), len(places)]), "row": [int(row["row"]) for row in documents]}
 
@@ -442,30 +470,115 @@ def make_optimizer(model, args):
     return getattr(optim, args.optim.replace("paged_", "Paged").replace("adamw_", "AdamW"))(groups, lr=args.learning_rate)
 
 
+class LossInPieces(torch.autograd.Function):
+    """The cross-entropy of each token under an output head, with never more than `piece` rows of logits at a time.
+
+    hidden: [tokens, features]. weight: [vocabulary, features] and bias: [vocabulary] or None, of the head.
+    targets: [tokens]. Returns nats in fp32, [tokens].
+
+    The backward pass computes each piece again, as torch.utils.checkpoint does, but adds up the pieces' gradients of
+    weight and bias in fp32 and rounds once. Autograd would add them in the type that was multiplied: in bf16 each piece
+    then brings a rounding error of its own. Nothing is added up for a frozen head.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, targets, piece):
+        device_type = hidden.device.type
+        autocasts = torch.is_autocast_enabled(device_type)
+        ctx.compute_dtype = torch.get_autocast_dtype(device_type) if autocasts else None
+        ctx.piece = piece
+        ctx.save_for_backward(hidden, weight, bias, targets)
+        # Cast here, once: autocast would keep a cast that was made without gradients and hand it to the next user of the weight
+        weight, bias = (LossInPieces.cast(tensor, ctx.compute_dtype) for tensor in (weight, bias))
+        losses = []
+        for start in range(0, len(targets), piece):
+            part = slice(start, start + piece)
+            losses.append(LossInPieces.loss_of(LossInPieces.cast(hidden[part], ctx.compute_dtype), weight, bias, targets[part]))
+        return torch.cat(losses)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient):
+        hidden, *head, targets = ctx.saved_tensors
+        of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        used, sums = [], []  # what the head multiplies with, and its gradients so far; None: frozen, or no bias
+        for tensor, trained in zip(head, ctx.needs_input_grad[1:3], strict=True):
+            used.append(LossInPieces.cast(tensor, ctx.compute_dtype))
+            sums.append(None)
+            if trained:
+                used[-1].requires_grad_()
+                sums[-1] = torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
+        for start in reversed(range(0, len(targets), ctx.piece)):  # in the order in which autograd would come by
+            part = slice(start, start + ctx.piece)
+            hidden_part = LossInPieces.cast(hidden[part], ctx.compute_dtype).requires_grad_(of_hidden is not None)
+            with torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
+                losses = LossInPieces.loss_of(hidden_part, *used, targets[part])
+            wanted = [tensor for tensor in (hidden_part, *used) if tensor is not None and tensor.requires_grad]
+            found = list(torch.autograd.grad(losses, wanted, gradient[part]))
+            del losses
+            if of_hidden is not None:
+                of_hidden[part] = found.pop(0)
+            for total in sums:
+                if total is not None:
+                    total += found.pop(0)
+        of_head = [None if total is None else total.to(tensor.dtype) for total, tensor in zip(sums, head, strict=True)]
+        return of_hidden, *of_head, None, None
+
+    @staticmethod
+    def cast(tensor, dtype):
+        """Return the tensor without history, in the type that autocast multiplies in, if it is on."""
+        return tensor if tensor is None else tensor.detach().to(dtype or tensor.dtype)
+
+    @staticmethod
+    def loss_of(hidden, weight, bias, targets):
+        # One expression, so that logits in bf16 are let go as soon as those in fp32 are there
+        return cross_entropy(torch.nn.functional.linear(hidden, weight, bias).float(), targets, reduction="none")
+
+
+def logits_mib(args, device):
+    """Return how many MiB of fp32 logits are computed at a time: --max_logits_mib, or a share of the GPU's memory, or 256 on a CPU.
+
+    The share is of the whole memory, not of what is free, so that a run that resumes and scripts/plan_memory.py find the same."""
+    if args.max_logits_mib is not None:
+        return args.max_logits_mib
+    if device.type != "cuda":
+        return 256
+    return LOGITS_SHARE * torch.cuda.get_device_properties(device).total_memory / 2**20
+
+
 def loss_in_head(model, max_logits_mib):
-    """Make the model's output head return the summed cross-entropy of what SUPERVISED names, and never more logits than
-    max_logits_mib. Return how, as text. Inside of the head every strategy has its weight whole, and gathers it once."""
+    """Make the model's output head return the cross-entropy of each token that SUPERVISED names, in nats and fp32, [tokens], and never more
+    logits than max_logits_mib. Return how, as text. Inside the head every strategy has its weight whole, and gathers it once.
+
+    A model that changes its logits after its head (Gemma 2, Granite, Cohere) gets those of these tokens instead, [tokens, vocabulary]."""
     inner, head, vocab = getattr(model, "get_base_model", lambda: model)(), model.get_output_embeddings(), model.get_input_embeddings().num_embeddings
     piece, logits_of, own = max(int(max_logits_mib * 2**20 / (4 * vocab)), 1), head.forward, torch.zeros(1, 1, 1)
     with mock.patch.object(inner.base_model, "forward", lambda *_, **__: mock.MagicMock(last_hidden_state=own)), mock.patch.object(head, "forward", lambda _: own):
         comes_last = inner(input_ids=torch.zeros(1, 1, dtype=torch.long)).logits is own  # Gemma 2, Granite and Cohere cap or scale logits
-    torchs = comes_last and hasattr(torch.nn.functional, "linear_cross_entropy") and type(head) is torch.nn.Linear and head.bias is None
+    plain = type(head) is torch.nn.Linear  # else it has adapters, or is quantized
 
-    def loss_of(hidden, targets):
-        return cross_entropy(logits_of(hidden).float(), targets, reduction="sum")
+    def losses_of(hidden, targets):
+        return cross_entropy(logits_of(hidden).float(), targets, reduction="none")
 
     @torch.compiler.disable
     def forward(hidden):
         hidden, targets = hidden.flatten(0, 1)[SUPERVISED["positions"]], SUPERVISED["targets"]
-        if len(targets) <= piece or not comes_last:
-            return loss_of(hidden, targets) if comes_last else logits_of(hidden)
-        if torchs and hidden.is_cuda and hidden.dtype == torch.float32 and not torch.is_autocast_enabled("cuda"):  # slower on a CPU; in bf16 it sums the loss in bf16
-            options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=piece, chunking_method=None)
-            return torch.nn.functional.linear_cross_entropy(hidden, head.weight, targets, reduction="sum", options=options)
-        return sum(recompute(loss_of, *part, use_reentrant=False) for part in zip(hidden.split(piece), targets.split(piece), strict=True))
+        if not comes_last:
+            return logits_of(hidden)
+        if len(targets) <= piece:
+            return losses_of(hidden, targets)
+        if plain:  # what FSDP makes of the weight during the forward pass, so it is read here
+            return LossInPieces.apply(hidden, head.weight, head.bias, targets, piece)
+        parts = zip(hidden.split(piece), targets.split(piece), strict=True)
+        return torch.cat([recompute(losses_of, *part, use_reentrant=False) for part in parts])
 
     head.forward = forward
     return f"logits of learnt tokens alone, {f'{piece:,} at a time' if comes_last else 'which the model changes after its head'}"
+
+
+def losses_in_output(logits):
+    """Return the cross-entropy of each token that SUPERVISED names, [tokens], from what a model with loss_in_head has put out."""
+    return logits if logits.dim() == 1 else cross_entropy(logits.float(), SUPERVISED["targets"], reduction="none")
 
 
 def router_loss(router_logits, routed, top_k):
@@ -488,8 +601,7 @@ def summed_losses(model, batch, top_k):
     the tokens each expert gets, [layers, experts]. The aux_loss in the model's output, over padding too, is left alone."""
     SUPERVISED.update(batch["supervised"])
     out = model(**batch["inputs"], use_cache=False, output_router_logits=True)
-    loss = out.logits if out.logits.dim() == 0 else cross_entropy(out.logits.float(), SUPERVISED["targets"], reduction="sum")
-    return loss, *router_loss(out.router_logits, batch["routed"], top_k)
+    return losses_in_output(out.logits).sum(), *router_loss(out.router_logits, batch["routed"], top_k)
 
 
 def means_of(accelerator, sums, load, counts):
@@ -572,7 +684,7 @@ def main():
     total_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * steps_per_epoch)
     order = {"random": (args.seed, None), "sequential": (None, None), "group_by_length": (args.seed, lengths)}[args.train_sampling_strategy]
     batches = global_batches(len(train_rows), args.per_device_train_batch_size, window, math.ceil(total_steps / steps_per_epoch), *order)
-    columns, collate = ["input_ids", "labels", "row"], partial(collate_rows, pad_token_id=tokenizer.pad_token_id)
+    columns, collate = ["input_ids", "labels", "row"], partial(collate_rows, pad_token_id=tokenizer.pad_token_id, varlen=wants_one_line(args))
     options = {"collate_fn": collate, "num_workers": args.dataloader_num_workers, "pin_memory": accelerator.device.type == "cuda",
                "worker_init_fn": leave_process_group}
     batches = batches[progress["step"] * window : total_steps * window]
@@ -584,7 +696,7 @@ def main():
     # ---- Model ----
     model = load_mixture(args, accelerator)
     top_k, factor, told["experts"] = read_mixture(model, args)
-    told["loss"] = loss_in_head(model, args.max_logits_mib)
+    told["loss"] = loss_in_head(model, logits_mib(args, accelerator.device))
     if preflight:
         preflight.report_start(accelerator, args, model, tokenizer, train_rows, train_rows, total_steps, facts, told)
     else:

@@ -23,6 +23,7 @@ from unittest import mock
 import numpy as np
 import psutil
 import torch
+import varlen
 from accelerate.utils import compare_versions
 from fault_tolerance import conclude, fail, leave
 from rows import OFFLINE
@@ -217,6 +218,7 @@ def rules_of_device(args, accelerator):
     wants = {"flash_attention_4": (9, 0), "flash_attention_3": (9, 0), "flash_attention_2": (8, 0)}.get(kernel, (0, 0))
     yield on_cpu and (kernel.startswith("fl") or "/" in kernel), f"--attn_implementation {kernel} needs a GPU: use sdpa"
     yield not on_cpu and package and not installed(package), f"--attn_implementation {kernel} needs the package {package}: pip install {package}, or use sdpa"
+    yield from rules_of_varlen(args, accelerator, capability)
     yield not on_cpu and capability < wants, f"--attn_implementation {kernel} needs a GPU of compute capability {wants[0]}.{wants[1]} or more, this one has {capability[0]}.{capability[1]}: use sdpa"
     yield on_cpu and args.optim.startswith("paged"), f"--optim {args.optim} pages between GPU and host: use adamw_8bit or adamw_torch_fused"
     liger = "use_liger_kernel" in args and args.use_liger_kernel
@@ -260,6 +262,20 @@ def rules_of_precision(args, accelerator, capability):
         " pass --mixed_precision bf16 to accelerate launch, or use sdpa")
 
 
+def rules_of_varlen(args, accelerator, capability):
+    """Yield (broken, problem) of --attn_implementation varlen."""
+    asked, name = args.attn_implementation == varlen.NAME, f"--attn_implementation {varlen.NAME}"
+    if not asked:
+        return
+    half = accelerator.mixed_precision != "no" or args.dtype != "float32"
+    yield "max_logits_mib" not in args, f"{name} is for the recipes of causal language models: use sdpa"
+    yield accelerator.device.type != "cuda", f"{name} needs an NVIDIA GPU: use sdpa"
+    on_gpu = accelerator.device.type == "cuda"
+    yield on_gpu and capability < (8, 0), f"{name} needs a GPU of compute capability 8.0 or more, this one has {capability[0]}.{capability[1]}: use sdpa"
+    yield on_gpu and not varlen.is_available(), f"{name} needs torch 2.11 or newer, this is {torch.__version__}: use sdpa"
+    yield on_gpu and not half, f"{name} computes in bf16 or fp16: launch with --mixed_precision bf16, or use sdpa"
+
+
 def check_changes(accelerator, args, progress, facts):
     """List what differs from the checkpoint's run; fail with 64 at what changes the run and --allow_change does not name.
     facts: {"rows_per_step": rows of an optimizer step over all ranks, "data": hash of the training rows}"""
@@ -276,9 +292,15 @@ def check_changes(accelerator, args, progress, facts):
         leave(accelerator, 64, f"the checkpoint's run had other values of {', '.join(unsafe)}, listed above: use those, or --allow_change {' '.join(unsafe)}, or another --output_dir")
 
 
+def in_one_line(args):
+    """Whether the rows of each batch lie in one line without padding, for an attention that is told where each of them ends."""
+    kernel = args.attn_implementation
+    return "max_logits_mib" in args and ("flash" in kernel or kernel == varlen.NAME)  # the recipes of causal language models
+
+
 def shares_lines(args):
     """Whether several rows, or documents of a stream, stand in one line, where none may see another."""
-    return "max_train_tokens" in args or "packing" in args and (args.packing or args.padding_free)
+    return "max_train_tokens" in args or in_one_line(args) or "packing" in args and (args.packing or args.padding_free)
 
 
 def check_model(args, model, largest, longest=0):
@@ -297,14 +319,23 @@ def check_model(args, model, largest, longest=0):
     places = min((table.num_embeddings - (table.padding_idx or -1) - 1 for table in tables), default=longest)  # RoBERTa's begin behind padding
     if longest > places:
         fail(64, f"the longest row has {longest} tokens, but the model has positions for {places}: use --max_length {places}")
-    if "use_liger_kernel" not in args:
+    if "max_logits_mib" not in args:  # not a causal language model: each row has a line of its own
         return
     others = set(getattr(inner.config.get_text_config(), "layer_types", None) or []) - {"full_attention", "sliding_attention", "chunked_attention"}
     source = inspect.getsource(sys.modules[type(inner.base_model).__module__])
     masks = re.search(r'mask\w*\([^)]*position_ids=position_ids|"position_ids": position_ids', source)  # OPT and Falcon take them, and mask without
-    if shares_lines(args) and (others or not masks):
-        fail(64, f"{type(inner).__name__} cannot keep the rows of a line apart ({', '.join(sorted(others)) or 'its masks know no position_ids'}): leave out --packing and --padding_free, or take another model")
-    if args.use_liger_kernel and not any("liger" in f"{type(module).__module__} {module.forward.__module__}" for module in model.modules()):
+    if args.attn_implementation == varlen.NAME and (problem := varlen.problem_of(inner)):
+        fail(64, f"--attn_implementation {varlen.NAME} is not for {type(inner).__name__}, since {problem}: use sdpa")
+    why = ", ".join(sorted(others))
+    if not why and not masks:
+        why = "its masks know no position_ids"
+    calls = re.findall(r"attention_interface\((.*?)\n +\)", source, re.DOTALL)
+    if not why and in_one_line(args) and not (calls and all("**kwargs" in call for call in calls)):
+        why = "its layers do not tell their attention where rows end"
+    if shares_lines(args) and why:
+        cure = "use --attn_implementation sdpa" if in_one_line(args) else "leave out --packing and --padding_free"
+        fail(64, f"{type(inner).__name__} cannot keep the rows of a line apart ({why}): {cure}, or take another model")
+    if getattr(args, "use_liger_kernel", False) and not any("liger" in f"{type(module).__module__} {module.forward.__module__}" for module in model.modules()):
         fail(64, f"--use_liger_kernel: Liger has no kernels for {type(inner).__name__}: leave it out")
 
 

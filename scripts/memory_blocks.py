@@ -9,7 +9,8 @@ of its modules and raises Unplannable for a layer with others (experts, state-sp
 from dataclasses import dataclass, field
 
 import torch
-from memory_ledger import Tensor, Weight
+from llama import logits_mib
+from memory_ledger import Autograd, Tensor, Weight
 from model_shapes import Quantized, Unplannable
 
 FP32 = 4
@@ -162,7 +163,7 @@ class Forward:
     def __init__(self, autograd, decoder, lines, length, args, packed):
         self.ag, self.decoder, self.lines, self.length, self.args = autograd, decoder, lines, length, args
         self.tokens, self.eager = lines * length, args.attn_implementation == "eager"
-        self.flash = "flash" in args.attn_implementation or args.attn_implementation == "flex_attention"
+        self.flash = "flash" in args.attn_implementation or args.attn_implementation in ("flex_attention", "varlen")
         self.masked = packed and not self.flash
 
     def norm(self, kind_and_weight, x, tokens):
@@ -302,21 +303,49 @@ class Forward:
         """The recipe's loss_in_head: hidden states of learnt tokens alone, and their logits, in pieces if need be."""
         ag, d = self.ag, self.decoder
         vocab = d.head.elements // d.hidden
-        piece = max(int(self.args.max_logits_mib * 2**20 / (4 * vocab)), 1)
+        piece = max(int(logits_mib(self.args, torch.device("cpu")) * 2**20 / (4 * vocab)), 1)
         hidden = ag.op(learnt * d.hidden, x.width, [x])
         if learnt <= piece:
             return self.loss_of(hidden, learnt)
-        ends = list(range(0, learnt, piece)) + [learnt]
-        losses = []
-        for start, end in zip(ends, ends[1:], strict=False):
-            rows = end - start
-            part = ag.op(rows * d.hidden, hidden.width, [hidden], storage=hidden.storage, views=False)
-            losses.append(ag.checkpoint(lambda y, rows=rows: self.loss_of(y, rows), part))
-        return ag.op(1, FP32, losses)
+        return self.loss_in_pieces(hidden, learnt, piece)
 
-    def loss_of(self, hidden, rows):
-        ag, vocab = self.ag, self.decoder.head.elements // self.decoder.hidden
-        x, copy = ag.cast(hidden, ag.autocasts), ag.copy_of(self.decoder.head.weight)
+    def loss_in_pieces(self, hidden, learnt, piece):
+        """The recipe's LossInPieces: one node, which keeps the hidden states and computes each piece in both passes.
+        In the backward pass it holds the head's gradient in fp32 beside that of a piece."""
+        ag, head = self.ag, self.decoder.head.weight
+        width = ag.autocasts or hidden.width
+        self.pieces(width, piece, Tensor(hidden.numel, width, None))
+        weight = Tensor(head.numel, head.width, None, head.node)
+        scratch = head.numel * FP32 if head.trains and head.width != FP32 else 0  # until it is rounded
+        losses = ag.op(learnt, FP32, [hidden, weight], keeps=[hidden], scratch=scratch)
+        if losses.node:
+            losses.node.before = lambda: self.pieces(width, piece, hidden)
+        return ag.op(1, FP32, [losses])
+
+    def pieces(self, width, piece, hidden):
+        """Hold for a moment what a piece takes: in the forward pass, and, if the hidden states have a node or the head
+        trains, in the backward pass."""
+        ledger, head = self.ag.ledger, self.decoder.head.weight
+        copy = self.ag.new(head.numel, width, "working copies") if width != head.width else None
+        inner = Autograd(ledger, accumulate=lambda weight, gradient: None)
+        is_backward = hidden.storage is not None
+        held = []
+        if is_backward and hidden.node:
+            held.append(self.ag.new(hidden.numel, hidden.width))
+        if is_backward and head.trains:
+            held.append(self.ag.new(head.numel, FP32, "gradients"))
+        x = Weight(piece * self.decoder.hidden, width, is_backward and bool(hidden.node))
+        weight = Weight(head.numel, width, is_backward and head.trains)
+        rows = inner.new(x.numel, width) if width != hidden.width else None
+        part = Tensor(x.numel, width, rows, x.node)
+        loss = self.loss_of(part, piece, inner, Tensor(weight.numel, width, copy, weight.node))
+        del rows, part
+        if loss.node:
+            inner.backward(loss, inner.new(1, FP32))
+
+    def loss_of(self, hidden, rows, ag=None, weight=None):
+        ag, vocab = ag or self.ag, self.decoder.head.elements // self.decoder.hidden
+        x, copy = ag.cast(hidden, ag.autocasts), weight or ag.copy_of(self.decoder.head.weight)
         logits = ag.op(rows * vocab, x.width, [x, copy], keeps=ag.kept_by_product(x, copy), category="logits")
         del x, copy
         logits = logits if logits.width == FP32 else ag.op(logits.numel, FP32, [logits], category="logits")

@@ -40,6 +40,13 @@ def bytes_of(card):
     return int(float(size[1]) * (GIB if size[2] == "gib" else 10**9))
 
 
+def pieces_on(card):
+    """MiB of fp32 logits that the recipes compute at a time on a card of so many bytes, without --max_logits_mib."""
+    from llama import LOGITS_SHARE  # here, since it imports all that a recipe needs
+
+    return LOGITS_SHARE * card / 2**20
+
+
 def constants_of(plan, device):
     """{"constants": bytes} that no tensor holds, assumed and not measured: CUDA's context and modules, a
     communicator's buffers, and what the allocator rounds up or cannot use again. The upper end of what is reported

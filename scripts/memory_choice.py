@@ -28,7 +28,7 @@ from unittest import mock
 import memory_plan
 from check_config import load
 from config_rules import as_read
-from memory_cards import CARDS, GIB, constants_of
+from memory_cards import CARDS, GIB, constants_of, pieces_on
 from memory_plan import Plan, closed_form, plan_of, strategy_for
 from model_shapes import Unplannable
 from plan_memory import batch_of, write_json
@@ -377,11 +377,12 @@ def changes(launch, recipe_args, rows):
         found.append((f"more GPUs: {row.plan.ranks}", row))
     unwanted = SLOW_IN_BF16 if closest.plan.mixed_precision == "bf16" else ()
     sizes = {name: int(size * GIB) for name, size in CARDS.items() if name not in unwanted}
-    cards = [(size, name) for name, size in sizes.items() if size >= closest.peak]
-    if cards:
-        size, name = min(cards)
-        row = next(row for row in rows if row.peak <= size)
-        found.append((f"another card: {name}, of {size / GIB:.1f} GiB", row))
+    for size, name in sorted((size, name) for name, size in sizes.items() if size >= closest.peak):
+        values = {} if "max_logits_mib" in launch.given else {"max_logits_mib": pieces_on(size)}
+        row = next((row for row in rows if peak_at(launch, row, **values) <= size), None)
+        if row:
+            found.append((f"another card: {name}, of {size / GIB:.1f} GiB", row_with(launch, row, **values)))
+            break
     return closest, [
         {"change": words, "config_file": f"accelerate_configs/{row.file}", "peak": row.peak}
         | {"weights": row.weights, "command": command(launch, row)}
@@ -402,6 +403,8 @@ def command(launch, row):
     words += ["recipes/llama.py", "--model_name_or_path", model]
     for name, value in vars(args).items():
         if name == "model_name_or_path" or value is None or value == launch.defaults[name]:
+            continue
+        if name == "max_logits_mib" and name not in launch.given:  # the recipe takes as much by itself, on this card
             continue
         values = value if isinstance(value, list) else [] if value is True else [value]
         words += [f"--{name}", *map(str, values)]

@@ -194,7 +194,7 @@ def prepared(model, plan, mesh):
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)(
             {"use_reentrant": False}
         )
-    llama.loss_in_head(model, plan.args.max_logits_mib)
+    llama.loss_in_head(model, llama.logits_mib(plan.args, torch.device("cpu")))
     if plan.args.use_peft:  # FSDP2 does not autocast, but its trace does
         accelerator = SimpleNamespace(native_amp=plan.autocasts is not None, is_fsdp2=False)
         llama.leave_casts_to_autocast(model, plan.args, accelerator)

@@ -72,7 +72,8 @@ class Zero(Whole):
         groups = [[w.numel for w in self.trained if (w.rows == w.numel) is norm] for norm in (False, True)]
         self.in_part = sum(fullest_part(sizes, plan.ranks) for sizes in groups if sizes)
         self.bucket = self.part = self.sum = None
-        self.adds_in_fp32 = plan.stage == 2 and bool(plan.low)  # micro-batches (reduce_in_fp32 of the recipes)
+        # Micro-batches are added in fp32 (reduce_in_fp32 of the recipes)
+        self.adds_in_fp32 = plan.stage == 2 and bool(plan.low) and not plan.offloads_optimizer
 
     def at_rest(self):
         plan, device, host = self.plan, self.parameters(), {}

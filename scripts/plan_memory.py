@@ -51,7 +51,8 @@ def parse_args():
     parser.add_argument("--num_processes", "--num_gpus", type=int, help="ranks, one a GPU [the YAML's]")
     parser.add_argument("--num_machines", type=int, help="hosts with as many GPUs each [the YAML's]")
     parser.add_argument("--mixed_precision", choices=["no", "bf16", "fp16"], help="instead of the YAML's")
-    parser.add_argument("--gpu", help="the card: h200, a100, 4090, ..., or its memory: 24GB, 80GiB")
+    parser.add_argument("--gpu", help="the card: h200, a100, 4090, ..., or its memory: 24GB, 80GiB [none; pieces "
+                        "of the loss as on 80GiB]")
     parser.add_argument("--longest", type=int, help="tokens of the longest row, if that is less than --max_length")
     parser.add_argument("--learnt_share", type=float, default=1.0, help="of the tokens, for the logits [%(default)s]")
     parser.add_argument(
@@ -75,6 +76,7 @@ def parse_args():
 def recipe_arguments(parser, args, rest):
     """The recipe's own arguments, parsed by the recipe; the model among them."""
     import llama
+    from memory_cards import bytes_of, pieces_on
 
     recipe = args.model.endswith(".py")
     if recipe and Path(args.model).name != "llama.py":
@@ -83,7 +85,10 @@ def recipe_arguments(parser, args, rest):
         parser.error("--model_name_or_path: MODEL says it already; or give recipes/llama.py instead of MODEL")
     llama.fault_tolerance.RUN["output_dir"] = None  # a wrong argument is no end of the run in that folder
     sys.argv = ["llama.py", *rest, *([] if recipe else ["--model_name_or_path", args.model])]
-    return llama.parse_args()
+    found = llama.parse_args()
+    if found.max_logits_mib is None:  # what the recipe would take on this card
+        found.max_logits_mib = pieces_on(bytes_of(args.gpu) or 80 * 2**30)
+    return found
 
 
 def read_config(parser, path):
@@ -180,13 +185,13 @@ def main():
     if not args.config_file and not args.gpu:
         parser.error("give --config_file, for the plan of one strategy, or --gpu, to choose among all")
     config = read_config(parser, args.config_file) if args.config_file else None
-    recipe_args = recipe_arguments(parser, args, rest)
     from memory_cards import bytes_of, constants_of
     from memory_plan import closed_form, plan_of
     from model_shapes import Unplannable
     from model_shapes import read_config as read_model
 
     try:
+        recipe_args = recipe_arguments(parser, args, rest)
         card, model = bytes_of(args.gpu), read_model(recipe_args.model_name_or_path)
         batch = batch_of(recipe_args, args)
         if args.plot:

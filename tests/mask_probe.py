@@ -4,6 +4,9 @@ It looks at logits alone, so it serves every architecture, attention implementat
 what the model is called with; `owners` has the shape of its input_ids and says to which document each token belongs.
 """
 
+import copy
+
+import llama
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config
 
@@ -36,14 +39,15 @@ def distance_from_alone(model, batch, owners):
     """Largest difference between a document's logits in the batch and those it has as the only row."""
     ids, logits, distances = batch["input_ids"], model(**batch).logits, []
     for own in (owners == owner for owner in owners.unique() if owner != PADDING):
-        alone = model(input_ids=ids[own][None], use_cache=False).logits[0]
+        ends = llama.ends_of_rows([int(own.sum())]) if "cu_seq_lens_q" in batch else {}
+        alone = model(input_ids=ids[own][None], use_cache=False, **ends).logits[0]
         distances.append((logits[own] - alone).abs().max())
     return torch.stack(distances).max().item()
 
 
 def random_model(architecture, attention, dtype=torch.float32, device="cpu"):
     torch.manual_seed(0)
-    config = ARCHITECTURES[architecture]
+    config = copy.deepcopy(ARCHITECTURES[architecture])  # which keeps its model's attention
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype).to(device).eval()
 
 

@@ -16,7 +16,7 @@ PROGRAMS = [path for folder in ("recipes", "scripts") for path in sorted((REPO /
 PARSERS = {str(path.relative_to(REPO)): importlib.import_module(path.stem) for path in PROGRAMS}
 PARSERS["train.py"] = PARSERS["recipes/llama.py"]  # what README calls a copy
 PLAIN = {"""kill -USR1 $(grep -oP '"process": \\K[0-9]+' runs/full/status.json)""",
-         "cp recipes/llama.py train.py", "cp recipes/{fault_tolerance,whole_state,preflight,rows}.py .",
+         "cp recipes/llama.py train.py", "cp recipes/{fault_tolerance,whole_state,preflight,rows,varlen}.py .",
          "source .venv/bin/activate", "pip install -r requirements.txt", "pip install liger-kernel"}
 
 

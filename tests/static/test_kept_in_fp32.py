@@ -58,12 +58,15 @@ def test_fsdp1_leaves_rotary_frequencies_as_they_are(one_rank):
     assert torch.equal(model.inv_freq, torch.tensor([0.1234567, 1.0]))
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_deepspeed_reduces_in_fp32_and_adds_in_fp32_where_it_can(stage):
-    zero = SimpleNamespace(zero_stage=stage, deepspeed_config={})
+@pytest.mark.parametrize(("stage", "offload", "adds_in"), [
+    (0, "none", None), (1, "none", None), (2, "none", "fp32"), (2, "cpu", None), (3, "none", "fp32"), (3, "cpu", "fp32"),
+])
+def test_deepspeed_reduces_in_fp32_and_adds_in_fp32_where_it_can(stage, offload, adds_in):
+    config = {"zero_optimization": {"offload_optimizer": {"device": offload}}}
+    zero = SimpleNamespace(zero_stage=stage, deepspeed_config=config)
     llama.reduce_in_fp32(fake_accelerator(state=SimpleNamespace(deepspeed_plugin=zero, fsdp_plugin=None)))
-    assert zero.deepspeed_config["communication_data_type"] == "fp32"
-    assert zero.deepspeed_config.get("data_types") == ({"grad_accum_dtype": "fp32"} if stage > 1 else None)
+    assert config["communication_data_type"] == "fp32"
+    assert config.get("data_types", {}).get("grad_accum_dtype") == adds_in
 
 
 def test_a_deepspeed_config_may_say_otherwise():

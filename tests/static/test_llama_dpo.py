@@ -3,6 +3,7 @@
 import json
 import math
 from argparse import Namespace
+from contextlib import contextmanager
 from functools import partial
 from unittest import mock
 
@@ -14,6 +15,7 @@ import torch
 from datasets import Dataset
 from make_tiny_model import make_model, make_tokenizer
 from peft import LoraConfig, get_peft_model
+from torch.utils._python_dispatch import TorchDispatchMode
 
 USER = {"role": "user", "content": "Say a."}
 GOOD, BAD = ({"role": "assistant", "content": text} for text in "ab")
@@ -95,8 +97,8 @@ PAIRS = [{"prompt_ids": [5, 6], "chosen_ids": [7, 8, 9], "rejected_ids": [10], "
          {"prompt_ids": [11], "chosen_ids": [12], "rejected_ids": [13, 14], "row": 8}]
 
 
-def batch_of(numbers, learn_prompts=False):
-    return llama_dpo.collate_answers(numbers, Dataset.from_list(PAIRS), 0, learn_prompts)
+def batch_of(numbers, learn_prompts=False, varlen=False):
+    return llama_dpo.collate_answers(numbers, Dataset.from_list(PAIRS), 0, learn_prompts, varlen)
 
 
 class TestBatches:
@@ -118,15 +120,45 @@ class TestBatches:
         batch = batch_of([0, 1], learn_prompts=True)
         assert batch["targets"].tolist() == [6, 7, 8, 9, 12, 10, 13, 14] and batch["counts"][1] == 5
 
-    def test_a_rank_without_rows_takes_part_with_nothing(self, tiny):
-        batch = batch_of([])
+    def test_for_flash_attention_the_lines_lie_behind_one_another(self):
+        batch = batch_of([1, 0], varlen=True)
+        inputs = batch["inputs"]
+        assert inputs["input_ids"].tolist() == [[11, 12, 5, 6, 7, 8, 9, 11, 13, 14, 5, 6, 10]]
+        assert inputs["position_ids"].tolist() == [[0, 1, 0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2]]
+        assert inputs["cu_seq_lens_q"].tolist() == inputs["cu_seq_lens_k"].tolist() == [0, 2, 7, 10, 13]
+        assert (inputs["max_length_q"], inputs["max_length_k"]) == (5, 5)
+        before = inputs["input_ids"].flatten()[batch["positions"]]
+        assert before.tolist() == [11, 6, 7, 8, 11, 13, 6] and batch["targets"].tolist() == [12, 7, 8, 9, 13, 14, 10]
+
+    @pytest.mark.parametrize("varlen", [False, True])
+    def test_a_rank_without_rows_takes_part_with_nothing(self, varlen):
+        batch = batch_of([], varlen=varlen)
         assert batch["inputs"]["input_ids"].tolist() == [[0]] and batch["counts"].tolist() == [0, 0, 0]
 
 
-def hooked(model):
-    """A copy of the model as main prepares it."""
+class LargestLogits(TorchDispatchMode):
+    """Rows of the largest logits that an operation returns: any tensor [rows, vocabulary] but the head, transposed."""
+
+    def __init__(self, head):
+        super().__init__()
+        (self.vocabulary, self.features), self.rows = head.weight.shape, 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        result = function(*arguments, **(options or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            shape = tensor.shape if isinstance(tensor, torch.Tensor) else ()
+            if len(shape) == 2 and shape[1] == self.vocabulary and shape[0] != self.features:
+                self.rows = max(self.rows, shape[0])
+        return result
+
+
+@contextmanager
+def prepared(model, max_logits_mib=256):
+    """The model as main prepares it, for a while."""
     head = model.get_output_embeddings()
-    return head.register_forward_pre_hook(lambda _, hidden: hidden[0].flatten(0, 1)[llama_dpo.LEARNT["positions"]])
+    llama_dpo.loss_in_head(model, max_logits_mib)
+    yield model
+    del head.forward
 
 
 class TestLogps:
@@ -142,25 +174,35 @@ class TestLogps:
         wanted = [[logp_of(pair["prompt_ids"], pair[name]) for pair in PAIRS]
                   for name in ("chosen_ids", "rejected_ids")]
         of_prompts = logp_of([5], [6]) * learn_prompts
-        hook = hooked(model)
-        answers, prompts = llama_dpo.answer_logps(model, batch)
-        hook.remove()
-        torch.testing.assert_close(answers, torch.tensor(wanted))
-        assert prompts.item() == pytest.approx(of_prompts, abs=1e-5)
+        flat = batch_of([0, 1], learn_prompts, varlen=True)  # sdpa keeps its rows apart by their positions
+        for mib, one in ((256, batch), (2 * 320 * 4 / 2**20, batch), (256, flat)):  # at once, and two tokens at a time
+            with prepared(model, mib):
+                answers, prompts = llama_dpo.answer_logps(model, one)
+            torch.testing.assert_close(answers, torch.tensor(wanted))
+            assert prompts.item() == pytest.approx(of_prompts, abs=1e-5)
+
+    def test_no_more_logits_than_allowed_are_made_and_the_gradient_stays(self, tiny):
+        model, batch, seen = tiny[0], batch_of([0, 1], learn_prompts=True), []
+        for mib in (256, 2 * 320 * 4 / 2**20):
+            with prepared(model, mib), LargestLogits(model.lm_head) as largest:
+                sum(part.sum() for part in llama_dpo.answer_logps(model, batch)).backward()
+            seen.append((largest.rows, torch.nn.utils.get_total_norm([w.grad for w in model.parameters()])))
+            model.zero_grad()
+        assert [rows for rows, _ in seen] == [8, 2]
+        torch.testing.assert_close(seen[1][1], seen[0][1])
 
     def test_without_rows_there_is_nothing_and_still_a_gradient(self, tiny):
-        model, hook = tiny[0], hooked(tiny[0])
-        args = Namespace(loss_type="sigmoid", beta=0.1)
-        sums = llama_dpo.compare_answers(model, batch_of([]), torch.zeros(2, 2), args)
-        sums[0].backward()
-        hook.remove()
+        model, args = tiny[0], Namespace(loss_type="sigmoid", beta=0.1)
+        with prepared(model):
+            sums = llama_dpo.compare_answers(model, batch_of([]), torch.zeros(2, 2), args)
+            sums[0].backward()
         assert sums.tolist() == [0.0] * 8
         assert all(weight.grad is not None and not weight.grad.any() for weight in model.parameters())
         model.zero_grad()
 
     def test_the_reference_is_the_model_without_its_adapters(self, tiny):
         model = get_peft_model(make_model_and_tokenizer()[0], LoraConfig(target_modules="all-linear"))
-        hooked(model)
+        llama_dpo.loss_in_head(model, 256)
         batch, args = batch_of([0, 1]), Namespace(loss_type="sigmoid", beta=0.5)
         with torch.no_grad():
             before = llama_dpo.answer_logps(model, batch)[0]

@@ -13,7 +13,7 @@ import plan_memory
 import pytest
 from accelerate.commands.launch import launch_command_parser
 from launching import REPO
-from memory_cards import CARDS, GIB, constants_of
+from memory_cards import CARDS, GIB, constants_of, pieces_on
 from memory_choice import LINES_AT_MOST, largest
 from memory_plan import closed_form, plan_of
 from model_shapes import read_config
@@ -52,14 +52,16 @@ def choose(models):
     return call
 
 
-def planned(command, **values):
-    """(peak in bytes, recipe's arguments) of a launch command, read by the launcher, the recipe and the planner."""
+def planned(command, card, **values):
+    """(peak in bytes, recipe's arguments) of a launch command on a card of so many bytes, read by the launcher, the
+    recipe and the planner."""
     words = shlex.split(command)
     assert words[:2] == ["accelerate", "launch"]
     launch = LAUNCHER.parse_args(words[2:])
     assert (REPO / launch.config_file).is_file() and launch.training_script == "recipes/llama.py"
     args = recipe_arguments(launch.training_script_args)
-    vars(args).update(values)
+    assert args.max_logits_mib is None
+    vars(args).update({"max_logits_mib": pieces_on(card)} | values)
     config = plan_memory.read_config(None, REPO / launch.config_file)
     plan = plan_of(args, config, launch.num_processes, launch.num_machines, launch.mixed_precision)
     options = SimpleNamespace(longest=None, learnt_share=1.0)
@@ -79,7 +81,7 @@ def test_what_is_listed_fits_as_its_command_is_planned(choose, call):
     code, report = choose(call)
     assert code == 0 and report["rows"]
     for row in report["rows"][::2]:
-        peak, args = planned(row["command"])
+        peak, args = planned(row["command"], report["card"])
         assert peak == row["peak"] == sum(row["device"].values()) <= report["card"]
         assert args.gradient_checkpointing == row["gradient_checkpointing"]
         assert args.use_peft == (row["weights"] != "full") and row["reasons"]
@@ -94,8 +96,8 @@ def test_the_largest_batch_and_length_fit_and_larger_ones_do_not(choose, call):
             "max_length": (row["largest_max_length"], SMALL.max_position_embeddings),
         }
         for name, (size, most) in limits.items():
-            assert planned(row["command"], **{name: size})[0] <= report["card"]
-            assert size == most or planned(row["command"], **{name: size + 1})[0] > report["card"]
+            assert planned(row["command"], report["card"], **{name: size})[0] <= report["card"]
+            assert size == most or planned(row["command"], report["card"], **{name: size + 1})[0] > report["card"]
 
 
 def listed(flags, ranks, machines=None):
@@ -144,7 +146,7 @@ def test_what_the_user_gave_stays(choose):
     _, report = choose(f"small --gpu 6GiB --num_gpus 2 --mixed_precision fp16 --dataset_name rows.jsonl {flags}")
     assert {row["weights"] for row in report["rows"]} == {"LoRA", "LoRA, int8", "LoRA, nf4", "LoRA, nf4 dq"}
     for row in report["rows"]:
-        _, args = planned(row["command"])
+        _, args = planned(row["command"], report["card"])
         assert args.gradient_checkpointing and args.use_peft and args.dtype == "float16"
         assert (args.lora_r, args.lora_target_modules, args.learning_rate) == (4, ["q_proj", "v_proj"], 0.001)
         assert args.dataset_name == "rows.jsonl" and "--num_processes 2 --mixed_precision fp16" in row["command"]
@@ -152,19 +154,19 @@ def test_what_the_user_gave_stays(choose):
 
 def test_nothing_fits_and_each_change_is_enough(choose):
     """A batch and rows that are too large by far, for GPUs that hold the weights."""
-    code, report = choose(f"small --gpu 1.1GiB {BATCH} --use_peft --gradient_checkpointing")
+    code, report = choose(f"small --gpu 1GiB {BATCH} --use_peft --gradient_checkpointing")
     assert code == 1 and not report["rows"] and report["closest"]["peak"] > report["card"]
     kinds = [one["change"].split(":")[0] for one in report["changes"]]
     assert kinds == ["a smaller batch", "shorter rows", "another card"]
     for one in report["changes"]:
-        peak, args = planned(one["command"])
         named = one["change"].split()[2].rstrip(",")
-        card = CARDS[named] * GIB if "card" in one["change"] else report["card"]
+        card = int(CARDS[named] * GIB) if "card" in one["change"] else report["card"]
+        peak, args = planned(one["command"], card)
         assert peak == one["peak"] <= card
         if "batch" in one["change"]:
             assert args.per_device_train_batch_size * args.gradient_accumulation_steps == 32
         if "rows" in one["change"]:
-            assert planned(one["command"], max_length=args.max_length + 1)[0] > card
+            assert planned(one["command"], card, max_length=args.max_length + 1)[0] > card
 
 
 def test_where_offload_alone_fits_more_gpus_are_proposed(choose):
@@ -174,9 +176,10 @@ def test_where_offload_alone_fits_more_gpus_are_proposed(choose):
     assert "offload" not in report["closest"]["config_file"]
     more = next(one for one in report["changes"] if "GPUs" in one["change"])
     ranks = int(more["change"].split()[-1])
-    assert f"--num_processes {ranks}" in more["command"] and planned(more["command"])[0] <= report["card"]
+    assert f"--num_processes {ranks}" in more["command"]
+    assert planned(more["command"], report["card"])[0] <= report["card"]
     fewer = more["command"].replace(f"--num_processes {ranks}", f"--num_processes {ranks // 2}")
-    assert ranks == 2 or planned(fewer)[0] > report["card"]
+    assert ranks == 2 or planned(fewer, report["card"])[0] > report["card"]
 
 
 def test_the_terminal_shows_a_table_and_the_launch(models, capsys, monkeypatch):
@@ -186,7 +189,7 @@ def test_the_terminal_shows_a_table_and_the_launch(models, capsys, monkeypatch):
     assert max(map(len, told.replace(str(models), "").splitlines())) <= 120
     assert " more: --json -" in told and "LoRA, nf4 dq" in told and "full weights" in told
     launches = [part.replace("\\\n", " ") for part in told.split("\n\n") if part.startswith("accelerate launch")]
-    assert [planned(command)[1].use_peft for command in launches] == [True, False]
+    assert [planned(command, CARDS["h200"] * GIB)[1].use_peft for command in launches] == [True, False]
 
 
 WRONG = {

@@ -53,6 +53,15 @@ def test_the_peak_is_that_of_real_tensors(flags):
     assert planned == pytest.approx(measured, rel=0.01)
 
 
+@pytest.mark.parametrize("flags", [[], ["--use_peft"]], ids=["full", "LoRA"])
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_pieces_of_a_large_head_are_counted(precision, flags):
+    """The vocabulary is so large that the peak is in the loss."""
+    plan = Plan(args("--max_logits_mib", "2", *flags), mixed_precision=precision)
+    planned, measured = peaks(plan, small(vocab=20000), Batch(2, 64, 128), measure)
+    assert planned == pytest.approx(measured, rel=0.002)
+
+
 @pytest.mark.parametrize("stage, gigabytes", [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
 def test_states_are_those_of_the_zero_paper(stage, gigabytes):
     """7.5 billion parameters on 64 GPUs (arXiv 1910.02054, figure 1)."""

@@ -42,8 +42,26 @@ def test_a_batch_tells_the_router_loss_which_token_is_of_which_row():
     assert batch["supervised"]["targets"].tolist() == [2, 3, 4, 5, 6, 7, 2, 2, 3, 4]
 
 
-def test_a_rank_without_rows_adds_nothing():
-    batch = mixtral.collate_rows([], pad_token_id=99)
+def test_for_flash_attention_the_rows_lie_in_one_line():
+    padded, flat = (mixtral.collate_rows(ROWS, pad_token_id=99, varlen=varlen) for varlen in (False, True))
+    inputs = flat["inputs"]
+    assert inputs["input_ids"].tolist() == [[1, 2, 3, 4, 5, 6, 7, 1, 2, 1, 2, 3, 4]]
+    assert inputs["position_ids"].tolist() == [[*range(7), 0, 1, *range(4)]]
+    assert inputs["cu_seq_lens_q"].tolist() == inputs["cu_seq_lens_k"].tolist() == [0, 7, 9, 13]
+    assert (inputs["max_length_q"], inputs["max_length_k"]) == (7, 7)
+    for name in ("counts", "row"):
+        assert list(flat[name]) == list(padded[name])
+    assert flat["supervised"]["targets"].equal(padded["supervised"]["targets"])
+    before = [batch["inputs"]["input_ids"].flatten()[batch["supervised"]["positions"]] for batch in (padded, flat)]
+    assert before[0].equal(before[1])
+    (loss, load), (flat_loss, flat_load) = (mixtral.router_loss(logits_of(batch), batch["routed"], TOP_K)
+                                            for batch in (padded, flat))
+    assert loss.item() == pytest.approx(flat_loss.item(), rel=1e-6) and load.equal(flat_load)
+
+
+@pytest.mark.parametrize("varlen", [False, True])
+def test_a_rank_without_rows_adds_nothing(varlen):
+    batch = mixtral.collate_rows([], pad_token_id=99, varlen=varlen)
     assert batch["inputs"]["input_ids"].tolist() == [[99]] and batch["counts"].tolist() == [0, 0]
     assert batch["row"] == []
     logits = logits_of(batch)
@@ -132,7 +150,7 @@ def load(tiny_of, monkeypatch):
                                    ["--use_peft", "--gradient_checkpointing"]], ids=" ".join)
 def test_what_is_trained_has_gradients_from_both_losses_also_without_rows(flags, load):
     args, model = load(*flags)
-    mixtral.loss_in_head(model, args.max_logits_mib)
+    mixtral.loss_in_head(model, 256)
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     loss, aux_loss, _ = mixtral.summed_losses(model, mixtral.collate_rows([], 0), TOP_K)
     (loss + aux_loss).backward()  # as on a rank that has none

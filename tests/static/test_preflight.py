@@ -20,6 +20,7 @@ from transformers import (
     BloomConfig,
     Gemma2Config,
     GPT2Config,
+    GPTNeoConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -42,6 +43,10 @@ REFUSED = {  # flags, capability of the GPU or None for a CPU, packages that are
         ["--attn_implementation", "flash_attention_4"], HOPPER, {"flash-attn"}, "pip install flash-attn-4,"),
     "flash attention 4 on Ampere": (["--attn_implementation", "flash_attention_4"], AMPERE, PACKAGES, "9.0 or more"),
     "flash attention 3 on Ampere": (["--attn_implementation", "flash_attention_3"], AMPERE, PACKAGES, "9.0 or more"),
+    "varlen on a CPU": (["--attn_implementation", "varlen"], None, PACKAGES, "needs an NVIDIA GPU"),
+    "varlen on Turing": (["--attn_implementation", "varlen", "--dtype", "float16", "--use_peft"], TURING, PACKAGES,
+                         "8.0 or more"),
+    "varlen in fp32": (["--attn_implementation", "varlen"], AMPERE, set(), "launch with --mixed_precision bf16"),
     "Liger on a CPU": (["--use_liger_kernel"], None, PACKAGES, "Triton kernels need a GPU"),
     "Liger that is not installed": (["--use_liger_kernel"], HOPPER, set(), "pip install liger-kernel"),
     "TF32 on a CPU": (["--tf32"], None, PACKAGES, "compute capability 8.0"),
@@ -59,6 +64,7 @@ ACCEPTED = {
     "packing": (["--packing"], None, set()),
     "bf16 weights whose loss of updates is asked for": (["--dtype", "bfloat16", "--no_master_weights"], AMPERE, set()),
     "adapters on bf16 weights": (["--dtype", "bfloat16", "--use_peft"], AMPERE, set()),
+    "varlen": (["--attn_implementation", "varlen", "--dtype", "bfloat16", "--use_peft", "--packing"], AMPERE, set()),
     "padding free, by length": (["--padding_free", "--train_sampling_strategy", "group_by_length"], None, set()),
 }
 
@@ -175,7 +181,7 @@ def test_compiling_has_one_owner(problems_of):
 def test_models_that_cannot_keep_packed_rows_apart_are_refused(config, says, capsys, monkeypatch):
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    for flags in (["--packing"], ["--padding_free"], []):
+    for flags in (["--packing"], ["--padding_free"], ["--attn_implementation", "flash_attention_2"], []):
         monkeypatch.setattr(sys, "argv", ["llama.py", *flags])
         if not (flags and says):
             preflight.check_model(llama.parse_args(), model, 0)
@@ -232,6 +238,17 @@ def test_experts_without_a_kernel_are_told_at_the_start(flags, mixed_precision, 
 ], ids=["cast", "bf16 base", "CPU", "no experts"])
 def test_nothing_is_told_where_they_have_one(config, flags, device, mixed_precision, in_force, start):
     assert "warning" not in start(config, flags, device, mixed_precision, in_force)
+
+
+def test_a_model_whose_attention_is_not_told_where_rows_end_is_refused(capsys, monkeypatch):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(GPTNeoConfig(num_layers=1, attention_types=[[["global"], 1]]))
+    monkeypatch.setattr(sys, "argv", ["llama.py", "--packing"])  # its masks know positions
+    preflight.check_model(llama.parse_args(), model, 0)
+    monkeypatch.setattr(sys, "argv", ["llama.py", "--attn_implementation", "flash_attention_2"])
+    with pytest.raises(SystemExit, match="64"):
+        preflight.check_model(llama.parse_args(), model, 0)
+    assert "do not tell their attention where rows end): use --attn_implementation sdpa" in capsys.readouterr().err
 
 
 def test_a_token_without_an_embedding_is_refused(capsys, monkeypatch):

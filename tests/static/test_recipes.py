@@ -10,8 +10,9 @@ import parity
 import pytest
 from launching import REPO
 
-COMPANIONS = [REPO / "recipes" / f"{name}.py" for name in ("fault_tolerance", "preflight", "rows", "whole_state")]
-USED = {"fault_tolerance", "preflight", "rows"}  # by recipes; the fourth by these
+NAMES = ("fault_tolerance", "preflight", "rows", "varlen", "whole_state")
+COMPANIONS = [REPO / "recipes" / f"{name}.py" for name in NAMES]
+USED = {"fault_tolerance", "preflight", "rows"}  # by recipes; the others by these
 RECIPES = sorted(set((REPO / "recipes").glob("*.py")) - set(COMPANIONS))
 BANNERS = ["Accelerator and seed", "Tokenizer and data", "Model", "Optimizer and schedule", "Prepare", "Resume",
            "Train", "Evaluate and save"]
