@@ -59,7 +59,8 @@ def test_fsdp1_leaves_rotary_frequencies_as_they_are(one_rank):
 
 
 @pytest.mark.parametrize(("stage", "offload", "adds_in"), [
-    (0, "none", None), (1, "none", None), (2, "none", "fp32"), (2, "cpu", None), (3, "none", "fp32"), (3, "cpu", "fp32"),
+    (0, "none", None), (1, "none", None), (2, "none", "fp32"), (2, "cpu", None),
+    (3, "none", "fp32"), (3, "cpu", "fp32"),
 ])
 def test_deepspeed_reduces_in_fp32_and_adds_in_fp32_where_it_can(stage, offload, adds_in):
     config = {"zero_optimization": {"offload_optimizer": {"device": offload}}}
