@@ -372,6 +372,8 @@ def main():
     args = parse_args()
     if fault_tolerance:
         fault_tolerance.start_run(args)
+    if preflight:
+        preflight.check_launch(args)
     # ---- Accelerator and seed ----
     accumulation, output_dir = args.gradient_accumulation_steps, Path(args.output_dir)
     accelerator = make_accelerator(args)

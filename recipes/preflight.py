@@ -2,7 +2,8 @@
 
 Every recipe uses this file when it lies beside it; a recipe that was copied alone starts unchecked. All problems are
 found at once, each with its cure. The same rules serve `accelerate launch`, torchrun and scripts/rehearse.py, since they
-read what accelerate made of YAML and command line, never the YAML itself (that is scripts/check_config.py).
+read what accelerate made of YAML and command line. What accelerate has ignored in the YAML cannot be seen there: where
+accelerate's launcher has read a file, that file is checked before all else (launcher.py).
 """
 
 import contextlib
@@ -23,7 +24,8 @@ from unittest import mock
 import numpy as np
 import psutil
 import torch
-from fault_tolerance import conclude, fail, leave
+from fault_tolerance import RANK, conclude, fail, leave
+from launcher import find_launch, find_launch_faults
 from rows import OFFLINE
 from torch.nn import Embedding
 from transformers import AutoConfig
@@ -72,6 +74,17 @@ def without_weights():
         for kind in _BaseAutoModelClass.__subclasses__():
             patches.enter_context(mock.patch.object(kind, "from_pretrained", classmethod(of_config)))
         yield
+
+
+def check_launch(args):
+    """Fail with 64 where the launcher's config file has faults: keys that accelerate would ignore, or that these recipes
+    do not run under. Every rank calls it, before it makes its Accelerator, and finds the same."""
+    errors, warnings = find_launch_faults()
+    if RANK == 0:
+        for warning in warnings:
+            print(f"warning: {warning}", file=sys.stderr, flush=True)
+    if errors:
+        fail(64, *errors, *[problem for broken, problem in rules_of_values(args) if broken])
 
 
 def find_problems(args, accelerator):
@@ -308,9 +321,14 @@ def end_dry_run(accelerator, args, total, trained, longest):
 
 def plan_command(accelerator, longest):
     """The launch command with another first word: scripts/plan_memory.py tells what it takes of each GPU's memory."""
-    launchers = [process.cmdline() for process in psutil.Process().parents()]
-    launcher = next((words for words in launchers if any(re.search("accelerate(-launch|[.]commands[.]launch)?$", word) for word in words)), [])
-    of_launcher = {name: word for name, word in zip(launcher, launcher[1:], strict=False) if name in ("--config_file", "--num_machines", "--mixed_precision")}
-    words = {"--config_file": "YAML", "--num_processes": str(accelerator.num_processes)} | of_launcher | {"--longest": str(longest)}
+    words = {"--config_file": "YAML", "--num_processes": accelerator.num_processes}
+    with contextlib.suppress(ValueError):  # of a launcher whose words cannot be read, as check_launch has said
+        launch = find_launch()
+        if launch and launch.config_file:
+            words["--config_file"] = launch.config_file
+        for name in ("num_machines", "mixed_precision"):
+            if launch and name in launch.given:
+                words[f"--{name}"] = launch.given[name]
+    options = [str(word) for option in words.items() for word in option]
     recipe = [sys.argv[0], *(word for word in sys.argv[1:] if word != "--dry_run")]
-    return shlex.join(["python", "scripts/plan_memory.py", *sum(map(list, words.items()), []), *recipe])
+    return shlex.join(["python", "scripts/plan_memory.py", *options, "--longest", str(longest), *recipe])

@@ -1,6 +1,6 @@
 """A recipe keeps its order, hides nothing behind the rank or the strategy, needs no other file.
 
-Four files lie beside the recipes and are none: a recipe uses them where they are, and trains without them."""
+Some files beside the recipes are none: a recipe uses them where they are, and trains without them."""
 
 import ast
 import re
@@ -10,8 +10,9 @@ import parity
 import pytest
 from launching import REPO
 
-COMPANIONS = [REPO / "recipes" / f"{name}.py" for name in ("fault_tolerance", "preflight", "rows", "whole_state")]
-USED = {"fault_tolerance", "preflight", "rows"}  # by recipes; the fourth by these
+NAMES = "fault_tolerance preflight rows whole_state launcher config_files config_rules accelerate_keys".split()
+COMPANIONS = [REPO / "recipes" / f"{name}.py" for name in NAMES]
+USED = {"fault_tolerance", "preflight", "rows"}  # by recipes; the others by these
 RECIPES = sorted(set((REPO / "recipes").glob("*.py")) - set(COMPANIONS))
 BANNERS = ["Accelerator and seed", "Tokenizer and data", "Model", "Optimizer and schedule", "Prepare", "Resume",
            "Train", "Evaluate and save"]
@@ -25,7 +26,7 @@ COLLECTIVES = {"save_state", "load_state", "get_state_dict", "gather", "gather_f
                "summed_losses", "evaluate_mixture", "means_of"}
 LEAVES = (ast.Return, ast.Break, ast.Continue)
 PACKAGES = {"PIL": "pillow"}  # where a module has another name
-INDIRECT = {"numpy", "jinja2", "tqdm", "xxhash", "safetensors", "psutil"}  # the required packages bring them
+INDIRECT = {"numpy", "jinja2", "tqdm", "xxhash", "safetensors", "psutil", "yaml"}  # the required packages bring them
 
 
 def tree_of(path):
