@@ -1,7 +1,9 @@
 """The recipe tells what accelerate runs from what the launcher was asked for, for every form that FSDP's keys take."""
 
+import sys
 from types import SimpleNamespace
 
+import llama
 import preflight
 import pytest
 from accelerate import DistributedType
@@ -47,6 +49,22 @@ def test_what_is_run_as_asked_is_accepted(version, strategy, reshard, replicas, 
 def test_what_has_no_effect_is_refused(version, strategy, reshard, runs, monkeypatch):
     found = problems(monkeypatch, version, strategy, reshard)
     assert len(found) == 1 and f"has no effect, accelerate runs {runs}" in found[0] and "check_config.py" in found[0]
+
+
+@pytest.mark.parametrize(("strategy", "state", "says"), [
+    (("DeepSpeed ZeRO-3", 0, 3), {"zero_optimization": {}}, "set zero3_save_16bit_model: true"),
+    (("DeepSpeed ZeRO-2", 0, 2), {"gradient_accumulation_steps": 4}, "command line owns gradient_accumulation_steps"),
+    (("DeepSpeed ZeRO-2", 0, 2), {"gradient_clipping": 1.0}, "command line owns gradient_clipping"),
+    (("FSDP1 FULL_SHARD", 1, -1), None, "trains nothing"),
+])
+def test_what_a_config_file_would_be_refused_for_is_refused_without_one_too(strategy, state, says, monkeypatch):
+    # under torchrun, with what accelerate reads from the environment: launcher.py finds no file there
+    monkeypatch.setattr(sys, "argv", ["llama.py"])
+    zero = None if state is None else SimpleNamespace(deepspeed_config=state)
+    plugins = SimpleNamespace(deepspeed_plugin=zero, fsdp_plugin=SimpleNamespace(use_orig_params=False))
+    accelerator = SimpleNamespace(state=plugins, mixed_precision="no")
+    found = preflight.rules_of_strategy(llama.parse_args(), accelerator, strategy)
+    assert [says in problem for broken, problem in found if broken] == [True]
 
 
 def test_fewer_processes_than_asked_for_are_refused(monkeypatch):
