@@ -6,7 +6,8 @@ Every recipe uses this file when it lies beside it; a recipe that was copied alo
                                progress.json       steps done, schedule, arguments of the run, ranks, strategy
                                manifest.json       size and hash of both
     OUTPUT_DIR/latest                              the name of the newest
-    OUTPUT_DIR/status.json                         starting, running, done, stopped or failed, and why
+    OUTPUT_DIR/status.json                         starting, running, done, stopped or failed, and why; done stays done
+                                                   until training goes on, and what a later call met is under later_call
 
 Whole tensors, so that a checkpoint does not depend on strategy or number of ranks. JSON and safetensors, so that nothing
 is unpickled. No random state and no place in the data: both are functions of the seed and the step. The protocol is
@@ -23,6 +24,7 @@ import re
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from multiprocessing.connection import wait
@@ -41,6 +43,8 @@ RANK, HOST = int(os.environ.get("RANK", 0)), os.uname().nodename
 RUN = {"state": "starting", "step": 0, "saved": 0, "sign_of_life": math.inf}  # shared by loop, signal handler and thread
 FILES, NONFINITE = ("state.safetensors", "progress.json"), "nonfinite_rows.jsonl"
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
+WRITTEN = ("status.json", "run.json", "metrics.jsonl", "latest", NONFINITE)  # in the output folder, besides the result
+RESULTS = ("config.json", "adapter_config.json")  # one of them is in an output folder with a result
 
 
 def add_arguments(parser):
@@ -58,10 +62,17 @@ def add_arguments(parser):
 def fail(code, *problems):
     """Print the problems, record them in status.json and end this process with `code`; the launcher then ends the other ranks."""
     time.sleep(10 * (RANK > 0))  # rank 0 meets the same problem: let it speak first
-    print("\n".join(f"error: {problem}" for problem in problems), file=sys.stderr, flush=True)
-    if "output_dir" not in RUN and (given := re.findall("--output_dir[=\0]([^\0]+)", "\0".join(sys.argv))):  # a wrong call: no status of the run before may stay
+    text = "\n".join(f"error: {problem}" for problem in problems)
+    print(text, file=sys.stderr, flush=True)
+    wrong_call = "output_dir" not in RUN
+    given = re.findall("--output_dir[=\0]([^\0]+)", "\0".join(sys.argv))
+    if wrong_call and given:
         RUN["output_dir"] = Path(given[-1])  # of several argparse takes the last
+    if wrong_call and given and RANK == 0:  # no status of the run before may stay
+        forget_later_call()
+        set_status("starting")
     set_status("failed", code, problems[0])
+    tell_launcher("failed", code, problems[0], text)
     sys.exit(code)
 
 
@@ -74,36 +85,104 @@ def conclude(accelerator, state, code, why=None):
 def leave(accelerator, code, message):
     """End all ranks alike: 64 other arguments, 70 not finite, 73 cannot write, 75 stopped and saved. The message comes last."""
     stopped = code == 75
-    conclude(accelerator, "stopped" if stopped else "failed", code, message)
+    state = "stopped" if stopped else "failed"
+    text = message if stopped else f"error: {message}"
+    conclude(accelerator, state, code, message)
     accelerator.end_training()
     if "bar" in RUN:
         RUN["bar"].close()
-    accelerator.print(message if stopped else f"error: {message}", file=sys.stdout if stopped else sys.stderr, flush=True)
+    accelerator.print(text, file=sys.stdout if stopped else sys.stderr, flush=True)
+    tell_launcher(state, code, message, text)
     sys.exit(code)
 
 
 def set_status(state, code=None, why=None):
-    """Say in OUTPUT_DIR/status.json what became of the run. Of several failures the first counts."""
+    """Say in OUTPUT_DIR/status.json what became of the run. Of several failures the first counts.
+
+    A run that is done stays done until it trains again: what a later call met before that, such as wrong arguments, is
+    added as `later_call`."""
+    in_training = RUN["state"] != "starting"
     RUN["state"] = state
-    if RUN.get("output_dir") and not (state == "failed" and read_status().get("state") == "failed"):
-        facts = {"state": state, "exit_code": code, "why": why, "step": RUN["step"], "rank": RANK, "host": HOST, "process": os.getpid()}
-        path, text = RUN["output_dir"] / "status.json", json.dumps(facts | {"time": time.strftime("%Y-%m-%d %H:%M:%S")}, indent=2)
-        for write in (write_file, Path.write_text):  # a full disk mostly has room in place; exit code and message tell anyway
-            with contextlib.suppress(OSError):
-                return write(path, text)
+    if not RUN.get("output_dir"):
+        return
+    before = read_status()
+    if state == "failed" and how_it_ended(before).get("state") == "failed":
+        return
+    facts = {"state": state, "exit_code": code, "why": why, "step": RUN["step"]}
+    facts |= {"rank": RANK, "host": HOST, "process": os.getpid(), "time": time.strftime("%Y-%m-%d %H:%M:%S")}
+    if before.get("state") == "done" and not in_training and state in ("starting", "failed", "stopped"):
+        if state == "starting":
+            return
+        facts = before | {"later_call": facts}
+    write_status(facts)
+
+
+def write_status(facts):
+    """Write status.json, as far as that is possible."""
+    path, text = RUN["output_dir"] / "status.json", json.dumps(facts, indent=2)
+    for write in (write_file, Path.write_text):  # a full disk mostly has room in place; exit code and message tell anyway
+        with contextlib.suppress(OSError):
+            return write(path, text)
 
 
 def read_status():
+    """Return what status.json says, {} if there is none that can be read."""
     with contextlib.suppress(OSError, ValueError):
-        return json.loads((RUN["output_dir"] / "status.json").read_text())
+        status = json.loads((RUN["output_dir"] / "status.json").read_text())
+        if isinstance(status, dict):
+            return status
     return {}
+
+
+def how_it_ended(status):
+    """Return the part of a status that is about the last call."""
+    return status.get("later_call", status)
+
+
+def forget_later_call():
+    """Take what an earlier call met out of the status of a run that is done."""
+    status = read_status()
+    if "later_call" in status:
+        del status["later_call"]
+        write_status(status)
+
+
+def tell_launcher(state, code, why, text):
+    """Leave a text where torchrun, and with it accelerate's launcher, looks for what ended a process: its report then ends
+    with that text. The other processes of the host read there too why this one ended. The first one to speak counts.
+
+    state, code, why: as in status.json. The form of the file is that of torch's ErrorHandler
+    (torch/distributed/elastic/multiprocessing/errors), whose launcher prints `py_callstack`."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path or os.path.exists(path):
+        return
+    message = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}
+    with contextlib.suppress(OSError):
+        write_file(path, json.dumps({"message": message, "state": state, "exit_code": code, "why": why}))
+
+
+def told_by_others():
+    """Return what another process of this run has told of its end before: {"state", "exit_code", "why"}, or {}.
+
+    On this host it is in the files that `tell_launcher` writes, one a rank in neighboring folders, whether or not there is
+    an output folder yet; from other hosts, and without torchrun, only status.json tells."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    for found in sorted(Path(path).parent.parent.glob("*/error.json")) if path else []:
+        with contextlib.suppress(OSError, ValueError):
+            told = json.loads(found.read_text())
+            if "state" in told:  # else torch's own
+                return told
+    told = how_it_ended(read_status()) if RUN.get("output_dir") else {}
+    return told if told.get("state") in ("failed", "stopped") else {}
 
 
 # ---- Signals, exceptions, dead and hanging ranks ----
 def start_run(args):
     """Take signals and record how the run ends. Every rank calls it, before it makes its Accelerator."""
+    check_output_dir(args)
     RUN["output_dir"] = Path(args.output_dir) if not args.dry_run else None  # which leaves no trace in the folder of a run
-    if RANK == 0:
+    if RANK == 0 and not args.dry_run:
+        forget_later_call()
         set_status("starting")
     RUN["woken"], wakes = os.pipe2(os.O_NONBLOCK)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
@@ -124,14 +203,21 @@ def on_signal(number, frame):
     """Ask for a stop, on which the ranks agree after the step; before the first one there is nothing to save."""
     RUN["stop"] = True
     if RUN["state"] == "starting":
+        code = 75
         try:
-            set_status("stopped", 75, message := f"Stopped by {signal.strsignal(number)} before the first step: run the same command again")
-            print(message, flush=True)
+            told = told_by_others()
+            if told:  # the signal is the launcher's, which ends all when one has ended: that one has said why
+                code = told["exit_code"] or 1
+            else:
+                message = f"Stopped by {signal.Signals(number).name} before the first step: run the same command again"
+                set_status("stopped", code, message)
+                print(message, flush=True)
+                tell_launcher("stopped", code, message, message)
             for child in psutil.Process().children(recursive=True):
                 with contextlib.suppress(psutil.Error):  # it was gone already
                     child.kill()
         finally:
-            os._exit(75)  # at once: a pool of processes that tokenise waits without end for a lock that a dead one of them held
+            os._exit(code)  # at once: a pool of processes that tokenise waits without end for a lock that a dead one of them held
 
 
 def stop_asked(accelerator):
@@ -153,16 +239,28 @@ def on_exception(kind, error, trace):
     """Record what ended this rank; 73 and one line where a file could be neither read nor written, 64 where peft found no such layers."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of the launcher, which ends all when one ended
     time.sleep(2 * (os.environ.get("WORLD_SIZE", "1") != "1"))  # the end of another rank is for `watch` to tell
-    told = read_status() if RUN.get("output_dir") else {}
+    told = told_by_others()
     if told.get("state") == "failed":  # a process of this one, such as one that loads data, or another rank has told why
         os._exit(told.get("exit_code") or 1)
-    code = 73 if isinstance(error, SafetensorError) or getattr(error, "errno", None) in CANNOT_WRITE else 1
-    code = 64 if kind.__name__ == "NoMatchingPeftModuleError" else code
-    what = {64: "--lora_target_modules", 73: "cannot read or write"}.get(code)
-    print(f"error: {what}: {error}", file=sys.stderr) if what else sys.__excepthook__(kind, error, trace)
-    set_status("failed", code, f"{kind.__name__}: {error}")
+    code = 64 if kind.__name__ == "NoMatchingPeftModuleError" else 73 if is_about_a_file(error) else 1
+    what = {64: "--lora_target_modules: ", 73: "cannot read or write: "}.get(code)
+    print(f"error: {what}{error}", file=sys.stderr) if what else sys.__excepthook__(kind, error, trace)
+    why = f"{kind.__name__}: {error}"
+    set_status("failed", code, why)
+    tell_launcher("failed", code, why, f"error: {what or kind.__name__ + ': '}{error}")
     sys.stdout.flush()
     os._exit(code)
+
+
+def is_about_a_file(error):
+    """Whether an exception says that a file could not be read or written: any file for want of room or right, or one in
+    the output folder for any reason."""
+    if isinstance(error, SafetensorError) or getattr(error, "errno", None) in CANNOT_WRITE:
+        return True
+    named = getattr(error, "filename", None)
+    if not isinstance(error, OSError) or not isinstance(named, str | bytes) or "folder" not in RUN:
+        return False
+    return Path(os.path.abspath(os.fsdecode(named))).is_relative_to(os.path.abspath(RUN["folder"]))
 
 
 def watch(peers, timeout, woken):
@@ -185,12 +283,71 @@ def watch(peers, timeout, woken):
         time.sleep(hangs + 0.05 * (RANK % 16))  # so that one of them speaks
         if RUN["state"] not in ("starting", "running"):
             return  # all ended as they should
-        if (status := read_status()).get("state") == "stopped":  # the peer was, before the first step
-            print(status["why"], flush=True)
-        elif status.get("state") != "failed":
-            print(f"error: {why} on {HOST} in step {RUN['step']}; the same command goes on from the newest checkpoint", file=sys.stderr, flush=True)
+        told = told_by_others()
+        if told.get("state") == "stopped":  # the peer was, before the first step
+            print(told["why"], flush=True)
+        elif not told:
+            ending = f"error: {why} on {HOST} in step {RUN['step']}; the same command goes on from the newest checkpoint"
+            print(ending, file=sys.stderr, flush=True)
             set_status("failed", 1, f"{why} on {HOST}")
-        os._exit(read_status().get("exit_code") or 1)
+            tell_launcher("failed", 1, f"{why} on {HOST}", ending)
+        os._exit(told.get("exit_code") or 1)
+
+
+# ---- The output folder ----
+def check_output_dir(args):
+    """Fail with 73 where the output folder's path can lead nowhere: through a file, too long, in a circle, forbidden.
+    Nothing is made yet."""
+    RUN["folder"] = Path(args.output_dir)
+    try:
+        os.stat(args.output_dir)
+    except FileNotFoundError:
+        if os.path.islink(args.output_dir):
+            fail(73, f"--output_dir {args.output_dir}: is a link to {os.readlink(args.output_dir)}, which is not there")
+    except OSError as error:
+        fail(73, f"--output_dir {args.output_dir}: {error.strerror}")
+
+
+def make_output_dir(accelerator, args):
+    """Make the output folder, and end all ranks with 73 if what a run writes there cannot be written. Every rank takes part."""
+    problems = [problem for problem in gather_object([problem_of_output_dir(Path(args.output_dir))]) if problem]
+    if problems:
+        leave(accelerator, 73, problems[0])
+
+
+def problem_of_output_dir(folder):
+    """Make a folder and return why a run cannot write there, or None. No file is made or changed."""
+    try:
+        path = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        for path in [folder / name for name in WRITTEN]:
+            if path.exists():
+                with open(path, "ab"):
+                    pass
+    except OSError as error:
+        return f"--output_dir {folder}: cannot write to {path}: {error.strerror}"
+    return None
+
+
+def end_if_done(accelerator, args, progress, total_steps):
+    """End all ranks with 0 where the run in the output folder is done and no step is left; nothing is written then. Every
+    rank takes part."""
+    folder = Path(args.output_dir)
+    done = accelerator.is_main_process and not args.dry_run and read_status().get("state") == "done"
+    done = done and any((folder / name).is_file() for name in RESULTS)
+    if progress["step"] < total_steps or not broadcast_object_list([done])[0]:
+        return
+    name = "max_steps" if args.max_steps > 0 else "num_train_epochs"
+    if name == "num_train_epochs" and "max_train_tokens" in args and not args.num_train_epochs:
+        name = "max_train_tokens"
+    RUN["state"] = "done"  # from here on no rank is missed
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+    how = f"To train further, pass a larger --{name} and --allow_change {name}; for a new run, another --output_dir."
+    accelerator.print(f"Nothing is left to do: all {total_steps} steps are done, and the model is in {folder}. {how}", flush=True)
+    sys.exit(0)
 
 
 # ---- Checkpoints ----

@@ -21,6 +21,9 @@ def test_sharding_without_an_accelerator_refuses(config, num_processes, tiny, tm
     assert "rehearse: python scripts/rehearse.py" in done.output
     assert not_started in done.output or "python scripts/check_config.py YAML" in done.output
     assert "Loading weights" not in done.output and not (tmp_path / "run").exists()
+    assert "run the same command again" not in done.output  # from a rank that the launcher ended for the first one
+    if num_processes > 1:  # the launcher's report, which comes last, ends with the reason
+        assert "traceback : error: the launcher was asked for more" in done.output.split("Root Cause")[1]
 
 
 @pytest.mark.parametrize("launcher", [
