@@ -24,6 +24,7 @@ from unittest import mock
 import numpy as np
 import psutil
 import torch
+from accelerate import DistributedType
 from fault_tolerance import RANK, conclude, fail, leave
 from launcher import find_launch, find_launch_faults
 from rows import OFFLINE
@@ -261,6 +262,24 @@ def marked(row, tokenizer):
     return "".join("[[" * learnt + tokenizer.decode([token for token, _ in pairs]) + "]]" * learnt for learnt, pairs in parts)
 
 
+def unused_gpus(accelerator, strategy):
+    """Return what to say where the launcher was told of fewer processes than this host has GPUs, though the YAML is for
+    several; None where all are used. Shipped YAMLs ask for one process. CUDA_VISIBLE_DEVICES hides GPUs that are not
+    meant. strategy: its name."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", accelerator.num_processes))
+    gpus = torch.cuda.device_count()
+    if accelerator.device.type != "cuda" or accelerator.distributed_type == DistributedType.NO or here >= gpus:
+        return None
+    hosts = accelerator.num_processes // here
+    cure = f"pass --num_processes {hosts * gpus} to accelerate launch"
+    if getattr(accelerator.parallelism_config, "dp_replicate_size", 1) > 1:
+        cure += " and enlarge the mesh in the YAML to match"
+    used = f"1 of {gpus} GPUs is used" if here == 1 else f"{here} of {gpus} GPUs are used"
+    if accelerator.num_processes == 1 and strategy.startswith(("FSDP", "DeepSpeed")):
+        used += ", and nothing is sharded"
+    return f"{used}: {cure}" if hosts == 1 else f"{used} on each host: {cure}"
+
+
 def report_start(accelerator, args, model, tokenizer, rows, lines, steps, facts, told):
     """Print what is really in force and one row, of a language model with its supervised part in [[ ]]; write it all to run.json.
     rows: with the columns length and largest if they are of tokens. lines: of row numbers, as the model sees them. facts: what is
@@ -278,7 +297,9 @@ def report_start(accelerator, args, model, tokenizer, rows, lines, steps, facts,
     (name, fsdp, _), shares = strategy_in_force(accelerator), accelerator.gradient_state.plugin_kwargs.get("sync_each_batch")
     liger = "use_liger_kernel" in args and args.use_liger_kernel
     kernels = [text for on, text in ((args.torch_compile, "torch.compile of each kind of layer"), (liger, "Liger"), (args.tf32, "TF32")) if on]
-    summary = {
+    warning = unused_gpus(accelerator, name)
+    summary = {"WARNING": warning} if warning else {}
+    summary |= {
         "model": f"{args.model_name_or_path}, {total:,} parameters, {trained:,} trained ({trained / total:.2%})",
         "strategy": f"{name}, {accelerator.num_processes} x {accelerator.device.type}",
         "precision": f"weights {args.dtype}, mixed precision {accelerator.mixed_precision}, quantization {quantization}",

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import llama
 import preflight
 import pytest
+import torch
 from accelerate import DistributedType
 from accelerate.utils import FullyShardedDataParallelPlugin
 from whole_state import strategy_in_force
@@ -69,3 +70,49 @@ def test_what_a_config_file_would_be_refused_for_is_refused_without_one_too(stra
 
 def test_fewer_processes_than_asked_for_are_refused(monkeypatch):
     assert "asked for more" in problems(monkeypatch, 2, "FULL_SHARD", "true", processes=1)[0]
+
+
+class TestUnusedGpus:
+    """Shipped YAMLs ask for one process: on a host with several GPUs that is said loudly."""
+
+    @pytest.fixture
+    def accelerator(self, monkeypatch):
+        def accelerator(kind, ranks, here, gpus, replicas=1):
+            monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+            monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
+            plugin = SimpleNamespace(fsdp_version=2, reshard_after_forward=True)
+            return SimpleNamespace(
+                distributed_type=kind, num_processes=ranks, device=SimpleNamespace(type="cuda"), is_main_process=True,
+                state=SimpleNamespace(fsdp_plugin=plugin), gradient_state=SimpleNamespace(plugin_kwargs={}),
+                parallelism_config=SimpleNamespace(dp_replicate_size=replicas), mixed_precision="bf16")
+
+        return accelerator
+
+    @pytest.mark.parametrize(("case", "strategy", "says"), [
+        ((DistributedType.FSDP, 1, 1, 8), "FSDP2 FULL_SHARD",
+         "1 of 8 GPUs is used, and nothing is sharded: pass --num_processes 8 to accelerate launch"),
+        ((DistributedType.DEEPSPEED, 1, 1, 4), "DeepSpeed ZeRO-3",
+         "1 of 4 GPUs is used, and nothing is sharded: pass --num_processes 4 to accelerate launch"),
+        ((DistributedType.MULTI_GPU, 1, 1, 2), "one process",
+         "1 of 2 GPUs is used: pass --num_processes 2 to accelerate launch"),
+        ((DistributedType.MULTI_GPU, 2, 2, 8), "DDP",
+         "2 of 8 GPUs are used: pass --num_processes 8 to accelerate launch"),
+        ((DistributedType.FSDP, 8, 4, 8), "FSDP2 FULL_SHARD",
+         "4 of 8 GPUs are used on each host: pass --num_processes 16 to accelerate launch"),
+        ((DistributedType.FSDP, 4, 4, 8, 2), "FSDP2 HYBRID_SHARD", "4 of 8 GPUs are used: pass --num_processes 8 to "
+         "accelerate launch and enlarge the mesh in the YAML to match"),
+        ((DistributedType.FSDP, 8, 8, 8), "FSDP2 FULL_SHARD", None),
+        ((DistributedType.NO, 1, 1, 8), "one process", None),  # single.yaml: asked for one
+    ])
+    def test_fewer_processes_than_gpus_are_told_with_the_flag(self, case, strategy, says, accelerator):
+        assert preflight.unused_gpus(accelerator(*case), strategy) == says
+
+    def test_it_heads_the_start_summary(self, accelerator, monkeypatch, capsys, tmp_path):
+        monkeypatch.setattr(sys, "argv", ["llama.py", "--output_dir", str(tmp_path)])
+        model = SimpleNamespace(parameters=lambda: [torch.nn.Parameter(torch.ones(2))],
+                                config=SimpleNamespace(_attn_implementation="sdpa"))
+        for gpus, first in ((8, "    WARNING: 1 of 8 GPUs is used, and nothing is sharded"), (1, "      model: ")):
+            fsdp = accelerator(DistributedType.FSDP, 1, 1, gpus)
+            facts, told = {"rows_per_step": 1}, {"sample": "a row"}
+            preflight.report_start(fsdp, llama.parse_args(), model, None, [{}], [[0]], 1, facts, told)
+            assert capsys.readouterr().out.startswith(first)

@@ -113,9 +113,11 @@ class TestRecipe:
 
     def test_main_makes_the_same_checks_in_the_same_order(self, path):
         calls = [ast.unparse(node.func) for node in ast.walk(function(path, "main")) if isinstance(node, ast.Call)]
-        wanted = ["fault_tolerance.start_run", "preflight.check_launch", "make_accelerator", "fault_tolerance.watch_ranks",
-                  "fault_tolerance.make_output_dir", "fault_tolerance.find_checkpoint", "preflight.check_changes",
-                  "fault_tolerance.end_if_done", "preflight.report_start", "fault_tolerance.resume"]
+        wanted = [
+            "fault_tolerance.start_run", "preflight.check_launch", "make_accelerator",
+            "fault_tolerance.watch_ranks", "fault_tolerance.make_output_dir",
+            "fault_tolerance.find_checkpoint", "preflight.check_changes",
+            "fault_tolerance.end_if_done", "preflight.report_start", "fault_tolerance.resume"]
         source = ast.get_source_segment(path.read_text(), function(path, "main"))
         places = [source.index(f" {name}(") for name in wanted]
         assert places == sorted(places) and all(calls.count(name) == 1 for name in wanted)
