@@ -16,6 +16,7 @@ import re
 import shlex
 import shutil
 import sys
+import time
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
@@ -42,6 +43,8 @@ FREE_TO_CHANGE = frozenset("""
     eval_dataset_name dataset_test_split max_eval_tokens per_device_eval_batch_size logging_steps report_to dataset_num_proc dataloader_num_workers
     per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing attn_implementation padding_free torch_compile use_liger_kernel max_logits_mib
     precompute_ref_log_probs predict_with_generate generation_max_length generation_num_beams""".split())
+OLD_LOCK = 5  # minutes; DeepSpeed's ops are built in one or two
+COMPILERS = {"ninja", "c++", "g++", "gcc", "clang", "clang++", "cc1plus", "nvcc", "cicc", "ptxas", "hipcc", "icpx"}
 KERNELS = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3", "flash_attention_4": "flash-attn-4"}  # and their packages
 
 
@@ -91,7 +94,7 @@ def check_launch(args):
 def find_problems(args, accelerator):
     """Return all that forbids the run, as lines for the user; [] if nothing does."""
     strategy = strategy_in_force(accelerator)
-    rules = [*rules_of_values(args), *check_strategy(accelerator, strategy), *rules_of_strategy(args, accelerator, strategy), *rules_of_device(args, accelerator)]
+    rules = [*rules_of_values(args), *check_strategy(accelerator, strategy), *rules_of_strategy(args, accelerator, strategy), *rules_of_device(args, accelerator), *rules_of_builds(accelerator)]
     return [problem for broken, problem in rules if broken]
 
 
@@ -170,6 +173,41 @@ def rules_of_strategy(args, accelerator, strategy):
     yield args.optim.endswith("bit") and sharded, f"--optim {args.optim} cannot hold the shards of {name}: use adamw_torch_fused"
     yield args.torch_compile and fsdp == 1, f"--torch_compile: accelerate cannot compile the layers of {name}: use fsdp2_full_shard.yaml"
     yield args.torch_compile and env.get("ACCELERATE_DYNAMO_BACKEND", "NO").upper() != "NO", "--torch_compile and dynamo_config in the YAML: the command line owns it, delete the latter"
+
+
+def rules_of_builds(accelerator):
+    """Yield (broken, problem) of a lock that a killed build of a DeepSpeed op has left: torch waits without end until it is
+    gone (torch.utils.file_baton). With offload from a GPU DeepSpeed builds an op at its first use."""
+    zero = getattr(accelerator.state.deepspeed_plugin, "deepspeed_config", {}).get("zero_optimization", {})
+    places = [(zero.get(part) or {}).get("device") for part in ("offload_optimizer", "offload_param")]
+    ops = ["cpu_adam"] if places[0] in ("cpu", "nvme") else []
+    ops += ["async_io", "pin_memory"] if "nvme" in places else []
+    if accelerator.device.type == "cpu":
+        return
+    for op in ops:
+        lock = Path(build_folder(op), "lock")
+        try:
+            minutes = (time.time() - lock.stat().st_mtime) / 60
+        except OSError:  # there is none
+            continue
+        if minutes < OLD_LOCK and RANK == 0:
+            waits = f"warning: DeepSpeed waits until {lock} is gone; if no other run is building"
+            print(f"{waits} {op}, delete that file", file=sys.stderr, flush=True)
+        stale = minutes >= OLD_LOCK and not compiles()
+        left = f"a build of DeepSpeed's {op} was killed {minutes:,.0f} minutes ago and left {lock}"
+        yield stale, f"{left}, which this run would wait for without end: delete that file"
+
+
+def build_folder(op):
+    """Where torch builds an extension of this name."""
+    from torch.utils.cpp_extension import _get_build_directory  # only here: it loads setuptools
+
+    return _get_build_directory(op, verbose=False)
+
+
+def compiles():
+    """Whether a compiler runs on this host."""
+    return any(process.info["name"] in COMPILERS for process in psutil.process_iter(["name"]))
 
 
 def installed(package):

@@ -1,6 +1,8 @@
 """The recipe tells what accelerate runs from what the launcher was asked for, for every form that FSDP's keys take."""
 
+import os
 import sys
+import time
 from types import SimpleNamespace
 
 import llama
@@ -9,6 +11,7 @@ import pytest
 import torch
 from accelerate import DistributedType
 from accelerate.utils import FullyShardedDataParallelPlugin
+from torch.utils import cpp_extension
 from whole_state import strategy_in_force
 
 # What `accelerate launch` exports where the YAML is silent (accelerate 1.15, utils/launch.py)
@@ -116,3 +119,53 @@ class TestUnusedGpus:
             facts, told = {"rows_per_step": 1}, {"sample": "a row"}
             preflight.report_start(fsdp, llama.parse_args(), model, None, [{}], [[0]], 1, facts, told)
             assert capsys.readouterr().out.startswith(first)
+
+
+class TestStaleLock:
+    """A lock of a build that was killed is named, not waited for: torch.utils.file_baton."""
+
+    @pytest.fixture
+    def problems_of(self, monkeypatch, tmp_path, capsys):
+        monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+
+        def problems_of(minutes, device="cuda", offload="cpu", running="python", op="cpu_adam"):
+            (tmp_path / op).mkdir(exist_ok=True)
+            lock = tmp_path / op / "lock"
+            lock.touch()
+            os.utime(lock, (time.time() - 60 * minutes,) * 2)
+            process = SimpleNamespace(info={"name": running})
+            monkeypatch.setattr(preflight.psutil, "process_iter", lambda names: [process])
+            zero = {"offload_optimizer": {"device": offload}}
+            plugin = SimpleNamespace(deepspeed_config={"zero_optimization": zero})
+            accelerator = SimpleNamespace(device=SimpleNamespace(type=device),
+                                          state=SimpleNamespace(deepspeed_plugin=plugin))
+            found = [problem for broken, problem in preflight.rules_of_builds(accelerator) if broken]
+            lock.unlink()
+            return found, capsys.readouterr().err
+
+        return problems_of
+
+    @pytest.mark.parametrize("case", [{}, {"offload": "nvme", "op": "async_io"}], ids=str)
+    def test_an_old_one_is_refused_and_named(self, case, problems_of, tmp_path):
+        (found,), said = problems_of(90, **case)
+        op = case.get("op", "cpu_adam")
+        assert f"{tmp_path / op / 'lock'}" in found and "90 minutes ago" in found and "delete that file" in found
+        assert said == ""
+
+    @pytest.mark.parametrize("case", [
+        {"device": "cpu"}, {"offload": "none"}, {"running": "cc1plus"}, {"op": "another_extension"}], ids=str)
+    def test_one_that_is_not_in_the_way_is_not(self, case, problems_of):
+        assert problems_of(90, **case) == ([], "")
+
+    def test_a_young_one_may_be_of_a_build_that_runs_and_is_only_named(self, problems_of, tmp_path):
+        found, said = problems_of(1)
+        assert found == [] and said.startswith("warning: ") and str(tmp_path / "cpu_adam" / "lock") in said
+
+    def test_it_is_the_folder_that_torch_locks(self, tmp_path, monkeypatch):
+        locked = []
+        monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+        monkeypatch.setattr(cpp_extension, "FileBaton", lambda path, *_, **__: locked.append(path) or 1 / 0)
+        (tmp_path / "a.cpp").touch()
+        with pytest.raises(ZeroDivisionError):
+            cpp_extension.load("cpu_adam", [str(tmp_path / "a.cpp")])
+        assert locked == [f"{preflight.build_folder('cpu_adam')}/lock"]
