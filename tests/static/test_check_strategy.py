@@ -139,7 +139,10 @@ class TestStaleLock:
             plugin = SimpleNamespace(deepspeed_config={"zero_optimization": zero})
             accelerator = SimpleNamespace(device=SimpleNamespace(type=device),
                                           state=SimpleNamespace(deepspeed_plugin=plugin))
-            found = [problem for broken, problem in preflight.rules_of_builds(accelerator) if broken]
+            for rules in ("rules_of_values", "check_strategy", "rules_of_strategy", "rules_of_device"):
+                monkeypatch.setattr(preflight, rules, lambda *_: [])
+            monkeypatch.setattr(preflight, "strategy_in_force", lambda _: None)
+            found = preflight.find_problems(None, accelerator)
             lock.unlink()
             return found, capsys.readouterr().err
 

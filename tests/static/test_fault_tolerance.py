@@ -215,6 +215,15 @@ def errors(tmp_path, monkeypatch):
     return file_of
 
 
+@pytest.fixture
+def start_run(monkeypatch):
+    """fault_tolerance.start_run, which here leaves the signals of this process as they are."""
+    monkeypatch.setattr(fault_tolerance.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(fault_tolerance.signal, "set_wakeup_fd", lambda *_, **__: None)
+    monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
+    return fault_tolerance.start_run
+
+
 class Exit(BaseException):
     """What os._exit raises here instead."""
 
@@ -259,14 +268,11 @@ class TestFinishedRun:
             status = read_json(folder / "status.json")
             assert status["state"] == "done" and status["later_call"]["exit_code"] == code
 
-    def test_a_call_that_starts_forgets_what_the_one_before_met(self, folder, arguments, monkeypatch):
+    def test_a_call_that_starts_forgets_what_the_one_before_met(self, folder, arguments, start_run):
         fault_tolerance.set_status("failed", 64, "wrong")
-        monkeypatch.setattr(fault_tolerance.signal, "signal", lambda *_: None)
-        monkeypatch.setattr(fault_tolerance.signal, "set_wakeup_fd", lambda *_, **__: None)
-        monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
         fault_tolerance.RUN["state"] = "starting"
         arguments.output_dir = str(folder)
-        fault_tolerance.start_run(arguments)
+        start_run(arguments)
         assert read_json(folder / "status.json") == self.DONE
 
     def test_once_it_trains_again_it_is_no_longer_done(self, folder):
@@ -352,33 +358,37 @@ class TestLastWords:
 
 
 class TestOutputFolder:
-    def problem(self, folder, arguments, capsys):
-        """The exit code and the message where this is the output folder."""
-        arguments.output_dir = str(folder)
-        with pytest.raises(SystemExit) as ended:
-            fault_tolerance.check_output_dir(arguments)
-            fault_tolerance.make_output_dir(alone(1), arguments)
-        return ended.value.code, capsys.readouterr().err
+    @pytest.fixture
+    def problem(self, arguments, start_run, capsys):
+        """A function from an output folder to the exit code and the message."""
+        def problem(folder):
+            arguments.output_dir = str(folder)
+            with pytest.raises(SystemExit) as ended:
+                start_run(arguments)
+                fault_tolerance.make_output_dir(alone(1), arguments)
+            return ended.value.code, capsys.readouterr().err
+
+        return problem
 
     @pytest.mark.parametrize(("name", "words"), [
         ("file/run", "Not a directory"), ("/sys/run", ""), ("/proc/nope/x", "No such file or directory"),
         ("n" * 300, "File name too long"), ("link", "is a link to nowhere, which is not there"),
         ("circle/run", "symbolic links"), ("/sys/kernel", "cannot write to /sys/kernel: "),
     ], ids=lambda value: value[:9])
-    def test_one_that_cannot_be_is_one_line_and_73(self, name, words, folder, arguments, capsys, tmp_path):
+    def test_one_that_cannot_be_is_one_line_and_73(self, name, words, folder, problem, tmp_path):
         (tmp_path / "file").touch()
         (tmp_path / "link").symlink_to("nowhere")
         (tmp_path / "circle").symlink_to("circle")
         path = tmp_path / name
-        fault_tolerance.RUN["output_dir"] = path
-        code, said = self.problem(path, arguments, capsys)
+        del fault_tolerance.RUN["output_dir"]
+        code, said = problem(path)
         assert code == 73 and said.startswith(f"error: --output_dir {path}: ") and len(said.splitlines()) == 1
         assert words in said
 
     @pytest.mark.parametrize("name", fault_tolerance.WRITTEN)
-    def test_a_folder_in_the_place_of_a_file_is_found_at_the_start(self, name, folder, arguments, capsys):
+    def test_a_folder_in_the_place_of_a_file_is_found_at_the_start(self, name, folder, problem):
         (folder / name).mkdir()
-        code, said = self.problem(folder, arguments, capsys)
+        code, said = problem(folder)
         assert code == 73 and f"cannot write to {folder / name}: Is a directory" in said
 
     def test_what_is_there_stays_as_it_is(self, folder, arguments):
