@@ -147,16 +147,17 @@ def forget_later_call():
         write_status(status)
 
 
-def tell_launcher(state, code, why, text):
+def tell_launcher(state, code, why, text, later=0):
     """Leave a text where torchrun, and with it accelerate's launcher, looks for what ended a process: its report then ends
     with that text. The other processes of the host read there too why this one ended. The first one to speak counts.
 
-    state, code, why: as in status.json. The form of the file is that of torch's ErrorHandler
+    state, code, why: as in status.json. later: seconds that are added to the time; the launcher's report ends with the
+    text of the earliest. The form of the file is that of torch's ErrorHandler
     (torch/distributed/elastic/multiprocessing/errors), whose launcher prints `py_callstack`."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path or os.path.exists(path):
         return
-    message = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}
+    message = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()) + later)}}
     with contextlib.suppress(OSError):
         write_file(path, json.dumps({"message": message, "state": state, "exit_code": code, "why": why}))
 
@@ -208,6 +209,12 @@ def on_signal(number, frame):
             told = told_by_others()
             if told:  # the signal is the launcher's, which ends all when one has ended: that one has said why
                 code = told["exit_code"] or 1
+                tell_launcher(told["state"], code, told["why"], "ended by the launcher, since another rank had ended", 1)
+            elif number == signal.SIGTERM and a_peer_is_gone():
+                code, why = 1, f"another process of this run on {HOST} ended before the first step without saying why"
+                print(f"error: {why}", file=sys.stderr, flush=True)
+                set_status("failed", code, why)
+                tell_launcher("failed", code, why, f"error: {why}")
             else:
                 message = f"Stopped by {signal.Signals(number).name} before the first step: run the same command again"
                 set_status("stopped", code, message)
@@ -218,6 +225,15 @@ def on_signal(number, frame):
                     child.kill()
         finally:
             os._exit(code)  # at once: a pool of processes that tokenise waits without end for a lock that a dead one of them held
+
+
+def a_peer_is_gone():
+    """Whether the launcher has fewer processes left on this host than it started."""
+    with contextlib.suppress(psutil.Error, AttributeError):
+        processes = psutil.Process().parent().children()
+        alive = [process for process in processes if process.status() != psutil.STATUS_ZOMBIE]
+        return len(alive) < int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return False
 
 
 def stop_asked(accelerator):

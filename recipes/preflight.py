@@ -106,10 +106,23 @@ def check_strategy(accelerator, strategy):
     deepspeed_dropped = zero >= 0 and accelerator.state.backend is None
     ranks_asked = env.get("WORLD_SIZE", "several" if told_of_several() else "1")
     dropped = fsdp_dropped or deepspeed_dropped or ranks_asked != ranks
-    yield dropped, f"the launcher was asked for more than accelerate runs here, which is {name} on {ranks} x {accelerator.device.type}; {REHEARSE}{cure}"
+    runs = f"{name} on {ranks} x {accelerator.device.type}"
+    if accelerator.device.type == "cpu":
+        runs += ", since no GPU was found"
+    yield dropped, f"the launcher was asked for more than accelerate runs here, which is {runs}; {rehearsal()}{cure}"
     key = {1: "fsdp_reshard_after_forward", 2: "fsdp_sharding_strategy"}.get(fsdp, "")  # the one of two that this version ignores; its default means FULL_SHARD
     asked = {"true": "FULL_SHARD", "1": "FULL_SHARD", "false": "SHARD_GRAD_OP"}.get(env.get(key.upper()), env.get(key.upper(), "FULL_SHARD").upper())
     yield asked not in ("FULL_SHARD", name.split()[-1]), f"{key} {asked} has no effect, accelerate runs {name}{cure}"
+
+
+def rehearsal():
+    """How to try this launch without GPUs, with the names of its files where they are known."""
+    with contextlib.suppress(ValueError):
+        launch = find_launch()
+        if launch and launch.config_file:
+            files = shlex.join([str(launch.config_file), sys.argv[0]])
+            return REHEARSE.replace("YAML recipes/RECIPE.py", files)
+    return REHEARSE
 
 
 def told_of_several():

@@ -344,9 +344,29 @@ class TestLastWords:
         capsys.readouterr()
         with pytest.raises(Exit):
             fault_tolerance.on_signal(signal.SIGTERM, None)
-        assert exits == [64] and capsys.readouterr() == ("", "") and not path.exists()
+        assert exits == [64] and capsys.readouterr() == ("", "")
+        failures = {rank: ProcessFailure(rank, 7, 64, str(errors(rank))) for rank in (1, 0)}
+        others, root = ChildFailedError("llama.py", failures).format_msg().split("Root Cause")
+        assert "traceback : error: no such argument\n" in root and path.exists()
+        assert "traceback : ended by the launcher, since another rank had ended\n" in others
         if there_is_a_folder:
             assert read_json(folder / "status.json")["exit_code"] == 64
+
+    @pytest.mark.parametrize("left", [1, 2])
+    def test_after_a_rank_that_died_without_a_word_it_does_not_say_to_repeat_the_call(
+            self, left, folder, errors, exits, capsys, monkeypatch):
+        errors(0)
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+        states = ["sleeping", "sleeping" if left == 2 else "zombie"]
+        processes = [SimpleNamespace(status=lambda state=state: state) for state in states]
+        launcher = SimpleNamespace(children=lambda recursive=False: processes)
+        me = SimpleNamespace(parent=lambda: launcher, children=lambda recursive: [])
+        monkeypatch.setattr(fault_tolerance.psutil, "Process", lambda: me)
+        with pytest.raises(Exit):
+            fault_tolerance.on_signal(signal.SIGTERM, None)
+        said = capsys.readouterr()
+        assert exits == [75 if left == 2 else 1] and ("run the same command" in said.out) == (left == 2)
+        assert ("another process of this run" in said.err) == (left == 1)
 
     def test_a_rank_that_is_ended_by_a_person_names_the_signal(self, folder, errors, exits, capsys):
         path = errors(0)
