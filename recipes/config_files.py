@@ -1,7 +1,7 @@
-"""Read an accelerate config, with the DeepSpeed JSON it points to, and find its faults, each with its line.
+"""Read an accelerate config, with the DeepSpeed JSON it points to, and find its faults by line.
 
-`scripts/check_config.py` does so for any file, `launcher.py` for the one that the launcher of a recipe has read. Only
-PyYAML is loaded. The rules are in `config_rules.py`.
+`scripts/check_config.py` does so for any file, `launcher.py` for the one that the launcher of a
+recipe read. The rules are in `config_rules.py`. Of other packages only PyYAML is loaded.
 """
 
 import json
@@ -20,8 +20,9 @@ ENTRIES, DEPTH = 500, 20  # of a config at most: more than all known keys togeth
 def positions(text):
     """Find the keys of all mappings in YAML text.
 
-    Returns {path: (key node, value node)} in the order of the text, and the paths that are written twice, of which
-    YAML keeps the last. What an alias stands for is found where its anchor is alone. Raises one of UNREADABLE.
+    Returns {path: (key node, value node)} in the order of the text, and the paths that are written
+    twice, of which YAML keeps the last. What an alias stands for is found only at its anchor.
+    Raises one of UNREADABLE.
     """
     found, twice, anchored = {}, [], set()
     loader = yaml.SafeLoader(text)
@@ -43,7 +44,7 @@ def positions(text):
 
 @dataclass
 class ConfigFile:
-    """A file as written, and the DeepSpeed JSON it points to; such a JSON alone points to itself."""
+    """A file as written, and the DeepSpeed JSON it points to; a JSON alone points to itself."""
 
     path: Path
     text: str
@@ -59,7 +60,7 @@ class ConfigFile:
             return {}, []
 
     def line_of(self, path):
-        """Number of the line where a key stands, or where the section stands that it is missing from."""
+        """Number of the line of a key, or of the section that it is missing from, or None."""
         found = self.positions[0]
         inside = [path[:length] for length in range(len(path), 0, -1) if path[:length] in found]
         return found[inside[0]][0].start_mark.line + 1 if inside else None
@@ -74,18 +75,27 @@ def read(path, as_json):
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or not content:
         raise ValueError(f"{path} is no accelerate config: it has no keys")
-    entries, inner = 0, [content]  # aliases may make a small file a large one, or one without an end
+    entries, inner = (
+        0,
+        [content],
+    )  # aliases may make a small file a large one, or one without an end
     for _ in range(DEPTH):
-        values = (value for part in inner for value in (part.values() if isinstance(part, dict) else part))
+        values = (
+            value for part in inner for value in (part.values() if isinstance(part, dict) else part)
+        )
         found = list(islice(values, ENTRIES + 1))
-        entries, inner = entries + len(found), [value for value in found if isinstance(value, dict | list)]
+        entries, inner = (
+            entries + len(found),
+            [value for value in found if isinstance(value, dict | list)],
+        )
     if inner or entries > ENTRIES:
-        raise ValueError(f"{path} is no accelerate config: it has over {ENTRIES} entries, or {DEPTH} levels of them")
+        size = f"over {ENTRIES} entries, or {DEPTH} levels of them"
+        raise ValueError(f"{path} is no accelerate config: it has {size}")
     return ConfigFile(path, text, content)
 
 
 def load(path):
-    """Read a config and the DeepSpeed JSON it points to. Raises ValueError if there is nothing to check."""
+    """Read a config and the DeepSpeed JSON it points to. Raises ValueError if it is neither."""
     path = Path(path)
     file = read(path, path.suffix == ".json")
     if file.content.get("compute_environment") == "AMAZON_SAGEMAKER":
@@ -98,8 +108,10 @@ def load(path):
 
 
 def read_deepspeed(file, folder="."):
-    """Read the DeepSpeed JSON that a config names, or return None if there is none. accelerate looks in the folder that
-    it is started from; a file beside the config is read too, so that `find_faults` can say so."""
+    """Read the DeepSpeed JSON that a config names, or return None if there is none.
+
+    accelerate looks in the folder that it is started from. A file beside the config is read too, so
+    that `find_faults` can say that accelerate does not find it."""
     named = written_in(file.content, "deepspeed_config").get("deepspeed_config_file")
     if not named:
         return None
@@ -112,9 +124,9 @@ def read_deepspeed(file, folder="."):
 def find_faults(file, ranks=None, recipes=False, folder="."):
     """Hold a file against all rules.
 
-    ranks: number of processes, instead of the file's. recipes: whether it is for the recipes here, whose wishes are then
-    rules too. folder: where the launcher is started. Returns the findings, worst first, and the config as accelerate
-    reads it.
+    ranks: number of processes, instead of the file's. recipes: whether the file is for the recipes
+    here, whose wishes then count too. folder: where the launcher is started. Returns the findings,
+    worst first, and the config as accelerate reads it.
     """
     content, deepspeed = file.content, file.deepspeed and file.deepspeed.content
     if file.deepspeed is file:  # as if a YAML pointed to it
@@ -128,7 +140,9 @@ def find_faults(file, ranks=None, recipes=False, folder="."):
     named = written_in(content, "deepspeed_config").get("deepspeed_config_file")
     if file.deepspeed and not os.path.isfile(Path(folder, str(named))):
         path = "deepspeed_config.deepspeed_config_file"
-        reason = "stands beside this file, but accelerate looks in the folder that it is started from"
+        reason = (
+            "stands beside this file, but accelerate looks in the folder that it is started from"
+        )
         own.append(finding(STOPS, path, reason, "an absolute path"))
     return worst_first([*own, *findings]), config
 

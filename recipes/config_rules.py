@@ -1,9 +1,9 @@
 """What accelerate makes of a config, and the rules that a file is held against.
 
-`scripts/check_config.py` checks any file by them; each recipe the one that its launcher has read (`launcher.py`). Some
-rules are of accelerate and DeepSpeed and hold for anybody's file; others are wishes of these recipes alone. The facts
-are those of the files named in `accelerate_keys.py`; the tests prove the important ones with accelerate's launcher and
-plugins.
+`scripts/check_config.py` checks any file by them, and each recipe the file that its launcher read
+(`launcher.py`). Most rules are about accelerate and DeepSpeed and hold for anybody's file; the
+others are wishes of these recipes only. The facts come from the files named in
+`accelerate_keys.py`; the tests prove the important ones with accelerate's launcher and plugins.
 """
 
 import json
@@ -22,7 +22,7 @@ UNSAVED, RECIPE, UNTESTED = "unsaved", "recipe", "untested"  # what these recipe
 SEVERITY = {  # for anybody's file, and for one that these recipes are to run under
     STOPS: ("error", "error"),  # accelerate or DeepSpeed ends
     IGNORED: ("error", "error"),  # something else runs, and nothing says so
-    UNSAVED: ("warning", "error"),  # a save as accelerate's documents have it fails at the end, and the recipes save so
+    UNSAVED: ("warning", "error"),  # accelerator.get_state_dict fails, by which the recipes save
     RECIPE: ("info", "error"),  # the recipes refuse it, or go wrong with it
     COSTS: ("warning", "warning"),  # works, but costs or surprises
     UNTESTED: ("info", "warning"),  # nobody has tried the recipes with it
@@ -36,7 +36,9 @@ SUGGESTIONS = 100  # unknown keys of a file that a right name is sought for
 OFFLOADS = {"offload_optimizer": 1, "offload_param": 3}  # from which ZeRO stage on
 OWNED = "the recipes take it from their command line: {}"
 LOST_SAVE = "without it accelerator.get_state_dict fails at the final save, after the training"
-UNREADABLE = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)  # all from PyYAML
+# All that PyYAML raises
+UNREADABLE = (
+    yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
 OTHER_WORDS = {"ddp": "MULTI_GPU", "tpu": "XLA", "zero": "DEEPSPEED", "fp32": "no", "float32": "no",
                "bfloat16": "bf16", "float16": "fp16", "gpu": "none", "cuda": "none"}  # that people write for a value
 
@@ -63,7 +65,11 @@ class Finding:
 def worst_first(findings):
     """Sort findings: errors, warnings, advice, and the graver kind first among equals."""
     severities, kinds = ("error", "warning", "info"), list(SEVERITY)
-    return sorted(findings, key=lambda item: (severities.index(item.severity), kinds.index(item.kind)))
+
+    def place(item):
+        return severities.index(item.severity), kinds.index(item.kind)
+
+    return sorted(findings, key=place)
 
 
 def finding(kind, path, reason, fix=""):
@@ -452,7 +458,7 @@ def check_fsdp(content, config):
     if fsdp.get(again + "_offload") and (version == 1 or not fsdp.get(again)):
         yield finding(STOPS, f"{at}{again}_offload", f"needs FSDP2 and {again}", f"fsdp_version: 2 and {again}: true")
     if fsdp.get(again):
-        yield finding(ADVICE, at + again, "a script may do it too, the recipes with --gradient_checkpointing; not both")
+        yield finding(ADVICE, at + again, "not together with a script's own (the recipes' --gradient_checkpointing)")
 
 
 def check_sharding(written, config):
@@ -587,8 +593,8 @@ def unfilled_autos(section, path=()):
 def check(content, deepspeed=None, recipes=False):
     """Hold a config, and the DeepSpeed JSON it points to, against all rules.
 
-    Takes dicts, as written. recipes: whether the wishes of the recipes are rules too. Returns the findings, worst first,
-    and the config as accelerate reads it.
+    Takes dicts, as written. recipes: whether the wishes of the recipes count too. Returns the
+    findings, worst first, and the config as accelerate reads it.
     """
     config = as_read(content, deepspeed)
     found = list(check_deepspeed(content, config, deepspeed))

@@ -6,8 +6,8 @@ Every recipe uses this file when it lies beside it; a recipe that was copied alo
                                progress.json       steps done, schedule, arguments of the run, ranks, strategy
                                manifest.json       size and hash of both
     OUTPUT_DIR/latest                              the name of the newest
-    OUTPUT_DIR/status.json                         starting, running, done, stopped or failed, and why; done stays done
-                                                   until training goes on, and what a later call met is under later_call
+    OUTPUT_DIR/status.json                         starting, running, done, stopped or failed, and why;
+                                                   what a call on a finished run met is its later_call
 
 Whole tensors, so that a checkpoint does not depend on strategy or number of ranks. JSON and safetensors, so that nothing
 is unpickled. No random state and no place in the data: both are functions of the seed and the step. The protocol is
@@ -43,8 +43,9 @@ RANK, HOST = int(os.environ.get("RANK", 0)), os.uname().nodename
 RUN = {"state": "starting", "step": 0, "saved": 0, "sign_of_life": math.inf}  # shared by loop, signal handler and thread
 FILES, NONFINITE = ("state.safetensors", "progress.json"), "nonfinite_rows.jsonl"
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
-WRITTEN = ("status.json", "run.json", "metrics.jsonl", "latest", NONFINITE)  # in the output folder, besides the result
-RESULTS = ("config.json", "adapter_config.json")  # one of them is in an output folder with a result
+# Files that a run writes into its output folder, besides checkpoints and the result
+WRITTEN = ("status.json", "run.json", "metrics.jsonl", "latest", NONFINITE)
+RESULTS = ("config.json", "adapter_config.json")  # a folder with a result has one of them
 
 
 def add_arguments(parser):
@@ -99,8 +100,8 @@ def leave(accelerator, code, message):
 def set_status(state, code=None, why=None):
     """Say in OUTPUT_DIR/status.json what became of the run. Of several failures the first counts.
 
-    A run that is done stays done until it trains again: what a later call met before that, such as wrong arguments, is
-    added as `later_call`."""
+    A finished run stays done until it trains again. What a later call met before that, such as
+    wrong arguments, is recorded beside it as `later_call`."""
     in_training = RUN["state"] != "starting"
     RUN["state"] = state
     if not RUN.get("output_dir"):
@@ -109,18 +110,21 @@ def set_status(state, code=None, why=None):
     if state == "failed" and how_it_ended(before).get("state") == "failed":
         return
     facts = {"state": state, "exit_code": code, "why": why, "step": RUN["step"]}
-    facts |= {"rank": RANK, "host": HOST, "process": os.getpid(), "time": time.strftime("%Y-%m-%d %H:%M:%S")}
-    if before.get("state") == "done" and not in_training and state in ("starting", "failed", "stopped"):
+    facts |= {"rank": RANK, "host": HOST, "process": os.getpid()}
+    facts["time"] = time.strftime("%Y-%m-%d %H:%M:%S")
+    if before.get("state") == "done" and not in_training:
         if state == "starting":
             return
-        facts = before | {"later_call": facts}
+        if state in ("failed", "stopped"):
+            facts = before | {"later_call": facts}
     write_status(facts)
 
 
 def write_status(facts):
     """Write status.json, as far as that is possible."""
     path, text = RUN["output_dir"] / "status.json", json.dumps(facts, indent=2)
-    for write in (write_file, Path.write_text):  # a full disk mostly has room in place; exit code and message tell anyway
+    # A full disk mostly has room in place of the old text; exit code and message tell anyway
+    for write in (write_file, Path.write_text):
         with contextlib.suppress(OSError):
             return write(path, text)
 
@@ -148,25 +152,28 @@ def forget_later_call():
 
 
 def tell_launcher(state, code, why, text, later=0):
-    """Leave a text where torchrun, and with it accelerate's launcher, looks for what ended a process: its report then ends
-    with that text. The other processes of the host read there too why this one ended. The first one to speak counts.
+    """Leave a text in the file from which torchrun, and with it accelerate's launcher, reads why a
+    process ended. The launcher's report then ends with that text, and the other processes of this
+    host read there what happened. The first text of a process counts.
 
-    state, code, why: as in status.json. later: seconds that are added to the time; the launcher's report ends with the
-    text of the earliest. The form of the file is that of torch's ErrorHandler
-    (torch/distributed/elastic/multiprocessing/errors), whose launcher prints `py_callstack`."""
+    state, code, why: as in status.json. later: seconds to add to the time, since the report ends
+    with the text of the earliest time. The form of the file is that of torch's ErrorHandler
+    (torch/distributed/elastic/multiprocessing/errors); the launcher prints its `py_callstack`."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path or os.path.exists(path):
         return
-    message = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()) + later)}}
+    extra = {"py_callstack": text, "timestamp": str(int(time.time()) + later)}
+    told = {"message": {"message": text, "extraInfo": extra}}
+    told |= {"state": state, "exit_code": code, "why": why}
     with contextlib.suppress(OSError):
-        write_file(path, json.dumps({"message": message, "state": state, "exit_code": code, "why": why}))
+        write_file(path, json.dumps(told))
 
 
 def told_by_others():
-    """Return what another process of this run has told of its end before: {"state", "exit_code", "why"}, or {}.
+    """Return what another process of this run has told of its end, {"state", "exit_code", "why"}, or {}.
 
-    On this host it is in the files that `tell_launcher` writes, one a rank in neighboring folders, whether or not there is
-    an output folder yet; from other hosts, and without torchrun, only status.json tells."""
+    On this host `tell_launcher` has written it, for each rank in a folder beside ours, whether or
+    not the output folder exists. Of other hosts, and without torchrun, only status.json tells."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     for found in sorted(Path(path).parent.parent.glob("*/error.json")) if path else []:
         with contextlib.suppress(OSError, ValueError):
@@ -207,16 +214,18 @@ def on_signal(number, frame):
         code = 75
         try:
             told = told_by_others()
-            if told:  # the signal is the launcher's, which ends all when one has ended: that one has said why
+            if told:  # the launcher ends all ranks when one has ended, and that one has said why
                 code = told["exit_code"] or 1
-                tell_launcher(told["state"], code, told["why"], "ended by the launcher, since another rank had ended", 1)
+                text = "ended by the launcher, since another rank had ended"
+                tell_launcher(told["state"], code, told["why"], text, later=1)
             elif number == signal.SIGTERM and a_peer_is_gone():
-                code, why = 1, f"another process of this run on {HOST} ended before the first step without saying why"
+                code, why = 1, f"another rank on {HOST} ended before the first step without saying why"
                 print(f"error: {why}", file=sys.stderr, flush=True)
                 set_status("failed", code, why)
                 tell_launcher("failed", code, why, f"error: {why}")
             else:
-                message = f"Stopped by {signal.Signals(number).name} before the first step: run the same command again"
+                name = signal.Signals(number).name
+                message = f"Stopped by {name} before the first step: run the same command again"
                 set_status("stopped", code, message)
                 print(message, flush=True)
                 tell_launcher("stopped", code, message, message)
@@ -258,19 +267,26 @@ def on_exception(kind, error, trace):
     told = told_by_others()
     if told.get("state") == "failed":  # a process of this one, such as one that loads data, or another rank has told why
         os._exit(told.get("exit_code") or 1)
-    code = 64 if kind.__name__ == "NoMatchingPeftModuleError" else 73 if is_about_a_file(error) else 1
-    what = {64: "--lora_target_modules: ", 73: "cannot read or write: "}.get(code)
-    print(f"error: {what}{error}", file=sys.stderr) if what else sys.__excepthook__(kind, error, trace)
     why = f"{kind.__name__}: {error}"
+    if kind.__name__ == "NoMatchingPeftModuleError":
+        code, text = 64, f"error: --lora_target_modules: {error}"
+    elif is_about_a_file(error):
+        code, text = 73, f"error: cannot read or write: {error}"
+    else:
+        code, text = 1, f"error: {why}"
+    if code == 1:
+        sys.__excepthook__(kind, error, trace)
+    else:
+        print(text, file=sys.stderr)
     set_status("failed", code, why)
-    tell_launcher("failed", code, why, f"error: {what or kind.__name__ + ': '}{error}")
+    tell_launcher("failed", code, why, text)
     sys.stdout.flush()
     os._exit(code)
 
 
 def is_about_a_file(error):
-    """Whether an exception says that a file could not be read or written: any file for want of room or right, or one in
-    the output folder for any reason."""
+    """Whether an exception says that a file could not be read or written: any file for lack of room
+    or permission, or a file in the output folder for any reason."""
     if isinstance(error, SafetensorError) or getattr(error, "errno", None) in CANNOT_WRITE:
         return True
     named = getattr(error, "filename", None)
@@ -303,7 +319,8 @@ def watch(peers, timeout, woken):
         if told.get("state") == "stopped":  # the peer was, before the first step
             print(told["why"], flush=True)
         elif not told:
-            ending = f"error: {why} on {HOST} in step {RUN['step']}; the same command goes on from the newest checkpoint"
+            ending = f"error: {why} on {HOST} in step {RUN['step']}; "
+            ending += "the same command goes on from the newest checkpoint"
             print(ending, file=sys.stderr, flush=True)
             set_status("failed", 1, f"{why} on {HOST}")
             tell_launcher("failed", 1, f"{why} on {HOST}", ending)
@@ -312,27 +329,30 @@ def watch(peers, timeout, woken):
 
 # ---- The output folder ----
 def check_output_dir(args):
-    """Fail with 73 where the output folder's path can lead nowhere: through a file, too long, in a circle, forbidden.
-    Nothing is made yet."""
+    """Fail with 73 if the path of the output folder leads nowhere: it goes through a file, is too
+    long, is circular or forbidden. Nothing is made yet."""
     RUN["folder"] = Path(args.output_dir)
     try:
         os.stat(args.output_dir)
     except FileNotFoundError:
         if os.path.islink(args.output_dir):
-            fail(73, f"--output_dir {args.output_dir}: is a link to {os.readlink(args.output_dir)}, which is not there")
+            target = os.readlink(args.output_dir)
+            fail(73, f"--output_dir {args.output_dir}: is a link to {target}, which is not there")
     except OSError as error:
         fail(73, f"--output_dir {args.output_dir}: {error.strerror}")
 
 
 def make_output_dir(accelerator, args):
-    """Make the output folder, and end all ranks with 73 if what a run writes there cannot be written. Every rank takes part."""
-    problems = [problem for problem in gather_object([problem_of_output_dir(Path(args.output_dir))]) if problem]
+    """Make the output folder; end all ranks with 73 if a run cannot write there. Every rank takes
+    part."""
+    found = gather_object([problem_of_output_dir(Path(args.output_dir))])
+    problems = [problem for problem in found if problem]
     if problems:
         leave(accelerator, 73, problems[0])
 
 
 def problem_of_output_dir(folder):
-    """Make a folder and return why a run cannot write there, or None. No file is made or changed."""
+    """Make a folder and return why a run cannot write there, or None. Files stay as they are."""
     try:
         path = folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -348,8 +368,8 @@ def problem_of_output_dir(folder):
 
 
 def end_if_done(accelerator, args, progress, total_steps):
-    """End all ranks with 0 where the run in the output folder is done and no step is left; nothing is written then. Every
-    rank takes part."""
+    """End all ranks with 0 if the run in the output folder is done and no step is left, and write
+    nothing. Every rank takes part."""
     folder = Path(args.output_dir)
     done = accelerator.is_main_process and not args.dry_run and read_status().get("state") == "done"
     done = done and any((folder / name).is_file() for name in RESULTS)
@@ -361,8 +381,9 @@ def end_if_done(accelerator, args, progress, total_steps):
     RUN["state"] = "done"  # from here on no rank is missed
     accelerator.wait_for_everyone()
     accelerator.end_training()
-    how = f"To train further, pass a larger --{name} and --allow_change {name}; for a new run, another --output_dir."
-    accelerator.print(f"Nothing is left to do: all {total_steps} steps are done, and the model is in {folder}. {how}", flush=True)
+    done = f"Nothing is left to do: all {total_steps} steps are done, and the model is in {folder}."
+    further = f"To train further, pass a larger --{name} and --allow_change {name}"
+    accelerator.print(f"{done} {further}; for a new run, another --output_dir.", flush=True)
     sys.exit(0)
 
 

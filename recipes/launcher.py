@@ -1,9 +1,10 @@
-"""The command line of `accelerate launch` above this process, and the faults of the config file that it has read.
+"""Find the call of `accelerate launch` that started this process, and check its config file.
 
-accelerate ignores a misspelt key of a section without a word and trains under another strategy. The launcher does not
-tell its processes which file it read, so its command line is looked up among the processes above this one and read with
-accelerate's own parser. What it gives overrides the file, as in accelerate. Under torchrun, or plain python, there is
-neither a launcher nor a file, and nothing to check.
+accelerate silently ignores a misspelt key in a section and trains under another strategy. The
+launcher does not tell its processes which file it read. Its command line is therefore looked up
+among the processes above this one and read with accelerate's own parser. What the command line
+gives overrides the file, as in accelerate. Under torchrun or plain python there is no such file,
+and nothing to check.
 """
 
 import os
@@ -19,14 +20,21 @@ from config_files import find_faults, place_of, read, read_deepspeed
 from config_rules import IGNORED, full_name, read_value
 
 ENGINES = {  # flags of the launcher that choose an engine whatever the file says
-    "cpu": "NO", "multi_gpu": "MULTI_GPU", "tpu": "XLA", "use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP",
-    "use_megatron_lm": "MEGATRON_LM"}
+    "cpu": "NO",
+    "multi_gpu": "MULTI_GPU",
+    "tpu": "XLA",
+    "use_deepspeed": "DEEPSPEED",
+    "use_fsdp": "FSDP",
+    "use_megatron_lm": "MEGATRON_LM",
+}
 
 
 @dataclass
 class Launch:
-    """given: {name: value} of the options on the launcher's command line. folder: where it was started.
-    config_file: the file that it has read, as a path from here, or None."""
+    """How accelerate's launcher was called.
+
+    given: {name: value} of the options on its command line. folder: where it was started.
+    config_file: the file that it read, as a path from here, or None."""
 
     given: dict
     folder: str
@@ -47,20 +55,25 @@ def find_launch():
 
 
 def arguments_in(command):
-    """Return the launcher's own arguments in the command line of a process, or None if it is no launcher: those of
-    `accelerate launch`, `accelerate-launch` and `python -m accelerate.commands.launch`."""
+    """Return the launcher's own arguments in the command line of a process, None if it is another.
+
+    Known are accelerate launch, accelerate-launch and python -m accelerate.commands.launch."""
     for i, word in enumerate(command):
         name = os.path.basename(word)
-        if name == "accelerate-launch" or re.search(r"\baccelerate[./]commands[./]launch(\.py)?$", word):
+        if name == "accelerate-launch" or re.search(
+            r"\baccelerate[./]commands[./]launch(\.py)?$", word
+        ):
             return command[i + 1 :]
-        cli = name == "accelerate" or re.search(r"\baccelerate[./]commands[./]accelerate_cli(\.py)?$", word)
+        cli = name == "accelerate" or re.search(
+            r"\baccelerate[./]commands[./]accelerate_cli(\.py)?$", word
+        )
         if cli and command[i + 1 : i + 2] == ["launch"]:
             return command[i + 2 :]
     return None
 
 
 def read_command(words, folder):
-    """Return the Launch of a launcher's arguments. Raises ValueError if its parser does not know them."""
+    """Return the Launch of a launcher's arguments. Raises ValueError if they cannot be parsed."""
     parser = launch_command_parser()
     parser.error = refuse
     args = parser.parse_args(words)
@@ -80,13 +93,16 @@ def refuse(message):
 
 
 def overridden(content, given):
-    """Return a config as the launcher's command line changes it, as `_validate_launch_command` of accelerate does.
+    """Return a config as the launcher's command line changes it.
 
-    A setting of a section counts only if the engine reads that section. Beside a DeepSpeed JSON the command line changes
-    nothing in deepspeed_config but the name of the JSON; it then gives no mixed precision either, which accelerate
-    refuses from the file alone.
+    This follows `_validate_launch_command` of accelerate/commands/launch.py. A setting of a section
+    counts only if the engine reads that section. With a DeepSpeed JSON the command line changes
+    nothing in deepspeed_config except the name of the JSON, and a mixed precision that it gives is
+    not refused beside the JSON, unlike one in the file.
     """
-    content = {key: dict(value) if isinstance(value, dict) else value for key, value in content.items()}
+    content = {
+        key: dict(value) if isinstance(value, dict) else value for key, value in content.items()
+    }
     for flag in [flag for flag in ENGINES if given.get(flag)]:
         content["distributed_type"] = ENGINES[flag]
         for section in keys.SECTION_OF.values():
@@ -97,9 +113,14 @@ def overridden(content, given):
     own_section = keys.SECTION_OF.get(content.get("distributed_type"))
     if given.get("deepspeed_config_file") and own_section == "deepspeed_config":
         content["deepspeed_config"] = (content.get("deepspeed_config") or {}) | {
-            "deepspeed_config_file": given["deepspeed_config_file"]}
+            "deepspeed_config_file": given["deepspeed_config_file"]
+        }
     zero = content.get("deepspeed_config")
-    beside_json = own_section == "deepspeed_config" and isinstance(zero, dict) and "deepspeed_config_file" in zero
+    beside_json = (
+        own_section == "deepspeed_config"
+        and isinstance(zero, dict)
+        and "deepspeed_config_file" in zero
+    )
     if beside_json and "mixed_precision" in given:
         content.pop("mixed_precision", None)
     for name, value in given.items():
@@ -114,7 +135,7 @@ def overridden(content, given):
 
 
 def written_over(section, name, key, value):
-    """Return a section of that name with a key set to a value of the command line, which gives texts."""
+    """Return the section of that name with a key set to a value of the command line, a text."""
     kind = keys.SECTIONS[name][key]
     if kind in (keys.BOOL, keys.INT):
         try:
@@ -126,8 +147,9 @@ def written_over(section, name, key, value):
 
 
 def find_launch_faults():
-    """Return (errors, warnings) of the file that the launcher read, one line each with file, line, reason and fix; both
-    are empty where there is no such file."""
+    """Return (errors, warnings) of the file that the launcher read; both are empty without one.
+
+    Each is one line with file, line number, key, reason and fix."""
     try:
         launch = find_launch()
         if launch is None or launch.config_file is None:
@@ -145,7 +167,8 @@ def faults_of(launch):
     findings, _ = find_faults(file, recipes=True, folder=launch.folder)
     errors, warnings = [], []
     for item in findings:
-        line = f"{place_of(item, file)}: {'.'.join(map(str, item.path))}: {item.reason}; fix: {item.fix}"
+        key = ".".join(map(str, item.path))
+        line = f"{place_of(item, file)}: {key}: {item.reason}; fix: {item.fix}"
         if item.severity == "error" and not is_newer(item):
             errors.append(line)
         elif item.severity == "warning":
@@ -154,7 +177,7 @@ def faults_of(launch):
 
 
 def is_newer(item):
-    """Whether a finding is of a key that `accelerate_keys.py` does not know, but the accelerate that runs does."""
+    """Whether a finding is about a key that only the installed accelerate knows, a newer one."""
     if item.kind != IGNORED or item.in_json or len(item.path) != 2:
         return False
     section, key = item.path[0], full_name(*item.path)

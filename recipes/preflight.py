@@ -44,7 +44,7 @@ FREE_TO_CHANGE = frozenset("""
     per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing attn_implementation padding_free torch_compile use_liger_kernel max_logits_mib
     precompute_ref_log_probs predict_with_generate generation_max_length generation_num_beams""".split())
 OLD_LOCK = 5  # minutes; DeepSpeed's ops are built in one or two
-COMPILERS = {"ninja", "c++", "g++", "gcc", "clang", "clang++", "cc1plus", "nvcc", "cicc", "ptxas", "hipcc", "icpx"}
+COMPILERS = frozenset("ninja c++ g++ gcc clang clang++ cc1plus nvcc cicc ptxas hipcc icpx".split())
 KERNELS = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3", "flash_attention_4": "flash-attn-4"}  # and their packages
 
 
@@ -81,8 +81,9 @@ def without_weights():
 
 
 def check_launch(args):
-    """Fail with 64 where the launcher's config file has faults: keys that accelerate would ignore, or that these recipes
-    do not run under. Every rank calls it, before it makes its Accelerator, and finds the same."""
+    """Fail with 64 if the launcher's config file has faults: keys that accelerate would ignore, or
+    that these recipes do not run under. Every rank calls it, before it makes its Accelerator, and
+    finds the same."""
     errors, warnings = find_launch_faults()
     if RANK == 0:
         for warning in warnings:
@@ -94,7 +95,8 @@ def check_launch(args):
 def find_problems(args, accelerator):
     """Return all that forbids the run, as lines for the user; [] if nothing does."""
     strategy = strategy_in_force(accelerator)
-    rules = [*rules_of_values(args), *check_strategy(accelerator, strategy), *rules_of_strategy(args, accelerator, strategy), *rules_of_device(args, accelerator), *rules_of_builds(accelerator)]
+    rules = [*rules_of_values(args), *check_strategy(accelerator, strategy), *rules_of_strategy(args, accelerator, strategy), *rules_of_device(args, accelerator)]
+    rules += rules_of_builds(accelerator)
     return [problem for broken, problem in rules if broken]
 
 
@@ -109,7 +111,8 @@ def check_strategy(accelerator, strategy):
     runs = f"{name} on {ranks} x {accelerator.device.type}"
     if accelerator.device.type == "cpu":
         runs += ", since no GPU was found"
-    yield dropped, f"the launcher was asked for more than accelerate runs here, which is {runs}; {rehearsal()}{cure}"
+    told = f"the launcher was asked for more than accelerate runs here, which is {runs}"
+    yield dropped, f"{told}; {rehearsal()}{cure}"
     key = {1: "fsdp_reshard_after_forward", 2: "fsdp_sharding_strategy"}.get(fsdp, "")  # the one of two that this version ignores; its default means FULL_SHARD
     asked = {"true": "FULL_SHARD", "1": "FULL_SHARD", "false": "SHARD_GRAD_OP"}.get(env.get(key.upper()), env.get(key.upper(), "FULL_SHARD").upper())
     yield asked not in ("FULL_SHARD", name.split()[-1]), f"{key} {asked} has no effect, accelerate runs {name}{cure}"
@@ -189,10 +192,13 @@ def rules_of_strategy(args, accelerator, strategy):
 
 
 def rules_of_builds(accelerator):
-    """Yield (broken, problem) of a lock that a killed build of a DeepSpeed op has left: torch waits without end until it is
-    gone (torch.utils.file_baton). With offload from a GPU DeepSpeed builds an op at its first use."""
-    zero = getattr(accelerator.state.deepspeed_plugin, "deepspeed_config", {}).get("zero_optimization", {})
-    places = [(zero.get(part) or {}).get("device") for part in ("offload_optimizer", "offload_param")]
+    """Yield (broken, problem) of a lock that a killed build of a DeepSpeed op left behind.
+
+    torch waits until the lock is gone, without end (torch.utils.file_baton). DeepSpeed builds an op
+    at its first use, here that of an optimizer offloaded from a GPU."""
+    config = getattr(accelerator.state.deepspeed_plugin, "deepspeed_config", {})
+    zero, parts = config.get("zero_optimization", {}), ("offload_optimizer", "offload_param")
+    places = [(zero.get(part) or {}).get("device") for part in parts]
     ops = ["cpu_adam"] if places[0] in ("cpu", "nvme") else []
     ops += ["async_io", "pin_memory"] if "nvme" in places else []
     if accelerator.device.type == "cpu":
@@ -314,12 +320,13 @@ def marked(row, tokenizer):
 
 
 def unused_gpus(accelerator, strategy):
-    """Return what to say where the launcher was told of fewer processes than this host has GPUs, though the YAML is for
-    several; None where all are used. Shipped YAMLs ask for one process. CUDA_VISIBLE_DEVICES hides GPUs that are not
-    meant. strategy: its name."""
+    """Return a warning if the launcher started fewer processes than this host has GPUs although the
+    YAML is for several, or None. Shipped YAMLs ask for one process. GPUs that CUDA_VISIBLE_DEVICES
+    hides do not count. strategy: its name."""
     here = int(os.environ.get("LOCAL_WORLD_SIZE", accelerator.num_processes))
     gpus = torch.cuda.device_count()
-    if accelerator.device.type != "cuda" or accelerator.distributed_type == DistributedType.NO or here >= gpus:
+    meant_for_one = accelerator.distributed_type == DistributedType.NO
+    if accelerator.device.type != "cuda" or meant_for_one or here >= gpus:
         return None
     hosts = accelerator.num_processes // here
     cure = f"pass --num_processes {hosts * gpus} to accelerate launch"
@@ -394,7 +401,7 @@ def end_dry_run(accelerator, args, total, trained, longest):
 def plan_command(accelerator, longest):
     """The launch command with another first word: scripts/plan_memory.py tells what it takes of each GPU's memory."""
     words = {"--config_file": "YAML", "--num_processes": accelerator.num_processes}
-    with contextlib.suppress(ValueError):  # of a launcher whose words cannot be read, as check_launch has said
+    with contextlib.suppress(ValueError):  # check_launch has said that the call cannot be read
         launch = find_launch()
         if launch and launch.config_file:
             words["--config_file"] = launch.config_file
