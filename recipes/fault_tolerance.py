@@ -204,6 +204,7 @@ def watch_ranks(accelerator, args):
     """Record exceptions and watch the other ranks of this host, in a thread. Every rank takes part."""
     sys.excepthook = on_exception  # not before: torch wraps what it finds when ranks join, and keeps stderr from other threads
     peers = {os.pidfd_open(pid): (rank, pid) for rank, host, pid in gather_object([(RANK, HOST, os.getpid())]) if host == HOST and rank != RANK}
+    RUN["peers"] = peers
     threading.Thread(target=watch, args=(peers, args.ddp_timeout, RUN["woken"]), daemon=True).start()
 
 
@@ -218,8 +219,8 @@ def on_signal(number, frame):
                 code = told["exit_code"] or 1
                 text = "ended by the launcher, since another rank had ended"
                 tell_launcher(told["state"], code, told["why"], text, later=1)
-            elif number == signal.SIGTERM and a_peer_is_gone():
-                code, why = 1, f"another rank on {HOST} ended before the first step without saying why"
+            elif gone := gone_peers():  # killed: one that was stopped would have told
+                code, why = 1, "rank {} (process {}) is gone on {}".format(*gone[0], HOST)
                 print(f"error: {why}", file=sys.stderr, flush=True)
                 set_status("failed", code, why)
                 tell_launcher("failed", code, why, f"error: {why}")
@@ -236,13 +237,10 @@ def on_signal(number, frame):
             os._exit(code)  # at once: a pool of processes that tokenise waits without end for a lock that a dead one of them held
 
 
-def a_peer_is_gone():
-    """Whether the launcher has fewer processes left on this host than it started."""
-    with contextlib.suppress(psutil.Error, AttributeError):
-        processes = psutil.Process().parent().children()
-        alive = [process for process in processes if process.status() != psutil.STATUS_ZOMBIE]
-        return len(alive) < int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    return False
+def gone_peers():
+    """Return (rank, process) of the ranks of this host that have ended since `watch_ranks`."""
+    peers = RUN.get("peers", {})
+    return [peers[descriptor] for descriptor in wait(list(peers), 0)] if peers else []
 
 
 def stop_asked(accelerator):

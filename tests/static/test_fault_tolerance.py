@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import signal
+import subprocess
 import sys
 from argparse import Namespace
 from types import SimpleNamespace
@@ -352,21 +353,21 @@ class TestLastWords:
         if there_is_a_folder:
             assert read_json(folder / "status.json")["exit_code"] == 64
 
-    @pytest.mark.parametrize("left", [1, 2])
-    def test_after_a_rank_that_died_without_a_word_it_does_not_say_to_repeat_the_call(
-            self, left, folder, errors, exits, capsys, monkeypatch):
+    @pytest.mark.parametrize("killed", [True, False])
+    def test_after_a_rank_that_was_killed_it_does_not_say_to_repeat_the_call(
+            self, killed, folder, errors, exits, capsys):
         errors(0)
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-        states = ["sleeping", "sleeping" if left == 2 else "zombie"]
-        processes = [SimpleNamespace(status=lambda state=state: state) for state in states]
-        launcher = SimpleNamespace(children=lambda recursive=False: processes)
-        me = SimpleNamespace(parent=lambda: launcher, children=lambda recursive: [])
-        monkeypatch.setattr(fault_tolerance.psutil, "Process", lambda: me)
+        peer = subprocess.Popen(["sleep", "60"])
+        fault_tolerance.RUN["peers"] = {os.pidfd_open(peer.pid): (1, peer.pid)}
+        if killed:
+            peer.kill()
+            peer.wait()
         with pytest.raises(Exit):
             fault_tolerance.on_signal(signal.SIGTERM, None)
         said = capsys.readouterr()
-        assert exits == [75 if left == 2 else 1] and ("run the same command" in said.out) == (left == 2)
-        assert ("another rank on" in said.err) == (left == 1)
+        peer.kill()
+        assert exits == [1 if killed else 75] and ("run the same command" in said.out) != killed
+        assert (f"error: rank 1 (process {peer.pid}) is gone" in said.err) == killed
 
     def test_a_rank_that_is_ended_by_a_person_names_the_signal(self, folder, errors, exits, capsys):
         path = errors(0)
