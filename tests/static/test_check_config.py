@@ -214,6 +214,16 @@ def test_a_wish_of_the_recipes_is_no_fault_of_somebody_elses_file(name, tmp_path
     assert WISHES.get(name, severity) in found and (name not in WISHES or "error" not in found)
 
 
+def test_a_deepspeed_key_at_the_top_level_has_accelerates_reason_and_moves(tmp_path):
+    text = ZERO2.replace("deepspeed_config:", "gradient_clipping: 1.0\ndeepspeed_config:")
+    file = check_config.load(write(tmp_path, text))
+    (item,) = [item for item in check_config.check_file(file)[0] if item.severity == "error"]
+    assert item.reason == "accelerate refuses unknown keys here; its place is deepspeed_config"
+    moved = check_config.mend(file)[0].content
+    assert moved["deepspeed_config"]["gradient_clipping"] == 1.0 and "gradient_clipping" not in moved
+    assert "gradient_clipping" not in flat(check_config.mend(file, recipes=True)[0].content)
+
+
 def test_what_the_recipes_are_not_tested_with_is_a_warning_for_them_alone(tmp_path):
     for text in (DDP.replace("MULTI_GPU", "MULTI_CPU"), DDP.replace("bf16", "fp8") + "fp8_config: {fp8_backend: TE}\n"):
         file = check_config.load(write(tmp_path, text))
