@@ -253,7 +253,8 @@ def unknown_key(path, value, content, sections, kind, reason, engine=None):
         if engine == "DEEPSPEED" and key in keys.SECTIONS[place[0]] and place != tuple(path):
             if key in written_in(content, place[0]):
                 return finding(kind, path, f"{reason}; {'.'.join(place)} is written too", [drop(path)])
-            return finding(kind, path, f"{reason}; its place is {place[0]}", [drop(path), put(place, value)])
+            edits = [drop(path), put(place, value)]
+            return finding(kind, path, f"{reason}; its place is {place[0]}", edits)
         reason = f"{reason}; {OWNED.format(keys.OWNED_BY_THE_RECIPE[key])}"
         return finding(kind, path, reason, [drop(path)])
     if path in keys.REMOVED:
