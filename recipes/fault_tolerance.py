@@ -6,7 +6,8 @@ Every recipe uses this file when it lies beside it; a recipe that was copied alo
                                progress.json       steps done, schedule, arguments of the run, ranks, strategy
                                manifest.json       size and hash of both
     OUTPUT_DIR/latest                              the name of the newest
-    OUTPUT_DIR/status.json                         starting, running, done, stopped or failed, and why
+    OUTPUT_DIR/status.json                         starting, running, done, stopped or failed, and why;
+                                                   what a call on a finished run met is its later_call
 
 Whole tensors, so that a checkpoint does not depend on strategy or number of ranks. JSON and safetensors, so that nothing
 is unpickled. No random state and no place in the data: both are functions of the seed and the step. The protocol is
@@ -23,6 +24,7 @@ import re
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from multiprocessing.connection import wait
@@ -41,6 +43,9 @@ RANK, HOST = int(os.environ.get("RANK", 0)), os.uname().nodename
 RUN = {"state": "starting", "step": 0, "saved": 0, "sign_of_life": math.inf}  # shared by loop, signal handler and thread
 FILES, NONFINITE = ("state.safetensors", "progress.json"), "nonfinite_rows.jsonl"
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
+# Files that a run writes into its output folder, besides checkpoints and the result
+WRITTEN = ("status.json", "run.json", "metrics.jsonl", "latest", NONFINITE)
+RESULTS = ("config.json", "adapter_config.json")  # a folder with a result has one of them
 
 
 def add_arguments(parser):
@@ -58,10 +63,17 @@ def add_arguments(parser):
 def fail(code, *problems):
     """Print the problems, record them in status.json and end this process with `code`; the launcher then ends the other ranks."""
     time.sleep(10 * (RANK > 0))  # rank 0 meets the same problem: let it speak first
-    print("\n".join(f"error: {problem}" for problem in problems), file=sys.stderr, flush=True)
-    if "output_dir" not in RUN and (given := re.findall("--output_dir[=\0]([^\0]+)", "\0".join(sys.argv))):  # a wrong call: no status of the run before may stay
+    text = "\n".join(f"error: {problem}" for problem in problems)
+    print(text, file=sys.stderr, flush=True)
+    wrong_call = "output_dir" not in RUN
+    given = re.findall("--output_dir[=\0]([^\0]+)", "\0".join(sys.argv))
+    if wrong_call and given:
         RUN["output_dir"] = Path(given[-1])  # of several argparse takes the last
+    if wrong_call and given and RANK == 0:  # no status of the run before may stay
+        forget_later_call()
+        set_status("starting")
     set_status("failed", code, problems[0])
+    tell_launcher("failed", code, problems[0], text)
     sys.exit(code)
 
 
@@ -74,36 +86,111 @@ def conclude(accelerator, state, code, why=None):
 def leave(accelerator, code, message):
     """End all ranks alike: 64 other arguments, 70 not finite, 73 cannot write, 75 stopped and saved. The message comes last."""
     stopped = code == 75
-    conclude(accelerator, "stopped" if stopped else "failed", code, message)
+    state = "stopped" if stopped else "failed"
+    text = message if stopped else f"error: {message}"
+    conclude(accelerator, state, code, message)
     accelerator.end_training()
     if "bar" in RUN:
         RUN["bar"].close()
-    accelerator.print(message if stopped else f"error: {message}", file=sys.stdout if stopped else sys.stderr, flush=True)
+    accelerator.print(text, file=sys.stdout if stopped else sys.stderr, flush=True)
+    tell_launcher(state, code, message, text)
     sys.exit(code)
 
 
 def set_status(state, code=None, why=None):
-    """Say in OUTPUT_DIR/status.json what became of the run. Of several failures the first counts."""
+    """Say in OUTPUT_DIR/status.json what became of the run. Of several failures the first counts.
+
+    A finished run stays done until it trains again. What a later call met before that, such as
+    wrong arguments, is recorded beside it as `later_call`."""
+    in_training = RUN["state"] != "starting"
     RUN["state"] = state
-    if RUN.get("output_dir") and not (state == "failed" and read_status().get("state") == "failed"):
-        facts = {"state": state, "exit_code": code, "why": why, "step": RUN["step"], "rank": RANK, "host": HOST, "process": os.getpid()}
-        path, text = RUN["output_dir"] / "status.json", json.dumps(facts | {"time": time.strftime("%Y-%m-%d %H:%M:%S")}, indent=2)
-        for write in (write_file, Path.write_text):  # a full disk mostly has room in place; exit code and message tell anyway
-            with contextlib.suppress(OSError):
-                return write(path, text)
+    if not RUN.get("output_dir"):
+        return
+    before = read_status()
+    if state == "failed" and how_it_ended(before).get("state") == "failed":
+        return
+    facts = {"state": state, "exit_code": code, "why": why, "step": RUN["step"]}
+    facts |= {"rank": RANK, "host": HOST, "process": os.getpid()}
+    facts["time"] = time.strftime("%Y-%m-%d %H:%M:%S")
+    if before.get("state") == "done" and not in_training:
+        if state == "starting":
+            return
+        if state in ("failed", "stopped"):
+            facts = before | {"later_call": facts}
+    write_status(facts)
+
+
+def write_status(facts):
+    """Write status.json, as far as that is possible."""
+    path, text = RUN["output_dir"] / "status.json", json.dumps(facts, indent=2)
+    # A full disk mostly has room in place of the old text; exit code and message tell anyway
+    for write in (write_file, Path.write_text):
+        with contextlib.suppress(OSError):
+            return write(path, text)
 
 
 def read_status():
+    """Return what status.json says, {} if there is none that can be read."""
     with contextlib.suppress(OSError, ValueError):
-        return json.loads((RUN["output_dir"] / "status.json").read_text())
+        status = json.loads((RUN["output_dir"] / "status.json").read_text())
+        if isinstance(status, dict):
+            return status
     return {}
+
+
+def how_it_ended(status):
+    """Return the part of a status that is about the last call."""
+    return status.get("later_call", status)
+
+
+def forget_later_call():
+    """Take what an earlier call met out of the status of a run that is done."""
+    status = read_status()
+    if "later_call" in status:
+        del status["later_call"]
+        write_status(status)
+
+
+def tell_launcher(state, code, why, text, later=0):
+    """Leave a text in the file from which torchrun, and with it accelerate's launcher, reads why a
+    process ended. The launcher's report then ends with that text, and the other processes of this
+    host read there what happened. The first text of a process counts.
+
+    state, code, why: as in status.json. later: seconds to add to the time, since the report ends
+    with the text of the earliest time. The form of the file is that of torch's ErrorHandler
+    (torch/distributed/elastic/multiprocessing/errors); the launcher prints its `py_callstack`."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path or os.path.exists(path):
+        return
+    extra = {"py_callstack": text, "timestamp": str(int(time.time()) + later)}
+    told = {"message": {"message": text, "extraInfo": extra}}
+    told |= {"state": state, "exit_code": code, "why": why}
+    with contextlib.suppress(OSError):
+        write_file(path, json.dumps(told))
+
+
+def told_by_others():
+    """Return what another process of this run has told of its end, {"state", "exit_code", "why"}, or {}.
+
+    On this host `tell_launcher` has written it, for each rank in a folder beside ours, whether or
+    not the output folder exists. Of other hosts, and without torchrun, only status.json tells."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    for found in sorted(Path(path).parent.parent.glob("*/error.json")) if path else []:
+        with contextlib.suppress(OSError, ValueError):
+            told = json.loads(found.read_text())
+            if "state" in told:  # else torch's own
+                return told
+    told = how_it_ended(read_status()) if RUN.get("output_dir") else {}
+    return told if told.get("state") in ("failed", "stopped") else {}
 
 
 # ---- Signals, exceptions, dead and hanging ranks ----
 def start_run(args):
     """Take signals and record how the run ends. Every rank calls it, before it makes its Accelerator."""
+    check_output_dir(args)
     RUN["output_dir"] = Path(args.output_dir) if not args.dry_run else None  # which leaves no trace in the folder of a run
-    if RANK == 0:
+    if RANK == 0 and not args.dry_run:
+        forget_later_call()
         set_status("starting")
     RUN["woken"], wakes = os.pipe2(os.O_NONBLOCK)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
@@ -121,6 +208,7 @@ def watch_ranks(accelerator, args):
         if host == HOST and rank != RANK:
             with contextlib.suppress(OSError):  # in another container of the same host name
                 peers[os.pidfd_open(pid)] = rank, pid
+    RUN["peers"] = peers
     threading.Thread(target=watch, args=(peers, args.ddp_timeout, RUN["woken"]), daemon=True).start()
 
 
@@ -128,14 +216,35 @@ def on_signal(number, frame):
     """Ask for a stop, on which the ranks agree after the step; before the first one there is nothing to save."""
     RUN["stop"] = True
     if RUN["state"] == "starting":
+        code = 75
         try:
-            set_status("stopped", 75, message := f"Stopped by {signal.strsignal(number)} before the first step: run the same command again")
-            print(message, flush=True)
+            told = told_by_others()
+            if told:  # the launcher ends all ranks when one has ended, and that one has said why
+                code = told["exit_code"] or 1
+                text = "ended by the launcher, since another rank had ended"
+                tell_launcher(told["state"], code, told["why"], text, later=1)
+            elif gone := gone_peers():  # killed: one that was stopped would have told
+                code, why = 1, "rank {} (process {}) is gone on {}".format(*gone[0], HOST)
+                print(f"error: {why}", file=sys.stderr, flush=True)
+                set_status("failed", code, why)
+                tell_launcher("failed", code, why, f"error: {why}")
+            else:
+                name = signal.Signals(number).name
+                message = f"Stopped by {name} before the first step: run the same command again"
+                set_status("stopped", code, message)
+                print(message, flush=True)
+                tell_launcher("stopped", code, message, message)
             for child in psutil.Process().children(recursive=True):
                 with contextlib.suppress(psutil.Error):  # it was gone already
                     child.kill()
         finally:
-            os._exit(75)  # at once: a pool of processes that tokenise waits without end for a lock that a dead one of them held
+            os._exit(code)  # at once: a pool of processes that tokenise waits without end for a lock that a dead one of them held
+
+
+def gone_peers():
+    """Return (rank, process) of the ranks of this host that have ended since `watch_ranks`."""
+    peers = RUN.get("peers", {})
+    return [peers[descriptor] for descriptor in wait(list(peers), 0)] if peers else []
 
 
 def stop_asked(accelerator):
@@ -157,16 +266,35 @@ def on_exception(kind, error, trace):
     """Record what ended this rank; 73 and one line where a file could be neither read nor written, 64 where peft found no such layers."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of the launcher, which ends all when one ended
     time.sleep(2 * (os.environ.get("WORLD_SIZE", "1") != "1"))  # the end of another rank is for `watch` to tell
-    told = read_status() if RUN.get("output_dir") else {}
+    told = told_by_others()
     if told.get("state") == "failed":  # a process of this one, such as one that loads data, or another rank has told why
         os._exit(told.get("exit_code") or 1)
-    code = 73 if isinstance(error, SafetensorError) or getattr(error, "errno", None) in CANNOT_WRITE else 1
-    code = 64 if kind.__name__ == "NoMatchingPeftModuleError" else code
-    what = {64: "--lora_target_modules", 73: "cannot read or write"}.get(code)
-    print(f"error: {what}: {error}", file=sys.stderr) if what else sys.__excepthook__(kind, error, trace)
-    set_status("failed", code, f"{kind.__name__}: {error}")
+    why = f"{kind.__name__}: {error}"
+    if kind.__name__ == "NoMatchingPeftModuleError":
+        code, text = 64, f"error: --lora_target_modules: {error}"
+    elif is_about_a_file(error):
+        code, text = 73, f"error: cannot read or write: {error}"
+    else:
+        code, text = 1, f"error: {why}"
+    if code == 1:
+        sys.__excepthook__(kind, error, trace)
+    else:
+        print(text, file=sys.stderr)
+    set_status("failed", code, why)
+    tell_launcher("failed", code, why, text)
     sys.stdout.flush()
     os._exit(code)
+
+
+def is_about_a_file(error):
+    """Whether an exception says that a file could not be read or written: any file for lack of room
+    or permission, or a file in the output folder for any reason."""
+    if isinstance(error, SafetensorError) or getattr(error, "errno", None) in CANNOT_WRITE:
+        return True
+    named = getattr(error, "filename", None)
+    if not isinstance(error, OSError) or not isinstance(named, str | bytes) or "folder" not in RUN:
+        return False
+    return Path(os.path.abspath(os.fsdecode(named))).is_relative_to(os.path.abspath(RUN["folder"]))
 
 
 def watch(peers, timeout, woken):
@@ -189,12 +317,76 @@ def watch(peers, timeout, woken):
         time.sleep(hangs + 0.05 * (RANK % 16))  # so that one of them speaks
         if RUN["state"] not in ("starting", "running"):
             return  # all ended as they should
-        if (status := read_status()).get("state") == "stopped":  # the peer was, before the first step
-            print(status["why"], flush=True)
-        elif status.get("state") != "failed":
-            print(f"error: {why} on {HOST} in step {RUN['step']}; the same command goes on from the newest checkpoint", file=sys.stderr, flush=True)
+        told = told_by_others()
+        if told.get("state") == "stopped":  # the peer was, before the first step
+            print(told["why"], flush=True)
+        elif not told:
+            ending = f"error: {why} on {HOST} in step {RUN['step']}; "
+            ending += "the same command goes on from the newest checkpoint"
+            print(ending, file=sys.stderr, flush=True)
             set_status("failed", 1, f"{why} on {HOST}")
-        os._exit(read_status().get("exit_code") or 1)
+            tell_launcher("failed", 1, f"{why} on {HOST}", ending)
+        os._exit(told.get("exit_code") or 1)
+
+
+# ---- The output folder ----
+def check_output_dir(args):
+    """Fail with 73 if the path of the output folder leads nowhere: it goes through a file, is too
+    long, is circular or forbidden. Nothing is made yet."""
+    RUN["folder"] = Path(args.output_dir)
+    try:
+        os.stat(args.output_dir)
+    except FileNotFoundError:
+        if os.path.islink(args.output_dir):
+            target = os.readlink(args.output_dir)
+            fail(73, f"--output_dir {args.output_dir}: is a link to {target}, which is not there")
+    except OSError as error:
+        fail(73, f"--output_dir {args.output_dir}: {error.strerror}")
+
+
+def make_output_dir(accelerator, args):
+    """Make the output folder; end all ranks with 73 if a run cannot write there. Every rank takes
+    part."""
+    found = gather_object([problem_of_output_dir(Path(args.output_dir))])
+    problems = [problem for problem in found if problem]
+    if problems:
+        leave(accelerator, 73, problems[0])
+
+
+def problem_of_output_dir(folder):
+    """Make a folder and return why a run cannot write there, or None. Files stay as they are."""
+    try:
+        path = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        for path in [folder / name for name in WRITTEN]:
+            if path.exists():
+                with open(path, "ab"):
+                    pass
+    except OSError as error:
+        return f"--output_dir {folder}: cannot write to {path}: {error.strerror}"
+    return None
+
+
+def end_if_done(accelerator, args, progress, total_steps):
+    """End all ranks with 0 if the run in the output folder is done and no step is left, and write
+    nothing. Every rank takes part."""
+    folder = Path(args.output_dir)
+    done = accelerator.is_main_process and not args.dry_run and read_status().get("state") == "done"
+    done = done and any((folder / name).is_file() for name in RESULTS)
+    if progress["step"] < total_steps or not broadcast_object_list([done])[0]:
+        return
+    name = "max_steps" if args.max_steps > 0 else "num_train_epochs"
+    if name == "num_train_epochs" and "max_train_tokens" in args and not args.num_train_epochs:
+        name = "max_train_tokens"
+    RUN["state"] = "done"  # from here on no rank is missed
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+    done = f"Nothing is left to do: all {total_steps} steps are done, and the model is in {folder}."
+    further = f"To train further, pass a larger --{name} and --allow_change {name}"
+    accelerator.print(f"{done} {further}; for a new run, another --output_dir.", flush=True)
+    sys.exit(0)
 
 
 # ---- Checkpoints ----

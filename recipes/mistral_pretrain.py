@@ -639,15 +639,19 @@ def main():
     args = parse_args()
     if fault_tolerance:
         fault_tolerance.start_run(args)
+    if preflight:
+        preflight.check_launch(args)
     # ---- Accelerator and seed ----
     accumulation, output_dir = args.gradient_accumulation_steps, Path(args.output_dir)
     accelerator = make_accelerator(args)
     set_seed(args.seed)
-    output_dir.mkdir(parents=True, exist_ok=True)
     checkpoint, progress = None, {"step": 0, "schedule_steps": 0, "num_input_tokens_seen": 0, "nonfinite_steps": 0, "evaluated": not args.eval_on_start, "stream": START}
     if fault_tolerance:
         fault_tolerance.watch_ranks(accelerator, args)
+        fault_tolerance.make_output_dir(accelerator, args)
         checkpoint, progress = fault_tolerance.find_checkpoint(accelerator, args, progress)
+    else:
+        output_dir.mkdir(parents=True, exist_ok=True)
 
     # ---- Tokenizer and data ----
     tokenizer = load_text_tokenizer(args.model_name_or_path)
@@ -660,6 +664,8 @@ def main():
         preflight.check_changes(accelerator, args, progress, facts)
     tokens_per_step = facts["rows_per_step"] * args.max_length
     total_steps = args.max_steps if args.max_steps > 0 else math.ceil((counted or args.max_train_tokens) / tokens_per_step)
+    if checkpoint:
+        fault_tolerance.end_if_done(accelerator, args, progress, total_steps)
     documents = read_documents(found, progress["stream"], args.num_train_epochs if counted else math.inf, args)
     blocks = cut_blocks(documents, source, tokenizer, args)
     reader = ThreadPoolExecutor(1) if accelerator.is_main_process else None

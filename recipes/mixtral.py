@@ -662,15 +662,19 @@ def main():
     args = parse_args()
     if fault_tolerance:
         fault_tolerance.start_run(args)
+    if preflight:
+        preflight.check_launch(args)
     # ---- Accelerator and seed ----
     accumulation, output_dir = args.gradient_accumulation_steps, Path(args.output_dir)
     accelerator = make_accelerator(args)
     set_seed(args.seed)
-    output_dir.mkdir(parents=True, exist_ok=True)
     checkpoint, progress = None, {"step": 0, "schedule_steps": 0, "num_input_tokens_seen": 0, "nonfinite_steps": 0, "evaluated": True}
     if fault_tolerance:
         fault_tolerance.watch_ranks(accelerator, args)
+        fault_tolerance.make_output_dir(accelerator, args)
         checkpoint, progress = fault_tolerance.find_checkpoint(accelerator, args, progress)
+    else:
+        output_dir.mkdir(parents=True, exist_ok=True)
 
     # ---- Tokenizer and data ----
     tokenizer = load_tokenizer(args.model_name_or_path)
@@ -682,6 +686,8 @@ def main():
         preflight.check_changes(accelerator, args, progress, facts)
     steps_per_epoch = math.ceil(len(train_rows) / facts["rows_per_step"])
     total_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * steps_per_epoch)
+    if checkpoint:
+        fault_tolerance.end_if_done(accelerator, args, progress, total_steps)
     order = {"random": (args.seed, None), "sequential": (None, None), "group_by_length": (args.seed, lengths)}[args.train_sampling_strategy]
     batches = global_batches(len(train_rows), args.per_device_train_batch_size, window, math.ceil(total_steps / steps_per_epoch), *order)
     columns, collate = ["input_ids", "labels", "row"], partial(collate_rows, pad_token_id=tokenizer.pad_token_id, varlen=wants_one_line(args))

@@ -2,7 +2,8 @@
 
 Every recipe uses this file when it lies beside it; a recipe that was copied alone starts unchecked. All problems are
 found at once, each with its cure. The same rules serve `accelerate launch`, torchrun and scripts/rehearse.py, since they
-read what accelerate made of YAML and command line, never the YAML itself (that is scripts/check_config.py).
+read what accelerate made of YAML and command line. What accelerate has ignored in the YAML cannot be seen there: where
+accelerate's launcher has read a file, that file is checked before all else (launcher.py).
 """
 
 import contextlib
@@ -15,6 +16,7 @@ import re
 import shlex
 import shutil
 import sys
+import time
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
@@ -24,8 +26,10 @@ import numpy as np
 import psutil
 import torch
 import varlen
+from accelerate import DistributedType
 from accelerate.utils import compare_versions
-from fault_tolerance import conclude, fail, leave
+from fault_tolerance import RANK, conclude, fail, leave
+from launcher import find_launch, find_launch_faults
 from rows import OFFLINE
 from torch.nn import Embedding
 from transformers import AutoConfig
@@ -42,6 +46,8 @@ FREE_TO_CHANGE = frozenset("""
     eval_dataset_name dataset_test_split max_eval_tokens per_device_eval_batch_size logging_steps report_to dataset_num_proc dataloader_num_workers
     per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing attn_implementation padding_free torch_compile use_liger_kernel max_logits_mib
     precompute_ref_log_probs predict_with_generate generation_max_length generation_num_beams""".split())
+OLD_LOCK = 5  # minutes; DeepSpeed's ops are built in one or two
+COMPILERS = frozenset("ninja c++ g++ gcc clang clang++ cc1plus nvcc cicc ptxas hipcc icpx".split())
 KERNELS = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3", "flash_attention_4": "flash-attn-4"}  # and their packages
 
 
@@ -89,10 +95,23 @@ def without_weights():
         yield
 
 
+def check_launch(args):
+    """Fail with 64 if the launcher's config file has faults: keys that accelerate would ignore, or
+    that these recipes do not run under. Every rank calls it, before it makes its Accelerator, and
+    finds the same."""
+    errors, warnings = find_launch_faults()
+    if RANK == 0:
+        for warning in warnings:
+            print(f"warning: {warning}", file=sys.stderr, flush=True)
+    if errors:
+        fail(64, *errors, *[problem for broken, problem in rules_of_values(args) if broken])
+
+
 def find_problems(args, accelerator):
     """Return all that forbids the run, as lines for the user; [] if nothing does."""
     strategy = strategy_in_force(accelerator)
     rules = [*rules_of_values(args), *check_strategy(accelerator, strategy), *rules_of_strategy(args, accelerator, strategy), *rules_of_device(args, accelerator)]
+    rules += rules_of_builds(accelerator)
     return [problem for broken, problem in rules if broken]
 
 
@@ -104,7 +123,11 @@ def check_strategy(accelerator, strategy):
     deepspeed_dropped = zero >= 0 and accelerator.state.backend is None
     ranks_asked = env.get("WORLD_SIZE", "several" if told_of_several() else "1")
     dropped = fsdp_dropped or deepspeed_dropped or ranks_asked != ranks
-    yield dropped, f"the launcher was asked for more than accelerate runs here, which is {name} on {ranks} x {accelerator.device.type}; {REHEARSE}{cure}"
+    runs = f"{name} on {ranks} x {accelerator.device.type}"
+    if accelerator.device.type == "cpu":
+        runs += ", since no GPU was found"
+    told = f"the launcher was asked for more than accelerate runs here, which is {runs}"
+    yield dropped, f"{told}; {rehearsal()}{cure}"
     key = {1: "fsdp_reshard_after_forward", 2: "fsdp_sharding_strategy"}.get(fsdp, "")  # the one of two that this version ignores; its default means FULL_SHARD
     asked = {"true": "FULL_SHARD", "1": "FULL_SHARD", "false": "SHARD_GRAD_OP"}.get(env.get(key.upper()), env.get(key.upper(), "FULL_SHARD").upper())
     yield asked not in ("FULL_SHARD", name.split()[-1]), f"{key} {asked} has no effect, accelerate runs {name}{cure}"
@@ -113,6 +136,16 @@ def check_strategy(accelerator, strategy):
         yield asked != "NO_SHARD", (
             f"{asked} shards over the GPUs of one host, and here each host has one: torch would neither shard nor average "
             "gradients between the hosts. Use fsdp2_full_shard.yaml")
+
+
+def rehearsal():
+    """How to try this launch without GPUs, with the names of its files where they are known."""
+    with contextlib.suppress(ValueError):
+        launch = find_launch()
+        if launch and launch.config_file:
+            files = shlex.join([str(launch.config_file), sys.argv[0]])
+            return REHEARSE.replace("YAML recipes/RECIPE.py", files)
+    return REHEARSE
 
 
 def told_of_several():
@@ -200,6 +233,44 @@ def rules_of_strategy(args, accelerator, strategy):
     yield args.optim.endswith("bit") and sharded, f"--optim {args.optim} cannot hold the shards of {name}: use adamw_torch_fused"
     yield args.torch_compile and fsdp == 1, f"--torch_compile: accelerate cannot compile the layers of {name}: use fsdp2_full_shard.yaml"
     yield args.torch_compile and env.get("ACCELERATE_DYNAMO_BACKEND", "NO").upper() != "NO", "--torch_compile and dynamo_config in the YAML: the command line owns it, delete the latter"
+
+
+def rules_of_builds(accelerator):
+    """Yield (broken, problem) of a lock that a killed build of a DeepSpeed op left behind.
+
+    torch waits until the lock is gone, without end (torch.utils.file_baton). DeepSpeed builds an op
+    at its first use, here that of an optimizer offloaded from a GPU."""
+    config = getattr(accelerator.state.deepspeed_plugin, "deepspeed_config", {})
+    zero, parts = config.get("zero_optimization", {}), ("offload_optimizer", "offload_param")
+    places = [(zero.get(part) or {}).get("device") for part in parts]
+    ops = ["cpu_adam"] if places[0] in ("cpu", "nvme") else []
+    ops += ["async_io", "pin_memory"] if "nvme" in places else []
+    if accelerator.device.type == "cpu":
+        return
+    for op in ops:
+        lock = Path(build_folder(op), "lock")
+        try:
+            minutes = (time.time() - lock.stat().st_mtime) / 60
+        except OSError:  # there is none
+            continue
+        if minutes < OLD_LOCK and RANK == 0:
+            waits = f"warning: DeepSpeed waits until {lock} is gone; if no other run is building"
+            print(f"{waits} {op}, delete that file", file=sys.stderr, flush=True)
+        stale = minutes >= OLD_LOCK and not compiles()
+        left = f"a build of DeepSpeed's {op} was killed {minutes:,.0f} minutes ago and left {lock}"
+        yield stale, f"{left}, which this run would wait for without end: delete that file"
+
+
+def build_folder(op):
+    """Where torch builds an extension of this name."""
+    from torch.utils.cpp_extension import _get_build_directory  # only here: it loads setuptools
+
+    return _get_build_directory(op, verbose=False)
+
+
+def compiles():
+    """Whether a compiler runs on this host."""
+    return any(process.info["name"] in COMPILERS for process in psutil.process_iter(["name"]))
 
 
 def installed(package):
@@ -407,6 +478,25 @@ def marked(row, tokenizer):
     return "".join("[[" * learnt + tokenizer.decode([token for token, _ in pairs]) + "]]" * learnt for learnt, pairs in parts)
 
 
+def unused_gpus(accelerator, strategy):
+    """Return a warning if the launcher started fewer processes than this host has GPUs although the
+    YAML is for several, or None. Shipped YAMLs ask for one process. GPUs that CUDA_VISIBLE_DEVICES
+    hides do not count. strategy: its name."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", accelerator.num_processes))
+    gpus = torch.cuda.device_count()
+    meant_for_one = accelerator.distributed_type == DistributedType.NO
+    if accelerator.device.type != "cuda" or meant_for_one or here >= gpus:
+        return None
+    hosts = accelerator.num_processes // here
+    cure = f"pass --num_processes {hosts * gpus} to accelerate launch"
+    if getattr(accelerator.parallelism_config, "dp_replicate_size", 1) > 1:
+        cure += " and enlarge the mesh in the YAML to match"
+    used = f"1 of {gpus} GPUs is used" if here == 1 else f"{here} of {gpus} GPUs are used"
+    if accelerator.num_processes == 1 and strategy.startswith(("FSDP", "DeepSpeed")):
+        used += ", and nothing is sharded"
+    return f"{used}: {cure}" if hosts == 1 else f"{used} on each host: {cure}"
+
+
 def report_start(accelerator, args, model, tokenizer, rows, lines, steps, facts, told):
     """Print what is really in force and one row, of a language model with its supervised part in [[ ]]; write it all to run.json.
     rows: with the columns length and largest if they are of tokens. lines: of row numbers, as the model sees them. facts: what is
@@ -425,7 +515,9 @@ def report_start(accelerator, args, model, tokenizer, rows, lines, steps, facts,
     (name, fsdp, _), shares = strategy_in_force(accelerator), accelerator.gradient_state.plugin_kwargs.get("sync_each_batch")
     liger = "use_liger_kernel" in args and args.use_liger_kernel
     kernels = [text for on, text in ((args.torch_compile, "torch.compile of each kind of layer"), (liger, "Liger"), (args.tf32, "TF32")) if on]
-    summary = {
+    warning = unused_gpus(accelerator, name)
+    summary = {"WARNING": warning} if warning else {}
+    summary |= {
         "model": f"{args.model_name_or_path}, {total:,} parameters, {trained:,} trained ({trained / total:.2%})",
         "strategy": f"{name}, {accelerator.num_processes} x {accelerator.device.type}",
         "precision": f"weights {args.dtype}, mixed precision {accelerator.mixed_precision}, quantization {quantization}",
@@ -470,9 +562,14 @@ def end_dry_run(accelerator, args, total, trained, longest):
 
 def plan_command(accelerator, longest):
     """The launch command with another first word: scripts/plan_memory.py tells what it takes of each GPU's memory."""
-    launchers = [process.cmdline() for process in psutil.Process().parents()]
-    launcher = next((words for words in launchers if any(re.search("accelerate(-launch|[.]commands[.]launch)?$", word) for word in words)), [])
-    of_launcher = {name: word for name, word in zip(launcher, launcher[1:], strict=False) if name in ("--config_file", "--num_machines", "--mixed_precision")}
-    words = {"--config_file": "YAML", "--num_processes": str(accelerator.num_processes)} | of_launcher | {"--longest": str(longest)}
+    words = {"--config_file": "YAML", "--num_processes": accelerator.num_processes}
+    with contextlib.suppress(ValueError):  # check_launch has said that the call cannot be read
+        launch = find_launch()
+        if launch and launch.config_file:
+            words["--config_file"] = launch.config_file
+        for name in ("num_machines", "mixed_precision"):
+            if launch and name in launch.given:
+                words[f"--{name}"] = launch.given[name]
+    options = [str(word) for option in words.items() for word in option]
     recipe = [sys.argv[0], *(word for word in sys.argv[1:] if word != "--dry_run")]
-    return shlex.join(["python", "scripts/plan_memory.py", *sum(map(list, words.items()), []), *recipe])
+    return shlex.join(["python", "scripts/plan_memory.py", *options, "--longest", str(longest), *recipe])

@@ -2,13 +2,15 @@
 
     python scripts/check_config.py accelerate_configs/fsdp.yaml --num_processes 8
     python scripts/check_config.py accelerate_configs/fsdp.yaml accelerate_configs/ddp.yaml --json
-    python scripts/check_config.py accelerate_configs/fsdp.yaml --fix --output runs/mended.yaml
+    python scripts/check_config.py accelerate_configs/fsdp.yaml --recipes --fix --output runs/mended.yaml
 
 Takes any accelerate config, with the DeepSpeed JSON it points to, or such a JSON alone. It only reads: torch and
-accelerate are not loaded. The rules are in `config_rules.py`.
+accelerate are not loaded. The rules are in `recipes/config_rules.py`; a recipe holds the file that its launcher read
+against the same ones when it starts.
 
-error: accelerate, DeepSpeed or the recipes would stop, or something else than what is written would run silently.
-warning: it works, but costs or surprises. info: advice.
+error: accelerate or DeepSpeed would stop, or something else than what is written would run silently.
+warning: it works, but costs or surprises. info: advice, and what only the recipes here would refuse or have not been
+tested with. With --recipes the former is an error and the latter a warning, as when a recipe starts.
 
 Exit code: 0 no error, 64 a wrong call, 65 an error in a file, and with --strict for a warning too. --fix writes the
 corrected file to NAME.fixed.yaml or --output, never over FILE, and ends with the code of the corrected file. A
@@ -20,20 +22,18 @@ import json
 import os.path
 import sys
 from collections import Counter
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import islice
+from dataclasses import replace
 from pathlib import Path
 
-import yaml
-from accelerate_keys import COMMAND_LINE_ONLY, READ_BY_ONE_VERSION
-from config_rules import IGNORED, OFFLOADS, SEVERITY, STOPS, check, finding, strategy_run, written_in
-from shard_report import shards_of, strategy_of
-from usage import Parser
-from yaml_edits import UNREADABLE, comments, edit_content, edit_text, positions
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "recipes"))
+from accelerate_keys import COMMAND_LINE_ONLY, READ_BY_ONE_VERSION  # noqa: E402
+from config_files import find_faults, load  # noqa: E402
+from config_rules import OFFLOADS, STOPS, WISHES, strategy_of, strategy_run, written_in  # noqa: E402
+from shard_report import shards_of  # noqa: E402
+from usage import Parser  # noqa: E402
+from yaml_edits import comments, edit_content, edit_text  # noqa: E402
 
 BAD_FILE = 65
-ENTRIES, DEPTH = 500, 20  # of a config at most: more than all known keys together
 FAULTS = 100  # more are left to a person
 KEEPS_PARAMETERS = ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2")  # gathered from the forward to the backward pass
 SHARD_GRAD_OP = {"fsdp2": "FSDP2 fsdp_reshard_after_forward: false (fsdp2_shard_grad_op.yaml)",
@@ -55,6 +55,7 @@ def parse_args():
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", metavar="FILE", help="a YAML for accelerate, or a DeepSpeed JSON")
     parser.add_argument("--num_processes", type=int, help="as for accelerate launch, instead of the file's")
+    parser.add_argument("--recipes", action="store_true", help="for the recipes here: their rules count too")
     parser.add_argument("--json", action="store_true", help="print a list with one object a file")
     parser.add_argument("--strict", action="store_true", help="warnings count as errors")
     parser.add_argument("--fix", action="store_true", help="write the corrected file beside the old one")
@@ -156,79 +157,13 @@ def no_effect(content, config, deepspeed=None):
 
 
 # ---- Files ----
-@dataclass
-class ConfigFile:
-    """A file as written, and the DeepSpeed JSON it points to; such a JSON alone points to itself."""
-
-    path: Path
-    text: str
-    content: dict
-    deepspeed: "ConfigFile | None" = None
-
-    @cached_property
-    def positions(self):
-        """What `positions` finds in the text; nothing in JSON that is no YAML: it has tabs."""
-        try:
-            return positions(self.text)
-        except UNREADABLE:
-            return {}, []
-
-    def line_of(self, path):
-        """Number of the line where a key stands, or where the section stands that it is missing from."""
-        found = self.positions[0]
-        inside = [path[:length] for length in range(len(path), 0, -1) if path[:length] in found]
-        return found[inside[0]][0].start_mark.line + 1 if inside else None
-
-
-def read(path, as_json):
-    """Read a file of keys and values. Raises ValueError if it is none."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        content = json.loads(text) if as_json else yaml.safe_load(text)
-    except (OSError, *UNREADABLE) as error:
-        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict) or not content:
-        raise ValueError(f"{path} is no accelerate config: it has no keys")
-    entries, inner = 0, [content]  # aliases may make a small file a large one, or one without an end
-    for _ in range(DEPTH):
-        values = (value for part in inner for value in (part.values() if isinstance(part, dict) else part))
-        found = list(islice(values, ENTRIES + 1))
-        entries, inner = entries + len(found), [value for value in found if isinstance(value, dict | list)]
-    if inner or entries > ENTRIES:
-        raise ValueError(f"{path} is no accelerate config: it has over {ENTRIES} entries, or {DEPTH} levels of them")
-    return ConfigFile(path, text, content)
-
-
-def load(path):
-    """Read a config and the DeepSpeed JSON it points to. Raises ValueError if there is nothing to check."""
-    path = Path(path)
-    file = read(path, path.suffix == ".json")
-    content = file.content
-    if content.get("compute_environment") == "AMAZON_SAGEMAKER":
-        raise ValueError(f"{path} is for SageMaker, whose configs are not judged here")
-    if path.suffix == ".json" and "distributed_type" not in content:
-        file.deepspeed = file
-    named = written_in(content, "deepspeed_config").get("deepspeed_config_file")
-    for candidate in (Path(str(named)), path.parent / str(named)):
-        if named and file.deepspeed is None and os.path.isfile(candidate):
-            file.deepspeed = read(candidate, as_json=True)
-    return file
-
-
-def check_file(file, ranks=None):
+def check_file(file, ranks=None, recipes=False):
     """The findings on a file, worst first, and in words what it does."""
-    content, deepspeed = file.content, file.deepspeed and file.deepspeed.content
-    if file.deepspeed is file:  # as if a YAML pointed to it
-        content = {"distributed_type": "DEEPSPEED", "num_processes": 1}
-        content["deepspeed_config"] = {"deepspeed_config_file": str(file.path)}
-    findings, config = check(content | ({"num_processes": ranks} if ranks else {}), deepspeed)
-    twice = [finding(IGNORED, path, "written twice: the last one counts", "one of them") for path in file.positions[1]]
-    named = written_in(content, "deepspeed_config").get("deepspeed_config_file")
-    if file.deepspeed and not os.path.isfile(str(named)):
-        reason = "stands beside this file, but accelerate looks in the folder that it is started from"
-        twice.append(finding(STOPS, "deepspeed_config.deepspeed_config_file", reason, "an absolute path"))
-    findings = sorted([*twice, *findings], key=lambda item: list(SEVERITY).index(item.kind))
-    return findings, explain(content, config, findings, deepspeed)
+    findings, config = find_faults(file, ranks, recipes)
+    content = file.content
+    if file.deepspeed is file:
+        content = {"deepspeed_config": {}}
+    return findings, explain(content, config, findings, file.deepspeed and file.deepspeed.content)
 
 
 def is_possible(edit, content):
@@ -238,11 +173,11 @@ def is_possible(edit, content):
     return isinstance(content, dict | None)
 
 
-def mend(file, ranks=None):
+def mend(file, ranks=None, recipes=False):
     """Make the edits of one finding after the other. Returns the mended file, what was mended and what is left."""
     mended = []
     while True:
-        findings = [item for item in check_file(file, ranks)[0] if item.severity != "info"]
+        findings = [item for item in find_faults(file, ranks, recipes)[0] if item.severity != "info"]
         todo = [item for item in findings if item.edits and (file.deepspeed is file or not item.in_json)
                 and all(is_possible(edit, file.content) for edit in item.edits)]
         if not todo or max(len(mended), len(findings)) > FAULTS:
@@ -273,15 +208,15 @@ def report_on(path, args):
     except ValueError as error:
         broken = {"severity": "error", "kind": STOPS, "file": path, "line": None, "key": "file", "reason": str(error)}
         return {"file": path, "does": {}, "findings": [{**broken, "fix": "", "mendable": False}]}
-    findings, words = check_file(file, args.num_processes)
+    findings, words = check_file(file, args.num_processes, args.recipes)
     if not args.fix:
         return {"file": path, "does": words, "findings": [as_object(item, file) for item in findings]}
-    fixed, mended, left = mend(file, args.num_processes)
+    fixed, mended, left = mend(file, args.num_processes, args.recipes)
     target = Path(args.output or file.path.with_suffix(f".fixed{file.path.suffix}"))
     if mended:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(fixed.text, encoding="utf-8")
-    words = check_file(fixed, args.num_processes)[1]
+    words = check_file(fixed, args.num_processes, args.recipes)[1]
     before, after = ([] if file.path.suffix == ".json" else comments(text) for text in (file.text, fixed.text))
     return {"file": path, "written": str(target) if mended else None, "does": words,
             "comments_lost": list((Counter(before) - Counter(after)).elements()),
@@ -298,7 +233,8 @@ def show(report):
         place = f"{item['file']}:{item['line']}" if item["line"] else item["file"]
         print(f"{place}: {label}: {item['key']}: {item['reason']}")
         if item["fix"]:
-            print(f"    {'now' if label == 'mended' else 'fix'}: {item['fix']}")
+            way_out = "for the recipes" if item["kind"] in WISHES and label == "info" else "fix"
+            print(f"    {'now' if label == 'mended' else way_out}: {item['fix']}")
     if report.get("comments_lost"):
         print(f"{report['written']}: comments lost: {'  '.join(report['comments_lost'])}")
 

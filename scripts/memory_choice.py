@@ -26,13 +26,12 @@ from pathlib import Path
 from unittest import mock
 
 import memory_plan
-from check_config import load
-from config_rules import as_read
+from config_files import load
+from config_rules import as_read, strategy_of
 from memory_cards import CARDS, GIB, constants_of, pieces_on
 from memory_plan import Plan, closed_form, plan_of, strategy_for
 from model_shapes import Unplannable
 from plan_memory import batch_of, write_json
-from shard_report import strategy_of
 
 CONFIGS = Path(__file__).resolve().parent.parent / "accelerate_configs"
 # Step time against LoRA over bf16. nf4: the middle of what is published: torchtune 1.02 and 1.28, Lightning AI 1.39,

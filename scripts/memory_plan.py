@@ -10,13 +10,12 @@ from types import SimpleNamespace
 
 import preflight
 import torch
-from config_rules import strategy_run
+from config_rules import strategy_of, strategy_run
 from memory_blocks import PROJECTIONS, Forward, read
 from memory_ledger import Autograd, Ledger, Weight
 from memory_ranks import LOW, Fsdp1, Fsdp2, Whole
 from memory_zero import Zero, Zero3
 from model_shapes import Quantized, Unplannable, build
-from shard_report import strategy_of
 
 
 @dataclass

@@ -22,11 +22,12 @@ import json
 import sys
 from pathlib import Path
 
-from check_config import check_file, load
-from config_rules import IGNORED, STOPS, as_read
-from usage import Parser
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "recipes"))
+from config_files import find_faults, load  # noqa: E402
+from config_rules import IGNORED, STOPS, as_read  # noqa: E402
+from usage import Parser  # noqa: E402
+
 DOES_NOT_FIT, CANNOT_WRITE = 1, 73
 LAUNCHER = (
     "--machine_rank",
@@ -100,7 +101,7 @@ def read_config(parser, path):
         parser.error(str(error))
     wrong = [
         f"{'.'.join(map(str, item.path))}: {item.reason}"
-        for item in check_file(file)[0]
+        for item in find_faults(file)[0]
         if item.kind in (STOPS, IGNORED)
     ]
     if wrong:

@@ -25,10 +25,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from check_config import check_file, load
-from config_rules import IGNORED, STOPS, as_read
-from shard_report import judge, strategy_of, table
-from usage import Parser
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "recipes"))
+from config_files import find_faults, load  # noqa: E402
+from config_rules import IGNORED, STOPS, as_read, strategy_of  # noqa: E402
+from shard_report import judge, table  # noqa: E402
+from usage import Parser  # noqa: E402
 
 CLEAN_EXITS = (0, 64, 65, 69, 70, 73, 75)
 REFUSALS = (64, 65, 69)  # usage, data, no hub: one rank's word is enough
@@ -66,7 +67,7 @@ def read_config(parser, path):
         parser.error(str(error))
     if "distributed_type" not in file.content:
         parser.error(f"{path} is not an accelerate config: it has no distributed_type")
-    wrong = [f"  {'.'.join(map(str, item.path))}: {item.reason}; fix: {item.fix}" for item in check_file(file)[0]
+    wrong = [f"  {'.'.join(map(str, item.path))}: {item.reason}; fix: {item.fix}" for item in find_faults(file)[0]
              if item.kind in (STOPS, IGNORED)]
     if wrong:
         parser.error("\n".join([f"{path} would not do what it says:", *wrong]))

@@ -1,8 +1,8 @@
 """Shard proof: the bytes each rank really holds against what the accelerate YAML promises.
 
 Two halves. In every rank `watch` measures live tensors at the first optimizer step: gradients just before it,
-parameters and optimizer state just after it, each storage counted once. In `scripts/rehearse.py` `strategy_of`,
-`judge` and `table` read the YAML, compare and print; they load no torch.
+parameters and optimizer state just after it, each storage counted once. In `scripts/rehearse.py` `judge` and `table`
+compare them with the YAML and print; they load no torch.
 
 Whole tensors come from the model as it was handed to `Accelerator.prepare`. Comparison is in elements, since mixed
 precision may change the bytes per element on the way; the table shows bytes. A 4-bit base counts as stored.
@@ -139,24 +139,6 @@ def measure_at_first_step(model, optimizer, tensors, path):
         Path(path).write_text(json.dumps(found))
 
     around_steps(model, optimizer, before, after)
-
-
-def strategy_of(config):
-    """What an accelerate YAML asks for: engine, strategy or stage, mesh, and the offload keys that are on."""
-    fsdp, zero = config.get("fsdp_config") or {}, config.get("deepspeed_config") or {}
-    mesh = config.get("parallelism_config") or {}
-    engine = {"FSDP": f"fsdp{fsdp.get('fsdp_version', 1)}", "DEEPSPEED": "zero"}.get(config["distributed_type"])
-    if engine is None:
-        engine = "ddp" if str(config["distributed_type"]).startswith("MULTI") else "single"
-    return {
-        "engine": engine,
-        "strategy": fsdp.get("fsdp_sharding_strategy", "FULL_SHARD") if engine == "fsdp1" else None,
-        "stage": zero.get("zero_stage", 2) if engine == "zero" else None,
-        "replicas": mesh.get("parallelism_config_dp_replicate_size", 1),
-        "shards": mesh.get("parallelism_config_dp_shard_size", 0),
-        "offload": [key for key, value in {**fsdp, **zero}.items()
-                    if "offload" in key and "activation" not in key and value in (True, "cpu")],
-    }
 
 
 def shards_of(facts, ranks, ranks_per_node):

@@ -3,38 +3,16 @@
 An edit is ("set", path, value), ("rename", path, new key) or ("delete", path); a path is a tuple of keys.
 """
 
-import json
 import re
-from contextlib import suppress
+import sys
 from copy import deepcopy
+from pathlib import Path
 
 import yaml
 
-UNREADABLE = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)  # all from PyYAML
-
-
-def positions(text):
-    """Find the keys of all mappings in YAML text.
-
-    Returns {path: (key node, value node)} in the order of the text, and the paths that are written twice, of which
-    YAML keeps the last. What an alias stands for is found where its anchor is alone. Raises one of UNREADABLE.
-    """
-    found, twice, anchored = {}, [], set()
-    loader = yaml.SafeLoader(text)
-
-    def walk(node, path):
-        if not isinstance(node, yaml.MappingNode) or id(node) in anchored:
-            return
-        anchored.add(id(node))
-        for key, value in node.value:
-            merge = key.tag == "tag:yaml.org,2002:merge"
-            inner = (*path, key.value if merge else loader.construct_object(key, deep=True))
-            twice.extend([inner] if inner in found else [])
-            found[inner] = (key, value)
-            walk(value, inner)
-
-    walk(loader.get_single_node(), ())
-    return found, twice
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "recipes"))
+from config_files import positions  # noqa: E402
+from config_rules import UNREADABLE, scalar  # noqa: E402
 
 
 def comments(text):
@@ -114,11 +92,3 @@ def _last_line(node):
         child = node.value[-1]
         return _last_line(child[1] if isinstance(child, tuple) else child)
     return node.end_mark.line
-
-
-def scalar(value):
-    """A value as YAML text, in quotes only where it would be read as something else."""
-    with suppress(*UNREADABLE):
-        if isinstance(value, str) and yaml.safe_load(value) == value:
-            return value
-    return json.dumps(value, default=str, skipkeys=True)

@@ -32,6 +32,11 @@ def test_a_dry_run_leaves_the_files_of_a_run_as_they_are(tiny, tmp_path):
     done = recipe(*job, "--dry_run")
     assert done.returncode == 0 and "Dry run" in done.output, done.output[-3000:]
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+    done = recipe(*job)  # nor does the same command itself, of a run that is done
+    assert done.returncode == 0 and "Nothing is left to do: all 2 steps are done" in done.output, done.output[-3000:]
+    assert "Loading weights" not in done.output and "Trained in" not in done.output
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    assert after == before
 
 
 def test_a_dry_run_finds_what_a_run_would_stop_at(tiny, tmp_path):

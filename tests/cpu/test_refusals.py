@@ -1,10 +1,11 @@
 """What accelerate would drop without a word, and what cannot work, stops before the model loads, with a way out."""
 
+import json
 import os
 
 import pytest
 import yaml
-from launching import CONFIGS, RECIPE, REPO, accelerate_launch, data_of, recipe, rehearse
+from launching import CONFIGS, RECIPE, accelerate_launch, data_of, recipe, rehearse
 
 SHARDING = ["fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero1", "deepspeed_zero3"]
 
@@ -20,6 +21,9 @@ def test_sharding_without_an_accelerator_refuses(config, num_processes, tiny, tm
     assert "rehearse: python scripts/rehearse.py" in done.output
     assert not_started in done.output or "python scripts/check_config.py YAML" in done.output
     assert "Loading weights" not in done.output and not (tmp_path / "run").exists()
+    assert "run the same command again" not in done.output  # from a rank that the launcher ended for the first one
+    if num_processes > 1:  # the launcher's report, which comes last, ends with the reason
+        assert "traceback : error: the launcher was asked for more" in done.output.split("Root Cause")[1]
 
 
 @pytest.mark.parametrize("launcher", [
@@ -53,42 +57,42 @@ def test_meshes_that_nothing_would_shard_over_refuse(size, tiny, tmp_path):
     assert done.returncode == 64 and "shards no mesh of this kind" in done.output, done.output
 
 
-@pytest.mark.parametrize(("config", "changes", "flags", "says"), [
-    ("deepspeed_zero3", {"deepspeed_config": {"zero3_save_16bit_model": False}}, [],
-     "set zero3_save_16bit_model: true"),
-    ("fsdp1_full_shard", {"fsdp_config": {"fsdp_use_orig_params": False}}, [], "trains nothing"),
-    ("fsdp2_full_shard", {}, ["--optim", "adamw_8bit"], "use adamw_torch_fused"),
-    ("deepspeed_zero2", {}, ["--optim", "adamw_8bit"], "use adamw_torch_fused"),
-    ("deepspeed_zero2", {"deepspeed_config": {"gradient_accumulation_steps": 4}}, [],
-     "the command line owns gradient_accumulation_steps: delete that"),
-    ("deepspeed_zero2", {"deepspeed_config": {"gradient_clipping": 1.0}}, [],
-     "the command line owns gradient_clipping: delete that"),
+@pytest.mark.parametrize(("config", "flags", "says"), [
+    ("fsdp2_full_shard", ["--optim", "adamw_8bit"], "use adamw_torch_fused"),
+    ("deepspeed_zero2", ["--optim", "adamw_8bit"], "use adamw_torch_fused"),
 ], ids=lambda value: value if isinstance(value, str) else None)
-def test_combinations_that_cannot_work_refuse(config, changes, flags, says, tiny, tmp_path, monkeypatch):
-    content = yaml.safe_load((CONFIGS / f"{config}.yaml").read_text())
-    for section, keys in changes.items():
-        content[section] |= keys
-    (tmp_path / "changed.yaml").write_text(yaml.safe_dump(content))
-    monkeypatch.setattr("launching.CONFIGS", tmp_path)
-    done = rehearse("changed", *data_of(tiny), "--output_dir", tmp_path / "run", *flags)
+def test_combinations_that_cannot_work_refuse(config, flags, says, tiny, tmp_path):
+    done = rehearse(config, *data_of(tiny), "--output_dir", tmp_path / "run", *flags)
     assert done.returncode == 64, done.output[-2000:]
     assert says in done.output and "Traceback" not in done.output and "Loading weights" not in done.output
 
 
-@pytest.mark.parametrize(("version", "key"), [(1, "fsdp_reshard_after_forward"), (2, "fsdp_sharding_strategy")])
-def test_a_no_shard_that_would_be_full_shard_refuses(version, key, tiny, tmp_path):
-    # rehearse.py reads the YAML and refuses by itself; here the ranks start without it, as on GPUs
-    fsdp = {"fsdp_version": version, key: "NO_SHARD", "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "fsdp_sync_module_states": False, "fsdp_cpu_ram_efficient_loading": False}
-    content = {"distributed_type": "FSDP", "fsdp_config": fsdp, "mixed_precision": "no", "num_processes": 2}
-    (tmp_path / "trap.yaml").write_text(yaml.safe_dump(content))
-    ranks = {"REHEARSAL_FOLDER": str(tmp_path), "REHEARSAL_DEVICE": "cpu", "REHEARSAL_RANKS_PER_NODE": "1"}
-    launcher = ["--config_file", tmp_path / "trap.yaml", "--main_process_port", 0, REPO / "scripts" / "cpu_ranks.py"]
-    done = accelerate_launch(*launcher, RECIPE, *data_of(tiny), "--output_dir", tmp_path / "run",
-                             env=os.environ | ranks | {"ACCELERATE_TORCH_DEVICE": "cpu"})
-    assert (tmp_path / "exit.0").read_text() == "64", done.output[-2000:]
-    says = f"{key} NO_SHARD has no effect, accelerate runs FSDP{version} FULL_SHARD"
-    assert says in done.output and "scripts/check_config.py" in done.output and "Loading weights" not in done.output
+def test_a_misspelt_key_of_the_launchers_file_refuses_before_anything_is_made(tiny, tmp_path):
+    # accelerate ignores it without a word: FULL_SHARD would run
+    text = (CONFIGS / "fsdp2_shard_grad_op.yaml").read_text()
+    (tmp_path / "trap.yaml").write_text(text.replace("fsdp_reshard_after_forward", "fsdp_reshard_after_foward"))
+    launcher = ["--config_file", tmp_path / "trap.yaml", "--num_processes", 2, "--main_process_port", 0]
+    done = accelerate_launch(*launcher, RECIPE, *data_of(tiny), "--output_dir", tmp_path / "run", "--dry_run")
+    assert done.returncode != 0 and not (tmp_path / "run").exists(), done.output[-2000:]
+    line = 1 + text[: text.index("\n  fsdp_reshard_after_forward:") + 1].count("\n")
+    says = "no such key: accelerate says nothing; fix: fsdp_reshard_after_forward"
+    place = f"{tmp_path / 'trap.yaml'}:{line}: fsdp_config.fsdp_reshard_after_foward"
+    assert f"error: {place}: {says}" in done.output
+    assert "rehearse" not in done.output  # no Accelerator was made, which would look for a GPU
+
+
+def test_the_default_file_and_the_json_it_names_are_checked_too(tiny, tmp_path):
+    data = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": "auto", "gradient_cliping": 1.0}
+    (tmp_path / "ds.json").write_text(json.dumps(data))
+    zero = {"deepspeed_config_file": str(tmp_path / "ds.json")}
+    content = {"distributed_type": "DEEPSPEED", "num_processes": 1, "deepspeed_config": zero}
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate" / "default_config.yaml").write_text(yaml.safe_dump(content))
+    done = accelerate_launch(RECIPE, *data_of(tiny), "--output_dir", tmp_path / "run",
+                             env=os.environ | {"HF_HOME": str(tmp_path)})
+    assert done.returncode != 0 and not (tmp_path / "run").exists(), done.output[-2000:]
+    assert f"error: {tmp_path / 'ds.json'}:1: gradient_cliping: no such key: DeepSpeed says nothing" in done.output
 
 
 @pytest.mark.parametrize("config", ["fsdp", "fsdp1_full_shard", "deepspeed_zero3"])

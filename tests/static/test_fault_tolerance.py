@@ -3,6 +3,8 @@
 import importlib
 import json
 import os
+import signal
+import subprocess
 import sys
 from argparse import Namespace
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 # Arguments that change what is learnt: a run goes on with other values only where --allow_change names them
 UNSAFE = frozenset("""
@@ -209,3 +212,239 @@ def test_a_rank_in_a_container_of_its_own_does_not_stop_the_others(monkeypatch):
     for descriptor in peers:
         os.close(descriptor)
     assert [*peers.values()] == [(2, os.getppid())]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A run's folder, with fault_tolerance as at the start of a process of rank 0 outside of torchrun."""
+    monkeypatch.setattr(fault_tolerance, "RUN", {"state": "starting", "step": 0, "saved": 0, "output_dir": tmp_path})
+    monkeypatch.setattr(fault_tolerance, "RANK", 0)
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def errors(tmp_path, monkeypatch):
+    """A function that makes this process the given rank of torchrun, and returns the file that torchrun reads then."""
+    def file_of(rank):
+        path = tmp_path / "attempt_0" / str(rank) / "error.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        monkeypatch.setattr(fault_tolerance, "RANK", rank)
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+        return path
+
+    monkeypatch.setattr(fault_tolerance.time, "sleep", lambda seconds: None)
+    return file_of
+
+
+@pytest.fixture
+def start_run(monkeypatch):
+    """fault_tolerance.start_run, which here leaves the signals of this process as they are."""
+    monkeypatch.setattr(fault_tolerance.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(fault_tolerance.signal, "set_wakeup_fd", lambda *_, **__: None)
+    monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
+    return fault_tolerance.start_run
+
+
+class Exit(BaseException):
+    """What os._exit raises here instead."""
+
+
+@pytest.fixture
+def exits(monkeypatch):
+    """The codes with which the process would have ended at once."""
+    codes = []
+
+    def record(code):
+        codes.append(code)
+        raise Exit
+
+    monkeypatch.setattr(os, "_exit", record)
+    monkeypatch.setattr(fault_tolerance.signal, "signal", lambda *_: None)
+    return codes
+
+
+class TestFinishedRun:
+    DONE = {"state": "done", "exit_code": 0, "why": None, "step": 9}
+
+    @pytest.fixture(autouse=True)
+    def done(self, folder):
+        (folder / "status.json").write_text(json.dumps(self.DONE))
+
+    def test_a_refused_or_failed_call_leaves_it_done_and_is_recorded_beside_that(self, folder, capsys):
+        with pytest.raises(SystemExit, match="64"):
+            fault_tolerance.leave(alone(1), 64, "other values of max_steps")
+        status = read_json(folder / "status.json")
+        assert status.items() >= self.DONE.items()
+        assert status["later_call"]["exit_code"] == 64 and status["later_call"]["why"] == "other values of max_steps"
+        fault_tolerance.RUN["state"] = "starting"
+        fault_tolerance.set_status("failed", 70, "a later one")  # of another rank: the first counts
+        assert read_json(folder / "status.json")["later_call"]["exit_code"] == 64
+
+    def test_a_wrong_flag_does_not_count_against_it(self, folder, monkeypatch):
+        for code in (64, 65):  # the newest one is told
+            monkeypatch.setattr(fault_tolerance, "RUN", {"state": "starting", "step": 0})
+            monkeypatch.setattr(sys, "argv", ["llama.py", "--output_dir", str(folder)])
+            with pytest.raises(SystemExit):
+                fault_tolerance.fail(code, "no such argument")
+            status = read_json(folder / "status.json")
+            assert status["state"] == "done" and status["later_call"]["exit_code"] == code
+
+    def test_a_call_that_starts_forgets_what_the_one_before_met(self, folder, arguments, start_run):
+        fault_tolerance.set_status("failed", 64, "wrong")
+        fault_tolerance.RUN["state"] = "starting"
+        arguments.output_dir = str(folder)
+        start_run(arguments)
+        assert read_json(folder / "status.json") == self.DONE
+
+    def test_once_it_trains_again_it_is_no_longer_done(self, folder):
+        fault_tolerance.set_status("running")
+        fault_tolerance.set_status("failed", 70, "not finite")
+        status = read_json(folder / "status.json")
+        assert status["state"] == "failed" and "later_call" not in status
+
+    @pytest.mark.parametrize("name", ["config.json", "adapter_config.json"])
+    @pytest.mark.parametrize(("flags", "further"), [
+        ({"max_steps": 9}, "max_steps"), ({}, "num_train_epochs"),
+        ({"max_train_tokens": 1e7, "num_train_epochs": None}, "max_train_tokens"),
+        ({"max_train_tokens": 1e7, "num_train_epochs": 2}, "num_train_epochs")])
+    def test_with_no_step_left_it_says_so_and_how_to_go_on(self, name, flags, further, folder, arguments, capsys):
+        vars(arguments).update({"output_dir": str(folder)} | flags)
+        (folder / name).touch()
+        with pytest.raises(SystemExit) as ended:
+            fault_tolerance.end_if_done(alone(1), arguments, {"step": 9}, 9)
+        assert ended.value.code in (0, None)
+        said = capsys.readouterr().out
+        assert said.startswith("Nothing is left to do: all 9 steps are done") and len(said.splitlines()) == 1
+        assert f"larger --{further} and --allow_change {further};" in said
+        assert read_json(folder / "status.json") == self.DONE
+
+    def test_with_steps_left_or_without_its_result_it_goes_on(self, folder, arguments):
+        arguments.output_dir = str(folder)
+        fault_tolerance.end_if_done(alone(1), arguments, {"step": 9}, 9)  # its model is gone
+        (folder / "config.json").touch()
+        fault_tolerance.end_if_done(alone(1), arguments, {"step": 9}, 10)
+        (folder / "status.json").write_text('{"state": "running"}')  # killed while it wrote the model
+        fault_tolerance.end_if_done(alone(1), arguments, {"step": 9}, 9)
+
+
+class TestLastWords:
+    """What torchrun prints last, and what the other ranks know of a rank that has ended."""
+
+    def launchers_report(self, path):
+        failure = ProcessFailure(local_rank=0, pid=7, exitcode=64, error_file=str(path))
+        return ChildFailedError("llama.py", {0: failure}).format_msg()
+
+    def test_the_launchers_report_ends_with_the_reason(self, folder, errors, capsys):
+        path = errors(0)
+        with pytest.raises(SystemExit, match="64"):
+            fault_tolerance.fail(64, "--learning_rate -1.0: must be above 0", "--lora_r 0: must be above 0")
+        *_, first, second, border = self.launchers_report(path).splitlines()
+        assert first == "  traceback : error: --learning_rate -1.0: must be above 0"
+        assert second.strip() == "error: --lora_r 0: must be above 0" and set(border) == {"="}
+
+    def test_so_it_does_after_a_stop_and_after_an_exception(self, folder, errors, exits, capsys):
+        path = errors(0)
+        with pytest.raises(SystemExit, match="75"):
+            fault_tolerance.leave(alone(1), 75, "Stopped and saved after step 3 of 9")
+        assert "traceback : Stopped and saved after step 3 of 9\n" in self.launchers_report(path)
+        path, fault_tolerance.RUN["state"] = errors(1), "starting"
+        path.parent.parent.joinpath("0", "error.json").unlink()
+        with pytest.raises(Exit):
+            fault_tolerance.on_exception(ValueError, ValueError("odd"), None)
+        assert exits == [1] and "traceback : error: ValueError: odd\n" in self.launchers_report(path)
+
+    @pytest.mark.parametrize("there_is_a_folder", [True, False])
+    def test_a_rank_that_is_ended_after_another_has_failed_says_nothing(self, there_is_a_folder, folder, errors, exits,
+                                                                        capsys):
+        if not there_is_a_folder:
+            fault_tolerance.RUN["output_dir"] = folder / "none"
+        errors(0)
+        with pytest.raises(SystemExit):
+            fault_tolerance.fail(64, "no such argument")
+        fault_tolerance.RUN["state"], path = "starting", errors(1)
+        capsys.readouterr()
+        with pytest.raises(Exit):
+            fault_tolerance.on_signal(signal.SIGTERM, None)
+        assert exits == [64] and capsys.readouterr() == ("", "")
+        failures = {rank: ProcessFailure(rank, 7, 64, str(errors(rank))) for rank in (1, 0)}
+        others, root = ChildFailedError("llama.py", failures).format_msg().split("Root Cause")
+        assert "traceback : error: no such argument\n" in root and path.exists()
+        assert "traceback : ended by the launcher, since another rank had ended\n" in others
+        if there_is_a_folder:
+            assert read_json(folder / "status.json")["exit_code"] == 64
+
+    @pytest.mark.parametrize("killed", [True, False])
+    def test_after_a_rank_that_was_killed_it_does_not_say_to_repeat_the_call(
+            self, killed, folder, errors, exits, capsys):
+        errors(0)
+        peer = subprocess.Popen(["sleep", "60"])
+        fault_tolerance.RUN["peers"] = {os.pidfd_open(peer.pid): (1, peer.pid)}
+        if killed:
+            peer.kill()
+            peer.wait()
+        with pytest.raises(Exit):
+            fault_tolerance.on_signal(signal.SIGTERM, None)
+        said = capsys.readouterr()
+        peer.kill()
+        assert exits == [1 if killed else 75] and ("run the same command" in said.out) != killed
+        assert (f"error: rank 1 (process {peer.pid}) is gone" in said.err) == killed
+
+    def test_a_rank_that_is_ended_by_a_person_names_the_signal(self, folder, errors, exits, capsys):
+        path = errors(0)
+        with pytest.raises(Exit):
+            fault_tolerance.on_signal(signal.SIGTERM, None)
+        says = "Stopped by SIGTERM before the first step: run the same command again"
+        assert exits == [75] and capsys.readouterr().out == says + "\n"
+        assert f"traceback : {says}\n" in self.launchers_report(path)
+
+
+class TestOutputFolder:
+    @pytest.fixture
+    def problem(self, arguments, start_run, capsys):
+        """A function from an output folder to the exit code and the message."""
+        def problem(folder):
+            arguments.output_dir = str(folder)
+            with pytest.raises(SystemExit) as ended:
+                start_run(arguments)
+                fault_tolerance.make_output_dir(alone(1), arguments)
+            return ended.value.code, capsys.readouterr().err
+
+        return problem
+
+    @pytest.mark.parametrize(("name", "words"), [
+        ("file/run", "Not a directory"), ("/sys/run", ""), ("/proc/nope/x", "No such file or directory"),
+        ("n" * 300, "File name too long"), ("link", "is a link to nowhere, which is not there"),
+        ("circle/run", "symbolic links"), ("/sys/kernel", "cannot write to /sys/kernel: "),
+    ], ids=lambda value: value[:9])
+    def test_one_that_cannot_be_is_one_line_and_73(self, name, words, folder, problem, tmp_path):
+        (tmp_path / "file").touch()
+        (tmp_path / "link").symlink_to("nowhere")
+        (tmp_path / "circle").symlink_to("circle")
+        path = tmp_path / name
+        del fault_tolerance.RUN["output_dir"]
+        code, said = problem(path)
+        assert code == 73 and said.startswith(f"error: --output_dir {path}: ") and len(said.splitlines()) == 1
+        assert words in said
+
+    @pytest.mark.parametrize("name", fault_tolerance.WRITTEN)
+    def test_a_folder_in_the_place_of_a_file_is_found_at_the_start(self, name, folder, problem):
+        (folder / name).mkdir()
+        code, said = problem(folder)
+        assert code == 73 and f"cannot write to {folder / name}: Is a directory" in said
+
+    def test_what_is_there_stays_as_it_is(self, folder, arguments):
+        (folder / "metrics.jsonl").write_text("{}\n")
+        before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+        arguments.output_dir = str(folder)
+        fault_tolerance.make_output_dir(alone(1), arguments)
+        assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+
+    @pytest.mark.parametrize(("path", "code"), [("run/metrics.jsonl", 73), ("rows.jsonl", 1)])
+    def test_an_error_of_a_file_in_it_is_73_later_too(self, path, code, folder, exits, capsys):
+        fault_tolerance.RUN["folder"] = folder / "run"
+        error = IsADirectoryError(21, "Is a directory", str(folder / path))
+        with pytest.raises(Exit):
+            fault_tolerance.on_exception(IsADirectoryError, error, None)
+        told = capsys.readouterr().err.startswith("error: cannot read or write: ")
+        assert exits == [code] and told == (code == 73)

@@ -1,6 +1,6 @@
 """A recipe keeps its order, hides nothing behind the rank or the strategy, needs no other file.
 
-Four files lie beside the recipes and are none: a recipe uses them where they are, and trains without them."""
+Some files beside the recipes are none: a recipe uses them where they are, and trains without them."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ import parity
 import pytest
 from launching import REPO
 
-NAMES = ("fault_tolerance", "preflight", "rows", "varlen", "whole_state")
+NAMES = "fault_tolerance preflight rows varlen whole_state launcher config_files config_rules accelerate_keys".split()
 COMPANIONS = [REPO / "recipes" / f"{name}.py" for name in NAMES]
 USED = {"fault_tolerance", "preflight", "rows"}  # by recipes; the others by these
 RECIPES = sorted(set((REPO / "recipes").glob("*.py")) - set(COMPANIONS))
@@ -23,10 +23,10 @@ COLLECTIVES = {"save_state", "load_state", "get_state_dict", "gather", "gather_f
                "broadcast_object_list", "check_changes", "evaluate_rows", "summed_row_loss", "share_new_modules",
                "deal", "give_up", "new_group", "summed_target_loss", "generate", "evaluate_texts",
                "answer_logps", "compare_answers", "run_reference", "evaluate_pairs", "keep_table",
-               "summed_losses", "evaluate_mixture", "means_of"}
+               "summed_losses", "evaluate_mixture", "means_of", "make_output_dir", "end_if_done"}
 LEAVES = (ast.Return, ast.Break, ast.Continue)
 PACKAGES = {"PIL": "pillow"}  # where a module has another name
-INDIRECT = {"numpy", "jinja2", "tqdm", "xxhash", "safetensors", "psutil"}  # the required packages bring them
+INDIRECT = {"numpy", "jinja2", "tqdm", "xxhash", "safetensors", "psutil", "yaml"}  # the required packages bring them
 
 
 def tree_of(path):
@@ -110,6 +110,17 @@ class TestRecipe:
         assert not any(word in source for word in ("fsdp", "deepspeed", "distributedtype"))
         banners = re.findall(r"# ---- (.*) ----", ast.get_source_segment(path.read_text(), function(path, "main")))
         assert banners == BANNERS
+
+    def test_main_makes_the_same_checks_in_the_same_order(self, path):
+        calls = [ast.unparse(node.func) for node in ast.walk(function(path, "main")) if isinstance(node, ast.Call)]
+        wanted = [
+            "fault_tolerance.start_run", "preflight.check_launch", "make_accelerator",
+            "fault_tolerance.watch_ranks", "fault_tolerance.make_output_dir",
+            "fault_tolerance.find_checkpoint", "preflight.check_changes",
+            "fault_tolerance.end_if_done", "preflight.report_start", "fault_tolerance.resume"]
+        source = ast.get_source_segment(path.read_text(), function(path, "main"))
+        places = [source.index(f" {name}(") for name in wanted]
+        assert places == sorted(places) and all(calls.count(name) == 1 for name in wanted)
 
     def test_every_rank_takes_part_in_every_collective_call(self, path):
         check_collectives(path)

@@ -4,8 +4,9 @@ import copy
 
 import pytest
 import yaml
+from config_rules import strategy_of
 from launching import CONFIGS
-from shard_report import judge, strategy_of
+from shard_report import judge
 
 WHOLE = [[20_000, 100, True]] * 16  # (elements, rows, trains) of each tensor
 CLASSES = ("parameters", "gradients", "optimizer")

@@ -1,34 +1,44 @@
-"""What accelerate makes of a config, and the rules that `check_config.py` holds the file against.
+"""What accelerate makes of a config, and the rules that a file is held against.
 
-The facts are those of the files named in `accelerate_keys.py`; the tests prove the important ones with accelerate's
-launcher and plugins.
+`scripts/check_config.py` checks any file by them, and each recipe the file that its launcher read
+(`launcher.py`). Most rules are about accelerate and DeepSpeed and hold for anybody's file; the
+others are wishes of these recipes only. The facts come from the files named in
+`accelerate_keys.py`; the tests prove the important ones with accelerate's launcher and plugins.
 """
 
 import json
 import os.path
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from itertools import count
 
 import accelerate_keys as keys
-from shard_report import strategy_of
-from yaml_edits import scalar
+import yaml
 
-STOPS, IGNORED, RECIPE, COSTS, ADVICE = "stops", "ignored", "recipe", "costs", "advice"
-SEVERITY = {
-    STOPS: "error",  # accelerate or DeepSpeed ends
-    IGNORED: "error",  # something else runs, and nothing says so
-    RECIPE: "error",  # the recipes refuse it, or fail at the end
-    COSTS: "warning",  # works, but costs or surprises
-    ADVICE: "info",
+STOPS, IGNORED, COSTS, ADVICE = "stops", "ignored", "costs", "advice"  # what accelerate and DeepSpeed do
+UNSAVED, RECIPE, UNTESTED = "unsaved", "recipe", "untested"  # what these recipes want
+SEVERITY = {  # for anybody's file, and for one that these recipes are to run under
+    STOPS: ("error", "error"),  # accelerate or DeepSpeed ends
+    IGNORED: ("error", "error"),  # something else runs, and nothing says so
+    UNSAVED: ("warning", "error"),  # accelerator.get_state_dict fails, by which the recipes save
+    RECIPE: ("info", "error"),  # the recipes refuse it, or go wrong with it
+    COSTS: ("warning", "warning"),  # works, but costs or surprises
+    UNTESTED: ("info", "warning"),  # nobody has tried the recipes with it
+    ADVICE: ("info", "info"),
 }
+WISHES = (RECIPE, UNTESTED)  # which say nothing about somebody else's script
 SHARDING_KEY = {1: "fsdp_sharding_strategy", 2: "fsdp_reshard_after_forward"}  # the one that each FSDP version reads
 YAML_KEYS = {(): (*keys.TOP_LEVEL, *keys.SECTIONS), **{(name,): tuple(known) for name, known in keys.SECTIONS.items()}}
 SECTION_NAMES = {(): tuple(keys.SECTIONS)}
 SUGGESTIONS = 100  # unknown keys of a file that a right name is sought for
 OFFLOADS = {"offload_optimizer": 1, "offload_param": 3}  # from which ZeRO stage on
-OWNED, LOST_SAVE = "the recipes' command line owns it: pass {}", "without it the final save fails, after the training"
+OWNED = "the recipes take it from their command line: {}"
+LOST_SAVE = "without it accelerator.get_state_dict fails at the final save, after the training"
+# All that PyYAML raises
+UNREADABLE = (
+    yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
 OTHER_WORDS = {"ddp": "MULTI_GPU", "tpu": "XLA", "zero": "DEEPSPEED", "fp32": "no", "float32": "no",
                "bfloat16": "bf16", "float16": "fp16", "gpu": "none", "cuda": "none"}  # that people write for a value
 
@@ -43,10 +53,23 @@ class Finding:
     fix: str
     edits: tuple = ()
     in_json: bool = False  # the DeepSpeed JSON that the file points to
+    recipes: bool = False  # whether the file is for these recipes
 
     @property
     def severity(self):
-        return SEVERITY[self.kind]
+        """error, warning or info."""
+        for_anybody, for_recipes = SEVERITY[self.kind]
+        return for_recipes if self.recipes else for_anybody
+
+
+def worst_first(findings):
+    """Sort findings: errors, warnings, advice, and the graver kind first among equals."""
+    severities, kinds = ("error", "warning", "info"), list(SEVERITY)
+
+    def place(item):
+        return severities.index(item.severity), kinds.index(item.kind)
+
+    return sorted(findings, key=place)
 
 
 def finding(kind, path, reason, fix=""):
@@ -77,6 +100,14 @@ def drop(path):
 
 def rename(path, key):
     return "rename", split(path), key
+
+
+def scalar(value):
+    """A value as YAML text, in quotes only where it would be read as something else."""
+    with suppress(*UNREADABLE):
+        if isinstance(value, str) and yaml.safe_load(value) == value:
+            return value
+    return json.dumps(value, default=str, skipkeys=True)
 
 
 # ---- Reading as accelerate does ----
@@ -162,6 +193,24 @@ def json_value(data, path, auto="auto", missing=None):
     return missing if data is None else auto if data == "auto" else data
 
 
+def strategy_of(config):
+    """What an accelerate YAML asks for: engine, strategy or stage, mesh, and the offload keys that are on."""
+    fsdp, zero = config.get("fsdp_config") or {}, config.get("deepspeed_config") or {}
+    mesh = config.get("parallelism_config") or {}
+    engine = {"FSDP": f"fsdp{fsdp.get('fsdp_version', 1)}", "DEEPSPEED": "zero"}.get(config["distributed_type"])
+    if engine is None:
+        engine = "ddp" if str(config["distributed_type"]).startswith("MULTI") else "single"
+    return {
+        "engine": engine,
+        "strategy": fsdp.get("fsdp_sharding_strategy", "FULL_SHARD") if engine == "fsdp1" else None,
+        "stage": zero.get("zero_stage", 2) if engine == "zero" else None,
+        "replicas": mesh.get("parallelism_config_dp_replicate_size", 1),
+        "shards": mesh.get("parallelism_config_dp_shard_size", 0),
+        "offload": [key for key, value in {**fsdp, **zero}.items()
+                    if "offload" in key and "activation" not in key and value in (True, "cpu")],
+    }
+
+
 def mesh_sizes(config):
     """Sizes of the mesh in parallelism_config, 1 where nothing is written."""
     mesh, kinds = config.get("parallelism_config", {}), ("dp_replicate", "dp_shard", "tp", "cp", "sp")
@@ -200,8 +249,14 @@ def unknown_key(path, value, content, sections, kind, reason, engine=None):
     """The finding on a key that nothing reads where it stands, with the nearest right one unless that is written."""
     *section, key = path
     if key in keys.OWNED_BY_THE_RECIPE:
-        flag = keys.OWNED_BY_THE_RECIPE[key]
-        return finding(kind, path, OWNED.format(flag), [drop(path)])
+        place = ("deepspeed_config", key)
+        if engine == "DEEPSPEED" and key in keys.SECTIONS[place[0]] and place != tuple(path):
+            if key in written_in(content, place[0]):
+                return finding(kind, path, f"{reason}; {'.'.join(place)} is written too", [drop(path)])
+            edits = [drop(path), put(place, value)]
+            return finding(kind, path, f"{reason}; its place is {place[0]}", edits)
+        reason = f"{reason}; {OWNED.format(keys.OWNED_BY_THE_RECIPE[key])}"
+        return finding(kind, path, reason, [drop(path)])
     if path in keys.REMOVED:
         new = keys.REMOVED[path]
         reason += "; older versions knew this one"
@@ -296,7 +351,7 @@ def check_engine(content, config):
     elif engine == "NO" and config.get("num_processes", 1) > 1:
         yield finding(IGNORED, path, f"one process runs, not {config['num_processes']}", [put(path, "MULTI_GPU")])
     elif engine in ("XLA", "MEGATRON_LM", "MULTI_CPU"):
-        yield finding(COSTS, path, f"the recipes are not tested under {engine}", fix)
+        yield finding(UNTESTED, path, f"the recipes are not tested under {engine}", fix)
 
 
 def check_processes(content, config):
@@ -364,8 +419,10 @@ def check_precision(content, config):
         new = put("mixed_precision", "fp16" if config.get("fp16") else "no")
         yield finding(COSTS, "fp16", "an old name", [rename("fp16", "mixed_precision"), new])
     if config["mixed_precision"] == "fp8":
-        backend = config.get("fp8_config", {}).get("fp8_backend", "the first installed of AO, TE and MSAMP")
-        yield finding(COSTS, "mixed_precision", f"runs {backend}; the recipes are not tested in fp8", "bf16")
+        if "fp8_backend" not in config.get("fp8_config", {}):
+            reason = "fp8 runs on the first installed of AO, TE and MSAMP"
+            yield finding(COSTS, "mixed_precision", reason, "fp8_backend in fp8_config, or bf16")
+        yield finding(UNTESTED, "mixed_precision", "the recipes are not tested in fp8", "bf16")
 
 
 # ---- FSDP ----
@@ -407,7 +464,7 @@ def check_fsdp(content, config):
     if fsdp.get(again + "_offload") and (version == 1 or not fsdp.get(again)):
         yield finding(STOPS, f"{at}{again}_offload", f"needs FSDP2 and {again}", f"fsdp_version: 2 and {again}: true")
     if fsdp.get(again):
-        yield finding(ADVICE, at + again, "the recipes' --gradient_checkpointing does it; not both")
+        yield finding(ADVICE, at + again, "not together with a script's own (the recipes' --gradient_checkpointing)")
 
 
 def check_sharding(written, config):
@@ -470,7 +527,7 @@ def check_deepspeed(content, config, deepspeed):
             reason = f"the launcher drops {key}_nvme_path: DeepSpeed would swap to a folder ./none"
             yield finding(IGNORED, f"{at}{key}_device", reason, "a deepspeed_config_file that names the path")
     if stage == 3 and not zero.get("zero3_save_16bit_model"):
-        yield finding(RECIPE, save, LOST_SAVE, [put(save, True)])
+        yield finding(UNSAVED, save, LOST_SAVE, [put(save, True)])
     if stage == 3 and zero.get("zero3_init_flag") is False:
         yield finding(COSTS, init, "each process first loads the whole model into host memory", [put(init, True)])
 
@@ -501,7 +558,7 @@ def check_json(data):
             yield unreadable(split(path), json_value(data, path), choices, True)
     path = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
     if stage == 3 and json_value(data, path) is not True:
-        yield finding(RECIPE, path, f"{LOST_SAVE} (auto is false)", [put(path, True)])
+        yield finding(UNSAVED, path, f"{LOST_SAVE} (auto is false)", [put(path, True)])
     for key, least in OFFLOADS.items():
         path = f"zero_optimization.{key}.device"
         if stage < least and json_value(data, path, "none", "none") != "none":
@@ -539,10 +596,11 @@ def unfilled_autos(section, path=()):
             yield (*path, key)
 
 
-def check(content, deepspeed=None):
+def check(content, deepspeed=None, recipes=False):
     """Hold a config, and the DeepSpeed JSON it points to, against all rules.
 
-    Takes dicts, as written. Returns the findings, worst first, and the config as accelerate reads it.
+    Takes dicts, as written. recipes: whether the wishes of the recipes count too. Returns the
+    findings, worst first, and the config as accelerate reads it.
     """
     config = as_read(content, deepspeed)
     found = list(check_deepspeed(content, config, deepspeed))
@@ -550,4 +608,4 @@ def check(content, deepspeed=None):
         found += rule(content, config)
     if deepspeed is not None:
         found += [replace(item, in_json=True) for item in check_json(deepspeed)]
-    return sorted(found, key=lambda item: list(SEVERITY).index(item.kind)), config
+    return worst_first(replace(item, recipes=recipes) for item in found), config
