@@ -45,7 +45,7 @@ FREE_TO_CHANGE = frozenset("""
     output_dir dry_run resume_from_checkpoint allow_change save_steps save_total_limit nonfinite nonfinite_budget ddp_timeout eval_strategy eval_steps eval_on_start
     eval_dataset_name dataset_test_split max_eval_tokens per_device_eval_batch_size logging_steps report_to dataset_num_proc dataloader_num_workers
     per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing attn_implementation padding_free torch_compile use_liger_kernel max_logits_mib
-    precompute_ref_log_probs predict_with_generate generation_max_length generation_num_beams""".split())
+    no_master_weights precompute_ref_log_probs predict_with_generate generation_max_length generation_num_beams""".split())
 OLD_LOCK = 5  # minutes; DeepSpeed's ops are built in one or two
 COMPILERS = frozenset("ninja c++ g++ gcc clang clang++ cc1plus nvcc cicc ptxas hipcc icpx".split())
 KERNELS = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3", "flash_attention_4": "flash-attn-4"}  # and their packages

@@ -11,6 +11,7 @@ import pytest
 import torch
 from accelerate import DistributedType
 from accelerate.utils import FullyShardedDataParallelPlugin
+from fakes import fake_accelerator
 from torch.utils import cpp_extension
 from whole_state import strategy_in_force
 
@@ -72,7 +73,7 @@ def test_what_a_config_file_would_be_refused_for_is_refused_without_one_too(stra
     monkeypatch.setattr(sys, "argv", ["llama.py"])
     zero = None if state is None else SimpleNamespace(deepspeed_config=state)
     plugins = SimpleNamespace(deepspeed_plugin=zero, fsdp_plugin=SimpleNamespace(use_orig_params=False))
-    accelerator = SimpleNamespace(state=plugins, mixed_precision="no")
+    accelerator = fake_accelerator(state=plugins)
     found = preflight.rules_of_strategy(llama.parse_args(), accelerator, strategy)
     assert [says in problem for broken, problem in found if broken] == [True]
 
@@ -129,8 +130,8 @@ class TestUnusedGpus:
 
     def test_it_heads_the_start_summary(self, accelerator, monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(sys, "argv", ["llama.py", "--output_dir", str(tmp_path)])
-        model = SimpleNamespace(parameters=lambda: [torch.nn.Parameter(torch.ones(2))],
-                                config=SimpleNamespace(_attn_implementation="sdpa"))
+        model = torch.nn.Linear(1, 1)
+        model.config = SimpleNamespace(_attn_implementation="sdpa")
         for gpus, first in ((8, "    WARNING: 1 of 8 GPUs is used, and nothing is sharded"), (1, "      model: ")):
             fsdp = accelerator(DistributedType.FSDP, 1, 1, gpus)
             facts, told = {"rows_per_step": 1}, {"sample": "a row"}

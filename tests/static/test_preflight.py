@@ -14,6 +14,7 @@ import parity
 import preflight
 import pytest
 import torch
+from fakes import fake_accelerator
 from launching import REPO
 from transformers import (
     AutoModelForCausalLM,
@@ -46,7 +47,6 @@ REFUSED = {  # flags, capability of the GPU or None for a CPU, packages that are
     "varlen on a CPU": (["--attn_implementation", "varlen"], None, PACKAGES, "needs an NVIDIA GPU"),
     "varlen on Turing": (["--attn_implementation", "varlen", "--dtype", "float16", "--use_peft"], TURING, PACKAGES,
                          "8.0 or more"),
-    "varlen in fp32": (["--attn_implementation", "varlen"], AMPERE, set(), "launch with --mixed_precision bf16"),
     "Liger on a CPU": (["--use_liger_kernel"], None, PACKAGES, "Triton kernels need a GPU"),
     "Liger that is not installed": (["--use_liger_kernel"], HOPPER, set(), "pip install liger-kernel"),
     "TF32 on a CPU": (["--tf32"], None, PACKAGES, "compute capability 8.0"),
@@ -128,6 +128,7 @@ HUB_FLASH = ["--attn_implementation", "kernels-community/flash-attn2"]
     ([], None, "bf16", None),  # a CPU, in a rehearsal
     (FLASH, AMPERE, "no", "in bf16 and fp16 only: pass --mixed_precision bf16"),
     (HUB_FLASH, AMPERE, "no", "in bf16 and fp16 only"),
+    (["--attn_implementation", "varlen"], AMPERE, "no", "launch with --mixed_precision bf16"),
     (FLASH, AMPERE, "bf16", None),
     ([*FLASH, "--use_peft", "--dtype", "bfloat16"], AMPERE, "no", None),
     (["--attn_implementation", "flex_attention"], AMPERE, "no", None),
@@ -208,9 +209,9 @@ def start(monkeypatch, tmp_path):
             model = AutoModelForCausalLM.from_config(config)
         monkeypatch.setattr(sys, "argv", ["llama.py", "--output_dir", str(tmp_path), *flags])
         monkeypatch.setattr(preflight, "strategy_in_force", lambda _: in_force)
-        accelerator = SimpleNamespace(
-            device=SimpleNamespace(type=device), mixed_precision=mixed_precision, num_processes=1,
-            is_main_process=True, gradient_state=SimpleNamespace(plugin_kwargs={}))
+        accelerator = fake_accelerator(
+            device=SimpleNamespace(type=device), mixed_precision=mixed_precision,
+            gradient_state=SimpleNamespace(plugin_kwargs={}))
         rows, told = [0], {"sample": "one row"}
         facts = {"rows_per_step": 1}
         preflight.report_start(accelerator, llama.parse_args(), model, None, rows, rows, 1, facts, told)

@@ -15,7 +15,7 @@ DRIFTS = {  # what a careless edit changes: a text of the recipe, and what it be
         "    if args.load_in_4bit:",
         "    if not args.load_in_4bit:\n        pass\n    if args.load_in_4bit:",
     ),
-    "a docstring": ("in nats and fp32", "in nats"),
+    "a docstring": ("in nats and fp32.", "in nats."),
     "a constant of the module": ('"question": "answer"}', '"question": "reply"}'),
     "a decorator": ("@torch.no_grad()\n", ""),
     "a name of an argument": ("def best_fit(lengths, capacity):", "def best_fit(lengths, capacity, *, more=0):"),
