@@ -1,4 +1,5 @@
-"""The first hour on a GPU: every claim of this project that only a GPU can show, the most valuable ones first.
+"""The first hour on a GPU: every claim of this project that only a GPU can show, the most valuable
+ones first.
 
     python scripts/gpu_proof.py --list
     python scripts/gpu_proof.py --minutes 10                 # the ten most valuable minutes
@@ -6,12 +7,14 @@
     python scripts/gpu_proof.py --retry                      # also what failed or timed out before
     python scripts/gpu_proof.py --device cpu --tiny          # the whole program as far as a CPU allows
 
-Each cell runs in a process of its own, at most five minutes, and leaves one JSON under --output as soon as it ends:
-what it proves, its bound and verdict, its numbers, its commands, and the device, driver, versions and commit. Models
-are made on the device from configs, with random weights, and rows are made here: nothing is downloaded. A package
-that is missing skips the cells that need it and says so; `make gpu-wheels` puts such packages into one folder.
+Each cell runs in a process of its own, at most five minutes, and leaves one JSON under --output as
+soon as it ends: what it proves, its bound and verdict, its numbers, its commands, and the device,
+driver, versions and commit. Models are made on the device from configs, with random weights, and
+rows are made here: nothing is downloaded. A package that is missing skips the cells that need it
+and says so; `make gpu-wheels` puts such packages into one folder.
 
-A commit of the JSON files to results/gpu/ and `python scripts/readme_tables.py` write the tables of the README.
+A commit of the JSON files to results/gpu/ and `python scripts/readme_tables.py` write the tables of
+the README.
 
 Exit code: 0 every cell that ran is within its bound, 1 not, 64 for a wrong call.
 """

@@ -3,8 +3,8 @@
     python scripts/gpu_wheels.py                                    # runs/gpu_wheels, for Python 3.12
     python scripts/gpu_wheels.py --python_version 3.13 --most_mib 100
 
-The folder holds wheels for Linux x86_64 and stays below --most_mib, so that it can be carried along.
-torch, transformers, accelerate, numpy, pyarrow and what they need have to be on that machine
+The folder holds wheels for Linux x86_64 and stays below --most_mib, so that it can be carried
+along. torch, transformers, accelerate, numpy, pyarrow and what they need have to be on that machine
 already. Versions are those of the environment that runs this script, which the tests use, or the
 newest that requirements.txt allows. Two packages need work:
 
@@ -93,7 +93,8 @@ class WheelError(Exception):
 
 
 def version_wanted(package):
-    """The requirement to ask pip for: the installed version, else the range of requirements.txt, else any.
+    """The requirement to ask pip for: the installed version, else the range of requirements.txt,
+    else any.
 
     A local part of a version (+cpu) is left out, since an index does not know it.
     """
@@ -153,19 +154,21 @@ def fetch(package, folder, python_version):
         raise WheelError(f"{requirement}: pip left {len(found)} wheels instead of one")
     if package in BUILT_HERE and not found[0].name.endswith("-none-any.whl"):
         raise WheelError(
-            f"{found[0].name}: has compiled parts for this machine's Python, so it cannot be carried"
+            f"{found[0].name}: has parts compiled for this machine, so it cannot be carried"
         )
     return found[0]
 
 
 def record_line(name, content):
-    """One line of a wheel's RECORD: path, sha256 in base64 without padding, size (PEP 376, PEP 427)."""
+    """One line of a wheel's RECORD: path, sha256 in base64 without padding, size (PEP 376, PEP
+    427).
+    """
     digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
     return [name, f"sha256={digest}", str(len(content))]
 
 
 def repack(wheel, keep):
-    """Rewrite a wheel with those of its files for which keep(name) is true, and a RECORD of them."""
+    """Rewrite a wheel with those of its files that keep(name) is true for, and their RECORD."""
     with zipfile.ZipFile(wheel) as old:
         contents = {
             entry.filename: old.read(entry) for entry in old.infolist() if not entry.is_dir()
@@ -186,14 +189,16 @@ def repack(wheel, keep):
 
 
 def trim_bitsandbytes(wheel, cuda):
-    """Leave out every compiled library of bitsandbytes but those for one CUDA version and for the CPU."""
+    """Leave out every compiled library of bitsandbytes but those for one CUDA version and for the
+    CPU.
+    """
     wanted = {f"libbitsandbytes_cuda{cuda}.so", "libbitsandbytes_cpu.so"}
     with zipfile.ZipFile(wheel) as archive:
         libraries = {Path(name).name for name in archive.namelist() if name.endswith(".so")}
     missing = wanted - libraries
     if missing:
         raise WheelError(
-            f"{wheel.name} has no {', '.join(sorted(missing))}; it has {', '.join(sorted(libraries))}"
+            f"{wheel.name} has no {', '.join(sorted(missing))}, only {', '.join(sorted(libraries))}"
         )
     repack(wheel, lambda name: not name.endswith(".so") or Path(name).name in wanted)
 
@@ -215,7 +220,9 @@ def check_record(wheel):
 
 
 def check_install(folder, python_version):
-    """Install all wheels with pip for the target platform into a temporary folder; returns the bytes there."""
+    """Install all wheels with pip for the target platform into a temporary folder; returns the
+    bytes there.
+    """
     with tempfile.TemporaryDirectory() as target:
         wheels = sorted(folder.glob("*.whl"))
         pip(
@@ -258,7 +265,7 @@ def parse_args():
 
 
 def collect(args):
-    """Fetch all packages into --output_dir, print their sizes, and check them; raises WheelError."""
+    """Fetch all packages, print their sizes, and check them; raises WheelError."""
     shutil.rmtree(args.output_dir, ignore_errors=True)
     args.output_dir.mkdir(parents=True)
     for package in args.packages:

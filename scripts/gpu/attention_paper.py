@@ -1,8 +1,10 @@
-"""The FlashAttention paper's figures (arXiv 2205.14135, and the README of Dao-AILab/flash-attention) measured again.
+"""The FlashAttention paper's figures (arXiv 2205.14135, and the README of
+Dao-AILab/flash-attention) measured again.
 
-Attention alone, forward and backward, causal, at head size 64: the standard implementation, which builds the matrix of
-scores, against torch's flash kernel through scaled_dot_product_attention. The README states 10 times less memory at
-2,048 tokens and 20 times at 4,096, and 2 to 4 times the speed.
+Attention alone, forward and backward, causal, at head size 64: the standard implementation, which
+builds the matrix of scores, against torch's flash kernel through scaled_dot_product_attention. The
+README states 10 times less memory at 2,048 tokens and 20 times at 4,096, and 2 to 4 times the
+speed.
 """
 
 import torch

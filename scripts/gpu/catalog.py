@@ -1,9 +1,11 @@
 """All cells, the most valuable first: ten minutes of a GPU give the first ten minutes of this list.
 
-Only the process of a cell loads torch, so the modules of the cells are imported when their function is called.
+Only the process of a cell loads torch, so the modules of the cells are imported when their function
+is called.
 """
 
 import importlib
+from dataclasses import dataclass
 
 from .cell import Cell
 
@@ -15,16 +17,26 @@ RECIPE = (
 )  # what recipes/llama.py imports besides the libraries that a model needs anyway
 
 
-def call(module, name, *arguments):
-    """A cell's function: `name` of a module of this package, or with arguments what `name` makes of them."""
+@dataclass(frozen=True)
+class Call:
+    """A cell's function: `name` of a module of this package or, with arguments, what `name` makes of them."""
 
-    def run(setup):
-        function = getattr(importlib.import_module(f".{module}", __package__), name)
-        if arguments:
-            function = function(*arguments)
+    module: str
+    name: str
+    arguments: tuple = ()
+
+    def function(self):
+        return getattr(importlib.import_module(f".{self.module}", __package__), self.name)
+
+    def __call__(self, setup):
+        function = self.function()
+        if self.arguments:
+            function = function(*self.arguments)
         return function(setup)
 
-    return run
+
+def call(module, name, *arguments):
+    return Call(module, name, arguments)
 
 
 def micro_cells():
@@ -117,6 +129,7 @@ def correct_cells():
                 "fsdp2_full_shard",
                 "fsdp2_shard_grad_op",
                 "fsdp2_cpu_offload",
+                "fsdp2_hybrid_shard",
             ),
             trains,
             240,
@@ -126,7 +139,12 @@ def correct_cells():
             "strategies.fsdp1",
             "every FSDP1 YAML for one GPU trains in bf16",
             call(
-                "correct", "strategies", "fsdp1_full_shard", "fsdp1_shard_grad_op", "fsdp1_no_shard"
+                "correct",
+                "strategies",
+                "fsdp1_full_shard",
+                "fsdp1_shard_grad_op",
+                "fsdp1_no_shard",
+                "fsdp1_hybrid_shard",
             ),
             trains,
             240,
@@ -270,8 +288,8 @@ def recipe_cells():
     return cells
 
 
-# The quick examples reach 0.99 (llama), 0.87 (llama_dpo), 0.93 (mixtral), 0.95 (bert), 0.98 (vit), BLEU 100 (t5) and a
-# perplexity of 2.5 on a CPU in fp32 (results/quickstarts.json); correct.py has the bounds as numbers.
+# results/quickstarts.json has what the examples reach on a CPU in fp32, which is a little more;
+# correct.py has these bounds as numbers.
 QUICKSTARTS = {
     "bert": "accuracy of at least 0.85 on held-out rows",
     "vit": "accuracy of at least 0.85 on held-out images",

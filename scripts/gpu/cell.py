@@ -1,7 +1,8 @@
 """What a cell of the GPU proof is, what it is given and what it gives back.
 
-A cell is one question to a GPU. It runs in a process of its own (scripts/gpu/runner.py), is given a `Setup` and
-returns an `Outcome`; while it works it may hand over the rows it has so far, which survive if its time runs out.
+A cell is one question to a GPU. It runs in a process of its own (scripts/gpu/runner.py), is given a
+`Setup` and returns an `Outcome`; while it works it may hand over the rows it has so far, which
+survive if its time runs out.
 """
 
 import json
@@ -40,8 +41,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a cell is given. device: "cuda" or "cpu"; tiny: small shapes and few variants, for a machine without a
-    GPU; output: folder of all cells; work: this cell's own folder; deadline: in the clock of time.monotonic."""
+    """What a cell is given. device: "cuda" or "cpu"; tiny: small shapes and few variants, for a
+    machine without a GPU; output: folder of all cells; work: this cell's own folder; deadline: in
+    the clock of time.monotonic.
+    """
 
     device: str
     tiny: bool
@@ -67,9 +70,10 @@ class Setup:
 class Cell:
     """One question.
 
-    name: topic and question, joined by a dot. proves: a sentence. bound: what has to hold, "" if it only measures.
-    run: function of a Setup that returns an Outcome or raises Skip. limit: seconds after which it is killed.
-    needs: packages without which it is skipped. cuda_only: why it cannot run on a CPU, "" if it can.
+    name: topic and question, joined by a dot. proves: a sentence. bound: what has to hold, "" if it
+    only measures. run: function of a Setup that returns an Outcome or raises Skip. limit: seconds
+    after which it is killed. needs: packages without which it is skipped. cuda_only: why it cannot
+    run on a CPU, "" if it can.
     """
 
     name: str

@@ -1,11 +1,14 @@
-"""Cells that prove the recipes right on a GPU: every strategy, masks, parity with fp32, resume, quantized bases,
-optimizers, and the other recipes. Each launches the shipped recipe under shipped YAML files."""
+"""Cells that prove the recipes right on a GPU: every strategy, masks, parity with fp32, resume,
+quantized bases, optimizers, and the other recipes. Each launches the shipped recipe under shipped
+YAML files.
+"""
 
 import json
 import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 from . import launches
 from .cell import ROOT, Outcome, Skip, relative_error
@@ -32,7 +35,7 @@ QUANTIZED_BOUND = (
     0.1  # relative, of the first loss: 4 and 8 bits round a random model's logits by some percent
 )
 PEAK_BOUND = 1.1  # peak of a resumed run to that of the run before
-ONE_RANK = "one rank of FSDP1 is NO_SHARD, which loses frozen weights beside adapters: the recipe refuses it"
+ONE_RANK = "refused: one rank of FSDP1 is NO_SHARD, which loses frozen weights beside adapters"
 FIRST_STATE = 10  # step of the checkpoint that is resumed from
 
 
@@ -46,6 +49,9 @@ def strategies(*configs):
         variants = []
         for config in configs:
             left_out = ""
+            if "hybrid" in config:
+                variants.append(Variant(config, config, left_out="its mesh needs four GPUs"))
+                continue
             if config == "fsdp1_no_shard" or (
                 config.startswith("fsdp1") and setup.device == "cuda"
             ):
@@ -76,7 +82,7 @@ def strategies(*configs):
 
 
 def masks(setup):
-    """Logits of packed documents do not depend on their neighbors, under every attention there is."""
+    """Logits of packed documents do not depend on their neighbors, under any attention."""
     import torch
     from mask_probe import ARCHITECTURES, distance_from_alone, leak, packed_batch, random_model
 
@@ -120,7 +126,9 @@ def masks(setup):
 
 
 def packed_rows(setup):
-    """The recipe with packed and padding-free rows: each attention gives the loss of eager attention."""
+    """The recipe with packed and padding-free rows: each attention gives the loss of eager
+    attention.
+    """
     outcome = Outcome(ok=True)
     packing = ("--packing", "--max_length", "128")
     for name, flags in (("packed", packing), ("padding-free", ("--padding_free",))):
@@ -147,11 +155,13 @@ def attention_variant(setup, name, kernel, flags, needs=()):
 
 
 def compare(outcome, trained, reference, bound=LOSS_BOUND):
-    """Add a row for each launch, with its largest difference from the reference's losses, and judge it."""
+    """Add a row for each launch, with its largest difference from the reference's losses, and judge
+    it.
+    """
     for one in trained:
         row = row_of(one)
         if one.code == 0:
-            difference = largest_difference(one.losses, reference.losses)
+            difference = largest_difference(one.steps, reference.steps)
             row["from the first, relative"] = difference
             outcome.ok = outcome.ok and difference <= bound
         outcome.ok = outcome.ok and not failed(one)
@@ -163,7 +173,7 @@ def compare(outcome, trained, reference, bound=LOSS_BOUND):
 
 
 def parity_table(setup):
-    """bf16, fp16, TF32, engines, pieces of the loss and checkpointing against fp32 in one process."""
+    """Precisions, engines, pieces of the loss and checkpointing against fp32 in one process."""
     on_gpu = "" if setup.device == "cuda" else "needs a GPU"
     pieces = ("--max_logits_mib", "0.05")
     variants = [
@@ -173,6 +183,8 @@ def parity_table(setup):
         Variant("bf16", flags=job(setup)),
         Variant("bf16, loss in pieces", flags=job(setup, *pieces)),
         Variant("bf16, checkpointed", flags=job(setup, "--gradient_checkpointing")),
+        Variant("bf16, a line every 5 steps", flags=job(setup, "--logging_steps", "5")),
+        attention_variant(setup, "bf16", "flash_attention_2", (), ("flash-attn",)),
         Variant("fp16", precision="fp16", flags=job(setup), left_out=on_gpu),
         Variant("FSDP2 bf16", "fsdp2_full_shard", flags=job(setup)),
         Variant("FSDP2 fp16", "fsdp2_full_shard", "fp16", job(setup), left_out=on_gpu),
@@ -188,7 +200,9 @@ def parity_table(setup):
 
 
 def parity_of_packed(setup):
-    """Packed rows, which make other batches, against fp32 with packed rows; compiled and logged seldom too."""
+    """Packed rows, which make other batches, against fp32 with packed rows; compiled and logged
+    seldom too.
+    """
     packing = ("--packing", "--max_length", "128")
     on_gpu = "" if setup.device == "cuda" else "compiling takes minutes on a CPU"
     variants = [
@@ -214,9 +228,10 @@ def parity_of_packed(setup):
 
 
 def resume_cell(variants_of, wide=False):
-    """A cell that runs each variant, takes the newest checkpoint away, runs the same command again, and compares.
+    """A cell that runs each variant, takes its newest checkpoint away, runs it again, and compares.
 
-    variants_of: name of a function of this module that makes them from a Setup, without the flags of the job.
+    variants_of: name of a function of this module that makes them from a Setup, without the flags
+    of the job. wide: with a model whose state stands out of the memory of a process.
     """
 
     def run(setup):
@@ -227,33 +242,21 @@ def resume_cell(variants_of, wide=False):
         variants = []
         for variant in make_variants(setup):
             flags = job(setup, *variant.flags, *saving, steps=steps)
-            variants.append(
-                Variant(
-                    variant.name,
-                    variant.config,
-                    variant.precision,
-                    flags,
-                    variant.recipe,
-                    variant.left_out,
-                    variant.needs,
-                )
-            )
+            variants.append(replace(variant, flags=flags))
         whole = train_all(setup, variants, data)
-        losses, peaks = {}, {}
+        peaks = {}
         for trained in whole:
             if trained.code == 0:
-                losses[trained.variant.name] = trained.losses
                 peaks[trained.variant.name] = trained.peak_gib
                 forget_second_half(trained.folder / "run", steps // 2, steps)
         outcome = Outcome(ok=True)
         for first, second in zip(whole, train_all(setup, variants, data), strict=True):
             row = row_of(second)
             if first.code == 0 and second.code == 0:
-                before, after = losses[first.variant.name], second.losses
-                row["resumed"] = len(after) == steps and after[: steps // 2] == before[: steps // 2]
-                row["largest difference"] = largest_difference(
-                    after[steps // 2 :], before[steps // 2 :]
-                )
+                # If the run began at the checkpoint, the lines before it are still those of the first
+                # run, speed included
+                row["resumed"] = second.steps[: steps // 2] == first.steps[: steps // 2]
+                row["largest difference"] = largest_difference(second.steps, first.steps)
                 row["peak GiB before"] = round(peaks[first.variant.name], 3)
                 outcome.ok = (
                     outcome.ok and row["resumed"] and row["largest difference"] <= RESUME_BOUND
@@ -360,7 +363,9 @@ def quantized(setup):
 
 
 def optimizers(setup):
-    """Every --optim reaches about the loss of fused AdamW; those of eight bits hold a quarter of its state."""
+    """Every --optim reaches about the loss of fused AdamW; those of eight bits hold a quarter of
+    its state.
+    """
     on_gpu = "" if setup.device == "cuda" else "pages between GPU and host"
     names = [
         "adamw_torch_fused",
@@ -392,7 +397,7 @@ def optimizers(setup):
 
 # ---- The other recipes ----
 
-# What the quick example has to show of held-out rows after training; catalog.py says how much it does on a CPU
+# What the quick example has to show of held-out rows after training
 LEAST_SHOWN = {
     "llama": 0.9,
     "llama_dpo": 0.6,
@@ -405,7 +410,7 @@ MOST_PERPLEXITY = 4.0
 
 
 def quickstart(recipe):
-    """A cell that runs a recipe's quick example in bf16 and reads what it shows of held-out rows."""
+    """A cell that runs a recipe's quick example in bf16 and reads its held-out result."""
 
     def run(setup):
         from time_quickstarts import SHOWN, before_and_after

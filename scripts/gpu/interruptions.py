@@ -1,4 +1,6 @@
-"""A run that is stopped by a signal or killed, on a GPU: it saves, it resumes, and nothing keeps the GPU's memory."""
+"""A run that is stopped by a signal or killed, on a GPU: it saves, it resumes, and nothing keeps
+the GPU's memory.
+"""
 
 import json
 import os
@@ -18,7 +20,9 @@ POLL = 0.2  # seconds
 
 
 def start(setup, data, folder, steps):
-    """Start the recipe as one plain process, in bf16 on a GPU; its exit code is then that of the recipe itself."""
+    """Start the recipe as one plain process, in bf16 on a GPU; its exit code is then that of the
+    recipe itself.
+    """
     flags = ["--max_steps", steps, "--per_device_train_batch_size", 4, "--learning_rate", "1e-3"]
     flags += ["--eval_strategy", "no", "--save_steps", 5, "--save_total_limit", 2]
     command = [
@@ -67,7 +71,9 @@ def whole_lines(path):
 
 
 def memory_given_back(before):
-    """Seconds until the GPU's memory in use is what it was, None if it is not after MEMORY_BACK seconds."""
+    """Seconds until the GPU's memory in use is what it was, None if it is not after MEMORY_BACK
+    seconds.
+    """
     begun = time.monotonic()
     while before is not None:
         if (machine.gpu_memory_used() or 0) - before <= FREE_AGAIN_MIB:
@@ -79,7 +85,9 @@ def memory_given_back(before):
 
 
 def signals(setup):
-    """SIGUSR1 ends a run with 75 and a checkpoint, SIGKILL at once; both resume, and no memory stays in use."""
+    """SIGUSR1 ends a run with 75 and a checkpoint, SIGKILL at once; both resume, and no memory
+    stays in use.
+    """
     data = launches.tiny_model(setup)
     steps = 2000 if not setup.tiny else 400
     outcome = Outcome(ok=True)

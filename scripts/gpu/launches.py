@@ -1,4 +1,6 @@
-"""Launches of the shipped recipes under the shipped YAML files, as variants of one job, and what they wrote."""
+"""Launches of the shipped recipes under the shipped YAML files, as variants of one job, and what
+they wrote.
+"""
 
 import json
 import os
@@ -39,7 +41,9 @@ TINY_WIDE = ("make_tiny_model.py", "--num_train_rows", "210", "--num_test_rows",
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run a job. left_out: why it is not run, "" if it is; needs: packages it is left out without."""
+    """One way to run a job. left_out: why it is not run, "" if it is; needs: packages it is left
+    out without.
+    """
 
     name: str
     config: str = "single"
@@ -52,7 +56,9 @@ class Variant:
 
 @dataclass
 class Trained:
-    """A finished launch. code: exit code, None if it was not run or had no time; why: a sentence in that case."""
+    """A finished launch. code: exit code, None if it was not run or had no time; why: a sentence in
+    that case.
+    """
 
     variant: Variant
     code: int | None
@@ -74,7 +80,7 @@ class Trained:
 
 
 def job(setup, *more, steps=20, batch=16):
-    """Flags of a short job without evaluation or checkpoints; a later flag of the same name counts."""
+    """Flags of a short job without evaluation or checkpoints; the last of a name counts."""
     if setup.tiny:
         steps, batch = min(steps, 6), 4
     common = [
@@ -90,7 +96,9 @@ def job(setup, *more, steps=20, batch=16):
 
 
 def adapters(setup, kind="LoRA"):
-    """Flags of LoRA, of LoRA on an int8 base ("int8") or of QLoRA ("nf4"); a CPU computes in float32."""
+    """Flags of LoRA, of LoRA on an int8 base ("int8") or of QLoRA ("nf4"); a CPU computes in
+    float32.
+    """
     dtype = "bfloat16" if setup.device == "cuda" else "float32"
     quantized = {
         "LoRA": (),
@@ -119,14 +127,16 @@ def tiny_model(setup, recipe="llama"):
 
 
 def wide_model(setup):
-    """A model of 67 million parameters, so that its state stands out of a process's memory; small with --tiny."""
+    """A model of 67 million parameters, so that its state stands out of a process's memory; small
+    with --tiny.
+    """
     if setup.tiny:
         return made(setup.models / "wide_tiny", TINY_WIDE)
     return made(setup.models / "wide", WIDE)
 
 
 def command_of(setup, variant, data, folder):
-    """The command line of a variant: scripts/rehearse.py, which also measures what each rank holds."""
+    """The command of a variant: scripts/rehearse.py, which also measures what ranks hold."""
     command = [sys.executable, "scripts/rehearse.py", "--device", setup.device]
     command += ["--config_file", f"accelerate_configs/{variant.config}.yaml"]
     command += ["--report", folder / "report.json"]
@@ -219,7 +229,7 @@ def at_once(setup):
 
 
 def train_all(setup, variants, data):
-    """Run variants, several at a time; with --tiny the first two only. Returns them in their order."""
+    """Run variants, several at a time, and return them in order; with --tiny the first two."""
     if setup.tiny:
         variants = variants[:2]
     with ThreadPoolExecutor(at_once(setup)) as pool:
@@ -247,11 +257,23 @@ def falls(losses):
     return sum(losses[-few:]) < sum(losses[:few])
 
 
-def largest_difference(losses, reference):
-    """The largest relative difference of two runs' losses; infinite if a step is missing or not finite."""
-    if not losses or len(losses) != len(reference) or None in losses or None in reference:
+def largest_difference(steps, reference):
+    """The largest relative difference in the loss of two runs, over the steps that the first one
+    logged.
+
+    Infinite if that is none, if the reference ends at another step or lacks one, or if a loss is
+    not finite.
+    """
+    losses = {line["step"]: line["loss"] for line in reference}
+    if not steps or not reference or steps[-1]["step"] != reference[-1]["step"]:
         return float("inf")
-    return max(abs(a / b - 1) for a, b in zip(losses, reference, strict=True))
+    largest = 0.0
+    for line in steps:
+        wanted = losses.get(line["step"])
+        if wanted is None or line["loss"] is None:
+            return float("inf")
+        largest = max(largest, abs(line["loss"] / wanted - 1))
+    return largest
 
 
 def row_of(trained):
@@ -269,7 +291,9 @@ def row_of(trained):
 
 
 def held(trained, kind):
-    """Bytes of one kind (parameters, gradients, optimizer) that the process held, from the shard report."""
+    """Bytes of one kind (parameters, gradients, optimizer) that the process held, from the shard
+    report.
+    """
     rows = (trained.report or {}).get("rows", [])
     return sum(row["held_bytes"] for row in rows if row["class"] == kind and row["rank"] == 0)
 

@@ -1,4 +1,4 @@
-"""Facts about the machine: device, driver, versions, commit, and who uses the GPU. Loads no torch."""
+"""Facts about the machine: device, driver, versions, commit, users of the GPU. Loads no torch."""
 
 import importlib.metadata
 import importlib.util
@@ -45,7 +45,9 @@ def versions():
 
 
 def torch_cuda():
-    """The CUDA version that torch was built for, or None; read from its version file, without loading torch."""
+    """The CUDA version that torch was built for, or None; read from its version file, without
+    loading torch.
+    """
     spec = importlib.util.find_spec("torch")
     if spec is None:
         return None
@@ -53,7 +55,9 @@ def torch_cuda():
 
 
 def nvidia_smi(*options):
-    """Lines that nvidia-smi prints, each as a list of fields; [] if there is no nvidia-smi or no GPU."""
+    """Lines that nvidia-smi prints, each as a list of fields; [] if there is no nvidia-smi or no
+    GPU.
+    """
     command = ["nvidia-smi", *options, "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
@@ -96,7 +100,9 @@ def facts(device):
 
 
 def commit():
-    """The commit that is checked out, with "-dirty" if files differ from it; None outside of a repository."""
+    """The commit that is checked out, with "-dirty" if files differ from it; None outside of a
+    repository.
+    """
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

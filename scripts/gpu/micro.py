@@ -1,4 +1,6 @@
-"""Cells of a second or two: one property of a kernel, of torch or of a library that the recipes rely on."""
+"""Cells of a second or two: one property of a kernel, of torch or of a library that the recipes
+rely on.
+"""
 
 import sys
 from types import SimpleNamespace
@@ -30,7 +32,7 @@ def tf32_positions(setup):
 
 
 def pinned_answer(setup):
-    """Whether a copy to the host that does not wait lands in pinned memory, as stop_asked assumes."""
+    """Whether a copy to the host without waiting lands in pinned memory, as stop_asked assumes."""
     pinned = torch.ones((), device=setup.device).to("cpu", non_blocking=True).is_pinned()
     return Outcome([{"the copy is in pinned memory": pinned}], pinned)
 
@@ -119,7 +121,9 @@ def flat(tensor):
 
 
 def varlen_kernel(query, key, value, rows):
-    """torch.nn.attention.varlen, FlashAttention without a package; None where torch does not have it."""
+    """torch.nn.attention.varlen, FlashAttention without a package; None where torch does not have
+    it.
+    """
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -164,7 +168,9 @@ def flash_kernel(query, key, value, rows):
 
 
 def measure_attention(setup, name, kernel, wanted):
-    """One row: milliseconds forward and with the backward pass, and the distance from what is wanted."""
+    """One row: milliseconds forward and with the backward pass, and the distance from what is
+    wanted.
+    """
     try:
         with torch.no_grad():
             distance = (kernel().float() - wanted).abs().max().item()
@@ -233,7 +239,7 @@ def lora_cast(setup):
 
 
 class HeadOnly(torch.nn.Module):
-    """The least that loss_in_head of the recipe takes for a model: an output head behind nothing."""
+    """The least that loss_in_head of the recipe takes for a model: a head behind nothing."""
 
     def __init__(self, head, vocabulary):
         super().__init__()
@@ -251,7 +257,9 @@ class HeadOnly(torch.nn.Module):
 
 
 def head_in_pieces(setup):
-    """The recipe's loss in pieces: time of head and loss, and error of the head's gradient against fp32."""
+    """The recipe's loss in pieces: time of head and loss, and error of the head's gradient against
+    fp32.
+    """
     sys.path.insert(0, str(ROOT / "recipes"))
     import llama
 
@@ -303,7 +311,9 @@ def head_step(setup, head, hidden, tokens, autocast):
 
 
 def context_size(setup):
-    """MiB of the GPU that one process takes besides its tensors: CUDA's context and the kernels it has loaded."""
+    """MiB of the GPU that one process takes besides its tensors: CUDA's context and the kernels it
+    has loaded.
+    """
     before = machine.gpu_memory_used()
     matrix = torch.randn(256, 256, device=setup.device, dtype=torch.bfloat16, requires_grad=True)
     torch.nn.functional.softmax(matrix @ matrix, -1).sum().backward()
@@ -315,7 +325,7 @@ def context_size(setup):
 
 
 def int8_rows(setup):
-    """Whether the int8 product of a row depends on the other rows of its batch, and what it costs."""
+    """Whether the int8 product of a row depends on its neighbors, and what it costs."""
     import bitsandbytes
 
     width, rows = (4096, 64) if not setup.tiny else (128, 8)

@@ -1,8 +1,10 @@
-"""The planner's constants from measured runs: fitted on every second one, their error published on the others.
+"""The planner's constants from measured runs: fitted on every second one, their error published on
+the others.
 
-The planner counts tensors. What a process takes besides, CUDA's context and what the allocator rounds up, are
-constants of scripts/memory_cards.py that were assumed from public reports. Here runs of several sizes, batches and
-options are measured, and
+The planner counts tensors. What a process takes besides, CUDA's context and what the allocator
+rounds up, are constants of scripts/memory_cards.py that were assumed from public reports. Here runs
+of several sizes, batches and options are measured, and
+
     reserved = tensors x (1 + rounding)        process = reserved + context
 are fitted by the medians of one half; the error of the whole prediction is that of the other half.
 """
@@ -133,7 +135,9 @@ def as_flags(words):
 
 
 def fit(rows):
-    """(rounding, context in bytes): medians over runs of reserved / planned - 1 and of process - reserved."""
+    """(rounding, context in bytes): medians over runs of reserved / planned - 1 and of process -
+    reserved.
+    """
     rounding = statistics.median(row["reserved"] / row["planned tensors"] - 1 for row in rows)
     context = statistics.median(row["process"] - row["reserved"] for row in rows)
     return rounding, context

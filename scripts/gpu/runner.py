@@ -1,8 +1,8 @@
 """Runs cells one after another, each in a process of its own, and writes one JSON for each.
 
-A cell's processes all inherit a mark in their environment. At the end of a cell every process that carries it is
-killed, also those that have moved to a session of their own, so that nothing holds memory of the GPU when the next
-cell starts.
+A cell's processes all inherit a mark in their environment. At the end of a cell every process that
+carries it is killed, also those that have moved to a session of their own, so that nothing holds
+memory of the GPU when the next cell starts.
 """
 
 import contextlib
@@ -43,7 +43,9 @@ def read_record(output, cell):
 
 
 def is_done(record, retry=False):
-    """Whether a cell need not run again. Skipped cells are looked at anew, since a package may have been installed."""
+    """Whether a cell need not run again. Skipped cells are looked at anew, since a package may have
+    been installed.
+    """
     if record is None or record["verdict"] == SKIPPED:
         return False
     unfinished = record["verdict"] in (FAILED, TIMED_OUT, NOT_OK)
@@ -86,7 +88,9 @@ def kill_marked(mark):
 
 
 def wait_for_memory(before):
-    """Wait until the GPU's memory in use is about what it was; returns MiB that are still missing, 0 if none."""
+    """Wait until the GPU's memory in use is about what it was; returns MiB that are still missing,
+    0 if none.
+    """
     if before is None:
         return 0
     end = time.monotonic() + MEMORY_BACK
@@ -100,7 +104,7 @@ def wait_for_memory(before):
 
 
 def clean(folder):
-    """Delete what a finished cell does not need any more: weights and checkpoints, not its texts."""
+    """Delete what a finished cell does not need any more: weights and checkpoints, no texts."""
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_symlink() or path.is_file():
             if path.suffix not in KEPT_SUFFIXES:
@@ -213,9 +217,11 @@ def last_lines(work):
 
 
 def run_all(cells, device, tiny, output, minutes=None, retry=False, show=print):
-    """Run all cells that are not done, in their order, within `minutes`; returns the records of all that have one.
+    """Run all cells that are not done, in their order, within `minutes`; returns the records of all
+    that have one.
 
-    A cell whose limit does not fit into the rest of the time is left out and said so; a later, shorter one may fit.
+    A cell whose limit does not fit into the rest of the time is left out and said so; a later,
+    shorter one may fit.
     """
     begun, facts, records = time.monotonic(), machine.facts(device), []
     for cell in cells:
@@ -228,7 +234,8 @@ def run_all(cells, device, tiny, output, minutes=None, retry=False, show=print):
         left = None if minutes is None else minutes * 60 - (time.monotonic() - begun)
         if left is not None and left < cell.limit and not skipped_at_once:
             show(
-                f"{'no time':>9}  {cell.name}: {max(left, 0):.0f} s are left, its limit is {cell.limit} s"
+                f"{'no time':>9}  {cell.name}: {max(left, 0):.0f} s are left, "
+                f"its limit is {cell.limit} s"
             )
             continue
         record = run_cell(cell, device, tiny, output, facts)

@@ -1,4 +1,6 @@
-"""Cells that measure speed and memory of the recipe at real sizes, beside a bare loop, Trainer and SFTTrainer."""
+"""Cells that measure speed and memory of the recipe at real sizes, beside a bare loop, Trainer and
+SFTTrainer.
+"""
 
 import json
 import os
@@ -36,16 +38,20 @@ RUN_TIME = 45  # seconds that a run of the 8B model takes at least, most of it r
 
 
 def settings(setup, warmup=3):
-    """What scripts/benchmark.py's functions read of its command line; rows are made, since no data is at hand."""
+    """What scripts/benchmark.py's functions read of its command line; rows are made, since no data
+    is at hand.
+    """
     return SimpleNamespace(
         output_dir=setup.models, data=setup.models / "no data", smoke=setup.tiny, warmup=warmup
     )
 
 
 def contest(setup, name, model, flags, contestants, rows="long", steps=10):
-    """Run contestants of scripts/benchmark.py one after another; yields (label, what was measured) of each.
+    """Run contestants of scripts/benchmark.py one after another; yields (label, what was measured)
+    of each.
 
-    Weights are deleted after each run. One for which no time is left, or whose package is missing, says so.
+    Weights are deleted after each run. One for which no time is left, or whose package is missing,
+    says so.
     """
     cell = benchmark.Cell(
         name, "growth", model, rows, contestants, COMMON | flags, steps, device=setup.device
@@ -101,7 +107,8 @@ def device_name(setup):
 def side_by_side(model, flags, judge, name):
     """A cell that trains the same batches with the recipe, two bare loops, Trainer and SFTTrainer.
 
-    judge: function of the recipe's row that says whether the published figure's bound holds, None if it has none here.
+    judge: function of the recipe's row that says whether the published figure's bound holds, None
+    if it has none here.
     """
 
     def run(setup):
@@ -134,7 +141,9 @@ def side_by_side(model, flags, judge, name):
 
 
 def verdict(rows, judge, setup):
-    """Whether the recipe trained, agrees with the others and is within the bound; None where it cannot be judged."""
+    """Whether the recipe trained, agrees with the others and is within the bound; None where it
+    cannot be judged.
+    """
     ours = rows[0]
     if ours["result"] != "trained":
         return False
@@ -195,7 +204,9 @@ def make_eight_b(setup):
 
 
 def ladder(levers, model="8B", base=None, rows="long", name="ladder"):
-    """A cell that adds levers to one job, each alone: a dictionary from name to (flags, package it needs)."""
+    """A cell that adds levers to one job, each alone: a dictionary from name to (flags, package it
+    needs).
+    """
 
     def run(setup):
         flags = base or (LORA | {"per_device_train_batch_size": 2})
@@ -262,7 +273,8 @@ packed_16k = ladder(
 def probed(setup, name, script, flags, steps, warmup, config=None, **variables):
     """Run a recipe under scripts/benchmark_probe.py, with accelerate's launcher if a YAML is given.
 
-    Returns seconds a step after the warm-up and the probe's peaks in bytes, or {"failed": why}; and the command line.
+    Returns seconds a step after the warm-up and the probe's peaks in bytes, or {"failed": why}; and
+    the command line.
     """
     folder = setup.work / re.sub(r"\W+", "_", name)
     folder.mkdir(parents=True, exist_ok=True)
@@ -448,7 +460,9 @@ def saves(setup):
 
 
 def profile_rows(path):
-    """Functions of the files of PARTS, and what they call that is not Python, by the seconds that they took in all."""
+    """Functions of the files of PARTS, and what they call that is not Python, by the seconds that
+    they took in all.
+    """
     found = []
     for (file, _, function), facts in pstats.Stats(str(path)).stats.items():
         calls, cumulative, callers = facts[1], facts[3], facts[4]

@@ -23,7 +23,9 @@ def milliseconds(work, device, repeats=20, warmup=3):
 
 
 def peak_mib(work, device):
-    """Most MiB that tensors took during a call of `work`, above what they took before; None on a CPU."""
+    """Most MiB that tensors took during a call of `work`, above what they took before; None on a
+    CPU.
+    """
     if device != "cuda":
         work()
         return None
