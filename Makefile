@@ -4,6 +4,9 @@ BASE_PYTHON ?= python3
 OUT ?= runs/quickstart
 RECIPE ?= llama
 PRECISION ?= no
+PROOF ?=
+PYTHON ?= 3.12
+CUDA ?= 130
 THREADS ?= $(shell getconf _NPROCESSORS_ONLN)
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 export TOKENIZERS_PARALLELISM ?= false
@@ -165,11 +168,11 @@ bench: install-dev  ## speed against a bare loop, Trainer and SFTTrainer: hours 
 test-gpu: install-dev  ## the tests that need a GPU
 	python -m pytest -q -rs tests/gpu
 
-gpu-proof: install  ## the first hour on a GPU: every claim that only a GPU can show; MINUTES=10 for the best ten
-	python scripts/gpu_proof.py $(if $(MINUTES),--minutes $(MINUTES))
+gpu-proof: install  ## every claim that only a GPU can show; PROOF="--minutes 10" for the best ten minutes
+	python scripts/gpu_proof.py $(PROOF)
 
 gpu-wheels: install  ## put what a machine with a GPU and no network may lack into runs/gpu_wheels
-	python scripts/gpu_wheels.py --python_version $(or $(PYTHON),3.12)
+	python scripts/gpu_wheels.py --python_version $(PYTHON) --cuda $(CUDA)
 
 clean:  ## remove the environment and the runs
 	rm -rf .venv runs

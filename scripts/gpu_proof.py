@@ -3,9 +3,9 @@ ones first.
 
     python scripts/gpu_proof.py --list
     python scripts/gpu_proof.py --minutes 10                 # the ten most valuable minutes
-    python scripts/gpu_proof.py --only 'strategies|resume'   # some cells; what is done is not done again
+    python scripts/gpu_proof.py --only 'strategies|resume'   # some cells; none is done twice
     python scripts/gpu_proof.py --retry                      # also what failed or timed out before
-    python scripts/gpu_proof.py --device cpu --tiny          # the whole program as far as a CPU allows
+    python scripts/gpu_proof.py --device cpu --tiny          # as far as a CPU allows
 
 Each cell runs in a process of its own, at most five minutes, and leaves one JSON under --output as
 soon as it ends: what it proves, its bound and verdict, its numbers, its commands, and the device,

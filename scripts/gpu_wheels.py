@@ -1,6 +1,6 @@
 """Put together, in one folder, the packages that a machine with a GPU and no network may lack.
 
-    python scripts/gpu_wheels.py                                    # runs/gpu_wheels, for Python 3.12
+    python scripts/gpu_wheels.py                       # runs/gpu_wheels, for Python 3.12
     python scripts/gpu_wheels.py --python_version 3.13 --most_mib 100
 
 The folder holds wheels for Linux x86_64 and stays below --most_mib, so that it can be carried
@@ -277,13 +277,13 @@ def collect(args):
     total = sum(path.stat().st_size for path in args.output_dir.glob("*.whl"))
     installed = check_install(args.output_dir, args.python_version)
     print(
-        f"{total / MIB:7.2f} MiB  in all, {installed / MIB:.0f} MiB installed; pip accepts each for Python "
-        f"{args.python_version}"
+        f"{total / MIB:7.2f} MiB  in all, {installed / MIB:.0f} MiB installed; pip accepts "
+        f"each for Python {args.python_version}"
     )
     if total > args.most_mib * MIB:
         raise WheelError(
-            f"the folder has {total / MIB:.1f} MiB, more than --most_mib {args.most_mib:g}: leave out "
-            "what the other machine has, with --packages"
+            f"the folder has {total / MIB:.1f} MiB, more than --most_mib {args.most_mib:g}: "
+            "leave out what the other machine has, with --packages"
         )
 
 

@@ -19,7 +19,7 @@ RECIPE = (
 
 @dataclass(frozen=True)
 class Call:
-    """A cell's function: `name` of a module of this package or, with arguments, what `name` makes of them."""
+    """A cell's function: `name` of a module here or, with arguments, what `name` makes of them."""
 
     module: str
     name: str

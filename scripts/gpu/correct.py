@@ -253,8 +253,7 @@ def resume_cell(variants_of, wide=False):
         for first, second in zip(whole, train_all(setup, variants, data), strict=True):
             row = row_of(second)
             if first.code == 0 and second.code == 0:
-                # If the run began at the checkpoint, the lines before it are still those of the first
-                # run, speed included
+                # A run that began at the checkpoint left the lines before it alone, speed included
                 row["resumed"] = second.steps[: steps // 2] == first.steps[: steps // 2]
                 row["largest difference"] = largest_difference(second.steps, first.steps)
                 row["peak GiB before"] = round(peaks[first.variant.name], 3)
