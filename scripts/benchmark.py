@@ -183,7 +183,7 @@ def gpu_cells():
         needs = "liger-kernel" if "use_liger_kernel" in flags else ""
         ladder[name] = Contestant("ours", flags, needs=needs)
     attention = {}
-    for kind, more, needs in (("eager", {}, ""), ("sdpa", {}, ""),
+    for kind, more, needs in (("eager", {}, ""), ("sdpa", {}, ""), ("varlen", {}, ""),
                               # With one row a batch transformers reads the borders of rows from the device in every
                               # layer, unless they are known beforehand, as they are without padding
                               ("flash_attention_2", {"padding_free": True}, "flash-attn")):

@@ -136,8 +136,8 @@ def packed_rows(setup):
             attention_variant(setup, name, "eager", flags),
             attention_variant(setup, name, "sdpa", flags),
             attention_variant(setup, name, "flex_attention", flags),
+            attention_variant(setup, name, "varlen", flags),
             attention_variant(setup, name, "flash_attention_2", flags, ("flash-attn",)),
-            attention_variant(setup, name, "kernels-community/flash-attn3", flags, ("kernels",)),
         ]
         trained = train_all(setup, variants, tiny_model(setup))
         compare(outcome, trained, trained[0])
@@ -148,8 +148,6 @@ def packed_rows(setup):
 def attention_variant(setup, name, kernel, flags, needs=()):
     """A variant with one attention; what only a GPU has is left out on a CPU."""
     left_out = "" if setup.device == "cuda" or kernel in ("eager", "sdpa") else "needs a GPU"
-    if "/" in kernel:
-        left_out = left_out or "a hub kernel has to be downloaded; without a network there is none"
     flags = job(setup, "--attn_implementation", kernel, *flags)
     return Variant(f"{name}, {kernel}", flags=flags, left_out=left_out, needs=needs)
 

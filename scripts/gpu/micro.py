@@ -306,7 +306,7 @@ def head_step(setup, head, hidden, tokens, autocast):
     """One forward and backward pass through the head, with a fresh gradient."""
     head.weight.grad = None
     with torch.autocast(setup.device, torch.bfloat16, enabled=autocast):
-        loss = head.forward(hidden)
+        loss = head.forward(hidden).sum()
     (loss / tokens).backward()
 
 

@@ -243,11 +243,13 @@ RAGGED_LEVERS = {
     "padding-free": ({"padding_free": True}, ""),
     "packed, SDPA": ({"packing": True}, ""),
     "packed, flex": ({"packing": True, "attn_implementation": "flex_attention"}, ""),
+    "packed, varlen": ({"packing": True, "attn_implementation": "varlen"}, ""),
     "packed, flash": ({"packing": True, "attn_implementation": "flash_attention_2"}, "flash-attn"),
     "packed, compiled": ({"packing": True, "torch_compile": True}, ""),
 }
 LONG_LEVERS = {
     "flex": ({"attn_implementation": "flex_attention"}, ""),
+    "varlen": ({"attn_implementation": "varlen"}, ""),
     "flash": ({"attn_implementation": "flash_attention_2"}, "flash-attn"),
 }
 ladder_of_lora = ladder(LEVERS, name="ladder")
@@ -413,7 +415,7 @@ def saves(setup):
     flags, _ = model_and_rows(setup, model, {"per_device_train_batch_size": 1, "max_length": 1024})
     flags |= {
         "output_dir": setup.work / "run",
-        "max_steps": 6,
+        "max_steps": 3,
         "save_steps": 3,
         "eval_strategy": "no",
     }

@@ -5,8 +5,11 @@ The runner starts a small program instead of a real cell, so that each test take
 
 import json
 import os
+import re
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import gpu_proof
 import pytest
@@ -181,8 +184,6 @@ def test_what_cannot_run_here_is_skipped_with_the_reason(small_program, tmp_path
 
 
 def test_the_mark_finds_every_process_of_a_cell_and_no_other():
-    import subprocess
-
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
     marked = subprocess.Popen(sleep, env={**os.environ, runner.MARK: "mine"}, start_new_session=True)
     other = subprocess.Popen(sleep, env={**os.environ, runner.MARK: "minefield"})
@@ -228,6 +229,21 @@ def test_the_list_names_every_cell_and_starts_nothing(monkeypatch, capsys):
     gpu_proof.main()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [cell.name for cell in CELLS]
+
+
+def test_the_tests_start_without_packages_that_a_machine_may_lack(monkeypatch):
+    from conftest import pytest_report_header
+
+    monkeypatch.setattr(launches.machine, "version_of", lambda package: "1.0" if package == "torch" else None)
+    assert '"torch": "1.0"' in pytest_report_header() and '"deepspeed": null' in pytest_report_header()
+
+
+def test_the_tests_of_a_gpu_are_the_cells_that_prove_something():
+    text = (Path(__file__).parents[1] / "gpu" / "test_cells.py").read_text()
+    topics = re.findall(r'"(\w+)"', re.search(r"^TOPICS = .*$", text, re.MULTILINE)[0])
+    chosen = {cell.name for cell in CELLS if cell.name.split(".")[0] in topics}
+    assert {"resume.optimizers", "quantized.bases", "parity.precisions", "recipes.bert", "masks.documents"} <= chosen
+    assert not {name for name in chosen if name.startswith(("speed.", "planner.", "models."))}
 
 
 # ---- Reading ----
