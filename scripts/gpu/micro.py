@@ -2,6 +2,7 @@
 rely on.
 """
 
+import inspect
 import sys
 from types import SimpleNamespace
 
@@ -130,7 +131,7 @@ def varlen_kernel(query, key, value, rows):
         return None
     length, groups = query.shape[2], query.shape[1] // key.shape[1]
     ends = torch.arange(0, length + 1, length // rows, device=query.device, dtype=torch.int32)
-    gqa = "enable_gqa" in varlen_attn.__code__.co_varnames
+    gqa = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
     def varlen():
         keys, values = flat(key), flat(value)

@@ -20,6 +20,8 @@ from .cell import ROOT, Outcome, Skip
 
 TOOLS = ("ours", "lean", "floor", "trainer", "trl")
 LOSS_GATE = benchmark_tables.CURVE["bfloat16"]  # nats, of each step
+LEAN = benchmark_tables.NAMES["lean"]
+BARE_LOOPS = (LEAN, benchmark_tables.NAMES["floor"])
 MOST_OVER_LEAN = 1.05  # a step of the recipe to one of the bare loop that computes the same
 # Published for one Hopper GPU; see docs of each source for its settings, which the cells take over
 NEMO_TOKENS, NEMO_SHARE = (
@@ -50,14 +52,15 @@ def contest(setup, name, model, flags, contestants, rows="long", steps=10):
     """Run contestants of scripts/benchmark.py one after another; yields (label, what was measured)
     of each.
 
-    Weights are deleted after each run. One for which no time is left, or whose package is missing,
-    says so.
+    With --tiny only the first two. Weights are deleted after each run. One for which no time is
+    left, or whose package is missing, says so.
     """
     cell = benchmark.Cell(
         name, "growth", model, rows, contestants, COMMON | flags, steps, device=setup.device
     )
     if setup.tiny:
-        cell = benchmark.in_small(cell)
+        two = dict(list(contestants.items())[:2])
+        cell = benchmark.in_small(cell._replace(contestants=two))
     args = settings(setup)
     cell, left_out = benchmark.without_missing(cell)
     for label, reason in left_out.items():
@@ -141,16 +144,20 @@ def side_by_side(model, flags, judge, name):
 
 
 def verdict(rows, judge, setup):
-    """Whether the recipe trained, agrees with the others and is within the bound; None where it
-    cannot be judged.
+    """Whether the recipe trained, agrees with the bare loops, is about as fast as the one that
+    computes the same, and is within the cell's own bound; None where that cannot be judged.
     """
     ours = rows[0]
     if ours["result"] != "trained":
         return False
-    if any(row.get("loss differs by", 0) > LOSS_GATE for row in rows):
+    loops = [row for row in rows if row["what"] in BARE_LOOPS and row["result"] == "trained"]
+    if any(row["loss differs by"] > LOSS_GATE for row in loops):
         return False
     if setup.tiny:
         return None  # speeds of small shapes say nothing
+    for row in loops:
+        if row["what"] == LEAN and row["times the recipe's step"] < 1 / MOST_OVER_LEAN:
+            return False
     return judge(ours)
 
 

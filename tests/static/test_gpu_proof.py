@@ -13,7 +13,7 @@ from pathlib import Path
 
 import gpu_proof
 import pytest
-from gpu import correct, launches, planner, runner
+from gpu import correct, launches, planner, runner, speed
 from gpu.catalog import CELLS
 from gpu.cell import LONGEST, Cell, Setup, relative_error, write_json
 from launching import CONFIGS
@@ -320,3 +320,31 @@ def test_a_plan_that_is_too_low_on_held_out_runs_is_not_ok():
     runs = runs_with(0.03, GIB // 2)
     runs[0]["process"] *= 1.05  # fitted: the median does not see it
     assert planner.judge(runs).ok
+
+
+# ---- Speed ----
+
+
+def row(what, result="trained", difference=0.0, times=1.0, **numbers):
+    return {"what": what, "result": result, "loss differs by": difference, "times the recipe's step": times} | numbers
+
+
+@pytest.mark.parametrize(("rows", "expected"), [
+    ([row("this recipe"), row("lean loop"), row("bare PyTorch loop", times=1.2)], True),
+    ([row("this recipe", "exit code 1")], False),
+    ([row("this recipe"), row("lean loop", difference=0.02)], False),  # nats: another curve
+    ([row("this recipe"), row("lean loop", times=0.9)], False),  # the recipe is 11 % slower
+    ([row("this recipe"), row("bare PyTorch loop", "exit code 1"), row("lean loop")], True),  # out of memory
+    ([row("this recipe"), row("SFTTrainer", difference=0.5)], True),  # shown, but the loops decide
+])  # fmt: skip
+def test_a_speed_counts_beside_bare_loops_with_the_same_losses(rows, expected):
+    setup = Setup("cuda", False, Path(), Path(), 0.0)
+    assert speed.verdict(rows, lambda ours: True, setup) is expected
+    assert speed.verdict(rows, lambda ours: False, setup) is False
+
+
+def test_published_figures_are_bounds_of_the_recipe():
+    assert speed.fast_enough_lora({"tokens/s": 9_000}) and not speed.fast_enough_lora({"tokens/s": 8_000})
+    assert speed.fast_enough_full({"MFU": 0.5}) and not speed.fast_enough_full({"MFU": 0.4})
+    assert speed.fast_enough_full({}) is None  # a card whose peak is not known
+    assert speed.small_enough_qlora({"allocated, GiB": 7.4}) and not speed.small_enough_qlora({"allocated, GiB": 9.0})
