@@ -414,6 +414,16 @@ def environment(cell, contestant, folder, args):
     return {**os.environ, **variables}
 
 
+def gpu_is_busy(patience=5):
+    """Whether a process computes on the GPU; one that has just ended may be listed for a moment."""
+    end = time.monotonic() + patience
+    while machine.gpu_processes():
+        if time.monotonic() > end:
+            return True
+        time.sleep(0.5)
+    return False
+
+
 def machine_in_use(cell, args, ranks=1, after=False):
     """(load average of the host, whether something else disturbs a run): before it, or after it ended.
 
@@ -423,7 +433,7 @@ def machine_in_use(cell, args, ranks=1, after=False):
     if args.smoke:
         return 0.0, False
     if cell.device == "cuda":
-        return os.getloadavg()[0], bool(machine.gpu_processes())
+        return os.getloadavg()[0], gpu_is_busy()
     if after:
         load = os.getloadavg()[0]
         return load, load > MOST_LOAD + ranks - 1

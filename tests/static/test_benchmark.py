@@ -230,6 +230,8 @@ def test_a_gpu_is_not_waited_for_and_another_process_on_it_voids_a_run(monkeypat
     for after in (False, True):
         assert benchmark.machine_in_use(gpu_cell(), args, after=after) == (40.0, False)
     monkeypatch.setattr(benchmark.machine, "gpu_processes", lambda: [4711])
+    assert benchmark.gpu_is_busy(patience=0)
+    monkeypatch.setattr(benchmark, "gpu_is_busy", lambda: True)
     assert benchmark.machine_in_use(gpu_cell(), args) == (40.0, True)
     cpu = benchmark.cpu_cells()[0]
     assert benchmark.machine_in_use(cpu, args, after=True) == (40.0, True)
