@@ -51,6 +51,10 @@ def parse_args():
         "--list", action="store_true", help="print the cells, their limits and what they prove"
     )
     parser.add_argument(
+        "--commit",
+        help="to record where this folder is no git repository, as in a copy of the tree",
+    )
+    parser.add_argument(
         "--worker", metavar="CELL", help=argparse.SUPPRESS
     )  # the process of one cell
     args = parser.parse_args()
@@ -102,8 +106,10 @@ def main():
     signal.signal(
         signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
     )  # ends the running cell on the way
+    facts = machine.facts(args.device)
+    facts["commit"] = facts["commit"] or args.commit
     records = runner.run_all(
-        args.chosen, args.device, args.tiny, args.output, args.minutes, args.retry
+        args.chosen, args.device, args.tiny, args.output, facts, args.minutes, args.retry
     )
     counts = {}
     for record in records:

@@ -412,6 +412,8 @@ def quickstart(recipe):
     def run(setup):
         from time_quickstarts import SHOWN, before_and_after
 
+        if shutil.which("make") is None:
+            raise Skip("make is not on the PATH")
         out = setup.work / "quickstart"
         precision = "bf16" if setup.device == "cuda" else "no"
         command = [

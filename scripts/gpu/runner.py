@@ -216,14 +216,14 @@ def last_lines(work):
     return "\n".join(line[:300] for line in lines[-LAST_LINES:])
 
 
-def run_all(cells, device, tiny, output, minutes=None, retry=False, show=print):
+def run_all(cells, device, tiny, output, facts, minutes=None, retry=False, show=print):
     """Run all cells that are not done, in their order, within `minutes`; returns the records of all
     that have one.
 
     A cell whose limit does not fit into the rest of the time is left out and said so; a later,
     shorter one may fit.
     """
-    begun, facts, records = time.monotonic(), machine.facts(device), []
+    begun, records = time.monotonic(), []
     for cell in cells:
         known = read_record(output, cell)
         if is_done(known, retry):

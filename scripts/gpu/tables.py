@@ -48,7 +48,7 @@ def machine_of(record):
     for name, version in record["versions"].items():
         if version:
             parts.append(f"{name} {version}")
-    parts.append(f"commit {record['commit']}")
+    parts.append(f"commit {record['commit'] or 'unknown'}")
     return ", ".join(parts)
 
 

@@ -48,6 +48,9 @@ if name == "sleeps":
 """
 
 
+FACTS = {"device": "a processor", "driver": None, "versions": {"python": "3"}, "commit": "abc"}
+
+
 @pytest.fixture
 def small_program(tmp_path, monkeypatch):
     path = tmp_path / "program.py"
@@ -64,7 +67,7 @@ def run(tmp_path, *names, retry=False, minutes=None, **facts):
     lines = []
     cells = [cell(name, **facts) for name in names]
     output = tmp_path / "out"
-    records = runner.run_all(cells, "cpu", True, output, minutes, retry, lines.append)
+    records = runner.run_all(cells, "cpu", True, output, FACTS, minutes, retry, lines.append)
     return {record["cell"]: record["verdict"] for record in records}, lines
 
 
@@ -170,7 +173,7 @@ def test_a_broken_record_is_not_taken_for_a_result(small_program, tmp_path):
 def test_the_total_limit_leaves_out_what_would_not_fit(small_program, tmp_path):
     lines = []
     cells = [cell("good", limit=100), cell("measured", limit=20)]
-    records = runner.run_all(cells, "cpu", True, tmp_path / "out", minutes=1, show=lines.append)
+    records = runner.run_all(cells, "cpu", True, tmp_path / "out", FACTS, minutes=1, show=lines.append)
     assert [record["cell"] for record in records] == ["measured"]
     assert "no time" in lines[0] and "its limit is 100 s" in lines[0]
     assert not (tmp_path / "out" / "good.json").exists()  # to be run another time
