@@ -183,7 +183,9 @@ def correct_cells():
             "packed documents do not see each other under any attention",
             call("correct", "masks"),
             "no leak, a planted one is seen",
-            150,
+            200,
+            needs=("pytest",),
+            cuda_only="tests/static/test_masks.py has the attentions of a CPU",
         ),
         Cell(
             "masks.packed_rows",

@@ -293,6 +293,20 @@ def test_the_error_of_a_launch_is_its_own_line():
     assert launches.error_of("a\nlast\n") == "last" and launches.error_of("") == "no output"
 
 
+def test_a_cell_can_run_a_file_of_tests(tmp_path):
+    tests = tmp_path / "test_three.py"
+    tests.write_text("import pytest\n\n\ndef test_right():\n    pass\n\n\n"
+                     "def test_wrong():\n    assert 1 == 2\n\n\ndef test_not_here():\n    pytest.skip('no kernel')\n")
+    setup = Setup("cpu", True, tmp_path, tmp_path, time.monotonic() + 99)
+    outcome = correct.run_tests(setup, tests)
+    assert [row["result"].split(" ")[0] for row in outcome.rows] == ["passed", "failure:", "skipped:"]
+    assert "no kernel" in outcome.rows[2]["result"] and outcome.ok is False
+    tests.write_text("def test_right():\n    pass\n")
+    assert correct.run_tests(setup, tests).ok is True
+    tests.write_text("import pytest\n\n\ndef test_not_here():\n    pytest.skip('no kernel')\n")
+    assert correct.run_tests(setup, tests).ok is False  # nothing was shown
+
+
 # ---- The planner's constants ----
 
 GIB = 2**30
