@@ -88,7 +88,8 @@ def work(args):
     """Be the process of one cell."""
     cell = next(cell for cell in CELLS if cell.name == args.worker)
     folder = args.output / "work" / cell.name
-    setup = Setup(args.device, args.tiny, args.output, folder, time.monotonic() + cell.limit)
+    deadline = time.monotonic() + runner.limit_of(cell, args.device)
+    setup = Setup(args.device, args.tiny, args.output, folder, deadline)
     runner.work_as_cell(cell, setup)
 
 

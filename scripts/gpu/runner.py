@@ -21,6 +21,7 @@ from .cell import FAILED, MEASURED, NOT_OK, OK, ROOT, SKIPPED, TIMED_OUT, Skip, 
 MARK = "GPU_PROOF_CELL"
 PROGRAM = ROOT / "scripts" / "gpu_proof.py"
 LAST_LINES = 15
+PATIENCE = {"cuda": 1, "cpu": 3}  # times a cell's limit: imports alone take a loaded CPU a minute
 MEMORY_BACK = 20  # seconds to wait until the driver has given the memory of dead processes back
 FREE_AGAIN_MIB = 256  # how far above its start the GPU's memory in use may be after a cell
 KEPT_SUFFIXES = (
@@ -33,6 +34,11 @@ KEPT_SUFFIXES = (
 
 def record_path(output, cell):
     return output / f"{cell.name}.json"
+
+
+def limit_of(cell, device):
+    """Seconds after which a cell is killed."""
+    return cell.limit * PATIENCE[device]
 
 
 def read_record(output, cell):
@@ -157,7 +163,7 @@ def run_cell(cell, device, tiny, output, facts):
         "cell": cell.name,
         "proves": cell.proves,
         "bound": cell.bound,
-        "limit_seconds": cell.limit,
+        "limit_seconds": limit_of(cell, device),
         "date": time.strftime("%Y-%m-%d %H:%M:%S"),
         "tiny": tiny,
         **facts,
@@ -178,7 +184,7 @@ def watch(cell, device, tiny, output):
     process, mark, work = start(cell, device, tiny, output)
     timed_out = False
     try:
-        code = process.wait(timeout=cell.limit)
+        code = process.wait(timeout=limit_of(cell, device))
     except subprocess.TimeoutExpired:
         timed_out, code = True, None
     finally:
@@ -186,7 +192,10 @@ def watch(cell, device, tiny, output):
         process.wait()
     found = read_outcome(work)
     if timed_out:
-        found |= {"verdict": TIMED_OUT, "error": f"killed after {cell.limit} s\n{last_lines(work)}"}
+        found |= {
+            "verdict": TIMED_OUT,
+            "error": f"killed after {limit_of(cell, device)} s\n{last_lines(work)}",
+        }
     elif code == 0 and "skipped" in found:
         found |= {"verdict": SKIPPED, "error": found.pop("skipped")}
     elif code != 0 or "ok" not in found:
@@ -232,10 +241,11 @@ def run_all(cells, device, tiny, output, facts, minutes=None, retry=False, show=
             continue
         skipped_at_once = bool(reason_to_skip(cell, device))
         left = None if minutes is None else minutes * 60 - (time.monotonic() - begun)
-        if left is not None and left < cell.limit and not skipped_at_once:
+        limit = limit_of(cell, device)
+        if left is not None and left < limit and not skipped_at_once:
             show(
                 f"{'no time':>9}  {cell.name}: {max(left, 0):.0f} s are left, "
-                f"its limit is {cell.limit} s"
+                f"its limit is {limit} s"
             )
             continue
         record = run_cell(cell, device, tiny, output, facts)
