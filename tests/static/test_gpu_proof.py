@@ -365,3 +365,15 @@ def test_published_figures_are_bounds_of_the_recipe():
     assert speed.fast_enough_full({"MFU": 0.5}) and not speed.fast_enough_full({"MFU": 0.4})
     assert speed.fast_enough_full({}) is None  # a card whose peak is not known
     assert speed.small_enough_qlora({"allocated, GiB": 7.4}) and not speed.small_enough_qlora({"allocated, GiB": 9.0})
+
+
+def test_the_parts_of_a_save_count_what_the_save_calls_and_not_the_rest(tmp_path):
+    (tmp_path / "whole_state.py").write_text("import time\n\n\ndef gather():\n    time.sleep(0.05)\n")
+    script = tmp_path / "run.py"
+    script.write_text("import time\n\nimport whole_state\n\ntime.sleep(0.3)\nwhole_state.gather()\n")
+    profile = tmp_path / "profile.bin"
+    subprocess.run([sys.executable, "-m", "cProfile", "-o", profile, script], check=True)
+    found = {row["function"]: row for row in speed.profile_rows(profile)}
+    slept = next(row for name, row in found.items() if "sleep" in name)
+    assert slept["calls"] == 1 and 0.05 <= slept["seconds"] < 0.3
+    assert found["whole_state.py: gather"]["seconds"] >= 0.05
