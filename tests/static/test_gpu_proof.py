@@ -11,8 +11,14 @@ import sys
 import time
 from pathlib import Path
 
+import benchmark
+import benchmark_peers
+import benchmark_probe
 import gpu_proof
+import llama
 import pytest
+import rehearse
+import vit
 from gpu import correct, launches, planner, runner, speed
 from gpu.catalog import CELLS
 from gpu.cell import LONGEST, Cell, Setup, relative_error, write_json
@@ -377,3 +383,68 @@ def test_the_parts_of_a_save_count_what_the_save_calls_and_not_the_rest(tmp_path
     slept = next(row for name, row in found.items() if "sleep" in name)
     assert slept["calls"] == 1 and 0.05 <= slept["seconds"] < 0.3
     assert found["whole_state.py: gather"]["seconds"] >= 0.05
+
+
+# ---- Commands that only a GPU runs ----
+
+
+@pytest.fixture
+def on_a_gpu(tmp_path, monkeypatch):
+    """A Setup of a GPU of whose launches the command lines are collected and nothing is started."""
+    commands = []
+
+    def train_all(setup, variants, data):
+        for variant in variants:
+            commands.append(launches.command_of(setup, variant, data, tmp_path))
+        return [launches.Trained(variant, None, "left out: not started") for variant in variants]
+
+    def run_once(cell, label, data, args):
+        commands.append(benchmark.command_of(cell, cell.contestants[label], data, tmp_path, args))
+        return {"failed": "not started"}
+
+    def run(command, **options):
+        commands.append([str(word) for word in command])
+        return subprocess.CompletedProcess(command, 1, "not started")
+
+    monkeypatch.setattr(correct, "train_all", train_all)
+    for module in (correct, launches):
+        monkeypatch.setattr(module, "tiny_model", lambda setup, recipe="llama": tmp_path)
+    monkeypatch.setattr(launches, "wide_model", lambda setup: tmp_path)
+    monkeypatch.setattr(launches, "made", lambda folder, command: tmp_path)
+    monkeypatch.setattr(correct, "needs_compiler", lambda: None)
+    monkeypatch.setattr(benchmark, "run_once", run_once)
+    monkeypatch.setattr(benchmark, "make_models", lambda names, args: None)
+    monkeypatch.setattr(benchmark, "prepare", lambda cell, contestant, args: tmp_path)
+    monkeypatch.setattr(benchmark, "without_missing", lambda cell: (cell, {}))
+    monkeypatch.setattr(speed.subprocess, "run", run)
+    return Setup("cuda", False, tmp_path, tmp_path, time.monotonic() + 999), commands
+
+
+LAUNCHING = [cell for cell in CELLS if cell.run.module in ("correct", "speed", "planner")
+             and not cell.name.startswith(("recipes.", "masks.documents", "models.", "planner.constants"))]  # fmt: skip
+
+
+@pytest.mark.parametrize("one", LAUNCHING, ids=lambda cell: cell.name)
+def test_every_command_for_a_gpu_is_accepted(one, on_a_gpu, monkeypatch):
+    setup, commands = on_a_gpu
+    try:
+        one.run(setup)
+    except RuntimeError as error:
+        assert "not started" in str(error)
+    assert commands
+    for command in commands:
+        check(command, monkeypatch)
+
+
+def check(command, monkeypatch):
+    """Let each program of a command line read what is meant for it: the recipe or the peer, rehearse and the probe."""
+    programs = {"recipes/llama.py": llama, "recipes/vit.py": vit, "scripts/benchmark_peers.py": benchmark_peers,
+                "scripts/rehearse.py": rehearse, "scripts/benchmark_probe.py": benchmark_probe}  # fmt: skip
+    known = [place for place, word in enumerate(command) if word in programs]
+    assert known, command
+    for place in known:
+        monkeypatch.setattr(sys, "argv", command[place:])
+        programs[command[place]].parse_args()
+    if "recipes/llama.py" in command and "--attn_implementation" in command:
+        kernel = command[command.index("--attn_implementation") + 1]
+        assert kernel in ("eager", "sdpa", "flex_attention", "flash_attention_2", "varlen")
