@@ -416,12 +416,15 @@ def on_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark, "make_models", lambda names, args: None)
     monkeypatch.setattr(benchmark, "prepare", lambda cell, contestant, args: tmp_path)
     monkeypatch.setattr(benchmark, "without_missing", lambda cell: (cell, {}))
+    monkeypatch.setattr(speed, "device_name", lambda setup: "a GPU")
+    monkeypatch.setattr(launches.machine, "nvidia_smi", lambda *options: [])
     monkeypatch.setattr(speed.subprocess, "run", run)
     return Setup("cuda", False, tmp_path, tmp_path, time.monotonic() + 999), commands
 
 
+OTHERS = ("recipes.", "masks.documents", "models.", "planner.constants")  # which start no recipe by a command line
 LAUNCHING = [cell for cell in CELLS if cell.run.module in ("correct", "speed", "planner")
-             and not cell.name.startswith(("recipes.", "masks.documents", "models.", "planner.constants"))]  # fmt: skip
+             and not cell.name.startswith(OTHERS)]  # fmt: skip
 
 
 @pytest.mark.parametrize("one", LAUNCHING, ids=lambda cell: cell.name)
