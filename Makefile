@@ -3,11 +3,15 @@ VENV ?= .venv
 BASE_PYTHON ?= python3
 OUT ?= runs/quickstart
 RECIPE ?= llama
+PRECISION ?= no
+PROOF ?=
+PYTHON ?= 3.12
+CUDA ?= 130
 THREADS ?= $(shell getconf _NPROCESSORS_ONLN)
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install install-dev quickstart proof bench test check fix test-gpu clean
+.PHONY: help install install-dev quickstart proof bench test check fix test-gpu gpu-proof gpu-wheels clean
 .PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-t5 quickstart-llama_dpo quickstart-vit quickstart-mixtral
 
 help:  ## list the targets
@@ -38,7 +42,7 @@ quickstart-llama:
 	@printf '\n== Training ==\n'
 	rm -rf $(OUT)/run  # else it would go on from its last checkpoint
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
-	  --mixed_precision no recipes/llama.py --model_name_or_path $(OUT)/model \
+	  --mixed_precision $(PRECISION) recipes/llama.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
 	  --per_device_train_batch_size 64 --learning_rate 2e-3 --warmup_steps 0.05
 	@printf '\n== Answers after training ==\n'
@@ -52,7 +56,7 @@ quickstart-bert:
 	@printf '\n== Training, evaluated before its first step ==\n'
 	rm -rf $(OUT)/run  # else it would go on from its last checkpoint
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
-	  --mixed_precision no recipes/bert.py --model_name_or_path $(OUT)/model \
+	  --mixed_precision $(PRECISION) recipes/bert.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
 	  --per_device_train_batch_size 32 --learning_rate 1e-3 --warmup_steps 0.05 --eval_on_start
 	@printf '\n== Told after training ==\n'
@@ -68,7 +72,7 @@ quickstart-mistral_pretrain:
 	@printf '\n== Training ==\n'
 	rm -rf $(OUT)/run  # else it would go on from its last checkpoint
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
-	  --mixed_precision no recipes/mistral_pretrain.py --model_name_or_path $(OUT)/model \
+	  --mixed_precision $(PRECISION) recipes/mistral_pretrain.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
 	  --max_length 128 --per_device_train_batch_size 16 --num_train_epochs 1 --learning_rate 3e-3 --warmup_steps 0.05 \
 	  --eval_on_start
@@ -82,7 +86,7 @@ quickstart-t5:
 	@printf '\n== Training; at its start, in between and at its end translations of sentences that it never sees ==\n'
 	rm -rf $(OUT)/run  # else it would go on from its last checkpoint
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
-	  --mixed_precision no recipes/t5.py --model_name_or_path $(OUT)/model \
+	  --mixed_precision $(PRECISION) recipes/t5.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
 	  --per_device_train_batch_size 32 --learning_rate 2e-3 --warmup_steps 0.05 --max_target_length 16 --eval_on_start
 	@printf '\n== Some of the translations after training ==\n'
@@ -96,14 +100,14 @@ quickstart-llama_dpo:
 	@printf '\n== Learning from demonstrations, every second one a mistake ==\n'
 	rm -rf $(OUT)/base $(OUT)/run  # else they would go on from their last checkpoints
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
-	  --mixed_precision no recipes/llama.py --model_name_or_path $(OUT)/model \
+	  --mixed_precision $(PRECISION) recipes/llama.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/demonstrations.jsonl --output_dir $(OUT)/base \
 	  --per_device_train_batch_size 64 --num_train_epochs 2 --learning_rate 3e-3 --warmup_steps 0.05
 	@printf '\n== Answers before preference tuning ==\n'
 	python scripts/generate.py $(OUT)/base --file $(OUT)/data/test.jsonl --json $(OUT)/before.json
 	@printf '\n== Learning from preferences ==\n'
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
-	  --mixed_precision no recipes/llama_dpo.py --model_name_or_path $(OUT)/base \
+	  --mixed_precision $(PRECISION) recipes/llama_dpo.py --model_name_or_path $(OUT)/base \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
 	  --per_device_train_batch_size 32 --num_train_epochs 1 --learning_rate 1e-4 --beta 1
 	@printf '\n== Answers after preference tuning ==\n'
@@ -116,7 +120,7 @@ quickstart-vit:
 	@printf '\n== Training, with the accuracy on held-out images before (step 0), after each epoch and at the end ==\n'
 	rm -rf $(OUT)/run  # else it would go on from its last checkpoint
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
-	  --mixed_precision no recipes/vit.py --model_name_or_path $(OUT)/model \
+	  --mixed_precision $(PRECISION) recipes/vit.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data --output_dir $(OUT)/run --eval_on_start --augmentation flip --num_train_epochs 8 \
 	  --per_device_train_batch_size 64 --learning_rate 2e-3 --warmup_steps 0.05
 	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
@@ -129,7 +133,7 @@ quickstart-mixtral:
 	@printf '\n== Training ==\n'
 	rm -rf $(OUT)/run  # else it would go on from its last checkpoint
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
-	  --mixed_precision no recipes/mixtral.py --model_name_or_path $(OUT)/model \
+	  --mixed_precision $(PRECISION) recipes/mixtral.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
 	  --per_device_train_batch_size 64 --num_train_epochs 1.5 --learning_rate 3e-3 --warmup_steps 0.05
 	@printf '\n== Answers after training ==\n'
@@ -163,6 +167,12 @@ bench: install-dev  ## speed against a bare loop, Trainer and SFTTrainer: hours 
 
 test-gpu: install-dev  ## the tests that need a GPU
 	python -m pytest -q -rs tests/gpu
+
+gpu-proof: install  ## every claim that only a GPU can show; PROOF="--minutes 10" for the best ten minutes
+	python scripts/gpu_proof.py $(PROOF)
+
+gpu-wheels: install  ## put what a machine with a GPU and no network may lack into runs/gpu_wheels
+	python scripts/gpu_wheels.py --python_version $(PYTHON) --cuda $(CUDA)
 
 clean:  ## remove the environment and the runs
 	rm -rf .venv runs

@@ -17,10 +17,11 @@ not timed. Cells are of four kinds, and in the first three a contestant that fai
     start       the time from the start of the process to the end of the first step, rows tokenised on the way
     growth      our recipe alone, against one quantity
 
-Times are those of one thread a process on CPU. A run beside which the machine did something else (load average) is
-done again, and left out if that does not help. The results of a cell go to --json as soon as it is done, in place of
-older ones of that cell. Rows are those of GSM8K (https://github.com/openai/grade-school-math, MIT): train.jsonl and
-test.jsonl in --data.
+Times are those of one thread a process on CPU. A run beside which the machine did something else (CPU: by its load
+average; GPU: another process computes there) is done again, and left out if that does not help. On a GPU all
+contestants compute in bf16 (autocast), as the YAML files have it. The results of a cell go to --json as soon as it is
+done, in place of older ones of that cell. Rows are those of GSM8K (https://github.com/openai/grade-school-math, MIT):
+train.jsonl and test.jsonl in --data; on a GPU without that folder rows are made here.
 
 Exit code: 0 every contestant passed its gate, 1 not, 64 for a wrong call.
 """
@@ -31,6 +32,7 @@ import itertools
 import json
 import os
 import platform
+import random
 import re
 import shlex
 import shutil
@@ -43,6 +45,7 @@ from typing import NamedTuple
 import benchmark_tables
 import parity
 from benchmark_tables import MOST_LOAD, judge
+from gpu import machine
 from usage import Parser
 
 ROOT = parity.ROOT
@@ -53,6 +56,7 @@ ROWS_A_LINE = 4  # at most, of GSM8K at 512 tokens
 HELD_OUT = 200  # rows of GSM8K's test set
 PATIENCE = 1800  # seconds to wait until the machine is idle
 ATTEMPTS = 3  # at a run beside which the machine did something else
+PRECISION = {"cpu": "no", "cuda": "bf16"}  # mixed precision of all contestants
 
 
 class Contestant(NamedTuple):
@@ -62,6 +66,7 @@ class Contestant(NamedTuple):
     flags: dict = {}
     ranks: int = 1
     model: str = ""  # another than the cell's
+    needs: str = ""  # a package without which it is left out
 
 
 class Cell(NamedTuple):
@@ -151,10 +156,17 @@ def cpu_cells():
     ]
 
 
+# Full fine-tuning without fp32 weights, which the recipe refuses unless it is told so: small updates are lost in bf16
+FULL_IN_BF16 = {"dtype": "bfloat16", "no_master_weights": True}
+
+
 def gpu_cells():
-    """What one GPU can show: absolute numbers. Random weights, rows of exactly --max_length but for the ladder's."""
-    common = MATCHED | {"max_length": 4096, "dtype": "bfloat16", "weight_decay": 0.0}
-    lora = {"use_peft": True, "lora_r": 16}
+    """What one GPU can show: absolute numbers. Random weights, rows of exactly --max_length but for the ladder's.
+
+    All compute in bf16. Weights that are trained are fp32, but for the full fine-tuning of 8B: its fp32 weights and
+    state alone would take 120 GiB."""
+    common = MATCHED | {"max_length": 4096, "weight_decay": 0.0}
+    lora = {"use_peft": True, "lora_r": 16, "dtype": "bfloat16"}
     nf4 = {"load_in_4bit": True, "bnb_4bit_use_double_quant": True}
 
     def cell(name, model, flags, rows="long", kind="growth", contestants=None):
@@ -163,16 +175,24 @@ def gpu_cells():
 
     ladder, flags = {}, {"per_device_train_batch_size": 2, "max_logits_mib": 1e6}
     for name, more in (("padded", {}), ("packing", {"packing": True}), ("compile", {"torch_compile": True}),
-                       ("loss in pieces", {"max_logits_mib": 256}), ("liger", {"use_liger_kernel": True}),
+                       ("loss in pieces", {"max_logits_mib": 256}),
+                       ("liger", {"use_liger_kernel": True}),
                        ("checkpointing", {"gradient_checkpointing": True}), ("8-bit AdamW", {"optim": "adamw_8bit"}),
                        ("LoRA", lora | {"optim": "adamw_torch_fused"}), ("QLoRA", nf4)):
         flags = flags | more
-        ladder[name] = Contestant("ours", flags)
-    attention = {f"{kind}, {length}": Contestant("ours", {"attn_implementation": kind, "max_length": length})
-                 for kind in ("eager", "sdpa", "flash_attention_2") for length in (1024, 4096, 16384)}
+        needs = "liger-kernel" if "use_liger_kernel" in flags else ""
+        ladder[name] = Contestant("ours", flags, needs=needs)
+    attention = {}
+    for kind, more, needs in (("eager", {}, ""), ("sdpa", {}, ""), ("varlen", {}, ""),
+                              # With one row a batch transformers reads the borders of rows from the device in every
+                              # layer, unless they are known beforehand, as they are without padding
+                              ("flash_attention_2", {"padding_free": True}, "flash-attn")):
+        for length in (1024, 4096, 16384):
+            flags = {"attn_implementation": kind, "max_length": length} | more
+            attention[f"{kind}, {length}"] = Contestant("ours", flags, needs=needs)
     return [
         cell("8B LoRA", "8B", lora | {"per_device_train_batch_size": 2, "max_grad_norm": 0}),
-        cell("8B full", "8B", {"gradient_checkpointing": True, "per_device_train_batch_size": 4}),
+        cell("8B full", "8B", FULL_IN_BF16 | {"gradient_checkpointing": True, "per_device_train_batch_size": 4}),
         cell("8B QLoRA", "8B", lora | nf4 | {"gradient_checkpointing": True, "max_length": 2048,
                                             "per_device_train_batch_size": 2}),
         cell("3B ladder", "3B", {}, "gsm8k", contestants=ladder),
@@ -187,7 +207,8 @@ def in_small(cell):
     def shrink(flags):
         flags = flags | ({"max_length": max(flags["max_length"] // 32, 16)} if "max_length" in flags else {})
         flags = flags | ({"per_device_train_batch_size": 2} if "per_device_train_batch_size" in flags else {})
-        cannot = ("dtype", "torch_compile", "use_liger_kernel", "load_in_4bit", "bnb_4bit_use_double_quant", "optim")
+        cannot = ("dtype", "torch_compile", "use_liger_kernel", "load_in_4bit", "bnb_4bit_use_double_quant", "optim",
+                  "no_master_weights")
         flags = {name: value for name, value in flags.items() if name not in cannot}
         return flags | ({"attn_implementation": "sdpa"} if "attn_implementation" in flags else {})
 
@@ -212,8 +233,11 @@ def make_models(names, args):
         if (folder / "model" / "config.json").exists():
             continue
         flags = shape_of(name, args)
-        tiny = args.smoke or flags["vocab_size"] <= 320
-        flags |= {"num_train_rows": 9000, "num_test_rows": 210} if tiny else {"text": args.data / "train.jsonl"}
+        has_text = flags["vocab_size"] > 320 and (args.data / "train.jsonl").is_file()
+        if has_text and not args.smoke:
+            flags |= {"text": args.data / "train.jsonl"}
+        else:
+            flags |= {"num_train_rows": 9000, "num_test_rows": 210}
         flags |= {"dtype": "bfloat16", "device": "cuda"} if name in OF_GPU and not args.smoke else {}
         print(f"makes {folder}", flush=True)
         done = subprocess.run(words(sys.executable, "scripts/make_tiny_model.py", folder.resolve(), *as_words(flags)),
@@ -224,14 +248,30 @@ def make_models(names, args):
 
 def text_rows(cell, flags, count, args):
     """The first `count` rows of a cell, as lines of JSON."""
-    folder = args.output_dir / "models" / slug(cell.model) / "data"
-    path = folder / "train.jsonl" if cell.rows == "words" or args.smoke else args.data / "train.jsonl"
+    path = args.data / "train.jsonl"
+    made = args.output_dir / "models" / slug(cell.model) / "data" / "train.jsonl"
+    if cell.rows == "words" or args.smoke:
+        path = made
+    elif cell.device == "cuda" and not path.is_file():
+        if cell.rows == "gsm8k":
+            return [json.dumps(row) for row in ragged_rows(count)]
+        path = made
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     if cell.rows != "long":
         return [json.dumps(row) for row in rows[:count]]
     texts = itertools.cycle(row.get("answer") or row["prompt"] for row in rows)
     length = flags["max_length"] * 6  # characters: more than a token has
     return [json.dumps({"prompt": "Go on.", "completion": long_text(texts, length)}) for _ in range(count)]
+
+
+def ragged_rows(count, seed=0):
+    """Made-up rows in the place of GSM8K's: questions and answers of very different lengths, 30 to 500 words."""
+    draw = random.Random(seed)
+    words_of = "the quick brown fox jumps over a lazy dog and runs home before it rains".split()
+    for _ in range(count):
+        question = " ".join(draw.choices(words_of, k=draw.randint(10, 60)))
+        answer = " ".join(draw.choices(words_of, k=draw.randint(20, 60) * draw.choice([1, 2, 4, 7])))
+        yield {"question": question, "answer": answer}
 
 
 def long_text(texts, length):
@@ -336,7 +376,9 @@ def command_of(cell, contestant, data, folder, args):
         flags |= {"dataset_name": data / "rows.jsonl", "eval_strategy": "no", "save_steps": 0, "report_to": "none"}
     else:
         script = [PEERS, contestant.tool, *["--matched"] * (cell.kind != "shipped")]
-        flags |= {"data": data}
+        flags |= {"data": data, "mixed_precision": PRECISION[cell.device]}
+        if cell.device == "cuda":  # gigabytes that nobody reads
+            flags |= {"skip_save": True}
     launcher = [sys.executable]
     if contestant.ranks > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", contestant.ranks]
@@ -368,7 +410,35 @@ def environment(cell, contestant, folder, args):
     variables = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "HF_DATASETS_CACHE": str(cache.resolve())}
     if cell.device == "cpu":
         variables |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
+    variables["ACCELERATE_MIXED_PRECISION"] = PRECISION[cell.device]  # what a YAML would say to the recipe
     return {**os.environ, **variables}
+
+
+def gpu_is_busy(patience=5):
+    """Whether a process computes on the GPU; one that has just ended may be listed for a moment."""
+    end = time.monotonic() + patience
+    while machine.gpu_processes():
+        if time.monotonic() > end:
+            return True
+        time.sleep(0.5)
+    return False
+
+
+def machine_in_use(cell, args, ranks=1, after=False):
+    """(load average of the host, whether something else disturbs a run): before it, or after it ended.
+
+    On a CPU what counts is the load average, for which this waits before a run. A GPU does not care for the host's
+    load, which the reading of weights raises by itself; what counts there is another process on the GPU.
+    """
+    if args.smoke:
+        return 0.0, False
+    if cell.device == "cuda":
+        return os.getloadavg()[0], gpu_is_busy()
+    if after:
+        load = os.getloadavg()[0]
+        return load, load > MOST_LOAD + ranks - 1
+    load = wait_until_idle()
+    return load, load > MOST_LOAD
 
 
 def run_once(cell, label, data, args):
@@ -377,13 +447,12 @@ def run_once(cell, label, data, args):
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     command = command_of(cell, contestant, data, folder, args)
-    before = 0.0 if args.smoke else wait_until_idle()
+    before, disturbed = machine_in_use(cell, args)
     with open(folder / "output.txt", "w") as output:
         code = subprocess.run(command, cwd=ROOT, env=environment(cell, contestant, folder, args), stdout=output,
                               stderr=subprocess.STDOUT).returncode
-    after = 0.0 if args.smoke else os.getloadavg()[0]
-    facts = {"contestant": label, "load": [round(before, 2), round(after, 2)],
-             "loaded": before > MOST_LOAD or after > MOST_LOAD + contestant.ranks - 1}
+    after, disturbed_after = machine_in_use(cell, args, contestant.ranks, after=True)
+    facts = {"contestant": label, "load": [round(before, 2), round(after, 2)], "loaded": disturbed or disturbed_after}
     if code:
         text = (folder / "output.txt").read_text().replace(str(args.output_dir.resolve()), "RUNS")
         errors = [line for line in text.splitlines() if re.match(r"(error: |\w*Error: )", line)]
@@ -437,8 +506,25 @@ def held_out_batches(cell, args):
     return [usual_batch(batch, tokenizer.pad_token_id) for batch in own_batches(tokens, tokenizer, 8, 1024)]
 
 
+def delete_weights(folder):
+    """Delete the weights that a run left, which are gigabytes for a large model; what was measured stays."""
+    for path in folder.rglob("*.safetensors"):
+        path.unlink()
+
+
+def without_missing(cell):
+    """The cell without the contestants whose package is not installed, and the names of those with the reason."""
+    left_out = {label: f"not installed: {one.needs}" for label, one in cell.contestants.items()
+                if one.needs and version_of(one.needs) is None}
+    contestants = {label: one for label, one in cell.contestants.items() if label not in left_out}
+    return cell._replace(contestants=contestants), left_out
+
+
 def run_cell(cell, args):
     """Run every contestant of a cell `args.repeats` times in turn. Returns one object for --json."""
+    cell, left_out = without_missing(cell)
+    for label, reason in left_out.items():
+        print(f"LEFT OUT  {cell.name}: {label}: {reason}", flush=True)
     data = {label: prepare(cell, contestant, args) for label, contestant in cell.contestants.items()}
     held_out = held_out_batches(cell, args) if cell.kind == "shipped" else None
     if "warm" in cell.name:  # the first run of each fills its cache
@@ -454,9 +540,13 @@ def run_cell(cell, args):
             if held_out and "failed" not in run:
                 model = args.output_dir / "cells" / slug(cell.name) / slug(label) / "run"
                 run["held_out_loss"] = round(held_out_loss(model, held_out), 5)
+            if cell.device == "cuda":
+                delete_weights(args.output_dir / "cells" / slug(cell.name) / slug(label))
             runs.append(run)
             print(benchmark_tables.line_of(cell.name, run), flush=True)
-    return describe(cell, args) | {"runs": judge(runs, cell.kind, cell.flags.get("dtype", "float32"))}
+    dtype = "bfloat16" if PRECISION[cell.device] == "bf16" else cell.flags.get("dtype", "float32")
+    described = describe(cell, args) | ({"left out": left_out} if left_out else {})
+    return described | {"runs": judge(runs, cell.kind, dtype)}
 
 
 def describe(cell, args):
@@ -472,6 +562,7 @@ def describe(cell, args):
     return {"cell": cell.name, "kind": cell.kind, "device": device_name(cell.device),
             "date": time.strftime("%Y-%m-%d"), "commit": commit,
             "versions": {name: text for name, text in versions.items() if text},
+            "mixed precision": PRECISION[cell.device],
             "warmup": args.warmup if cell.steps != 1 else 0, "rows": cell.rows,
             "models": {name: shape_of(name, args) for name in sorted(names)},
             "flags": {label: cell.flags | one.flags for label, one in cell.contestants.items()}, "commands": commands}
@@ -531,7 +622,7 @@ def main():
     if args.list:
         print("\n".join(f"{cell.name}: {', '.join(cell.contestants)}" for cell in args.chosen))
         return
-    if not (args.smoke or (args.data / "train.jsonl").is_file()):
+    if not (args.smoke or args.device == "cuda" or (args.data / "train.jsonl").is_file()):
         parser.error(f"--data {args.data}: no train.jsonl in it; get GSM8K's from openai/grade-school-math")
     make_models(sorted({one.model or cell.model for cell in args.chosen for one in cell.contestants.values()}), args)
     known = json.loads(args.json.read_text())["cells"] if args.json and args.json.exists() else []

@@ -14,7 +14,7 @@ no data loader, no log. `floor` is the usual one, with padded.pt and the logits 
 the logits of learnt tokens alone, as the recipe (but all at once, where --max_logits_mib would cut them): what
 the recipe takes longer is its overhead.
 With --matched Trainer and SFTTrainer are told to do what the floor does; without it they keep their own defaults, but
-for fp32.
+for the precision, which is fp32, or with --mixed_precision bf16 autocast.
 
 Each writes OUTPUT_DIR/metrics.jsonl as the recipe does: step, loss where it was logged, num_input_tokens_seen (real
 tokens, no padding); and the model.
@@ -33,8 +33,15 @@ def load_model(args):
     from transformers import AutoModelForCausalLM, set_seed
 
     set_seed(args.seed)  # adapters start from random numbers
+    quantization = None
+    if args.load_in_4bit:  # as the recipe has it in mixed precision: stored and multiplied in the compute dtype
+        from transformers import BitsAndBytesConfig
+        quantization = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_quant_storage=args.dtype,
+            bnb_4bit_compute_dtype=args.dtype, bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant)
     model = AutoModelForCausalLM.from_pretrained(
-        args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation)
+        args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation,
+        quantization_config=quantization)
     if args.use_peft:
         from peft import LoraConfig, get_peft_model
         model = get_peft_model(model, LoraConfig(
@@ -93,7 +100,9 @@ def run_bare(args, loss_of, file):
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     batches = [to_device(batch, device) for batch in torch.load(args.data / file, weights_only=True)]
-    model = load_model(args).to(device)
+    model = load_model(args)
+    if not args.load_in_4bit:  # a quantized model is on the device already
+        model = model.to(device)
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     accumulation, weights = args.gradient_accumulation_steps, [w for w in model.parameters() if w.requires_grad]
@@ -109,15 +118,17 @@ def run_bare(args, loss_of, file):
         (num_supervised, num_tokens), total = sum(batch["counts"] for batch in window), 0.0
         tokens.append(num_tokens)
         for batch in window:
-            loss = loss_of(model, batch) / num_supervised
+            with torch.autocast(device, torch.bfloat16, enabled=args.mixed_precision == "bf16"):
+                loss = loss_of(model, batch) / num_supervised
             loss.backward()
             total += loss.detach()
-        torch.nn.utils.clip_grad_norm_(weights, args.max_grad_norm)
+        torch.nn.utils.clip_grad_norm_(weights, args.max_grad_norm or math.inf)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
         losses.append(total)
-    model.save_pretrained(args.output_dir)
+    if not args.skip_save:
+        model.save_pretrained(args.output_dir)
     losses = {step: loss.item() for step, loss in enumerate(losses, 1)}
     write_metrics(args.output_dir, [int(count) for count in tokens], losses)
 
@@ -152,7 +163,7 @@ def common_settings(args):
         "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "lr_scheduler_type",
         "weight_decay", "max_grad_norm", "max_steps", "num_train_epochs", "seed")}
     settings |= {"output_dir": str(args.output_dir), "save_strategy": "no", "report_to": "none"}
-    settings |= {"bf16": False}  # what --dtype says, no autocast; TRL would turn it on
+    settings |= {"bf16": args.mixed_precision == "bf16"}  # TRL would turn it on by itself
     if args.matched:
         settings |= {"gradient_checkpointing": args.gradient_checkpointing, "optim": "adamw_torch_fused",
                      "logging_steps": args.logging_steps, "train_sampling_strategy": args.train_sampling_strategy}
@@ -183,7 +194,8 @@ def finish(trainer, args):
     """Train, and write what was logged and the model."""
     trainer.data_collator = counted = Counted(trainer.data_collator)
     trainer.train()
-    trainer.save_model()
+    if not args.skip_save:
+        trainer.save_model()
     per_step = args.gradient_accumulation_steps
     tokens = [sum(counted.tokens[i : i + per_step]) for i in range(0, len(counted.tokens), per_step)]
     losses = {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
@@ -224,6 +236,11 @@ def parse_args():
     parser.add_argument("--matched", action="store_true", help="what differs by default is set as the floor has it")
     parser.add_argument("--text", action="store_true", help="tokenise rows.jsonl itself")
     parser.add_argument("--dtype", default="float32", help="of the weights")
+    parser.add_argument("--mixed_precision", default="no", choices=["no", "bf16"], help="bf16: autocast")
+    parser.add_argument("--no_master_weights", action="store_true", help="as for the recipe; changes nothing here")
+    parser.add_argument("--load_in_4bit", action="store_true")
+    parser.add_argument("--bnb_4bit_use_double_quant", action="store_true")
+    parser.add_argument("--skip_save", action="store_true", help="write no weights at the end")
     parser.add_argument("--attn_implementation", default="sdpa")
     parser.add_argument("--gradient_checkpointing", action="store_true")
     parser.add_argument("--packing", action="store_true", help="lines of --max_length (trl)")

@@ -9,7 +9,8 @@ optimizer there is. The script's own exit code is passed on. The file is one obj
     started     seconds from the start of this process to the moment from which `ends` counts
     ends        seconds from there to the end of each optimizer step
     memory      peaks in bytes: of resident memory, and on a GPU what tensors took (allocated), what of it could not be
-                given back (active), and what the allocator held (reserved), since the end of the warm-up
+                given back (active), and what the allocator held (reserved), since the end of the warm-up; and what
+                all processes together had of the GPU when it was read (device)
 
 A GPU works on while Python goes on, so there the first step and both ends of what is timed wait for it.
 """
@@ -49,6 +50,8 @@ def peak_memory():
     if torch.cuda.is_initialized():
         counted = torch.cuda.memory_stats()
         peaks |= {name: counted[key] for name, key in PEAKS.items()}
+        free, total = torch.cuda.mem_get_info()
+        peaks["device"] = total - free
     return peaks
 
 

@@ -3,6 +3,7 @@
     python scripts/readme_tables.py            # after scripts/parity.py --json results/parity.json or benchmark.py
     python scripts/readme_tables.py --check    # exit code 1 if they differ; the tests call this
 
+What scripts/gpu_proof.py measured on a GPU is read from results/gpu/*.json; without such files the tables say so.
 A table of README.md stands between `<!-- NAME -->` and `<!-- end of NAME -->`, for each NAME of `BLOCKS`.
 """
 
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 
 import benchmark_tables
+from gpu import tables as gpu_tables
 from parity import BOUNDS, MAKERS, NAMES, WEIGHTS, reasons, table, tables
 from usage import Parser
 from validate_planner import METHODS, summary
@@ -115,8 +117,13 @@ def quickstarts_block(results):
     return table(["quick example", "of held-out rows", "before", "after", seconds], lines)
 
 
+def gpu_block(results):
+    """What one GPU showed of each claim, or that none was at hand yet."""
+    return gpu_tables.block(results["gpu"])
+
+
 BLOCKS = {"quickstarts": quickstarts_block, "parity": parity_block, "bytes": bytes_block, "speed": speed_block,
-          "planner": planner_block}  # fmt: skip
+          "planner": planner_block, "gpu": gpu_block}  # fmt: skip
 
 
 def fill(text, results):
@@ -148,7 +155,9 @@ def whole(results):
               "ranks; under ZeRO-1 to 3 beside the bucket of 2 GB that each rank has.",
               tracked_table(results["planner_ranks"]["rows"]),
               "`scripts/validate_planner.py`: the closed form against the trace, rows of 4,096 tokens.",
-              shapes_table(results["planner"]["cells"])]  # fmt: skip
+              shapes_table(results["planner"]["cells"]),
+              "# On a GPU", "`scripts/gpu_proof.py`: every cell with its numbers and commands.",
+              gpu_tables.details(results["gpu"])]  # fmt: skip
     return "\n\n".join(parts) + "\n"
 
 
@@ -176,8 +185,9 @@ def shapes_table(cells):
 
 
 def read_results():
-    """What was measured, by name of the file under results/."""
-    return {path.stem: json.loads(path.read_text()) for path in (ROOT / "results").glob("*.json")}
+    """What was measured, by name of the file under results/; "gpu" is the list of records under results/gpu/."""
+    results = {path.stem: json.loads(path.read_text()) for path in (ROOT / "results").glob("*.json")}
+    return results | {"gpu": gpu_tables.read_records(ROOT / "results" / "gpu")}
 
 
 def parse_args():
@@ -190,7 +200,10 @@ def main():
     args = parse_args()
     if not (ROOT / "results" / "parity.json").is_file():
         sys.exit("readme_tables.py: results/parity.json is missing; make proof measures it")
-    results = read_results()
+    try:
+        results = read_results()
+    except ValueError as error:
+        sys.exit(f"readme_tables.py: {error}")
     wanted = {ROOT / "README.md": fill((ROOT / "README.md").read_text(), results),
               ROOT / "results" / "README.md": whole(results)}
     stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text() != text]

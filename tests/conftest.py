@@ -19,6 +19,7 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 import parity  # noqa: E402  from scripts/
+from gpu import machine  # noqa: E402  from scripts/
 
 
 @pytest.fixture(scope="session")
@@ -94,6 +95,4 @@ def gsm8k_model(gsm8k, shared_tmp):
 
 def pytest_report_header():
     versions = "torch accelerate transformers peft bitsandbytes deepspeed datasets".split()
-    from importlib.metadata import version
-
-    return "libraries: " + json.dumps({name: version(name) for name in versions})
+    return "libraries: " + json.dumps({name: machine.version_of(name) for name in versions})

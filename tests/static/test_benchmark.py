@@ -1,5 +1,6 @@
 """scripts/benchmark.py compares like with like: its gates, ratios, operation counts, commands and tables."""
 
+import argparse
 import json
 import math
 import sys
@@ -212,3 +213,89 @@ def test_a_wrong_call_is_one_line_and_64(arguments, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stopped:
         benchmark.main()
     assert stopped.value.code == 64 and len(capsys.readouterr().err.splitlines()) == 1
+
+
+# ---- On a GPU ----
+
+
+def gpu_cell(name="8B LoRA"):
+    return next(cell for cell in benchmark.gpu_cells() if cell.name == name)
+
+
+def test_a_gpu_is_not_waited_for_and_another_process_on_it_voids_a_run(monkeypatch):
+    args = argparse.Namespace(smoke=False)
+    monkeypatch.setattr(benchmark, "wait_until_idle", lambda: pytest.fail("it waits for the host"))
+    monkeypatch.setattr(benchmark.os, "getloadavg", lambda: (40.0, 40.0, 40.0))
+    monkeypatch.setattr(benchmark.machine, "gpu_processes", list)
+    for after in (False, True):
+        assert benchmark.machine_in_use(gpu_cell(), args, after=after) == (40.0, False)
+    monkeypatch.setattr(benchmark.machine, "gpu_processes", lambda: [4711])
+    assert benchmark.gpu_is_busy(patience=0)
+    monkeypatch.setattr(benchmark, "gpu_is_busy", lambda: True)
+    assert benchmark.machine_in_use(gpu_cell(), args) == (40.0, True)
+    cpu = benchmark.cpu_cells()[0]
+    assert benchmark.machine_in_use(cpu, args, after=True) == (40.0, True)
+
+
+def test_on_a_gpu_all_contestants_compute_in_bf16(tmp_path):
+    args = argparse.Namespace(output_dir=tmp_path, warmup=5)
+    cell = gpu_cell("1B matched")
+    for contestant in cell.contestants.values():
+        variables = benchmark.environment(cell, contestant, tmp_path, args)
+        assert variables["ACCELERATE_MIXED_PRECISION"] == "bf16"
+        words = benchmark.command_of(cell, contestant, tmp_path, tmp_path, args)
+        if contestant.tool != "ours":
+            assert words[words.index("--mixed_precision") + 1] == "bf16"
+    cpu = benchmark.cpu_cells()[0]
+    assert benchmark.environment(cpu, cpu.contestants["floor"], tmp_path, args)["ACCELERATE_MIXED_PRECISION"] == "no"
+
+
+def test_peers_are_told_the_same_precision(monkeypatch, tmp_path):
+    words = ["benchmark_peers.py", "trainer", "--model_name_or_path", "m", "--data", "d"]
+    words += ["--output_dir", str(tmp_path)]
+    for precision, bf16 in (("bf16", True), ("no", False)):
+        monkeypatch.setattr(sys, "argv", [*words, "--mixed_precision", precision])
+        assert benchmark_peers.common_settings(benchmark_peers.parse_args()[1])["bf16"] is bf16
+
+
+def test_weights_that_only_a_gpu_needs_in_bf16_say_so():
+    """Without fp32 weights small updates are lost, which the recipe refuses unless it is told."""
+    for cell in benchmark.gpu_cells():
+        for contestant in cell.contestants.values():
+            flags = cell.flags | contestant.flags
+            if flags.get("dtype") == "bfloat16" and not flags.get("use_peft"):
+                assert flags["no_master_weights"] is True, cell.name
+
+
+def test_flash_attention_knows_the_borders_of_rows_beforehand():
+    for contestant in gpu_cell("1B attention").contestants.values():
+        if contestant.flags["attn_implementation"].startswith("flash"):
+            assert contestant.flags["padding_free"] and contestant.needs == "flash-attn"
+
+
+def test_a_contestant_without_its_package_is_left_out_with_the_reason(monkeypatch):
+    monkeypatch.setattr(benchmark, "version_of", lambda package: None)
+    cell, left_out = benchmark.without_missing(gpu_cell("1B attention"))
+    assert left_out["flash_attention_2, 4096"] == "not installed: flash-attn"
+    assert "sdpa, 4096" in cell.contestants and "flash_attention_2, 4096" not in cell.contestants
+
+
+def test_weights_are_deleted_after_measuring(tmp_path):
+    (tmp_path / "run").mkdir()
+    for name in ("run/model.safetensors", "run/metrics.jsonl"):
+        (tmp_path / name).write_text("x")
+    benchmark.delete_weights(tmp_path)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["metrics.jsonl"]
+
+
+def test_a_gpu_without_gsm8k_trains_on_rows_that_are_made(tmp_path):
+    args = argparse.Namespace(output_dir=tmp_path / "out", data=tmp_path / "missing", smoke=False)
+    ladder = gpu_cell("3B ladder")
+    rows = [json.loads(line) for line in benchmark.text_rows(ladder, {"max_length": 4096}, 50, args)]
+    lengths = [len(row["answer"]) for row in rows]
+    assert len(rows) == 50 and max(lengths) > 3 * min(lengths)
+    made = tmp_path / "out" / "models" / "8B" / "data"
+    made.mkdir(parents=True)
+    (made / "train.jsonl").write_text(json.dumps({"prompt": "Say lamp.", "completion": "lamp"}) + "\n")
+    rows = [json.loads(line) for line in benchmark.text_rows(gpu_cell(), {"max_length": 64}, 3, args)]
+    assert len(rows) == 3 and all(len(row["completion"]) >= 6 * 64 for row in rows)

@@ -38,7 +38,9 @@ def commands_of_docstrings():
 
 
 def commands_of_makefile():
-    text = (REPO / "Makefile").read_text().replace("\\\n", " ").replace("$(OUT)", "runs/quickstart")
+    text = (REPO / "Makefile").read_text().replace("\\\n", " ")
+    for name, default in re.findall(r"^(\w+) \?= ?(.*)$", text, re.MULTILINE):
+        text = text.replace(f"$({name})", default)
     for line in text.splitlines():
         found = re.search(r"\t(?:OMP_NUM_THREADS=\S+ )?((?:python scripts|accelerate launch).*)", line)
         if found:

@@ -1,0 +1,1 @@
+"""Library of scripts/gpu_proof.py: cells, how they are run one by one, and what they measure."""

@@ -1,0 +1,120 @@
+"""Markdown tables of what scripts/gpu_proof.py measured, from the records under results/gpu/."""
+
+import json
+
+from parity import table
+
+from .catalog import CELLS
+from .cell import FAILED, MEASURED, NOT_OK, OK, SKIPPED, TIMED_OUT
+
+NOT_MEASURED = "Not measured yet: no results of a GPU are in `results/gpu/`."
+FIELDS = ("cell", "proves", "bound", "verdict", "rows", "device", "driver", "versions", "commit")
+PLAIN = {
+    OK: "yes",
+    NOT_OK: "**no**",
+    MEASURED: "measured",
+    SKIPPED: "skipped",
+    FAILED: "**failed**",
+    TIMED_OUT: "**no time**",
+}
+
+
+def read_records(folder):
+    """The records of a folder in the order of the cells; [] if it is missing or empty.
+
+    Raises ValueError for a file that is no record, and for one that was made with --tiny: such
+    figures are of toy shapes, and would be read as those of a GPU.
+    """
+    records = []
+    for path in sorted(folder.glob("*.json")):
+        record = json.loads(path.read_text())
+        missing = [name for name in FIELDS if name not in record]
+        if missing:
+            raise ValueError(
+                f"{path}: not a record of gpu_proof.py, it has no {', '.join(missing)}"
+            )
+        if record["tiny"]:
+            raise ValueError(f"{path}: made with --tiny, which measures nothing; leave it out")
+        records.append(record)
+    order = {cell.name: number for number, cell in enumerate(CELLS)}
+    return sorted(records, key=lambda record: order.get(record["cell"], len(order)))
+
+
+def machine_of(record):
+    """Device, driver and versions of a record as one line."""
+    parts = [record["device"]]
+    if record["driver"]:
+        parts.append(f"driver {record['driver']}")
+    for name, version in record["versions"].items():
+        if version:
+            parts.append(f"{name} {version}")
+    parts.append(f"commit {record['commit'] or 'unknown'}")
+    return ", ".join(parts)
+
+
+def machines_of(records):
+    """Each machine that records come from once, as a sentence."""
+    machines = list(dict.fromkeys(machine_of(record) for record in records))
+    return "Measured on " + "; and on ".join(machines) + "."
+
+
+def number(value):
+    """A value of a record as text for a table."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def block(records):
+    """The table of README.md: each cell's claim, bound and verdict."""
+    if not records:
+        return NOT_MEASURED
+    lines = []
+    for record in records:
+        reason = ""
+        if record["verdict"] == SKIPPED:
+            reason = f" ({number(record['error'])})"
+        lines.append(
+            [
+                f"`{record['cell']}`",
+                record["proves"],
+                record["bound"],
+                PLAIN[record["verdict"]] + reason,
+            ]
+        )
+    text = table(["cell", "claim", "bound", "holds"], lines)
+    return f"{machines_of(records)}\n\n{text}"
+
+
+def rows_table(rows):
+    """The rows of one record as a table; columns in the order in which they first occur."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [[number(row.get(name)) for name in columns] for row in rows]
+    return table(columns, lines)
+
+
+def details(records):
+    """The section of results/README.md: every record with its numbers and commands."""
+    if not records:
+        return NOT_MEASURED
+    parts = [machines_of(records)]
+    for record in records:
+        parts.append(f"## {record['cell']}")
+        bound = f" Bound: {record['bound']}." if record["bound"] else ""
+        seconds = f"{record['seconds']:.0f} s"
+        verdict = PLAIN[record["verdict"]]
+        parts.append(f"Claim: {record['proves']}.{bound} Holds: {verdict} ({seconds}).")
+        if record["error"]:
+            parts.append(f"```\n{record['error']}\n```")
+        if record["rows"]:
+            parts.append(rows_table(record["rows"]))
+        commands = "\n".join(command for command in record["commands"] if command)
+        if commands:
+            parts.append(f"```\n{commands}\n```")
+    return "\n\n".join(parts)

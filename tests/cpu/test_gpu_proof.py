@@ -1,0 +1,61 @@
+"""scripts/gpu_proof.py as far as a CPU allows: real cells in their own processes, skipped ones with their reason."""
+
+import json
+import sys
+
+import pytest
+from launching import run
+
+CELLS = {"micro.found_inf": "ok", "micro.pinned_answer": "skipped", "strategies.one_process": "ok"}
+
+
+@pytest.fixture(scope="module")
+def proof(tmp_path_factory):
+    """The folder of a proof of CELLS, and what the program printed."""
+    folder = tmp_path_factory.mktemp("proof")
+    done = start(folder)
+    assert done.returncode == 0, done.output
+    return folder, done.output
+
+
+def start(folder):
+    only = "|".join(f"^{name}$" for name in CELLS)
+    command = [sys.executable, "scripts/gpu_proof.py", "--device", "cpu", "--tiny", "--only", only]
+    return run(*command, "--output", folder)
+
+
+def test_each_cell_leaves_a_record_that_says_how_it_was_measured(proof):
+    folder, output = proof
+    for name, verdict in CELLS.items():
+        record = json.loads((folder / f"{name}.json").read_text())
+        assert record["verdict"] == verdict, record["error"]
+        assert record["cell"] == name and record["proves"] and record["tiny"] is True
+        assert "cores" in record["device"] and record["versions"]["torch"] and record["commit"]
+        assert f"{name}" in output
+    skipped = json.loads((folder / "micro.pinned_answer.json").read_text())
+    assert skipped["error"].startswith("needs a GPU") and skipped["rows"] == []
+
+
+def test_a_cell_of_strategies_trains_the_shipped_recipe_and_reads_the_shard_report(proof):
+    folder, _ = proof
+    record = json.loads((folder / "strategies.one_process.json").read_text())
+    full, qlora = record["rows"]
+    assert full["shard report"] == qlora["shard report"] == "ok" and full["learns"] and qlora["learns"]
+    assert 0 < qlora["optimizer, bytes"] < full["optimizer, bytes"]
+    assert record["commands"][0].startswith("python scripts/rehearse.py --device cpu")
+    assert str(folder) not in json.dumps(record)  # commands hold on any machine
+
+
+def test_weights_of_a_finished_cell_are_gone_and_its_texts_are_not(proof):
+    folder, _ = proof
+    left = {path.suffix for path in (folder / "work").rglob("*") if path.is_file()}
+    assert ".safetensors" not in left and {".json", ".jsonl", ".txt"} <= left
+
+
+def test_what_is_done_is_not_done_again(proof):
+    folder, _ = proof
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("*.json")}
+    again = start(folder)
+    assert again.returncode == 0 and again.output.count("done before") == 2  # a skipped one is looked at anew
+    after = {path: path.stat().st_mtime_ns for path in folder.glob("*.json")}
+    assert {path.name for path in before if before[path] != after[path]} == {"micro.pinned_answer.json"}

@@ -1,0 +1,97 @@
+"""scripts/gpu_wheels.py: a trimmed wheel has a right RECORD, what is missing is named, nothing is above the limit."""
+
+import importlib.metadata
+import subprocess
+import sys
+import zipfile
+from types import SimpleNamespace
+
+import gpu_wheels
+import pytest
+
+LIBRARIES = ("libbitsandbytes_cuda130.so", "libbitsandbytes_cuda118.so", "libbitsandbytes_cpu.so")
+
+
+def make_wheel(folder, libraries=LIBRARIES):
+    """A small bitsandbytes, as an index would have it."""
+    wheel = folder / "bitsandbytes-1.0-py3-none-any.whl"
+    info = "bitsandbytes-1.0.dist-info"
+    files = {"bitsandbytes/__init__.py": b"name = 'trimmed'\n", f"{info}/METADATA": b"Metadata-Version: 2.1\n"
+             b"Name: bitsandbytes\nVersion: 1.0\n", f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: a test\n"
+             b"Root-Is-Purelib: true\nTag: py3-none-any\n"}  # fmt: skip
+    files |= {f"bitsandbytes/{name}": name.encode() * 100 for name in libraries}
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+        record = [",".join(gpu_wheels.record_line(name, content)) for name, content in files.items()]
+        archive.writestr(f"{info}/RECORD", "\n".join([*record, f"{info}/RECORD,,"]) + "\n")
+    return wheel
+
+
+def test_a_trimmed_wheel_keeps_two_libraries_and_can_be_installed(tmp_path):
+    wheel = make_wheel(tmp_path)
+    gpu_wheels.trim_bitsandbytes(wheel, "130")
+    gpu_wheels.check_record(wheel)
+    with zipfile.ZipFile(wheel) as archive:
+        libraries = {name.split("/")[1] for name in archive.namelist() if name.endswith(".so")}
+    assert libraries == {"libbitsandbytes_cuda130.so", "libbitsandbytes_cpu.so"}
+    target = tmp_path / "site"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", target, wheel]
+    subprocess.run(command, check=True)
+    assert "trimmed" in (target / "bitsandbytes" / "__init__.py").read_text()
+
+
+def test_a_wheel_without_the_wanted_library_is_named(tmp_path):
+    wheel = make_wheel(tmp_path, LIBRARIES[1:])
+    with pytest.raises(gpu_wheels.WheelError, match="has no libbitsandbytes_cuda130.so, only"):
+        gpu_wheels.trim_bitsandbytes(wheel, "130")
+
+
+@pytest.mark.parametrize("content", [b"name = 'other'\n", None])
+def test_a_wheel_that_differs_from_its_record_is_found(tmp_path, content):
+    wheel = make_wheel(tmp_path)
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    if content is None:
+        del files["bitsandbytes/__init__.py"]
+    else:
+        files["bitsandbytes/__init__.py"] = content
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, body in files.items():
+            archive.writestr(name, body)
+    with pytest.raises(gpu_wheels.WheelError):
+        gpu_wheels.check_record(wheel)
+
+
+def test_versions_are_those_that_the_tests_use():
+    installed = importlib.metadata.version("peft")
+    assert gpu_wheels.version_wanted("peft") == f"peft=={installed}"
+    torch = importlib.metadata.version("torch").split("+")[0]
+    assert gpu_wheels.version_wanted("torch") == f"torch=={torch}"  # an index knows no +cpu
+    assert gpu_wheels.version_wanted("no-such-package") == "no-such-package"
+
+
+def collect(tmp_path, monkeypatch, most_mib):
+    def fetch(package, folder, python_version):
+        return make_wheel(folder)
+
+    monkeypatch.setattr(gpu_wheels, "fetch", fetch)
+    monkeypatch.setattr(gpu_wheels, "check_install", lambda folder, python_version: 0)
+    args = SimpleNamespace(output_dir=tmp_path / "wheels", packages=["bitsandbytes"], python_version="3.12",
+                           cuda="130", most_mib=most_mib)
+    gpu_wheels.collect(args)
+
+
+def test_a_folder_above_the_limit_is_an_error(tmp_path, monkeypatch, capsys):
+    collect(tmp_path, monkeypatch, 60)
+    assert "MiB  in all" in capsys.readouterr().out
+    with pytest.raises(gpu_wheels.WheelError, match="more than --most_mib 0.0001"):
+        collect(tmp_path, monkeypatch, 0.0001)
+
+
+@pytest.mark.parametrize("arguments", [["--python_version", "312"], ["--most_mib", "0"], ["--cudas", "130"]])
+def test_a_wrong_call_is_64(arguments, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu_wheels.py", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        gpu_wheels.main()
+    assert stopped.value.code == 64 and len(capsys.readouterr().err.splitlines()) == 1
