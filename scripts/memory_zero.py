@@ -51,12 +51,14 @@ class Bucket:
         if elements > BUCKET:
             self.waiting.append(grad)
 
-    def reduce(self):
+    def reduce(self, meanwhile=0):
+        """Empty the buffer. meanwhile: bytes that are needed for a moment while the flat copy is there."""
         flat = self.ag.new(self.filled, self.width, "communication")
         if self.width < 4:
             cast = self.ag.new(self.filled, 4, "communication")
             del cast
-        del flat
+        _ = self.ag.new(meanwhile, 1, "gradients")
+        del flat, _
         self.filled, self.waiting = 0, []
 
 
@@ -275,14 +277,18 @@ class Zero3(Gathered):
 
     def accumulate(self, weight, grad):
         if self.bucket.filled and self.bucket.is_full_with(weight.numel):
-            self.bucket.reduce()
+            self.empty_bucket()
         self.bucket.add(weight.numel, grad)
+
+    def empty_bucket(self):
+        """With offload the norm of each gradient is taken on its way to the host (stage3.py, partition_grads)."""
+        self.bucket.reduce(NORM * self.largest if self.plan.offloads_optimizer else 0)
 
     def reduce(self, unit):
         self.release(unit)
 
     def end_pass(self):
-        self.bucket.reduce()
+        self.empty_bucket()
         self.whole, self.inflight = {}, {}
 
     def step(self):
