@@ -14,7 +14,7 @@ from pathlib import Path
 
 import benchmark_tables
 from gpu import tables as gpu_tables
-from parity import BOUNDS, MAKERS, NAMES, WEIGHTS, reasons, table, tables
+from parity import BF16_BOUNDS, BOUNDS, MAKERS, NAMES, WEIGHTS, reasons, table, tables
 from usage import Parser
 from validate_planner import METHODS, summary
 
@@ -24,6 +24,7 @@ GROUPS = {  # what a line of the summary sums up
     "cuts": "every cut of one global batch, 1, 2 and 4 ranks",
     "checkpointing": "gradient checkpointing",
     "attention": "eager attention",
+    "bf16": "bf16 under every YAML, against one process in fp32",
     "levers": "padding-free batches, loss in pieces",
     "packing": "packed lines, against one process's",
     **{recipe: "the other recipes, every YAML, 2 ranks" for recipe in MAKERS if recipe != "llama"},
@@ -46,11 +47,13 @@ def parity_block(results):
     for text in dict.fromkeys(GROUPS.values()):
         for weights in WEIGHTS:
             rows = [row for row in measured if GROUPS[row["group"]] == text and row["weights"] == weights]
-            wider = [row for row in rows if row["bounds"]["grad_norm"] not in (BOUNDS["grad_norm"], None)]
+            fp32 = [row for row in rows if row["precision"] == "no"]
+            wider = [row for row in fp32 if row["bounds"]["grad_norm"] not in (BOUNDS["grad_norm"], None)]
             for part, note in (([row for row in rows if row not in wider], ""), (wider, ", sharded")):
                 if part:
                     lines.append([text + note, weights, str(len(part)), *(largest(part, key) for key in NAMES)])
     lines.append(["bound", "", "", *(f"{BOUNDS[key]:.0e}" for key in NAMES)])
+    lines.append(["bound in bf16", "", "", *(f"{BF16_BOUNDS[key]:.0e}" for key in NAMES)])
     header = ["what differs from one process", "weights", "runs", *NAMES.values()]
     return "\n\n".join([table(header, lines), "\n".join(reasons(measured))])
 
@@ -81,6 +84,18 @@ def cell(held):
     """Bytes of one class on the fullest rank, and the share that the YAML promises, if it is not the whole."""
     share = "" if held["shards"] == 1 else f" (1/{held['shards']})"
     return f"{max(size for size, _ in held['ranks']):,}{share}"
+
+
+def host_memory_block(results):
+    """One line per YAML: host memory that each rank took to load a model and to resume, in copies of it in fp32."""
+    if "host_memory" not in results:
+        return "Not measured yet: `python scripts/host_memory.py --json results/host_memory.json`."
+    lines = []
+    for row in sorted(results["host_memory"]["rows"], key=lambda row: (row["ranks"], *rank_of(row["config"]))):
+        resuming = " ".join(f"{copies:.2f}" for copies in row.get("resuming", []))
+        loading = " ".join(f"{copies:.2f}" for copies in row["loading"])
+        lines.append([f"`{row['config']}.yaml`", str(row["ranks"]), loading, resuming])
+    return table(["YAML", "ranks", "loading: copies of the model, by rank", "resuming: the same"], lines)
 
 
 def speed_block(results):
@@ -123,7 +138,7 @@ def gpu_block(results):
 
 
 BLOCKS = {"quickstarts": quickstarts_block, "parity": parity_block, "bytes": bytes_block, "speed": speed_block,
-          "planner": planner_block, "gpu": gpu_block}  # fmt: skip
+          "planner": planner_block, "host_memory": host_memory_block, "gpu": gpu_block}  # fmt: skip
 
 
 def fill(text, results):
