@@ -157,6 +157,7 @@ proof: install  ## measure every strategy and the planner, about 90 minutes on t
 	python scripts/parity.py --json results/parity.json
 	python scripts/validate_planner.py --json results/planner.json
 	python scripts/track_ranks.py --json results/planner_ranks.json
+	python scripts/host_memory.py --json results/host_memory.json
 	python scripts/time_quickstarts.py --json results/quickstarts.json
 	python scripts/readme_tables.py
 

@@ -84,7 +84,8 @@ def has_tokenizer_files(folder):
 @contextlib.contextmanager
 def without_weights():
     """Let from_pretrained of every AutoModel, each of which has its own, make a model of its config, on the meta device."""
-    def of_config(kind, name, dtype, attn_implementation, quantization_config=None, output_loading_info=False, ignore_mismatched_sizes=False, **config):
+    def of_config(kind, name, dtype, attn_implementation, quantization_config=None, output_loading_info=False,
+                  ignore_mismatched_sizes=False, device_map=None, **config):
         with torch.device("meta"):
             model = kind.from_config(AutoConfig.from_pretrained(name, **config), dtype=dtype, attn_implementation=attn_implementation)
         return (model, {"missing_keys": [], "mismatched_keys": []}) if output_loading_info else model

@@ -29,13 +29,13 @@ LAID_OUT = "tests/static/test_masks.py::test_a_batch_of_the_recipe_keeps_rows_an
 END_OF_TURN = "tests/static/test_rows.py::test_a_pad_token_equal_to_the_end_of_turn_does_no_harm"
 TRAINED = "tests/static/test_adapters.py::test_exactly_what_should_train_is_trained[--use_peft]"
 EXPORT = "    export_model(accelerator, model, tokenizer, output_dir)\n"
-GATHER = "    weights = accelerator.get_state_dict(model)\n"
+GATHER = "    weights = whole_weights(accelerator, model)\n"
 FOUND_BY_A_TEST = {
     "rank 0 alone saves": (
         COLLECTIVES, "export_model on some ranks alone",
         RECIPE, EXPORT, f"    if accelerator.is_main_process:\n    {EXPORT}"),
     "rank 0 alone gathers what it saves": (
-        COLLECTIVES, "get_state_dict on some ranks alone",
+        COLLECTIVES, "whole_weights on some ranks alone",
         RECIPE, GATHER, GATHER.replace("\n", " if accelerator.process_index == 0 else None\n")),
     "the other ranks leave before the save": (
         COLLECTIVES, "some ranks leave before the others",

@@ -23,7 +23,8 @@ COLLECTIVES = {"save_state", "load_state", "get_state_dict", "gather", "gather_f
                "broadcast_object_list", "check_changes", "evaluate_rows", "summed_row_loss", "share_new_modules",
                "deal", "give_up", "new_group", "summed_target_loss", "generate", "evaluate_texts",
                "answer_logps", "compare_answers", "run_reference", "evaluate_pairs", "keep_table",
-               "summed_losses", "evaluate_mixture", "means_of", "make_output_dir", "end_if_done"}
+               "summed_losses", "evaluate_mixture", "means_of", "make_output_dir", "end_if_done", "whole_weights",
+               "get_model_state_dict", "load_pretrained", "load_on_rank_0"}
 LEAVES = (ast.Return, ast.Break, ast.Continue)
 PACKAGES = {"PIL": "pillow"}  # where a module has another name
 INDIRECT = {"numpy", "jinja2", "tqdm", "xxhash", "safetensors", "psutil", "yaml"}  # the required packages bring them
