@@ -328,22 +328,37 @@ def load_pretrained(auto_class, accelerator, name, **options):
 
     FSDP broadcasts the weights of rank 0, but transformers 5 reads them on every rank (modeling_utils.py: no test of
     the rank): 8 ranks of an 8B model in fp32 would take 256 GB of a host. So the other ranks make the model from its
-    config, with memory that nothing touches. Where the weights stay whole they go straight to the GPU. ZeRO-3 splits
-    them while it loads, and quantized ones go through a mapping of the file: both are left to transformers."""
+    config, in memory that nothing touches. Under single, DDP and ZeRO-0 to 2 the weights go straight to the GPU, for
+    DeepSpeed in the type to which it casts them before it makes its master weights. Left to transformers are ZeRO-3,
+    which splits weights while it loads, and models with new weights, which must be drawn on the host on every device."""
     fsdp = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
     zero = accelerator.state.deepspeed_plugin
-    broadcasts = fsdp is not None and fsdp.cpu_ram_efficient_loading and accelerator.num_processes > 1
-    if options.get("quantization_config") is None and broadcasts:
+    quantized = options.get("quantization_config") is not None
+    if fsdp and fsdp.cpu_ram_efficient_loading and accelerator.num_processes > 1 and not quantized:
         skeleton = make_skeleton(auto_class, name, options)
-        saved = skeleton.state_dict()
-        if not (accelerator.is_fsdp2 and any(key in saved for key, _ in skeleton.named_buffers())):
+        if getattr(skeleton.config, "quantization_config", None):  # in the files: not what the skeleton has
+            return auto_class.from_pretrained(name, **options)
+        if can_be_broadcast(skeleton, accelerator):
             return load_on_rank_0(auto_class, accelerator, name, options, skeleton)
-        # accelerate's broadcast for FSDP2 fails at buffers that are saved (BART has one): each rank reads the files
         fsdp.cpu_ram_efficient_loading = False
+        os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # transformers 5.17 would fill other ranks with zeros
     stays_whole = fsdp is None and (zero is None or zero.zero_stage < 3)
-    if stays_whole and accelerator.device.type == "cuda":
-        options["device_map"] = {"": accelerator.device}
+    if stays_whole and not options.get("output_loading_info"):
+        low = {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision)
+        if zero and low and not quantized:
+            options["dtype"] = low
+        if accelerator.device.type == "cuda":
+            options["device_map"] = {"": accelerator.device}
     return auto_class.from_pretrained(name, **options)
+
+
+def can_be_broadcast(model, accelerator):
+    """Whether FSDP gives all of the model's tensors to the other ranks. FSDP1 leaves out ignored modules; accelerate's
+    broadcast for FSDP2 fails at buffers that are saved, such as BART's final_logits_bias."""
+    if accelerator.state.fsdp_plugin.ignored_modules is not None:
+        return False
+    saved = model.state_dict()
+    return not (accelerator.is_fsdp2 and any(name in saved for name, _ in model.named_buffers()))
 
 
 def make_skeleton(auto_class, name, options):
@@ -508,7 +523,7 @@ class LossInPieces(torch.autograd.Function):
             if trained:
                 used[-1].requires_grad_()
                 sums[-1] = torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
-        for start in reversed(range(0, len(targets), ctx.piece)):  # in the order in which autograd would come by
+        for start in reversed(range(0, len(targets), ctx.piece)):  # in autograd's order
             part = slice(start, start + ctx.piece)
             hidden_part = LossInPieces.cast(hidden[part], ctx.compute_dtype).requires_grad_(of_hidden is not None)
             with torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):

@@ -137,8 +137,10 @@ def restore_in_place(model, optimizer, state):
 
 
 def clean_name(name):
-    """A parameter's name without what DDP, DeepSpeed and torch.compile put into it."""
-    return name.replace("_orig_mod.", "").removeprefix("module.")
+    """A parameter's name without what DDP, DeepSpeed, torch.compile and FSDP2's activation checkpointing put into it."""
+    for wrapper in ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module."):
+        name = name.replace(wrapper, "")
+    return name.removeprefix("module.")
 
 
 def saved_key(optimizer, key):

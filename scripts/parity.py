@@ -135,10 +135,9 @@ def all_runs():
         runs += [Run("levers", config, ranks, *CUT[ranks], weights, LEVERS) for weights in ("full", "LoRA")]
         runs.append(Run("packing", config, ranks, *CUT[ranks], flags=PACKING))
     runs.append(Run("attention", "single", flags=("--attn_implementation", "eager")))
-    for config in configs():
-        if "hybrid" not in config:
-            ranks = ranks_of(config, 2)
-            runs.append(Run("bf16", config, ranks, *CUT[ranks], precision="bf16"))
+    for config in (*ENGINES, "deepspeed_zero0", "deepspeed_zero1"):
+        ranks = ranks_of(config, 2)
+        runs.append(Run("bf16", config, ranks, *CUT[ranks], precision="bf16"))
     for recipe in (name for name in MAKERS if name != "llama"):
         for config in configs():
             cut = ranks_of(config, 2), *CUT[ranks_of(config, 2)]

@@ -24,7 +24,7 @@ GROUPS = {  # what a line of the summary sums up
     "cuts": "every cut of one global batch, 1, 2 and 4 ranks",
     "checkpointing": "gradient checkpointing",
     "attention": "eager attention",
-    "bf16": "bf16 under every YAML, against one process in fp32",
+    "bf16": "bf16 under each engine, against one process in fp32",
     "levers": "padding-free batches, loss in pieces",
     "packing": "packed lines, against one process's",
     **{recipe: "the other recipes, every YAML, 2 ranks" for recipe in MAKERS if recipe != "llama"},

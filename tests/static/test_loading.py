@@ -1,5 +1,6 @@
 """Weights are in host memory no more often than they must be: which rank reads them, and where to."""
 
+import os
 from types import SimpleNamespace
 
 import llama
@@ -60,7 +61,7 @@ def test_under_fsdp_only_rank_0_reads_and_the_others_make_the_same_model(folder,
     told = []
     monkeypatch.setattr(llama, "broadcast_object_list", lambda objects: told.append(objects[0]) or told[:1])
     options = {"dtype": "float32", "attn_implementation": "sdpa", "quantization_config": None}
-    plugin = SimpleNamespace(cpu_ram_efficient_loading=True)
+    plugin = SimpleNamespace(cpu_ram_efficient_loading=True, ignored_modules=None)
     ranks = [with_engine(fsdp=plugin, num_processes=2, is_main_process=main) for main in (True, False)]
     first = llama.load_pretrained(AutoModelForCausalLM, ranks[0], str(folder), **options)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("a second rank reads"))
@@ -81,8 +82,34 @@ def test_a_model_whose_buffers_are_saved_is_read_by_each_rank_of_fsdp2(tmp_path,
              "decoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "vocab_size": 64}  # fmt: skip
     BartForConditionalGeneration(BartConfig(**shape)).save_pretrained(tmp_path)
     monkeypatch.setattr(llama, "broadcast_object_list", lambda objects: pytest.fail("only rank 0 has read"))
-    plugin = SimpleNamespace(cpu_ram_efficient_loading=True)
+    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")
+    plugin = SimpleNamespace(cpu_ram_efficient_loading=True, ignored_modules=None)
     rank = with_engine(fsdp=plugin, num_processes=2, is_main_process=False, is_fsdp2=True)
     options = {"dtype": "float32", "attn_implementation": "sdpa"}
     model = llama.load_pretrained(AutoModelForSeq2SeqLM, rank, str(tmp_path), **options)
     assert not plugin.cpu_ram_efficient_loading and model.final_logits_bias.shape == (1, 64)
+    assert os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] == "false"
+
+
+def test_modules_that_fsdp1_ignores_are_read_by_each_rank(folder, monkeypatch):
+    monkeypatch.setattr(llama, "broadcast_object_list", lambda objects: pytest.fail("only rank 0 has read"))
+    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")
+    plugin = SimpleNamespace(cpu_ram_efficient_loading=True, ignored_modules="lm_head")
+    rank = with_engine(fsdp=plugin, num_processes=2, is_main_process=False)
+    options = {"dtype": "float32", "attn_implementation": "sdpa"}
+    model = llama.load_pretrained(AutoModelForCausalLM, rank, str(folder), **options)
+    assert model.lm_head.weight.abs().sum() > 0 and not plugin.cpu_ram_efficient_loading
+
+
+@pytest.mark.parametrize(("stage", "precision", "dtype"), [
+    (None, "bf16", "float32"), (0, "bf16", "bfloat16"), (2, "fp16", "float16"), (2, "no", "float32"),
+    (3, "bf16", "float32"),
+])
+def test_deepspeed_gets_the_type_to_which_it_would_cast(stage, precision, dtype):
+    accelerator = with_engine(stage, device=GPU, mixed_precision=precision)
+    assert options_of(accelerator, dtype="float32")["dtype"] == dtype
+
+
+def test_new_weights_are_drawn_on_the_host():
+    """So that a new classification head is the same under every strategy: a GPU draws other numbers from a seed."""
+    assert "device_map" not in options_of(with_engine(device=GPU), output_loading_info=True)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from bitsandbytes.optim import AdamW8bit
 from fakes import fake_accelerator
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from whole_state import first_nonfinite, flatten, gather_state, restore_state
 
 
@@ -112,3 +113,13 @@ def test_running_statistics_are_saved_and_come_back():
     assert torch.equal(model[1].running_mean, state["buffer.1.running_mean"])
     del state["buffer.1.running_var"]
     assert not restored(model, optimizer, state)
+
+
+def test_a_state_comes_back_into_wrapped_layers():
+    """torch.compile and FSDP2's activation checkpointing put their own words into the names of parameters."""
+    state = gathered(*trained(torch.optim.AdamW, seed=1))
+    model, optimizer = trained(torch.optim.AdamW, seed=2)
+    model[0] = checkpoint_wrapper(model[0])
+    model[1].compile()
+    assert restored(torch.compile(model), optimizer, state)
+    assert torch.equal(model[0].weight, state["0.weight"])
