@@ -72,10 +72,11 @@ def test_every_yaml_was_measured_and_none_is_out_of_bounds():
     for row in (row for row in RESULTS["rows"] if row["verdict"] == "ok"):
         run = parity.Run(**{name: row[name] for name in parity.Run._fields})
         assert row["bytes"] == "ok" and parity.within(row["differences"], parity.bounds_of(run)[0])
-    known = {run.recipe for run in measured}
+    known, readme = {run.recipe for run in measured}, (REPO / "README.md").read_text()
+    not_yet = {"bf16"} if "not measured yet: `python scripts/parity.py --groups bf16`" in readme else set()
     assert measured == {run: "refused" if parity.refuses(run) else "ok" for run in parity.all_runs()
-                        if run.recipe in known}
-    told = re.search(r"Not measured yet under every YAML: (.*?)\.\s", (REPO / "README.md").read_text(), re.DOTALL)
+                        if run.recipe in known and run.group not in not_yet}
+    told = re.search(r"Not measured yet under every YAML: (.*?)\.\s", readme, re.DOTALL)
     assert set(parity.MAKERS) - known == set(re.findall(r"`(\w+)\.py`", told[1] if told else ""))
     for config in parity.configs():
         for ranks in {parity.ranks_of(config, 2), parity.ranks_of(config, 4)}:
