@@ -42,6 +42,7 @@ from whole_state import first_nonfinite, gather_state, loss_scale, restore_state
 RANK, HOST = int(os.environ.get("RANK", 0)), os.uname().nodename
 RUN = {"state": "starting", "step": 0, "saved": 0, "sign_of_life": math.inf}  # shared by loop, signal handler and thread
 FILES, NONFINITE = ("state.safetensors", "progress.json"), "nonfinite_rows.jsonl"
+TIME_FORMAT = "%Y-%m-%d %H:%M:%S"  # texts of it sort as the times do
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 # Files that a run writes into its output folder, besides checkpoints and the result
 WRITTEN = ("status.json", "run.json", "metrics.jsonl", "latest", NONFINITE)
@@ -111,7 +112,7 @@ def set_status(state, code=None, why=None):
         return
     facts = {"state": state, "exit_code": code, "why": why, "step": RUN["step"]}
     facts |= {"rank": RANK, "host": HOST, "process": os.getpid()}
-    facts["time"] = time.strftime("%Y-%m-%d %H:%M:%S")
+    facts["time"] = time.strftime(TIME_FORMAT)
     if before.get("state") == "done" and not in_training:
         if state == "starting":
             return
@@ -181,13 +182,15 @@ def told_by_others():
             if "state" in told:  # else torch's own
                 return told
     told = how_it_ended(read_status()) if RUN.get("output_dir") else {}
-    return told if told.get("state") in ("failed", "stopped") else {}
+    of_this_run = told.get("time", "") >= RUN.get("began", "")  # rank 0 may not have replaced it yet
+    return told if of_this_run and told.get("state") in ("failed", "stopped") else {}
 
 
 # ---- Signals, exceptions, dead and hanging ranks ----
 def start_run(args):
     """Take signals and record how the run ends. Every rank calls it, before it makes its Accelerator."""
     check_output_dir(args)
+    RUN["began"] = time.strftime(TIME_FORMAT)
     RUN["output_dir"] = Path(args.output_dir) if not args.dry_run else None  # which leaves no trace in the folder of a run
     if RANK == 0 and not args.dry_run:
         forget_later_call()

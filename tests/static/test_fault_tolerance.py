@@ -354,6 +354,14 @@ class TestLastWords:
             fault_tolerance.on_exception(ValueError, ValueError("odd"), None)
         assert exits == [1] and "traceback : error: ValueError: odd\n" in self.launchers_report(path)
 
+    def test_what_an_earlier_run_told_is_not_of_this_one(self, folder):
+        failed = {"state": "failed", "exit_code": 70, "time": "2026-01-01 00:00:00"}
+        (folder / "status.json").write_text(json.dumps(failed))
+        fault_tolerance.RUN["began"] = "2026-01-01 00:00:01"
+        assert fault_tolerance.told_by_others() == {}
+        fault_tolerance.RUN["began"] = "2026-01-01 00:00:00"
+        assert fault_tolerance.told_by_others() == failed
+
     @pytest.mark.parametrize("there_is_a_folder", [True, False])
     def test_a_rank_that_is_ended_after_another_has_failed_says_nothing(self, there_is_a_folder, folder, errors, exits,
                                                                         capsys):
