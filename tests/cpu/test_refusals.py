@@ -26,17 +26,20 @@ def test_sharding_without_an_accelerator_refuses(config, num_processes, tiny, tm
         assert "traceback : error: the launcher was asked for more" in done.output.split("Root Cause")[1]
 
 
-@pytest.mark.parametrize("launcher", [
-    ["--config_file", str(CONFIGS / "ddp.yaml"), "--main_process_port", "0"],
-    ["--config_file", str(CONFIGS / "single.yaml")],
-    ["--cpu"],
-    ["--cpu", "--main_process_port", "29511"],
+ASKED_FOR_MORE = "error: the launcher was asked for more than accelerate runs here, which is one process"
+
+
+@pytest.mark.parametrize(("launcher", "says"), [
+    (["--config_file", str(CONFIGS / "ddp.yaml"), "--main_process_port", "0"], ASKED_FOR_MORE),
+    (["--config_file", str(CONFIGS / "single.yaml")], "distributed_type: one process runs, not 2; fix: distributed_type"),
+    (["--cpu"], ASKED_FOR_MORE),
+    (["--cpu", "--main_process_port", "29511"], ASKED_FOR_MORE),
 ], ids=["ddp", "single", "cpu", "cpu with a port"])
-def test_two_processes_that_become_one_refuse(launcher, tiny, tmp_path):
+def test_two_processes_that_become_one_refuse(launcher, says, tiny, tmp_path):
     command = [*launcher, "--num_processes", 2, "--mixed_precision", "no", RECIPE, *data_of(tiny)]
     done = accelerate_launch(*command, "--output_dir", tmp_path / "run")
     assert done.returncode != 0
-    assert "error: the launcher was asked for more than accelerate runs here, which is one process" in done.output
+    assert says in done.output
     assert "Loading weights" not in done.output and not (tmp_path / "run").exists()
 
 
