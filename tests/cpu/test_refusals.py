@@ -31,7 +31,7 @@ ASKED_FOR_MORE = "error: the launcher was asked for more than accelerate runs he
 
 @pytest.mark.parametrize(("launcher", "says"), [
     (["--config_file", str(CONFIGS / "ddp.yaml"), "--main_process_port", "0"], ASKED_FOR_MORE),
-    (["--config_file", str(CONFIGS / "single.yaml")], "distributed_type: one process runs, not 2; fix: distributed_type"),
+    (["--config_file", str(CONFIGS / "single.yaml")], "one process runs, not 2; fix: distributed_type"),
     (["--cpu"], ASKED_FOR_MORE),
     (["--cpu", "--main_process_port", "29511"], ASKED_FOR_MORE),
 ], ids=["ddp", "single", "cpu", "cpu with a port"])
