@@ -54,7 +54,7 @@ def test_all_file_types_give_the_same_rows(kind, tiny, plain, tmp_path):
     ["--use_peft", "--lora_target_modules", "q_proj", "v_proj"],
     ["--use_peft", "--load_in_4bit", "--bnb_4bit_quant_type", "fp4"],
     ["--use_peft", "--load_in_4bit", "--gradient_checkpointing"],
-    ["--dtype", "bfloat16"],
+    ["--dtype", "bfloat16", "--no_master_weights"],
 ], ids=lambda options: " ".join(options))
 def test_options_that_train_otherwise(options, tiny, plain, tmp_path):
     losses, _, _ = train(tiny, tmp_path / "run", *options)
