@@ -14,7 +14,10 @@ from pathlib import Path
 import yaml
 from config_rules import IGNORED, STOPS, UNREADABLE, check, finding, worst_first, written_in
 
-ENTRIES, DEPTH = 500, 20  # of a config at most: more than all known keys together
+# A config has at most this many entries and levels: more than all known keys together.
+ENTRIES = 500
+DEPTH = 20
+MERGE_KEY = "tag:yaml.org,2002:merge"
 
 
 def positions(text):
@@ -24,17 +27,24 @@ def positions(text):
     twice, of which YAML keeps the last. What an alias stands for is found only at its anchor.
     Raises one of UNREADABLE.
     """
-    found, twice, anchored = {}, [], set()
+    found = {}
+    twice = []
+    anchored = set()
     loader = yaml.SafeLoader(text)
+
+    def name_of(key):
+        if key.tag == MERGE_KEY:
+            return key.value
+        return loader.construct_object(key, deep=True)
 
     def walk(node, path):
         if not isinstance(node, yaml.MappingNode) or id(node) in anchored:
             return
         anchored.add(id(node))
         for key, value in node.value:
-            merge = key.tag == "tag:yaml.org,2002:merge"
-            inner = (*path, key.value if merge else loader.construct_object(key, deep=True))
-            twice.extend([inner] if inner in found else [])
+            inner = (*path, name_of(key))
+            if inner in found:
+                twice.append(inner)
             found[inner] = (key, value)
             walk(value, inner)
 
@@ -61,37 +71,56 @@ class ConfigFile:
 
     def line_of(self, path):
         """Number of the line of a key, or of the section that it is missing from, or None."""
-        found = self.positions[0]
-        inside = [path[:length] for length in range(len(path), 0, -1) if path[:length] in found]
-        return found[inside[0]][0].start_mark.line + 1 if inside else None
+        found, _ = self.positions
+        for length in range(len(path), 0, -1):
+            section = path[:length]
+            if section in found:
+                key, _ = found[section]
+                return key.start_mark.line + 1
+        return None
 
 
 def read(path, as_json):
     """Read a file of keys and values. Raises ValueError if it is none."""
     try:
         text = path.read_text(encoding="utf-8")
-        content = json.loads(text) if as_json else yaml.safe_load(text)
+        if as_json:
+            content = json.loads(text)
+        else:
+            content = yaml.safe_load(text)
     except (OSError, *UNREADABLE) as error:
-        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} cannot be read: {reason}") from error
     if not isinstance(content, dict) or not content:
         raise ValueError(f"{path} is no accelerate config: it has no keys")
-    entries, inner = (
-        0,
-        [content],
-    )  # aliases may make a small file a large one, or one without an end
-    for _ in range(DEPTH):
-        values = (
-            value for part in inner for value in (part.values() if isinstance(part, dict) else part)
-        )
-        found = list(islice(values, ENTRIES + 1))
-        entries, inner = (
-            entries + len(found),
-            [value for value in found if isinstance(value, dict | list)],
-        )
-    if inner or entries > ENTRIES:
+    if is_too_large(content):
         size = f"over {ENTRIES} entries, or {DEPTH} levels of them"
         raise ValueError(f"{path} is no accelerate config: it has {size}")
     return ConfigFile(path, text, content)
+
+
+def is_too_large(content):
+    """Whether content has more than ENTRIES entries or DEPTH levels.
+
+    Aliases may make a small file a large one, or one without an end. Each level is therefore read
+    only until the bound is passed.
+    """
+    entries = 0
+    level = [content]
+    for _ in range(DEPTH):
+        found = list(islice(values_of(level), ENTRIES + 1))
+        entries += len(found)
+        level = [value for value in found if isinstance(value, dict | list)]
+    return bool(level) or entries > ENTRIES
+
+
+def values_of(parts):
+    """Yield what a level of mappings and lists holds."""
+    for part in parts:
+        if isinstance(part, dict):
+            yield from part.values()
+        else:
+            yield from part
 
 
 def load(path):
@@ -128,7 +157,10 @@ def find_faults(file, ranks=None, recipes=False, folder="."):
     here, whose wishes then count too. folder: where the launcher is started. Returns the findings,
     worst first, and the config as accelerate reads it.
     """
-    content, deepspeed = file.content, file.deepspeed and file.deepspeed.content
+    content = file.content
+    deepspeed = None
+    if file.deepspeed:
+        deepspeed = file.deepspeed.content
     if file.deepspeed is file:  # as if a YAML pointed to it
         content = {"distributed_type": "DEEPSPEED", "num_processes": 1}
         content["deepspeed_config"] = {"deepspeed_config_file": os.path.abspath(file.path)}
@@ -136,7 +168,8 @@ def find_faults(file, ranks=None, recipes=False, folder="."):
         content = content | {"num_processes": ranks}
     findings, config = check(content, deepspeed, recipes)
     twice = "written twice: the last one counts"
-    own = [finding(IGNORED, path, twice, "one of them") for path in file.positions[1]]
+    _, paths_twice = file.positions
+    own = [finding(IGNORED, path, twice, "one of them") for path in paths_twice]
     named = written_in(content, "deepspeed_config").get("deepspeed_config_file")
     if file.deepspeed and not os.path.isfile(Path(folder, str(named))):
         path = "deepspeed_config.deepspeed_config_file"
@@ -149,6 +182,9 @@ def find_faults(file, ranks=None, recipes=False, folder="."):
 
 def place_of(item, file):
     """Where a finding's key stands, as FILE:LINE, or FILE if no line can be named."""
-    file = file.deepspeed if item.in_json else file
+    if item.in_json:
+        file = file.deepspeed
     line = file.line_of(item.path)
-    return f"{file.path}:{line}" if line else str(file.path)
+    if line is None:
+        return str(file.path)
+    return f"{file.path}:{line}"

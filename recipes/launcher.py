@@ -9,6 +9,7 @@ and nothing to check.
 
 import os
 import re
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +19,10 @@ from accelerate.commands.config.config_args import default_config_file
 from accelerate.commands.launch import launch_command_parser
 from config_files import find_faults, place_of, read, read_deepspeed
 from config_rules import IGNORED, full_name, read_value
+
+# The launcher's programs, as a path or as the name of a module
+LAUNCH_PROGRAM = re.compile(r"\baccelerate[./]commands[./]launch(\.py)?$")
+CLI_PROGRAM = re.compile(r"\baccelerate[./]commands[./]accelerate_cli(\.py)?$")
 
 ENGINES = {  # flags of the launcher that choose an engine whatever the file says
     "cpu": "NO",
@@ -60,15 +65,12 @@ def arguments_in(command):
     Known are accelerate launch, accelerate-launch and python -m accelerate.commands.launch."""
     for i, word in enumerate(command):
         name = os.path.basename(word)
-        if name == "accelerate-launch" or re.search(
-            r"\baccelerate[./]commands[./]launch(\.py)?$", word
-        ):
-            return command[i + 1 :]
-        cli = name == "accelerate" or re.search(
-            r"\baccelerate[./]commands[./]accelerate_cli(\.py)?$", word
-        )
-        if cli and command[i + 1 : i + 2] == ["launch"]:
-            return command[i + 2 :]
+        following = command[i + 1 :]
+        if name == "accelerate-launch" or LAUNCH_PROGRAM.search(word):
+            return following
+        is_cli = name == "accelerate" or CLI_PROGRAM.search(word)
+        if is_cli and following[:1] == ["launch"]:
+            return following[1:]
     return None
 
 
@@ -83,8 +85,10 @@ def read_command(words, folder):
         path = default_config_file
     if path is None:
         return Launch(given, folder)
-    here = os.path.realpath(folder) == os.path.realpath(os.getcwd())
-    return Launch(given, folder, Path(path) if here else Path(folder, path))
+    started_here = os.path.realpath(folder) == os.path.realpath(os.getcwd())
+    if started_here:
+        return Launch(given, folder, Path(path))
+    return Launch(given, folder, Path(folder, path))
 
 
 def refuse(message):
@@ -100,38 +104,53 @@ def overridden(content, given):
     nothing in deepspeed_config except the name of the JSON, and a mixed precision that it gives is
     not refused beside the JSON, unlike one in the file.
     """
-    content = {
-        key: dict(value) if isinstance(value, dict) else value for key, value in content.items()
-    }
-    for flag in [flag for flag in ENGINES if given.get(flag)]:
-        content["distributed_type"] = ENGINES[flag]
-        for section in keys.SECTION_OF.values():
-            if section != keys.SECTION_OF.get(ENGINES[flag]):
-                content.pop(section, None)
-        if flag == "cpu":  # one process, without a word
-            content.pop("num_processes", None)
+    content = with_engine_of(given, content)
     own_section = keys.SECTION_OF.get(content.get("distributed_type"))
-    if given.get("deepspeed_config_file") and own_section == "deepspeed_config":
-        content["deepspeed_config"] = (content.get("deepspeed_config") or {}) | {
-            "deepspeed_config_file": given["deepspeed_config_file"]
-        }
-    zero = content.get("deepspeed_config")
-    beside_json = (
-        own_section == "deepspeed_config"
-        and isinstance(zero, dict)
-        and "deepspeed_config_file" in zero
-    )
+    beside_json = False
+    if own_section == "deepspeed_config":
+        if given.get("deepspeed_config_file"):
+            named = {"deepspeed_config_file": given["deepspeed_config_file"]}
+            content["deepspeed_config"] = (content.get("deepspeed_config") or {}) | named
+        zero = content.get("deepspeed_config")
+        beside_json = isinstance(zero, dict) and "deepspeed_config_file" in zero
     if beside_json and "mixed_precision" in given:
         content.pop("mixed_precision", None)
     for name, value in given.items():
-        section = next((section for section, known in keys.SECTIONS.items() if name in known), None)
+        section = section_of(name)
         if beside_json and (section == "deepspeed_config" or name == "mixed_precision"):
             continue
-        if section and (section == own_section or isinstance(content.get(section), dict)):
+        if section is None:
+            if name in keys.TOP_LEVEL:
+                content[name] = value
+        elif section == own_section or isinstance(content.get(section), dict):
             content[section] = written_over(content.get(section) or {}, section, name, value)
-        elif name in keys.TOP_LEVEL and section is None:
-            content[name] = value
     return content
+
+
+def with_engine_of(given, content):
+    """Return a copy of a config under the engine that a flag of the command line chooses.
+
+    The sections of the other engines are left out.
+    """
+    content = deepcopy(content)
+    for flag, engine in ENGINES.items():
+        if not given.get(flag):
+            continue
+        content["distributed_type"] = engine
+        for section in keys.SECTION_OF.values():
+            if section != keys.SECTION_OF.get(engine):
+                content.pop(section, None)
+        if flag == "cpu":  # one process, without a word
+            content.pop("num_processes", None)
+    return content
+
+
+def section_of(name):
+    """Return the section of a config that an option of the launcher is written in, or None."""
+    for section, known in keys.SECTIONS.items():
+        if name in known:
+            return section
+    return None
 
 
 def written_over(section, name, key, value):
@@ -165,7 +184,8 @@ def faults_of(launch):
     file = replace(file, content=overridden(file.content, launch.given))
     file.deepspeed = read_deepspeed(file, launch.folder)
     findings, _ = find_faults(file, recipes=True, folder=launch.folder)
-    errors, warnings = [], []
+    errors = []
+    warnings = []
     for item in findings:
         key = ".".join(map(str, item.path))
         line = f"{place_of(item, file)}: {key}: {item.reason}; fix: {item.fix}"
@@ -180,7 +200,10 @@ def is_newer(item):
     """Whether a finding is about a key that only the installed accelerate knows, a newer one."""
     if item.kind != IGNORED or item.in_json or len(item.path) != 2:
         return False
-    section, key = item.path[0], full_name(*item.path)
+    section = item.path[0]
+    key = full_name(*item.path)
     known = {action.dest for action in launch_command_parser()._actions}
-    ours = {name for names in (keys.TOP_LEVEL, *keys.SECTIONS.values()) for name in names}
+    ours = set(keys.TOP_LEVEL)
+    for names in keys.SECTIONS.values():
+        ours.update(names)
     return section in keys.SECTIONS and key not in ours and key in known
