@@ -38,12 +38,10 @@ from accelerate import (
     DistributedDataParallelKwargs,
     DistributedType,
     InitProcessGroupKwargs,
-    init_empty_weights,
 )
 from accelerate.utils import (
     DataLoaderConfiguration,
     GradientAccumulationPlugin,
-    broadcast_object_list,
     send_to_device,
     set_seed,
 )
@@ -52,19 +50,20 @@ from accelerate.utils.other import extract_model_from_parallel
 from datasets import Dataset, load_dataset
 from peft import LoraConfig, get_peft_model
 from peft.utils.other import fsdp_auto_wrap_policy
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint as recompute
 from tqdm.auto import tqdm
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, get_scheduler
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, get_scheduler
 from transformers.integrations.liger import apply_liger_kernel
 
 try:  # beside this file: what keeps a run from being lost; what is refused and told at its start; reading of rows, bad ones named
     import fault_tolerance
+    import head_loss
+    import model_weights
     import preflight
     import rows
 except ModuleNotFoundError:
-    fault_tolerance = preflight = rows = None  # this file was copied alone: it trains without them
+    fault_tolerance = head_loss = model_weights = preflight = rows = None  # this file was copied alone: it trains without them
 
 LOGITS_SHARE = 1 / 64  # of a GPU's memory, for fp32 logits at a time: 1.25 GiB of 80; the loss takes about three times that for a moment
 SUPERVISED = {}  # positions and targets of the batch at hand: the way to the output head that leads past the model's forward
@@ -333,87 +332,6 @@ def load_text_tokenizer(name):
     return tokenizer
 
 
-def load_pretrained(auto_class, accelerator, name, **options):
-    """Return auto_class.from_pretrained(name, **options), its weights in host memory no more often than they must be.
-
-    FSDP broadcasts the weights of rank 0, but transformers 5 reads them on every rank (modeling_utils.py: no test of
-    the rank): 8 ranks of an 8B model in fp32 would take 256 GB of a host. So the other ranks make the model from its
-    config, in memory that nothing touches. Under single, DDP and ZeRO-0 to 2 the weights go straight to the GPU, for
-    DeepSpeed in the type to which it casts them before it makes its master weights. Left to transformers are ZeRO-3,
-    which splits weights while it loads, and models with new weights, which must be drawn on the host on every device."""
-    fsdp = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
-    zero = accelerator.state.deepspeed_plugin
-    quantized = options.get("quantization_config") is not None
-    if fsdp and fsdp.cpu_ram_efficient_loading and accelerator.num_processes > 1 and not quantized:
-        skeleton = make_skeleton(auto_class, name, options)
-        if getattr(skeleton.config, "quantization_config", None):  # in the files: not what the skeleton has
-            return auto_class.from_pretrained(name, **options)
-        if can_be_broadcast(skeleton, accelerator):
-            return load_on_rank_0(auto_class, accelerator, name, options, skeleton)
-        fsdp.cpu_ram_efficient_loading = False
-        os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # transformers 5.17 would fill other ranks with zeros
-    stays_whole = fsdp is None and (zero is None or zero.zero_stage < 3)
-    if stays_whole and not options.get("output_loading_info"):
-        low = {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision)
-        if zero and low and not quantized:
-            options["dtype"] = low
-        if accelerator.device.type == "cuda":
-            options["device_map"] = {"": accelerator.device}
-    return auto_class.from_pretrained(name, **options)
-
-
-def can_be_broadcast(model, accelerator):
-    """Whether FSDP gives all of the model's tensors to the other ranks. FSDP1 leaves out ignored modules; accelerate's
-    broadcast for FSDP2 fails at buffers that are saved, such as BART's final_logits_bias."""
-    if accelerator.state.fsdp_plugin.ignored_modules is not None:
-        return False
-    saved = model.state_dict()
-    return not (accelerator.is_fsdp2 and any(name in saved for name, _ in model.named_buffers()))
-
-
-def make_skeleton(auto_class, name, options):
-    """Return the model of a config: parameters on the meta device, buffers with their values."""
-    how = {key: options[key] for key in ("dtype", "attn_implementation")}
-    for_loading = {"quantization_config", "output_loading_info", "ignore_mismatched_sizes", *how}
-    of_config = {key: value for key, value in options.items() if key not in for_loading}
-    config = AutoConfig.from_pretrained(name, **of_config)
-    with init_empty_weights(include_buffers=False):
-        model = auto_class.from_config(config, **how)
-    model.tie_weights()
-    return model
-
-
-def load_on_rank_0(auto_class, accelerator, name, options, skeleton):
-    """Return from_pretrained's result on rank 0 and, on the other ranks, the skeleton with untouched memory for its
-    parameters: the strategy must broadcast them. Loading info, if asked for, is rank 0's everywhere."""
-    model, told = None, None
-    if accelerator.is_main_process:
-        loaded = auto_class.from_pretrained(name, **options)
-        model, *info = loaded if isinstance(loaded, tuple) else (loaded,)
-        types = {key: weight.dtype for key, weight in model.named_parameters()}
-        told = types, getattr(model, "generation_config", None), info
-    types, generation_config, info = broadcast_object_list([told])[0]
-    if not accelerator.is_main_process:
-        model = reserve_memory(skeleton, types).eval()
-        if generation_config is not None:
-            model.generation_config = generation_config
-    return (model, *info) if info else model
-
-
-def reserve_memory(model, types):
-    """Give the parameters of a skeleton memory on the host that is never written to, so that it takes none; return it.
-    types: {name: dtype}, which from_pretrained may choose parameter by parameter. They cannot stay on the meta device,
-    since accelerate tells parameters apart by their address."""
-    reserved = {}  # (meta weight, its new one) by the identity of the first: tied weights stay one
-    for prefix, module in model.named_modules():
-        for key, weight in module.named_parameters(prefix, recurse=False):
-            if id(weight) not in reserved:
-                empty = torch.empty(weight.shape, dtype=types.get(key, weight.dtype))
-                reserved[id(weight)] = weight, torch.nn.Parameter(empty, weight.requires_grad)
-            module._parameters[key.rpartition(".")[2]] = reserved[id(weight)][1]
-    return model
-
-
 def compute_dtype(args, accelerator):
     """Return the name of the dtype of matrix products: mixed precision's, or else the weights' own."""
     return {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision, args.dtype)
@@ -446,8 +364,11 @@ def load_model(args, accelerator):
     if args.load_in_4bit:  # the library's own defaults are fp4, float32 and uint8: always say all four
         quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=args.bnb_4bit_quant_type, bnb_4bit_quant_storage=args.dtype,
                                           bnb_4bit_compute_dtype=compute_dtype(args, accelerator), bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant)
+    read = AutoModelForCausalLM.from_pretrained
+    if model_weights:
+        read = partial(model_weights.load_pretrained, AutoModelForCausalLM, accelerator)
     with preflight.loading("model", args.model_name_or_path, args) if preflight else nullcontext():
-        model = load_pretrained(AutoModelForCausalLM, accelerator, args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation,
+        model = read(args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation,
                                                      quantization_config=quantization, trust_remote_code=False)
     if args.gradient_checkpointing:  # called gradient_checkpointing_enable in older transformers
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": False})
@@ -494,71 +415,6 @@ def make_optimizer(model, args):
     return getattr(optim, args.optim.replace("paged_", "Paged").replace("adamw_", "AdamW"))(groups, lr=args.learning_rate)
 
 
-class LossInPieces(torch.autograd.Function):
-    """The cross-entropy of each token under an output head, with never more than `piece` rows of logits at a time.
-
-    hidden: [tokens, features]. weight: [vocabulary, features] and bias: [vocabulary] or None, of the head.
-    targets: [tokens]. Returns nats in fp32, [tokens].
-
-    The backward pass computes each piece again, as torch.utils.checkpoint does, but adds up the pieces' gradients of
-    weight and bias in fp32 and rounds once. Autograd would add them in the type that was multiplied: in bf16 each piece
-    then brings a rounding error of its own. Nothing is added up for a frozen head.
-    """
-
-    @staticmethod
-    def forward(ctx, hidden, weight, bias, targets, piece):
-        device_type = hidden.device.type
-        autocasts = torch.is_autocast_enabled(device_type)
-        ctx.compute_dtype = torch.get_autocast_dtype(device_type) if autocasts else None
-        ctx.piece = piece
-        ctx.save_for_backward(hidden, weight, bias, targets)
-        # Cast here, once: autocast would keep a cast that was made without gradients and hand it to the next user of the weight
-        weight, bias = (LossInPieces.cast(tensor, ctx.compute_dtype) for tensor in (weight, bias))
-        losses = []
-        for start in range(0, len(targets), piece):
-            part = slice(start, start + piece)
-            losses.append(LossInPieces.loss_of(LossInPieces.cast(hidden[part], ctx.compute_dtype), weight, bias, targets[part]))
-        return torch.cat(losses)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, gradient):
-        hidden, *head, targets = ctx.saved_tensors
-        of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        used, sums = [], []  # what the head multiplies with, and its gradients so far; None: frozen, or no bias
-        for tensor, trained in zip(head, ctx.needs_input_grad[1:3], strict=True):
-            used.append(LossInPieces.cast(tensor, ctx.compute_dtype))
-            sums.append(None)
-            if trained:
-                used[-1].requires_grad_()
-                sums[-1] = torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
-        for start in reversed(range(0, len(targets), ctx.piece)):  # in autograd's order
-            part = slice(start, start + ctx.piece)
-            hidden_part = LossInPieces.cast(hidden[part], ctx.compute_dtype).requires_grad_(of_hidden is not None)
-            with torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
-                losses = LossInPieces.loss_of(hidden_part, *used, targets[part])
-            wanted = [tensor for tensor in (hidden_part, *used) if tensor is not None and tensor.requires_grad]
-            found = list(torch.autograd.grad(losses, wanted, gradient[part]))
-            del losses
-            if of_hidden is not None:
-                of_hidden[part] = found.pop(0)
-            for total in sums:
-                if total is not None:
-                    total += found.pop(0)
-        of_head = [None if total is None else total.to(tensor.dtype) for total, tensor in zip(sums, head, strict=True)]
-        return of_hidden, *of_head, None, None
-
-    @staticmethod
-    def cast(tensor, dtype):
-        """Return the tensor without history, in the type that autocast multiplies in, if it is on."""
-        return tensor if tensor is None else tensor.detach().to(dtype or tensor.dtype)
-
-    @staticmethod
-    def loss_of(hidden, weight, bias, targets):
-        # One expression, so that logits in bf16 are let go as soon as those in fp32 are there
-        return cross_entropy(torch.nn.functional.linear(hidden, weight, bias).float(), targets, reduction="none")
-
-
 def logits_mib(args, device):
     """Return how many MiB of fp32 logits are computed at a time: --max_logits_mib, or a share of the GPU's memory, or 256 on a CPU.
 
@@ -591,8 +447,8 @@ def loss_in_head(model, max_logits_mib):
             return logits_of(hidden)
         if len(targets) <= piece:
             return losses_of(hidden, targets)
-        if plain:  # what FSDP makes of the weight during the forward pass, so it is read here
-            return LossInPieces.apply(hidden, head.weight, head.bias, targets, piece)
+        if head_loss and plain:  # what FSDP makes of the weight during the forward pass, so it is read here
+            return head_loss.LossInPieces.apply(hidden, head.weight, head.bias, targets, piece)
         parts = zip(hidden.split(piece), targets.split(piece), strict=True)
         return torch.cat([recompute(losses_of, *part, use_reentrant=False) for part in parts])
 
@@ -625,22 +481,12 @@ def evaluate(accelerator, model, loader, step):
     return {"step": step, "eval_loss": loss / num_tokens, "eval_perplexity": math.exp(min(loss / num_tokens, 700))}
 
 
-def whole_weights(accelerator, model):
-    """Return the weights by name, whole and on the host of rank 0; of a model with adapters under FSDP2 and ZeRO-3 only
-    what is trained, since gathering the frozen base as well would take as much host memory as the model has."""
-    adapters_only = hasattr(extract_model_from_parallel(model), "peft_config")
-    zero = accelerator.state.deepspeed_plugin
-    if adapters_only and accelerator.is_fsdp2:
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-        return get_model_state_dict(model, options=options)
-    if adapters_only and zero and zero.zero_stage == 3:
-        return model._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=True)
-    return accelerator.get_state_dict(model)
-
-
 def export_model(accelerator, model, tokenizer, output_dir):
     """Write the folder that `from_pretrained` (adapters: peft) loads. Every rank takes part, rank 0, which has the whole weights, writes."""
-    weights = whole_weights(accelerator, model)
+    if model_weights:
+        weights = model_weights.whole_weights(accelerator, model)
+    else:
+        weights = accelerator.get_state_dict(model)
     if accelerator.is_main_process:
         model = extract_model_from_parallel(model, keep_torch_compile=False)
         for module in list(model.modules()):  # peft finds nothing inside of FSDP1's wrappers

@@ -35,12 +35,10 @@ from accelerate import (
     DistributedDataParallelKwargs,
     DistributedType,
     InitProcessGroupKwargs,
-    init_empty_weights,
 )
 from accelerate.utils import (
     DataLoaderConfiguration,
     GradientAccumulationPlugin,
-    broadcast_object_list,
     gather_object,
     set_seed,
 )
@@ -50,12 +48,10 @@ from datasets import features, load_dataset
 from peft import LoraConfig, get_peft_model
 from peft.utils.other import fsdp_auto_wrap_policy
 from PIL import Image, ImageOps
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import (
-    AutoConfig,
     AutoModelForImageClassification,
     BitsAndBytesConfig,
     PreTrainedModel,
@@ -65,10 +61,11 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor  #
 
 try:  # beside this file: what keeps a run from being lost; what is refused and told at its start; reading of rows, bad ones named
     import fault_tolerance
+    import model_weights
     import preflight
     import rows
 except ModuleNotFoundError:
-    fault_tolerance = preflight = rows = None  # this file was copied alone: it trains without them
+    fault_tolerance = model_weights = preflight = rows = None  # this file was copied alone: it trains without them
 
 
 def stop(code, *problems):
@@ -323,87 +320,6 @@ def cast_pixels(model, inputs, named):
     return inputs, {"pixel_values": named["pixel_values"].to(next(model.parameters()).dtype)}
 
 
-def load_pretrained(auto_class, accelerator, name, **options):
-    """Return auto_class.from_pretrained(name, **options), its weights in host memory no more often than they must be.
-
-    FSDP broadcasts the weights of rank 0, but transformers 5 reads them on every rank (modeling_utils.py: no test of
-    the rank): 8 ranks of an 8B model in fp32 would take 256 GB of a host. So the other ranks make the model from its
-    config, in memory that nothing touches. Under single, DDP and ZeRO-0 to 2 the weights go straight to the GPU, for
-    DeepSpeed in the type to which it casts them before it makes its master weights. Left to transformers are ZeRO-3,
-    which splits weights while it loads, and models with new weights, which must be drawn on the host on every device."""
-    fsdp = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
-    zero = accelerator.state.deepspeed_plugin
-    quantized = options.get("quantization_config") is not None
-    if fsdp and fsdp.cpu_ram_efficient_loading and accelerator.num_processes > 1 and not quantized:
-        skeleton = make_skeleton(auto_class, name, options)
-        if getattr(skeleton.config, "quantization_config", None):  # in the files: not what the skeleton has
-            return auto_class.from_pretrained(name, **options)
-        if can_be_broadcast(skeleton, accelerator):
-            return load_on_rank_0(auto_class, accelerator, name, options, skeleton)
-        fsdp.cpu_ram_efficient_loading = False
-        os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # transformers 5.17 would fill other ranks with zeros
-    stays_whole = fsdp is None and (zero is None or zero.zero_stage < 3)
-    if stays_whole and not options.get("output_loading_info"):
-        low = {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision)
-        if zero and low and not quantized:
-            options["dtype"] = low
-        if accelerator.device.type == "cuda":
-            options["device_map"] = {"": accelerator.device}
-    return auto_class.from_pretrained(name, **options)
-
-
-def can_be_broadcast(model, accelerator):
-    """Whether FSDP gives all of the model's tensors to the other ranks. FSDP1 leaves out ignored modules; accelerate's
-    broadcast for FSDP2 fails at buffers that are saved, such as BART's final_logits_bias."""
-    if accelerator.state.fsdp_plugin.ignored_modules is not None:
-        return False
-    saved = model.state_dict()
-    return not (accelerator.is_fsdp2 and any(name in saved for name, _ in model.named_buffers()))
-
-
-def make_skeleton(auto_class, name, options):
-    """Return the model of a config: parameters on the meta device, buffers with their values."""
-    how = {key: options[key] for key in ("dtype", "attn_implementation")}
-    for_loading = {"quantization_config", "output_loading_info", "ignore_mismatched_sizes", *how}
-    of_config = {key: value for key, value in options.items() if key not in for_loading}
-    config = AutoConfig.from_pretrained(name, **of_config)
-    with init_empty_weights(include_buffers=False):
-        model = auto_class.from_config(config, **how)
-    model.tie_weights()
-    return model
-
-
-def load_on_rank_0(auto_class, accelerator, name, options, skeleton):
-    """Return from_pretrained's result on rank 0 and, on the other ranks, the skeleton with untouched memory for its
-    parameters: the strategy must broadcast them. Loading info, if asked for, is rank 0's everywhere."""
-    model, told = None, None
-    if accelerator.is_main_process:
-        loaded = auto_class.from_pretrained(name, **options)
-        model, *info = loaded if isinstance(loaded, tuple) else (loaded,)
-        types = {key: weight.dtype for key, weight in model.named_parameters()}
-        told = types, getattr(model, "generation_config", None), info
-    types, generation_config, info = broadcast_object_list([told])[0]
-    if not accelerator.is_main_process:
-        model = reserve_memory(skeleton, types).eval()
-        if generation_config is not None:
-            model.generation_config = generation_config
-    return (model, *info) if info else model
-
-
-def reserve_memory(model, types):
-    """Give the parameters of a skeleton memory on the host that is never written to, so that it takes none; return it.
-    types: {name: dtype}, which from_pretrained may choose parameter by parameter. They cannot stay on the meta device,
-    since accelerate tells parameters apart by their address."""
-    reserved = {}  # (meta weight, its new one) by the identity of the first: tied weights stay one
-    for prefix, module in model.named_modules():
-        for key, weight in module.named_parameters(prefix, recurse=False):
-            if id(weight) not in reserved:
-                empty = torch.empty(weight.shape, dtype=types.get(key, weight.dtype))
-                reserved[id(weight)] = weight, torch.nn.Parameter(empty, weight.requires_grad)
-            module._parameters[key.rpartition(".")[2]] = reserved[id(weight)][1]
-    return model
-
-
 def share_new_modules(model, names, accelerator):
     """Give these modules on every rank the weights of rank 0. Under FSDP transformers makes new weights there alone; the other ranks have
     noise, or meta tensors, which all look alike to accelerate's optimizer, so that it would train one of them only."""
@@ -450,8 +366,11 @@ def load_classifier(auto_class, task_type, classes, args, accelerator):
     head = {"id2label": dict(enumerate(classes)), "label2id": {name: i for i, name in enumerate(classes)}} if classes else {"num_labels": 1}
     head["problem_type"] = "single_label_classification" if classes else "regression"
     seeded = mock.patch.object(PreTrainedModel, "initialize_weights", lambda model, draw=PreTrainedModel.initialize_weights: set_seed(args.seed) or draw(model))
+    read = auto_class.from_pretrained
+    if model_weights:
+        read = partial(model_weights.load_pretrained, auto_class, accelerator)
     with seeded, preflight.loading("model", args.model_name_or_path, args) if preflight else nullcontext():  # under ZeRO-3 some models have drawn before
-        model, report = load_pretrained(auto_class, accelerator, args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation, quantization_config=quantization,
+        model, report = read(args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation, quantization_config=quantization,
                                                    ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=False, **head)
     new = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]  # peft trains a classifier of several layers as one
     new = sorted({"classifier" if name.startswith("classifier.") else name.rpartition(".")[0] for name in new})
@@ -543,22 +462,12 @@ def evaluate_rows(accelerator, model, loader, step):
     return {"step": step, "eval_loss": loss / weight} | metrics_of(predicted, labels)
 
 
-def whole_weights(accelerator, model):
-    """Return the weights by name, whole and on the host of rank 0; of a model with adapters under FSDP2 and ZeRO-3 only
-    what is trained, since gathering the frozen base as well would take as much host memory as the model has."""
-    adapters_only = hasattr(extract_model_from_parallel(model), "peft_config")
-    zero = accelerator.state.deepspeed_plugin
-    if adapters_only and accelerator.is_fsdp2:
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-        return get_model_state_dict(model, options=options)
-    if adapters_only and zero and zero.zero_stage == 3:
-        return model._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=True)
-    return accelerator.get_state_dict(model)
-
-
 def export_model(accelerator, model, tokenizer, output_dir):
     """Write the folder that `from_pretrained` (adapters: peft) loads. Every rank takes part, rank 0, which has the whole weights, writes."""
-    weights = whole_weights(accelerator, model)
+    if model_weights:
+        weights = model_weights.whole_weights(accelerator, model)
+    else:
+        weights = accelerator.get_state_dict(model)
     if accelerator.is_main_process:
         model = extract_model_from_parallel(model, keep_torch_compile=False)
         for module in list(model.modules()):  # peft finds nothing inside of FSDP1's wrappers

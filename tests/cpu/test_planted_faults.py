@@ -29,7 +29,7 @@ LAID_OUT = "tests/static/test_masks.py::test_a_batch_of_the_recipe_keeps_rows_an
 END_OF_TURN = "tests/static/test_rows.py::test_a_pad_token_equal_to_the_end_of_turn_does_no_harm"
 TRAINED = "tests/static/test_adapters.py::test_exactly_what_should_train_is_trained[--use_peft]"
 EXPORT = "    export_model(accelerator, model, tokenizer, output_dir)\n"
-GATHER = "    weights = whole_weights(accelerator, model)\n"
+GATHER = "        weights = model_weights.whole_weights(accelerator, model)\n"
 FOUND_BY_A_TEST = {
     "rank 0 alone saves": (
         COLLECTIVES, "export_model on some ranks alone",
@@ -39,7 +39,7 @@ FOUND_BY_A_TEST = {
         RECIPE, GATHER, GATHER.replace("\n", " if accelerator.process_index == 0 else None\n")),
     "the other ranks leave before the save": (
         COLLECTIVES, "some ranks leave before the others",
-        RECIPE, GATHER, f"    if not accelerator.is_main_process:\n        return\n{GATHER}"),
+        RECIPE, GATHER, f"        if not accelerator.is_main_process:\n            return\n{GATHER}"),
     "NO_SHARD of FSDP1 that is full shard": (
         f"{SHARDING_KEY}[fsdp1_no_shard]", r"assert \('fsdp_sharding_strategy' in", *FSDP1_NO_SHARD),
     "NO_SHARD of FSDP2 that is full shard": (

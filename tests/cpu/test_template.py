@@ -8,8 +8,8 @@ import sys
 import pytest
 from launching import REPO, data_of, read_metrics, run
 
-COMPANIONS = ("fault_tolerance", "whole_state", "preflight", "rows", "varlen", "launcher", "config_files",
-              "config_rules", "accelerate_keys")
+COMPANIONS = ("fault_tolerance", "whole_state", "preflight", "rows", "varlen", "model_weights", "head_loss",
+              "launcher", "config_files", "config_rules", "accelerate_keys")
 
 
 @pytest.mark.parametrize("companions", [(), COMPANIONS], ids=["alone", "with its companions"])

@@ -17,6 +17,7 @@ PARSERS = {str(path.relative_to(REPO)): importlib.import_module(path.stem) for p
 PARSERS["train.py"] = PARSERS["recipes/llama.py"]  # what README calls a copy
 PLAIN = {"""kill -USR1 $(grep -oP '"process": \\K[0-9]+' runs/full/status.json)""",
          "cp recipes/llama.py train.py", "cp recipes/{fault_tolerance,whole_state,preflight,rows,varlen}.py .",
+         "cp recipes/{model_weights,head_loss}.py .",
          "cp recipes/{launcher,config_files,config_rules,accelerate_keys}.py .",
          "source .venv/bin/activate", "pip install -r requirements.txt", "pip install liger-kernel"}
 

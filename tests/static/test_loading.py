@@ -3,7 +3,7 @@
 import os
 from types import SimpleNamespace
 
-import llama
+import model_weights
 import pytest
 import torch
 from accelerate import DistributedType
@@ -24,7 +24,7 @@ def options_of(accelerator, **options):
     """What load_pretrained hands to from_pretrained."""
     seen = {}
     auto_class = SimpleNamespace(from_pretrained=lambda name, **options: seen.update(options))
-    llama.load_pretrained(auto_class, accelerator, "model", **options)
+    model_weights.load_pretrained(auto_class, accelerator, "model", **options)
     return seen
 
 
@@ -59,13 +59,13 @@ def folder(tmp_path):
 
 def test_under_fsdp_only_rank_0_reads_and_the_others_make_the_same_model(folder, monkeypatch):
     told = []
-    monkeypatch.setattr(llama, "broadcast_object_list", lambda objects: told.append(objects[0]) or told[:1])
+    monkeypatch.setattr(model_weights, "broadcast_object_list", lambda objects: told.append(objects[0]) or told[:1])
     options = {"dtype": "float32", "attn_implementation": "sdpa", "quantization_config": None}
     plugin = SimpleNamespace(cpu_ram_efficient_loading=True, ignored_modules=None)
     ranks = [with_engine(fsdp=plugin, num_processes=2, is_main_process=main) for main in (True, False)]
-    first = llama.load_pretrained(AutoModelForCausalLM, ranks[0], str(folder), **options)
+    first = model_weights.load_pretrained(AutoModelForCausalLM, ranks[0], str(folder), **options)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("a second rank reads"))
-    other = llama.load_pretrained(AutoModelForCausalLM, ranks[1], str(folder), **options)
+    other = model_weights.load_pretrained(AutoModelForCausalLM, ranks[1], str(folder), **options)
 
     facts = [{name: (weight.shape, weight.dtype, weight.device) for name, weight in model.named_parameters()}
              for model in (first, other)]  # fmt: skip
@@ -81,23 +81,23 @@ def test_a_model_whose_buffers_are_saved_is_read_by_each_rank_of_fsdp2(tmp_path,
     shape = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
              "decoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "vocab_size": 64}  # fmt: skip
     BartForConditionalGeneration(BartConfig(**shape)).save_pretrained(tmp_path)
-    monkeypatch.setattr(llama, "broadcast_object_list", lambda objects: pytest.fail("only rank 0 has read"))
+    monkeypatch.setattr(model_weights, "broadcast_object_list", lambda objects: pytest.fail("only rank 0 has read"))
     monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")
     plugin = SimpleNamespace(cpu_ram_efficient_loading=True, ignored_modules=None)
     rank = with_engine(fsdp=plugin, num_processes=2, is_main_process=False, is_fsdp2=True)
     options = {"dtype": "float32", "attn_implementation": "sdpa"}
-    model = llama.load_pretrained(AutoModelForSeq2SeqLM, rank, str(tmp_path), **options)
+    model = model_weights.load_pretrained(AutoModelForSeq2SeqLM, rank, str(tmp_path), **options)
     assert not plugin.cpu_ram_efficient_loading and model.final_logits_bias.shape == (1, 64)
     assert os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] == "false"
 
 
 def test_modules_that_fsdp1_ignores_are_read_by_each_rank(folder, monkeypatch):
-    monkeypatch.setattr(llama, "broadcast_object_list", lambda objects: pytest.fail("only rank 0 has read"))
+    monkeypatch.setattr(model_weights, "broadcast_object_list", lambda objects: pytest.fail("only rank 0 has read"))
     monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")
     plugin = SimpleNamespace(cpu_ram_efficient_loading=True, ignored_modules="lm_head")
     rank = with_engine(fsdp=plugin, num_processes=2, is_main_process=False)
     options = {"dtype": "float32", "attn_implementation": "sdpa"}
-    model = llama.load_pretrained(AutoModelForCausalLM, rank, str(folder), **options)
+    model = model_weights.load_pretrained(AutoModelForCausalLM, rank, str(folder), **options)
     assert model.lm_head.weight.abs().sum() > 0 and not plugin.cpu_ram_efficient_loading
 
 
