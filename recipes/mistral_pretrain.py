@@ -212,13 +212,14 @@ def reduce_in_fp32(accelerator):
 
 
 def open_documents(name, config, split, required, args):
-    """Return the documents of a split, with --streaming in their order alone, and their files, [] of a hub id; (None, []) without that split."""
+    """Return the documents of a split, with --streaming in their order alone, and their files, [] of a hub id, and what to tell of columns
+    that nothing reads; (None, [], "") without that split."""
     if rows:
         return rows.open_documents(name, config, split, required, args)
     if not Path(name).is_file():
-        return load_dataset(name, config, streaming=args.streaming).get(split), []
+        return load_dataset(name, config, streaming=args.streaming).get(split), [], ""
     reader = {".csv": "csv", ".parquet": "parquet"}.get(Path(name).suffix, "json")
-    return load_dataset(reader, data_files=name, split="train", streaming=args.streaming), [name]
+    return load_dataset(reader, data_files=name, split="train", streaming=args.streaming), [name], ""
 
 
 def read_documents(found, position, passes, args):
@@ -303,13 +304,13 @@ def make_batch(blocks, max_length, varlen=False):
 def load_data(args, tokenizer):
     """Return the training documents, their name and files, the tokens of --num_train_epochs, the evaluation blocks, the first training
     block, and what to tell. EDIT: filters, mixtures, sources."""
-    found, files = open_documents(args.dataset_name, args.dataset_config, args.dataset_train_split, True, args)
+    found, files, not_read = open_documents(args.dataset_name, args.dataset_config, args.dataset_train_split, True, args)
     name, config = (args.eval_dataset_name, None) if args.eval_dataset_name else (args.dataset_name, args.dataset_config)
     source, eval_found, eval_files = (args.dataset_name, files), None, files
     if args.num_eval_documents:
         eval_found, found = found.take(args.num_eval_documents), found.skip(args.num_eval_documents)
     elif args.eval_dataset_name or not Path(name).exists() or any(Path(name).rglob(f"{args.dataset_test_split}*")):
-        eval_found, eval_files = open_documents(name, config, args.dataset_test_split, bool(args.eval_dataset_name), args)
+        eval_found, eval_files, _ = open_documents(name, config, args.dataset_test_split, bool(args.eval_dataset_name), args)
     eval_rows = ((number, row, START) for number, row in enumerate(eval_found if eval_found and args.eval_strategy != "no" else [], 1))
     try:
         eval_blocks = cut_blocks(eval_rows, (name, eval_files), tokenizer, args)
@@ -320,7 +321,7 @@ def load_data(args, tokenizer):
     except (ValueError, StopIteration) as error:
         stop(65, str(error) or f"{args.dataset_name}: no text in any document")
     return found, source, counted * (args.num_train_epochs or 0), eval_blocks, first, {
-        "train text": f"{len(found) if isinstance(found, Dataset) else 'a stream of'} documents; where they end too soon, again in another order",
+        "train text": f"{len(found) if isinstance(found, Dataset) else 'a stream of'} documents; where they end too soon, again in another order{not_read}",
         "eval text": f"{len(eval_blocks)} blocks", "sample": tokenizer.decode(first[0, :200].tolist())}
 
 

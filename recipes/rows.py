@@ -386,16 +386,36 @@ def tokenize_split(rows, name, split, tokenize, args, nothing, others=()):
 
 
 def open_documents(name, config, split, required, args):
-    """Return the documents of a split as they are, and the files they are in, [] of a hub id; (None, []) without that split, unless it is
-    required. As files_of, but .txt files count too, each a document, and without one that is named after a split all of a folder are meant."""
+    """Return the documents of a split as they are, the files they are in, [] of a hub id, and what the summary says of columns that nothing
+    reads; (None, [], "") without that split, unless it is required. As files_of, but .txt files count too, each a document, and without one
+    that is named after a split all of a folder are meant."""
     files = files_of(name, split, DOCUMENT_TYPES) or sorted(Path(name, split).rglob("*.txt"))
     files = files or (sorted(Path(name).rglob("*.txt")) if required else [])
     found = open_split(name, config, split, required, [args.text_column], files, args.streaming)
     if args.num_eval_documents and hasattr(found, "__len__") and len(found) <= args.num_eval_documents:
         fail(65, f"{name}: {len(found)} documents, of which --num_eval_documents {args.num_eval_documents} leaves none to train on")
-    if args.text_column in (found and found.column_names or []):
+    if not found:
+        return None, [], ""
+    unread = [name for name in columns_of_documents(found, files) if name != args.text_column]
+    if args.text_column in (found.column_names or []):
         found = found.select_columns([args.text_column])  # the others cost time and memory
-    return found, files
+    return found, files, told_not_read(dict.fromkeys(unread, 1), 1)
+
+
+def columns_of_documents(found, files):
+    """Return the names of the columns of documents: those of the first where each has its own, and none of .txt files."""
+    kind = files[0].suffix if files else None
+    if kind == ".txt":
+        return []
+    if kind != ".jsonl" and found.column_names:
+        return found.column_names
+    first = next(iter(found), {})
+    if kind != ".jsonl":
+        return list(first)
+    try:
+        return list(parse_line(first["text"]))
+    except ValueError:  # a bad line is named when it is read
+        return []
 
 
 def text_of(row, number, name, files, args):

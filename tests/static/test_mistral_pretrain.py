@@ -47,7 +47,8 @@ def corpus(tmp_path):
 
 
 def opened(path, args):
-    return rows.open_documents(str(path), None, "train", True, args)
+    found, files, _ = rows.open_documents(str(path), None, "train", True, args)
+    return found, files
 
 
 def blocks_of(path, args, position=recipe.START, passes=1):
@@ -138,6 +139,17 @@ class TestStream:
         found, _ = opened(path, args)
         numbers = [number for number, *_ in recipe.read_documents(found.skip(5), recipe.START, 1, args)]
         assert sorted(numbers) == list(range(6, len(texts) + 1))
+
+    @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet"])
+    def test_the_summary_names_columns_that_nothing_reads(self, tmp_path, args, kind):
+        path = tmp_path / f"train.{kind}"
+        table = Dataset.from_list([{"id": f"{i}", "text": "w1 w2", "url": "w3"} for i in range(3)])
+        if kind in ("csv", "parquet"):
+            getattr(table, f"to_{kind}")(path)
+        else:
+            table.to_json(path, lines=kind == "jsonl")
+        _, _, told = rows.open_documents(str(path), None, "train", True, args)
+        assert told == "; not read: id, url"
 
     def test_a_folder_of_text_files_has_a_document_a_file(self, tmp_path, args):
         (tmp_path / "books" / "old").mkdir(parents=True)
