@@ -1,256 +1,454 @@
-"""Training state as whole tensors by name, gathered from and put back into every strategy; and which strategy is in force.
+"""Training state as whole tensors by name, gathered from every strategy and put back into it.
 
-fault_tolerance.py saves and restores by it, so that a checkpoint fits any YAML and any number of ranks.
+fault_tolerance.py saves and restores by these functions, so that a checkpoint fits any YAML and any
+number of ranks. `strategy_in_force` says which strategy accelerate really runs.
 """
 
 from dataclasses import replace
 
 import torch
 from accelerate import DistributedType
-from torch.distributed.checkpoint.state_dict import StateDictOptions, _init_optim_state, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    _init_optim_state,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True, strict=False)
+WHOLE = StateDictOptions(
+    full_state_dict=True, cpu_offload=True, ignore_frozen_params=True, strict=False
+)
+MOMENTS = ("exp_avg", "exp_avg_sq")  # what AdamW keeps of each weight besides the step
+LARGEST_MAP = 4096  # elements; bitsandbytes' maps are smaller
+FSDP2_STRATEGIES = {  # by (hybrid, reshards after the forward pass)
+    (False, True): "FULL_SHARD",
+    (False, False): "SHARD_GRAD_OP",
+    (True, True): "HYBRID_SHARD",
+    (True, False): "HYBRID_SHARD_ZERO2",
+}
+# What DeepSpeed's dynamic loss scale depends on, besides its settings
+LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
 def strategy_in_force(accelerator):
-    """Return (name, FSDP version or 0, ZeRO stage or -1) of what accelerate really runs, whatever it was asked for."""
+    """Return (name, FSDP version or 0, ZeRO stage or -1) of what runs, whatever was asked for."""
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        return f"DeepSpeed ZeRO-{accelerator.state.deepspeed_plugin.zero_stage}", 0, accelerator.state.deepspeed_plugin.zero_stage
+        stage = accelerator.state.deepspeed_plugin.zero_stage
+        return f"DeepSpeed ZeRO-{stage}", 0, stage
     if accelerator.distributed_type != DistributedType.FSDP:
-        return "one process" if accelerator.num_processes == 1 else "DDP", 0, -1
-    plugin, hybrid = accelerator.state.fsdp_plugin, getattr(accelerator.parallelism_config, "dp_replicate_size", 1) > 1
+        name = "one process" if accelerator.num_processes == 1 else "DDP"
+        return name, 0, -1
+    plugin = accelerator.state.fsdp_plugin
     if plugin.fsdp_version == 1:
         return f"FSDP1 {fsdp1_strategy(accelerator)}", 1, -1
-    how = (("FULL_SHARD", "SHARD_GRAD_OP"), ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2"))[hybrid][not plugin.reshard_after_forward]
-    return f"FSDP2 {how}", 2, -1
+    hybrid = getattr(accelerator.parallelism_config, "dp_replicate_size", 1) > 1
+    kind = FSDP2_STRATEGIES[hybrid, bool(plugin.reshard_after_forward)]
+    return f"FSDP2 {kind}", 2, -1
 
 
 def fsdp1_strategy(accelerator):
-    """Name of the strategy that FSDP1 really runs: over one rank torch turns each of them into NO_SHARD
-    (torch/distributed/fsdp/_init_utils.py, _init_core_state), and hybrid ones shard over the GPUs of one host."""
+    """Return the name of the strategy that FSDP1 really runs.
+
+    Over one rank torch turns each of them into NO_SHARD (torch/distributed/fsdp/_init_utils.py,
+    _init_core_state), and hybrid ones shard over the GPUs of one host.
+    """
     asked = accelerator.state.fsdp_plugin.sharding_strategy.name
     shards = accelerator.num_processes
-    if asked.startswith("_HYBRID") or asked.startswith("HYBRID"):
+    if asked.startswith(("_HYBRID", "HYBRID")):
         shards = getattr(torch, accelerator.device.type).device_count()
     return asked if shards > 1 else "NO_SHARD"
 
 
 def zero_stage(accelerator):
-    """ZeRO stage of DeepSpeed, -1 without it."""
+    """Return DeepSpeed's ZeRO stage, -1 without DeepSpeed."""
     return getattr(accelerator.state.deepspeed_plugin, "zero_stage", -1)
 
 
-def master_weights(model, zero):
-    """{name: (weight, fp32 master weight)} of ZeRO-0 in bf16 or fp16, each rank whole; {} of everything else."""
-    names = {weight: name.removeprefix("module.") for name, weight in model.named_parameters()}
-    groups = zip(getattr(zero, "fp16_groups", []), getattr(zero, "fp32_groups", []), strict=True)
-    return {names[weight]: (weight, master) for low, high in groups for weight, master in zip(low, high, strict=True)}
+def is_fsdp1(model):
+    """Return whether FSDP1 wraps the model: its weights are then views of flat parts."""
+    return type(model).__name__ == "FullyShardedDataParallel"
 
 
 def gather_state(accelerator, model, optimizer):
-    """Return {NAME: trained weight, state.NAME.KEY: its optimizer state} on rank 0, whole and on the host, {} elsewhere.
-    Every rank takes part. KEY is the optimizer's: step, exp_avg, exp_avg_sq for AdamW. Weights are the engine's fp32 master weights, if any. Rank 0 needs 12 bytes of memory a trained parameter."""
+    """Gather the whole training state on the host of rank 0. Every rank must take part.
+
+    Rank 0 needs 12 bytes of memory for each trained parameter.
+
+    Returns:
+        On rank 0 {NAME: trained weight, state.NAME.KEY: its optimizer state, buffer.NAME: running
+        statistic}, whole tensors on the host; {} on the other ranks. KEY is the optimizer's own:
+        step, exp_avg, exp_avg_sq for AdamW. Where the engine has fp32 master weights, these are
+        the weights.
+    """
     if zero_stage(accelerator) > 0:
-        kept = accelerator.is_main_process
-        state = {name: tensor.to("cpu", copy=True) for name, tensor in zero_parts(model) if kept}
+        state = gather_zero_state(accelerator, model)
     elif pairs := master_weights(model, optimizer.optimizer):
-        pairs = pairs if accelerator.is_main_process else {}  # all have the same
-        state = {name: tensor.cpu() for name, tensor in master_parts(pairs, optimizer.optimizer.optimizer)}
+        state = gather_master_state(accelerator, pairs, optimizer.optimizer.optimizer)
     else:
-        inner = model.module if zero_stage(accelerator) == 0 else model  # torch takes off the other wrappers
-        fsdp1 = type(model).__name__ == "FullyShardedDataParallel"  # torch 2.13 then drops frozen weights on ranks that have none: KeyError
-        weights, optimizer_state = get_state_dict(inner, optimizer.optimizer, options=replace(WHOLE, ignore_frozen_params=not fsdp1))
-        entries = optimizer_state.get("state", {})
-        state = {name: weights[name] for name in entries} | flatten("state", entries)
-    state |= {name: buffer.cpu() for name, buffer in running_statistics(model)}
-    state = state if accelerator.is_main_process else {}
-    # bitsandbytes shares its small maps between weights, which safetensors refuses
-    return {name: tensor.clone() if tensor.numel() <= 4096 else tensor.contiguous() for name, tensor in state.items()}
+        state = gather_by_torch(accelerator, model, optimizer.optimizer)
+    for name, buffer in running_statistics(model):
+        state[name] = buffer.cpu()
+    kept = {}
+    if accelerator.is_main_process:
+        kept = {name: storable(tensor) for name, tensor in state.items()}
+    return kept
+
+
+def gather_zero_state(accelerator, model):
+    """Return {name: whole tensor on the host} of ZeRO-1 to 3 on rank 0, {} elsewhere."""
+    state = {}
+    for name, tensor in zero_parts(model):  # every rank must go through all of them
+        if accelerator.is_main_process:
+            state[name] = tensor.to("cpu", copy=True)
+    return state
+
+
+def gather_master_state(accelerator, pairs, optimizer):
+    """Return the state of ZeRO-0 in bf16 or fp16 on rank 0, {} on the others, which have the same.
+
+    pairs: of `master_weights`. optimizer: the one that DeepSpeed wraps.
+    """
+    kept = pairs if accelerator.is_main_process else {}
+    return {name: tensor.cpu() for name, tensor in master_parts(kept, optimizer)}
+
+
+def gather_by_torch(accelerator, model, optimizer):
+    """Return the state of one process, DDP, FSDP or ZeRO-0 in fp32, by torch's get_state_dict."""
+    inner = model
+    if zero_stage(accelerator) == 0:
+        inner = model.module  # torch takes off the wrappers of the others by itself
+    # FSDP1 must be asked for frozen weights too: to leave them out, torch 2.13 deletes them on
+    # every rank, also on those that have none, which is a KeyError.
+    options = replace(WHOLE, ignore_frozen_params=not is_fsdp1(model))
+    weights, optimizer_state = get_state_dict(inner, optimizer, options=options)
+    entries = optimizer_state.get("state", {})
+    state = {name: weights[name] for name in entries}
+    state.update(flatten("state", entries))
+    return state
+
+
+def storable(tensor):
+    """Return a tensor as safetensors takes it: contiguous, with memory of its own.
+
+    bitsandbytes shares its small maps between weights, so small tensors are copied.
+    """
+    if tensor.numel() <= LARGEST_MAP:
+        return tensor.clone()
+    return tensor.contiguous()
 
 
 def restore_state(accelerator, model, optimizer, state):
-    """Put a gathered state back, each rank its part. Return whether all of it is there afterwards: on rank 0 for every
-    rank's part, or on each rank for its own.
+    """Put a gathered state back, each rank its part, and compare what is there afterwards.
 
-    state: {name: tensor on the host}, mapped from the checkpoint's file, so that the ranks of a host share its memory.
-    Where the engine allows it, tensors are copied in place, one at a time: nothing is held twice, and bitsandbytes'
-    paged optimizer state stays in the memory that it was given."""
+    Where the engine allows it, tensors are copied in place, one at a time: nothing is held twice,
+    and bitsandbytes' paged optimizer state stays in the memory that it was given.
+
+    Args:
+        state: {name: tensor on the host} on every rank, mapped from the checkpoint's file, so that
+            the ranks of a host share its memory.
+
+    Returns:
+        Whether all of the state is in place: on rank 0 for every rank's part, or on each rank for
+        its own.
+    """
     buffers = dict(running_statistics(model))
     if not buffers.keys() <= state.keys():
         return False
     for name, buffer in buffers.items():
         buffer.copy_(state[name])
-    state = {name: tensor for name, tensor in state.items() if name not in buffers}
+    trained = {name: tensor for name, tensor in state.items() if name not in buffers}
+
     if zero_stage(accelerator) > 0:
-        restore_zero_state(model, state)
-        return all_is_back(zero_parts(model), state)
+        restore_zero_state(model, trained)
+        return all_is_back(zero_parts(model), trained)
     if pairs := master_weights(model, optimizer.optimizer):
         inner = optimizer.optimizer.optimizer
-        for name, (weight, master) in pairs.items():
-            master.data.copy_(state[name])
-            weight.data.copy_(master.data)
-            for key, tensor in inner.state[master].items():
-                tensor.copy_(state[f"state.{name}.{key}"])
-        return all_is_back(master_parts(pairs, inner), state)
-    if type(model).__name__ == "FullyShardedDataParallel":  # FSDP1, whose weights are views of flat parts
-        set_fsdp1_state(model, optimizer.optimizer, state)
+        restore_master_state(pairs, inner, trained)
+        return all_is_back(master_parts(pairs, inner), trained)
+    if is_fsdp1(model):
+        set_fsdp1_state(model, optimizer.optimizer, trained)
         back = gather_state(accelerator, model, optimizer)
-        return not accelerator.is_main_process or all_is_back(back.items(), state)
-    return restore_in_place(model, optimizer.optimizer, state)
+        return not accelerator.is_main_process or all_is_back(back.items(), trained)
+    return restore_in_place(model, optimizer.optimizer, trained)
+
+
+def all_is_back(parts, state):
+    """Return whether parts, pairs of name and tensor, have every name and value of `state`."""
+    equal = {}
+    for name, tensor in parts:  # to the end, since zero_parts needs every rank for each
+        if name in state:
+            equal[name] = torch.equal(tensor.cpu(), state[name])
+    return equal.keys() == state.keys() and all(equal.values())
 
 
 def running_statistics(model):
-    """Yield (buffer.NAME, buffer) of what training changes besides the weights: BatchNorm's means and variances."""
+    """Yield (buffer.NAME, buffer) of what training changes besides the weights.
+
+    These are the means and variances of BatchNorm.
+    """
     for prefix, module in model.named_modules():
         if isinstance(module, torch.nn.modules.batchnorm._NormBase):
             for name, buffer in module.named_buffers(prefix, recurse=False):
                 yield f"buffer.{clean_name(name)}", buffer
 
 
-def set_fsdp1_state(model, optimizer, state):
-    """Put a gathered state back into FSDP1's flat parts; rates and decay stay those of the command line."""
-    _, now = get_state_dict(model, optimizer, options=StateDictOptions(ignore_frozen_params=True))
-    entries = unflatten("state", now["state"], state)
-    weights = {name: state[name] for name in entries}
-    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=now | {"state": entries}, options=WHOLE)
-
-
-def restore_in_place(model, optimizer, state):
-    """Copy a gathered state into the weights and the optimizer of one process, DDP, FSDP2 or ZeRO-0 in fp32, tensor by
-    tensor. Return whether state and optimizer name the same tensors, and each now has the saved values."""
-    _init_optim_state(optimizer)  # a step of rate 0, after which every tensor of the optimizer's state exists
-    names = {weight: clean_name(name) for name, weight in model.named_parameters()}
-    trained = [weight for group in optimizer.param_groups for weight in group["params"]]
-    places = {names[weight]: weight for weight in trained}
-    for weight in trained:
-        for key, value in optimizer.state[weight].items():
-            place = f"state.{names[weight]}.{saved_key(optimizer, key)}"
-            places[place] = value
-            if not isinstance(value, torch.Tensor) and place in state:  # bitsandbytes counts steps in plain numbers
-                optimizer.state[weight][key] = type(value)(state[place].item())
-    if places.keys() != state.keys():
-        return False
-    with torch.no_grad():
-        arrived = [copy_whole(state[name], place) for name, place in places.items() if isinstance(place, torch.Tensor)]
-    return all(arrived)
-
-
 def clean_name(name):
-    """A parameter's name without what DDP, DeepSpeed, torch.compile and FSDP2's activation checkpointing put into it."""
+    """Return a parameter's name without the words that wrappers put into it.
+
+    DDP, DeepSpeed, torch.compile and FSDP2's activation checkpointing each add their own.
+    """
     for wrapper in ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module."):
         name = name.replace(wrapper, "")
     return name.removeprefix("module.")
 
 
-def saved_key(optimizer, key):
-    """The name under which a checkpoint has an entry of optimizer state: bitsandbytes nests its own in state_dict(), so
-    that FSDP does not take them for tensors of the weight's shape (bitsandbytes/optim/optimizer.py)."""
-    nested = getattr(optimizer, "non_castable_tensor_keys", ())
-    return f"{optimizer._FSDP_WRAPPED_QUANT_STATE_KEY}.{key}" if key in nested else key
-
-
-def copy_whole(saved, target):
-    """Copy a whole tensor on the host into `target`, a tensor or this rank's part of a DTensor. Return whether it
-    arrived."""
-    part = saved
-    if isinstance(target, DTensor):  # src_data_rank=None: each rank cuts its own part, without communication
-        part = distribute_tensor(saved, target.device_mesh, target.placements, src_data_rank=None).to_local()
-        target = target.to_local()
-    target.copy_(part)
-    return torch.equal(target, part.to(target.device, target.dtype))
-
-
-def all_is_back(parts, state):
-    """Whether parts, pairs of name and tensor, are what `state` has: the same names and the same values."""
-    equal = {name: torch.equal(tensor.cpu(), state[name]) for name, tensor in parts if name in state}
-    return equal.keys() == state.keys() and all(equal.values())
-
-
 def first_nonfinite(state):
     """Return the name of the first tensor with a number in it that is not finite, or None.
 
-    The sum of a tensor is not finite if one of its numbers is not, and takes a thirtieth of the time of a look at each
-    (0.57 against 18 GB/s on one thread). Finite numbers can have a sum that is not, so only then each is looked at."""
+    The sum of a tensor is not finite if one of its numbers is not, and takes a thirtieth of the
+    time of a look at each (0.57 against 18 GB/s on one thread). Finite numbers can have a sum that
+    is not, so only then each is looked at.
+    """
     for name, tensor in state.items():
-        if tensor.is_floating_point() and not tensor.sum().isfinite() and not tensor.isfinite().all():
+        if not tensor.is_floating_point() or tensor.sum().isfinite():
+            continue
+        if not tensor.isfinite().all():
             return name
     return None
 
 
 def loss_scale(accelerator, optimizer, saved):
-    """Put back what was saved of fp16's loss scale, which accelerate or DeepSpeed keeps, and return it; {} without fp16."""
+    """Put back what was saved of fp16's loss scale, and return it as it is now.
+
+    accelerate's scaler keeps it, or DeepSpeed, which has no function for it. saved: what this
+    function returned when the checkpoint was written. Returns {} without fp16.
+    """
     if accelerator.mixed_precision != "fp16":
         return {}
     if accelerator.scaler:
-        accelerator.scaler.load_state_dict(saved if "scale" in saved else accelerator.scaler.state_dict())
+        if "scale" in saved:
+            accelerator.scaler.load_state_dict(saved)
         return accelerator.scaler.state_dict()
-    scaler = vars(getattr(optimizer.optimizer, "loss_scaler", None) or optimizer.optimizer.loss_scale_config)
+    zero = optimizer.optimizer
+    scaler = vars(getattr(zero, "loss_scaler", None) or zero.loss_scale_config)
     scaler.update({name: value for name, value in saved.items() if name in scaler})
-    return {name: scaler[name] for name in ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis") if name in scaler}
+    return {name: scaler[name] for name in LOSS_SCALE if name in scaler}
+
+
+# ---- One process, DDP, FSDP, and ZeRO-0 in fp32 ----
+
+
+def restore_in_place(model, optimizer, state):
+    """Copy a gathered state into the weights and the optimizer, tensor by tensor.
+
+    For one process, DDP, FSDP2 and ZeRO-0 in fp32. Returns whether state and optimizer name the
+    same tensors, and each now has the saved values.
+    """
+    _init_optim_state(optimizer)  # a step of rate 0, after which all of its state exists
+    names = {weight: clean_name(name) for name, weight in model.named_parameters()}
+    trained = [weight for group in optimizer.param_groups for weight in group["params"]]
+    places = {names[weight]: weight for weight in trained}
+    for weight in trained:
+        entries = optimizer.state[weight]
+        for key, value in entries.items():
+            place = f"state.{names[weight]}.{saved_key(optimizer, key)}"
+            places[place] = value
+            is_number = not isinstance(value, torch.Tensor)  # bitsandbytes' count of steps
+            if is_number and place in state:
+                entries[key] = type(value)(state[place].item())
+    if places.keys() != state.keys():
+        return False
+
+    arrived = []
+    with torch.no_grad():
+        for name, target in places.items():
+            if isinstance(target, torch.Tensor):
+                arrived.append(copy_whole(state[name], target))
+    return all(arrived)
+
+
+def saved_key(optimizer, key):
+    """Return the name under which a checkpoint has an entry of optimizer state.
+
+    bitsandbytes nests its own entries in state_dict(), so that FSDP does not take them for tensors
+    of the weight's shape (bitsandbytes/optim/optimizer.py).
+    """
+    if key in getattr(optimizer, "non_castable_tensor_keys", ()):
+        return f"{optimizer._FSDP_WRAPPED_QUANT_STATE_KEY}.{key}"
+    return key
+
+
+def copy_whole(saved, target):
+    """Copy a whole tensor on the host into a tensor, or into this rank's part of a DTensor.
+
+    Returns whether it arrived.
+    """
+    part = saved
+    if isinstance(target, DTensor):
+        # src_data_rank=None: each rank cuts its own part, without communication
+        mesh, placements = target.device_mesh, target.placements
+        part = distribute_tensor(saved, mesh, placements, src_data_rank=None).to_local()
+        target = target.to_local()
+    target.copy_(part)
+    return torch.equal(target, part.to(target.device, target.dtype))
+
+
+def set_fsdp1_state(model, optimizer, state):
+    """Put a gathered state back into FSDP1's flat parts.
+
+    Learning rates and weight decay stay those of the command line.
+    """
+    options = StateDictOptions(ignore_frozen_params=True)
+    _, optimizer_state = get_state_dict(model, optimizer, options=options)
+    entries = unflatten("state", optimizer_state["state"], state)
+    optimizer_state["state"] = entries
+    set_state_dict(
+        model,
+        optimizer,
+        model_state_dict={name: state[name] for name in entries},
+        optim_state_dict=optimizer_state,
+        options=WHOLE,
+    )
 
 
 def flatten(name, value):
-    """{name.key.key: tensor on the host} of nested optimizer state; bitsandbytes nests it, and counts steps in plain
-    numbers."""
+    """Return {name.key.key: tensor on the host} of nested optimizer state.
+
+    bitsandbytes nests its state and counts steps in plain numbers; DeepSpeed's ZeRO-0 keeps its
+    state on the GPU.
+    """
     if not isinstance(value, dict):
-        return {name: torch.as_tensor(value).cpu()}  # DeepSpeed's ZeRO-0 keeps it on the GPU
-    return {key: leaf for inner in value for key, leaf in flatten(f"{name}.{inner}", value[inner]).items()}
+        return {name: torch.as_tensor(value).cpu()}
+    leaves = {}
+    for key, inner in value.items():
+        leaves.update(flatten(f"{name}.{key}", inner))
+    return leaves
 
 
 def unflatten(name, like, state):
-    """The inverse: the leaves of `state` in the form of `like`."""
+    """Return the leaves of `state` in the form of `like`: the inverse of `flatten`."""
     if isinstance(like, dict):
         return {key: unflatten(f"{name}.{key}", like[key], state) for key in like}
-    return state[name] if isinstance(like, torch.Tensor) else state[name].item()
+    if isinstance(like, torch.Tensor):
+        return state[name]
+    return state[name].item()
 
 
-def zero_weights(model):
-    """Return what ZeRO-1 to 3 train, by name, linked with its optimizer state.
-    In ZeRO-1 and 2 DeepSpeed 0.19 links the first parameter group alone, and none before the first step."""
-    if hasattr(model.optimizer, "_lazy_init_hp_params_optimizer_state"):
-        model.optimizer._hp_optimizer_states_linked = False
-        model.optimizer._lazy_init_hp_params_optimizer_state()
-    return {name.removeprefix("module."): weight for name, weight in model.named_parameters() if weight.requires_grad}
+# ---- ZeRO-0 in bf16 or fp16 ----
 
 
-def zero_parts(model):
-    """Yield (name, whole tensor) of all that ZeRO-1 to 3 train, one at a time, out of the flat parts of the fp32 weights
-    and their state that they hold (deepspeed/utils/tensor_fragment.py). Every rank must go through all of it."""
-    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+def master_weights(model, zero):
+    """Return {name: (weight, fp32 master weight)} of ZeRO-0 in bf16 or fp16, {} otherwise.
 
-    step = next(entry["step"] for entry in model.optimizer.optimizer.state.values() if "step" in entry)
-    for name, weight in zero_weights(model).items():
-        yield name, safe_get_full_fp32_param(weight)
-        for key in ("exp_avg", "exp_avg_sq"):
-            yield f"state.{name}.{key}", safe_get_full_optimizer_state(weight, key)
-        yield f"state.{name}.step", torch.tensor(float(step))
+    Each rank has all of them whole. zero: DeepSpeed's optimizer.
+    """
+    names = {weight: name.removeprefix("module.") for name, weight in model.named_parameters()}
+    low_groups = getattr(zero, "fp16_groups", [])
+    master_groups = getattr(zero, "fp32_groups", [])
+    pairs = {}
+    for weights, masters in zip(low_groups, master_groups, strict=True):
+        for weight, master in zip(weights, masters, strict=True):
+            pairs[names[weight]] = (weight, master)
+    return pairs
 
 
 def master_parts(pairs, optimizer):
-    """Yield (name, tensor) of the fp32 master weights of ZeRO-0 in bf16 or fp16, and of their optimizer state."""
+    """Yield (name, tensor) of ZeRO-0's fp32 master weights and of their optimizer state."""
     for name, (_, master) in pairs.items():
         yield name, master.detach()
         yield from flatten(f"state.{name}", optimizer.state[master]).items()
 
 
-def restore_zero_state(model, state):
-    """Fill the flat parts, which have no optimizer state before the first step, and what is computed with."""
-    import deepspeed
-    zero, step = model.optimizer, next(tensor for name, tensor in state.items() if name.endswith(".step"))
-    for flat in getattr(zero, "fp32_partitioned_groups_flat", None) or zero.single_partition_of_fp32_groups:
-        zero.optimizer.state[flat] = {"step": step.to(flat.device, copy=True)} | {key: torch.zeros_like(flat) for key in ("exp_avg", "exp_avg_sq")}
+def restore_master_state(pairs, optimizer, state):
+    """Copy a gathered state into ZeRO-0's master weights, their 16-bit copies and their state."""
+    for name, (weight, master) in pairs.items():
+        master.data.copy_(state[name])
+        weight.data.copy_(master.data)
+        for key, tensor in optimizer.state[master].items():
+            tensor.copy_(state[f"state.{name}.{key}"])
+
+
+# ---- ZeRO-1 to 3 ----
+
+
+def zero_weights(model):
+    """Return {name: weight} of what ZeRO-1 to 3 train, each linked with its optimizer state.
+
+    In ZeRO-1 and 2 DeepSpeed 0.19 links the first parameter group alone, and none before the first
+    step, so it is asked to do it again.
+    """
+    if hasattr(model.optimizer, "_lazy_init_hp_params_optimizer_state"):
+        model.optimizer._hp_optimizer_states_linked = False
+        model.optimizer._lazy_init_hp_params_optimizer_state()
+    weights = {}
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            weights[name.removeprefix("module.")] = weight
+    return weights
+
+
+def zero_parts(model):
+    """Yield (name, whole tensor) of all that ZeRO-1 to 3 train, one at a time.
+
+    They come out of the flat parts of the fp32 weights and their state that the ranks hold
+    (deepspeed/utils/tensor_fragment.py). Every rank must go through all of them.
+    """
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    entries = model.optimizer.optimizer.state.values()
+    step = next(entry["step"] for entry in entries if "step" in entry)
     for name, weight in zero_weights(model).items():
-        for key, whole in ((None, state[name]), *((key, state[f"state.{name}.{key}"]) for key in ("exp_avg", "exp_avg_sq"))):
-            if not hasattr(weight, "ds_tensor"):  # ZeRO-1 and 2
-                weight.set_full_hp_param(whole.to(weight.device), key)
-                continue
-            # Part by part: DeepSpeed's function for the whole fails where the last part is padded
-            size, rank = weight.ds_tensor.numel(), torch.distributed.get_rank(weight.ds_process_group)
-            part = whole.flatten()[size * rank : size * (rank + 1)]
-            zero.set_local_hp_param(torch.nn.functional.pad(part, (0, size - part.numel())), weight, key)
+        yield name, safe_get_full_fp32_param(weight)
+        for key in MOMENTS:
+            yield f"state.{name}.{key}", safe_get_full_optimizer_state(weight, key)
+        yield f"state.{name}.step", torch.tensor(float(step))
+
+
+def restore_zero_state(model, state):
+    """Fill the flat parts of ZeRO-1 to 3, and the weights computed with, from a gathered state."""
+    zero = model.optimizer
+    make_zero_moments(zero, state)
+    for name, weight in zero_weights(model).items():
+        saved = {None: state[name]}  # DeepSpeed's key for the fp32 weight itself
+        for key in MOMENTS:
+            saved[key] = state[f"state.{name}.{key}"]
         if hasattr(weight, "ds_tensor"):
-            with deepspeed.zero.GatheredParameters([weight], modifier_rank=0):
-                weight.data.copy_(state[name].view(weight.shape))
+            restore_zero3_weight(zero, weight, saved)
+        else:  # ZeRO-1 and 2
+            for key, whole in saved.items():
+                weight.set_full_hp_param(whole.to(weight.device), key)
     if hasattr(zero, "update_lp_params"):
         zero.update_lp_params()
+
+
+def make_zero_moments(zero, state):
+    """Give the flat parts the saved step, and moments of zeros to be filled.
+
+    Before the first step they have no optimizer state. zero: DeepSpeed's optimizer.
+    """
+    step = next(tensor for name, tensor in state.items() if name.endswith(".step"))
+    parts = getattr(zero, "fp32_partitioned_groups_flat", None)  # ZeRO-3
+    for flat in parts or zero.single_partition_of_fp32_groups:
+        entry = {"step": step.to(flat.device, copy=True)}
+        for key in MOMENTS:
+            entry[key] = torch.zeros_like(flat)
+        zero.optimizer.state[flat] = entry
+
+
+def restore_zero3_weight(zero, weight, saved):
+    """Fill this rank's part of one weight of ZeRO-3, then the weight that is computed with.
+
+    saved: {None: whole weight, name of a moment: whole moment}. Every rank must take part.
+    """
+    import deepspeed
+
+    size = weight.ds_tensor.numel()
+    start = size * torch.distributed.get_rank(weight.ds_process_group)
+    for key, whole in saved.items():
+        # Part by part: DeepSpeed's function for the whole fails where the last part is padded
+        part = whole.flatten()[start : start + size]
+        part = torch.nn.functional.pad(part, (0, size - part.numel()))
+        zero.set_local_hp_param(part, weight, key)
+    with deepspeed.zero.GatheredParameters([weight], modifier_rank=0):
+        weight.data.copy_(saved[None].view(weight.shape))
