@@ -85,8 +85,10 @@ def gather_state(accelerator, model, optimizer):
         state = gather_zero_state(accelerator, model)
     elif pairs := master_weights(model, optimizer.optimizer):
         state = gather_master_state(accelerator, pairs, optimizer.optimizer.optimizer)
+    elif strategy_in_force(accelerator)[1]:
+        state = gather_fsdp_state(model, optimizer.optimizer)
     else:
-        state = gather_by_torch(accelerator, model, optimizer.optimizer)
+        state = gather_unsharded_state(accelerator, model, optimizer.optimizer)
     for name, buffer in running_statistics(model):
         state[name] = buffer.cpu()
     kept = {}
@@ -113,15 +115,36 @@ def gather_master_state(accelerator, pairs, optimizer):
     return {name: tensor.cpu() for name, tensor in master_parts(kept, optimizer)}
 
 
-def gather_by_torch(accelerator, model, optimizer):
-    """Return the state of one process, DDP, FSDP or ZeRO-0 in fp32, by torch's get_state_dict."""
-    inner = model
-    if zero_stage(accelerator) == 0:
-        inner = model.module  # torch takes off the wrappers of the others by itself
+def gather_unsharded_state(accelerator, model, optimizer):
+    """Return the state of one process, DDP or ZeRO-0 in fp32 on rank 0, {} on the others.
+
+    torch's get_state_dict is not for these: it looks up each name of the model's state_dict, and
+    the scales of bitsandbytes' int8 layers (SCB) are no attributes of their modules.
+    """
+    state = {}
+    if accelerator.is_main_process:
+        _init_optim_state(optimizer)  # as get_state_dict does: there may not have been a step yet
+        for name, weight in trained_weights(model, optimizer).items():
+            state[name] = weight.detach().cpu()
+            for key, value in optimizer.state[weight].items():
+                place = f"state.{name}.{saved_key(optimizer, key)}"
+                state[place] = torch.as_tensor(value).cpu()
+    return state
+
+
+def trained_weights(model, optimizer):
+    """Return {name: weight} of what the optimizer trains, in its order, without wrappers' names."""
+    names = {weight: clean_name(name) for name, weight in model.named_parameters()}
+    groups = optimizer.param_groups
+    return {names[weight]: weight for group in groups for weight in group["params"]}
+
+
+def gather_fsdp_state(model, optimizer):
+    """Return the state of FSDP by torch's get_state_dict: on rank 0, {} on the others."""
     # FSDP1 must be asked for frozen weights too: to leave them out, torch 2.13 deletes them on
     # every rank, also on those that have none, which is a KeyError.
     options = replace(WHOLE, ignore_frozen_params=not is_fsdp1(model))
-    weights, optimizer_state = get_state_dict(inner, optimizer, options=options)
+    weights, optimizer_state = get_state_dict(model, optimizer, options=options)
     entries = optimizer_state.get("state", {})
     state = {name: weights[name] for name in entries}
     state.update(flatten("state", entries))
@@ -246,13 +269,11 @@ def restore_in_place(model, optimizer, state):
     same tensors, and each now has the saved values.
     """
     _init_optim_state(optimizer)  # a step of rate 0, after which all of its state exists
-    names = {weight: clean_name(name) for name, weight in model.named_parameters()}
-    trained = [weight for group in optimizer.param_groups for weight in group["params"]]
-    places = {names[weight]: weight for weight in trained}
-    for weight in trained:
+    places = trained_weights(model, optimizer)
+    for name, weight in list(places.items()):
         entries = optimizer.state[weight]
         for key, value in entries.items():
-            place = f"state.{names[weight]}.{saved_key(optimizer, key)}"
+            place = f"state.{name}.{saved_key(optimizer, key)}"
             places[place] = value
             is_number = not isinstance(value, torch.Tensor)  # bitsandbytes' count of steps
             if is_number and place in state:

@@ -10,6 +10,7 @@ import fault_injection as fi
 import pytest
 
 SAVES = ("--save_steps", "7", "--save_total_limit", "9")
+INT8 = (*SAVES, "--use_peft", "--load_in_8bit")
 NAN = ("--save_steps", "1", "--save_total_limit", "30", "--nonfinite", "skip")
 
 
@@ -59,6 +60,12 @@ def test_what_is_lost_is_computed_again(config, ranks, lab, tmp_path):
     job = fi.job(config, ranks)  # 3: ZeRO-3 pads the last parts
     whole = lab.whole(job, flags=SAVES)
     check(fi.goes_on(lab, job, lost_after(7, whole, tmp_path / "run"), whole=whole))
+
+
+def test_adapters_of_an_int8_base_go_on(lab, tmp_path):
+    job = fi.job("ddp")
+    whole = lab.whole(job, flags=INT8)
+    check(fi.goes_on(lab, job, lost_after(7, whole, tmp_path / "run"), flags=INT8, whole=whole))
 
 
 def test_a_signal_to_one_rank_in_evaluation_stops_all_and_saves(lab, tmp_path):

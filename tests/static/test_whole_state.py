@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from bitsandbytes.nn import Linear8bitLt
 from bitsandbytes.optim import AdamW8bit
 from fakes import fake_accelerator
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -123,3 +124,23 @@ def test_a_state_comes_back_into_wrapped_layers():
     model[1].compile()
     assert restored(torch.compile(model), optimizer, state)
     assert torch.equal(model[0].weight, state["0.weight"])
+
+
+def test_adapters_of_an_int8_base_are_saved_and_come_back():
+    """Its state_dict has entries that are no attributes of its modules, at which torch's get_state_dict fails."""
+
+    def with_int8_base(seed):
+        torch.manual_seed(seed)
+        base = Linear8bitLt(64, 64, has_fp16_weights=False).to("cpu").requires_grad_(False)
+        model = torch.nn.Sequential(base, torch.nn.Linear(64, 2))
+        optimizer = torch.optim.AdamW(model[1].parameters(), lr=1e-3)
+        model(torch.randn(4, 64)).sum().backward()
+        optimizer.step()
+        return model, optimizer
+
+    state = gathered(*with_int8_base(seed=1))
+    weights = {name for name in state if not name.startswith("state.")}
+    assert weights == {"1.weight", "1.bias"} and "state.1.weight.exp_avg" in state
+    model, optimizer = with_int8_base(seed=2)
+    assert restored(model, optimizer, state)
+    assert torch.equal(model[1].weight, state["1.weight"])
