@@ -82,7 +82,8 @@ def memory_given_back(before):
     """
     begun = time.monotonic()
     while before is not None:
-        if (machine.gpu_memory_used() or 0) - before <= FREE_AGAIN_MIB:
+        used = machine.gpu_memory_used() or 0
+        if used - before <= FREE_AGAIN_MIB:
             break
         if time.monotonic() - begun > MEMORY_BACK:
             return None

@@ -122,7 +122,7 @@ def measure_point(setup, point):
         flags = flags | sizes | as_flags(point.flags)
     name = f"{point.model} {point.rows} x {point.length}"
     name = " ".join([name, *point.flags])
-    before = (machine.gpu_memory_used() or 0) * 2**20
+    used_mib = machine.gpu_memory_used() or 0
     found, command = speed.probed(setup, name, "recipes/llama.py", flags, STEPS, WARMUP)
     row = {"run": name, "result": found.get("failed", "trained")}
     if "failed" in found:
@@ -132,7 +132,7 @@ def measure_point(setup, point):
         if kind in found:
             row[kind] = found[kind]
     if "device" in found:
-        row["process"] = found["device"] - before
+        row["process"] = found["device"] - used_mib * 2**20
     return row, command
 
 

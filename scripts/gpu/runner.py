@@ -102,7 +102,8 @@ def wait_for_memory(before):
         return 0
     end = time.monotonic() + MEMORY_BACK
     while True:
-        left = (machine.gpu_memory_used() or 0) - before
+        used = machine.gpu_memory_used() or 0
+        left = used - before
         if left <= FREE_AGAIN_MIB:
             return 0
         if time.monotonic() > end:
