@@ -1,5 +1,4 @@
-"""The first hour on a GPU: every claim of this project that only a GPU can show, the most valuable
-ones first.
+"""Show every claim of this project that only a GPU can show, the most valuable ones first.
 
     python scripts/gpu_proof.py --list
     python scripts/gpu_proof.py --minutes 10                 # the ten most valuable minutes
@@ -7,11 +6,12 @@ ones first.
     python scripts/gpu_proof.py --retry                      # also what failed or timed out before
     python scripts/gpu_proof.py --device cpu --tiny          # as far as a CPU allows
 
-Each cell runs in a process of its own, at most five minutes, and leaves one JSON under --output as
-soon as it ends: what it proves, its bound and verdict, its numbers, its commands, and the device,
-driver, versions and commit. Models are made on the device from configs, with random weights, and
-rows are made here: nothing is downloaded. A package that is missing skips the cells that need it
-and says so; `make gpu-wheels` puts such packages into one folder.
+Together the cells are the first hour on a GPU. Each runs in a process of its own, at most five
+minutes, and leaves one JSON under --output as soon as it ends: what it proves, its bound and
+verdict, its numbers, its commands, and the device, driver, versions and commit. Models are made on
+the device from configs, with random weights, and rows are made here: nothing is downloaded. A
+package that is missing skips the cells that need it and says so; `make gpu-wheels` puts such
+packages into one folder.
 
 A commit of the JSON files to results/gpu/ and `python scripts/readme_tables.py` write the tables of
 the README.
@@ -25,6 +25,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 from gpu import machine, runner
@@ -54,9 +55,8 @@ def parse_args():
         "--commit",
         help="to record where this folder is no git repository, as in a copy of the tree",
     )
-    parser.add_argument(
-        "--worker", metavar="CELL", help=argparse.SUPPRESS
-    )  # the process of one cell
+    # The process of one cell is started with this
+    parser.add_argument("--worker", metavar="CELL", help=argparse.SUPPRESS)
     args = parser.parse_args()
     try:
         args.chosen = [cell for cell in CELLS if re.search(args.only, cell.name)]
@@ -104,23 +104,18 @@ def main():
         return None
     if args.device == "cuda":
         check_gpu(parser)
-    signal.signal(
-        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
-    )  # ends the running cell on the way
+    # An exit ends the running cell on the way
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     facts = machine.facts(args.device)
     facts["commit"] = facts["commit"] or args.commit
     records = runner.run_all(
         args.chosen, args.device, args.tiny, args.output, facts, args.minutes, args.retry
     )
-    counts = {}
-    for record in records:
-        counts[record["verdict"]] = counts.get(record["verdict"], 0) + 1
-    print(
-        f"{len(records)} of {len(args.chosen)} cells: "
-        + ", ".join(f"{n} {name}" for name, n in counts.items())
-    )
+    counts = Counter(record["verdict"] for record in records)
+    shown = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
+    print(f"{len(records)} of {len(args.chosen)} cells: {shown}")
     print(f"The results are in {args.output}.")
-    return int(any(record["verdict"] in (FAILED, TIMED_OUT, NOT_OK) for record in records))
+    return int(any(verdict in (FAILED, TIMED_OUT, NOT_OK) for verdict in counts))
 
 
 if __name__ == "__main__":

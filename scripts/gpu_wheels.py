@@ -93,10 +93,10 @@ class WheelError(Exception):
 
 
 def version_wanted(package):
-    """The requirement to ask pip for: the installed version, else the range of requirements.txt,
-    else any.
+    """Return the requirement to ask pip for.
 
-    A local part of a version (+cpu) is left out, since an index does not know it.
+    It names the installed version, else the range of requirements.txt, else none. A local part of
+    a version (+cpu) is left out, since an index does not know it.
     """
     try:
         return f"{package}=={importlib.metadata.version(package).split('+')[0]}"
@@ -110,7 +110,10 @@ def version_wanted(package):
 
 
 def pip(*words, **variables):
-    """Run pip of this environment; raises WheelError with its last lines."""
+    """Run pip of this environment with more environment variables.
+
+    Raises WheelError with the last lines of its output if it fails.
+    """
     command = [sys.executable, "-m", "pip", *[str(word) for word in words]]
     done = subprocess.run(
         command,
@@ -125,7 +128,7 @@ def pip(*words, **variables):
 
 
 def target_options(python_version):
-    """pip's options that choose wheels for the other machine instead of this one."""
+    """Return pip's options that choose wheels for the other machine instead of this one."""
     options = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python_version]
     for platform in PLATFORMS:
         options += ["--platform", platform]
@@ -133,20 +136,16 @@ def target_options(python_version):
 
 
 def fetch(package, folder, python_version):
-    """Download, or build, the wheel of one package into `folder`; returns its path."""
+    """Download, or build, the wheel of one package into `folder`; return its path.
+
+    Raises WheelError if pip fails or leaves none, or if a built one holds compiled parts.
+    """
     before = set(folder.glob("*.whl"))
     requirement = version_wanted(package)
     if package in BUILT_HERE:
         # Built in this environment, since deepspeed's setup.py imports torch
-        pip(
-            "wheel",
-            "--no-deps",
-            "--no-build-isolation",
-            "--wheel-dir",
-            folder,
-            requirement,
-            DS_BUILD_OPS="0",
-        )
+        options = ["--no-deps", "--no-build-isolation", "--wheel-dir", folder]
+        pip("wheel", *options, requirement, DS_BUILD_OPS="0")
     else:
         pip("download", "--no-deps", "--dest", folder, *target_options(python_version), requirement)
     found = sorted(set(folder.glob("*.whl")) - before)
@@ -160,83 +159,81 @@ def fetch(package, folder, python_version):
 
 
 def record_line(name, content):
-    """One line of a wheel's RECORD: path, sha256 in base64 without padding, size (PEP 376, PEP
-    427).
+    """Return one line of a wheel's RECORD (PEP 376, PEP 427).
+
+    It has the path, the sha256 in base64 without padding, and the size.
     """
-    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest())
+    digest = digest.rstrip(b"=").decode()
     return [name, f"sha256={digest}", str(len(content))]
 
 
 def repack(wheel, keep):
     """Rewrite a wheel with those of its files that keep(name) is true for, and their RECORD."""
+    contents = {}
     with zipfile.ZipFile(wheel) as old:
-        contents = {
-            entry.filename: old.read(entry) for entry in old.infolist() if not entry.is_dir()
-        }
+        for entry in old.infolist():
+            if not entry.is_dir():
+                contents[entry.filename] = old.read(entry)
     record = next(name for name in contents if name.endswith(".dist-info/RECORD"))
     del contents[record]
     kept = {name: content for name, content in contents.items() if keep(name)}
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
-    writer.writerows(record_line(name, content) for name, content in kept.items())
+    for name, content in kept.items():
+        writer.writerow(record_line(name, content))
     writer.writerow([record, "", ""])
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as new:
         for name, content in kept.items():
             new.writestr(name, content)
-        new.writestr(
-            record, lines.getvalue()
-        )  # the specification asks for it at the end of the archive
+        # The specification asks for it at the end of the archive
+        new.writestr(record, lines.getvalue())
 
 
 def trim_bitsandbytes(wheel, cuda):
-    """Leave out every compiled library of bitsandbytes but those for one CUDA version and for the
-    CPU.
+    """Keep the compiled libraries of bitsandbytes for one CUDA version and for the CPU alone.
+
+    Raises WheelError if the wheel lacks one of them.
     """
     wanted = {f"libbitsandbytes_cuda{cuda}.so", "libbitsandbytes_cpu.so"}
     with zipfile.ZipFile(wheel) as archive:
         libraries = {Path(name).name for name in archive.namelist() if name.endswith(".so")}
     missing = wanted - libraries
     if missing:
-        raise WheelError(
-            f"{wheel.name} has no {', '.join(sorted(missing))}, only {', '.join(sorted(libraries))}"
-        )
+        lacking = ", ".join(sorted(missing))
+        present = ", ".join(sorted(libraries))
+        raise WheelError(f"{wheel.name} has no {lacking}, only {present}")
     repack(wheel, lambda name: not name.endswith(".so") or Path(name).name in wanted)
 
 
 def check_record(wheel):
-    """Raise WheelError if a file of a wheel differs from its RECORD, or one of the two lacks it."""
+    """Raise WheelError unless a wheel's RECORD lists the files of the archive as they are."""
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.endswith("/")}
         record = next(name for name in names if name.endswith(".dist-info/RECORD"))
-        lines = list(csv.reader(io.StringIO(archive.read(record).decode())))
+        text = archive.read(record).decode()
+        lines = list(csv.reader(io.StringIO(text)))
         listed = {line[0] for line in lines}
         if listed != names:
-            raise WheelError(
-                f"{wheel.name}: RECORD and archive differ in {sorted(listed ^ names)[:3]}"
-            )
+            differing = sorted(listed ^ names)
+            raise WheelError(f"{wheel.name}: RECORD and archive differ in {differing[:3]}")
         for line in lines:
-            if line[0] != record and line != record_line(line[0], archive.read(line[0])):
-                raise WheelError(f"{wheel.name}: RECORD has another hash or size of {line[0]}")
+            name = line[0]
+            if name != record and line != record_line(name, archive.read(name)):
+                raise WheelError(f"{wheel.name}: RECORD has another hash or size of {name}")
 
 
 def check_install(folder, python_version):
-    """Install all wheels with pip for the target platform into a temporary folder; returns the
-    bytes there.
+    """Install all wheels for the target platform into a temporary folder; return the bytes there.
+
+    Raises WheelError if pip does not accept one.
     """
     with tempfile.TemporaryDirectory() as target:
         wheels = sorted(folder.glob("*.whl"))
-        pip(
-            "install",
-            "--quiet",
-            "--no-index",
-            "--no-deps",
-            "--no-compile",
-            "--target",
-            target,
-            *target_options(python_version),
-            *wheels,
-        )
-        return sum(path.stat().st_size for path in Path(target).rglob("*") if path.is_file())
+        options = ["--quiet", "--no-index", "--no-deps", "--no-compile", "--target", target]
+        pip("install", *options, *target_options(python_version), *wheels)
+        files = [path for path in Path(target).rglob("*") if path.is_file()]
+        return sum(path.stat().st_size for path in files)
 
 
 def parse_args():

@@ -11,10 +11,8 @@ from .cell import Cell
 
 CUDA = "it asks about CUDA itself"
 MINUTES_ON_A_CPU = "the quick example takes minutes on a CPU, where tests/cpu runs it"
-RECIPE = (
-    "datasets",
-    "peft",
-)  # what recipes/llama.py imports besides the libraries that a model needs anyway
+# What recipes/llama.py imports besides the libraries that a model needs anyway
+RECIPE = ("datasets", "peft")
 
 
 @dataclass(frozen=True)
@@ -325,7 +323,8 @@ def speed_cells():
             "speed.8b_qlora",
             "the peak of 8B QLoRA with two rows of 2,048 tokens, beside the others",
             call("speed", "eight_b_qlora"),
-            "losses agree; within 5 % of the lean loop; at most 8.0 GiB of tensors (torchtune: 7.4)",
+            "losses agree; within 5 % of the lean loop; "
+            "at most 8.0 GiB of tensors (torchtune: 7.4)",
             300,
             needs=(*RECIPE, "bitsandbytes"),
         ),

@@ -6,6 +6,7 @@ survive if its time runs out.
 """
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable
@@ -27,30 +28,24 @@ class Skip(Exception):
 
 @dataclass
 class Outcome:
-    """What a cell found.
+    """What a cell found."""
 
-    rows: one dictionary a line of the table, all of plain numbers and text.
-    ok: whether the stated bound holds; None where the cell has no bound.
-    commands: command lines that it ran, from the repository's root.
-    """
-
+    # One dictionary a line of the table, all of plain numbers and text
     rows: list = field(default_factory=list)
-    ok: bool | None = None
+    ok: bool | None = None  # whether the stated bound holds; None where the cell has no bound
+    # Command lines that it ran, from the repository's root
     commands: list = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a cell is given. device: "cuda" or "cpu"; tiny: small shapes and few variants, for a
-    machine without a GPU; output: folder of all cells; work: this cell's own folder; deadline: in
-    the clock of time.monotonic.
-    """
+    """What a cell is given."""
 
-    device: str
-    tiny: bool
-    output: Path
-    work: Path
-    deadline: float
+    device: str  # "cuda" or "cpu"
+    tiny: bool  # small shapes and few variants, for a machine without a GPU
+    output: Path  # folder of all cells
+    work: Path  # this cell's own folder
+    deadline: float  # in the clock of time.monotonic
 
     @property
     def models(self):
@@ -68,21 +63,15 @@ class Setup:
 
 @dataclass(frozen=True)
 class Cell:
-    """One question.
+    """One question."""
 
-    name: topic and question, joined by a dot. proves: a sentence. bound: what has to hold, "" if it
-    only measures. run: function of a Setup that returns an Outcome or raises Skip. limit: seconds
-    after which it is killed. needs: packages without which it is skipped. cuda_only: why it cannot
-    run on a CPU, "" if it can.
-    """
-
-    name: str
-    proves: str
-    run: Callable
-    bound: str = ""
-    limit: int = 120
-    needs: tuple = ()
-    cuda_only: str = ""
+    name: str  # topic and question, joined by a dot
+    proves: str  # a sentence
+    run: Callable  # function of a Setup that returns an Outcome or raises Skip
+    bound: str = ""  # what has to hold, "" if it only measures
+    limit: int = 120  # seconds after which it is killed
+    needs: tuple = ()  # packages without which it is skipped
+    cuda_only: str = ""  # why it cannot run on a CPU, "" if it can
 
 
 def write_json(path, content):
@@ -98,8 +87,11 @@ def write_json(path, content):
 
 
 def relative_error(value, reference):
-    """|value / reference - 1|; infinite where one of them is missing, zero or not a number."""
+    """Return |value / reference - 1|, or infinity where that is no number.
+
+    It is none where one of them is missing or not a number, or the reference is zero.
+    """
     if value is None or not reference:
         return float("inf")
     error = abs(value / reference - 1)
-    return error if error == error else float("inf")
+    return float("inf") if math.isnan(error) else error

@@ -1,6 +1,7 @@
-"""Cells that prove the recipes right on a GPU: every strategy, masks, parity with fp32, resume,
-quantized bases, optimizers, and the other recipes. Each launches the shipped recipe under shipped
-YAML files.
+"""Cells that prove the recipes right on a GPU.
+
+They are about every strategy, masks, parity with fp32, resume, quantized bases, optimizers, and the
+other recipes. Each launches the shipped recipe under shipped YAML files.
 """
 
 import json
@@ -29,12 +30,10 @@ from .launches import (
 )
 
 LOSS_BOUND = 2e-2  # relative, over 20 steps: bf16 keeps eight bits, TF32 and fp16 eleven
-RESUME_BOUND = (
-    2e-3  # relative: kernels add in no fixed order, and AdamW carries that on for ten steps
-)
-QUANTIZED_BOUND = (
-    0.1  # relative, of the first loss: 4 and 8 bits round a random model's logits by some percent
-)
+# Relative: kernels add in no fixed order, and AdamW carries that on for ten steps
+RESUME_BOUND = 2e-3
+# Relative, of the first loss: 4 and 8 bits round a random model's logits by some percent
+QUANTIZED_BOUND = 0.1
 PEAK_BOUND = 1.1  # peak of a resumed run to that of the run before
 ONE_RANK = "refused: one rank of FSDP1 is NO_SHARD, which loses frozen weights beside adapters"
 FIRST_STATE = 10  # step of the checkpoint that is resumed from
@@ -44,24 +43,15 @@ FIRST_STATE = 10  # step of the checkpoint that is resumed from
 
 
 def strategies(*configs):
-    """A cell that trains full weights and QLoRA under each YAML and reads the shard report."""
+    """Return a cell that trains full weights and QLoRA under each YAML.
+
+    It reads the shard report of each launch.
+    """
 
     def run(setup):
         variants = []
         for config in configs:
-            left_out = ""
-            if "hybrid" in config:
-                variants.append(Variant(config, config, left_out="its mesh needs four GPUs"))
-                continue
-            if config == "fsdp1_no_shard" or (
-                config.startswith("fsdp1") and setup.device == "cuda"
-            ):
-                left_out = ONE_RANK
-            if config == "fsdp1_shard_grad_op":
-                left_out = "the recipe refuses a 4-bit base there"
-            qlora = job(setup, *adapters(setup, "nf4"))
-            variants.append(Variant(f"{config}, full", config, flags=job(setup)))
-            variants.append(Variant(f"{config}, QLoRA", config, flags=qlora, left_out=left_out))
+            variants += variants_under(setup, config)
         outcome = Outcome(ok=True)
         for trained in train_all(setup, variants, tiny_model(setup)):
             row = row_of(trained)
@@ -71,20 +61,43 @@ def strategies(*configs):
                     row[f"{kind}, bytes"] = held(trained, kind)
                 row["learns"] = falls(trained.losses)
                 outcome.ok = outcome.ok and row["learns"] and row["shard report"] == "ok"
-            outcome.ok = outcome.ok and not failed(trained)
-            outcome.rows.append(row)
-            outcome.commands.append(trained.command)
+            add_row(outcome, row, trained)
         return outcome
 
     return run
+
+
+def variants_under(setup, config):
+    """Return full weights and QLoRA under one YAML, with the reason where one cannot train."""
+    if "hybrid" in config:
+        return [Variant(config, config, left_out="its mesh needs four GPUs")]
+    left_out = ""
+    one_rank = config.startswith("fsdp1") and setup.device == "cuda"
+    if one_rank or config == "fsdp1_no_shard":
+        left_out = ONE_RANK
+    if config == "fsdp1_shard_grad_op":
+        left_out = "the recipe refuses a 4-bit base there"
+    qlora = job(setup, *adapters(setup, "nf4"))
+    return [
+        Variant(f"{config}, full", config, flags=job(setup)),
+        Variant(f"{config}, QLoRA", config, flags=qlora, left_out=left_out),
+    ]
+
+
+def add_row(outcome, row, trained):
+    """Add the row of a launch to an outcome, which does not hold if the launch failed."""
+    outcome.ok = outcome.ok and not failed(trained)
+    outcome.rows.append(row)
+    outcome.commands.append(trained.command)
 
 
 # ---- Masks ----
 
 
 def masks(setup):
-    """Logits of packed documents do not depend on their neighbors, under any attention: the test of
-    that runs as it is.
+    """Logits of packed documents do not depend on their neighbors, under any attention.
+
+    The test of that runs as it is.
     """
     return run_tests(setup, "tests/gpu/test_masks_on_gpu.py")
 
@@ -104,23 +117,26 @@ def run_tests(setup, path):
     )
     if not report.exists():
         raise RuntimeError(f"pytest wrote no report: {launches.error_of(done.stdout)}")
-    rows = []
-    for case in ElementTree.parse(report).iter("testcase"):
-        row = {"test": case.get("name"), "result": "passed"}
-        for outcome in ("skipped", "failure", "error"):
-            found = case.find(outcome)
-            if found is not None:
-                row["result"] = f"{outcome}: {(found.get('message') or '').splitlines()[0][:200]}"
-        rows.append(row)
-    passed = [row for row in rows if row["result"] == "passed"]
-    broken = [row for row in rows if row["result"].startswith(("failure", "error"))]
-    return Outcome(rows, bool(passed) and not broken, [launches.printable(command, setup)])
+    cases = ElementTree.parse(report).iter("testcase")
+    rows = [{"test": case.get("name"), "result": result_of(case)} for case in cases]
+    passed = any(row["result"] == "passed" for row in rows)
+    broken = any(row["result"].startswith(("failure", "error")) for row in rows)
+    return Outcome(rows, passed and not broken, [launches.printable(command, setup)])
+
+
+def result_of(case):
+    """Return how a test of a JUnit report ended, with the first line of the reason."""
+    result = "passed"
+    for kind in ("skipped", "failure", "error"):
+        found = case.find(kind)
+        if found is not None:
+            message = found.get("message") or ""
+            result = f"{kind}: {message.splitlines()[0][:200]}"
+    return result
 
 
 def packed_rows(setup):
-    """The recipe with packed and padding-free rows: each attention gives the loss of eager
-    attention.
-    """
+    """With packed and padding-free rows each attention gives the loss of eager attention."""
     outcome = Outcome(ok=True)
     packing = ("--packing", "--max_length", "128")
     for name, flags in (("packed", packing), ("padding-free", ("--padding_free",))):
@@ -138,15 +154,17 @@ def packed_rows(setup):
 
 
 def attention_variant(setup, name, kernel, flags, needs=()):
-    """A variant with one attention; what only a GPU has is left out on a CPU."""
-    left_out = "" if setup.device == "cuda" or kernel in ("eager", "sdpa") else "needs a GPU"
+    """Return a variant with one attention; what only a GPU has is left out on a CPU."""
+    runs_here = setup.device == "cuda" or kernel in ("eager", "sdpa")
+    left_out = "" if runs_here else "needs a GPU"
     flags = job(setup, "--attn_implementation", kernel, *flags)
     return Variant(f"{name}, {kernel}", flags=flags, left_out=left_out, needs=needs)
 
 
 def compare(outcome, trained, reference, bound=LOSS_BOUND):
-    """Add a row for each launch, with its largest difference from the reference's losses, and judge
-    it.
+    """Add a row for each launch, with its largest difference from the reference's losses.
+
+    The outcome holds if every difference is within the bound, and no launch failed.
     """
     for one in trained:
         row = row_of(one)
@@ -154,9 +172,7 @@ def compare(outcome, trained, reference, bound=LOSS_BOUND):
             difference = largest_difference(one.steps, reference.steps)
             row["from the first, relative"] = difference
             outcome.ok = outcome.ok and difference <= bound
-        outcome.ok = outcome.ok and not failed(one)
-        outcome.rows.append(row)
-        outcome.commands.append(one.command)
+        add_row(outcome, row, one)
 
 
 # ---- Parity with fp32 ----
@@ -165,8 +181,10 @@ def compare(outcome, trained, reference, bound=LOSS_BOUND):
 def parity_table(setup):
     """Precisions, engines, pieces of the loss and checkpointing against fp32 in one process."""
     on_gpu = "" if setup.device == "cuda" else "needs a GPU"
-    rounds_positions = compare_versions("transformers", "<", "5.19")  # the recipes then refuse --tf32
-    no_tf32 = on_gpu or ("refused below transformers 5.19" if rounds_positions else "")
+    no_tf32 = on_gpu
+    rounds_positions = compare_versions("transformers", "<", "5.19")
+    if rounds_positions and not no_tf32:  # the recipes then refuse --tf32
+        no_tf32 = "refused below transformers 5.19"
     pieces = ("--max_logits_mib", "0.05")
     variants = [
         Variant("fp32", precision="no", flags=job(setup)),
@@ -192,23 +210,16 @@ def parity_table(setup):
 
 
 def parity_of_packed(setup):
-    """Packed rows, which make other batches, against fp32 with packed rows; compiled and logged
-    seldom too.
-    """
+    """Packed rows, which make other batches, against fp32 with packed rows; compiled too."""
     packing = ("--packing", "--max_length", "128")
     on_gpu = "" if setup.device == "cuda" else "compiling takes minutes on a CPU"
+    compiled = job(setup, "--torch_compile", *packing)
+    liger = job(setup, "--use_liger_kernel", *packing)
     variants = [
         Variant("fp32 packed", precision="no", flags=job(setup, *packing)),
         Variant("bf16 packed", flags=job(setup, *packing)),
-        Variant(
-            "bf16 packed, compiled", flags=job(setup, "--torch_compile", *packing), left_out=on_gpu
-        ),
-        Variant(
-            "bf16 packed, Liger",
-            flags=job(setup, "--use_liger_kernel", *packing),
-            left_out=on_gpu,
-            needs=("liger-kernel",),
-        ),
+        Variant("bf16 packed, compiled", flags=compiled, left_out=on_gpu),
+        Variant("bf16 packed, Liger", flags=liger, left_out=on_gpu, needs=("liger-kernel",)),
     ]
     outcome = Outcome(ok=True)
     trained = train_all(setup, variants, tiny_model(setup))
@@ -220,7 +231,9 @@ def parity_of_packed(setup):
 
 
 def resume_cell(variants_of, wide=False):
-    """A cell that runs each variant, takes its newest checkpoint away, runs it again, and compares.
+    """Return a cell that runs each variant, takes its newest checkpoint away, and runs it again.
+
+    The losses of both runs are compared.
 
     variants_of: name of a function of this module that makes them from a Setup, without the flags
     of the job. wide: with a model whose state stands out of the memory of a process.
@@ -229,7 +242,8 @@ def resume_cell(variants_of, wide=False):
     def run(setup):
         make_variants = globals()[variants_of]
         steps = 4 if setup.tiny else 2 * FIRST_STATE
-        saving = ("--save_steps", str(steps // 2), "--save_total_limit", "9")
+        half = steps // 2
+        saving = ("--save_steps", str(half), "--save_total_limit", "9")
         data = launches.wide_model(setup) if wide else tiny_model(setup)
         variants = []
         for variant in make_variants(setup):
@@ -240,26 +254,25 @@ def resume_cell(variants_of, wide=False):
         for trained in whole:
             if trained.code == 0:
                 peaks[trained.variant.name] = trained.peak_gib
-                forget_second_half(trained.folder / "run", steps // 2, steps)
+                forget_second_half(trained.folder / "run", half, steps)
+        again = train_all(setup, variants, data)
+        compares_peaks = wide and setup.device == "cuda"  # a CPU's is that of the whole process
         outcome = Outcome(ok=True)
-        for first, second in zip(whole, train_all(setup, variants, data), strict=True):
+        for first, second in zip(whole, again, strict=True):
             row = row_of(second)
             if first.code == 0 and second.code == 0:
                 # A run that began at the checkpoint left the lines before it alone, speed included
-                row["resumed"] = second.steps[: steps // 2] == first.steps[: steps // 2]
+                row["resumed"] = second.steps[:half] == first.steps[:half]
                 row["largest difference"] = largest_difference(second.steps, first.steps)
-                row["peak GiB before"] = round(peaks[first.variant.name], 3)
-                outcome.ok = (
-                    outcome.ok and row["resumed"] and row["largest difference"] <= RESUME_BOUND
-                )
-                if (
-                    wide and setup.device == "cuda"
-                ):  # on a CPU the peak is that of the whole process
-                    row["peak to peak"] = round(second.peak_gib / peaks[first.variant.name], 3)
+                peak = peaks[first.variant.name]
+                row["peak GiB before"] = round(peak, 3)
+                same = row["resumed"] and row["largest difference"] <= RESUME_BOUND
+                outcome.ok = outcome.ok and same
+                if compares_peaks:
+                    row["peak to peak"] = round(second.peak_gib / peak, 3)
                     outcome.ok = outcome.ok and row["peak to peak"] <= PEAK_BOUND
-            outcome.ok = outcome.ok and not failed(first) and not failed(second)
-            outcome.rows.append(row)
-            outcome.commands.append(second.command)
+            outcome.ok = outcome.ok and not failed(first)
+            add_row(outcome, row, second)
         return outcome
 
     return run
@@ -268,12 +281,12 @@ def resume_cell(variants_of, wide=False):
 def forget_second_half(folder, half, steps):
     """Leave a finished run as a kill just after its first checkpoint would have left it."""
     shutil.rmtree(folder / f"checkpoint-{steps}")
-    kept = [
-        line
-        for line in (folder / "metrics.jsonl").read_text().splitlines()
-        if json.loads(line)["step"] <= half
-    ]
-    (folder / "metrics.jsonl").write_text("".join(line + "\n" for line in kept))
+    metrics = folder / "metrics.jsonl"
+    kept = []
+    for line in metrics.read_text().splitlines():
+        if json.loads(line)["step"] <= half:
+            kept.append(line + "\n")
+    metrics.write_text("".join(kept))
     (folder / "status.json").unlink(missing_ok=True)
     for path in folder.glob("*.safetensors"):
         path.unlink()
@@ -323,21 +336,29 @@ def resume_of_optimizers(setup):
 
 # ---- Quantized bases and optimizers ----
 
+OPTIMIZERS = (
+    "adamw_torch_fused",
+    "adamw_8bit",
+    "adamw_torch",
+    "paged_adamw_8bit",
+    "paged_adamw_32bit",
+)
+
 
 def quantized(setup):
     """int8 and 4-bit bases train from about the loss of the bf16 base, and hold fewer bytes."""
+    nf4 = job(setup, *adapters(setup, "nf4"))
     variants = [
         Variant("LoRA", flags=job(setup, *adapters(setup))),
-        Variant("nf4", flags=job(setup, *adapters(setup, "nf4"))),
+        Variant("nf4", flags=nf4),
         Variant("int8", flags=job(setup, *adapters(setup, "int8"))),
-        Variant("nf4, FSDP2", "fsdp2_full_shard", flags=job(setup, *adapters(setup, "nf4"))),
-        Variant(
-            "nf4, FSDP2 offload", "fsdp2_cpu_offload", flags=job(setup, *adapters(setup, "nf4"))
-        ),
-        Variant("nf4, ZeRO-3", "deepspeed_zero3", flags=job(setup, *adapters(setup, "nf4"))),
+        Variant("nf4, FSDP2", "fsdp2_full_shard", flags=nf4),
+        Variant("nf4, FSDP2 offload", "fsdp2_cpu_offload", flags=nf4),
+        Variant("nf4, ZeRO-3", "deepspeed_zero3", flags=nf4),
     ]
     trained = train_all(setup, variants, launches.wide_model(setup))
-    base, outcome = trained[0], Outcome(ok=True)
+    base = trained[0]
+    outcome = Outcome(ok=True)
     for one in trained:
         row = row_of(one)
         if one.code == 0 and base.code == 0:
@@ -345,32 +366,25 @@ def quantized(setup):
             row["first loss, from LoRA's"] = relative_error(one.losses[0], base.losses[0])
             row["learns"] = falls(one.losses)
             smaller = one is base or row["parameters, bytes"] < held(base, "parameters")
-            right = smaller and row["learns"] and row["first loss, from LoRA's"] <= QUANTIZED_BOUND
-            outcome.ok = outcome.ok and right
-        outcome.ok = outcome.ok and not failed(one)
-        outcome.rows.append(row)
-        outcome.commands.append(one.command)
+            near = row["first loss, from LoRA's"] <= QUANTIZED_BOUND
+            outcome.ok = outcome.ok and smaller and row["learns"] and near
+        add_row(outcome, row, one)
     return outcome
 
 
 def optimizers(setup):
-    """Every --optim reaches about the loss of fused AdamW; those of eight bits hold a quarter of
-    its state.
+    """Every --optim reaches about the loss of fused AdamW.
+
+    Those of eight bits hold a quarter of its state.
     """
     on_gpu = "" if setup.device == "cuda" else "pages between GPU and host"
-    names = [
-        "adamw_torch_fused",
-        "adamw_8bit",
-        "adamw_torch",
-        "paged_adamw_8bit",
-        "paged_adamw_32bit",
-    ]
     variants = []
-    for name in names:
+    for name in OPTIMIZERS:
         left_out = on_gpu if name.startswith("paged") else ""
         variants.append(Variant(name, flags=job(setup, "--optim", name), left_out=left_out))
     trained = train_all(setup, variants, launches.wide_model(setup))
-    fused, outcome = trained[0], Outcome(ok=True)
+    fused = trained[0]
+    outcome = Outcome(ok=True)
     for one in trained:
         row = row_of(one)
         if one.code == 0 and fused.code == 0:
@@ -380,9 +394,7 @@ def optimizers(setup):
             if "8bit" in one.variant.name and not setup.tiny:  # small tensors keep 32 bits
                 right = right and row["optimizer, bytes"] < 0.3 * held(fused, "optimizer")
             outcome.ok = outcome.ok and right
-        outcome.ok = outcome.ok and not failed(one)
-        outcome.rows.append(row)
-        outcome.commands.append(one.command)
+        add_row(outcome, row, one)
     return outcome
 
 
@@ -401,7 +413,7 @@ MOST_PERPLEXITY = 4.0
 
 
 def quickstart(recipe):
-    """A cell that runs a recipe's quick example in bf16 and reads its held-out result."""
+    """Return a cell that runs a recipe's quick example in bf16 and reads its held-out result."""
 
     def run(setup):
         from time_quickstarts import SHOWN, before_and_after
@@ -410,13 +422,8 @@ def quickstart(recipe):
             raise Skip("make is not on the PATH")
         out = setup.work / "quickstart"
         precision = "bf16" if setup.device == "cuda" else "no"
-        command = [
-            "make",
-            f"quickstart-{recipe}",
-            f"OUT={out}",
-            f"PRECISION={precision}",
-            f"VENV={sys.prefix}",
-        ]
+        command = ["make", f"quickstart-{recipe}", f"OUT={out}"]
+        command += [f"PRECISION={precision}", f"VENV={sys.prefix}"]
         done = subprocess.run(
             command,
             cwd=ROOT,
@@ -430,11 +437,10 @@ def quickstart(recipe):
         if done.returncode:
             raise RuntimeError(f"exit code {done.returncode}: {launches.error_of(done.stdout)}")
         before, after = before_and_after(recipe, out)
-        right = (
-            after <= MOST_PERPLEXITY
-            if recipe == "mistral_pretrain"
-            else after >= LEAST_SHOWN[recipe]
-        )
+        if recipe == "mistral_pretrain":
+            right = after <= MOST_PERPLEXITY
+        else:
+            right = after >= LEAST_SHOWN[recipe]
         row = {
             "recipe": recipe,
             "shown": SHOWN[recipe],
@@ -452,14 +458,13 @@ def quickstart(recipe):
 
 def needs_compiler():
     """Raise Skip where DeepSpeed could not compile its CPU optimizer."""
-    if not (shutil.which("ninja") and shutil.which("c++")):
-        raise Skip(
-            "DeepSpeed compiles its CPU optimizer: ninja and a C++ compiler must be on the PATH"
-        )
+    if shutil.which("ninja") and shutil.which("c++"):
+        return
+    raise Skip("DeepSpeed compiles its CPU optimizer: ninja and a C++ compiler must be on the PATH")
 
 
 def strategies_with_compiler(*configs):
-    """`strategies`, skipped without a compiler."""
+    """Return the cell of `strategies`, skipped without a compiler."""
 
     def run(setup):
         needs_compiler()
@@ -469,7 +474,7 @@ def strategies_with_compiler(*configs):
 
 
 def resume_with_compiler(variants):
-    """`resume_cell`, skipped without a compiler."""
+    """Return the cell of `resume_cell`, skipped without a compiler."""
 
     def run(setup):
         needs_compiler()

@@ -1,5 +1,6 @@
-"""Launches of the shipped recipes under the shipped YAML files, as variants of one job, and what
-they wrote.
+"""Launches of the shipped recipes under the shipped YAML files, and what they wrote.
+
+The launches of a cell are variants of one job.
 """
 
 import json
@@ -21,54 +22,40 @@ from .cell import ROOT
 
 CONFIGS = ROOT / "accelerate_configs"
 MOST_AT_ONCE = 6  # launches of one cell; each takes a core or two while it imports
-WIDE = (
-    "make_tiny_model.py",
-    "--hidden_size",
-    "1024",
-    "--intermediate_size",
-    "4096",
-    "--num_hidden_layers",
-    "4",
-    "--num_attention_heads",
-    "8",
-    "--num_train_rows",
-    "700",
-    "--num_test_rows",
-    "21",
+# Command lines of the scripts that make models, without the folder
+WIDE = tuple(
+    "make_tiny_model.py --hidden_size 1024 --intermediate_size 4096 --num_hidden_layers 4 "
+    "--num_attention_heads 8 --num_train_rows 700 --num_test_rows 21".split()
 )
 TINY_WIDE = ("make_tiny_model.py", "--num_train_rows", "210", "--num_test_rows", "21")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run a job. left_out: why it is not run, "" if it is; needs: packages it is left
-    out without.
-    """
+    """One way to run a job."""
 
     name: str
     config: str = "single"
     precision: str = "bf16"
     flags: tuple = ()
     recipe: str = "llama"
-    left_out: str = ""
-    needs: tuple = ()
+    left_out: str = ""  # why it is not run, "" if it is
+    needs: tuple = ()  # packages without which it is left out
 
 
 @dataclass
 class Trained:
-    """A finished launch. code: exit code, None if it was not run or had no time; why: a sentence in
-    that case.
-    """
+    """A finished launch, or one that was not run."""
 
     variant: Variant
-    code: int | None
-    why: str = ""
+    code: int | None  # exit code, None if it was not run or had no time
+    why: str = ""  # it did not train, "" if it did
     seconds: float = 0.0
     command: str = ""
     output: str = ""
     folder: Path | None = None
-    steps: list = field(default_factory=list)
-    report: dict | None = None
+    steps: list = field(default_factory=list)  # lines of metrics.jsonl
+    report: dict | None = None  # of scripts/shard_report.py
 
     @property
     def losses(self):
@@ -80,24 +67,23 @@ class Trained:
 
 
 def job(setup, *more, steps=20, batch=16):
-    """Flags of a short job without evaluation or checkpoints; the last of a name counts."""
+    """Return the flags of a short job without evaluation or checkpoints.
+
+    more: further flags; the last of a name counts.
+    """
     if setup.tiny:
-        steps, batch = min(steps, 6), 4
-    common = [
-        "--max_steps",
-        steps,
-        "--per_device_train_batch_size",
-        batch,
-        "--learning_rate",
-        "1e-3",
-    ]
-    common += ["--eval_strategy", "no", "--save_steps", 0]
-    return tuple(str(word) for word in (*common, *more))
+        steps = min(steps, 6)
+        batch = 4
+    flags = ["--max_steps", steps, "--per_device_train_batch_size", batch]
+    flags += ["--learning_rate", "1e-3", "--eval_strategy", "no", "--save_steps", 0]
+    flags += more
+    return tuple(str(word) for word in flags)
 
 
 def adapters(setup, kind="LoRA"):
-    """Flags of LoRA, of LoRA on an int8 base ("int8") or of QLoRA ("nf4"); a CPU computes in
-    float32.
+    """Return the flags of LoRA, of LoRA on an int8 base ("int8") or of QLoRA ("nf4").
+
+    A CPU computes in float32.
     """
     dtype = "bfloat16" if setup.device == "cuda" else "float32"
     quantized = {
@@ -109,26 +95,32 @@ def adapters(setup, kind="LoRA"):
 
 
 def made(folder, command):
-    """Run a maker of a model once for all cells; returns the folder with model/ and data/."""
+    """Run a maker of a model once for all cells; return the folder with model/ and data/.
+
+    command: the script's name and its flags.
+    """
     done = folder / "done"
-    if not done.exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        script = ROOT / "scripts" / command[0]
-        words = [sys.executable, str(script), str(folder), *[str(word) for word in command[1:]]]
-        subprocess.run(words, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
-        done.touch()
+    if done.exists():
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    script, *flags = command
+    words = [sys.executable, ROOT / "scripts" / script, folder, *flags]
+    words = [str(word) for word in words]
+    subprocess.run(words, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+    done.touch()
     return folder
 
 
 def tiny_model(setup, recipe="llama"):
-    """The small model and rows of a recipe: 2.25 million parameters, as in scripts/parity.py."""
+    """Return the small model and rows of a recipe: 2.25 million parameters, as in parity.py."""
     return made(setup.models / f"small_{recipe}", parity.MAKERS[recipe])
 
 
 def wide_model(setup):
-    """A model of 67 million parameters, so that its state stands out of a process's memory; small
-    with --tiny.
+    """Return a model of 67 million parameters, whose state stands out of a process's memory.
+
+    With --tiny it is small.
     """
     if setup.tiny:
         return made(setup.models / "wide_tiny", TINY_WIDE)
@@ -136,36 +128,31 @@ def wide_model(setup):
 
 
 def command_of(setup, variant, data, folder):
-    """The command of a variant: scripts/rehearse.py, which also measures what ranks hold."""
+    """Return the command of a variant: scripts/rehearse.py, which also measures what ranks hold."""
     command = [sys.executable, "scripts/rehearse.py", "--device", setup.device]
     command += ["--config_file", f"accelerate_configs/{variant.config}.yaml"]
     command += ["--report", folder / "report.json"]
     if setup.device == "cuda":
         command += ["--num_processes", 1, "--mixed_precision", variant.precision]
-    command += [
-        f"recipes/{variant.recipe}.py",
-        *parity.data_of(data),
-        "--output_dir",
-        folder / "run",
-        *variant.flags,
-    ]
+    command += [f"recipes/{variant.recipe}.py", *parity.data_of(data)]
+    command += ["--output_dir", folder / "run", *variant.flags]
     return [str(word) for word in command]
 
 
 def printable(command, setup):
-    """A command line as text that holds anywhere: no absolute paths of this machine."""
+    """Return a command line as text that holds anywhere, without this machine's absolute paths."""
     text = shlex.join(command).replace(sys.executable, "python")
     return text.replace(str(setup.output), "RUNS").replace(f"{ROOT}/", "")
 
 
 def reason_left_out(setup, variant):
-    """Why a variant is not run here, or ""."""
+    """Return why a variant is not run here, or ""."""
     missing = [package for package in variant.needs if machine.version_of(package) is None]
     if variant.config.startswith("deepspeed") and machine.version_of("deepspeed") is None:
         missing.append("deepspeed")
-    if any("load_in" in flag or flag.endswith("bit") for flag in variant.flags):
-        if machine.version_of("bitsandbytes") is None:
-            missing.append("bitsandbytes")
+    quantizes = any("load_in" in flag or flag.endswith("bit") for flag in variant.flags)
+    if quantizes and machine.version_of("bitsandbytes") is None:
+        missing.append("bitsandbytes")
     if missing:
         return f"not installed: {', '.join(missing)}"
     return variant.left_out
@@ -181,6 +168,7 @@ def train(setup, variant, data, folder=None):
     folder = folder or setup.work / re.sub(r"\W+", "_", variant.name)
     folder.mkdir(parents=True, exist_ok=True)
     command = command_of(setup, variant, data, folder)
+    trained = Trained(variant, None, command=printable(command, setup), folder=folder)
     begun = time.monotonic()
     try:
         done = subprocess.run(
@@ -193,36 +181,29 @@ def train(setup, variant, data, folder=None):
             timeout=setup.seconds_left(),
         )
     except subprocess.TimeoutExpired as error:
-        output = error.stdout.decode(errors="replace") if error.stdout else ""
-        return Trained(
-            variant,
-            None,
-            "no time left",
-            setup.seconds_left(),
-            printable(command, setup),
-            output,
-            folder,
-        )
+        trained.why = "no time left"
+        trained.seconds = setup.seconds_left()
+        if error.stdout:
+            trained.output = error.stdout.decode(errors="replace")
+        return trained
+    trained.seconds = time.monotonic() - begun
+    trained.code = done.returncode
+    trained.output = done.stdout
     (folder / "output.txt").write_text(done.stdout)
-    report = folder / "report.json"
-    trained = Trained(
-        variant,
-        done.returncode,
-        "",
-        time.monotonic() - begun,
-        printable(command, setup),
-        done.stdout,
-        folder,
-    )
     trained.steps = read_steps(folder / "run")
-    trained.report = json.loads(report.read_text()) if report.exists() else None
+    report = folder / "report.json"
+    if report.exists():
+        trained.report = json.loads(report.read_text())
     if done.returncode:
         trained.why = f"exit code {done.returncode}: {error_of(done.stdout)}"
     return trained
 
 
 def at_once(setup):
-    """How many launches a cell may have at a time: they share the GPU, so this is not for speed."""
+    """Return how many launches a cell may have at a time.
+
+    They share the GPU, so their speed says nothing.
+    """
     if setup.device == "cpu":
         return 1
     return max(1, min(MOST_AT_ONCE, (os.cpu_count() or 2) // 2))
@@ -237,20 +218,20 @@ def train_all(setup, variants, data):
 
 
 def read_steps(folder):
-    """The training lines of a run's metrics.jsonl; [] if there is none."""
+    """Return the training lines of a run's metrics.jsonl; [] if there is none."""
     path = Path(folder) / "metrics.jsonl"
     return parity.read_steps(folder) if path.exists() else []
 
 
 def error_of(output):
-    """The line of a program's output that says what went wrong."""
+    """Return the line of a program's output that says what went wrong."""
     lines = output.strip().splitlines() or ["no output"]
     errors = [line for line in lines if re.match(r"\s*(error: |[\w.]*(Error|Exception)\b)", line)]
     return (errors or lines)[-1].strip()[:300]
 
 
 def falls(losses):
-    """Whether the mean of the last losses is below that of the first ones."""
+    """Return whether the mean of the last losses is below that of the first ones."""
     if len(losses) < 2 or None in losses:
         return False
     few = max(1, min(3, len(losses) // 2))
@@ -258,26 +239,26 @@ def falls(losses):
 
 
 def largest_difference(steps, reference):
-    """The largest relative difference in the loss of two runs, over the steps that the first one
-    logged.
+    """Return the largest relative difference in the loss of two runs, step by step.
 
-    Infinite if that is none, if the reference ends at another step or lacks one, or if a loss is
-    not finite.
+    The steps are those that the first run logged. The result is infinite if there are none, if the
+    reference ends at another step or lacks one, or if a loss is not finite.
     """
-    losses = {line["step"]: line["loss"] for line in reference}
     if not steps or not reference or steps[-1]["step"] != reference[-1]["step"]:
         return float("inf")
+    reference_losses = {line["step"]: line["loss"] for line in reference}
     largest = 0.0
     for line in steps:
-        wanted = losses.get(line["step"])
-        if wanted is None or line["loss"] is None:
+        loss = line["loss"]
+        wanted = reference_losses.get(line["step"])
+        if wanted is None or loss is None:
             return float("inf")
-        largest = max(largest, abs(line["loss"] / wanted - 1))
+        largest = max(largest, abs(loss / wanted - 1))
     return largest
 
 
 def row_of(trained):
-    """The columns that every table of launches has."""
+    """Return the columns that every table of launches has."""
     row = {"what": trained.variant.name}
     if trained.code is None or trained.why:
         return row | {"result": trained.why}
@@ -291,13 +272,18 @@ def row_of(trained):
 
 
 def held(trained, kind):
-    """Bytes of one kind (parameters, gradients, optimizer) that the process held, from the shard
-    report.
+    """Return the bytes of one kind that the process held, from the shard report.
+
+    kind: "parameters", "gradients" or "optimizer".
     """
-    rows = (trained.report or {}).get("rows", [])
-    return sum(row["held_bytes"] for row in rows if row["class"] == kind and row["rank"] == 0)
+    report = trained.report or {}
+    held_bytes = 0
+    for row in report.get("rows", []):
+        if row["class"] == kind and row["rank"] == 0:
+            held_bytes += row["held_bytes"]
+    return held_bytes
 
 
 def failed(trained):
-    """Whether a launch that should have trained did not; one that was left out is none."""
+    """Return whether a launch that should have trained did not; one left out has not failed."""
     return trained.code != 0 and not trained.why.startswith("left out")

@@ -28,7 +28,7 @@ PACKAGES = (
 
 
 def version_of(package):
-    """The installed version of a package, or None."""
+    """Return the installed version of a package, or None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -36,7 +36,7 @@ def version_of(package):
 
 
 def versions():
-    """Versions of Python, of the packages that matter (None: not installed), and torch's CUDA."""
+    """Return versions of Python, of PACKAGES (None: not installed), and of torch's CUDA."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         found[package] = version_of(package)
@@ -45,18 +45,21 @@ def versions():
 
 
 def torch_cuda():
-    """The CUDA version that torch was built for, or None; read from its version file, without
-    loading torch.
+    """Return the CUDA version that torch was built for, or None.
+
+    It is read from torch's version file, without loading torch.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None:
         return None
-    return runpy.run_path(str(Path(spec.origin).with_name("version.py"))).get("cuda")
+    version_file = Path(spec.origin).with_name("version.py")
+    return runpy.run_path(str(version_file)).get("cuda")
 
 
 def nvidia_smi(*options):
-    """Lines that nvidia-smi prints, each as a list of fields; [] if there is no nvidia-smi or no
-    GPU.
+    """Return the lines that nvidia-smi prints, each as a list of fields.
+
+    Returns [] if there is no nvidia-smi or no GPU.
     """
     command = ["nvidia-smi", *options, "--format=csv,noheader,nounits"]
     try:
@@ -65,15 +68,12 @@ def nvidia_smi(*options):
         return []
     if done.returncode:
         return []
-    return [
-        [field.strip() for field in line.split(",")]
-        for line in done.stdout.splitlines()
-        if line.strip()
-    ]
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    return [[field.strip() for field in line.split(",")] for line in lines]
 
 
 def gpu_facts():
-    """Name, driver, compute capability and MiB of the first GPU; {} without one."""
+    """Return name, driver, compute capability and MiB of the first GPU; {} without one."""
     lines = nvidia_smi("--query-gpu=name,driver_version,compute_cap,memory.total")
     if not lines:
         return {}
@@ -87,21 +87,23 @@ def gpu_facts():
 
 
 def cpu_facts():
-    """The processor's name and its number of cores, in the place of a GPU's facts."""
-    names = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    name = names[0] if names else platform.machine()
+    """Return the processor's name and its number of cores, in the place of a GPU's facts."""
+    text = Path("/proc/cpuinfo").read_text()
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    name = found[1] if found else platform.machine()
     return {"device": f"{name}, {os.cpu_count()} cores", "driver": None, "compute_capability": None}
 
 
 def facts(device):
-    """What each record says about the machine."""
+    """Return what each record says about the machine."""
     of_device = gpu_facts() if device == "cuda" else cpu_facts()
     return {**of_device, "versions": versions(), "commit": commit()}
 
 
 def commit():
-    """The commit that is checked out, with "-dirty" if files differ from it; None outside of a
-    repository.
+    """Return the commit that is checked out, with "-dirty" if files differ from it.
+
+    Returns None outside of a repository.
     """
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
@@ -112,12 +114,12 @@ def commit():
 
 
 def gpu_memory_used():
-    """MiB in use on the first GPU, by whatever process; None without one."""
+    """Return the MiB in use on the first GPU, by whatever process; None without one."""
     lines = nvidia_smi("--query-gpu=memory.used")
     return float(lines[0][0]) if lines else None
 
 
 def gpu_processes():
-    """Ids of the processes that compute on the GPU, as far as the driver tells."""
+    """Return the ids of the processes that compute on the GPU, as far as the driver tells."""
     lines = nvidia_smi("--query-compute-apps=pid")
     return [int(line[0]) for line in lines if line[0].isdigit()]

@@ -1,9 +1,12 @@
-"""Cells of a second or two: one property of a kernel, of torch or of a library that the recipes
-rely on.
+"""Cells of a second or two, each about one property that the recipes rely on.
+
+It is a property of a kernel, of torch or of another library.
 """
 
 import inspect
 import sys
+from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -13,9 +16,8 @@ from .cell import ROOT, Outcome
 from .timing import milliseconds, synchronize
 
 ANGLE_BOUND = 1e-2  # rad: a position rounded to TF32 is off by up to 1.5
-GRADIENT_BOUND = (
-    5e-3  # relative error of the head's gradient against fp32; one bf16 rounding is 3e-3
-)
+# Relative error of the head's gradient against fp32; one bf16 rounding is 3e-3
+GRADIENT_BOUND = 5e-3
 BF16_ATTENTION_BOUND = 2e-2  # outputs are of size 1 and below
 CONTEXT_ASSUMED_MIB = 819  # scripts/memory_cards.py CONTEXT
 
@@ -25,16 +27,19 @@ def tf32_positions(setup):
     torch.set_float32_matmul_precision("high")
     positions = torch.arange(8192.0, device=setup.device)
     frequencies = torch.linspace(1e-4, 1, 64, device=setup.device)
-    by_product = frequencies[None, :, None] @ positions[None, None]
-    by_element = frequencies[None, :, None] * positions[None, None]
+    column = frequencies[None, :, None]
+    row = positions[None, None]
+    by_product = column @ row
+    by_element = column * row
     error = (by_product - by_element).abs().max().item()
     torch.set_float32_matmul_precision("highest")
     return Outcome([{"largest error of an angle, rad": error}], error <= ANGLE_BOUND)
 
 
 def pinned_answer(setup):
-    """Whether a copy to the host without waiting lands in pinned memory, as stop_asked assumes."""
-    pinned = torch.ones((), device=setup.device).to("cpu", non_blocking=True).is_pinned()
+    """A copy to the host without waiting lands in pinned memory, as stop_asked assumes."""
+    answer = torch.ones((), device=setup.device)
+    pinned = answer.to("cpu", non_blocking=True).is_pinned()
     return Outcome([{"the copy is in pinned memory": pinned}], pinned)
 
 
@@ -43,51 +48,78 @@ def found_inf(setup):
     weight = torch.nn.Parameter(torch.ones(8, device=setup.device))
     optimizer = torch.optim.AdamW([weight], fused=True)
     weight.grad = torch.ones_like(weight)
-    optimizer.grad_scale, optimizer.found_inf = None, torch.ones((), device=setup.device)
+    optimizer.grad_scale = None
+    optimizer.found_inf = torch.ones((), device=setup.device)
     optimizer.step()
     left_out = bool((weight == 1).all())
     optimizer.found_inf = torch.zeros((), device=setup.device)
     optimizer.step()
-    stepped, counted = bool((weight != 1).any()), optimizer.state[weight]["step"].item()
+    stepped = bool((weight != 1).any())
+    counted = optimizer.state[weight]["step"].item()
     row = {"left out": left_out, "then stepped": stepped, "steps counted": counted}
     return Outcome([row], left_out and stepped and counted == 1)
 
 
+@dataclass(frozen=True)
+class PackedShape:
+    """One line of packed rows of equal length, and the heads that attend to it."""
+
+    length: int  # tokens of the line
+    rows: int
+    heads: int
+    kv_heads: int
+    width: int  # of a head
+
+
+PACKED = PackedShape(length=4096, rows=16, heads=32, kv_heads=8, width=128)
+TINY_PACKED = PackedShape(length=256, rows=4, heads=4, kv_heads=2, width=16)
+
+
 def packed_attention(setup):
-    """Speed and agreement of attention kernels on one line of 4,096 tokens that holds 16 rows."""
-    length, rows, heads, kv_heads, width = (
-        (4096, 16, 32, 8, 128) if not setup.tiny else (256, 4, 4, 2, 16)
-    )
-    dtype = torch.bfloat16 if setup.device == "cuda" else torch.float32
-    shape = {"dtype": dtype, "device": setup.device, "requires_grad": True}
-    query = torch.randn(1, heads, length, width, **shape)
-    key = torch.randn(1, kv_heads, length, width, **shape)
-    value = torch.randn(1, kv_heads, length, width, **shape)
-    owner = torch.arange(length, device=setup.device) // (length // rows)
-    kernels = attention_kernels(setup, query, key, value, owner, rows)
+    """Attention kernels agree on a line of 4,096 tokens that holds 16 rows; and their speed."""
+    shape = TINY_PACKED if setup.tiny else PACKED
+    length = shape.length
+    options = {
+        "dtype": torch.bfloat16 if setup.device == "cuda" else torch.float32,
+        "device": setup.device,
+        "requires_grad": True,
+    }
+    query = torch.randn(1, shape.heads, length, shape.width, **options)
+    key = torch.randn(1, shape.kv_heads, length, shape.width, **options)
+    value = torch.randn(1, shape.kv_heads, length, shape.width, **options)
+    owner = torch.arange(length, device=setup.device) // (length // shape.rows)
+    kernels = attention_kernels(setup, query, key, value, owner, shape.rows)
     with torch.no_grad():
         wanted = kernels["sdpa, dense mask"]().float()
     outcome = Outcome(ok=True)
     for name, kernel in kernels.items():
-        outcome.rows.append(measure_attention(setup, name, kernel, wanted))
-        difference = outcome.rows[-1].get("from the dense mask")
+        row = measure_attention(setup, name, kernel, wanted)
+        difference = row.get("from the dense mask")
         if difference is not None and "alone" not in name:
             outcome.ok = outcome.ok and difference <= BF16_ATTENTION_BOUND
+        outcome.rows.append(row)
         setup.keep(outcome)
     return outcome
 
 
 def attention_kernels(setup, query, key, value, owner, rows):
-    """Functions without arguments by name, each the attention of packed rows of one shape."""
+    """Return {name: function without arguments}, each of which attends over the packed rows.
+
+    query: [1, heads, tokens, width]. key, value: the same with fewer heads. owner: [tokens], the
+    row of each token. rows: how many there are.
+    """
     from torch.nn.functional import scaled_dot_product_attention
 
-    length, groups = query.shape[2], query.shape[1] // key.shape[1]
-    at = torch.arange(length, device=setup.device)
-    mask = ((owner[:, None] == owner) & (at[:, None] >= at))[None, None]
+    groups = query.shape[1] // key.shape[1]
+    places = torch.arange(query.shape[2], device=setup.device)
+    same_row = owner[:, None] == owner
+    before = places[:, None] >= places
+    mask = (same_row & before)[None, None]
 
     def dense():
-        repeated = (tensor.repeat_interleave(groups, 1) for tensor in (key, value))
-        return scaled_dot_product_attention(query, *repeated, attn_mask=mask)
+        keys = key.repeat_interleave(groups, 1)
+        values = value.repeat_interleave(groups, 1)
+        return scaled_dot_product_attention(query, keys, values, attn_mask=mask)
 
     def causal():
         return scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
@@ -104,7 +136,7 @@ def attention_kernels(setup, query, key, value, owner, rows):
 
 
 def flex_kernel(query, key, value, owner):
-    """flex_attention, compiled, with a block mask of the rows."""
+    """Return flex_attention, compiled, with a block mask of the rows."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     def sees(batch, head, i, j):
@@ -117,126 +149,137 @@ def flex_kernel(query, key, value, owner):
 
 
 def flat(tensor):
-    """[1, heads, tokens, width] as [tokens, heads, width]."""
+    """Return [1, heads, tokens, width] as [tokens, heads, width]."""
     return tensor[0].transpose(0, 1)
 
 
+def ends_of(query, rows):
+    """Return (where each row begins, and the end, int32, [rows + 1]; tokens of a row)."""
+    length = query.shape[2]
+    longest = length // rows
+    ends = torch.arange(0, length + 1, longest, device=query.device, dtype=torch.int32)
+    return ends, longest
+
+
 def varlen_kernel(query, key, value, rows):
-    """torch.nn.attention.varlen, FlashAttention without a package; None where torch does not have
-    it.
+    """Return torch's FlashAttention without a package, None where torch does not have it.
+
+    It is torch.nn.attention.varlen.
     """
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    length, groups = query.shape[2], query.shape[1] // key.shape[1]
-    ends = torch.arange(0, length + 1, length // rows, device=query.device, dtype=torch.int32)
-    gqa = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    groups = query.shape[1] // key.shape[1]
+    ends, longest = ends_of(query, rows)
+    line = (ends, ends, longest, longest)
+    options = {"window_size": (-1, 0)}  # causal: no bound on the left, nothing on the right
+    takes_groups = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    if takes_groups:
+        options["enable_gqa"] = True
 
     def varlen():
-        keys, values = flat(key), flat(value)
-        more = {"enable_gqa": True}
-        if not gqa:
-            keys, values, more = (
-                keys.repeat_interleave(groups, 1),
-                values.repeat_interleave(groups, 1),
-                {},
-            )
-        longest = length // rows
-        out = varlen_attn(
-            flat(query), keys, values, ends, ends, longest, longest, window_size=(-1, 0), **more
-        )
+        keys = flat(key)
+        values = flat(value)
+        if not takes_groups:
+            keys = keys.repeat_interleave(groups, 1)
+            values = values.repeat_interleave(groups, 1)
+        out = varlen_attn(flat(query), keys, values, *line, **options)
         return out.transpose(0, 1)[None]
 
     return varlen
 
 
 def flash_kernel(query, key, value, rows):
-    """flash-attn's own varlen function."""
+    """Return flash-attn's own varlen function."""
     from flash_attn import flash_attn_varlen_func
 
-    length = query.shape[2]
-    ends = torch.arange(0, length + 1, length // rows, device=query.device, dtype=torch.int32)
-    longest = length // rows
+    ends, longest = ends_of(query, rows)
+    line = (ends, ends, longest, longest)
 
     def flash():
-        out = flash_attn_varlen_func(
-            flat(query), flat(key), flat(value), ends, ends, longest, longest, causal=True
-        )
+        out = flash_attn_varlen_func(flat(query), flat(key), flat(value), *line, causal=True)
         return out.transpose(0, 1)[None]
 
     return flash
 
 
 def measure_attention(setup, name, kernel, wanted):
-    """One row: milliseconds forward and with the backward pass, and the distance from what is
-    wanted.
+    """Return one row: milliseconds forward and with the backward pass, and how far it is off.
+
+    wanted: the output of the reference.
     """
     try:
         with torch.no_grad():
-            distance = (kernel().float() - wanted).abs().max().item()
+            difference = (kernel().float() - wanted).abs().max().item()
             forward = milliseconds(kernel, setup.device)
         both = milliseconds(lambda: kernel().sum().backward(), setup.device)
-    except (
-        Exception
-    ) as error:  # a kernel that this GPU or version lacks is a finding, and the others still count
-        return {
-            "attention": name,
-            "result": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}",
-        }
+    except Exception as error:
+        # A kernel that this GPU or version lacks is a finding, and the others still count
+        first_line = str(error).splitlines()[0]
+        return {"attention": name, "result": f"{type(error).__name__}: {first_line[:200]}"}
     return {
         "attention": name,
         "result": "ran",
         "forward, ms": round(forward, 3),
         "with backward, ms": round(both, 3),
-        "from the dense mask": distance,
+        "from the dense mask": difference,
     }
 
 
 def lora_cast(setup):
-    """A LoRA layer of a 16-bit base under autocast, with peft's cast of its input and without."""
-    from peft import LoraConfig
-    from peft.tuners.lora import Linear
-
-    inputs, outputs, tokens = (4096, 14336, 8192) if not setup.tiny else (64, 128, 32)
-    base = torch.nn.Linear(inputs, outputs, bias=False, device=setup.device, dtype=torch.bfloat16)
-    base.requires_grad_(False)
-    layer = Linear(base, "default", config=LoraConfig(r=16), r=16, lora_alpha=32).to(setup.device)
-    for part in (layer.lora_A, layer.lora_B):
-        part.float()
-    torch.nn.init.normal_(
-        layer.lora_B["default"].weight, std=0.02
-    )  # zero at first: it would hide a difference
-    hidden = torch.randn(
-        1, tokens, inputs, device=setup.device, dtype=torch.bfloat16, requires_grad=True
-    )
+    """LoRA under autocast, with peft's cast of its input and without: as right, and faster."""
+    tokens = 32 if setup.tiny else 8192
+    layer = lora_layer(setup)
+    base = layer.get_base_layer()
+    shape = (1, tokens, base.in_features)
+    hidden = torch.randn(shape, device=setup.device, dtype=torch.bfloat16, requires_grad=True)
 
     def step():
         with torch.autocast(setup.device, torch.bfloat16):
             out = layer(hidden)
         out.sum().backward()
 
-    outcome, gradients = Outcome(), []
-    outcome.rows.append(
-        {
-            "what": "base alone",
-            "ms": milliseconds(lambda: base(hidden).sum().backward(), setup.device),
-        }
-    )
+    outcome = Outcome()
+    base_ms = milliseconds(lambda: base(hidden).sum().backward(), setup.device)
+    outcome.rows.append({"what": "base alone", "ms": base_ms})
+    gradients = []
     for cast in (True, False):
         layer.cast_input_dtype_enabled = cast
         layer.zero_grad()
         step()
-        gradients.append(
-            [weight.grad.clone() for weight in layer.parameters() if weight.grad is not None]
-        )
+        trained = [weight for weight in layer.parameters() if weight.grad is not None]
+        gradients.append([weight.grad.clone() for weight in trained])
         name = "as peft has it" if cast else "without the cast"
         outcome.rows.append({"what": name, "ms": milliseconds(step, setup.device)})
-    pairs = zip(*gradients, strict=True)
-    largest = max(((a - b).norm() / a.norm()).item() for a, b in pairs)
+    with_cast, without_cast = gradients
+    pairs = zip(with_cast, without_cast, strict=True)
+    largest = max(distance(gradient, reference) for reference, gradient in pairs)
     outcome.rows.append({"what": "gradients differ, relative", "largest": largest})
     outcome.ok = largest <= GRADIENT_BOUND
     return outcome
+
+
+def lora_layer(setup):
+    """Return peft's LoRA of rank 16 on a frozen bf16 layer, both of its parts in fp32."""
+    from peft import LoraConfig
+    from peft.tuners.lora import Linear
+
+    inputs, outputs = (64, 128) if setup.tiny else (4096, 14336)
+    base = torch.nn.Linear(inputs, outputs, bias=False, device=setup.device, dtype=torch.bfloat16)
+    base.requires_grad_(False)
+    layer = Linear(base, "default", config=LoraConfig(r=16), r=16, lora_alpha=32)
+    layer = layer.to(setup.device)
+    layer.lora_A.float()
+    layer.lora_B.float()
+    # B is zero at first, which would hide a difference
+    torch.nn.init.normal_(layer.lora_B["default"].weight, std=0.02)
+    return layer
+
+
+def distance(tensor, reference):
+    """Return the norm of the difference of two tensors, relative to the reference's."""
+    return ((tensor - reference).norm() / reference.norm()).item()
 
 
 class HeadOnly(torch.nn.Module):
@@ -244,11 +287,13 @@ class HeadOnly(torch.nn.Module):
 
     def __init__(self, head, vocabulary):
         super().__init__()
-        self.base_model, self.lm_head = torch.nn.Identity(), head
+        self.base_model = torch.nn.Identity()
+        self.lm_head = head
         self.embedding = SimpleNamespace(num_embeddings=vocabulary)
 
     def forward(self, input_ids=None):
-        return SimpleNamespace(logits=self.lm_head(self.base_model(input_ids).last_hidden_state))
+        hidden = self.base_model(input_ids).last_hidden_state
+        return SimpleNamespace(logits=self.lm_head(hidden))
 
     def get_output_embeddings(self):
         return self.lm_head
@@ -258,53 +303,58 @@ class HeadOnly(torch.nn.Module):
 
 
 def head_in_pieces(setup):
-    """The recipe's loss in pieces: time of head and loss, and error of the head's gradient against
-    fp32.
-    """
-    sys.path.insert(0, str(ROOT / "recipes"))
-    import llama
-
-    vocabulary, width, tokens = (128256, 4096, 8192) if not setup.tiny else (512, 64, 256)
+    """The recipe's loss in pieces keeps the head's gradient of fp32; and its time."""
+    vocabulary, width, tokens = (512, 64, 256) if setup.tiny else (128256, 4096, 8192)
     hidden = torch.randn(1, tokens, width, device=setup.device) / 8
     targets = torch.randint(vocabulary, (tokens,), device=setup.device)
-    outcome, reference = Outcome(ok=True), None
+    outcome = Outcome(ok=True)
+    reference = None
     for pieces, autocast in ((1, False), (1, True), (4, True), (16, True)):
-        torch.manual_seed(0)
-        head = torch.nn.Linear(width, vocabulary, bias=False, device=setup.device)
-        torch.nn.init.normal_(head.weight, std=0.02)
-        llama.loss_in_head(HeadOnly(head, vocabulary), tokens / pieces * vocabulary * 4 / 2**20)
-        llama.SUPERVISED.update(
-            positions=torch.arange(tokens, device=setup.device), targets=targets
-        )
+        head = head_with_loss(setup, vocabulary, width, targets, pieces)
         leaf = hidden.clone().requires_grad_()
+        step = partial(head_step, setup, head, leaf, tokens, autocast)
         if autocast:
-            ms = milliseconds(
-                lambda h=head, x=leaf: head_step(setup, h, x, tokens, True), setup.device, 3, 1
-            )
+            ms = milliseconds(step, setup.device, repeats=3, warmup=1)
         else:
             ms = None
-            head_step(setup, head, leaf, tokens, False)
+            step()
         gradient = head.weight.grad.float()
-        reference = gradient.clone() if reference is None else reference
-        error = ((gradient - reference).norm() / reference.norm()).item()
-        outcome.rows.append(
-            {
-                "pieces": pieces,
-                "precision": "bf16" if autocast else "fp32",
-                "ms": ms,
-                "error of the head's gradient": error,
-            }
-        )
+        if reference is None:
+            reference = gradient.clone()
+        error = distance(gradient, reference)
+        row = {
+            "pieces": pieces,
+            "precision": "bf16" if autocast else "fp32",
+            "ms": ms,
+            "error of the head's gradient": error,
+        }
+        outcome.rows.append(row)
         outcome.ok = outcome.ok and error <= GRADIENT_BOUND
         setup.keep(outcome)
-        del head, leaf, gradient
+        del step, head, leaf, gradient  # their memory is given back before the next case
         if setup.device == "cuda":
             torch.cuda.empty_cache()
     return outcome
 
 
+def head_with_loss(setup, vocabulary, width, targets, pieces):
+    """Return a head whose forward pass is the recipe's loss, in so many pieces."""
+    sys.path.insert(0, str(ROOT / "recipes"))
+    import llama
+
+    torch.manual_seed(0)
+    head = torch.nn.Linear(width, vocabulary, bias=False, device=setup.device)
+    torch.nn.init.normal_(head.weight, std=0.02)
+    tokens = len(targets)
+    logits_mib = tokens * vocabulary * 4 / 2**20
+    llama.loss_in_head(HeadOnly(head, vocabulary), logits_mib / pieces)
+    positions = torch.arange(tokens, device=setup.device)
+    llama.SUPERVISED.update(positions=positions, targets=targets)
+    return head
+
+
 def head_step(setup, head, hidden, tokens, autocast):
-    """One forward and backward pass through the head, with a fresh gradient."""
+    """Do one forward and backward pass through the head, with a fresh gradient."""
     head.weight.grad = None
     with torch.autocast(setup.device, torch.bfloat16, enabled=autocast):
         loss = head.forward(hidden).sum()
@@ -312,24 +362,25 @@ def head_step(setup, head, hidden, tokens, autocast):
 
 
 def context_size(setup):
-    """MiB of the GPU that one process takes besides its tensors: CUDA's context and the kernels it
-    has loaded.
+    """What a process takes of the GPU besides its tensors is within the planner's assumption.
+
+    It is CUDA's context and the kernels that it has loaded.
     """
     before = machine.gpu_memory_used()
     matrix = torch.randn(256, 256, device=setup.device, dtype=torch.bfloat16, requires_grad=True)
     torch.nn.functional.softmax(matrix @ matrix, -1).sum().backward()
     synchronize(setup.device)
     used = machine.gpu_memory_used() - before
-    reserved = torch.cuda.memory_reserved() / 2**20
-    row = {"context, MiB": used - reserved, "assumed by the planner, MiB": CONTEXT_ASSUMED_MIB}
-    return Outcome([row], used - reserved <= CONTEXT_ASSUMED_MIB)
+    context = used - torch.cuda.memory_reserved() / 2**20
+    row = {"context, MiB": context, "assumed by the planner, MiB": CONTEXT_ASSUMED_MIB}
+    return Outcome([row], context <= CONTEXT_ASSUMED_MIB)
 
 
 def int8_rows(setup):
-    """Whether the int8 product of a row depends on its neighbors, and what it costs."""
+    """How far the int8 product of a row depends on its neighbors, and what it costs."""
     import bitsandbytes
 
-    width, rows = (4096, 64) if not setup.tiny else (128, 8)
+    width, rows = (128, 8) if setup.tiny else (4096, 64)
     dtype = torch.bfloat16 if setup.device == "cuda" else torch.float32
     layer = bitsandbytes.nn.Linear8bitLt(
         width, width, bias=False, has_fp16_weights=False, threshold=6.0
@@ -337,16 +388,16 @@ def int8_rows(setup):
     weights = (torch.randn(width, width) * 0.02).half()
     layer.weight = bitsandbytes.nn.Int8Params(weights, requires_grad=False, has_fp16_weights=False)
     layer = layer.to(setup.device)
-    hidden = torch.randn(1, rows, width, device=setup.device).clamp(-5, 5).to(dtype)
+    hidden = torch.randn(1, rows, width, device=setup.device)
+    hidden = hidden.clamp(-5, 5).to(dtype)
     hidden[0, -1, 3] = 9.0  # above the threshold: its column is an outlier's for all rows
     with torch.no_grad():
-        difference = (layer(hidden)[:, :-1] - layer(hidden[:, :-1])).abs().max().item()
+        beside_outlier = layer(hidden)[:, :-1]
+        without_outlier = layer(hidden[:, :-1])
+        difference = (beside_outlier - without_outlier).abs().max().item()
         ms = milliseconds(lambda: layer(hidden), setup.device)
-    return Outcome(
-        [
-            {
-                "a row alone and beside an outlier differ by": difference,
-                f"ms a product of {rows} rows": ms,
-            }
-        ]
-    )
+    row = {
+        "a row alone and beside an outlier differ by": difference,
+        f"ms a product of {rows} rows": ms,
+    }
+    return Outcome([row])

@@ -1,12 +1,14 @@
-"""The planner's constants from measured runs: fitted on every second one, their error published on
-the others.
+"""The planner's constants, fitted on one half of measured runs and judged on the other.
 
 The planner counts tensors. What a process takes besides, CUDA's context and what the allocator
 rounds up, are constants of scripts/memory_cards.py that were assumed from public reports. Here runs
 of several sizes, batches and options are measured, and
 
-    reserved = tensors x (1 + rounding)        process = reserved + context
-are fitted by the medians of one half; the error of the whole prediction is that of the other half.
+    reserved = tensors x (1 + rounding)
+    process = reserved + context
+
+are fitted by the medians of every second run. The error that is published is that of the whole
+prediction on the other runs.
 """
 
 import json
@@ -19,11 +21,10 @@ import benchmark
 from . import machine, speed
 from .cell import ROOT, Outcome, Skip
 
-STEPS, WARMUP = 4, 2
-UNDER_BOUND, MEAN_BOUND = (
-    0.03,
-    0.10,
-)  # a plan below what is taken ends in out of memory; above it a card stays empty
+STEPS = 4
+WARMUP = 2  # of the steps
+UNDER_BOUND = 0.03  # relative: a run that takes more than its plan can end out of memory
+MEAN_BOUND = 0.10  # relative: a plan above what is taken leaves a part of the card empty
 LEAST_RUNS = 4  # half of which are fitted
 
 
@@ -37,7 +38,8 @@ class Point:
     flags: tuple = ()
 
 
-CHECKPOINTED, LORA = ("--gradient_checkpointing",), ("--use_peft", "--dtype", "bfloat16")
+CHECKPOINTED = ("--gradient_checkpointing",)
+LORA = ("--use_peft", "--dtype", "bfloat16")
 QLORA = (*LORA, "--load_in_4bit", "--bnb_4bit_use_double_quant")
 # Interleaved, so that both halves have every kind
 SMALL_POINTS = (
@@ -60,60 +62,50 @@ LARGE_POINTS = (
 )
 
 
-def planned_tensors(setup, words, data, point, length):
-    """Bytes of tensors that the planner's closed form expects at the peak."""
+def planned_tensors(setup, flags, data):
+    """Return the bytes of tensors that the planner's closed form expects at the peak.
+
+    flags: of recipes/llama.py, as a dictionary. data: folder of the tokenized rows.
+    """
     sys.path.insert(0, str(ROOT / "recipes"))
     import llama
     from memory_plan import Batch, Plan, closed_form
     from transformers import AutoConfig
 
-    sys.argv = ["llama.py", *words]
+    words = benchmark.as_words(flags)
+    sys.argv = ["llama.py", *map(str, words)]
     args = llama.parse_args()
-    rows = [
-        json.loads(line) for line in (data / "tokens.jsonl").read_text().splitlines()[: point.rows]
-    ]
-    learnt = sum(label != -100 for row in rows for label in row["labels"][1:])
-    precision = "bf16" if setup.device == "cuda" else "no"
-    plan = Plan(args, mixed_precision=precision)
+    plan = Plan(args, mixed_precision="bf16" if setup.device == "cuda" else "no")
     config = AutoConfig.from_pretrained(args.model_name_or_path)
-    return sum(closed_form(plan, config, Batch(point.rows, length, learnt))[0].values())
+    rows = flags["per_device_train_batch_size"]
+    batch = Batch(rows, flags["max_length"], learnt_tokens(data, rows))
+    tensors, *_ = closed_form(plan, config, batch)
+    return sum(tensors.values())
+
+
+def learnt_tokens(data, number):
+    """Return how many tokens of the first rows have a label; the first of a row is never learnt."""
+    lines = (data / "tokens.jsonl").read_text().splitlines()
+    learnt = 0
+    for line in lines[:number]:
+        labels = json.loads(line)["labels"][1:]
+        learnt += sum(label != -100 for label in labels)
+    return learnt
 
 
 def measure_points(name_of_points):
-    """A cell that measures points one after another and stores bytes planned and taken."""
+    """Return a cell that measures points one after another and stores bytes planned and taken.
+
+    name_of_points: of a constant of this module, so that a table of cells can name it.
+    """
 
     def run(setup):
         points = globals()[name_of_points]
-
+        if setup.tiny:
+            points = points[:2]
         outcome = Outcome(ok=None)
-        for point in points if not setup.tiny else points[:2]:
-            sizes = {"per_device_train_batch_size": point.rows, "max_length": point.length}
-            flags, data = speed.model_and_rows(setup, point.model, sizes)
-            own = {} if setup.tiny else sizes
-            words = as_flags(point.flags if not setup.tiny else ())
-            name = f"{point.model} {point.rows} x {point.length} {' '.join(point.flags)}".strip()
-            before = (machine.gpu_memory_used() or 0) * 2**20
-            found, command = speed.probed(
-                setup, name, "recipes/llama.py", flags | own | words, STEPS, WARMUP
-            )
-            row = {"run": name, "result": found.get("failed", "trained")}
-            if "failed" not in found:
-                every = {"eval_strategy": "no"} | flags | own | words
-                length = every["max_length"]
-                text = [str(word) for word in benchmark.as_words(every)]
-                small = (
-                    point
-                    if not setup.tiny
-                    else Point(point.model, every["per_device_train_batch_size"], length)
-                )
-                row["planned tensors"] = planned_tensors(setup, text, data, small, length)
-                row |= {
-                    kind: found[kind]
-                    for kind in ("allocated", "active", "reserved")
-                    if kind in found
-                }
-                if "device" in found:
-                    row["process"] = found["device"] - before
+        for point in points:
+            row, command = measure_point(setup, point)
             outcome.rows.append(row)
             outcome.commands.append(command)
             setup.keep(outcome)
@@ -122,9 +114,32 @@ def measure_points(name_of_points):
     return run
 
 
+def measure_point(setup, point):
+    """Return (row of one run, its command line); the row has no bytes where the run failed."""
+    sizes = {"per_device_train_batch_size": point.rows, "max_length": point.length}
+    flags, data = speed.model_and_rows(setup, point.model, sizes)
+    if not setup.tiny:  # tiny runs keep the shape that they come with
+        flags = flags | sizes | as_flags(point.flags)
+    name = f"{point.model} {point.rows} x {point.length}"
+    name = " ".join([name, *point.flags])
+    used_mib = machine.gpu_memory_used() or 0
+    found, command = speed.probed(setup, name, "recipes/llama.py", flags, STEPS, WARMUP)
+    row = {"run": name, "result": found.get("failed", "trained")}
+    if "failed" in found:
+        return row, command
+    row["planned tensors"] = planned_tensors(setup, {"eval_strategy": "no"} | flags, data)
+    for kind in ("allocated", "active", "reserved"):
+        if kind in found:
+            row[kind] = found[kind]
+    if "device" in found:
+        row["process"] = found["device"] - used_mib * 2**20
+    return row, command
+
+
 def as_flags(words):
-    """Words of a command line as a dictionary, True for a flag without a value."""
-    flags, name = {}, None
+    """Return the words of a command line as a dictionary, True for a flag without a value."""
+    flags = {}
+    name = None
     for word in words:
         if word.startswith("--"):
             name = word.removeprefix("--")
@@ -135,16 +150,14 @@ def as_flags(words):
 
 
 def fit(rows):
-    """(rounding, context in bytes): medians over runs of reserved / planned - 1 and of process -
-    reserved.
-    """
-    rounding = statistics.median(row["reserved"] / row["planned tensors"] - 1 for row in rows)
-    context = statistics.median(row["process"] - row["reserved"] for row in rows)
-    return rounding, context
+    """Return (rounding, context in bytes), each the median over runs."""
+    roundings = [row["reserved"] / row["planned tensors"] - 1 for row in rows]
+    contexts = [row["process"] - row["reserved"] for row in rows]
+    return statistics.median(roundings), statistics.median(contexts)
 
 
 def predict(row, rounding, context):
-    """Bytes that a process is expected to take."""
+    """Return the bytes that a process is expected to take."""
     return row["planned tensors"] * (1 + rounding) + context
 
 
@@ -154,7 +167,8 @@ def constants(setup):
     for cell in ("planner.small", "planner.large"):
         path = setup.output / f"{cell}.json"
         if path.exists():
-            runs += [row for row in json.loads(path.read_text())["rows"] if "process" in row]
+            rows = json.loads(path.read_text())["rows"]
+            runs += [row for row in rows if "process" in row]
     if len(runs) < LEAST_RUNS:
         raise Skip(
             f"{len(runs)} measured runs; planner.small and planner.large measure them, on a GPU"
@@ -163,28 +177,25 @@ def constants(setup):
 
 
 def judge(runs):
-    """The outcome of a fit on runs[0::2], judged on runs[1::2]."""
-    fitted, held_out = runs[0::2], runs[1::2]
+    """Return the outcome of a fit on runs[0::2], judged on runs[1::2]."""
+    fitted = runs[0::2]
+    held_out = runs[1::2]
     rounding, context = fit(fitted)
     errors = [predict(row, rounding, context) / row["process"] - 1 for row in held_out]
-    tensors = [row["planned tensors"] / row["allocated"] - 1 for row in runs]
-    rows = [
-        {"what": "runs fitted", "value": len(fitted)},
-        {"what": "runs held out", "value": len(held_out)},
-        {"what": "rounding, fitted", "value": round(rounding, 4)},
-        {"what": "context, GiB, fitted", "value": round(context / 2**30, 3)},
-        {
-            "what": "mean error of the process, held out",
-            "value": round(statistics.mean(map(abs, errors)), 4),
-        },
-        {"what": "furthest above, held out", "value": round(max(errors), 4)},
-        {"what": "furthest below, held out", "value": round(min(errors), 4)},
-        {
-            "what": "mean error of tensors, all",
-            "value": round(statistics.mean(map(abs, tensors)), 4),
-        },
-        {"what": "furthest above of tensors, all", "value": round(max(tensors), 4)},
-        {"what": "furthest below of tensors, all", "value": round(min(tensors), 4)},
-    ]
-    ok = min(errors) >= -UNDER_BOUND and statistics.mean(map(abs, errors)) <= MEAN_BOUND
-    return Outcome(rows, ok)
+    tensor_errors = [row["planned tensors"] / row["allocated"] - 1 for row in runs]
+    mean_error = statistics.mean(map(abs, errors))
+    mean_tensor_error = statistics.mean(map(abs, tensor_errors))
+    values = {
+        "runs fitted": len(fitted),
+        "runs held out": len(held_out),
+        "rounding, fitted": round(rounding, 4),
+        "context, GiB, fitted": round(context / 2**30, 3),
+        "mean error of the process, held out": round(mean_error, 4),
+        "furthest above, held out": round(max(errors), 4),
+        "furthest below, held out": round(min(errors), 4),
+        "mean error of tensors, all": round(mean_tensor_error, 4),
+        "furthest above of tensors, all": round(max(tensor_errors), 4),
+        "furthest below of tensors, all": round(min(tensor_errors), 4),
+    }
+    rows = [{"what": name, "value": value} for name, value in values.items()]
+    return Outcome(rows, min(errors) >= -UNDER_BOUND and mean_error <= MEAN_BOUND)

@@ -24,12 +24,9 @@ LAST_LINES = 15
 PATIENCE = {"cuda": 1, "cpu": 3}  # times a cell's limit: imports alone take a loaded CPU a minute
 MEMORY_BACK = 20  # seconds to wait until the driver has given the memory of dead processes back
 FREE_AGAIN_MIB = 256  # how far above its start the GPU's memory in use may be after a cell
-KEPT_SUFFIXES = (
-    ".json",
-    ".jsonl",
-    ".log",
-    ".txt",
-)  # of a finished cell's files; weights are deleted
+# Of a finished cell's files; all others, such as weights, are deleted
+KEPT_SUFFIXES = (".json", ".jsonl", ".log", ".txt")
+VERDICTS = {True: OK, False: NOT_OK, None: MEASURED}  # by whether the cell's bound holds
 
 
 def record_path(output, cell):
@@ -37,20 +34,21 @@ def record_path(output, cell):
 
 
 def limit_of(cell, device):
-    """Seconds after which a cell is killed."""
+    """Return the seconds after which a cell is killed."""
     return cell.limit * PATIENCE[device]
 
 
 def read_record(output, cell):
-    """The record of a cell that ran before, or None."""
+    """Return the record of a cell that ran before, or None."""
     with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
         return json.loads(record_path(output, cell).read_text())
     return None
 
 
 def is_done(record, retry=False):
-    """Whether a cell need not run again. Skipped cells are looked at anew, since a package may have
-    been installed.
+    """Return whether a cell need not run again.
+
+    Skipped cells are looked at anew, since a package may have been installed.
     """
     if record is None or record["verdict"] == SKIPPED:
         return False
@@ -59,7 +57,7 @@ def is_done(record, retry=False):
 
 
 def reason_to_skip(cell, device):
-    """Why a cell cannot run here, or ""."""
+    """Return why a cell cannot run here, or ""."""
     if cell.cuda_only and device == "cpu":
         return f"needs a GPU: {cell.cuda_only}"
     missing = [package for package in cell.needs if machine.version_of(package) is None]
@@ -69,14 +67,16 @@ def reason_to_skip(cell, device):
 
 
 def marked_processes(mark):
-    """Ids of the living processes whose environment has MARK=mark."""
+    """Return the ids of the other living processes whose environment has MARK=mark."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+        is_process = folder.name.isdigit()
+        if not is_process or int(folder.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):  # ended meanwhile, or of another user
-            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+            variables = (folder / "environ").read_bytes().split(b"\0")
+            if wanted in variables:
                 found.append(int(folder.name))
     return found
 
@@ -94,14 +94,16 @@ def kill_marked(mark):
 
 
 def wait_for_memory(before):
-    """Wait until the GPU's memory in use is about what it was; returns MiB that are still missing,
-    0 if none.
+    """Wait until the GPU's memory in use is about what it was.
+
+    before: MiB in use, None without a GPU. Returns the MiB that are still missing, 0 if none.
     """
     if before is None:
         return 0
     end = time.monotonic() + MEMORY_BACK
     while True:
-        left = (machine.gpu_memory_used() or 0) - before
+        used = machine.gpu_memory_used() or 0
+        left = used - before
         if left <= FREE_AGAIN_MIB:
             return 0
         if time.monotonic() > end:
@@ -120,33 +122,26 @@ def clean(folder):
 
 
 def start(cell, device, tiny, output):
-    """Start the process of a cell; its output goes to OUTPUT/work/CELL/log.txt."""
+    """Start the process of a cell; return it, its mark and its folder.
+
+    Its output goes to OUTPUT/work/CELL/log.txt.
+    """
     work = output / "work" / cell.name
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    command = [
-        sys.executable,
-        str(PROGRAM),
-        "--worker",
-        cell.name,
-        "--output",
-        str(output),
-        "--device",
-        device,
-    ]
+    command = [sys.executable, PROGRAM, "--worker", cell.name]
+    command += ["--output", output, "--device", device]
     if tiny:
         command.append("--tiny")
     mark = f"{os.getpid()}.{cell.name}.{time.monotonic_ns()}"
-    environment = {
-        **os.environ,
-        MARK: mark,
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    environment = dict(os.environ)
+    environment[MARK] = mark
+    environment["HF_HUB_OFFLINE"] = "1"
+    environment["TOKENIZERS_PARALLELISM"] = "false"
     environment.setdefault("OMP_NUM_THREADS", "1")
     with open(work / "log.txt", "w", encoding="utf-8") as log:
         process = subprocess.Popen(
-            command,
+            [str(word) for word in command],
             cwd=ROOT,
             env=environment,
             stdout=log,
@@ -157,7 +152,10 @@ def start(cell, device, tiny, output):
 
 
 def run_cell(cell, device, tiny, output, facts):
-    """Run one cell and write its record; returns the record."""
+    """Run one cell, or skip it with the reason, and write its record; return the record.
+
+    facts: about the machine, which become a part of the record.
+    """
     begun = time.monotonic()
     record = {
         "cell": cell.name,
@@ -179,30 +177,22 @@ def run_cell(cell, device, tiny, output, facts):
 
 
 def watch(cell, device, tiny, output):
-    """Let a cell run until its end or its limit; returns verdict, error, rows and commands."""
+    """Let a cell run until its end or its limit; return verdict, error, rows and commands."""
     memory_before = machine.gpu_memory_used() if device == "cuda" else None
     process, mark, work = start(cell, device, tiny, output)
-    timed_out = False
     try:
         code = process.wait(timeout=limit_of(cell, device))
     except subprocess.TimeoutExpired:
-        timed_out, code = True, None
+        code = None
     finally:
         kill_marked(mark)
         process.wait()
     found = read_outcome(work)
-    if timed_out:
-        found |= {
-            "verdict": TIMED_OUT,
-            "error": f"killed after {limit_of(cell, device)} s\n{last_lines(work)}",
-        }
-    elif code == 0 and "skipped" in found:
-        found |= {"verdict": SKIPPED, "error": found.pop("skipped")}
-    elif code != 0 or "ok" not in found:
-        found |= {"verdict": FAILED, "error": f"exit code {code}\n{last_lines(work)}"}
-    else:
-        found |= {"verdict": {True: OK, False: NOT_OK, None: MEASURED}[found["ok"]], "error": None}
+    verdict, error = judge(cell, device, work, code, found)
     found.pop("ok", None)
+    if verdict == SKIPPED:
+        del found["skipped"]  # the reason is the error
+    found |= {"verdict": verdict, "error": error}
     still_held = wait_for_memory(memory_before)
     if still_held:
         found["gpu_memory_not_given_back_mib"] = still_held
@@ -210,8 +200,22 @@ def watch(cell, device, tiny, output):
     return found
 
 
+def judge(cell, device, work, code, found):
+    """Return (verdict, error or None) of a cell that has ended.
+
+    code: exit code of its process, None if that was killed at its limit. found: what it left.
+    """
+    if code is None:
+        return TIMED_OUT, f"killed after {limit_of(cell, device)} s\n{last_lines(work)}"
+    if code == 0 and "skipped" in found:
+        return SKIPPED, found["skipped"]
+    if code != 0 or "ok" not in found:
+        return FAILED, f"exit code {code}\n{last_lines(work)}"
+    return VERDICTS[found["ok"]], None
+
+
 def read_outcome(work):
-    """What the cell left in its folder; empty rows if nothing."""
+    """Return what the cell left in its folder, without rows and commands if it left nothing."""
     empty = {"rows": [], "commands": []}
     try:
         return empty | json.loads((work / "outcome.json").read_text())
@@ -220,44 +224,53 @@ def read_outcome(work):
 
 
 def last_lines(work):
-    """The last lines that the cell's process printed."""
-    lines = (work / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
-    return "\n".join(line[:300] for line in lines[-LAST_LINES:])
+    """Return the last lines that the cell's process printed, each cut to 300 characters."""
+    text = (work / "log.txt").read_text(encoding="utf-8", errors="replace")
+    last = text.splitlines()[-LAST_LINES:]
+    return "\n".join(line[:300] for line in last)
 
 
 def run_all(cells, device, tiny, output, facts, minutes=None, retry=False, show=print):
-    """Run all cells that are not done, in their order, within `minutes`; returns the records of all
-    that have one.
+    """Run all cells that are not done, in their order, within `minutes`.
 
     A cell whose limit does not fit into the rest of the time is left out and said so; a later,
-    shorter one may fit.
+    shorter one may fit. show: function of a line about each cell. Returns the records of all cells
+    that have one.
     """
-    begun, records = time.monotonic(), []
+    end = float("inf")
+    if minutes is not None:
+        end = time.monotonic() + minutes * 60
+    records = []
     for cell in cells:
-        known = read_record(output, cell)
-        if is_done(known, retry):
-            show(f"{known['verdict']:>9}  {cell.name}: done before")
-            records.append(known)
+        record = read_record(output, cell)
+        if is_done(record, retry):
+            show(f"{record['verdict']:>9}  {cell.name}: done before")
+            records.append(record)
             continue
-        skipped_at_once = bool(reason_to_skip(cell, device))
-        left = None if minutes is None else minutes * 60 - (time.monotonic() - begun)
+        left = end - time.monotonic()
         limit = limit_of(cell, device)
-        if left is not None and left < limit and not skipped_at_once:
-            show(
-                f"{'no time':>9}  {cell.name}: {max(left, 0):.0f} s are left, "
-                f"its limit is {limit} s"
-            )
+        skipped_at_once = bool(reason_to_skip(cell, device))
+        if left < limit and not skipped_at_once:
+            seconds = f"{max(left, 0):.0f} s are left, its limit is {limit} s"
+            show(f"{'no time':>9}  {cell.name}: {seconds}")
             continue
         record = run_cell(cell, device, tiny, output, facts)
-        first_line = (record["error"] or "").splitlines()[:1]
-        why = f": {first_line[0]}" if first_line else ""
-        show(f"{record['verdict']:>9}  {cell.name} ({record['seconds']:.0f} s){why}")
+        show(line_about(record))
         records.append(record)
     return records
 
 
+def line_about(record):
+    """Return the line that is shown of a cell that just ran."""
+    line = f"{record['verdict']:>9}  {record['cell']} ({record['seconds']:.0f} s)"
+    if record["error"]:
+        first_line = record["error"].splitlines()[0]
+        line += f": {first_line}"
+    return line
+
+
 def work_as_cell(cell, setup):
-    """What the process of a cell does: run it and leave its outcome in the cell's folder."""
+    """Run a cell in this process and leave its outcome in the cell's folder."""
     try:
         outcome = cell.run(setup)
     except Skip as reason:

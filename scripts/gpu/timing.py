@@ -6,12 +6,13 @@ import torch
 
 
 def synchronize(device):
+    """Wait for all work of a GPU; a CPU has none that is waited for."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def milliseconds(work, device, repeats=20, warmup=3):
-    """Mean time of calling `work`, in milliseconds, the device's work included."""
+    """Return the mean time of calling `work`, in milliseconds, the device's work included."""
     for _ in range(warmup):
         work()
     synchronize(device)
@@ -23,8 +24,9 @@ def milliseconds(work, device, repeats=20, warmup=3):
 
 
 def peak_mib(work, device):
-    """Most MiB that tensors took during a call of `work`, above what they took before; None on a
-    CPU.
+    """Return the most MiB that tensors took during a call of `work`, above those before.
+
+    Returns None on a CPU, where the work is done all the same.
     """
     if device != "cuda":
         work()
