@@ -37,7 +37,15 @@ import xxhash
 from accelerate.utils import broadcast_object_list, gather_object
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from whole_state import first_nonfinite, gather_state, loss_scale, restore_state, strategy_in_force, zero_stage
+from whole_state import (
+    first_nonfinite,
+    gather_state,
+    loss_scale,
+    master_weights,
+    restore_state,
+    strategy_in_force,
+    zero_stage,
+)
 
 RANK, HOST = int(os.environ.get("RANK", 0)), os.uname().nodename
 RUN = {"state": "starting", "step": 0, "saved": 0, "sign_of_life": math.inf}  # shared by loop, signal handler and thread
@@ -582,6 +590,20 @@ def check_gradients(accelerator, optimizer):
     if zero_stage(accelerator) == 0:
         optimizer.overflow = False
         optimizer.register_step_pre_hook(drop_nonfinite)
+
+
+def undo_allocating_step(model, optimizer):
+    """Undo AdamW's step with zero gradients by which DeepSpeed allocates its state under ZeRO-0 in bf16 or fp16; after `prepare`.
+
+    That step decays the master weights, and it is counted: the bias correction of the first real step would be that of
+    a second one and shorten it to 0.74 of its length (deepspeed 0.19, runtime/fp16/unfused_optimizer.py,
+    initialize_optimizer_states). The moments are zero after it. Without such master weights nothing is done.
+    """
+    inner = getattr(optimizer.optimizer, "optimizer", None)
+    for weight, master in master_weights(model, optimizer.optimizer).values():
+        master.data.copy_(weight)
+        entry = inner.state[master]
+        entry["step"] = entry["step"] * 0  # a tensor of torch's, a number of bitsandbytes'
 
 
 def hold_back(accelerator, optimizer, grad_norm, step, micro_batches, losses):

@@ -15,6 +15,7 @@ SHORT_FORM = [
     parity.Run("cuts", "fsdp2_full_shard", 4, 1, 3),
     parity.Run("checkpointing", "single", flags=("--gradient_checkpointing",)),
     parity.Run("checkpointing", "fsdp2_full_shard", 2, 3, 2, flags=("--gradient_checkpointing",)),
+    parity.Run("bf16", "deepspeed_zero0", 2, 3, 2, precision="bf16"),  # its engine steps before the first step
     parity.Run("attention", "single", flags=("--attn_implementation", "eager")),
 ]
 
