@@ -592,17 +592,18 @@ def check_gradients(accelerator, optimizer):
         optimizer.register_step_pre_hook(drop_nonfinite)
 
 
-def undo_allocating_step(model, optimizer):
+def undo_allocating_step(accelerator, model, optimizer):
     """Undo AdamW's step with zero gradients by which DeepSpeed allocates its state under ZeRO-0 in bf16 or fp16; after `prepare`.
 
     That step decays the master weights, and it is counted: the bias correction of the first real step would be that of
     a second one and shorten it to 0.74 of its length (deepspeed 0.19, runtime/fp16/unfused_optimizer.py,
     initialize_optimizer_states). The moments are zero after it. Without such master weights nothing is done.
     """
-    inner = getattr(optimizer.optimizer, "optimizer", None)
+    if zero_stage(accelerator) != 0:
+        return
     for weight, master in master_weights(model, optimizer.optimizer).values():
         master.data.copy_(weight)
-        entry = inner.state[master]
+        entry = optimizer.optimizer.optimizer.state[master]
         entry["step"] = entry["step"] * 0  # a tensor of torch's, a number of bitsandbytes'
 
 

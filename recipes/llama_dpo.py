@@ -610,7 +610,7 @@ def main():
     # ---- Prepare ----
     model, optimizer, train_loader = accelerator.prepare(model, optimizer, train_loader)  # a schedule would step once per rank (accelerate#2926)
     if fault_tolerance:
-        fault_tolerance.undo_allocating_step(model, optimizer)
+        fault_tolerance.undo_allocating_step(accelerator, model, optimizer)
     accelerator.init_trackers("llama_dpo", {key: str(value) for key, value in vars(args).items()})
     reference = None  # the model without its adapters, in each step
     if args.loss_type != "orpo" and (args.precompute_ref_log_probs or not args.use_peft):  # before weights are restored

@@ -574,7 +574,7 @@ def main():
     # ---- Prepare ----
     model, optimizer, train_loader = accelerator.prepare(model, optimizer, train_loader)  # a schedule would step once per rank (accelerate#2926)
     if fault_tolerance:
-        fault_tolerance.undo_allocating_step(model, optimizer)
+        fault_tolerance.undo_allocating_step(accelerator, model, optimizer)
     accelerator.init_trackers("vit", {key: str(value) for key, value in vars(args).items()})
 
     # ---- Resume ----
