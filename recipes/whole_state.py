@@ -12,14 +12,15 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     _init_optim_state,
     get_state_dict,
-    set_state_dict,
 )
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 WHOLE = StateDictOptions(
     full_state_dict=True, cpu_offload=True, ignore_frozen_params=True, strict=False
 )
 MOMENTS = ("exp_avg", "exp_avg_sq")  # what AdamW keeps of each weight besides the step
+NOTHING = slice(0, 0)
 LARGEST_MAP = 4096  # elements; bitsandbytes' maps are smaller
 FSDP2_STRATEGIES = {  # by (hybrid, reshards after the forward pass)
     (False, True): "FULL_SHARD",
@@ -189,10 +190,6 @@ def restore_state(accelerator, model, optimizer, state):
         inner = optimizer.optimizer.optimizer
         restore_master_state(pairs, inner, trained)
         return all_is_back(master_parts(pairs, inner), trained)
-    if is_fsdp1(model):
-        set_fsdp1_state(model, optimizer.optimizer, trained)
-        back = gather_state(accelerator, model, optimizer)
-        return not accelerator.is_main_process or all_is_back(back.items(), trained)
     return restore_in_place(model, optimizer.optimizer, trained)
 
 
@@ -265,16 +262,20 @@ def loss_scale(accelerator, optimizer, saved):
 def restore_in_place(model, optimizer, state):
     """Copy a gathered state into the weights and the optimizer, tensor by tensor.
 
-    For one process, DDP, FSDP2 and ZeRO-0 in fp32. Returns whether state and optimizer name the
-    same tensors, and each now has the saved values.
+    For one process, DDP, FSDP and ZeRO-0 in fp32. Returns whether state and optimizer name the same
+    tensors, and each now has the saved values.
     """
     _init_optim_state(optimizer)  # a step of rate 0, after which all of its state exists
-    places = trained_weights(model, optimizer)
-    for name, weight in list(places.items()):
+    weights = trained_weights(model, optimizer)
+    parts = fsdp1_parts(model)
+    places = {}  # {name: (tensor or number, this rank's part of the whole or None)}
+    for name, weight in weights.items():
+        part = parts.get(weight)
+        places[name] = (weight, part)
         entries = optimizer.state[weight]
         for key, value in entries.items():
             place = f"state.{name}.{saved_key(optimizer, key)}"
-            places[place] = value
+            places[place] = (value, part)
             is_number = not isinstance(value, torch.Tensor)  # bitsandbytes' count of steps
             if is_number and place in state:
                 entries[key] = type(value)(state[place].item())
@@ -283,10 +284,32 @@ def restore_in_place(model, optimizer, state):
 
     arrived = []
     with torch.no_grad():
-        for name, target in places.items():
+        for name, (target, part) in places.items():
             if isinstance(target, torch.Tensor):
-                arrived.append(copy_whole(state[name], target))
+                arrived.append(copy_whole(state[name], target, part))
+    for weight, part in parts.items():
+        if part == NOTHING:  # FSDP1 takes state to mean that the rank has some of the weight
+            optimizer.state.pop(weight, None)
     return all(arrived)
+
+
+def fsdp1_parts(model):
+    """Return {weight: the slice of its flattened whole that this rank has} of FSDP1, else {}.
+
+    FSDP1 cuts the weights of a layer, laid end to end, into equal parts, so that a rank has the end
+    of one and the beginning of another, all of some, and nothing of others (torch/distributed/fsdp/
+    _flat_param.py, _ShardParamInfo). Without it, the weights would have to be whole on each rank.
+    """
+    parts = {}
+    for module in FullyShardedDataParallel.fsdp_modules(model):
+        if module._handle is None:
+            continue
+        flat = module._handle.flat_param
+        for weight, info in zip(flat._params, flat._shard_param_infos, strict=True):
+            parts[weight] = NOTHING
+            if info.in_shard:
+                parts[weight] = slice(info.intra_param_start_idx, info.intra_param_end_idx + 1)
+    return parts
 
 
 def saved_key(optimizer, key):
@@ -300,37 +323,21 @@ def saved_key(optimizer, key):
     return key
 
 
-def copy_whole(saved, target):
-    """Copy a whole tensor on the host into a tensor, or into this rank's part of a DTensor.
+def copy_whole(saved, target, part=None):
+    """Copy a whole tensor on the host into a tensor, or into this rank's part of it.
 
-    Returns whether it arrived.
+    part: of `fsdp1_parts`; a DTensor knows its own. Returns whether it arrived.
     """
-    part = saved
     if isinstance(target, DTensor):
         # src_data_rank=None: each rank cuts its own part, without communication
         mesh, placements = target.device_mesh, target.placements
-        part = distribute_tensor(saved, mesh, placements, src_data_rank=None).to_local()
+        saved = distribute_tensor(saved, mesh, placements, src_data_rank=None).to_local()
         target = target.to_local()
-    target.copy_(part)
-    return torch.equal(target, part.to(target.device, target.dtype))
-
-
-def set_fsdp1_state(model, optimizer, state):
-    """Put a gathered state back into FSDP1's flat parts.
-
-    Learning rates and weight decay stay those of the command line.
-    """
-    options = StateDictOptions(ignore_frozen_params=True)
-    _, optimizer_state = get_state_dict(model, optimizer, options=options)
-    entries = unflatten("state", optimizer_state["state"], state)
-    optimizer_state["state"] = entries
-    set_state_dict(
-        model,
-        optimizer,
-        model_state_dict={name: state[name] for name in entries},
-        optim_state_dict=optimizer_state,
-        options=WHOLE,
-    )
+    elif part is not None and saved.dim():  # a count of steps is whole everywhere
+        saved = saved.flatten()[part]
+        target = target.view(-1)
+    target.copy_(saved)
+    return torch.equal(target, saved.to(target.device, target.dtype))
 
 
 def flatten(name, value):
@@ -345,15 +352,6 @@ def flatten(name, value):
     for key, inner in value.items():
         leaves.update(flatten(f"{name}.{key}", inner))
     return leaves
-
-
-def unflatten(name, like, state):
-    """Return the leaves of `state` in the form of `like`: the inverse of `flatten`."""
-    if isinstance(like, dict):
-        return {key: unflatten(f"{name}.{key}", like[key], state) for key in like}
-    if isinstance(like, torch.Tensor):
-        return state[name]
-    return state[name].item()
 
 
 # ---- ZeRO-0 in bf16 or fp16 ----
