@@ -199,7 +199,7 @@ def reduce_in_fp32(accelerator):
     zero = accelerator.state.deepspeed_plugin
     if zero:
         zero.deepspeed_config.setdefault("communication_data_type", "fp32")
-        offload = zero.deepspeed_config.get("zero_optimization", {}).get("offload_optimizer", {})
+        offload = zero.deepspeed_config.get("zero_optimization", {}).get("offload_optimizer") or {}
         offloads = offload.get("device", "none") != "none"
         if zero.zero_stage == 3 or (zero.zero_stage == 2 and not offloads):
             zero.deepspeed_config.setdefault("data_types", {"grad_accum_dtype": "fp32"})
@@ -335,6 +335,22 @@ def compute_dtype(args, accelerator):
     return {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision, args.dtype)
 
 
+def cast_for_zero3(model, accelerator):
+    """Under ZeRO-3 in bf16 or fp16, cast what peft has made to the dtype that is computed in.
+
+    DeepSpeed casts the whole model in its other stages, and makes fp32 master weights of what is
+    trained. With ZeRO-3 it leaves out models that were loaded into it, so that adapters and copied
+    heads would stay in fp32: inputs of adapters are then cast twice, and a copied head fails.
+    """
+    zero = accelerator.state.deepspeed_plugin
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
+    if not zero or zero.zero_stage != 3 or dtype is None:
+        return
+    for weight in model.parameters():
+        if weight.requires_grad and not hasattr(weight, "ds_id"):
+            weight.data = weight.data.to(dtype)
+
+
 def leave_casts_to_autocast(model, args, accelerator):
     """Stop peft from casting the inputs of adapters where autocast casts them anyway.
 
@@ -382,6 +398,7 @@ def load_model(args, accelerator):
             task_type="CAUSAL_LM", r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, use_rslora=args.use_rslora,
             use_dora=args.use_dora, target_modules="all-linear" if args.lora_target_modules == ["all-linear"] else args.lora_target_modules))
         leave_casts_to_autocast(model, args, accelerator)
+        cast_for_zero3(model, accelerator)
         if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
             accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
     return model

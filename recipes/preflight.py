@@ -30,6 +30,7 @@ from accelerate import DistributedType
 from accelerate.utils import compare_versions
 from fault_tolerance import RANK, conclude, fail, leave
 from launcher import find_launch, find_launch_faults
+from peft.tuners.tuners_utils import BaseTunerLayer
 from rows import OFFLINE
 from torch.nn import Embedding
 from transformers import AutoConfig
@@ -224,6 +225,7 @@ def rules_of_strategy(args, accelerator, strategy):
         "--no_master_weights is for --dtype bfloat16 without --use_peft where the strategy keeps no fp32 copy of the "
         f"weights; here it changes nothing ({name}, mixed precision {accelerator.mixed_precision}): leave it out")
     yield any(int(env.get(f"PARALLELISM_CONFIG_{kind}_SIZE", 1)) > 1 for kind in meshes), f"{name} shards no mesh of this kind: set tp_size, cp_size and sp_size to 1, and dp_shard_size too without FSDP2"
+    yield fsdp == 1 and args.use_dora, f"{name} hands DoRA flattened parts of weights, of which it cannot take the norms: use an fsdp2 YAML, or leave out --use_dora"
     yield fsdp == 1 and not state.fsdp_plugin.use_orig_params, "FSDP1 with fsdp_use_orig_params: false trains nothing, since the optimizer is made before its flat parameters: set it to true"
     yield zero == 3 and of_deepspeed["zero_optimization"].get("stage3_gather_16bit_weights_on_model_save") is not True, f"{name} could not save the weights in the end: set zero3_save_16bit_model: true in the YAML, or stage3_gather_16bit_weights_on_model_save in the DeepSpeed config"
     yield doubled, f"the command line owns {', '.join(doubled)}: delete that from the YAML, or set it to auto in the DeepSpeed config"
@@ -467,6 +469,18 @@ def check_running_statistics(accelerator, model):
              "all ranks: use ddp.yaml, which does, or single.yaml")
 
 
+def check_head(accelerator, args, model):
+    """Fail with 64 where ranks would gather the adapters of the output head different numbers of times, and wait for one another.
+
+    ZeRO-3 and FSDP1 gather them whenever the head multiplies, which is once a piece of the loss, and each rank has as
+    many pieces as its tokens need.
+    """
+    name, fsdp, zero = strategy_in_force(accelerator)
+    if "max_logits_mib" in vars(args) and (fsdp == 1 or zero == 3) and isinstance(model.get_output_embeddings(), BaseTunerLayer):
+        fail(64, f"{name} cannot gather adapters of the output head piece by piece: leave it out of --lora_target_modules, "
+             "or use ddp.yaml, an fsdp2 YAML or deepspeed_zero2.yaml")
+
+
 def size_of(weight):
     """Elements of a weight, also of one that ZeRO-3 has split or that bitsandbytes has packed, two to a byte."""
     packed = 2 * weight.element_size() if type(weight).__name__ == "Params4bit" else 1
@@ -504,6 +518,7 @@ def report_start(accelerator, args, model, tokenizer, rows, lines, steps, facts,
     compared when the run goes on. told: {name: text}, what the recipe has to tell of its data and its loss, with its own form of the
     row as "sample", if it has one."""
     check_running_statistics(accelerator, model)
+    check_head(accelerator, args, model)
     total, trained = np.sum([(size := size_of(weight), size * weight.requires_grad) for weight in model.parameters()], axis=0)
     known = getattr(rows, "column_names", rows)
     lengths, packing = rows["length"][:] if "length" in known else np.zeros(1), "packing" in args and args.packing

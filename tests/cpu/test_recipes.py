@@ -31,11 +31,14 @@ def test_ranks_give_the_numbers_of_one_process_and_hold_what_was_promised(recipe
     assert evaluations and evaluations == [pytest.approx(line, **EVALUATED) for line in expected]
 
 
-def test_a_new_head_beside_adapters_has_their_type_in_bf16(tiny_of, tmp_path):
-    """FSDP2 wants one type in a unit, and accelerate does not see to it where the base is in 4 bits."""
-    flags = ["--use_peft", "--load_in_4bit", "--dtype", "bfloat16", "--max_steps", 2, "--output_dir", tmp_path / "run"]
+@pytest.mark.parametrize(("config", "base"), [
+    ("fsdp2_full_shard", ["--load_in_4bit", "--dtype", "bfloat16"]),  # FSDP2 wants one type in a unit
+    ("deepspeed_zero3", []),  # DeepSpeed casts nothing of a model that was loaded into it
+], ids=["4-bit, FSDP2", "ZeRO-3"])
+def test_a_new_head_beside_adapters_has_their_type_in_bf16(config, base, tiny_of, tmp_path):
+    flags = ["--use_peft", *base, "--max_steps", 2, "--output_dir", tmp_path / "run"]
     data, script = parity.data_of(tiny_of("bert")), REPO / "recipes" / "bert.py"
-    done = rehearse("fsdp2_full_shard", *data, *flags, num_processes=2, mixed_precision="bf16", script=script)
+    done = rehearse(config, *data, *flags, num_processes=2, mixed_precision="bf16", script=script)
     assert done.returncode == 0, done.output[-3000:]
     assert len(read_metrics(tmp_path / "run")[0]) == 2 and "shard report: ok" in done.output
 

@@ -63,6 +63,7 @@ def test_meshes_that_nothing_would_shard_over_refuse(size, tiny, tmp_path):
 @pytest.mark.parametrize(("config", "flags", "says"), [
     ("fsdp2_full_shard", ["--optim", "adamw_8bit"], "use adamw_torch_fused"),
     ("deepspeed_zero2", ["--optim", "adamw_8bit"], "use adamw_torch_fused"),
+    ("fsdp1_full_shard", ["--use_peft", "--use_dora"], "use an fsdp2 YAML"),
 ], ids=lambda value: value if isinstance(value, str) else None)
 def test_combinations_that_cannot_work_refuse(config, flags, says, tiny, tmp_path):
     done = rehearse(config, *data_of(tiny), "--output_dir", tmp_path / "run", *flags)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from fakes import fake_accelerator
 from launching import REPO
+from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -23,6 +24,7 @@ from transformers import (
     GPT2Config,
     GPTNeoConfig,
     LlamaConfig,
+    LlamaForCausalLM,
     MistralConfig,
     MixtralConfig,
     OPTConfig,
@@ -360,3 +362,24 @@ def test_batch_norm_is_refused_where_ranks_would_have_statistics_of_their_own(st
     with pytest.raises(SystemExit, match="64"):
         preflight.check_running_statistics(None, model)
     assert "use ddp.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("strategy", "adapters", "refused"), [
+    (("DeepSpeed ZeRO-3", 0, 3), True, True), (("FSDP1 FULL_SHARD", 1, -1), True, True),
+    (("DeepSpeed ZeRO-3", 0, 3), False, False), (("FSDP2 FULL_SHARD", 2, -1), True, False),
+    (("DeepSpeed ZeRO-2", 0, 2), True, False), (("one process", 0, -1), True, False),
+])
+def test_adapters_of_the_head_are_refused_where_each_piece_of_the_loss_would_gather_them(
+        strategy, adapters, refused, monkeypatch, capsys):
+    monkeypatch.setattr(preflight, "strategy_in_force", lambda accelerator: strategy)
+    monkeypatch.setattr(sys, "argv", ["llama.py"])
+    shape = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=32)
+    targets = ["q_proj", "lm_head"] if adapters else ["q_proj"]
+    model = get_peft_model(LlamaForCausalLM(LlamaConfig(**shape)), LoraConfig(target_modules=targets))
+    args = SimpleNamespace(max_logits_mib=None)
+    if not refused:
+        preflight.check_head(None, args, model)
+        return
+    with pytest.raises(SystemExit, match="64"):
+        preflight.check_head(None, args, model)
+    assert "leave it out of --lora_target_modules" in capsys.readouterr().err
