@@ -54,7 +54,6 @@ TIME_FORMAT = "%Y-%m-%d %H:%M:%S"  # texts of it sort as the times do
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 # Files that a run writes into its output folder, besides checkpoints and the result
 WRITTEN = ("status.json", "run.json", "metrics.jsonl", "latest", NONFINITE)
-RESULTS = ("config.json", "adapter_config.json")  # a folder with a result has one of them
 
 
 def add_arguments(parser):
@@ -356,20 +355,25 @@ def check_output_dir(args):
 
 
 def make_output_dir(accelerator, args):
-    """Make the output folder; end all ranks with 73 if a run cannot write there. Every rank takes
-    part."""
-    found = gather_object([problem_of_output_dir(Path(args.output_dir))])
+    """Make the output folder; end all ranks with 73 if a run cannot write there. A dry run makes
+    none, and looks at the folder in which it would be made. Every rank takes part."""
+    found = gather_object([problem_of_output_dir(Path(args.output_dir), args.dry_run)])
     problems = [problem for problem in found if problem]
     if problems:
         leave(accelerator, 73, problems[0])
 
 
-def problem_of_output_dir(folder):
-    """Make a folder and return why a run cannot write there, or None. Files stay as they are."""
+def problem_of_output_dir(folder, dry_run):
+    """Make a folder, unless this is a dry run, and return why a run cannot write there, or None.
+    Files stay as they are."""
     try:
         path = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        if dry_run:
+            while not path.exists():
+                path = path.parent
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
             pass
         for path in [folder / name for name in WRITTEN]:
             if path.exists():
@@ -380,12 +384,23 @@ def problem_of_output_dir(folder):
     return None
 
 
+def has_result(folder):
+    """Whether a folder has the weights that a finished run leaves: of adapters, in one file, or in all of its shards."""
+    if any((folder / name).is_file() for name in ("adapter_model.safetensors", "model.safetensors")):
+        return True
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return False
+    shards = json.loads(index.read_text())["weight_map"].values()
+    return all((folder / name).is_file() for name in set(shards))
+
+
 def end_if_done(accelerator, args, progress, total_steps):
     """End all ranks with 0 if the run in the output folder is done and no step is left, and write
     nothing. Every rank takes part."""
     folder = Path(args.output_dir)
     done = accelerator.is_main_process and not args.dry_run and read_status().get("state") == "done"
-    done = done and any((folder / name).is_file() for name in RESULTS)
+    done = done and has_result(folder)
     if progress["step"] < total_steps or not broadcast_object_list([done])[0]:
         return
     name = "max_steps" if args.max_steps > 0 else "num_train_epochs"

@@ -56,8 +56,12 @@ try:  # beside this file: what keeps a run from being lost; what is refused and 
     import model_weights
     import preflight
     import rows
-except ModuleNotFoundError:
+except ModuleNotFoundError as error:
     fault_tolerance = head_loss = model_weights = preflight = rows = None  # this file was copied alone: it trains without them
+    if Path(__file__).with_name("fault_tolerance.py").exists():
+        print(f"error: fault_tolerance.py lies beside this recipe, and the module {error.name} is missing: copy all files that "
+              "the section \"Your own recipe\" of README.md names, and install requirements.txt, or copy none", file=sys.stderr)
+        sys.exit(64)
 
 ROW_FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}  # EDIT: yours, {prompt's column: answer's}, besides messages
 LOGITS_SHARE = 1 / 64  # of a GPU's memory, for fp32 logits at a time: 1.25 GiB of 80; the loss takes about three times that for a moment

@@ -55,8 +55,12 @@ try:  # beside this file: what keeps a run from being lost; what is refused and 
     import model_weights
     import preflight
     import rows
-except ModuleNotFoundError:
+except ModuleNotFoundError as error:
     fault_tolerance = head_loss = model_weights = preflight = rows = None  # this file was copied alone: it trains without them
+    if Path(__file__).with_name("fault_tolerance.py").exists():
+        print(f"error: fault_tolerance.py lies beside this recipe, and the module {error.name} is missing: copy all files that "
+              "the section \"Your own recipe\" of README.md names, and install requirements.txt, or copy none", file=sys.stderr)
+        sys.exit(64)
 
 BAD_PAIR = {"prompt_ids": [], "chosen_ids": [], "rejected_ids": [], "truncated": False, "length": 0, "largest": 0, "hash": 0}
 METRICS = "rewards/chosen rewards/rejected rewards/margins rewards/accuracies logps/chosen logps/rejected".split()  # as in TRL

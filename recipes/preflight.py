@@ -34,6 +34,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from rows import OFFLINE
 from torch.nn import Embedding
 from transformers import AutoConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from transformers.pytorch_utils import Conv1D
 from whole_state import running_statistics, strategy_in_force
@@ -49,6 +50,8 @@ FREE_TO_CHANGE = frozenset("""
     no_master_weights precompute_ref_log_probs predict_with_generate generation_max_length generation_num_beams""".split())
 OLD_LOCK = 5  # minutes; DeepSpeed's ops are built in one or two
 COMPILERS = frozenset("ninja c++ g++ gcc clang clang++ cc1plus nvcc cicc ptxas hipcc icpx".split())
+TAKE_ADAPTERS = (  # of LoRA in peft; bitsandbytes' quantized layers are linear layers too
+    torch.nn.Linear, Conv1D, Embedding, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.MultiheadAttention)
 KERNELS = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3", "flash_attention_4": "flash-attn-4"}  # and their packages
 
 
@@ -120,7 +123,7 @@ def find_problems(args, accelerator):
 def check_strategy(accelerator, strategy):
     """Yield what the launcher was asked for and accelerate dropped without a word (huggingface/accelerate#2741)."""
     env, (name, fsdp, zero), ranks = os.environ, strategy, str(accelerator.num_processes)
-    cure = "; what the YAML really does: python scripts/check_config.py YAML"
+    cure = f"; what the YAML really does: python scripts/check_config.py {launched_file() or 'YAML'}"
     fsdp_dropped = env.get("ACCELERATE_USE_FSDP") == "true" and not fsdp
     deepspeed_dropped = zero >= 0 and accelerator.state.backend is None
     ranks_asked = env.get("WORLD_SIZE", "several" if told_of_several() else "1")
@@ -140,14 +143,21 @@ def check_strategy(accelerator, strategy):
             "gradients between the hosts. Use fsdp2_full_shard.yaml")
 
 
-def rehearsal():
-    """How to try this launch without GPUs, with the names of its files where they are known."""
+def launched_file():
+    """Return the name of the file that the launcher was given, as a word of a shell, or None where it is not known."""
     with contextlib.suppress(ValueError):
         launch = find_launch()
         if launch and launch.config_file:
-            files = shlex.join([str(launch.config_file), sys.argv[0]])
-            return REHEARSE.replace("YAML recipes/RECIPE.py", files)
-    return REHEARSE
+            return shlex.quote(str(launch.config_file))
+    return None
+
+
+def rehearsal():
+    """How to try this launch without GPUs, with the names of its files where they are known."""
+    file = launched_file()
+    if file is None:
+        return REHEARSE
+    return REHEARSE.replace("YAML recipes/RECIPE.py", f"{file} {shlex.quote(sys.argv[0])}")
 
 
 def told_of_several():
@@ -290,6 +300,10 @@ def rules_of_device(args, accelerator):
     on_cpu, package = device.type == "cpu", "kernels" if "/" in kernel else KERNELS.get(kernel)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     wants = {"flash_attention_4": (9, 0), "flash_attention_3": (9, 0), "flash_attention_2": (8, 0)}.get(kernel, (0, 0))
+    known = sorted({"eager", varlen.NAME, *KERNELS, *ALL_ATTENTION_FUNCTIONS.valid_keys()})
+    close = difflib.get_close_matches(kernel, known, 1)
+    meaning = f"did you mean {close[0]}? " if close else ""
+    yield kernel not in known and "/" not in kernel, f"--attn_implementation {kernel}: no attention has this name: {meaning}There are {', '.join(known)}"
     yield on_cpu and (kernel.startswith("fl") or "/" in kernel), f"--attn_implementation {kernel} needs a GPU: use sdpa"
     yield not on_cpu and package and not installed(package), f"--attn_implementation {kernel} needs the package {package}: pip install {package}, or use sdpa"
     yield from rules_of_varlen(args, accelerator, capability)
@@ -414,22 +428,26 @@ def check_model(args, model, largest, longest=0):
 
 
 def check_adapters(model, names):
-    """Fail with 64 where a name in --lora_target_modules fits no layer; peft does so if none fits.
+    """Fail with 64 where a name in --lora_target_modules fits no layer, or one that takes no adapter; peft does the
+    former only if no name fits, and ends in a traceback at the latter.
     names: of layers, or the ends of their paths, or ["all-linear"]."""
     if names == ["all-linear"]:
         return
-    paths, linear = [], set()
+    linear = set()
     for path, module in model.named_modules():
-        paths.append(f".{path}")
         if isinstance(module, (torch.nn.Linear, Conv1D)):
             linear.add(path.rpartition(".")[2])
+    layers = f"Its linear layers are {', '.join(sorted(linear))}"
     for name in names:
-        if any(path.endswith(f".{name}") for path in paths):
-            continue
-        close = difflib.get_close_matches(name, linear, 1)
-        meaning = f"did you mean {close[0]}? " if close else ""
-        fail(64, f"--lora_target_modules {name}: no layer of {type(model).__name__} has this name: "
-                 f"{meaning}Its linear layers are {', '.join(sorted(linear))}")
+        found = [module for path, module in model.named_modules() if f".{path}".endswith(f".{name}")]
+        if not found:
+            close = difflib.get_close_matches(name, linear, 1)
+            meaning = f"did you mean {close[0]}? " if close else ""
+            fail(64, f"--lora_target_modules {name}: no layer of {type(model).__name__} has this name: {meaning}{layers}")
+        others = [type(module).__name__ for module in found if not isinstance(module, TAKE_ADAPTERS)]
+        if others:
+            fail(64, f"--lora_target_modules {name}: this is a {others[0]} of {type(model).__name__}, which takes no "
+                     f"adapter: {layers}")
 
 
 def share_of_experts(model):

@@ -16,7 +16,8 @@ packages into one folder.
 A commit of the JSON files to results/gpu/ and `python scripts/readme_tables.py` write the tables of
 the README.
 
-Exit code: 0 every cell that ran is within its bound, 1 not, 64 for a wrong call.
+Exit code: 0 every cell that ran is within its bound, 1 not, 64 for a wrong call, 73 if --output
+cannot be written to.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -104,6 +106,13 @@ def main():
         return None
     if args.device == "cuda":
         check_gpu(parser)
+    try:
+        args.output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=args.output):
+            pass
+    except OSError as error:
+        print(f"error: --output {args.output}: cannot write there: {error.strerror}", file=sys.stderr)
+        return 73
     # An exit ends the running cell on the way
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     facts = machine.facts(args.device)

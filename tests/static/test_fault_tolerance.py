@@ -303,7 +303,7 @@ class TestFinishedRun:
         status = read_json(folder / "status.json")
         assert status["state"] == "failed" and "later_call" not in status
 
-    @pytest.mark.parametrize("name", ["config.json", "adapter_config.json"])
+    @pytest.mark.parametrize("name", ["model.safetensors", "adapter_model.safetensors"])
     @pytest.mark.parametrize(("flags", "further"), [
         ({"max_steps": 9}, "max_steps"), ({}, "num_train_epochs"),
         ({"max_train_tokens": 1e7, "num_train_epochs": None}, "max_train_tokens"),
@@ -321,8 +321,10 @@ class TestFinishedRun:
 
     def test_with_steps_left_or_without_its_result_it_goes_on(self, folder, arguments):
         arguments.output_dir = str(folder)
-        fault_tolerance.end_if_done(alone(1), arguments, {"step": 9}, 9)  # its model is gone
         (folder / "config.json").touch()
+        (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
+        fault_tolerance.end_if_done(alone(1), arguments, {"step": 9}, 9)  # its weights are gone
+        (folder / "model-1.safetensors").touch()
         fault_tolerance.end_if_done(alone(1), arguments, {"step": 9}, 10)
         (folder / "status.json").write_text('{"state": "running"}')  # killed while it wrote the model
         fault_tolerance.end_if_done(alone(1), arguments, {"step": 9}, 9)
