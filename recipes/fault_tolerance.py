@@ -366,11 +366,10 @@ def make_output_dir(accelerator, args):
 def problem_of_output_dir(folder, dry_run):
     """Make a folder, unless this is a dry run, and return why a run cannot write there, or None.
     Files stay as they are."""
+    path = folder
     try:
-        path = folder
         if dry_run:
-            while not path.exists():
-                path = path.parent
+            path = nearest_folder(folder)
         else:
             folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -382,6 +381,14 @@ def problem_of_output_dir(folder, dry_run):
     except OSError as error:
         return f"--output_dir {folder}: cannot write to {path}: {error.strerror}"
     return None
+
+
+def nearest_folder(path):
+    """Return a folder itself if it is there, or else the nearest one above it that is."""
+    path = Path(path)
+    while not path.exists():
+        path = path.parent
+    return path
 
 
 def has_result(folder):

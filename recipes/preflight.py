@@ -28,7 +28,7 @@ import torch
 import varlen
 from accelerate import DistributedType
 from accelerate.utils import compare_versions
-from fault_tolerance import RANK, conclude, fail, leave
+from fault_tolerance import RANK, conclude, fail, leave, nearest_folder
 from launcher import find_launch, find_launch_faults
 from peft.tuners.tuners_utils import BaseTunerLayer
 from rows import OFFLINE
@@ -582,7 +582,7 @@ def end_dry_run(accelerator, args, total, trained, longest):
     total, trained: elements of the weights. longest: tokens of the longest row. A checkpoint takes 12 bytes a trained element; while
     one is written, all older ones are kept."""
     result = 4 * trained if args.use_peft else getattr(torch, args.dtype).itemsize * total
-    need, free = 12 * trained * (args.save_total_limit + 1) + result, shutil.disk_usage(args.output_dir).free
+    need, free = 12 * trained * (args.save_total_limit + 1) + result, shutil.disk_usage(nearest_folder(args.output_dir)).free
     accelerator.print(f"       disk: checkpoints and result take up to {need / 2**30:.3g} GiB, {free / 2**30:,.0f} GiB are free in {args.output_dir}", flush=True)
     if need > free:
         leave(accelerator, 73, f"{need:,} bytes are needed for checkpoints and result, {free:,} are free in {args.output_dir}: lower --save_total_limit, or choose another --output_dir")

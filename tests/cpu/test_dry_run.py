@@ -17,7 +17,7 @@ def test_a_dry_run_prints_summary_and_plan_and_writes_nothing(tiny, tmp_path):
     done = accelerate_launch(*command, "--use_peft", "--output_dir", tmp_path / "run", "--dry_run")
     assert done.returncode == 0, done.output[-3000:]
     assert "one process, 1 x cpu" in done.output and "[[" in done.output and "disk: " in done.output
-    assert list((tmp_path / "run").iterdir()) == []
+    assert not (tmp_path / "run").exists()
     plan = shlex.split(done.output.split("plan: python ")[1].splitlines()[0])
     assert plan[:3] == ["scripts/plan_memory.py", "--config_file", str(CONFIGS / "single.yaml")]
     planned = run(sys.executable, *plan, "--json", tmp_path / "plan.json")

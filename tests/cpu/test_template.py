@@ -25,6 +25,18 @@ def test_a_copied_recipe_trains(companions, tiny, tmp_path):
     assert len(list((tmp_path / "run").glob("checkpoint-*"))) == (2 if companions else 0)
 
 
+def test_a_copy_with_some_of_its_companions_stops_and_names_the_missing_one(tiny, tmp_path):
+    shutil.copy(REPO / "recipes" / "llama.py", tmp_path / "train.py")
+    for name in COMPANIONS:
+        if name != "model_weights":
+            shutil.copy(REPO / "recipes" / f"{name}.py", tmp_path)
+    done = run(sys.executable, "train.py", *data_of(tiny), "--output_dir", "run", cwd=tmp_path)
+    assert done.returncode == 64, done.output[-3000:]
+    says = "error: fault_tolerance.py lies beside this recipe, and the module model_weights is missing: copy all"
+    assert says in done.output
+    assert "Traceback" not in done.output and not (tmp_path / "run").exists()
+
+
 NAN_LOSS, INF_GRADIENT = {"do": "nan", "row": 17}, {"do": "inf gradient", "call": 6}
 
 

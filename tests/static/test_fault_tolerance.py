@@ -450,6 +450,14 @@ class TestOutputFolder:
         fault_tolerance.make_output_dir(alone(1), arguments)
         assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
+    def test_a_dry_run_makes_no_folder_and_looks_at_the_one_above(self, tmp_path, arguments, problem):
+        arguments.dry_run = True
+        arguments.output_dir = str(tmp_path / "not" / "there")
+        fault_tolerance.make_output_dir(alone(1), arguments)
+        assert list(tmp_path.iterdir()) == []
+        code, said = problem("/sys/kernel/run/one")
+        assert code == 73 and "cannot write to /sys/kernel: " in said
+
     @pytest.mark.parametrize(("path", "code"), [("run/metrics.jsonl", 73), ("rows.jsonl", 1)])
     def test_an_error_of_a_file_in_it_is_73_later_too(self, path, code, folder, exits, capsys):
         fault_tolerance.RUN["folder"] = folder / "run"

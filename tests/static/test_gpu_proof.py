@@ -127,6 +127,14 @@ def test_every_yaml_is_trained_by_a_cell_or_says_why_not(tmp_path, monkeypatch):
 # ---- Running ----
 
 
+def test_an_output_that_is_a_file_is_one_line_and_73(tmp_path, monkeypatch, capsys):
+    (tmp_path / "out").touch()
+    words = ["--device", "cpu", "--tiny", "--only", "micro.context", "--output", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["gpu_proof.py", *words])
+    assert gpu_proof.main() == 73
+    assert capsys.readouterr().err == f"error: --output {tmp_path / 'out'}: cannot write there: File exists\n"
+
+
 def test_verdicts_follow_from_what_the_cell_left(small_program, tmp_path):
     verdicts, lines = run(tmp_path, "good", "measured", "out of bound", "skips", "fails", "half done")
     assert verdicts == {"good": "ok", "measured": "measured", "out of bound": "not ok", "skips": "skipped",

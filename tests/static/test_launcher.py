@@ -87,6 +87,7 @@ def test_a_misspelt_key_is_found_with_its_line_and_the_fix(tmp_path):
      "offload_param_device"),
     (ZERO + "  zero_stage: 3\n", "--zero3_save_16bit_model true", "zero3_save_16bit_model"),
     ("distributed_type: 'NO'\nnum_processes: 2\n", "--num_processes 1", "distributed_type"),
+    ("distributed_type: 'NO'\nnum_processes: 2\n", "--cpu", "distributed_type"),
     ("distributed_type: MULTI_GPU\nnum_processes: 4\ngpu_ids: 0,1\n", "--gpu_ids all", "gpu_ids"),
 ], ids=lambda value: value if str(value).startswith("--") else "")
 def test_a_value_that_the_command_line_overrides_is_judged_as_overridden(text, flags, key, tmp_path):

@@ -46,6 +46,8 @@ REFUSED = {  # flags, capability of the GPU or None for a CPU, packages that are
         ["--attn_implementation", "flash_attention_4"], HOPPER, {"flash-attn"}, "pip install flash-attn-4,"),
     "flash attention 4 on Ampere": (["--attn_implementation", "flash_attention_4"], AMPERE, PACKAGES, "9.0 or more"),
     "flash attention 3 on Ampere": (["--attn_implementation", "flash_attention_3"], AMPERE, PACKAGES, "9.0 or more"),
+    "an attention that nobody knows": (["--attn_implementation", "varlne"], HOPPER, PACKAGES,
+                                       "no attention has this name: did you mean varlen? There are eager, flash"),
     "varlen on a CPU": (["--attn_implementation", "varlen"], None, PACKAGES, "needs an NVIDIA GPU"),
     "varlen on Turing": (["--attn_implementation", "varlen", "--dtype", "float16", "--use_peft"], TURING, PACKAGES,
                          "8.0 or more"),
@@ -325,6 +327,8 @@ def test_a_tokenizer_that_is_damaged_is_not_called_missing(tmp_path, capsys):
     (["q_prj"], "--lora_target_modules q_prj: no layer of LlamaForCausalLM has this name: did you mean q_proj?"),
     (["q_proj", "v_prj"], "--lora_target_modules v_prj"),  # peft would train q_proj alone
     (["nothing"], "has this name: Its linear layers are down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj"),
+    (["norm"], "--lora_target_modules norm: this is a LlamaRMSNorm of LlamaForCausalLM, which takes no adapter: Its"),
+    (["q_proj", "self_attn"], "--lora_target_modules self_attn: this is a LlamaAttention"),
 ])
 def test_layers_that_the_model_has_not_are_named_with_those_it_has(names, says, capsys):
     with torch.device("meta"):
