@@ -53,6 +53,7 @@ JOBS = {
     "accumulation": Job(("--gradient_accumulation_steps", "3"), length=16),
     "bf16": Job(precision="bf16"),
     "short bf16": Job(length=16, precision="bf16"),
+    "LoRA bf16": Job(("--use_peft",), precision="bf16"),
 }
 
 
