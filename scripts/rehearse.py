@@ -3,6 +3,10 @@
     python scripts/rehearse.py --config_file accelerate_configs/fsdp.yaml recipes/llama.py --max_steps 3 ...
     python scripts/rehearse.py --config_file accelerate_configs/fsdp1_hybrid_shard.yaml --num_processes 4 ...
     python scripts/rehearse.py --config_file accelerate_configs/fsdp.yaml --device cuda --num_processes 8 ...
+    python scripts/rehearse.py --warm --config_file accelerate_configs/fsdp.yaml recipes/llama.py --max_steps 3 ...
+
+With --warm the libraries are imported once for all rehearsals of half an hour, by scripts/warm.py: the second one
+takes seconds less for each of its processes.
 
 The recipe and the YAML are used as they are, through `accelerate launch`. accelerate ignores FSDP and DeepSpeed on
 a machine without an accelerator, so every rank starts through `scripts/cpu_ranks.py`, which bridges that. What has to
@@ -26,6 +30,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "recipes"))
+import warm  # noqa: E402
 from config_files import find_faults, load  # noqa: E402
 from config_rules import IGNORED, STOPS, as_read, strategy_of  # noqa: E402
 from shard_report import judge, table  # noqa: E402
@@ -44,6 +49,7 @@ def parse_args():
     parser.add_argument("--mixed_precision", choices=["no", "bf16", "fp16"], help="instead of the YAML's (CPU: no)")
     parser.add_argument("--ranks_per_node", type=int, help="CPU: size of a simulated node (default: half the ranks)")
     parser.add_argument("--report", metavar="PATH.json", help="write the shard report here")
+    parser.add_argument("--warm", action="store_true", help="start processes that have imported the libraries before")
     parser.add_argument("--main_process_port", type=int, help="default: 0, a free one")
     parser.add_argument("recipe", metavar="RECIPE.py", help="the script to run; everything behind it is its own")
     parser.add_argument("recipe_args", nargs=argparse.REMAINDER, metavar="...")
@@ -185,8 +191,25 @@ def report(folder, facts, ranks, ranks_per_node):
     return rows, verdict
 
 
+def start_warm(device):
+    """Go on as a process of scripts/warm.py; where that cannot be had, say why and return."""
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    words = sys.argv.copy()
+    words.remove("--warm")  # the first one: behind the recipe's name such a word is the recipe's
+    try:
+        program = warm.start()
+    except OSError as error:
+        print(f"warm: a cold start, since {error}", file=sys.stderr)
+        return
+    os.execv(program, [str(program), *words])
+
+
 def main():
     parser, args = parse_args()
+    if args.warm:
+        start_warm(args.device)
     for path in (args.config_file, args.recipe):
         if not Path(path).is_file():
             parser.error(f"{path} does not exist")
