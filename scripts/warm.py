@@ -57,9 +57,9 @@ AT_IMPORT = {
 }
 # What a process may have of its own, since no library reads it while it is imported
 OWN = (
-    "_", "COLUMNS", "LINES", "MAKE", "MFLAGS", "OLDPWD", "PATH", "PS1", "PWD", "SHLVL", "TERM", "VIRTUAL_ENV",
+    "_", "COLUMNS", "LINES", "MAKE", "MFLAGS", "OLDPWD", "PATH", "PS1", "PWD", "SHLVL", "TERM", "VIRTUAL_ENV", "WARM_",
     "ACCELERATE_", "FAULT", "FSDP_", "JE_ARROW_MALLOC_CONF", "MIXED_PRECISION", "PARALLELISM_", "PYTEST_",
-    "REHEARSAL_", "TOKENIZERS_PARALLELISM",
+    "PYTORCH_NVML_BASED_CUDA_CHECK", "REHEARSAL_", "TOKENIZERS_PARALLELISM",
     "GLOO_", "GROUP_", "LOCAL_", "MASTER_", "NCCL_", "RANK", "ROLE_", "TORCHELASTIC_", "TORCH_NCCL_", "WORLD_SIZE",
 )  # fmt: skip
 # What recipes and their libraries import while they run. One that is missing here costs time and nothing else.
@@ -253,9 +253,11 @@ class Server:
         """Fork the process, or answer why its client has to start it cold."""
         different = self.differences(request)
         if not different:
+            print("warm", flush=True)
             self.fork(request, streams, connection)
             return
         names = ", ".join(different)
+        print(f"cold: another value of {names}", flush=True)
         send(connection, cold=f"the libraries were imported with another value of {names}")
         connection.close()
 

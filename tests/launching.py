@@ -10,7 +10,8 @@ from parity import data_of  # noqa: F401  for tests
 REPO = Path(__file__).resolve().parents[1]
 CONFIGS = REPO / "accelerate_configs"
 RECIPE = str(REPO / "recipes" / "llama.py")
-TIMEOUT = 400  # seconds; a launch takes 10-30 on two idle cores
+INTERPRETER = sys.executable  # which starts cold; tests/cpu/conftest.py puts another program in its place
+TIMEOUT = 400  # seconds; a cold launch takes 10-30 on two idle cores
 
 
 def run(*command, **options):
@@ -27,7 +28,8 @@ def recipe(*arguments, **options):
 
 
 def accelerate_launch(*arguments, **options):
-    return run(sys.executable, "-m", "accelerate.commands.launch", *arguments, **options)
+    """Run accelerate launch, cold: the recipe looks for it among the processes above its own."""
+    return run(INTERPRETER, "-m", "accelerate.commands.launch", *arguments, **options)
 
 
 def rehearse(config, *arguments, num_processes=None, report=None, mixed_precision=None, script=RECIPE):

@@ -1,0 +1,69 @@
+"""Launches of these tests start warm: processes that have imported the libraries before (scripts/warm.py).
+
+A test that is marked as cold, with the reason, starts them as a user does, and COLD=1 does so for all. What fails warm
+is run again cold; a test that only fails warm is an error of its own, which the report says.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import warm
+from _pytest.runner import runtestprotocol
+from launching import INTERPRETER
+
+WARM = "WARM_PYTHON"  # the program that starts Python warm: from the process that was started by hand to its workers
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "cold(reason): launch with the interpreter itself, without scripts/warm.py")
+    if hasattr(config, "workerinput") or os.environ.get("COLD") or config.option.collectonly:
+        return
+    folder = tempfile.mkdtemp(prefix="warm-")
+    config.add_cleanup(lambda: shutil.rmtree(folder))
+    try:
+        os.environ[WARM] = str(warm.start(folder, owner=os.getpid()))
+    except OSError as error:
+        config.issue_config_time_warning(pytest.PytestWarning(f"all launches start cold: {error}"), 2)
+
+
+def pytest_terminal_summary(terminalreporter):
+    if WARM in os.environ and not hasattr(terminalreporter.config, "workerinput"):
+        lines = Path(os.environ[WARM]).with_name("log").read_text().splitlines()
+        cold = [line for line in lines if line.startswith("cold: ")]
+        terminalreporter.section("warm starts")
+        terminalreporter.line(f"{lines.count('warm')} processes started warm")
+        for line in sorted(set(cold)):
+            terminalreporter.line(f"{cold.count(line)} x {line}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item, nextitem):
+    if WARM not in os.environ or item.get_closest_marker("cold"):
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    sys.executable = os.environ[WARM]
+    try:
+        reports = runtestprotocol(item, nextitem=nextitem, log=False)
+    finally:
+        sys.executable = INTERPRETER
+    if any(report.failed for report in reports):
+        reports = run_cold(item, nextitem, reports)
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+def run_cold(item, nextitem, reports):
+    """Run a test again that failed warm. Returns the reports that count: what fails warm alone is an error too."""
+    item._initrequest()
+    again = runtestprotocol(item, nextitem=nextitem, log=False)
+    if any(report.failed for report in again):
+        return again
+    for report in reports:
+        report.sections.append(("warm start", "This test passes with COLD=1: a warm start made the difference."))
+    return reports
