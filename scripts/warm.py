@@ -44,6 +44,8 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple
 
+from warm_python import namespaces
+
 ROOT = Path(__file__).resolve().parents[1]
 CLIENT = Path(__file__).with_name("warm_python.py")
 IDLE = 30 * 60  # seconds without a request after which a server that was started by hand ends
@@ -122,6 +124,7 @@ class Request(NamedTuple):
     environment: dict
     folder: str
     umask: int
+    namespaces: list
     limits: dict
 
 
@@ -220,6 +223,7 @@ class Server:
         self.listener, self.program, self.at_start = listener, program, at_start
         # Some libraries set variables while they are imported
         self.set_by_imports = {name: value for name, value in os.environ.items() if at_start.get(name) != value}
+        self.namespaces = namespaces()
         self.owner = os.pidfd_open(owner) if owner else None
         self.jobs = {}
         self.selector = selectors.DefaultSelector()
@@ -251,30 +255,36 @@ class Server:
 
     def decide(self, request, streams, connection):
         """Fork the process, or answer why its client has to start it cold."""
-        different = self.differences(request)
-        if not different:
-            print("warm", flush=True)
+        reason = self.reason_for_cold(request)
+        print(f"cold: {reason}" if reason else "warm", flush=True)
+        if reason:
+            send(connection, cold=reason)
+            connection.close()
+        else:
             self.fork(request, streams, connection)
-            return
-        names = ", ".join(different)
-        print(f"cold: another value of {names}", flush=True)
-        send(connection, cold=f"the libraries were imported with another value of {names}")
-        connection.close()
 
-    def differences(self, request):
+    def reason_for_cold(self, request):
+        """Return what a fork of this server would have otherwise than the process that is asked for, or None."""
+        if request.namespaces != self.namespaces:
+            return "it is in namespaces of its own"
+        different = self.different_variables(request)
+        if different:
+            return f"the libraries were imported with another value of {', '.join(different)}"
+        return None
+
+    def different_variables(self, request):
         """Return the names of variables that would have made a difference to the imports."""
-        environment, free = dict(request.environment), set()
-        if not has_gpu():
-            free.add("CUDA_VISIBLE_DEVICES")
-        if "deepspeed" not in sys.modules:
-            free.add("DS_ACCELERATOR")
+        environment = dict(request.environment)
         if environment.get("PYTHONPATH") == request.folder:
             del environment["PYTHONPATH"]  # which accelerate adds for DeepSpeed
+        free = {
+            "CUDA_VISIBLE_DEVICES": not has_gpu(),
+            "DS_ACCELERATOR": "deepspeed" not in sys.modules,
+        }
         different = []
-        for name in sorted({*environment, *self.at_start} - free):
-            value = environment.get(name)
-            known = (self.at_start.get(name), self.set_by_imports.get(name))
-            if value not in known and not name.startswith(OWN):
+        for name in sorted({*environment, *self.at_start}):
+            values = self.at_start.get(name), self.set_by_imports.get(name)
+            if environment.get(name) not in values and not name.startswith(OWN) and not free.get(name):
                 different.append(name)
         return different
 
@@ -360,9 +370,9 @@ def serve(folder, owner):
 
 
 def default_folder():
-    """Return the folder of a server that is started by hand: one for each environment, user and checkout."""
-    packages = Path(json.__file__).parent, *map(Path, sys.path)
-    changed = [folder.stat().st_mtime_ns for folder in packages if folder.name == "site-packages" and folder.is_dir()]
+    """Return the folder of a server that is started by hand, another one after each change of the libraries."""
+    packages = [folder for folder in map(Path, sys.path) if folder.name == "site-packages" and folder.is_dir()]
+    changed = [path.stat().st_mtime_ns for path in (*packages, Path(__file__), CLIENT)]
     key = hashlib.sha256(repr((sys.executable, sys.version, str(ROOT), changed)).encode()).hexdigest()[:12]
     return Path(tempfile.gettempdir()) / f"warm-{os.getuid()}-{key}"
 

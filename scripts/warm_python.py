@@ -23,6 +23,11 @@ def start_cold(arguments, reason=None):
     os.execv(sys.executable, [sys.executable, *arguments])
 
 
+def namespaces():
+    """Return the names of the namespaces that this process is in: its view of files, network, processes and users."""
+    return [os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "net", "pid", "user")]
+
+
 def describe(arguments):
     """Return all that a process starts with, as JSON."""
     umask = os.umask(0)
@@ -32,6 +37,7 @@ def describe(arguments):
         "environment": dict(os.environ),
         "folder": os.getcwd(),
         "umask": umask,
+        "namespaces": namespaces(),
         "limits": {name: resource.getrlimit(getattr(resource, name)) for name in LIMITS},
     })
 

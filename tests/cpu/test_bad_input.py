@@ -70,6 +70,7 @@ def test_bad_input_ends_with_a_message(name, tiny, tmp_path):
         assert json.loads((tmp_path / "run" / "status.json").read_text())["exit_code"] == code
 
 
+@pytest.mark.cold("as a user starts it by hand")
 def test_skip_bad_rows_counts_them(tiny, tmp_path):
     rows = file(tmp_path, f'{GOOD}\n{{"prompt": "a", \n{GOOD}\n')
     model = ["--model_name_or_path", tiny / "model", "--output_dir", tmp_path / "run", "--max_steps", 1]
@@ -78,6 +79,7 @@ def test_skip_bad_rows_counts_them(tiny, tmp_path):
     assert "2, 0 truncated to --max_length, 1 left out" in done.output
 
 
+@pytest.mark.cold("as a user starts it by hand")
 def test_without_a_hub_the_message_names_the_offline_commands(tmp_path):
     done = recipe("--output_dir", tmp_path / "run")  # HF_HUB_OFFLINE is set for all tests
     assert done.returncode == 69, done.output

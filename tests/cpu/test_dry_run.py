@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 
+import pytest
 from launching import CONFIGS, REPO, accelerate_launch, data_of, recipe, rehearse, run
 
 
@@ -46,6 +47,7 @@ def test_a_dry_run_finds_what_a_run_would_stop_at(tiny, tmp_path):
     assert done.returncode == 65 and "rows.jsonl" in done.output
 
 
+@pytest.mark.cold("the recipe looks for its launcher among the processes above its own")
 def test_the_production_yaml_is_checked_on_cpu_ranks(tiny, tmp_path):
     done = rehearse("fsdp", *data_of(tiny), "--output_dir", tmp_path / "run", "--dry_run")
     assert done.returncode == 0, done.output[-3000:]

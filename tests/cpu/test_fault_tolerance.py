@@ -36,10 +36,12 @@ def test_one_process_goes_on_after_two_signals_one_before_the_first_update(lab, 
     check(fi.not_finite_at_first(fi.job("single"))(lab, tmp_path))
 
 
+@pytest.mark.cold("processes are found by their environment in /proc")
 def test_a_signal_to_the_group_leaves_the_loaders_of_data_alone(lab, tmp_path):
     check(fi.signal_a_group(fi.job("single"), "SIGTERM")(lab, tmp_path))
 
 
+@pytest.mark.cold("processes are found by their environment in /proc")
 def test_a_signal_to_a_group_that_tokenises_stops_it(lab, tmp_path):
     check(fi.signal_a_group_that_tokenises("SIGTERM")(lab, tmp_path))
 
@@ -74,6 +76,7 @@ def test_a_signal_to_one_rank_in_evaluation_stops_all_and_saves(lab, tmp_path):
     check(fi.signal_and_go_on(job, "SIGTERM", 1, "evaluation", whole)(lab, lost_after(7, whole, tmp_path / "run")))
 
 
+@pytest.mark.cold("processes are found by their environment in /proc")
 def test_a_stopped_rank_ends_all_with_their_stacks(lab, tmp_path):
     job = fi.job("fsdp1_full_shard")
     whole, folder = lab.whole(job, flags=SAVES), tmp_path / "run"
@@ -82,6 +85,7 @@ def test_a_stopped_rank_ends_all_with_their_stacks(lab, tmp_path):
     check(fi.goes_on(lab, job, folder, whole=whole))
 
 
+@pytest.mark.cold("processes are found by their environment in /proc")
 def test_a_nan_changes_nothing_and_a_killed_rank_ends_all(lab, tmp_path):
     job, folder = fi.job("deepspeed_zero2"), tmp_path / "run"
     fault = {"do": "nan", "at": "summed_loss", "row": fi.row_of_step(9)}

@@ -3,6 +3,8 @@
 import host_memory
 import pytest
 
+pytestmark = pytest.mark.cold("a process that starts warm has the server's pages in its memory")
+
 
 @pytest.fixture(scope="module")
 def tiny_in_bf16(tmp_path_factory):
