@@ -271,7 +271,9 @@ def unknown_key(path, value, content, sections, kind, reason, engine=None):
         if home[:1] and home[0] in keys.SECTION_OF.values() and home[0] != keys.SECTION_OF.get(engine):
             return finding(kind, path, f"{reason}, which {engine} does not read", [drop(path)])
     if name in written_in(content, *home):
-        return finding(kind, path, f"{reason}; {name} is written too", f"delete it, or {name}")
+        same = name == key and written_in(content, *home)[name] == value
+        fix = [drop(path)] if same else "delete one of the two" if name == key else f"delete it, or {name}"
+        return finding(kind, path, f"{reason}; {name} is written too", fix)
     if home == tuple(section):
         return finding(kind, path, reason, [rename(path, name)])
     return finding(kind, path, reason, [drop(path), put((*home, name), value)])
@@ -310,10 +312,24 @@ def check_values(content, config):
         try:
             number = read_value(key, value, kind)
         except ValueError:
-            yield unreadable(path, value, kind, "num_processes" in content)
+            said_as = keys.BOOL if is_read_as_bool(key, config) else kind
+            yield unreadable(path, value, said_as, "num_processes" in content)
         else:
             if kind == keys.INT and isinstance(value, str):
                 yield finding(COSTS, path, "text, where some readers want a number", [put(path, number)])
+
+
+def is_readable(key, value, kind):
+    try:
+        read_value(key, value, kind)
+    except ValueError:
+        return False
+    return True
+
+
+def is_read_as_bool(key, config):
+    """Whether a key that either version of FSDP has in its own words is true or false for the file's version."""
+    return key == "fsdp_reshard_after_forward" and config["fsdp_config"]["fsdp_version"] == 2
 
 
 def unreadable(path, value, kind, has_processes):
@@ -360,7 +376,7 @@ def check_processes(content, config):
     written = content.get("num_machines")
     if type(written) is int and written < 1:
         yield finding(COSTS, "num_machines", f"{written}: one machine runs", [put("num_machines", 1)])
-    if ranks == -1 and engine not in ("NO", None):
+    if ranks == -1 and engine not in ("NO", None) and "num_processes" not in content:
         yield finding(COSTS, "num_processes", "missing: the launcher wants --num_processes", "a number, or the flag")
     elif ranks != -1 and ranks // machines < 1:
         yield finding(STOPS, "num_processes", f"{ranks} processes on {machines} machines", "at least one on each")
@@ -472,6 +488,8 @@ def check_sharding(written, config):
     fsdp, runs, version = config["fsdp_config"], strategy_run(config), config["fsdp_config"]["fsdp_version"]
     read, unread = SHARDING_KEY[version], SHARDING_KEY[3 - version]
     word, none = str(written.get(read)).lower(), "; FSDP2 has none, DDP holds the same"
+    if not is_readable(read, written.get(read, True), keys.STRATEGY):
+        return  # check_values says so
     if read in written and (word in keys.TRUTHS if version == 1 else word not in keys.TRUTHS) and word != "1":
         reason = f"{written[read]} is how FSDP{3 - version} says it" + none * (fsdp[read] == "NO_SHARD")
         yield finding(STOPS, f"fsdp_config.{read}", reason, in_version(config, read))

@@ -73,16 +73,31 @@ def fail(code, *problems):
     time.sleep(10 * (RANK > 0))  # rank 0 meets the same problem: let it speak first
     text = "\n".join(f"error: {problem}" for problem in problems)
     print(text, file=sys.stderr, flush=True)
-    wrong_call = "output_dir" not in RUN
-    given = re.findall("--output_dir[=\0]([^\0]+)", "\0".join(sys.argv))
-    if wrong_call and given:
-        RUN["output_dir"] = Path(given[-1])  # of several argparse takes the last
-    if wrong_call and given and RANK == 0:  # no status of the run before may stay
-        forget_later_call()
-        set_status("starting")
+    if "output_dir" not in RUN:
+        begin_status_of_wrong_call()
     set_status("failed", code, problems[0])
     tell_launcher("failed", code, problems[0], text)
     sys.exit(code)
+
+
+def begin_status_of_wrong_call():
+    """Choose the status.json in which a call that argparse refused is recorded: no status of the run before may stay.
+    A dry run leaves no trace, and a run that is going on in that folder keeps its own status."""
+    given = re.findall("--output_dir[=\0]([^\0]+)", "\0".join(sys.argv))
+    if not given or "--dry_run" in sys.argv:
+        return
+    RUN["output_dir"] = Path(given[-1])  # of several argparse takes the last
+    if is_going_on(read_status()):
+        RUN["output_dir"] = None
+    elif RANK == 0:
+        forget_later_call()
+        set_status("starting")
+
+
+def is_going_on(status):
+    """Whether the process that wrote a status.json on this host has not come to its end."""
+    active = status.get("state") in ("starting", "running") and status.get("host") == HOST
+    return active and status["process"] != os.getpid() and psutil.pid_exists(status["process"])
 
 
 def conclude(accelerator, state, code, why=None):
@@ -395,10 +410,10 @@ def has_result(folder):
     """Whether a folder has the weights that a finished run leaves: of adapters, in one file, or in all of its shards."""
     if any((folder / name).is_file() for name in ("adapter_model.safetensors", "model.safetensors")):
         return True
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
+    try:
+        shards = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"].values()
+    except (OSError, ValueError, LookupError):  # a damaged one is written again
         return False
-    shards = json.loads(index.read_text())["weight_map"].values()
     return all((folder / name).is_file() for name in set(shards))
 
 
@@ -413,13 +428,45 @@ def end_if_done(accelerator, args, progress, total_steps):
     name = "max_steps" if args.max_steps > 0 else "num_train_epochs"
     if name == "num_train_epochs" and "max_train_tokens" in args and not args.num_train_epochs:
         name = "max_train_tokens"
+    done = f"Nothing is left to do: all {total_steps} steps are done, and the model is in {folder}."
+    further = f"To train further, pass a larger --{name} and --allow_change {name}"
+    end_as_done(accelerator, f"{done} {further}; for a new run, another --output_dir.")
+
+
+def end_as_done(accelerator, message):
+    """End all ranks with 0, of a run that an earlier call has finished."""
     RUN["state"] = "done"  # from here on no rank is missed
     accelerator.wait_for_everyone()
     accelerator.end_training()
-    done = f"Nothing is left to do: all {total_steps} steps are done, and the model is in {folder}."
-    further = f"To train further, pass a larger --{name} and --allow_change {name}"
-    accelerator.print(f"{done} {further}; for a new run, another --output_dir.", flush=True)
+    accelerator.print(message, flush=True)
     sys.exit(0)
+
+
+def keep_finished_model(accelerator, args):
+    """End all ranks where a run is done whose checkpoints are gone: it would begin anew and replace its model. With 0
+    if the call is that of the run, else with 64. Every rank takes part."""
+    folder, changed = Path(args.output_dir), None
+    if accelerator.is_main_process and args.resume_from_checkpoint == "auto" and not args.dry_run:
+        if read_status().get("state") == "done" and has_result(folder):
+            changed = differing_arguments(folder, args)
+    changed = broadcast_object_list([changed])[0]
+    if changed is None:
+        return
+    anew = "For a new run pass another --output_dir, or --resume_from_checkpoint none to replace the model."
+    if changed:
+        leave(accelerator, 64, f"the finished run in {folder} had other values of {', '.join(changed)}, and no "
+                               f"checkpoint is left to go on from. {anew}")
+    end_as_done(accelerator, f"Nothing is left to do: the run is done, and the model is in {folder}. {anew}")
+
+
+def differing_arguments(folder, args):
+    """Return the names of arguments in which a call differs from the run that wrote run.json."""
+    try:
+        before = json.loads((folder / "run.json").read_text())["arguments"]
+    except (OSError, ValueError, LookupError):
+        return ["run.json, which cannot be read"]
+    now = json.loads(json.dumps(vars(args)))
+    return [name for name in now if now[name] != before.get(name) and name != "allow_change"]
 
 
 # ---- Checkpoints ----
@@ -509,7 +556,7 @@ def save_checkpoint(accelerator, model, optimizer, args, progress):
         except (OSError, SafetensorError) as error:
             shutil.rmtree(folder / f"checkpoint-{progress['step']}.staging", ignore_errors=True)
             need, free = sum(tensor.nbytes for tensor in state.values()), shutil.disk_usage(folder).free
-            problem = 73, f"the checkpoint after step {progress['step']} could not be finished: {error}: it needs {need:,} bytes, {free:,} are free in {folder}; those before it are whole"
+            problem = 73, f"the checkpoint after step {progress['step']} could not be finished: {error}: it needs {need:,} bytes, {free:,} are free in {folder}; older checkpoints, if there are any, are whole"
     if problem := broadcast_object_list([problem])[0]:
         leave(accelerator, *problem)
     RUN["saved"] = progress["step"]
@@ -558,6 +605,7 @@ def find_checkpoint(accelerator, args, progress):
     """Return the newest checkpoint that verifies, with its progress, or None and `progress`. Every host must see the files."""
     found = broadcast_object_list([search_checkpoint(args) if accelerator.is_main_process else None])[0]
     if found is None:
+        keep_finished_model(accelerator, args)
         return None, progress
     if missing := [host for host, there in gather_object([(HOST, (found / FILES[0]).is_file())]) if not there]:
         leave(accelerator, 64, f"{found} is not on {missing[0]}: --output_dir must be on a file system that all hosts share")

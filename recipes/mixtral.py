@@ -57,9 +57,14 @@ try:  # beside this file: what keeps a run from being lost; what is refused and 
     import rows
 except ModuleNotFoundError as error:
     fault_tolerance = head_loss = model_weights = preflight = rows = None  # this file was copied alone: it trains without them
-    if Path(__file__).with_name("fault_tolerance.py").exists():
-        print(f"error: fault_tolerance.py lies beside this recipe, and the module {error.name} is missing: copy all files that "
-              "the section \"Your own recipe\" of README.md names, and install requirements.txt, or copy none", file=sys.stderr)
+    beside = [path.name for path in Path(__file__).parent.glob("*.py") if path.stem in ("fault_tolerance", "head_loss", "model_weights", "preflight")]
+    if beside:
+        text = (f"error: {beside[0]} lies beside this recipe, and the module {error.name} is missing: copy all files that "
+                "the section \"Your own recipe\" of README.md names, and install requirements.txt, or copy none")
+        print(text, file=sys.stderr)
+        if "TORCHELASTIC_ERROR_FILE" in os.environ:  # from which the launcher takes the last words of its report
+            told = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": "0"}}
+            Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps({"message": told}))
         sys.exit(64)
 
 ROW_FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}  # EDIT: yours, {prompt's column: answer's}, besides messages
@@ -212,7 +217,7 @@ def row_to_messages(row):
     others = [key for message in messages for key in message if key not in ("role", "content") and message[key]]
     others += [column for column in ("tools", "functions") if row.get(column)]
     if others:  # the chat template may drop them: rows.py finds that out
-        raise ValueError(f"a row has {', '.join(others)}: remove them, or copy rows.py beside this recipe")
+        raise ValueError(f"a row has {', '.join(others)}: remove them, or copy all files beside this recipe that README.md names")
     return [message | {"content": "" + message["content"]} for message in messages]  # text, or it ends here
 
 

@@ -300,10 +300,10 @@ def rules_of_device(args, accelerator):
     on_cpu, package = device.type == "cpu", "kernels" if "/" in kernel else KERNELS.get(kernel)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     wants = {"flash_attention_4": (9, 0), "flash_attention_3": (9, 0), "flash_attention_2": (8, 0)}.get(kernel, (0, 0))
-    known = sorted({"eager", varlen.NAME, *KERNELS, *ALL_ATTENTION_FUNCTIONS.valid_keys()})
+    known = sorted(name for name in {"eager", varlen.NAME, *KERNELS, *ALL_ATTENTION_FUNCTIONS.valid_keys()} if "|" not in name)
     close = difflib.get_close_matches(kernel, known, 1)
     meaning = f"did you mean {close[0]}? " if close else ""
-    yield kernel not in known and "/" not in kernel, f"--attn_implementation {kernel}: no attention has this name: {meaning}There are {', '.join(known)}"
+    yield kernel not in known and "/" not in kernel, f"--attn_implementation {kernel}: no attention has this name: {meaning}Available: {', '.join(known)}"
     yield on_cpu and (kernel.startswith("fl") or "/" in kernel), f"--attn_implementation {kernel} needs a GPU: use sdpa"
     yield not on_cpu and package and not installed(package), f"--attn_implementation {kernel} needs the package {package}: pip install {package}, or use sdpa"
     yield from rules_of_varlen(args, accelerator, capability)

@@ -127,6 +127,9 @@ def checked(messages, row, formats):
     said = [message["role"] for message in messages if message["content"].strip()]
     if "user" not in said or "assistant" not in said[said.index("user"):] or messages[0]["role"] == "assistant":
         raise ValueError(f"has no answer to train on after a user's text: its texts are by {', '.join(said)[:80] or 'nobody'}")
+    for number, message in enumerate(messages, 1):
+        if message["role"] == "assistant" and not message["content"].strip():
+            raise ValueError(f"message {number} (assistant) is empty: the model would learn to say nothing")
     return messages
 
 

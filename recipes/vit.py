@@ -66,9 +66,14 @@ try:  # beside this file: what keeps a run from being lost; what is refused and 
     import rows
 except ModuleNotFoundError as error:
     fault_tolerance = model_weights = preflight = rows = None  # this file was copied alone: it trains without them
-    if Path(__file__).with_name("fault_tolerance.py").exists():
-        print(f"error: fault_tolerance.py lies beside this recipe, and the module {error.name} is missing: copy all files that "
-              "the section \"Your own recipe\" of README.md names, and install requirements.txt, or copy none", file=sys.stderr)
+    beside = [path.name for path in Path(__file__).parent.glob("*.py") if path.stem in ("fault_tolerance", "model_weights", "preflight")]
+    if beside:
+        text = (f"error: {beside[0]} lies beside this recipe, and the module {error.name} is missing: copy all files that "
+                "the section \"Your own recipe\" of README.md names, and install requirements.txt, or copy none")
+        print(text, file=sys.stderr)
+        if "TORCHELASTIC_ERROR_FILE" in os.environ:  # from which the launcher takes the last words of its report
+            told = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": "0"}}
+            Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps({"message": told}))
         sys.exit(64)
 
 

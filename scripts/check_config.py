@@ -133,6 +133,16 @@ def precision(kind, engine):
     return f"computes in {kind} (autocast); weights, gradients and optimizer in the type of the weights as loaded"
 
 
+def recipes_own(words, kind):
+    """What these recipes do otherwise than accelerate by itself: gradients are reduced in fp32, and under FSDP in each
+    micro-batch."""
+    own = {"gradients": words["gradients"].replace("; whole between", "; reduced in each of")}
+    if kind != "no":
+        own["precision"] = words["precision"].replace("computes and communicates in", "computes in")
+        own["precision"] += "; the recipes reduce gradients in fp32"
+    return own
+
+
 def no_effect(content, config, deepspeed=None):
     """The written keys that change nothing in this run, as {reason: [keys]}."""
     engine, fsdp, zero = config["distributed_type"], written_in(content, "fsdp_config"), config["deepspeed_config"]
@@ -163,7 +173,10 @@ def check_file(file, ranks=None, recipes=False):
     content = file.content
     if file.deepspeed is file:
         content = {"deepspeed_config": {}}
-    return findings, explain(content, config, findings, file.deepspeed and file.deepspeed.content)
+    words = explain(content, config, findings, file.deepspeed and file.deepspeed.content)
+    if recipes and "gradients" in words:
+        words |= recipes_own(words, config["mixed_precision"])
+    return findings, words
 
 
 def is_possible(edit, content):

@@ -117,13 +117,18 @@ def main():
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     facts = machine.facts(args.device)
     facts["commit"] = facts["commit"] or args.commit
-    records = runner.run_all(
-        args.chosen, args.device, args.tiny, args.output, facts, args.minutes, args.retry
-    )
+    try:
+        records = runner.run_all(
+            args.chosen, args.device, args.tiny, args.output, facts, args.minutes, args.retry
+        )
+    except KeyboardInterrupt:
+        print("Stopped. The same command goes on with the cell that was cut off.", file=sys.stderr)
+        return 130
     counts = Counter(record["verdict"] for record in records)
     shown = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
     print(f"{len(records)} of {len(args.chosen)} cells: {shown}")
-    print(f"The results are in {args.output}.")
+    print(f"The results are in {args.output}. Those of a GPU become tables by this:")
+    print(f"mkdir -p results/gpu && cp {args.output}/*.json results/gpu && python scripts/readme_tables.py")
     return int(any(verdict in (FAILED, TIMED_OUT, NOT_OK) for verdict in counts))
 
 

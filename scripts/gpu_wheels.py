@@ -29,7 +29,6 @@ import importlib.metadata
 import io
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -263,8 +262,9 @@ def parse_args():
 
 def collect(args):
     """Fetch all packages, print their sizes, and check them; raises WheelError."""
-    shutil.rmtree(args.output_dir, ignore_errors=True)
-    args.output_dir.mkdir(parents=True)
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    for path in args.output_dir.glob("*.whl"):  # of an earlier call
+        path.unlink()
     for package in args.packages:
         wheel = fetch(package, args.output_dir, args.python_version)
         if package == "bitsandbytes":

@@ -38,11 +38,13 @@ def limit_of(cell, device):
     return cell.limit * PATIENCE[device]
 
 
-def read_record(output, cell):
-    """Return the record of a cell that ran before, or None."""
-    with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
-        return json.loads(record_path(output, cell).read_text())
-    return None
+def read_record(output, cell, device, tiny):
+    """Return the record of a cell that ran before, or None: on another device, or in tiny, it was another run."""
+    try:
+        record = json.loads(record_path(output, cell).read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    return record if (record["device"], record["tiny"]) == (device, tiny) else None
 
 
 def is_done(record, retry=False):
@@ -242,7 +244,7 @@ def run_all(cells, device, tiny, output, facts, minutes=None, retry=False, show=
         end = time.monotonic() + minutes * 60
     records = []
     for cell in cells:
-        record = read_record(output, cell)
+        record = read_record(output, cell, facts["device"], tiny)
         if is_done(record, retry):
             show(f"{record['verdict']:>9}  {cell.name}: done before")
             records.append(record)

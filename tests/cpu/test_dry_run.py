@@ -40,6 +40,19 @@ def test_a_dry_run_leaves_the_files_of_a_run_as_they_are(tiny, tmp_path):
     assert after == before
 
 
+def test_a_finished_run_without_checkpoints_is_not_trained_again(tiny, tmp_path):
+    job = [*data_of(tiny), "--output_dir", tmp_path / "run", "--max_steps", "2", "--save_steps", "0"]
+    assert recipe(*job).returncode == 0
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    done = recipe(*job)
+    assert done.returncode == 0 and "Nothing is left to do: the run is done" in done.output, done.output[-3000:]
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+    done = recipe(*job, "--max_steps", "3")
+    assert done.returncode == 64 and "had other values of max_steps, and no checkpoint is left" in done.output
+    done = recipe(*job, "--max_steps", "3", "--resume_from_checkpoint", "none")
+    assert done.returncode == 0 and "Trained in" in done.output, done.output[-3000:]
+
+
 def test_a_dry_run_finds_what_a_run_would_stop_at(tiny, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
     wrong = ["--dataset_name", tmp_path / "rows.jsonl", "--output_dir", tmp_path / "run", "--dry_run"]

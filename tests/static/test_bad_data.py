@@ -76,6 +76,9 @@ BAD_LINES = {
     "prompt as messages alone": (row([TURNS["user"]]), ["can only concatenate list"]),
     "empty completion": (row("a", ""), [NO_ANSWER]),
     "completion of spaces": (row("a", " \n\t "), [NO_ANSWER]),
+    "empty answer after another": (
+        conversation("user", "assistant", "user", {"role": "assistant", "content": " "}),
+        ["message 4 (assistant) is empty"]),
     "empty prompt": (row(""), [NO_ANSWER, "a user's text", "by assistant"]),
     "prompt of spaces": (row("  "), [NO_ANSWER, "a user's text"]),
     "instruction that is null": ('{"instruction": null, "input": "a", "output": "b"}', ["NoneType found"]),

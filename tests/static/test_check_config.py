@@ -100,6 +100,9 @@ BROKEN = {
     "misspelt beside the right one": (FULL2 + "  fsdp_offload_param: true\n  fsdp_offload_params: false\n", "error", "fsdp_offload_param", "fsdp_offload_params is written too", None),
     "incomplete beside the complete": (FULL2 + "  offload_params: true\n  fsdp_offload_params: false\n", "error", "offload_params", "the last one counts", None),
     "misplaced beside another": (FULL2.replace("bf16", "'no'") + "  mixed_precision: bf16\n", "error", "mixed_precision", "mixed_precision is written too", None),
+    "misplaced, and again in its place": (FULL2 + "  fsdp_offload_params: true\nfsdp_offload_params: true\n", "error", "fsdp_offload_params", "its place is fsdp_config; fsdp_offload_params is written too", {"fsdp_offload_params": True}),
+    "no boolean for FSDP2": (FSDP2 + "  fsdp_reshard_after_forward: ture\n", "error", "fsdp_reshard_after_forward", "ture: must be one of True, False", {"fsdp_reshard_after_forward": True}),
+    "processes in words": (FULL2.replace("num_processes: 8", "num_processes: two"), "error", "num_processes", "two: must be a whole number", None),
     "section of accelerate 1.12": (DDP + "ipex_config:\n  ipex: true\n  use_xpu: false\n", "error", "ipex_config", "older versions knew", {"num_processes": 8, "fp8_config": None, "ipex": None}),
     "key of accelerate 1.12": (DDP + "mpirun_config: {mpirun_ccl: '1', mpirun_hostfile: /h}\n", "error", "mpirun_ccl", "older versions knew", {"mpirun_hostfile": "/h", "mpirun_ccl": None}),
     "section of accelerate 1.6": (DDP + "tp_config:\n  tp_size: 2\n", "error", "tp_config", "parallelism_config_tp_size", None),
@@ -478,7 +481,7 @@ def test_accelerate_stops_or_goes_astray_where_the_check_says_so(tmp_path):
 
 
 STOPS_LATER = {  # what stops with the processes, the GPUs or the model at hand, and no sooner
-    "layers as a list", "mesh without the long prefix", "rank of no machine", "fewer GPUs than processes",
+    "layers as a list", "processes in words", "mesh without the long prefix", "rank of no machine", "fewer GPUs than processes",
     "mesh and processes apart", "mesh for FSDP1", "mesh that shards nothing", "tensor parallel mesh",
     "no such ZeRO stage", "no such device"}
 

@@ -193,6 +193,29 @@ def test_a_wrong_call_is_recorded_where_its_run_would_have_been(words, tmp_path,
     assert (status["state"], status["exit_code"], status["why"]) == ("failed", 64, "no such argument: --sed")
 
 
+def test_a_wrong_call_leaves_the_status_of_a_run_that_is_going_on(tmp_path, monkeypatch):
+    running = {"state": "running", "host": fault_tolerance.HOST, "process": os.getppid()}
+    (tmp_path / "status.json").write_text(json.dumps(running))
+    monkeypatch.setattr(sys, "argv", ["llama.py", "--output_dir", str(tmp_path), "--sed"])
+    monkeypatch.setattr(fault_tolerance, "RUN", {"state": "starting", "step": 0})
+    with pytest.raises(SystemExit):
+        fault_tolerance.fail(64, "no such argument: --sed")
+    assert read_json(tmp_path / "status.json") == running
+    monkeypatch.setattr(fault_tolerance.psutil, "pid_exists", lambda process: False)  # it was killed
+    monkeypatch.setattr(fault_tolerance, "RUN", {"state": "starting", "step": 0})
+    with pytest.raises(SystemExit):
+        fault_tolerance.fail(64, "no such argument: --sed")
+    assert read_json(tmp_path / "status.json")["state"] == "failed"
+
+
+def test_a_wrong_dry_run_leaves_no_trace(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["llama.py", "--output_dir", str(tmp_path), "--dry_run", "--sed"])
+    monkeypatch.setattr(fault_tolerance, "RUN", {"state": "starting", "step": 0})
+    with pytest.raises(SystemExit):
+        fault_tolerance.fail(64, "no such argument: --sed")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_rank_in_a_container_of_its_own_does_not_stop_the_others(monkeypatch):
     """Its number belongs to another PID namespace: no process has it here, though the name of the host is the same."""
     host, nobody, watched = fault_tolerance.HOST, 2**22 + 1, []  # above the largest number that Linux gives

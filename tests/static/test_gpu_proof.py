@@ -127,6 +127,15 @@ def test_every_yaml_is_trained_by_a_cell_or_says_why_not(tmp_path, monkeypatch):
 # ---- Running ----
 
 
+def test_a_trial_in_tiny_on_a_cpu_is_not_taken_for_the_measurement(small_program, tmp_path):
+    run(tmp_path, "good")
+    lines, gpu = [], FACTS | {"device": "a GPU"}
+    runner.run_all([cell("good")], "cpu", True, tmp_path / "out", gpu, None, False, lines.append)
+    runner.run_all([cell("good")], "cpu", False, tmp_path / "out", gpu, None, False, lines.append)
+    runner.run_all([cell("good")], "cpu", False, tmp_path / "out", gpu, None, False, lines.append)
+    assert ["done before" in line for line in lines] == [False, False, True]
+
+
 def test_an_output_that_is_a_file_is_one_line_and_73(tmp_path, monkeypatch, capsys):
     (tmp_path / "out").touch()
     words = ["--device", "cpu", "--tiny", "--only", "micro.context", "--output", str(tmp_path / "out")]

@@ -82,6 +82,15 @@ def collect(tmp_path, monkeypatch, most_mib):
     gpu_wheels.collect(args)
 
 
+def test_what_else_lies_in_the_folder_stays(tmp_path, monkeypatch):
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "wheels" / "thesis.txt").write_text("years of work")
+    (tmp_path / "wheels" / "old-1-py3-none-any.whl").touch()
+    collect(tmp_path, monkeypatch, 60)
+    left = {path.name for path in (tmp_path / "wheels").iterdir()}
+    assert "thesis.txt" in left and "old-1-py3-none-any.whl" not in left
+
+
 def test_a_folder_above_the_limit_is_an_error(tmp_path, monkeypatch, capsys):
     collect(tmp_path, monkeypatch, 60)
     assert "MiB  in all" in capsys.readouterr().out

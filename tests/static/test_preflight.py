@@ -47,7 +47,7 @@ REFUSED = {  # flags, capability of the GPU or None for a CPU, packages that are
     "flash attention 4 on Ampere": (["--attn_implementation", "flash_attention_4"], AMPERE, PACKAGES, "9.0 or more"),
     "flash attention 3 on Ampere": (["--attn_implementation", "flash_attention_3"], AMPERE, PACKAGES, "9.0 or more"),
     "an attention that nobody knows": (["--attn_implementation", "varlne"], HOPPER, PACKAGES,
-                                       "no attention has this name: did you mean varlen? There are eager, flash"),
+                                       "no attention has this name: did you mean varlen? Available: eager, flash"),
     "varlen on a CPU": (["--attn_implementation", "varlen"], None, PACKAGES, "needs an NVIDIA GPU"),
     "varlen on Turing": (["--attn_implementation", "varlen", "--dtype", "float16", "--use_peft"], TURING, PACKAGES,
                          "8.0 or more"),
