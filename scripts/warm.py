@@ -57,12 +57,13 @@ AT_IMPORT = {
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-# What a process may have of its own, since no library reads it while it is imported
+# How the names of variables begin that a process may have of its own, since no library reads them at import
 OWN = (
-    "_", "COLUMNS", "LINES", "MAKE", "MFLAGS", "OLDPWD", "PATH", "PS1", "PWD", "SHLVL", "TERM", "VIRTUAL_ENV", "WARM_",
-    "ACCELERATE_", "FAULT", "FSDP_", "JE_ARROW_MALLOC_CONF", "MIXED_PRECISION", "PARALLELISM_", "PYTEST_",
-    "PYTORCH_NVML_BASED_CUDA_CHECK", "REHEARSAL_", "TOKENIZERS_PARALLELISM",
+    "_", "COLUMNS", "LINES", "MAKE", "MFLAGS", "OLDPWD", "PATH", "PS1", "PWD", "SHLVL", "TERM", "TMPDIR", "VIRTUAL_ENV",
+    "ACCELERATE_", "FSDP_", "JE_ARROW_MALLOC_CONF", "MIXED_PRECISION", "PARALLELISM_", "PYTORCH_NVML_BASED_CUDA_CHECK",
     "GLOO_", "GROUP_", "LOCAL_", "MASTER_", "NCCL_", "RANK", "ROLE_", "TORCHELASTIC_", "TORCH_NCCL_", "WORLD_SIZE",
+    "TOKENIZERS_PARALLELISM",
+    "FAULT", "GPU_PROOF_", "PYTEST_", "REHEARSAL_", "TRIAL", "WARM_",  # of this project and its tests
 )  # fmt: skip
 # What recipes and their libraries import while they run. One that is missing here costs time and nothing else.
 LATER = (

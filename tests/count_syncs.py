@@ -13,8 +13,10 @@ import traceback
 from pathlib import Path
 
 import torch
-from faults import load
 from torch.utils._python_dispatch import TorchDispatchMode
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
+from faults import load  # noqa: E402
 
 READS = {"_local_scalar_dense", "nonzero", "equal", "masked_select", "unique_dim", "_unique2", "is_nonzero"}
 found = []
