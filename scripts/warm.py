@@ -48,6 +48,7 @@ from warm_python import namespaces
 
 ROOT = Path(__file__).resolve().parents[1]
 CLIENT = Path(__file__).with_name("warm_python.py")
+LEAVE = os._exit  # itself, whatever a script puts in its place
 IDLE = 30 * 60  # seconds without a request after which a server that was started by hand ends
 # Set for the imports alone
 AT_IMPORT = {
@@ -59,7 +60,8 @@ AT_IMPORT = {
 }
 # How the names of variables begin that a process may have of its own, since no library reads them at import
 OWN = (
-    "_", "COLUMNS", "LINES", "MAKE", "MFLAGS", "OLDPWD", "PATH", "PS1", "PWD", "SHLVL", "TERM", "TMPDIR", "VIRTUAL_ENV",
+    "_", "COLUMNS", "LINES", "MAKE", "MFLAGS", "OLDPWD", "PATH", "PS1", "PWD", "SHLVL", "TERM", "TMPDIR",
+    "VIRTUAL_ENV",
     "ACCELERATE_", "FSDP_", "JE_ARROW_MALLOC_CONF", "MIXED_PRECISION", "PARALLELISM_", "PYTORCH_NVML_BASED_CUDA_CHECK",
     "GLOO_", "GROUP_", "LOCAL_", "MASTER_", "NCCL_", "RANK", "ROLE_", "TORCHELASTIC_", "TORCH_NCCL_", "WORLD_SIZE",
     "TOKENIZERS_PARALLELISM",
@@ -199,7 +201,7 @@ def end(code):
         if code < 0:
             signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
-        os._exit(code & 255)
+        LEAVE(code & 255)
 
 
 # ---- The server ----

@@ -32,14 +32,15 @@ def describe(arguments):
     """Return all that a process starts with, as JSON."""
     umask = os.umask(0)
     os.umask(umask)
-    return json.dumps({
+    start = {
         "arguments": arguments,
         "environment": dict(os.environ),
         "folder": os.getcwd(),
         "umask": umask,
         "namespaces": namespaces(),
         "limits": {name: resource.getrlimit(getattr(resource, name)) for name in LIMITS},
-    })
+    }
+    return json.dumps(start)
 
 
 def connect(path):

@@ -1,0 +1,147 @@
+"""A warm start is what a cold one would have been: bit for bit in each engine, and in what a process starts with."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import fault_injection as fi
+import parity
+import pytest
+from launching import INTERPRETER, run
+
+if "WARM_PYTHON" not in os.environ:
+    pytest.skip("all starts are cold", allow_module_level=True)
+
+CANARIES = [
+    ("single", "full"), ("ddp", "LoRA"), ("fsdp1_full_shard", "full"), ("fsdp2_full_shard", "nf4 LoRA"),
+    ("deepspeed_zero3", "full"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "weights"), CANARIES, ids=[" ".join(pair) for pair in CANARIES])
+def test_a_launch_gives_the_same_bits(config, weights, tiny, tmp_path, monkeypatch):
+    ranks = parity.ranks_of(config, 2)
+    planned = parity.Run("strategies", config, ranks, *parity.CUT[ranks], weights)
+    for folder, program in (("warm", sys.executable), ("cold", INTERPRETER)):
+        monkeypatch.setattr(sys, "executable", program)
+        code, output = parity.launch(planned, tiny, tmp_path / folder)
+        assert code == 0, output[-3000:]
+        assert "warm: " not in output  # a fallback
+    assert fi.unequal(tmp_path / "warm", tmp_path / "cold") == 0
+    assert what_ran(tmp_path / "warm") == what_ran(tmp_path / "cold")
+
+
+def what_ran(folder):
+    """The shard report and run.json of a run, without its place, which differs."""
+    texts = [(folder / name).read_text() for name in ("report.json", "run.json")]
+    return [json.loads(text.replace(str(folder), "FOLDER")) for text in texts]
+
+
+# ---- What a process starts with ----
+
+
+def start(program, *arguments, **options):
+    """Start a small program warm, with a pipe for each of its streams."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    command = [sys.executable, program, *arguments]
+    return subprocess.Popen([str(word) for word in command], **pipes | {"text": True} | options)
+
+
+@pytest.fixture
+def program(tmp_path):
+    """A function that writes a program and returns its path."""
+
+    def write(text):
+        (tmp_path / "program.py").write_text(text)
+        return tmp_path / "program.py"
+
+    return write
+
+
+def test_arguments_streams_folder_environment_and_mask_are_those_of_the_caller(program, tmp_path):
+    path = program("import os, sys\nmask = os.umask(0)\nprint(sys.argv[1:], os.getcwd(), os.environ['WARM_X'], mask)\n"
+                   "print(sys.stdin.read(), file=sys.stderr)\nprint(__name__, sys.path[0], 'torch' in sys.modules)\n")
+    process = start(path, "a b", "--c", cwd=tmp_path, env=os.environ | {"WARM_X": "7"}, umask=0o27)
+    out, told = process.communicate("typed")
+    assert out.splitlines() == [f"['a b', '--c'] {tmp_path} 7 23", f"__main__ {tmp_path} True"] and told == "typed\n"
+
+
+def test_no_file_of_this_project_is_there_before_it_is_imported(program):
+    text = "import sys\nprint([name for name, module in sys.modules.items() if '/recipes/' in str(module)])\n"
+    assert start(program(text)).communicate()[0] == "[]\n"
+
+
+@pytest.mark.parametrize(("text", "code", "told"), [
+    ("", 0, ""), ("import sys\nsys.exit(75)", 75, ""), ("raise SystemExit('why')", 1, "why\n"),
+    ("import os\nos.kill(os.getpid(), 9)", -9, ""), ("1 / 0", 1, "ZeroDivisionError"),
+    ("import atexit, sys\natexit.register(print, 'last', file=sys.stderr)", 0, "last\n"),
+], ids=["nothing", "code", "text", "signal", "exception", "atexit"])
+def test_it_ends_as_the_interpreter_would(text, code, told, program):
+    process = start(program(text))
+    _, error = process.communicate()
+    assert process.returncode == code and told in error
+
+
+def test_a_signal_reaches_the_process(program):
+    text = "import signal, sys\nsignal.signal(15, lambda *_: sys.exit(75))\nprint('ready', flush=True)\nsignal.pause()"
+    process = start(program(text))
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 75
+
+
+def test_what_is_killed_is_gone(program):
+    process = start(program("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)"))
+    pid = int(process.stdout.readline())
+    assert pid != process.pid
+    process.kill()
+    assert process.wait(10) == -signal.SIGKILL
+    deadline = time.monotonic() + 10
+    while os.path.exists(f"/proc/{pid}"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_limits_hold(program):
+    text = "import resource\nprint(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    process = start(program(text), preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (321, 4000)))
+    assert process.communicate()[0] == "321\n"
+
+
+def test_children_start_warm_too(program):
+    text = "import os, subprocess, sys\nif sys.argv[1:]: sys.exit(len(sys.modules) > 2000)\n" \
+           "sys.exit(subprocess.run([sys.executable, '-u', __file__, 'child']).returncode)"
+    process = start(program(text))
+    assert process.wait(10) == 1  # true
+
+
+@pytest.mark.parametrize(("variables", "reason"), [
+    ({"OMP_NUM_THREADS": "2"}, "another value of OMP_NUM_THREADS"), ({"HF_HOME": "/x"}, "another value of HF_HOME"),
+    ({"PYTHONPATH": "/x"}, "another value of PYTHONPATH"),
+], ids=["threads", "cache", "path"])
+def test_what_imports_have_read_otherwise_starts_cold_and_says_why(variables, reason, program):
+    process = start(program("import sys\nprint('torch' in sys.modules)"), env=os.environ | variables)
+    out, told = process.communicate()
+    assert out == "False\n" and told.startswith("warm: a cold start, since ") and reason in told
+
+
+def test_a_rehearsal_by_hand_starts_warm(tiny, tmp_path):
+    words = ["--warm", "--device", "cpu", "--config_file", "accelerate_configs/single.yaml", "recipes/llama.py"]
+    flags = [*parity.data_of(tiny), "--max_steps", 2, "--output_dir", tmp_path / "run", "--warm", "x"]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}  # a server of its own, which would take seconds to start
+    os.symlink(os.path.dirname(os.environ["WARM_PYTHON"]), default_folder(tmp_path))
+    done = run(INTERPRETER, "scripts/rehearse.py", *words, *flags, env=environment)
+    assert done.returncode == 64 and "--warm" in done.output  # the second one is the recipe's, which does not know it
+    done = run(INTERPRETER, "scripts/rehearse.py", *words, *flags[:-2], env=environment)
+    assert done.returncode == 0 and "warm: " not in done.output, done.output[-3000:]
+    log = open(os.path.join(os.path.dirname(os.environ["WARM_PYTHON"]), "log")).read()
+    assert log.count("warm\n") >= 3
+
+
+def default_folder(tmp_path):
+    code = "import sys\nsys.path.insert(0, 'scripts')\nimport warm\nprint(warm.default_folder())"
+    return run(INTERPRETER, "-c", code, env=os.environ | {"TMPDIR": str(tmp_path)}).output.strip()
