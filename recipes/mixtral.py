@@ -28,56 +28,16 @@ from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from unittest import mock
 
-import numpy as np
-import torch
-import xxhash
-from accelerate import (
-    Accelerator,
-    DistributedDataParallelKwargs,
-    DistributedType,
-    InitProcessGroupKwargs,
-)
-from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin, set_seed
-from accelerate.utils.dataclasses import TorchDynamoPlugin
-from accelerate.utils.other import extract_model_from_parallel
-from datasets import load_dataset
-from peft import LoraConfig, get_peft_model
-from peft.utils.other import fsdp_auto_wrap_policy
-from torch.nn.functional import cross_entropy
-from torch.utils.checkpoint import checkpoint as recompute
-from torch.utils.data import DataLoader
-from tqdm.auto import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, get_scheduler
-
-try:  # beside this file: what keeps a run from being lost; what is refused and told at its start; reading of rows, bad ones named
-    import fault_tolerance
-    import head_loss
-    import model_weights
-    import preflight
-    import rows
-except ModuleNotFoundError as error:
-    fault_tolerance = head_loss = model_weights = preflight = rows = None  # this file was copied alone: it trains without them
-    beside = [path.name for path in Path(__file__).parent.glob("*.py") if path.stem in ("fault_tolerance", "head_loss", "model_weights", "preflight")]
-    if beside:
-        text = (f"error: {beside[0]} lies beside this recipe, and the module {error.name} is missing: copy all files that "
-                "the section \"Your own recipe\" of README.md names, and install requirements.txt, or copy none")
-        print(text, file=sys.stderr)
-        if "TORCHELASTIC_ERROR_FILE" in os.environ:  # from which the launcher takes the last words of its report
-            told = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": "0"}}
-            Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps({"message": told}))
-        sys.exit(64)
-
-ROW_FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}  # EDIT: yours, {prompt's column: answer's}, besides messages
-LOGITS_SHARE = 1 / 64  # of a GPU's memory, for fp32 logits at a time: 1.25 GiB of 80; the loss takes about three times that for a moment
-SUPERVISED = {}  # positions and targets of the batch at hand: the way to the output head that leads past the model's forward
-DEFAULT_CHAT_TEMPLATE = ("{{ bos_token or '' }}{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}"  # for tokenizers that bring none
-    "{{ eos_token if m.role == 'assistant' }}{{ '\n' }}{% endfor %}{{ '<|assistant|>\n' if add_generation_prompt }}")
+try:  # beside this file: how a run is called and what becomes of it
+    import run_status
+except ModuleNotFoundError:
+    run_status = None  # this file was copied alone
 
 
 def stop(code, *problems):
     """Print the problems and end this process with `code`; the launcher then ends the other ranks."""
-    if fault_tolerance:
-        fault_tolerance.fail(code, *problems)
+    if run_status:
+        run_status.fail(code, *problems)
     print("\n".join(f"error: {problem}" for problem in problems), file=sys.stderr, flush=True)
     sys.exit(code)
 
@@ -144,15 +104,64 @@ def parse_args():
         "seconds that ranks wait for each other, also while one prepares the rows or writes a"
         " checkpoint; then each prints its stacks and ends. If preparing the rows takes longer, first"
         " run the same command with --num_processes 1 and --dry_run, which fills the cache"))
-    if fault_tolerance:
-        fault_tolerance.add_arguments(parser)
+    if run_status:
+        run_status.add_arguments(parser)
     parser.set_defaults(load_in_8bit=False, load_in_4bit=False, use_rslora=False, use_dora=False, torch_compile=False)  # other recipes offer these
-    parser.error = lambda message: stop(64, message, *(preflight.meant(message, parser) if preflight else []))
+    parser.error = lambda message: stop(64, message, *(run_status.meant(message, parser) if run_status else []))
     args = parser.parse_args()
-    if args.attn_implementation == "varlen" and not preflight:
+    if args.attn_implementation == "varlen" and not run_status:
         stop(64, "--attn_implementation varlen needs preflight.py, varlen.py and what they import beside this file")
     args.dataset_config = args.dataset_config or {"HuggingFaceTB/smoltalk": "everyday-conversations"}.get(args.dataset_name)
     return args
+
+
+if __name__ == "__main__":
+    parse_args()  # a wrong flag is told at once: the imports that follow take seconds
+
+import numpy as np
+import torch
+import xxhash
+from accelerate import (
+    Accelerator,
+    DistributedDataParallelKwargs,
+    DistributedType,
+    InitProcessGroupKwargs,
+)
+from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin, set_seed
+from accelerate.utils.dataclasses import TorchDynamoPlugin
+from accelerate.utils.other import extract_model_from_parallel
+from datasets import load_dataset
+from peft import LoraConfig, get_peft_model
+from peft.utils.other import fsdp_auto_wrap_policy
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint as recompute
+from torch.utils.data import DataLoader
+from tqdm.auto import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer, get_scheduler
+
+try:  # what keeps a run from being lost; what is refused and told at its start; reading of rows, bad ones named
+    import fault_tolerance
+    import head_loss
+    import model_weights
+    import preflight
+    import rows
+except ModuleNotFoundError as error:
+    fault_tolerance = head_loss = model_weights = preflight = rows = None  # it trains without them
+    beside = [path.name for path in Path(__file__).parent.glob("*.py") if path.stem in ("fault_tolerance", "head_loss", "model_weights", "preflight", "run_status")]
+    if beside:
+        text = (f"error: {beside[0]} lies beside this recipe, and the module {error.name} is missing: copy all files that "
+                "the section \"Your own recipe\" of README.md names, and install requirements.txt, or copy none")
+        print(text, file=sys.stderr)
+        if "TORCHELASTIC_ERROR_FILE" in os.environ:  # from which the launcher takes the last words of its report
+            told = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": "0"}}
+            Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps({"message": told}))
+        sys.exit(64)
+
+ROW_FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}  # EDIT: yours, {prompt's column: answer's}, besides messages
+LOGITS_SHARE = 1 / 64  # of a GPU's memory, for fp32 logits at a time: 1.25 GiB of 80; the loss takes about three times that for a moment
+SUPERVISED = {}  # positions and targets of the batch at hand: the way to the output head that leads past the model's forward
+DEFAULT_CHAT_TEMPLATE = ("{{ bos_token or '' }}{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}"  # for tokenizers that bring none
+    "{{ eos_token if m.role == 'assistant' }}{{ '\n' }}{% endfor %}{{ '<|assistant|>\n' if add_generation_prompt }}")
 
 
 def make_accelerator(args):

@@ -55,11 +55,6 @@ TAKE_ADAPTERS = (  # of LoRA in peft; bitsandbytes' quantized layers are linear 
 KERNELS = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3", "flash_attention_4": "flash-attn-4"}  # and their packages
 
 
-def meant(message, parser):
-    """Return what a wrong flag, the third word of argparse's message, could have meant, as lines for the user."""
-    return [f"did you mean {flag}?" for flag in difflib.get_close_matches([*message.split(), "", ""][2].split("=")[0], parser._option_string_actions, 1)]
-
-
 @contextlib.contextmanager
 def loading(what, name, args=None):
     """Fail with 64 if the tokenizer (of images: processor) or the model of a folder or hub id cannot be read, with 69 if the hub is

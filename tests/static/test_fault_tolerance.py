@@ -14,6 +14,7 @@ import fault_tolerance
 import llama
 import preflight
 import pytest
+import run_status
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -58,6 +59,12 @@ def polled(look, function, *arguments, **options):
 
 def read_json(path):
     return json.loads(path.read_text())
+
+
+def set_in_both(monkeypatch, name, value):
+    """Replace what fault_tolerance.py has of run_status.py in both."""
+    for module in (fault_tolerance, run_status):
+        monkeypatch.setattr(module, name, value)
 
 
 @pytest.fixture
@@ -173,9 +180,9 @@ def test_a_full_disk_does_not_hide_how_the_run_ended(tmp_path, monkeypatch):
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setitem(fault_tolerance.RUN, "output_dir", tmp_path)
-    monkeypatch.setattr(fault_tolerance, "write_file", full)
+    set_in_both(monkeypatch, "write_file", full)
     with pytest.raises(SystemExit, match="73"):
-        fault_tolerance.fail(73, "no room")
+        run_status.fail(73, "no room")
 
 
 @pytest.mark.parametrize("words", [
@@ -184,10 +191,10 @@ def test_a_full_disk_does_not_hide_how_the_run_ended(tmp_path, monkeypatch):
     ["--output_dir=FOLDER/first", "--seed", "1", "--output_dir=FOLDER"],
 ], ids=str)
 def test_a_wrong_call_is_recorded_where_its_run_would_have_been(words, tmp_path, monkeypatch):
-    monkeypatch.setattr(fault_tolerance, "RUN", {"state": "starting", "step": 0})
+    set_in_both(monkeypatch, "RUN", {"state": "starting", "step": 0})
     monkeypatch.setattr(sys, "argv", ["llama.py", *(word.replace("FOLDER", str(tmp_path)) for word in words), "--sed"])
     with pytest.raises(SystemExit) as ended:
-        fault_tolerance.fail(64, "no such argument: --sed")
+        run_status.fail(64, "no such argument: --sed")
     assert ended.value.code == 64
     status = read_json(tmp_path / "status.json")
     assert (status["state"], status["exit_code"], status["why"]) == ("failed", 64, "no such argument: --sed")
@@ -197,22 +204,22 @@ def test_a_wrong_call_leaves_the_status_of_a_run_that_is_going_on(tmp_path, monk
     running = {"state": "running", "host": fault_tolerance.HOST, "process": os.getppid()}
     (tmp_path / "status.json").write_text(json.dumps(running))
     monkeypatch.setattr(sys, "argv", ["llama.py", "--output_dir", str(tmp_path), "--sed"])
-    monkeypatch.setattr(fault_tolerance, "RUN", {"state": "starting", "step": 0})
+    set_in_both(monkeypatch, "RUN", {"state": "starting", "step": 0})
     with pytest.raises(SystemExit):
-        fault_tolerance.fail(64, "no such argument: --sed")
+        run_status.fail(64, "no such argument: --sed")
     assert read_json(tmp_path / "status.json") == running
     monkeypatch.setattr(fault_tolerance.psutil, "pid_exists", lambda process: False)  # it was killed
-    monkeypatch.setattr(fault_tolerance, "RUN", {"state": "starting", "step": 0})
+    set_in_both(monkeypatch, "RUN", {"state": "starting", "step": 0})
     with pytest.raises(SystemExit):
-        fault_tolerance.fail(64, "no such argument: --sed")
+        run_status.fail(64, "no such argument: --sed")
     assert read_json(tmp_path / "status.json")["state"] == "failed"
 
 
 def test_a_wrong_dry_run_leaves_no_trace(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["llama.py", "--output_dir", str(tmp_path), "--dry_run", "--sed"])
-    monkeypatch.setattr(fault_tolerance, "RUN", {"state": "starting", "step": 0})
+    set_in_both(monkeypatch, "RUN", {"state": "starting", "step": 0})
     with pytest.raises(SystemExit):
-        fault_tolerance.fail(64, "no such argument: --sed")
+        run_status.fail(64, "no such argument: --sed")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -220,7 +227,7 @@ def test_a_rank_in_a_container_of_its_own_does_not_stop_the_others(monkeypatch):
     """Its number belongs to another PID namespace: no process has it here, though the name of the host is the same."""
     host, nobody, watched = fault_tolerance.HOST, 2**22 + 1, []  # above the largest number that Linux gives
     pids = [(0, host, os.getpid()), (1, host, nobody), (2, host, os.getppid())]
-    monkeypatch.setattr(fault_tolerance, "RANK", 0)
+    set_in_both(monkeypatch, "RANK", 0)
     monkeypatch.setattr(fault_tolerance, "gather_object", lambda _: pids)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setitem(fault_tolerance.RUN, "woken", None)
@@ -240,8 +247,8 @@ def test_a_rank_in_a_container_of_its_own_does_not_stop_the_others(monkeypatch):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A run's folder, with fault_tolerance as at the start of a process of rank 0 outside of torchrun."""
-    monkeypatch.setattr(fault_tolerance, "RUN", {"state": "starting", "step": 0, "saved": 0, "output_dir": tmp_path})
-    monkeypatch.setattr(fault_tolerance, "RANK", 0)
+    set_in_both(monkeypatch, "RUN", {"state": "starting", "step": 0, "saved": 0, "output_dir": tmp_path})
+    set_in_both(monkeypatch, "RANK", 0)
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
     return tmp_path
 
@@ -252,7 +259,7 @@ def errors(tmp_path, monkeypatch):
     def file_of(rank):
         path = tmp_path / "attempt_0" / str(rank) / "error.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        monkeypatch.setattr(fault_tolerance, "RANK", rank)
+        set_in_both(monkeypatch, "RANK", rank)
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
         return path
 
@@ -306,10 +313,10 @@ class TestFinishedRun:
 
     def test_a_wrong_flag_does_not_count_against_it(self, folder, monkeypatch):
         for code in (64, 65):  # the newest one is told
-            monkeypatch.setattr(fault_tolerance, "RUN", {"state": "starting", "step": 0})
+            set_in_both(monkeypatch, "RUN", {"state": "starting", "step": 0})
             monkeypatch.setattr(sys, "argv", ["llama.py", "--output_dir", str(folder)])
             with pytest.raises(SystemExit):
-                fault_tolerance.fail(code, "no such argument")
+                run_status.fail(code, "no such argument")
             status = read_json(folder / "status.json")
             assert status["state"] == "done" and status["later_call"]["exit_code"] == code
 
@@ -363,7 +370,7 @@ class TestLastWords:
     def test_the_launchers_report_ends_with_the_reason(self, folder, errors, capsys):
         path = errors(0)
         with pytest.raises(SystemExit, match="64"):
-            fault_tolerance.fail(64, "--learning_rate -1.0: must be above 0", "--lora_r 0: must be above 0")
+            run_status.fail(64, "--learning_rate -1.0: must be above 0", "--lora_r 0: must be above 0")
         *_, first, second, border = self.launchers_report(path).splitlines()
         assert first == "  traceback : error: --learning_rate -1.0: must be above 0"
         assert second.strip() == "error: --lora_r 0: must be above 0" and set(border) == {"="}
@@ -394,7 +401,7 @@ class TestLastWords:
             fault_tolerance.RUN["output_dir"] = folder / "none"
         errors(0)
         with pytest.raises(SystemExit):
-            fault_tolerance.fail(64, "no such argument")
+            run_status.fail(64, "no such argument")
         fault_tolerance.RUN["state"], path = "starting", errors(1)
         capsys.readouterr()
         with pytest.raises(Exit):

@@ -8,12 +8,13 @@ import sys
 
 import parity
 import pytest
-from launching import REPO
+from launching import REPO, run
 
-NAMES = "fault_tolerance head_loss model_weights preflight rows varlen whole_state".split()
+NAMES = "run_status fault_tolerance head_loss model_weights preflight rows varlen whole_state".split()
 NAMES += "launcher config_files config_rules accelerate_keys".split()
 COMPANIONS = [REPO / "recipes" / f"{name}.py" for name in NAMES]
 USED = {"fault_tolerance", "head_loss", "model_weights", "preflight", "rows"}  # by recipes; the others by these
+LIGHT = "run_status"  # used too, before all that takes seconds to import
 OF_LANGUAGE_MODELS = {"head_loss"}
 RECIPES = sorted(set((REPO / "recipes").glob("*.py")) - set(COMPANIONS))
 BANNERS = ["Accelerator and seed", "Tokenizer and data", "Model", "Optimizer and schedule", "Prepare", "Resume",
@@ -25,8 +26,9 @@ COLLECTIVES = {"save_state", "load_state", "get_state_dict", "gather", "gather_f
                "broadcast_object_list", "check_changes", "evaluate_rows", "summed_row_loss", "share_new_modules",
                "deal", "give_up", "new_group", "summed_target_loss", "generate", "evaluate_texts",
                "answer_logps", "compare_answers", "run_reference", "evaluate_pairs", "keep_table",
-               "summed_losses", "evaluate_mixture", "means_of", "make_output_dir", "end_if_done", "whole_weights",
-               "get_model_state_dict", "load_pretrained", "load_on_rank_0", "read"}
+               "summed_losses", "evaluate_mixture", "means_of", "make_output_dir", "end_if_done", "end_as_done",
+               "whole_weights", "keep_finished_model", "get_model_state_dict", "load_pretrained", "load_on_rank_0",
+               "read"}
 LEAVES = (ast.Return, ast.Break, ast.Continue)
 PACKAGES = {"PIL": "pillow"}  # where a module has another name
 INDIRECT = {"numpy", "jinja2", "tqdm", "xxhash", "safetensors", "psutil", "yaml"}  # the required packages bring them
@@ -92,22 +94,32 @@ class TestRecipe:
     def test_needs_nothing_of_the_repository_and_requires_what_it_imports(self, path):
         imported = imports_of(path)
         assert {"accelerate", "transformers", "torch"} <= imported
-        assert not missing_from_requirements(imported - USED)
+        assert not missing_from_requirements(imported - USED - {LIGHT})
         attempts = [node for node in tree_of(path).body if isinstance(node, ast.Try)]  # what it can do without
         used = USED if "def loss_in_head(" in path.read_text() else USED - OF_LANGUAGE_MODELS
         wanted = "\n".join(f"import {name}" for name in sorted(used))
-        assert [ast.unparse(node.body) for node in attempts] == [wanted]
-        handler = attempts[0].handlers[0]
-        assert ast.unparse(handler.type) == "ModuleNotFoundError"
-        assert ast.unparse(handler.body[0]) == " = ".join(sorted(used)) + " = None"
+        assert [ast.unparse(node.body) for node in attempts] == [f"import {LIGHT}", wanted]
+        for attempt, names in zip(attempts, ({LIGHT}, used), strict=True):
+            handler = attempt.handlers[0]
+            assert ast.unparse(handler.type) == "ModuleNotFoundError"
+            assert ast.unparse(handler.body[0]) == " = ".join(sorted(names)) + " = None"
+
+    def test_tells_a_wrong_flag_before_the_imports_that_take_seconds(self, path, tmp_path):
+        code = ("import atexit, runpy, sys\natexit.register(lambda: print('torch' in sys.modules))\n"
+                f"sys.argv = ['x.py', '--output_dir', '{tmp_path}', '--sede', '1']\n"
+                f"sys.path.insert(0, '{path.parent}')\nrunpy.run_path('{path}', run_name='__main__')\n")
+        done = run(sys.executable, "-c", code)
+        assert done.returncode == 64 and "did you mean --seed?" in done.output, done.output
+        assert done.output.endswith("False\n") and (tmp_path / "status.json").exists()
 
     def test_asks_whether_its_companions_are_there_wherever_it_uses_them(self, path):
-        tree = tree_of(path)  # `checkpoint` is only ever one that was found
+        tree = tree_of(path)
+        asked_for = "|".join([*USED, LIGHT, "checkpoint"])  # a checkpoint is only ever one that was found
         guarded = {id(inner) for node in ast.walk(tree) if isinstance(node, (ast.If, ast.BoolOp, ast.IfExp))
-                   and re.search(rf"\b({'|'.join(USED)}|checkpoint)\b", ast.unparse(getattr(node, "test", node)))
+                   and re.search(rf"\b({asked_for})\b", ast.unparse(getattr(node, "test", node)))
                    for inner in ast.walk(node)}
         uses = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)
-                and isinstance(node.value, ast.Name) and node.value.id in USED]
+                and isinstance(node.value, ast.Name) and node.value.id in USED | {LIGHT}]
         assert len(uses) >= 12 and all(id(node) in guarded for node in uses)
 
     def test_main_names_no_strategy_and_keeps_the_order(self, path):

@@ -200,8 +200,7 @@ def test_models_for_which_it_would_be_wrong_are_named(name):
 
 def test_alone_the_recipe_says_what_is_missing(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["llama.py", "--attn_implementation", "varlen"])
-    monkeypatch.setattr(llama, "preflight", None)
-    monkeypatch.setattr(llama, "fault_tolerance", None)
+    monkeypatch.setattr(llama, "run_status", None)
     with pytest.raises(SystemExit, match="64"):
         llama.parse_args()
     assert "needs preflight.py, varlen.py" in capsys.readouterr().err
