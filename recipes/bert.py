@@ -11,6 +11,7 @@ checkpoint. Exit codes: 0 done, 64 usage, 65 data, 69 no hub, 70 not finite, 73 
 """
 
 import argparse
+import gc
 import json
 import logging
 import math
@@ -26,10 +27,11 @@ from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from unittest import mock
 
-try:  # beside this file: how a run is called and what becomes of it
+try:  # beside this file: how a run is called and what becomes of it; workarounds for other libraries
     import run_status
+    import upstream
 except ModuleNotFoundError:
-    run_status = None  # this file was copied alone
+    run_status = upstream = None  # this file was copied alone
 
 
 def stop(code, *problems):
@@ -119,6 +121,9 @@ def parse_args():
 
 if __name__ == "__main__":
     parse_args()  # a wrong flag is told at once: the imports that follow take seconds
+    gc.disable()  # a fifth of them is spent looking for garbage, of which imports make none
+if upstream:
+    upstream.import_bitsandbytes()  # faster than peft would
 
 import numpy as np
 import torch
@@ -159,7 +164,7 @@ try:  # what keeps a run from being lost; what is refused and told at its start;
     import rows
 except ModuleNotFoundError as error:
     fault_tolerance = model_weights = preflight = rows = None  # it trains without them
-    beside = [path.name for path in Path(__file__).parent.glob("*.py") if path.stem in ("fault_tolerance", "model_weights", "preflight", "run_status")]
+    beside = [path.name for path in Path(__file__).parent.glob("*.py") if path.stem in ("fault_tolerance", "model_weights", "preflight", "run_status", "upstream")]
     if beside:
         text = (f"error: {beside[0]} lies beside this recipe, and the module {error.name} is missing: copy all files that "
                 "the section \"Your own recipe\" of README.md names, and install requirements.txt, or copy none")
@@ -520,6 +525,8 @@ def leave_process_group(worker_id):
 
 
 def main():
+    gc.freeze()  # all that was imported stays
+    gc.enable()
     args = parse_args()
     if fault_tolerance:
         fault_tolerance.start_run(args)

@@ -10,7 +10,7 @@ from launching import REPO, data_of, read_metrics, run
 
 pytestmark = pytest.mark.cold("as a user starts a copy")
 COMPANIONS = ("run_status", "fault_tolerance", "whole_state", "preflight", "rows", "varlen", "model_weights",
-              "head_loss", "launcher", "config_files", "config_rules", "accelerate_keys")
+              "head_loss", "upstream", "launcher", "config_files", "config_rules", "accelerate_keys")
 
 
 @pytest.mark.parametrize("companions", [(), COMPANIONS], ids=["alone", "with its companions"])

@@ -18,7 +18,7 @@ PARSERS["train.py"] = PARSERS["recipes/llama.py"]  # what README calls a copy
 PLAIN = {"""kill -USR1 $(grep -oP '"process": \\K[0-9]+' runs/full/status.json)""",
          "cp recipes/llama.py train.py",
          "cp recipes/{run_status,fault_tolerance,whole_state,preflight,rows,varlen}.py .",
-         "cp recipes/{model_weights,head_loss}.py .",
+         "cp recipes/{model_weights,head_loss,upstream}.py .",
          "cp recipes/{launcher,config_files,config_rules,accelerate_keys}.py .",
          "mkdir -p results/gpu && cp runs/gpu_proof/*.json results/gpu/",
          "source .venv/bin/activate", "pip install -r requirements.txt", "pip install liger-kernel"}

@@ -10,11 +10,11 @@ import parity
 import pytest
 from launching import REPO, run
 
-NAMES = "run_status fault_tolerance head_loss model_weights preflight rows varlen whole_state".split()
+NAMES = "run_status upstream fault_tolerance head_loss model_weights preflight rows varlen whole_state".split()
 NAMES += "launcher config_files config_rules accelerate_keys".split()
 COMPANIONS = [REPO / "recipes" / f"{name}.py" for name in NAMES]
 USED = {"fault_tolerance", "head_loss", "model_weights", "preflight", "rows"}  # by recipes; the others by these
-LIGHT = "run_status"  # used too, before all that takes seconds to import
+LIGHT = {"run_status", "upstream"}  # used too, before all that takes seconds to import
 OF_LANGUAGE_MODELS = {"head_loss"}
 RECIPES = sorted(set((REPO / "recipes").glob("*.py")) - set(COMPANIONS))
 BANNERS = ["Accelerator and seed", "Tokenizer and data", "Model", "Optimizer and schedule", "Prepare", "Resume",
@@ -94,12 +94,11 @@ class TestRecipe:
     def test_needs_nothing_of_the_repository_and_requires_what_it_imports(self, path):
         imported = imports_of(path)
         assert {"accelerate", "transformers", "torch"} <= imported
-        assert not missing_from_requirements(imported - USED - {LIGHT})
+        assert not missing_from_requirements(imported - USED - LIGHT)
         attempts = [node for node in tree_of(path).body if isinstance(node, ast.Try)]  # what it can do without
         used = USED if "def loss_in_head(" in path.read_text() else USED - OF_LANGUAGE_MODELS
-        wanted = "\n".join(f"import {name}" for name in sorted(used))
-        assert [ast.unparse(node.body) for node in attempts] == [f"import {LIGHT}", wanted]
-        for attempt, names in zip(attempts, ({LIGHT}, used), strict=True):
+        for attempt, names in zip(attempts, (LIGHT, used), strict=True):
+            assert ast.unparse(attempt.body) == "\n".join(f"import {name}" for name in sorted(names))
             handler = attempt.handlers[0]
             assert ast.unparse(handler.type) == "ModuleNotFoundError"
             assert ast.unparse(handler.body[0]) == " = ".join(sorted(names)) + " = None"
@@ -114,12 +113,12 @@ class TestRecipe:
 
     def test_asks_whether_its_companions_are_there_wherever_it_uses_them(self, path):
         tree = tree_of(path)
-        asked_for = "|".join([*USED, LIGHT, "checkpoint"])  # a checkpoint is only ever one that was found
+        asked_for = "|".join([*USED, *LIGHT, "checkpoint"])  # a checkpoint is only ever one that was found
         guarded = {id(inner) for node in ast.walk(tree) if isinstance(node, (ast.If, ast.BoolOp, ast.IfExp))
                    and re.search(rf"\b({asked_for})\b", ast.unparse(getattr(node, "test", node)))
                    for inner in ast.walk(node)}
         uses = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)
-                and isinstance(node.value, ast.Name) and node.value.id in USED | {LIGHT}]
+                and isinstance(node.value, ast.Name) and node.value.id in USED | LIGHT]
         assert len(uses) >= 12 and all(id(node) in guarded for node in uses)
 
     def test_main_names_no_strategy_and_keeps_the_order(self, path):
