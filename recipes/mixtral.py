@@ -121,7 +121,7 @@ if __name__ == "__main__":
     parse_args()  # a wrong flag is told at once: the imports that follow take seconds
     gc.disable()  # a fifth of them is spent looking for garbage, of which imports make none
 if upstream:
-    upstream.import_bitsandbytes()  # faster than peft would
+    upstream.start_faster()
 
 import numpy as np
 import torch

@@ -1,5 +1,6 @@
 """Start the shipped recipe under the shipped YAML files as a user would, in subprocesses, and read what it wrote."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -12,6 +13,17 @@ CONFIGS = REPO / "accelerate_configs"
 RECIPE = str(REPO / "recipes" / "llama.py")
 INTERPRETER = sys.executable  # which starts cold; tests/cpu/conftest.py puts another program in its place
 TIMEOUT = 400  # seconds; a cold launch takes 10-30 on two idle cores
+
+
+@contextlib.contextmanager
+def starting_cold():
+    """Within this context Python starts cold, as it must where a test looks for a process in /proc, which shows the
+    server of a warm start in its place."""
+    program, sys.executable = sys.executable, INTERPRETER
+    try:
+        yield
+    finally:
+        sys.executable = program
 
 
 def run(*command, **options):

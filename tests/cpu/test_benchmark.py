@@ -7,8 +7,6 @@ import benchmark
 import pytest
 from launching import run
 
-pytestmark = pytest.mark.cold("what is compared includes the start")
-
 
 @pytest.fixture(scope="module")
 def cell(tmp_path_factory):

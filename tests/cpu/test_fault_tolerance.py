@@ -8,6 +8,7 @@ import shutil
 
 import fault_injection as fi
 import pytest
+from launching import starting_cold
 
 SAVES = ("--save_steps", "7", "--save_total_limit", "9")
 INT8 = (*SAVES, "--use_peft", "--load_in_8bit")
@@ -76,23 +77,23 @@ def test_a_signal_to_one_rank_in_evaluation_stops_all_and_saves(lab, tmp_path):
     check(fi.signal_and_go_on(job, "SIGTERM", 1, "evaluation", whole)(lab, lost_after(7, whole, tmp_path / "run")))
 
 
-@pytest.mark.cold("processes are found by their environment in /proc")
 def test_a_stopped_rank_ends_all_with_their_stacks(lab, tmp_path):
     job = fi.job("fsdp1_full_shard")
     whole, folder = lab.whole(job, flags=SAVES), tmp_path / "run"
     lose = fi.lose_a_rank(job, 1, {"at": "summed_loss", "step": 9}, ("--ddp_timeout", "10"), stopped=True)
-    check(lose(lab, lost_after(7, whole, folder)))
+    with starting_cold():
+        check(lose(lab, lost_after(7, whole, folder)))
     check(fi.goes_on(lab, job, folder, whole=whole))
 
 
-@pytest.mark.cold("processes are found by their environment in /proc")
 def test_a_nan_changes_nothing_and_a_killed_rank_ends_all(lab, tmp_path):
     job, folder = fi.job("deepspeed_zero2"), tmp_path / "run"
     fault = {"do": "nan", "at": "summed_loss", "row": fi.row_of_step(9)}
     whole = lab.whole(job, [fault], NAN)
     assert fi.hash_of_state(whole, 9) == fi.hash_of_state(whole, 8) != fi.hash_of_state(whole, 10)
     assert fi.nonfinite_weights(whole) == [] and len(fi.verified(whole)) == fi.STEPS
-    check(fi.lose_a_rank(job, 1, {"at": "summed_loss", "step": 12}, NAN)(lab, lost_after(10, whole, folder)))
+    with starting_cold():
+        check(fi.lose_a_rank(job, 1, {"at": "summed_loss", "step": 12}, NAN)(lab, lost_after(10, whole, folder)))
     check(fi.goes_on(lab, job, folder, flags=NAN, whole=whole))
 
 
