@@ -3,8 +3,10 @@
 import json
 import os
 import runpy
+import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -30,20 +32,33 @@ def shared_tmp(tmp_path_factory, worker_id):
 
 
 @pytest.fixture(scope="session")
-def tiny_of(shared_tmp):
-    """A function from a recipe's name to the folder of its tiny model and few rows, made once a test run: model/,
-    data/train.jsonl, data/test.jsonl (scripts/parity.py, MAKERS)."""
+def once(shared_tmp):
+    """A function from a name, and a function that fills a folder, to that folder of the test run. The folder is filled
+    by the worker that asks first; the others wait."""
 
-    def folder_of(recipe):
-        folder = shared_tmp / f"tiny_{recipe}"
+    def folder_of(name, fill):
+        folder, done = shared_tmp / name, shared_tmp / f"{name}.done"
         with FileLock(f"{folder}.lock"):
-            if not folder.exists():
-                maker, *shape = parity.MAKERS[recipe]  # in process: half of a maker's time is imports
-                with mock.patch.object(sys, "argv", [maker, str(folder), *shape]):
-                    runpy.run_path(str(REPO / "scripts" / maker), run_name="__main__")
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of an attempt that failed
+                fill(folder)
+                done.touch()
         return folder
 
     return folder_of
+
+
+@pytest.fixture(scope="session")
+def tiny_of(once):
+    """A function from a recipe's name to the folder of its tiny model and few rows, made once a test run: model/,
+    data/train.jsonl, data/test.jsonl (scripts/parity.py, MAKERS)."""
+
+    def make(recipe, folder):
+        maker, *shape = parity.MAKERS[recipe]  # in process: half of a maker's time is imports
+        with mock.patch.object(sys, "argv", [maker, str(folder), *shape]):
+            runpy.run_path(str(REPO / "scripts" / maker), run_name="__main__")
+
+    return lambda recipe: once(f"tiny_{recipe}", partial(make, recipe))
 
 
 @pytest.fixture(scope="session")
@@ -53,20 +68,18 @@ def tiny(tiny_of):
 
 
 @pytest.fixture(scope="session")
-def one_process(tiny_of, shared_tmp):
+def one_process(tiny_of, once):
     """A function from kind of weights, and recipe, to the folder of its job in scripts/parity.py in one process, run
     once a test run."""
+
+    def launch(reference, folder):
+        code, output = parity.launch(reference, tiny_of(reference.recipe), folder)
+        assert code == 0, output[-3000:]
 
     def folder_of(weights, recipe="llama"):
         group = "strategies" if recipe == "llama" else recipe
         reference = parity.Run(group, "single", weights=weights, recipe=recipe)
-        folder = shared_tmp / f"one_process_{reference.name}"
-        with FileLock(f"{folder}.lock"):
-            if not (folder / "done").exists():
-                code, output = parity.launch(reference, tiny_of(recipe), folder)
-                assert code == 0, output[-3000:]
-                (folder / "done").touch()
-        return folder
+        return once(f"one_process_{reference.name}", partial(launch, reference))
 
     return folder_of
 
@@ -81,16 +94,16 @@ def gsm8k():
 
 
 @pytest.fixture(scope="session")
-def gsm8k_model(gsm8k, shared_tmp):
+def gsm8k_model(gsm8k, once):
     """A 12M-parameter Llama with a tokenizer trained on the GSM8K rows."""
-    folder = shared_tmp / "gsm8k"
-    with FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            shape = "--vocab_size 4096 --hidden_size 384 --num_hidden_layers 5 --num_attention_heads 6".split()
-            shape += "--num_key_value_heads 6 --intermediate_size 1024 --max_position_embeddings 1024".split()
-            script = [str(REPO / "scripts" / "make_tiny_model.py"), str(folder), "--text", str(gsm8k / "train.jsonl")]
-            subprocess.run([sys.executable, *script, *shape], check=True, capture_output=True)
-    return folder / "model"
+
+    def make(folder):
+        shape = "--vocab_size 4096 --hidden_size 384 --num_hidden_layers 5 --num_attention_heads 6".split()
+        shape += "--num_key_value_heads 6 --intermediate_size 1024 --max_position_embeddings 1024".split()
+        script = [str(REPO / "scripts" / "make_tiny_model.py"), str(folder), "--text", str(gsm8k / "train.jsonl")]
+        subprocess.run([sys.executable, *script, *shape], check=True, capture_output=True)
+
+    return once("gsm8k", make) / "model"
 
 
 def pytest_report_header():

@@ -20,10 +20,14 @@ WARM = "WARM_PYTHON"  # the program that starts Python warm: from the process th
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "cold(reason): launch with the interpreter itself, without scripts/warm.py")
-    if hasattr(config, "workerinput") or os.environ.get("COLD") or config.option.collectonly:
+    if hasattr(config, "workerinput") or config.option.collectonly:
         return
-    folder = tempfile.mkdtemp(prefix="warm-")
+    folder = tempfile.mkdtemp(prefix="tests-")
     config.add_cleanup(lambda: shutil.rmtree(folder))
+    # DeepSpeed would wait for ever for the lock of a build that somebody killed
+    os.environ["TORCH_EXTENSIONS_DIR"] = f"{folder}/torch_extensions"
+    if os.environ.get("COLD"):
+        return
     try:
         os.environ[WARM] = str(warm.start(folder, owner=os.getpid()))
     except OSError as error:

@@ -9,9 +9,13 @@ from launching import run
 
 
 @pytest.fixture(scope="module")
-def cell(tmp_path_factory):
+def cell(once):
     """The smallest cell with a Trainer that has another learning rate as a fifth contestant."""
-    folder, patch = tmp_path_factory.mktemp("benchmark"), pytest.MonkeyPatch()
+    return json.loads((once("benchmark", measure) / "out.json").read_text())["cells"][0]
+
+
+def measure(folder):
+    patch = pytest.MonkeyPatch()
     name = "matched, near zero"
     found = next(cell for cell in benchmark.cpu_cells() if cell.name == name)
     planted = benchmark.Contestant("trainer", {"learning_rate": 6e-4})
@@ -23,7 +27,6 @@ def cell(tmp_path_factory):
         benchmark.main()
     patch.undo()
     assert ended.value.code == 1  # one is void
-    return json.loads((folder / "out.json").read_text())["cells"][0]
 
 
 def test_all_contestants_train_alike(cell):

@@ -12,11 +12,12 @@ def generate(*arguments, **options):
 
 
 @pytest.fixture(scope="module")
-def adapters(tiny, tmp_path_factory):
-    output_dir = tmp_path_factory.mktemp("adapters")
-    done = recipe(*data_of(tiny), "--use_peft", "--max_steps", 2, "--output_dir", output_dir)
-    assert done.returncode == 0, done.output[-3000:]
-    return output_dir
+def adapters(tiny, once):
+    def train(folder):
+        done = recipe(*data_of(tiny), "--use_peft", "--max_steps", 2, "--output_dir", folder)
+        assert done.returncode == 0, done.output[-3000:]
+
+    return once("adapters", train)
 
 
 def test_adapters_are_found_and_scored(adapters, tiny, tmp_path):

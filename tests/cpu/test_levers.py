@@ -29,10 +29,10 @@ def test_packed_lines_give_the_same_on_ranks(tiny, tmp_path):
     assert packing.startswith("210 rows in ") and int(packing.split()[3]) < 110
 
 
-@pytest.fixture(scope="module")
-def tied(shared_tmp):
+@pytest.fixture
+def tied(tmp_path):
     """The tiny model with one matrix for embedding and output."""
-    script, folder = REPO / "scripts" / "make_tiny_model.py", shared_tmp / "tied"
+    script, folder = REPO / "scripts" / "make_tiny_model.py", tmp_path / "tied"
     done = run(sys.executable, script, folder, *parity.MODEL, "--tie_word_embeddings")
     assert done.returncode == 0, done.output
     return folder

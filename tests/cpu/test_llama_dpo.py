@@ -19,12 +19,16 @@ def tiny(tiny_of):
 
 
 @pytest.fixture(scope="module")
-def whole_run(tiny, tmp_path_factory):
+def whole_run(tiny, once):
     """The folder of one run without a stop, in one process; and its output."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    done = run(sys.executable, RECIPE, *data_of(tiny), *SHORT, "--output_dir", folder)
-    assert done.returncode == 0, done.output[-3000:]
-    return folder, done.output
+
+    def train(folder):
+        done = run(sys.executable, RECIPE, *data_of(tiny), *SHORT, "--output_dir", folder)
+        assert done.returncode == 0, done.output[-3000:]
+        (folder / "output").write_text(done.output)
+
+    folder = once("whole_dpo", train)
+    return folder, (folder / "output").read_text()
 
 
 def test_it_learns_to_prefer_and_the_result_loads(whole_run):

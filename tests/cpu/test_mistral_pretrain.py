@@ -60,21 +60,27 @@ def recorded(path):
 
 
 @pytest.fixture(scope="module")
-def whole(tiny, tmp_path_factory):
+def whole(tiny, once):
     """A run that nothing stopped, and the documents of its batches."""
-    folder = tmp_path_factory.mktemp("whole")
-    done = train(tiny, folder / "run", "--eval_on_start", faults=[recorded(folder / "rows")])
-    assert done.returncode == 0, done.output[-3000:]
+
+    def launch(folder):
+        folder.mkdir()
+        done = train(tiny, folder / "run", "--eval_on_start", faults=[recorded(folder / "rows")])
+        assert done.returncode == 0, done.output[-3000:]
+
+    folder = once("whole_pretraining", launch)
     return folder / "run", rows_of(folder / "rows", 1)
 
 
 @pytest.fixture(scope="module")
-def stopped(tiny, tmp_path_factory):
+def stopped(tiny, once):
     """The same run, asked to stop in its seventh step."""
-    folder = tmp_path_factory.mktemp("stopped") / "run"
-    done = train(tiny, folder, "--eval_on_start", faults=[{"do": "SIGTERM", "at": "summed_loss", "step": 7}])
-    assert done.returncode == 75, done.output[-3000:]
-    return folder
+
+    def launch(folder):
+        done = train(tiny, folder, "--eval_on_start", faults=[{"do": "SIGTERM", "at": "summed_loss", "step": 7}])
+        assert done.returncode == 75, done.output[-3000:]
+
+    return once("stopped_pretraining", launch)
 
 
 def test_perplexity_falls_and_the_budget_is_kept(whole):

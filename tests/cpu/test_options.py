@@ -18,9 +18,10 @@ def train(tiny, output_dir, *options, rows=None, held_out=None):
 
 
 @pytest.fixture(scope="module")
-def plain(tiny, tmp_path_factory):
+def plain(tiny, once):
     """Losses without any option."""
-    return train(tiny, tmp_path_factory.mktemp("plain"))
+    steps, evaluations = read_metrics(once("plain", lambda folder: train(tiny, folder)))
+    return [line["loss"] for line in steps], evaluations[-1]["eval_loss"]
 
 
 @pytest.mark.parametrize("options", [

@@ -143,11 +143,9 @@ def row_of(planned, folder, tiny, output_dir, reference):
 
 
 @pytest.fixture(scope="module")
-def sound(tiny, tmp_path_factory):
+def sound(tiny, once):
     """The output folder of one process without a fault."""
-    output_dir = tmp_path_factory.mktemp("sound")
-    row_of(ONE_PROCESS, REPO, tiny, output_dir, output_dir)
-    return output_dir
+    return once("sound", lambda folder: row_of(ONE_PROCESS, REPO, tiny, folder, folder))
 
 
 @pytest.mark.parametrize("fault", FOUND_BY_PARITY)

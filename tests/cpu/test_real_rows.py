@@ -4,7 +4,6 @@ import json
 import math
 
 import pytest
-from filelock import FileLock
 from launching import read_metrics, rehearse
 
 CUTS = {"single": (1, ["8", "1"]), "fsdp": (2, ["2", "2"]), "deepspeed_zero3": (2, ["4", "1"])}
@@ -21,16 +20,16 @@ def train(config, gsm8k, model, output_dir, held_out):
 
 
 @pytest.fixture(scope="module")
-def reference(gsm8k, gsm8k_model, shared_tmp):
+def reference(gsm8k, gsm8k_model, shared_tmp, once):
     """The run in one process, launched once, and 64 held-out rows."""
-    folder, held_out = shared_tmp / "real_rows", shared_tmp / "held_out.jsonl"
-    with FileLock(f"{folder}.lock"):
-        if not (folder / "done").exists():
-            held_out.write_text("".join((gsm8k / "test.jsonl").read_text().splitlines(keepends=True)[:64]))
-            output = train("single", gsm8k, gsm8k_model, folder, held_out)
-            assert "7473, " in output and "64, 0 truncated" in output
-            (folder / "done").touch()
-    return held_out, read_metrics(folder)
+    held_out = shared_tmp / "held_out.jsonl"
+
+    def launch(folder):
+        held_out.write_text("".join((gsm8k / "test.jsonl").read_text().splitlines(keepends=True)[:64]))
+        output = train("single", gsm8k, gsm8k_model, folder, held_out)
+        assert "7473, " in output and "64, 0 truncated" in output
+
+    return held_out, read_metrics(once("real_rows", launch))
 
 
 @pytest.mark.parametrize("config", CUTS)
