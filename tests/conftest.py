@@ -1,5 +1,6 @@
 """Fixtures of all tests: a tiny model with its rows, made once a run, and the real rows where they are at hand."""
 
+import gc
 import json
 import os
 import runpy
@@ -20,6 +21,10 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 # One thread a process: several processes with two spinning threads each take turns on two cores, 50 times slower
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
+gc.disable()  # until all is imported: looking for garbage would take a fifth of that time
+import upstream  # noqa: E402  from recipes/
+
+upstream.start_faster()
 import parity  # noqa: E402  from scripts/
 from gpu import machine  # noqa: E402  from scripts/
 
@@ -104,6 +109,11 @@ def gsm8k_model(gsm8k, once):
         subprocess.run([sys.executable, *script, *shape], check=True, capture_output=True)
 
     return once("gsm8k", make) / "model"
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_report_header():

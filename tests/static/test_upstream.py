@@ -7,16 +7,36 @@ import torch
 import upstream
 from launching import REPO, run
 
-COMPILER = "torch._inductor.compile_fx"
+# What a recipe does with these libraries, and whether that imported torch's compiler and deepspeed
+USE = """
+import sys
+import torch
+import peft
+print("compiler", "torch._inductor.compile_fx" in sys.modules)
+from accelerate.utils.other import extract_model_from_parallel
+model = torch.nn.Linear(1, 1)
+assert extract_model_from_parallel(model) is model
+print("deepspeed", "deepspeed" in sys.modules)
+"""
+START_FASTER = "import sys; sys.path.append('recipes'); import upstream; upstream.start_faster()"
 
 
-@pytest.mark.parametrize(("imports", "compiler"), [
-    ("import bitsandbytes", True), ("import upstream; upstream.start_faster(); import peft", False),
-], ids=["by itself", "by the workaround"])
-def test_bitsandbytes_imports_the_compiler(imports, compiler):
-    code = f"import sys; sys.path.append('recipes'); {imports}; print('{COMPILER}' in sys.modules)"
-    done = run(sys.executable, "-c", code, cwd=REPO)
-    assert done.returncode == 0 and done.output.endswith(f"{compiler}\n"), done.output
+@pytest.mark.parametrize(("first", "imported"), [("", True), (START_FASTER, False)], ids=["without", "with"])
+def test_bitsandbytes_imports_the_compiler_and_accelerate_deepspeed(first, imported):
+    done = run(sys.executable, "-c", first + USE, cwd=REPO)
+    assert done.returncode == 0, done.output
+    assert f"compiler {imported}" in done.output and f"deepspeed {imported}" in done.output
+
+
+def test_where_deepspeed_is_there_its_engine_is_unwrapped_as_ever(monkeypatch):
+    from accelerate.utils import other
+
+    monkeypatch.setattr(other, "is_deepspeed_available", lambda: True)
+    upstream.ask_for_deepspeed_without_importing_it()
+    monkeypatch.setitem(sys.modules, "deepspeed", None)  # somebody has imported it
+    assert other.is_deepspeed_available()
+    monkeypatch.delitem(sys.modules, "deepspeed")
+    assert not other.is_deepspeed_available()
 
 
 def test_a_function_is_compiled_once_and_when_it_is_called(monkeypatch):
@@ -35,15 +55,3 @@ def test_a_function_is_compiled_once_and_when_it_is_called(monkeypatch):
 
     assert compiled == [] and torch.compile is compile_at_once
     assert [double(2), double(3)] == [4, 6] and compiled == [("double", {"dynamic": False})]
-
-
-@pytest.mark.parametrize(("imports", "deepspeed"), [
-    ("", True), ("import upstream; upstream.start_faster()", False),
-    ("import deepspeed, upstream; upstream.start_faster()", True),
-], ids=["by itself", "by the workaround", "where it is there"])
-def test_accelerate_imports_deepspeed_to_unwrap_a_model(imports, deepspeed):
-    code = (f"import sys; sys.path.append('recipes'); {imports}\nimport torch\n"
-            "from accelerate.utils.other import extract_model_from_parallel\nmodel = torch.nn.Linear(1, 1)\n"
-            "assert extract_model_from_parallel(model) is model\nprint('deepspeed' in sys.modules)")
-    done = run(sys.executable, "-c", code, cwd=REPO)
-    assert done.returncode == 0 and done.output.endswith(f"{deepspeed}\n"), done.output
