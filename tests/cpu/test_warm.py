@@ -25,7 +25,7 @@ CANARIES = [
 @pytest.mark.parametrize(("config", "weights"), CANARIES, ids=[" ".join(pair) for pair in CANARIES])
 def test_a_launch_gives_the_same_bits(config, weights, tiny, tmp_path, monkeypatch):
     ranks = parity.ranks_of(config, 2)
-    planned = parity.Run("strategies", config, ranks, *parity.CUT[ranks], weights)
+    planned = parity.Run("strategies", config, ranks, *parity.CUT[ranks], weights, flags=("--max_steps", "8"))
     for folder, program in (("warm", sys.executable), ("cold", INTERPRETER)):
         monkeypatch.setattr(sys, "executable", program)
         code, output = parity.launch(planned, tiny, tmp_path / folder)
