@@ -22,9 +22,6 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 gc.disable()  # until all is imported: looking for garbage would take a fifth of that time
-import upstream  # noqa: E402  from recipes/
-
-upstream.start_faster()
 import parity  # noqa: E402  from scripts/
 from gpu import machine  # noqa: E402  from scripts/
 
