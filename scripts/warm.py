@@ -409,6 +409,8 @@ def start(folder=None, owner=None):
     words = shlex.join([sys.executable, "-I", "-S", str(CLIENT), str(folder / "socket")])
     program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
     program.chmod(0o700)
+    if not os.access(program, os.X_OK):
+        raise OSError(f"no program can be started from {folder}")
     with open(folder / "log", "w") as log:
         subprocess.Popen(
             [sys.executable, __file__, "serve", str(folder), *([str(owner)] if owner else [])],
