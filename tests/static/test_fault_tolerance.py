@@ -352,6 +352,8 @@ class TestFinishedRun:
     def test_with_steps_left_or_without_its_result_it_goes_on(self, folder, arguments):
         arguments.output_dir = str(folder)
         (folder / "config.json").touch()
+        (folder / "model.safetensors.index.json").write_text('{"weight_map": ')
+        fault_tolerance.end_if_done(alone(1), arguments, {"step": 9}, 9)  # a damaged index is written again
         (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
         fault_tolerance.end_if_done(alone(1), arguments, {"step": 9}, 9)  # its weights are gone
         (folder / "model-1.safetensors").touch()
