@@ -97,7 +97,7 @@ class Lab:
         """Start the recipe. `before`: words of the command before it. The output is collected in the background."""
         command = [sys.executable]
         if job.config != "single":
-            command += [parity.ROOT / "scripts" / "rehearse.py", "--num_processes", job.ranks]
+            command += [parity.ROOT / "scripts" / "rehearse.py", "--device", "cpu", "--num_processes", job.ranks]
             command += ["--config_file", parity.CONFIGS / f"{job.config}.yaml"]
         command += [parity.ROOT / "scripts" / "faults.py", RECIPE.with_stem(job.recipe), *job.arguments, *flags]
         command += [*parity.data_of(self.tiny), *(["--model_name_or_path", model] if model else [])]

@@ -173,7 +173,7 @@ def data_of(tiny):
 
 def launch(run, tiny, folder):
     """Run the recipe into `folder`, with the shard report in report.json. Returns exit code and output."""
-    command = [sys.executable, ROOT / "scripts" / "rehearse.py", "--num_processes", run.ranks]
+    command = [sys.executable, ROOT / "scripts" / "rehearse.py", "--device", "cpu", "--num_processes", run.ranks]
     command += ["--config_file", CONFIGS / f"{run.config}.yaml", "--report", folder / "report.json"]
     command += ["--mixed_precision", run.precision]
     command += [ROOT / "recipes" / f"{run.recipe}.py", *run.arguments, *data_of(tiny), "--output_dir", folder]

@@ -46,7 +46,8 @@ def accelerate_launch(*arguments, **options):
 
 def rehearse(config, *arguments, num_processes=None, report=None, mixed_precision=None, script=RECIPE):
     """Rehearse a script under accelerate_configs/`config`.yaml on CPU ranks."""
-    command = [sys.executable, REPO / "scripts" / "rehearse.py", "--config_file", CONFIGS / f"{config}.yaml"]
+    command = [sys.executable, REPO / "scripts" / "rehearse.py", "--device", "cpu"]
+    command += ["--config_file", CONFIGS / f"{config}.yaml"]
     command += ["--num_processes", num_processes] if num_processes else []
     command += ["--report", report] if report else []
     command += ["--mixed_precision", mixed_precision] if mixed_precision else []
