@@ -271,9 +271,12 @@ def unknown_key(path, value, content, sections, kind, reason, engine=None):
         if home[:1] and home[0] in keys.SECTION_OF.values() and home[0] != keys.SECTION_OF.get(engine):
             return finding(kind, path, f"{reason}, which {engine} does not read", [drop(path)])
     if name in written_in(content, *home):
-        same = name == key and written_in(content, *home)[name] == value
-        fix = [drop(path)] if same else "delete one of the two" if name == key else f"delete it, or {name}"
-        return finding(kind, path, f"{reason}; {name} is written too", fix)
+        reason += f"; {name} is written too"
+        if name != key:  # misspelt
+            return finding(kind, path, reason, f"delete it, or {name}")
+        if written_in(content, *home)[name] == value:
+            return finding(kind, path, reason, [drop(path)])
+        return finding(kind, path, reason, "delete one of the two")
     if home == tuple(section):
         return finding(kind, path, reason, [rename(path, name)])
     return finding(kind, path, reason, [drop(path), put((*home, name), value)])
@@ -320,6 +323,7 @@ def check_values(content, config):
 
 
 def is_readable(key, value, kind):
+    """Whether accelerate can read a value."""
     try:
         read_value(key, value, kind)
     except ValueError:

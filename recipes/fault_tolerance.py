@@ -324,28 +324,28 @@ def end_as_done(accelerator, message):
 def keep_finished_model(accelerator, args):
     """End all ranks where a run is done whose checkpoints are gone: it would begin anew and replace its model. With 0
     if the call is that of the run, else with 64. Every rank takes part."""
-    folder, changed = Path(args.output_dir), None
+    folder, difference = Path(args.output_dir), None
     if accelerator.is_main_process and args.resume_from_checkpoint == "auto" and not args.dry_run:
         if read_status().get("state") == "done" and has_result(folder):
-            changed = differing_arguments(folder, args)
-    changed = broadcast_object_list([changed])[0]
-    if changed is None:
+            difference = difference_from_finished_run(folder, args)
+    difference = broadcast_object_list([difference])[0]
+    if difference is None:
         return
     anew = "For a new run pass another --output_dir, or --resume_from_checkpoint none to replace the model."
-    if changed:
-        leave(accelerator, 64, f"the finished run in {folder} had other values of {', '.join(changed)}, and no "
-                               f"checkpoint is left to go on from. {anew}")
+    if difference:
+        leave(accelerator, 64, f"the finished run in {folder} {difference}, and no checkpoint is left to go on from. {anew}")
     end_as_done(accelerator, f"Nothing is left to do: the run is done, and the model is in {folder}. {anew}")
 
 
-def differing_arguments(folder, args):
-    """Return the names of arguments in which a call differs from the run that wrote run.json."""
+def difference_from_finished_run(folder, args):
+    """Return in which arguments a call differs from the run that wrote run.json, in words; "" if it is the same call."""
     try:
         before = json.loads((folder / "run.json").read_text())["arguments"]
     except (OSError, ValueError, LookupError):
-        return ["run.json, which cannot be read"]
+        return "has no run.json that can be read"
     now = json.loads(json.dumps(vars(args)))
-    return [name for name in now if now[name] != before.get(name) and name != "allow_change"]
+    changed = [name for name in now if now[name] != before.get(name, now[name]) and name != "allow_change"]
+    return f"had other values of {', '.join(changed)}" if changed else ""
 
 
 # ---- Checkpoints ----

@@ -29,11 +29,16 @@ from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from unittest import mock
 
+COPY_ALL = 'copy all files that the section "Your own recipe" of README.md names, and install requirements.txt, or copy none'
 try:  # beside this file: how a run is called and what becomes of it; workarounds for other libraries
     import run_status
     import upstream
-except ModuleNotFoundError:
+except ModuleNotFoundError as error:
     run_status = upstream = None  # this file was copied alone
+    beside = [path.name for path in Path(__file__).parent.glob("*.py") if path.stem in ("fault_tolerance", "head_loss", "model_weights", "preflight", "run_status", "upstream")]
+    if beside:
+        print(f"error: {beside[0]} lies beside this recipe, and the module {error.name} is missing: {COPY_ALL}", file=sys.stderr)
+        sys.exit(64)
 
 
 def stop(code, *problems):
@@ -160,15 +165,8 @@ try:  # what keeps a run from being lost; what is refused and told at its start;
     import rows
 except ModuleNotFoundError as error:
     fault_tolerance = head_loss = model_weights = preflight = rows = None  # it trains without them
-    beside = [path.name for path in Path(__file__).parent.glob("*.py") if path.stem in ("fault_tolerance", "head_loss", "model_weights", "preflight", "run_status", "upstream")]
-    if beside:
-        text = (f"error: {beside[0]} lies beside this recipe, and the module {error.name} is missing: copy all files that "
-                "the section \"Your own recipe\" of README.md names, and install requirements.txt, or copy none")
-        print(text, file=sys.stderr)
-        if "TORCHELASTIC_ERROR_FILE" in os.environ:  # from which the launcher takes the last words of its report
-            told = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": "0"}}
-            Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps({"message": told}))
-        sys.exit(64)
+    if run_status:
+        stop(64, f"run_status.py lies beside this recipe, and the module {error.name} is missing: {COPY_ALL}")
 
 ROW_FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}  # EDIT: yours, {prompt's column: answer's}, besides messages
 LOGITS_SHARE = 1 / 64  # of a GPU's memory, for fp32 logits at a time: 1.25 GiB of 80; the loss takes about three times that for a moment

@@ -64,8 +64,11 @@ def parse_args():
 
 
 # ---- What runs ----
-def explain(content, config, findings, deepspeed=None):
-    """What a config really does, as {aspect: words}; no more than that if nothing would run."""
+def explain(content, config, findings, deepspeed=None, recipes=False):
+    """What a config really does, as {aspect: words}; no more than that if nothing would run.
+
+    recipes: say it of these recipes, which reduce gradients in fp32 and under FSDP in each micro-batch, and not of
+    accelerate by itself."""
     if any(item.kind == STOPS for item in findings):
         return {"runs": "nothing: accelerate or DeepSpeed stops, see below"}
     facts, strategy, machines = strategy_of(config), strategy_run(config), config["num_machines"]
@@ -76,9 +79,9 @@ def explain(content, config, findings, deepspeed=None):
     if ranks == 1 and facts["engine"] != "single":
         processes = "1, so that nothing is split; --num_processes N for more"
     words = {"runs": names[facts["engine"]], "processes": processes}
-    words |= shares(config, facts, strategy, ranks, machines)
+    words |= shares(config, facts, strategy, ranks, machines, recipes)
     words["state"] = place_of_state(config, facts)
-    words["precision"] = precision(config["mixed_precision"], facts["engine"])
+    words["precision"] = precision(config["mixed_precision"], facts["engine"], recipes)
     if facts["engine"].startswith("fsdp"):
         default = "FULL_STATE_DICT" if facts["engine"] == "fsdp1" else "SHARDED_STATE_DICT"
         words["checkpoints"] = config["fsdp_config"].get("fsdp_state_dict_type", default)
@@ -89,7 +92,7 @@ def explain(content, config, findings, deepspeed=None):
     return words
 
 
-def shares(config, facts, strategy, ranks, machines):
+def shares(config, facts, strategy, ranks, machines, recipes):
     """What each process holds of parameters, gradients and optimizer state, in words."""
     several = ranks if ranks > 1 else 2  # for one process: what N would hold
     words = {}
@@ -104,7 +107,8 @@ def shares(config, facts, strategy, ranks, machines):
             "for the forward and again for the backward pass, freed after each")
         words["parameters"] += "; small tensors whole" if facts["engine"] == "zero" else ""
     if words["gradients"].startswith("1/") and facts["engine"] != "zero":
-        words["gradients"] += "; whole between the micro-batches of an accumulation"
+        when = "reduced in each of" if recipes else "whole between"
+        words["gradients"] += f"; {when} the micro-batches of an accumulation"
     if words["optimizer"].startswith("1/") and strategy == "ZeRO-1":
         words["gradients"] += "; for the step each keeps its own share"
     del words["master"]
@@ -122,25 +126,17 @@ def place_of_state(config, facts):
     return f"{', '.join(moved)}; the rest on the GPU" if moved else "on the GPU"
 
 
-def precision(kind, engine):
+def precision(kind, engine, recipes):
     """What is computed and kept in which type, in words."""
     if kind == "no":
         return "not mixed: all in the type of the weights as loaded"
     if engine == "zero":
-        return f"{kind} weights, gradients and computation; fp32 master weights in the optimizer"
+        reduced = "; gradients are reduced in fp32" if recipes else ""
+        return f"{kind} weights, gradients and computation; fp32 master weights in the optimizer{reduced}"
     if engine.startswith("fsdp"):
-        return f"computes and communicates in {kind}; trained weights, gradients and optimizer state rest in fp32"
+        does = f"computes in {kind}, reduces gradients in fp32" if recipes else f"computes and communicates in {kind}"
+        return f"{does}; trained weights, gradients and optimizer state rest in fp32"
     return f"computes in {kind} (autocast); weights, gradients and optimizer in the type of the weights as loaded"
-
-
-def recipes_own(words, kind):
-    """What these recipes do otherwise than accelerate by itself: gradients are reduced in fp32, and under FSDP in each
-    micro-batch."""
-    own = {"gradients": words["gradients"].replace("; whole between", "; reduced in each of")}
-    if kind != "no":
-        own["precision"] = words["precision"].replace("computes and communicates in", "computes in")
-        own["precision"] += "; the recipes reduce gradients in fp32"
-    return own
 
 
 def no_effect(content, config, deepspeed=None):
@@ -173,10 +169,7 @@ def check_file(file, ranks=None, recipes=False):
     content = file.content
     if file.deepspeed is file:
         content = {"deepspeed_config": {}}
-    words = explain(content, config, findings, file.deepspeed and file.deepspeed.content)
-    if recipes and "gradients" in words:
-        words |= recipes_own(words, config["mixed_precision"])
-    return findings, words
+    return findings, explain(content, config, findings, file.deepspeed and file.deepspeed.content, recipes)
 
 
 def is_possible(edit, content):

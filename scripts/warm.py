@@ -48,7 +48,7 @@ from warm_python import namespaces
 
 ROOT = Path(__file__).resolve().parents[1]
 CLIENT = Path(__file__).with_name("warm_python.py")
-LEAVE = os._exit  # itself, whatever a script puts in its place
+EXIT_AT_ONCE = os._exit  # itself, whatever a script puts in its place
 IDLE = 30 * 60  # seconds without a request after which a server that was started by hand ends
 # Set for the imports alone
 AT_IMPORT = {
@@ -201,7 +201,7 @@ def end(code):
         if code < 0:
             signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
-        LEAVE(code & 255)
+        EXIT_AT_ONCE(code & 255)
 
 
 # ---- The server ----
@@ -249,7 +249,7 @@ class Server:
         try:
             _, streams, _, _ = socket.recv_fds(connection, 1, 3)
             request = Request(**json.loads(connection.makefile().readline()))
-        except (OSError, ValueError):  # a client that was killed meanwhile
+        except (OSError, ValueError, TypeError):  # a client that was killed meanwhile, or of another version
             connection.close()
         else:
             self.decide(request, streams, connection)
@@ -294,16 +294,16 @@ class Server:
     def fork(self, request, streams, connection):
         pid = os.fork()
         if pid == 0:
-            self.leave(connection)
+            self.close_in_child(connection)
             request.environment.update(self.set_by_imports)
             become(request, streams, self.program)
         job = Job(pid, os.pidfd_open(pid), connection)
         self.jobs[pid] = job
-        self.selector.register(job.pidfd, selectors.EVENT_READ, lambda: self.end(job))
-        self.selector.register(job.connection, selectors.EVENT_READ, lambda: self.abandon(job))
+        self.selector.register(job.pidfd, selectors.EVENT_READ, lambda: self.report_end(job))
+        self.selector.register(job.connection, selectors.EVENT_READ, lambda: self.kill_abandoned(job))
         send(connection, pid=pid)
 
-    def leave(self, connection):
+    def close_in_child(self, connection):
         """In a new process, close what is the server's."""
         self.selector.close()
         self.listener.close()
@@ -314,8 +314,8 @@ class Server:
         if self.owner:
             os.close(self.owner)
 
-    def end(self, job):
-        """A process has ended."""
+    def report_end(self, job):
+        """Tell a client how its process ended."""
         _, status = os.waitpid(job.pid, 0)
         send(job.connection, status=os.waitstatus_to_exitcode(status))
         self.selector.unregister(job.pidfd)
@@ -325,8 +325,8 @@ class Server:
         job.connection.close()
         del self.jobs[job.pid]
 
-    def abandon(self, job):
-        """A client was killed: what it stands for goes with it."""
+    def kill_abandoned(self, job):
+        """End a process whose client was killed."""
         self.selector.unregister(job.connection)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(job.pid, signal.SIGKILL)

@@ -26,18 +26,20 @@ def test_a_copied_recipe_trains(companions, tiny, tmp_path):
     assert len(list((tmp_path / "run").glob("checkpoint-*"))) == (2 if companions else 0)
 
 
-def test_a_copy_with_some_of_its_companions_stops_and_names_the_missing_one(tiny, tmp_path):
+@pytest.mark.parametrize("missing", ["run_status", "upstream", "model_weights", "varlen"])
+def test_a_copy_with_some_of_its_companions_stops_and_names_the_missing_one(missing, tiny, tmp_path):
     shutil.copy(REPO / "recipes" / "llama.py", tmp_path / "train.py")
     for name in COMPANIONS:
-        if name != "model_weights":
+        if name != missing:
             shutil.copy(REPO / "recipes" / f"{name}.py", tmp_path)
     told = tmp_path / "told.json"  # as several ranks have it, whose launcher's report comes last
     done = run(sys.executable, "train.py", *data_of(tiny), "--output_dir", "run", cwd=tmp_path,
                env=os.environ | {"TORCHELASTIC_ERROR_FILE": str(told)})
     assert done.returncode == 64, done.output[-3000:]
-    says = " lies beside this recipe, and the module model_weights is missing: copy all"
-    assert says in done.output and says in json.loads(told.read_text())["message"]["extraInfo"]["py_callstack"]
-    assert "Traceback" not in done.output and not (tmp_path / "run").exists()
+    says = f" lies beside this recipe, and the module {missing} is missing: copy all"
+    assert says in done.output and "Traceback" not in done.output and not (tmp_path / "run").exists()
+    if missing not in ("run_status", "upstream"):  # by which it tells the launcher
+        assert says in json.loads(told.read_text())["message"]["extraInfo"]["py_callstack"]
 
 
 NAN_LOSS, INF_GRADIENT = {"do": "nan", "row": 17}, {"do": "inf gradient", "call": 6}

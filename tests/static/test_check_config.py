@@ -842,3 +842,15 @@ def test_the_rehearsal_refuses_what_accelerate_would_ignore(tmp_path, monkeypatc
     for path in SHIPPED:  # and takes the rest for what it is
         written = yaml.safe_load(path.read_text())
         assert rehearse.strategy_of(rehearse.read_config(parser, path)) == rehearse.strategy_of(written)
+
+
+@pytest.mark.parametrize(("config", "by_itself", "with_recipes"), [
+    ("fsdp2_full_shard", "computes and communicates in bf16", "computes in bf16, reduces gradients in fp32"),
+    ("deepspeed_zero2", "fp32 master weights in the optimizer", "gradients are reduced in fp32"),
+])
+def test_what_the_recipes_reduce_in_is_said_of_the_recipes_alone(config, by_itself, with_recipes):
+    file = check_config.load(CONFIGS / f"{config}.yaml")
+    for recipes in (False, True):
+        words = check_config.check_file(file, recipes=recipes)[1]
+        assert (with_recipes in words["precision"]) == recipes
+        assert by_itself in words["precision"] or recipes
