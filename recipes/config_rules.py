@@ -17,7 +17,12 @@ from itertools import count
 import accelerate_keys as keys
 import yaml
 
-STOPS, IGNORED, COSTS, ADVICE = "stops", "ignored", "costs", "advice"  # what accelerate and DeepSpeed do
+STOPS, IGNORED, COSTS, ADVICE = (
+    "stops",
+    "ignored",
+    "costs",
+    "advice",
+)  # what accelerate and DeepSpeed do
 UNSAVED, RECIPE, UNTESTED = "unsaved", "recipe", "untested"  # what these recipes want
 SEVERITY = {  # for anybody's file, and for one that these recipes are to run under
     STOPS: ("error", "error"),  # accelerate or DeepSpeed ends
@@ -29,18 +34,32 @@ SEVERITY = {  # for anybody's file, and for one that these recipes are to run un
     ADVICE: ("info", "info"),
 }
 WISHES = (RECIPE, UNTESTED)  # which say nothing about somebody else's script
-SHARDING_KEY = {1: "fsdp_sharding_strategy", 2: "fsdp_reshard_after_forward"}  # the one that each FSDP version reads
-YAML_KEYS = {(): (*keys.TOP_LEVEL, *keys.SECTIONS), **{(name,): tuple(known) for name, known in keys.SECTIONS.items()}}
+SHARDING_KEY = {
+    1: "fsdp_sharding_strategy",
+    2: "fsdp_reshard_after_forward",
+}  # the one that each FSDP version reads
+YAML_KEYS = {
+    (): (*keys.TOP_LEVEL, *keys.SECTIONS),
+    **{(name,): tuple(known) for name, known in keys.SECTIONS.items()},
+}
 SECTION_NAMES = {(): tuple(keys.SECTIONS)}
 SUGGESTIONS = 100  # unknown keys of a file that a right name is sought for
 OFFLOADS = {"offload_optimizer": 1, "offload_param": 3}  # from which ZeRO stage on
 OWNED = "the recipes take it from their command line: {}"
 LOST_SAVE = "without it accelerator.get_state_dict fails at the final save, after the training"
 # All that PyYAML raises
-UNREADABLE = (
-    yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
-OTHER_WORDS = {"ddp": "MULTI_GPU", "tpu": "XLA", "zero": "DEEPSPEED", "fp32": "no", "float32": "no",
-               "bfloat16": "bf16", "float16": "fp16", "gpu": "none", "cuda": "none"}  # that people write for a value
+UNREADABLE = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
+OTHER_WORDS = {
+    "ddp": "MULTI_GPU",
+    "tpu": "XLA",
+    "zero": "DEEPSPEED",
+    "fp32": "no",
+    "float32": "no",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "gpu": "none",
+    "cuda": "none",
+}  # that people write for a value
 
 
 @dataclass
@@ -122,12 +141,20 @@ def read_value(key, value, kind):
         return keys.TRUTHS[word]
     if kind == keys.INT and not isinstance(value, bool):
         return int(str(value))
-    if kind == keys.TEXT and not isinstance(value, list) and (key != "gpu_ids" or isinstance(value, str)):
+    if (
+        kind == keys.TEXT
+        and not isinstance(value, list)
+        and (key != "gpu_ids" or isinstance(value, str))
+    ):
         return value
     if kind in (keys.LIST, None):
         return value
     for choice in choices_of(kind):
-        if str(value) == str(choice) or word == str(choice).lower() and key not in keys.CASE_MATTERS:
+        if (
+            str(value) == str(choice)
+            or word == str(choice).lower()
+            and key not in keys.CASE_MATTERS
+        ):
             return choice
     raise ValueError
 
@@ -150,15 +177,25 @@ def written_in(content, *path):
     for key in path:
         content = content.get(key) if isinstance(content, dict) else None
     section = path[0] if path else ""
-    return {full_name(section, key): value for key, value in content.items()} if isinstance(content, dict) else {}
+    return (
+        {full_name(section, key): value for key, value in content.items()}
+        if isinstance(content, dict)
+        else {}
+    )
 
 
 def known_values(content):
     """Yield (path, value, kind) of every known key, under its full name."""
-    yield from (((key,), value, keys.TOP_LEVEL[key]) for key, value in content.items() if key in keys.TOP_LEVEL)
+    yield from (
+        ((key,), value, keys.TOP_LEVEL[key])
+        for key, value in content.items()
+        if key in keys.TOP_LEVEL
+    )
     for section, known in keys.SECTIONS.items():
         written = written_in(content, section)
-        yield from (((section, key), value, known[key]) for key, value in written.items() if key in known)
+        yield from (
+            ((section, key), value, known[key]) for key, value in written.items() if key in known
+        )
 
 
 def as_read(content, deepspeed=None):
@@ -170,10 +207,14 @@ def as_read(content, deepspeed=None):
     for (*section, key), value, kind in known_values(content):
         try:
             if value is not None:
-                (config.setdefault(section[0], {}) if section else config)[key] = read_value(key, value, kind)
+                (config.setdefault(section[0], {}) if section else config)[key] = read_value(
+                    key, value, kind
+                )
         except ValueError:
             pass
-    config["num_machines"] = max(config["num_machines"], 1)  # the launcher asks whether there are several
+    config["num_machines"] = max(
+        config["num_machines"], 1
+    )  # the launcher asks whether there are several
     if content.get("distributed_type", True) in (None, False):  # empty, or a bare NO
         config["distributed_type"] = "NO"
     if deepspeed is not None:
@@ -197,7 +238,9 @@ def strategy_of(config):
     """What an accelerate YAML asks for: engine, strategy or stage, mesh, and the offload keys that are on."""
     fsdp, zero = config.get("fsdp_config") or {}, config.get("deepspeed_config") or {}
     mesh = config.get("parallelism_config") or {}
-    engine = {"FSDP": f"fsdp{fsdp.get('fsdp_version', 1)}", "DEEPSPEED": "zero"}.get(config["distributed_type"])
+    engine = {"FSDP": f"fsdp{fsdp.get('fsdp_version', 1)}", "DEEPSPEED": "zero"}.get(
+        config["distributed_type"]
+    )
     if engine is None:
         engine = "ddp" if str(config["distributed_type"]).startswith("MULTI") else "single"
     return {
@@ -206,14 +249,20 @@ def strategy_of(config):
         "stage": zero.get("zero_stage", 2) if engine == "zero" else None,
         "replicas": mesh.get("parallelism_config_dp_replicate_size", 1),
         "shards": mesh.get("parallelism_config_dp_shard_size", 0),
-        "offload": [key for key, value in {**fsdp, **zero}.items()
-                    if "offload" in key and "activation" not in key and value in (True, "cpu")],
+        "offload": [
+            key
+            for key, value in {**fsdp, **zero}.items()
+            if "offload" in key and "activation" not in key and value in (True, "cpu")
+        ],
     }
 
 
 def mesh_sizes(config):
     """Sizes of the mesh in parallelism_config, 1 where nothing is written."""
-    mesh, kinds = config.get("parallelism_config", {}), ("dp_replicate", "dp_shard", "tp", "cp", "sp")
+    mesh, kinds = (
+        config.get("parallelism_config", {}),
+        ("dp_replicate", "dp_shard", "tp", "cp", "sp"),
+    )
     return {kind: mesh.get(f"parallelism_config_{kind}_size", 1) for kind in kinds}
 
 
@@ -223,7 +272,9 @@ def strategy_run(config):
     if facts["engine"] == "fsdp2":
         strategy = config["fsdp_config"][SHARDING_KEY[2]]
         hybrid = {"FULL_SHARD": "HYBRID_SHARD", "SHARD_GRAD_OP": "HYBRID_SHARD_ZERO2"}
-        return hybrid.get(strategy, strategy) if mesh_sizes(config)["dp_replicate"] > 1 else strategy
+        return (
+            hybrid.get(strategy, strategy) if mesh_sizes(config)["dp_replicate"] > 1 else strategy
+        )
     return facts["strategy"] or ("NO_SHARD", "ZeRO-1", "ZeRO-2", "FULL_SHARD")[facts["stage"] or 0]
 
 
@@ -239,7 +290,9 @@ def nearest(section, key, sections, likeness=0.6):
     for home, names in own_first:
         prefix = os.path.commonprefix(names)
         short = {name.removeprefix(prefix): name for name in names}
-        close = get_close_matches(wanted, [*names, *short], 1, likeness if home == section else 0.75)
+        close = get_close_matches(
+            wanted, [*names, *short], 1, likeness if home == section else 0.75
+        )
         if close:
             return home, short.get(close[0], close[0])
     return None, None
@@ -252,7 +305,9 @@ def unknown_key(path, value, content, sections, kind, reason, engine=None):
         place = ("deepspeed_config", key)
         if engine == "DEEPSPEED" and key in keys.SECTIONS[place[0]] and place != tuple(path):
             if key in written_in(content, place[0]):
-                return finding(kind, path, f"{reason}; {'.'.join(place)} is written too", [drop(path)])
+                return finding(
+                    kind, path, f"{reason}; {'.'.join(place)} is written too", [drop(path)]
+                )
             edits = [drop(path), put(place, value)]
             return finding(kind, path, f"{reason}; its place is {place[0]}", edits)
         reason = f"{reason}; {OWNED.format(keys.OWNED_BY_THE_RECIPE[key])}"
@@ -261,14 +316,22 @@ def unknown_key(path, value, content, sections, kind, reason, engine=None):
         new = keys.REMOVED[path]
         reason += "; older versions knew this one"
         return finding(kind, path, reason, f"{new}, or delete it" if new else [drop(path)])
-    likeness = 0.85 if sections is SECTION_NAMES else 0.6  # their common ending alone makes them alike
+    likeness = (
+        0.85 if sections is SECTION_NAMES else 0.6
+    )  # their common ending alone makes them alike
     home, name = nearest(tuple(section), str(key), tuple(sections.items()), likeness)
     if name is None:
         single = sections and not isinstance(value, dict)
-        return finding(kind, path, reason, [drop(path)] if single else "delete it, or its right name")
+        return finding(
+            kind, path, reason, [drop(path)] if single else "delete it, or its right name"
+        )
     if home != tuple(section):
         reason += f"; its place is {'.'.join(home) or 'the top level'}"
-        if home[:1] and home[0] in keys.SECTION_OF.values() and home[0] != keys.SECTION_OF.get(engine):
+        if (
+            home[:1]
+            and home[0] in keys.SECTION_OF.values()
+            and home[0] != keys.SECTION_OF.get(engine)
+        ):
             return finding(kind, path, f"{reason}, which {engine} does not read", [drop(path)])
     if name in written_in(content, *home):
         reason += f"; {name} is written too"
@@ -288,7 +351,10 @@ def check_names(content, config):
     for key, value in content.items():
         if key not in keys.TOP_LEVEL and key not in keys.SECTIONS:
             names = SECTION_NAMES if isinstance(value, dict) else YAML_KEYS
-            reason, names = "accelerate refuses unknown keys here", names if next(sought) < SUGGESTIONS else {}
+            reason, names = (
+                "accelerate refuses unknown keys here",
+                names if next(sought) < SUGGESTIONS else {},
+            )
             yield unknown_key((key,), value, content, names, STOPS, reason, engine)
         elif key in keys.SECTIONS and not isinstance(value, dict | None):
             yield finding(STOPS, (key,), "is a section", "keys below it, indented")
@@ -296,21 +362,28 @@ def check_names(content, config):
         for key, value in content[section].items():
             full = full_name(section, key)
             if full not in keys.SECTIONS[section]:
-                reason, names = "no such key: accelerate says nothing", YAML_KEYS if next(sought) < SUGGESTIONS else {}
+                reason, names = (
+                    "no such key: accelerate says nothing",
+                    YAML_KEYS if next(sought) < SUGGESTIONS else {},
+                )
                 yield unknown_key((section, key), value, content, names, IGNORED, reason, engine)
             elif full != key and full in content[section]:
                 reason = f"{full} is written too: the last one counts"
                 yield finding(IGNORED, (section, key), reason, "one of them")
             elif full != key:
                 path = (section, key)
-                yield finding(COSTS, path, "only the launcher completes this name", [rename(path, full)])
+                yield finding(
+                    COSTS, path, "only the launcher completes this name", [rename(path, full)]
+                )
 
 
 def check_values(content, config):
     """Values that accelerate cannot read."""
     for path, value, kind in known_values(content):
         key = path[-1]
-        if value is None and (len(path) == 1 or path[0] == "deepspeed_config" or key in keys.MAY_BE_EMPTY):
+        if value is None and (
+            len(path) == 1 or path[0] == "deepspeed_config" or key in keys.MAY_BE_EMPTY
+        ):
             continue
         try:
             number = read_value(key, value, kind)
@@ -319,7 +392,9 @@ def check_values(content, config):
             yield unreadable(path, value, said_as, "num_processes" in content)
         else:
             if kind == keys.INT and isinstance(value, str):
-                yield finding(COSTS, path, "text, where some readers want a number", [put(path, number)])
+                yield finding(
+                    COSTS, path, "text, where some readers want a number", [put(path, number)]
+                )
 
 
 def is_readable(key, value, kind):
@@ -344,7 +419,12 @@ def unreadable(path, value, kind, has_processes):
     choices = {str(choice).lower(): choice for choice in choices_of(kind)}
     if value is False and "no" in choices:
         works = path == ("distributed_type",) and has_processes
-        return finding(COSTS if works else STOPS, path, "a bare no is false in YAML", [put(path, choices["no"])])
+        return finding(
+            COSTS if works else STOPS,
+            path,
+            "a bare no is false in YAML",
+            [put(path, choices["no"])],
+        )
     word = str(value).lower()
     close = [OTHER_WORDS[word]] if word in OTHER_WORDS else get_close_matches(word, choices, 1)
     meant = choices.get(close[0].lower()) if close else None
@@ -357,7 +437,11 @@ def unreadable(path, value, kind, has_processes):
 def check_engine(content, config):
     """The engine against the sections of the file, of which it reads one at most."""
     engine, path = config.get("distributed_type"), "distributed_type"
-    others = {kind: section for kind, section in keys.SECTION_OF.items() if kind != engine and content.get(section)}
+    others = {
+        kind: section
+        for kind, section in keys.SECTION_OF.items()
+        if kind != engine and content.get(section)
+    }
     fix = [put(path, *others)] if len(others) == 1 else "one of FSDP, DEEPSPEED, MULTI_GPU, NO"
     if path not in content:
         yield finding(STOPS, path, "missing", fix)
@@ -367,43 +451,90 @@ def check_engine(content, config):
         for section in others.values():
             yield finding(IGNORED, section, f"{engine} runs and does not read it", [drop(section)])
     elif engine and others:
-        yield finding(IGNORED, path, f"{engine} runs and does not read {' or '.join(others.values())}", fix)
+        yield finding(
+            IGNORED, path, f"{engine} runs and does not read {' or '.join(others.values())}", fix
+        )
     elif engine == "NO" and config.get("num_processes", 1) > 1:
-        yield finding(IGNORED, path, f"one process runs, not {config['num_processes']}", [put(path, "MULTI_GPU")])
+        yield finding(
+            IGNORED,
+            path,
+            f"one process runs, not {config['num_processes']}",
+            [put(path, "MULTI_GPU")],
+        )
     elif engine in ("XLA", "MEGATRON_LM", "MULTI_CPU"):
         yield finding(UNTESTED, path, f"the recipes are not tested under {engine}", fix)
 
 
 def check_processes(content, config):
     """Processes, machines, their addresses and GPUs, and what the launcher does not take from the file."""
-    engine, ranks, machines = config.get("distributed_type"), config.get("num_processes", -1), config["num_machines"]
+    engine, ranks, machines = (
+        config.get("distributed_type"),
+        config.get("num_processes", -1),
+        config["num_machines"],
+    )
     written = content.get("num_machines")
     if type(written) is int and written < 1:
-        yield finding(COSTS, "num_machines", f"{written}: one machine runs", [put("num_machines", 1)])
+        yield finding(
+            COSTS, "num_machines", f"{written}: one machine runs", [put("num_machines", 1)]
+        )
     if ranks == -1 and engine not in ("NO", None) and "num_processes" not in content:
-        yield finding(COSTS, "num_processes", "missing: the launcher wants --num_processes", "a number, or the flag")
+        yield finding(
+            COSTS,
+            "num_processes",
+            "missing: the launcher wants --num_processes",
+            "a number, or the flag",
+        )
     elif ranks != -1 and ranks // machines < 1:
-        yield finding(STOPS, "num_processes", f"{ranks} processes on {machines} machines", "at least one on each")
+        yield finding(
+            STOPS,
+            "num_processes",
+            f"{ranks} processes on {machines} machines",
+            "at least one on each",
+        )
     elif ranks % machines and ranks != -1:
         reason = f"{machines} machines start {ranks // machines} each: {ranks // machines * machines} run"
         yield finding(IGNORED, "num_processes", reason, "a multiple of num_machines")
     if not 0 <= config["machine_rank"] < machines:
-        yield finding(STOPS, "machine_rank", "the machines would wait for one another", f"0 to {machines - 1}")
+        yield finding(
+            STOPS, "machine_rank", "the machines would wait for one another", f"0 to {machines - 1}"
+        )
     least = 2 if machines == 1 and str(engine).startswith("MULTI") else 1
     ids, needed = config["gpu_ids"], max(ranks // machines, least)
     if ids != "all" and engine not in ("MULTI_CPU", "XLA") and len(ids.split(",")) < needed:
-        yield finding(STOPS, "gpu_ids", f"{needed} processes on a machine need as many GPUs", "more of them, or all")
-    address = ("main_process_ip", "main_process_port")[: 2 if engine in ("NO", "MULTI_CPU") else 1]  # else port 29500
+        yield finding(
+            STOPS,
+            "gpu_ids",
+            f"{needed} processes on a machine need as many GPUs",
+            "more of them, or all",
+        )
+    address = ("main_process_ip", "main_process_port")[
+        : 2 if engine in ("NO", "MULTI_CPU") else 1
+    ]  # else port 29500
     if machines > 1 and not all(config.get(key) for key in address):
-        yield finding(COSTS, "num_machines", "no address to meet at", f"{' and '.join(address)}, or the flags")
+        yield finding(
+            COSTS, "num_machines", "no address to meet at", f"{' and '.join(address)}, or the flags"
+        )
     launcher = config["deepspeed_config"]["deepspeed_multinode_launcher"]
     hosts = launcher == "standard" or config["deepspeed_config"].get("deepspeed_hostfile")
     if machines > 1 and engine == "DEEPSPEED" and not hosts:
-        yield finding(IGNORED, "num_machines", "without a deepspeed_hostfile DeepSpeed trains on this machine alone",
-                      "deepspeed_multinode_launcher: standard and a launch on each machine, or a deepspeed_hostfile")
+        yield finding(
+            IGNORED,
+            "num_machines",
+            "without a deepspeed_hostfile DeepSpeed trains on this machine alone",
+            "deepspeed_multinode_launcher: standard and a launch on each machine, or a deepspeed_hostfile",
+        )
     for key, idle in keys.COMMAND_LINE_ONLY.items():
-        if idle is not None and config.get(key, idle) != idle and (machines > 1 or key != "rdzv_backend"):
-            yield finding(COSTS, key, "accelerate launch never takes it from the file", f"the flag --{key} instead")
+        if (
+            idle is not None
+            and config.get(key, idle) != idle
+            and (machines > 1 or key != "rdzv_backend")
+        ):
+            yield finding(
+                COSTS,
+                key,
+                "accelerate launch never takes it from the file",
+                f"the flag --{key} instead",
+            )
 
 
 def check_mesh(content, config):
@@ -411,19 +542,37 @@ def check_mesh(content, config):
     if not content.get("parallelism_config"):
         return
     path, engine, sizes = "parallelism_config", config.get("distributed_type"), mesh_sizes(config)
-    version, ranks, product = config["fsdp_config"]["fsdp_version"], config.get("num_processes", -1), 1
+    version, ranks, product = (
+        config["fsdp_config"]["fsdp_version"],
+        config.get("num_processes", -1),
+        1,
+    )
     for kind, size in sizes.items():
         product *= size
         if size < 1:
             yield finding(STOPS, f"{path}.{path}_{kind}_size", "a group has members", "1 or more")
         if size > 1 and kind in ("tp", "cp", "sp"):
-            yield finding(RECIPE, f"{path}.{path}_{kind}_size", "the recipes shard and replicate alone", "1")
+            yield finding(
+                RECIPE, f"{path}.{path}_{kind}_size", "the recipes shard and replicate alone", "1"
+            )
     if engine == "FSDP" and version == 1:
-        yield finding(STOPS, path, "FSDP1 takes no mesh", "fsdp_version: 2, or HYBRID_SHARD without a mesh")
+        yield finding(
+            STOPS, path, "FSDP1 takes no mesh", "fsdp_version: 2, or HYBRID_SHARD without a mesh"
+        )
     elif engine == "FSDP" and sizes["dp_shard"] == sizes["cp"] == 1:
-        yield finding(STOPS, path, "FSDP2 has nothing to shard over", "a parallelism_config_dp_shard_size above 1")
+        yield finding(
+            STOPS,
+            path,
+            "FSDP2 has nothing to shard over",
+            "a parallelism_config_dp_shard_size above 1",
+        )
     elif engine == "FSDP" and ranks not in (-1, product):
-        yield finding(STOPS, path, f"its sizes multiply to {product}, num_processes is {ranks}", "make them equal")
+        yield finding(
+            STOPS,
+            path,
+            f"its sizes multiply to {product}, num_processes is {ranks}",
+            "make them equal",
+        )
     elif str(engine).startswith("MULTI") and sizes["dp_shard"] > 1:
         edits = [put("distributed_type", "FSDP"), put("fsdp_config.fsdp_version", 2)]
         yield finding(IGNORED, path, "DDP runs and shards nothing", edits)
@@ -456,10 +605,15 @@ def check_fsdp(content, config):
         yield finding(IGNORED, path, "missing: FSDP1 runs, FULL_SHARD", [put(path, 2)])
         return
     if "fsdp_version" not in written:
-        yield finding(COSTS, path, "missing: FSDP1 runs; `accelerate config` writes 2", [put(path, 1)])
+        yield finding(
+            COSTS, path, "missing: FSDP1 runs; `accelerate config` writes 2", [put(path, 1)]
+        )
     yield from check_sharding(written, config)
     whole, path = strategy_run(config) == "NO_SHARD", at + "fsdp_auto_wrap_policy"
-    if not whole and str(written.get("fsdp_auto_wrap_policy", "NO_WRAP")).upper() in ("NO_WRAP", "NONE"):
+    if not whole and str(written.get("fsdp_auto_wrap_policy", "NO_WRAP")).upper() in (
+        "NO_WRAP",
+        "NONE",
+    ):
         reason = "the model is one unit: each process gathers all of it at once"
         yield finding(COSTS, path, reason, [put(path, "TRANSFORMER_BASED_WRAP")])
     saves, path = fsdp.get("fsdp_state_dict_type"), at + "fsdp_state_dict_type"
@@ -467,44 +621,81 @@ def check_fsdp(content, config):
         reason = "deprecated in torch; ddp.yaml holds the same and takes adapters"
         yield finding(ADVICE, at + SHARDING_KEY[1], reason)
     if whole and saves == "SHARDED_STATE_DICT":
-        yield finding(COSTS, path, "there are no shards: torch warns and falls back", [put(path, "FULL_STATE_DICT")])
+        yield finding(
+            COSTS,
+            path,
+            "there are no shards: torch warns and falls back",
+            [put(path, "FULL_STATE_DICT")],
+        )
     if version == 2 and saves == "LOCAL_STATE_DICT":
         yield finding(STOPS, path, "FSDP2 has none", [put(path, "SHARDED_STATE_DICT")])
     if version == 2 and fsdp.get("fsdp_forward_prefetch"):
         path = at + "fsdp_forward_prefetch"
         yield finding(COSTS, path, "FSDP2 does not read it: nothing is prefetched so", [drop(path)])
-    sync, ram, again = "fsdp_sync_module_states", "fsdp_cpu_ram_efficient_loading", "fsdp_activation_checkpointing"
+    sync, ram, again = (
+        "fsdp_sync_module_states",
+        "fsdp_cpu_ram_efficient_loading",
+        "fsdp_activation_checkpointing",
+    )
     if written.get(sync) is False and fsdp[ram]:
         edit = put(at + sync, True) if ram in written else put(at + ram, False)
         reason = f"the launcher refuses it while {ram} is true, its default"
         yield finding(STOPS, at + sync, reason, [drop(at + sync) if version == 2 else edit])
     if version == 1 and fsdp.get("fsdp_use_orig_params") is False:
         reason = "an optimizer made before prepare keeps the parameters that FSDP1 replaces: nothing is trained"
-        yield finding(RECIPE, at + "fsdp_use_orig_params", reason, [put(at + "fsdp_use_orig_params", True)])
+        yield finding(
+            RECIPE, at + "fsdp_use_orig_params", reason, [put(at + "fsdp_use_orig_params", True)]
+        )
     if fsdp.get(again + "_offload") and (version == 1 or not fsdp.get(again)):
-        yield finding(STOPS, f"{at}{again}_offload", f"needs FSDP2 and {again}", f"fsdp_version: 2 and {again}: true")
+        yield finding(
+            STOPS,
+            f"{at}{again}_offload",
+            f"needs FSDP2 and {again}",
+            f"fsdp_version: 2 and {again}: true",
+        )
     if fsdp.get(again):
-        yield finding(ADVICE, at + again, "not together with a script's own (the recipes' --gradient_checkpointing)")
+        yield finding(
+            ADVICE,
+            at + again,
+            "not together with a script's own (the recipes' --gradient_checkpointing)",
+        )
 
 
 def check_sharding(written, config):
     """The two sharding keys: accelerate exports both, each version of FSDP reads one."""
-    fsdp, runs, version = config["fsdp_config"], strategy_run(config), config["fsdp_config"]["fsdp_version"]
+    fsdp, runs, version = (
+        config["fsdp_config"],
+        strategy_run(config),
+        config["fsdp_config"]["fsdp_version"],
+    )
     read, unread = SHARDING_KEY[version], SHARDING_KEY[3 - version]
     word, none = str(written.get(read)).lower(), "; FSDP2 has none, DDP holds the same"
     if not is_readable(read, written.get(read, True), keys.STRATEGY):
         return  # check_values says so
-    if read in written and (word in keys.TRUTHS if version == 1 else word not in keys.TRUTHS) and word != "1":
-        reason = f"{written[read]} is how FSDP{3 - version} says it" + none * (fsdp[read] == "NO_SHARD")
+    if (
+        read in written
+        and (word in keys.TRUTHS if version == 1 else word not in keys.TRUTHS)
+        and word != "1"
+    ):
+        reason = f"{written[read]} is how FSDP{3 - version} says it" + none * (
+            fsdp[read] == "NO_SHARD"
+        )
         yield finding(STOPS, f"fsdp_config.{read}", reason, in_version(config, read))
     elif unread in written and read in written and fsdp[unread] not in (runs, fsdp[read]):
         reason = f"FSDP{version} does not read it: {runs} runs, not {fsdp[unread]}"
         yield finding(IGNORED, f"fsdp_config.{unread}", reason, f"delete it, or change {read}")
     elif unread in written and read not in written:
-        same = fsdp[unread] in (runs, fsdp[read])  # on a mesh FSDP2's FULL_SHARD runs as HYBRID_SHARD
-        reason = f"FSDP{version} does not read it: {runs} runs" + (" anyway" if same else f", not {fsdp[unread]}")
+        same = fsdp[unread] in (
+            runs,
+            fsdp[read],
+        )  # on a mesh FSDP2's FULL_SHARD runs as HYBRID_SHARD
+        reason = f"FSDP{version} does not read it: {runs} runs" + (
+            " anyway" if same else f", not {fsdp[unread]}"
+        )
         reason += none * (version == 2 and fsdp[unread] == "NO_SHARD")
-        yield finding(COSTS if same else IGNORED, f"fsdp_config.{unread}", reason, in_version(config, unread))
+        yield finding(
+            COSTS if same else IGNORED, f"fsdp_config.{unread}", reason, in_version(config, unread)
+        )
 
 
 def in_version(config, key):
@@ -523,12 +714,18 @@ def in_version(config, key):
 # ---- DeepSpeed ----
 def check_deepspeed(content, config, deepspeed):
     """deepspeed_config, alone or beside a JSON."""
-    written, zero, at = written_in(content, "deepspeed_config"), config["deepspeed_config"], "deepspeed_config."
+    written, zero, at = (
+        written_in(content, "deepspeed_config"),
+        config["deepspeed_config"],
+        "deepspeed_config.",
+    )
     if config.get("distributed_type") != "DEEPSPEED":
         return
     if "deepspeed_config_file" in written:
         if deepspeed is None:
-            yield finding(STOPS, at + "deepspeed_config_file", "no JSON file of this name", "its path")
+            yield finding(
+                STOPS, at + "deepspeed_config_file", "no JSON file of this name", "its path"
+            )
         for key, place in keys.REFUSED_BESIDE_A_FILE.items():
             path = key if key == "mixed_precision" else at + key
             if (content if path == key else written).get(key) is not None:
@@ -544,27 +741,42 @@ def check_deepspeed(content, config, deepspeed):
     for key, least in OFFLOADS.items():
         if zero[f"{key}_device"] != "none" and stage < least:
             reason = f"ZeRO-{stage} does not offload this"
-            yield finding(IGNORED, f"{at}{key}_device", reason, f"zero_stage: {least}, or delete it")
+            yield finding(
+                IGNORED, f"{at}{key}_device", reason, f"zero_stage: {least}, or delete it"
+            )
         if zero[f"{key}_device"] == "nvme":
             reason = f"the launcher drops {key}_nvme_path: DeepSpeed would swap to a folder ./none"
-            yield finding(IGNORED, f"{at}{key}_device", reason, "a deepspeed_config_file that names the path")
+            yield finding(
+                IGNORED, f"{at}{key}_device", reason, "a deepspeed_config_file that names the path"
+            )
     if stage == 3 and not zero.get("zero3_save_16bit_model"):
         yield finding(UNSAVED, save, LOST_SAVE, [put(save, True)])
     if stage == 3 and zero.get("zero3_init_flag") is False:
-        yield finding(COSTS, init, "each process first loads the whole model into host memory", [put(init, True)])
+        yield finding(
+            COSTS,
+            init,
+            "each process first loads the whole model into host memory",
+            [put(init, True)],
+        )
 
 
 def check_json(data):
     """A DeepSpeed JSON that accelerate is pointed to."""
     yield from check_json_names(data)
     if "zero_optimization" not in data:
-        yield finding(STOPS, "zero_optimization", "missing: accelerate needs it", '{"stage": 0 to 3}')
+        yield finding(
+            STOPS, "zero_optimization", "missing: accelerate needs it", '{"stage": 0 to 3}'
+        )
     for path in keys.DEEPSPEED_SECTIONS:
         *section, key = split(path)
         inner = written_in(data, *section).get(key, {})
         if not isinstance(inner, dict) and (inner is not None or path not in keys.MAY_BE_NULL):
             first = (*keys.DEEPSPEED_JSON.get(split(path), ()), "key")[0]
-            fix = [drop(path)] if path in keys.OWNED_BY_THE_RECIPE else f'{{"{first}": ...}}, or delete it'
+            fix = (
+                [drop(path)]
+                if path in keys.OWNED_BY_THE_RECIPE
+                else f'{{"{first}": ...}}, or delete it'
+            )
             yield finding(STOPS, path, "is a section", fix)
     for key, flag in keys.OWNED_BY_THE_RECIPE.items():
         if data.get(key, "auto") != "auto":
@@ -572,7 +784,12 @@ def check_json(data):
             yield finding(RECIPE, key, OWNED.format(flag), [edit])
     if "gradient_accumulation_steps" not in data:
         path = "gradient_accumulation_steps"
-        yield finding(RECIPE, path, "missing: accelerate makes it 1, which the recipes refuse", [put(path, "auto")])
+        yield finding(
+            RECIPE,
+            path,
+            "missing: accelerate makes it 1, which the recipes refuse",
+            [put(path, "auto")],
+        )
     stage = as_read({}, data)["deepspeed_config"]["zero_stage"]
     for key in keys.READ_FROM_JSON:
         path, choices = keys.REFUSED_BESIDE_A_FILE[key], keys.SECTIONS["deepspeed_config"][key]
@@ -584,28 +801,40 @@ def check_json(data):
     for key, least in OFFLOADS.items():
         path = f"zero_optimization.{key}.device"
         if stage < least and json_value(data, path, "none", "none") != "none":
-            yield finding(IGNORED, path, f"ZeRO-{stage} does not offload this", f"stage {least}, or delete it")
+            yield finding(
+                IGNORED, path, f"ZeRO-{stage} does not offload this", f"stage {least}, or delete it"
+            )
     on = {kind: json_value(data, f"{kind}.enabled") for kind in ("bf16", "fp16")}
     if list(on.values()) == [True, True]:
         yield finding(STOPS, "fp16.enabled", "bf16 and fp16 at once", "one of them")
     elif True not in on.values() and "auto" in on.values():
         path = "bf16.enabled" if on["bf16"] == "auto" else "fp16.enabled"
-        yield finding(COSTS, path, "auto is fp32 here, unless --mixed_precision is passed", [put(path, True)])
+        yield finding(
+            COSTS, path, "auto is fp32 here, unless --mixed_precision is passed", [put(path, True)]
+        )
     for path in unfilled_autos(data):
         yield finding(STOPS, path, "accelerate has no value for this auto", [drop(path)])
 
 
 def check_json_names(data):
     """Keys of a DeepSpeed JSON that DeepSpeed does not know."""
-    sections, sought = {section: tuple(known) for section, known in keys.DEEPSPEED_JSON.items()}, count()
+    sections, sought = (
+        {section: tuple(known) for section, known in keys.DEEPSPEED_JSON.items()},
+        count(),
+    )
     for section, known in sections.items():
         inner = json_value(data, ".".join(section)) if section else data
-        kind, then = (STOPS, "stops once the model is loaded") if section else (IGNORED, "says nothing")
+        kind, then = (
+            (STOPS, "stops once the model is loaded") if section else (IGNORED, "says nothing")
+        )
         for key in inner if isinstance(inner, dict) else ():
             if key in keys.REMOVED_FROM_DEEPSPEED and not section:
                 yield finding(STOPS, (key,), "removed from DeepSpeed", [drop((key,))])
             elif key not in known and f"stage3_{key}" not in known:
-                names, reason = sections if next(sought) < SUGGESTIONS else {}, f"no such key: DeepSpeed {then}"
+                names, reason = (
+                    sections if next(sought) < SUGGESTIONS else {},
+                    f"no such key: DeepSpeed {then}",
+                )
                 yield unknown_key((*section, key), inner[key], data, names, kind, reason)
 
 
@@ -626,7 +855,15 @@ def check(content, deepspeed=None, recipes=False):
     """
     config = as_read(content, deepspeed)
     found = list(check_deepspeed(content, config, deepspeed))
-    for rule in (check_names, check_values, check_engine, check_processes, check_mesh, check_precision, check_fsdp):
+    for rule in (
+        check_names,
+        check_values,
+        check_engine,
+        check_processes,
+        check_mesh,
+        check_precision,
+        check_fsdp,
+    ):
         found += rule(content, config)
     if deepspeed is not None:
         found += [replace(item, in_json=True) for item in check_json(deepspeed)]

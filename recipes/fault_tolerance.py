@@ -92,14 +92,20 @@ def start_run(args):
     """Take signals and record how the run ends. Every rank calls it, before it makes its Accelerator."""
     check_output_dir(args)
     RUN["began"] = time.strftime(TIME_FORMAT)
-    RUN["output_dir"] = Path(args.output_dir) if not args.dry_run else None  # which leaves no trace in the folder of a run
+    RUN["output_dir"] = (
+        Path(args.output_dir) if not args.dry_run else None
+    )  # which leaves no trace in the folder of a run
     if RANK == 0 and not args.dry_run:
         forget_later_call()
         set_status("starting")
     RUN["woken"], wakes = os.pipe2(os.O_NONBLOCK)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
     # Processes that load or tokenise data are ended by this one, with SIGTERM; to be asked for a stop is not for them
-    for number, of_children in ((signal.SIGINT, signal.SIG_IGN), (signal.SIGUSR1, signal.SIG_IGN), (signal.SIGTERM, signal.SIG_DFL)):
+    for number, of_children in (
+        (signal.SIGINT, signal.SIG_IGN),
+        (signal.SIGUSR1, signal.SIG_IGN),
+        (signal.SIGTERM, signal.SIG_DFL),
+    ):
         signal.signal(number, on_signal)
         os.register_at_fork(after_in_child=lambda pair=(number, of_children): signal.signal(*pair))
 
@@ -113,7 +119,9 @@ def watch_ranks(accelerator, args):
             with contextlib.suppress(OSError):  # in another container of the same host name
                 peers[os.pidfd_open(pid)] = rank, pid
     RUN["peers"] = peers
-    threading.Thread(target=watch, args=(peers, args.ddp_timeout, RUN["woken"]), daemon=True).start()
+    threading.Thread(
+        target=watch, args=(peers, args.ddp_timeout, RUN["woken"]), daemon=True
+    ).start()
 
 
 def on_signal(number, frame):
@@ -142,7 +150,9 @@ def on_signal(number, frame):
                 with contextlib.suppress(psutil.Error):  # it was gone already
                     child.kill()
         finally:
-            os._exit(code)  # at once: a pool of processes that tokenise waits without end for a lock that a dead one of them held
+            os._exit(
+                code
+            )  # at once: a pool of processes that tokenise waits without end for a lock that a dead one of them held
 
 
 def gone_peers():
@@ -157,10 +167,15 @@ def stop_asked(accelerator):
     RUN["sign_of_life"] = time.monotonic()
     if accelerator.num_processes == 1:
         return "stop" in RUN
-    answer = accelerator.reduce(torch.full((), float("stop" in RUN), device=accelerator.device)).to("cpu", non_blocking=True)
+    answer = accelerator.reduce(torch.full((), float("stop" in RUN), device=accelerator.device)).to(
+        "cpu", non_blocking=True
+    )
     if accelerator.device.type != "cuda":
         return bool(answer)
-    (before, event), RUN["answer"] = RUN.get("answer", (False, None)), (answer, torch.cuda.current_stream().record_event())
+    (before, event), RUN["answer"] = (
+        RUN.get("answer", (False, None)),
+        (answer, torch.cuda.current_stream().record_event()),
+    )
     if event:
         event.synchronize()
     return bool(before)
@@ -169,9 +184,13 @@ def stop_asked(accelerator):
 def on_exception(kind, error, trace):
     """Record what ended this rank; 73 and one line where a file could be neither read nor written, 64 where peft found no such layers."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of the launcher, which ends all when one ended
-    time.sleep(2 * (os.environ.get("WORLD_SIZE", "1") != "1"))  # the end of another rank is for `watch` to tell
+    time.sleep(
+        2 * (os.environ.get("WORLD_SIZE", "1") != "1")
+    )  # the end of another rank is for `watch` to tell
     told = told_by_others()
-    if told.get("state") == "failed":  # a process of this one, such as one that loads data, or another rank has told why
+    if (
+        told.get("state") == "failed"
+    ):  # a process of this one, such as one that loads data, or another rank has told why
         os._exit(told.get("exit_code") or 1)
     why = f"{kind.__name__}: {error}"
     if kind.__name__ == "NoMatchingPeftModuleError":
@@ -207,13 +226,23 @@ def watch(peers, timeout, woken):
     while RUN["state"] in ("starting", "running"):
         ready = wait([*peers, woken], 0.2)
         gone = [peers[descriptor] for descriptor in ready if descriptor in peers]
-        if woken in ready and not gone and signal.getsignal(number := os.read(woken, 1)[0]) is on_signal:
-            time.sleep(5 * (RUN["state"] == "starting"))  # in which the main thread takes it if it can
+        if (
+            woken in ready
+            and not gone
+            and signal.getsignal(number := os.read(woken, 1)[0]) is on_signal
+        ):
+            time.sleep(
+                5 * (RUN["state"] == "starting")
+            )  # in which the main thread takes it if it can
             on_signal(number, None)
         hangs = time.monotonic() - RUN["sign_of_life"] > timeout
         if not (gone or hangs):
             continue
-        why = f"no sign of life for {timeout} s" if hangs else "rank {} (process {}) is gone".format(*gone[0])
+        why = (
+            f"no sign of life for {timeout} s"
+            if hangs
+            else "rank {} (process {}) is gone".format(*gone[0])
+        )
         if hangs:
             faulthandler.dump_traceback()
             for _, pid in peers.values():
@@ -287,10 +316,14 @@ def nearest_folder(path):
 
 def has_result(folder):
     """Whether a folder has the weights that a finished run leaves: of adapters, in one file, or in all of its shards."""
-    if any((folder / name).is_file() for name in ("adapter_model.safetensors", "model.safetensors")):
+    if any(
+        (folder / name).is_file() for name in ("adapter_model.safetensors", "model.safetensors")
+    ):
         return True
     try:
-        shards = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"].values()
+        shards = json.loads((folder / "model.safetensors.index.json").read_text())[
+            "weight_map"
+        ].values()
     except (OSError, ValueError, LookupError):  # a damaged one is written again
         return False
     return all((folder / name).is_file() for name in set(shards))
@@ -333,8 +366,14 @@ def keep_finished_model(accelerator, args):
         return
     anew = "For a new run pass another --output_dir, or --resume_from_checkpoint none to replace the model."
     if difference:
-        leave(accelerator, 64, f"the finished run in {folder} {difference}, and no checkpoint is left to go on from. {anew}")
-    end_as_done(accelerator, f"Nothing is left to do: the run is done, and the model is in {folder}. {anew}")
+        leave(
+            accelerator,
+            64,
+            f"the finished run in {folder} {difference}, and no checkpoint is left to go on from. {anew}",
+        )
+    end_as_done(
+        accelerator, f"Nothing is left to do: the run is done, and the model is in {folder}. {anew}"
+    )
 
 
 def difference_from_finished_run(folder, args):
@@ -344,7 +383,9 @@ def difference_from_finished_run(folder, args):
     except (OSError, ValueError, LookupError):
         return "has no run.json that can be read"
     now = json.loads(json.dumps(vars(args)))
-    changed = [name for name in now if now[name] != before.get(name, now[name]) and name != "allow_change"]
+    changed = [
+        name for name in now if now[name] != before.get(name, now[name]) and name != "allow_change"
+    ]
     return f"had other values of {', '.join(changed)}" if changed else ""
 
 
@@ -363,8 +404,14 @@ def hash_of(path):
 
 def checkpoints_in(folder):
     """Return {step: folder} of what has a checkpoint's name, the newest first. Anything else is not ours."""
-    found = [path for path in Path(folder).glob("checkpoint-*") if re.fullmatch("checkpoint-[0-9]{1,18}", path.name)]
-    return dict(sorted(((int(path.name[11:]), path) for path in found if path.is_dir()), reverse=True))
+    found = [
+        path
+        for path in Path(folder).glob("checkpoint-*")
+        if re.fullmatch("checkpoint-[0-9]{1,18}", path.name)
+    ]
+    return dict(
+        sorted(((int(path.name[11:]), path) for path in found if path.is_dir()), reverse=True)
+    )
 
 
 def problem_of(checkpoint):
@@ -372,7 +419,9 @@ def problem_of(checkpoint):
     name = "manifest.json"
     try:
         manifest = json.loads((checkpoint / name).read_text())
-        for name, size, xxh3 in [(file, manifest[file]["size"], manifest[file]["xxh3_128"]) for file in FILES]:
+        for name, size, xxh3 in [
+            (file, manifest[file]["size"], manifest[file]["xxh3_128"]) for file in FILES
+        ]:
             if (now := (checkpoint / name).stat().st_size) != size:
                 return f"{name} has {now:,} bytes, not the {size} that were written"
             if not size or hash_of(checkpoint / name) != xxh3:
@@ -389,14 +438,19 @@ def problem_of(checkpoint):
 
 def publish(folder, state, progress, limit):
     """Write a checkpoint. Raises OSError or SafetensorError if that fails; those before it are then as they were."""
-    final, staging = (folder / f"checkpoint-{progress['step']}{suffix}" for suffix in ("", ".staging"))
+    final, staging = (
+        folder / f"checkpoint-{progress['step']}{suffix}" for suffix in ("", ".staging")
+    )
     shutil.rmtree(staging, ignore_errors=True)  # of a save that was killed
     if sum(tensor.nbytes for tensor in state.values()) > shutil.disk_usage(folder).free:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     staging.mkdir()
     save_file(state, staging / "state.safetensors")
     (staging / "progress.json").write_text(json.dumps(progress, indent=2))
-    manifest = {name: {"size": (staging / name).stat().st_size, "xxh3_128": hash_of(staging / name)} for name in FILES}
+    manifest = {
+        name: {"size": (staging / name).stat().st_size, "xxh3_128": hash_of(staging / name)}
+        for name in FILES
+    }
     (staging / "manifest.json").write_text(json.dumps(manifest, indent=2))
     for path in (*staging.iterdir(), staging):
         flush(path)
@@ -404,7 +458,9 @@ def publish(folder, state, progress, limit):
     write_file(folder / "latest", final.name)
     flush(folder)
     ours = [path for path in checkpoints_in(folder).values() if (path / "manifest.json").is_file()]
-    for old in ours[limit:]:  # the manifest last: what is left of a killed deletion is still known as ours
+    for old in ours[
+        limit:
+    ]:  # the manifest last: what is left of a killed deletion is still known as ours
         for path in [*(old / name for name in FILES), old / "manifest.json"]:
             path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
@@ -414,9 +470,23 @@ def publish(folder, state, progress, limit):
 def save_checkpoint(accelerator, model, optimizer, args, progress):
     """Publish a checkpoint after progress["step"] steps, every rank takes part; all end with 73 if it cannot be written,
     with 70 if a weight is not finite."""
-    state, problem, folder = gather_state(accelerator, model, optimizer), None, Path(args.output_dir)
-    counted = {name: int(count) for name, count in progress.items() if isinstance(count, torch.Tensor)}  # such as the tokens seen
-    progress = progress | counted | {"loss_scale": loss_scale(accelerator, optimizer, {}), "ranks": accelerator.num_processes, "strategy": strategy_in_force(accelerator)[0]}
+    state, problem, folder = (
+        gather_state(accelerator, model, optimizer),
+        None,
+        Path(args.output_dir),
+    )
+    counted = {
+        name: int(count) for name, count in progress.items() if isinstance(count, torch.Tensor)
+    }  # such as the tokens seen
+    progress = (
+        progress
+        | counted
+        | {
+            "loss_scale": loss_scale(accelerator, optimizer, {}),
+            "ranks": accelerator.num_processes,
+            "strategy": strategy_in_force(accelerator)[0],
+        }
+    )
     broken = first_nonfinite(state)
     if broken:
         problem = 70, f"{broken} is not finite after step {progress['step']}: that is not saved"
@@ -425,8 +495,14 @@ def save_checkpoint(accelerator, model, optimizer, args, progress):
             publish(folder, state, progress, args.save_total_limit)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(folder / f"checkpoint-{progress['step']}.staging", ignore_errors=True)
-            need, free = sum(tensor.nbytes for tensor in state.values()), shutil.disk_usage(folder).free
-            problem = 73, f"the checkpoint after step {progress['step']} could not be finished: {error}: it needs {need:,} bytes, {free:,} are free in {folder}; older checkpoints, if there are any, are whole"
+            need, free = (
+                sum(tensor.nbytes for tensor in state.values()),
+                shutil.disk_usage(folder).free,
+            )
+            problem = (
+                73,
+                f"the checkpoint after step {progress['step']} could not be finished: {error}: it needs {need:,} bytes, {free:,} are free in {folder}; older checkpoints, if there are any, are whole",
+            )
     if problem := broadcast_object_list([problem])[0]:
         leave(accelerator, *problem)
     RUN["saved"] = progress["step"]
@@ -442,13 +518,21 @@ def keep(accelerator, model, optimizer, args, progress, bar):
         set_status("running") if accelerator.is_main_process else RUN.update(state="running")
     if asked or due or step % args.logging_steps == 0 or step == total_steps:
         handle_nonfinite(accelerator, model, optimizer, args, progress)
-    if (asked or due) and step > RUN["saved"] and progress["schedule_steps"]:  # before the first update there is no state
+    if (
+        (asked or due) and step > RUN["saved"] and progress["schedule_steps"]
+    ):  # before the first update there is no state
         save_checkpoint(accelerator, model, optimizer, args, progress)
     if asked:
-        leave(accelerator, 75, f"Stopped and saved after step {RUN['saved']} of {total_steps}: run the same command again to go on")
+        leave(
+            accelerator,
+            75,
+            f"Stopped and saved after step {RUN['saved']} of {total_steps}: run the same command again to go on",
+        )
     RUN.update(step=min(step + 1, total_steps), before=dict(progress))
     if step == total_steps:
-        RUN["sign_of_life"] = math.inf  # the model is written now; one process may take as long as it wants
+        RUN["sign_of_life"] = (
+            math.inf
+        )  # the model is written now; one process may take as long as it wants
 
 
 def give_up(accelerator, model, optimizer, args, progress, code, message):
@@ -457,6 +541,7 @@ def give_up(accelerator, model, optimizer, args, progress, code, message):
     if progress["step"] > RUN["saved"] and progress["schedule_steps"]:
         save_checkpoint(accelerator, model, optimizer, args, progress)
     leave(accelerator, code, message)
+
 
 def keep_table(accelerator, path, compute, resumed):
     """Return the tensor that is in `path`, if this run goes on, or else what `compute` returns, and have it there. Every rank takes part."""
@@ -473,12 +558,20 @@ def keep_table(accelerator, path, compute, resumed):
 # ---- Resume ----
 def find_checkpoint(accelerator, args, progress):
     """Return the newest checkpoint that verifies, with its progress, or None and `progress`. Every host must see the files."""
-    found = broadcast_object_list([search_checkpoint(args) if accelerator.is_main_process else None])[0]
+    found = broadcast_object_list(
+        [search_checkpoint(args) if accelerator.is_main_process else None]
+    )[0]
     if found is None:
         keep_finished_model(accelerator, args)
         return None, progress
-    if missing := [host for host, there in gather_object([(HOST, (found / FILES[0]).is_file())]) if not there]:
-        leave(accelerator, 64, f"{found} is not on {missing[0]}: --output_dir must be on a file system that all hosts share")
+    if missing := [
+        host for host, there in gather_object([(HOST, (found / FILES[0]).is_file())]) if not there
+    ]:
+        leave(
+            accelerator,
+            64,
+            f"{found} is not on {missing[0]}: --output_dir must be on a file system that all hosts share",
+        )
     progress = json.loads((found / "progress.json").read_text())
     RUN.update(saved=progress["step"], step=progress["step"])
     return found, progress
@@ -489,16 +582,30 @@ def search_checkpoint(args):
     folder, wish, passed = Path(args.output_dir), args.resume_from_checkpoint, []
     there = checkpoints_in(folder)
     candidates = {"auto": list(there.values()), "none": []}.get(wish, [Path(wish)])
-    if wish not in ("auto", "none") and Path(wish).resolve().parent != folder.resolve():  # then this run began there and went on here
+    if (
+        wish not in ("auto", "none") and Path(wish).resolve().parent != folder.resolve()
+    ):  # then this run began there and went on here
         candidates = [*there.values(), Path(wish)]
     while candidates and (problem := problem_of(candidates[0])):
         print(f"passed over {candidates[0]}: {problem}", file=sys.stderr, flush=True)
         passed.append(candidates.pop(0))
     if passed and not candidates:
-        fail(65, f"no checkpoint can be trusted: choose another --output_dir to start anew, or move {passed[0]} away")
-    found, step = (candidates[0], json.loads((candidates[0] / "progress.json").read_text())["step"]) if candidates else (None, 0)
-    if wish != "auto" and any(number > step and path not in passed for number, path in there.items()):
-        fail(64, f"--resume_from_checkpoint {wish}: {folder} has checkpoint-{max(there)} of a run that went further: go on from that with auto, choose another --output_dir, or move it away")
+        fail(
+            65,
+            f"no checkpoint can be trusted: choose another --output_dir to start anew, or move {passed[0]} away",
+        )
+    found, step = (
+        (candidates[0], json.loads((candidates[0] / "progress.json").read_text())["step"])
+        if candidates
+        else (None, 0)
+    )
+    if wish != "auto" and any(
+        number > step and path not in passed for number, path in there.items()
+    ):
+        fail(
+            64,
+            f"--resume_from_checkpoint {wish}: {folder} has checkpoint-{max(there)} of a run that went further: go on from that with auto, choose another --output_dir, or move it away",
+        )
     for path in passed if not args.dry_run else []:
         path.rename(f"{path}.damaged-{time.time_ns()}")  # the run will come to that step again
     return found
@@ -506,23 +613,51 @@ def search_checkpoint(args):
 
 def resume(accelerator, model, optimizer, schedule, args, checkpoint, progress):
     """Put state, schedule and loss scale back, and metrics.jsonl to the same step: the next step is the one that would have come."""
-    if not restore_state(accelerator, model, optimizer, load_file(checkpoint / "state.safetensors")):
+    if not restore_state(
+        accelerator, model, optimizer, load_file(checkpoint / "state.safetensors")
+    ):
         fail(65, "not all of the checkpoint came back as it was saved: nothing was trained")
     for _ in range(progress["schedule_steps"]):
         schedule.step()
     loss_scale(accelerator, optimizer, progress.get("loss_scale", {}))
-    paths = [path for path in (Path(args.output_dir, "metrics.jsonl"), Path(args.output_dir, NONFINITE)) if path.exists()]
-    for path in paths if accelerator.is_main_process else []:  # what steps wrote that are lost, whole or torn, goes
-        lines = [(re.match(r'{"step": ([0-9]+), "(eval_)?.*}\n$', line), line) for line in path.read_text().splitlines(keepends=True)]
-        write_file(path, "".join(line for found, line in lines if found and int(found[1]) <= progress["step"] - bool(found[2] and not progress["evaluated"])))
-    accelerator.print(f"Going on from {checkpoint}, made with {progress['strategy']} on {progress['ranks']} ranks", flush=True)
+    paths = [
+        path
+        for path in (Path(args.output_dir, "metrics.jsonl"), Path(args.output_dir, NONFINITE))
+        if path.exists()
+    ]
+    for path in (
+        paths if accelerator.is_main_process else []
+    ):  # what steps wrote that are lost, whole or torn, goes
+        lines = [
+            (re.match(r'{"step": ([0-9]+), "(eval_)?.*}\n$', line), line)
+            for line in path.read_text().splitlines(keepends=True)
+        ]
+        write_file(
+            path,
+            "".join(
+                line
+                for found, line in lines
+                if found
+                and int(found[1]) <= progress["step"] - bool(found[2] and not progress["evaluated"])
+            ),
+        )
+    accelerator.print(
+        f"Going on from {checkpoint}, made with {progress['strategy']} on {progress['ranks']} ranks",
+        flush=True,
+    )
 
 
 # ---- Numbers that are not finite ----
 def check_gradients(accelerator, optimizer):
     """Leave out a step of ZeRO-0 whose gradients are not finite; before `prepare`. Only its engine steps inside of backward unchecked; it reads `overflow`."""
+
     def drop_nonfinite(optimizer, *_):
-        gradients = [weight.grad for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
+        gradients = [
+            weight.grad
+            for group in optimizer.param_groups
+            for weight in group["params"]
+            if weight.grad is not None
+        ]
         optimizer.overflow = not torch.nn.utils.get_total_norm(gradients).isfinite().item()
         if optimizer.overflow:
             optimizer.zero_grad()  # without gradients nothing is stepped
@@ -550,16 +685,26 @@ def undo_allocating_step(accelerator, model, optimizer):
 def hold_back(accelerator, optimizer, grad_norm, step, micro_batches, losses):
     """Have the optimizer change nothing where the gradient is not finite, and note the step; before optimizer.step.
     Return whether it changes anything as far as is known: the device is not waited for where torch's fused kernels decide."""
-    norm, known = grad_norm, zero_stage(accelerator) >= 0 and accelerator.optimizer_step_was_skipped  # DeepSpeed has stepped
+    norm, known = (
+        grad_norm,
+        zero_stage(accelerator) >= 0 and accelerator.optimizer_step_was_skipped,
+    )  # DeepSpeed has stepped
     if isinstance(norm, torch.Tensor):
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         if optimizer.optimizer.defaults.get("fused") and not accelerator.scaler:
-            weight = optimizer.param_groups[0]["params"][0]  # on the host where that is offloaded to
-            optimizer.optimizer.grad_scale, optimizer.optimizer.found_inf = None, (1.0 - norm.isfinite().float()).to(weight.device)
+            weight = optimizer.param_groups[0]["params"][
+                0
+            ]  # on the host where that is offloaded to
+            optimizer.optimizer.grad_scale, optimizer.optimizer.found_inf = (
+                None,
+                (1.0 - norm.isfinite().float()).to(weight.device),
+            )
         elif not math.isfinite(norm):
             optimizer.zero_grad()  # without gradients nothing is stepped
             known = True
-    RUN.setdefault("unchecked", []).append((step, norm, known, [batch["row"] for batch in micro_batches], losses))
+    RUN.setdefault("unchecked", []).append(
+        (step, norm, known, [batch["row"] for batch in micro_batches], losses)
+    )
     return not known and (isinstance(norm, torch.Tensor) or norm is None or math.isfinite(norm))
 
 
@@ -577,7 +722,18 @@ def handle_nonfinite(accelerator, model, optimizer, args, progress):
             continue  # the loss scale was too large, as it has to be now and then
         if accelerator.is_main_process:
             with open(path, "a" if progress["nonfinite_steps"] or stops else "w") as file:
-                file.write(json.dumps({"step": step, "what": what, "rows_by_rank": {r["rank"]: r["loss" if what == "loss" else "all"] for r in ranks}}) + "\n")
+                file.write(
+                    json.dumps(
+                        {
+                            "step": step,
+                            "what": what,
+                            "rows_by_rank": {
+                                r["rank"]: r["loss" if what == "loss" else "all"] for r in ranks
+                            },
+                        }
+                    )
+                    + "\n"
+                )
         message = f"the {what} of step {step} is not finite: no weight was changed; its rows are in {path}"
         if args.nonfinite == "skip" and progress["nonfinite_steps"] < args.nonfinite_budget:
             progress["nonfinite_steps"] += 1
@@ -585,7 +741,11 @@ def handle_nonfinite(accelerator, model, optimizer, args, progress):
         else:
             stops = stops or (step, message)
     if stops:  # a step that was the last is tried again when the run goes on
-        progress = RUN["before"] | {"nonfinite_steps": progress["nonfinite_steps"]} if stops[0] == progress["step"] else progress
+        progress = (
+            RUN["before"] | {"nonfinite_steps": progress["nonfinite_steps"]}
+            if stops[0] == progress["step"]
+            else progress
+        )
         if progress["step"] > RUN["saved"] and progress["schedule_steps"]:
             save_checkpoint(accelerator, model, optimizer, args, progress)
         leave(accelerator, 70, stops[1])

@@ -51,7 +51,9 @@ class LossInPieces(torch.autograd.Function):
         if wants_bias:
             bias_used.requires_grad_()
 
-        for start in reversed(range(0, len(targets), ctx.piece)):  # the order in which autograd adds up
+        for start in reversed(
+            range(0, len(targets), ctx.piece)
+        ):  # the order in which autograd adds up
             part = slice(start, start + ctx.piece)
             hidden_part = cast(hidden[part], ctx.compute_dtype).requires_grad_(wants_hidden)
             with torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):

@@ -35,9 +35,17 @@ try:  # beside this file: how a run is called and what becomes of it; workaround
     import upstream
 except ModuleNotFoundError as error:
     run_status = upstream = None  # this file was copied alone
-    beside = [path.name for path in Path(__file__).parent.glob("*.py") if path.stem in ("fault_tolerance", "head_loss", "model_weights", "preflight", "run_status", "upstream")]
+    beside = [
+        path.name
+        for path in Path(__file__).parent.glob("*.py")
+        if path.stem
+        in ("fault_tolerance", "head_loss", "model_weights", "preflight", "run_status", "upstream")
+    ]
     if beside:
-        print(f"error: {beside[0]} lies beside this recipe, and the module {error.name} is missing: {COPY_ALL}", file=sys.stderr)
+        print(
+            f"error: {beside[0]} lies beside this recipe, and the module {error.name} is missing: {COPY_ALL}",
+            file=sys.stderr,
+        )
         sys.exit(64)
 
 
@@ -55,77 +63,237 @@ def full_name_of_dtype(name):
 
 
 def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     # Model
-    parser.add_argument("--model_name_or_path", default="HuggingFaceTB/SmolLM2-135M", help="hub id or folder")
-    parser.add_argument("--dtype", type=full_name_of_dtype, default="float32", choices=["float32", "bfloat16", "float16"], help="of the weights; bfloat16 halves a frozen base")
+    parser.add_argument(
+        "--model_name_or_path", default="HuggingFaceTB/SmolLM2-135M", help="hub id or folder"
+    )
+    parser.add_argument(
+        "--dtype",
+        type=full_name_of_dtype,
+        default="float32",
+        choices=["float32", "bfloat16", "float16"],
+        help="of the weights; bfloat16 halves a frozen base",
+    )
     parser.add_argument(
         "--no_master_weights",
         action="store_true",
         help="with --dtype bfloat16 and without --use_peft: train weights of which there is no fp32 copy, as single.yaml "
         "and ddp.yaml would have it; they take half the memory, and updates below 1/256 of a weight are lost",
     )
-    parser.add_argument("--attn_implementation", default="sdpa", help="eager, sdpa, flex_attention, varlen (torch's own FlashAttention), flash_attention_2, _3, _4, or a hub kernel id")
-    parser.add_argument("--gradient_checkpointing", action="store_true", help="recompute activations in the backward pass: much less memory, about a third more compute")
-    parser.add_argument("--torch_compile", action="store_true", help="compile each kind of layer once; a minute at the start, best with --packing, whose shapes stay (not with FlashAttention)")
-    parser.add_argument("--use_liger_kernel", action="store_true", help="Liger's Triton kernels for norms, rotary positions and MLPs")
+    parser.add_argument(
+        "--attn_implementation",
+        default="sdpa",
+        help="eager, sdpa, flex_attention, varlen (torch's own FlashAttention), flash_attention_2, _3, _4, or a hub kernel id",
+    )
+    parser.add_argument(
+        "--gradient_checkpointing",
+        action="store_true",
+        help="recompute activations in the backward pass: much less memory, about a third more compute",
+    )
+    parser.add_argument(
+        "--torch_compile",
+        action="store_true",
+        help="compile each kind of layer once; a minute at the start, best with --packing, whose shapes stay (not with FlashAttention)",
+    )
+    parser.add_argument(
+        "--use_liger_kernel",
+        action="store_true",
+        help="Liger's Triton kernels for norms, rotary positions and MLPs",
+    )
     parser.add_argument("--tf32", action="store_true", help="multiply fp32 matrices in TF32")
-    parser.add_argument("--max_logits_mib", type=float, help="fp32 logits at a time; the loss of more is computed in pieces [a 64th of the GPU's whole memory, 256 on a CPU]")
+    parser.add_argument(
+        "--max_logits_mib",
+        type=float,
+        help="fp32 logits at a time; the loss of more is computed in pieces [a 64th of the GPU's whole memory, 256 on a CPU]",
+    )
     # Adapters, and the quantized base under them (bitsandbytes)
     parser.add_argument("--load_in_8bit", action="store_true", help="LLM.int8")
     parser.add_argument("--load_in_4bit", action="store_true", help="QLoRA")
-    parser.add_argument("--bnb_4bit_quant_type", default="nf4", choices=["nf4", "fp4"], help="4-bit number format")
-    parser.add_argument("--bnb_4bit_use_double_quant", action="store_true", help="quantize the scales too: 0.37 bit a parameter less")
-    parser.add_argument("--use_peft", action="store_true", help="train LoRA adapters on a frozen base")
+    parser.add_argument(
+        "--bnb_4bit_quant_type", default="nf4", choices=["nf4", "fp4"], help="4-bit number format"
+    )
+    parser.add_argument(
+        "--bnb_4bit_use_double_quant",
+        action="store_true",
+        help="quantize the scales too: 0.37 bit a parameter less",
+    )
+    parser.add_argument(
+        "--use_peft", action="store_true", help="train LoRA adapters on a frozen base"
+    )
     parser.add_argument("--lora_r", type=int, default=16, help="rank")
-    parser.add_argument("--lora_alpha", type=float, default=32, help="scale: alpha / r, or alpha / sqrt(r) with --use_rslora")
-    parser.add_argument("--lora_dropout", type=float, default=0.0, help="on the input of the adapters")
-    parser.add_argument("--lora_target_modules", nargs="+", default=["all-linear"], help="names of the layers that get adapters")
+    parser.add_argument(
+        "--lora_alpha",
+        type=float,
+        default=32,
+        help="scale: alpha / r, or alpha / sqrt(r) with --use_rslora",
+    )
+    parser.add_argument(
+        "--lora_dropout", type=float, default=0.0, help="on the input of the adapters"
+    )
+    parser.add_argument(
+        "--lora_target_modules",
+        nargs="+",
+        default=["all-linear"],
+        help="names of the layers that get adapters",
+    )
     parser.add_argument("--use_rslora", action="store_true", help="rank-stabilised scale")
     parser.add_argument("--use_dora", action="store_true", help="weight-decomposed LoRA")
     # Data
-    parser.add_argument("--dataset_name", default="HuggingFaceTB/smoltalk", help="hub id, folder, or .json, .jsonl, .csv, .parquet file")  # EDIT: yours (this one: Apache-2.0, 2,260 rows)
-    parser.add_argument("--dataset_config", help="configuration of a hub data set [everyday-conversations of the default one]")
+    parser.add_argument(
+        "--dataset_name",
+        default="HuggingFaceTB/smoltalk",
+        help="hub id, folder, or .json, .jsonl, .csv, .parquet file",
+    )  # EDIT: yours (this one: Apache-2.0, 2,260 rows)
+    parser.add_argument(
+        "--dataset_config",
+        help="configuration of a hub data set [everyday-conversations of the default one]",
+    )
     parser.add_argument("--dataset_train_split", default="train", help="split to train on")
-    parser.add_argument("--dataset_test_split", default="test", help="split to evaluate on, if there is one")
+    parser.add_argument(
+        "--dataset_test_split", default="test", help="split to evaluate on, if there is one"
+    )
     parser.add_argument("--eval_dataset_name", help="evaluate on this file or data set instead")
-    parser.add_argument("--max_length", type=int, default=1024, help="tokens a row; longer rows lose their end")
-    parser.add_argument("--packing", action="store_true", help="fill lines of --max_length with whole rows that do not see each other; a batch counts lines")
-    parser.add_argument("--padding_free", action="store_true", help="the same inside of each batch: its rows and its loss stay as they are, its padding goes")
-    parser.add_argument("--skip_bad_rows", action="store_true", help="leave out and count the rows that cannot be used")
-    parser.add_argument("--train_sampling_strategy", default="random", choices=["random", "sequential", "group_by_length"], help="order of the rows; group_by_length pads less")
+    parser.add_argument(
+        "--max_length", type=int, default=1024, help="tokens a row; longer rows lose their end"
+    )
+    parser.add_argument(
+        "--packing",
+        action="store_true",
+        help="fill lines of --max_length with whole rows that do not see each other; a batch counts lines",
+    )
+    parser.add_argument(
+        "--padding_free",
+        action="store_true",
+        help="the same inside of each batch: its rows and its loss stay as they are, its padding goes",
+    )
+    parser.add_argument(
+        "--skip_bad_rows",
+        action="store_true",
+        help="leave out and count the rows that cannot be used",
+    )
+    parser.add_argument(
+        "--train_sampling_strategy",
+        default="random",
+        choices=["random", "sequential", "group_by_length"],
+        help="order of the rows; group_by_length pads less",
+    )
     parser.add_argument("--dataset_num_proc", type=int, help="processes that tokenise")
-    parser.add_argument("--dataloader_num_workers", type=int, default=0, help="processes a rank that make batches")
+    parser.add_argument(
+        "--dataloader_num_workers", type=int, default=0, help="processes a rank that make batches"
+    )
     # Learning
-    parser.add_argument("--per_device_train_batch_size", type=int, default=8, help="rows a rank and micro-batch")
+    parser.add_argument(
+        "--per_device_train_batch_size", type=int, default=8, help="rows a rank and micro-batch"
+    )
     parser.add_argument("--per_device_eval_batch_size", type=int, default=8, help="rows a rank")
-    parser.add_argument("--gradient_accumulation_steps", type=int, default=1, help="micro-batches an optimizer step")
+    parser.add_argument(
+        "--gradient_accumulation_steps", type=int, default=1, help="micro-batches an optimizer step"
+    )
     parser.add_argument("--num_train_epochs", type=float, default=3.0, help="passes over the data")
-    parser.add_argument("--max_steps", type=int, default=-1, help="optimizer steps, instead of epochs, if positive")
-    parser.add_argument("--optim", default="adamw_torch_fused", choices=["adamw_torch_fused", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"], help="AdamW of torch, or of bitsandbytes")
-    parser.add_argument("--learning_rate", type=float, default=2e-5, help="peak; adapters want about ten times more")
-    parser.add_argument("--lr_scheduler_type", default="linear", choices=["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"], help="schedule after the warm-up")
-    parser.add_argument("--warmup_steps", type=float, default=0, help="optimizer steps; below 1 a share of all steps")
+    parser.add_argument(
+        "--max_steps", type=int, default=-1, help="optimizer steps, instead of epochs, if positive"
+    )
+    parser.add_argument(
+        "--optim",
+        default="adamw_torch_fused",
+        choices=[
+            "adamw_torch_fused",
+            "adamw_torch",
+            "adamw_8bit",
+            "paged_adamw_8bit",
+            "paged_adamw_32bit",
+        ],
+        help="AdamW of torch, or of bitsandbytes",
+    )
+    parser.add_argument(
+        "--learning_rate", type=float, default=2e-5, help="peak; adapters want about ten times more"
+    )
+    parser.add_argument(
+        "--lr_scheduler_type",
+        default="linear",
+        choices=["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"],
+        help="schedule after the warm-up",
+    )
+    parser.add_argument(
+        "--warmup_steps",
+        type=float,
+        default=0,
+        help="optimizer steps; below 1 a share of all steps",
+    )
     parser.add_argument("--weight_decay", type=float, default=0.0, help="not on biases and norms")
-    parser.add_argument("--max_grad_norm", type=float, default=1.0, help="clip the global norm of the gradient; 0: do not")
-    parser.add_argument("--seed", type=int, default=42, help="of adapters, dropout and the order of the rows")
+    parser.add_argument(
+        "--max_grad_norm",
+        type=float,
+        default=1.0,
+        help="clip the global norm of the gradient; 0: do not",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=42, help="of adapters, dropout and the order of the rows"
+    )
     # Evaluation, logs, result
-    parser.add_argument("--eval_strategy", default="epoch", choices=["no", "steps", "epoch"], help="when to evaluate")
-    parser.add_argument("--eval_steps", type=int, default=500, help="optimizer steps between evaluations")
-    parser.add_argument("--logging_steps", type=int, default=1, help="optimizer steps between lines of metrics.jsonl; in between nothing waits for the device")
-    parser.add_argument("--report_to", default="none", choices=["none", "all", "tensorboard", "wandb", "trackio", "comet_ml", "mlflow", "clearml", "dvclive", "swanlab", "aim"], help="tracker")
+    parser.add_argument(
+        "--eval_strategy",
+        default="epoch",
+        choices=["no", "steps", "epoch"],
+        help="when to evaluate",
+    )
+    parser.add_argument(
+        "--eval_steps", type=int, default=500, help="optimizer steps between evaluations"
+    )
+    parser.add_argument(
+        "--logging_steps",
+        type=int,
+        default=1,
+        help="optimizer steps between lines of metrics.jsonl; in between nothing waits for the device",
+    )
+    parser.add_argument(
+        "--report_to",
+        default="none",
+        choices=[
+            "none",
+            "all",
+            "tensorboard",
+            "wandb",
+            "trackio",
+            "comet_ml",
+            "mlflow",
+            "clearml",
+            "dvclive",
+            "swanlab",
+            "aim",
+        ],
+        help="tracker",
+    )
     parser.add_argument("--output_dir", default="runs/llama", help="folder of the result")
-    parser.add_argument("--ddp_timeout", type=int, default=1800, help=(
-        "seconds that ranks wait for each other, also while one prepares the rows or writes a"
-        " checkpoint; then each prints its stacks and ends. If preparing the rows takes longer, first"
-        " run the same command with --num_processes 1 and --dry_run, which fills the cache"))
+    parser.add_argument(
+        "--ddp_timeout",
+        type=int,
+        default=1800,
+        help=(
+            "seconds that ranks wait for each other, also while one prepares the rows or writes a"
+            " checkpoint; then each prints its stacks and ends. If preparing the rows takes longer, first"
+            " run the same command with --num_processes 1 and --dry_run, which fills the cache"
+        ),
+    )
     if run_status:
         run_status.add_arguments(parser)
-    parser.error = lambda message: stop(64, message, *(run_status.meant(message, parser) if run_status else []))
+    parser.error = lambda message: stop(
+        64, message, *(run_status.meant(message, parser) if run_status else [])
+    )
     args = parser.parse_args()
     if args.attn_implementation == "varlen" and not run_status:
-        stop(64, "--attn_implementation varlen needs preflight.py, varlen.py and what they import beside this file")
-    args.dataset_config = args.dataset_config or {"HuggingFaceTB/smoltalk": "everyday-conversations"}.get(args.dataset_name)
+        stop(
+            64,
+            "--attn_implementation varlen needs preflight.py, varlen.py and what they import beside this file",
+        )
+    args.dataset_config = args.dataset_config or {
+        "HuggingFaceTB/smoltalk": "everyday-conversations"
+    }.get(args.dataset_name)
     return args
 
 
@@ -166,35 +334,68 @@ try:  # what keeps a run from being lost; what is refused and told at its start;
 except ModuleNotFoundError as error:
     fault_tolerance = head_loss = model_weights = preflight = rows = None  # it trains without them
     if run_status:
-        stop(64, f"run_status.py lies beside this recipe, and the module {error.name} is missing: {COPY_ALL}")
+        stop(
+            64,
+            f"run_status.py lies beside this recipe, and the module {error.name} is missing: {COPY_ALL}",
+        )
 
-ROW_FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}  # EDIT: yours, {prompt's column: answer's}, besides messages
-LOGITS_SHARE = 1 / 64  # of a GPU's memory, for fp32 logits at a time: 1.25 GiB of 80; the loss takes about three times that for a moment
+# EDIT: yours, {prompt's column: answer's}, besides messages
+ROW_FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}
+LOGITS_SHARE = (
+    1 / 64
+)  # of a GPU's memory, for fp32 logits at a time: 1.25 GiB of 80; the loss takes about three times that for a moment
 SUPERVISED = {}  # positions and targets of the batch at hand: the way to the output head that leads past the model's forward
-DEFAULT_CHAT_TEMPLATE = ("{{ bos_token or '' }}{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}"  # for tokenizers that bring none
-    "{{ eos_token if m.role == 'assistant' }}{{ '\n' }}{% endfor %}{{ '<|assistant|>\n' if add_generation_prompt }}")
+DEFAULT_CHAT_TEMPLATE = (
+    "{{ bos_token or '' }}{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}"  # for tokenizers that bring none
+    "{{ eos_token if m.role == 'assistant' }}{{ '\n' }}{% endfor %}{{ '<|assistant|>\n' if add_generation_prompt }}"
+)
 
 
 def make_accelerator(args):
     """Return the Accelerator, which must exist before the model loads; stop with 64 if it cannot run what launcher and arguments ask."""
     try:
         accelerator = Accelerator(
-            gradient_accumulation_plugin=GradientAccumulationPlugin(args.gradient_accumulation_steps, sync_with_dataloader=False),
+            gradient_accumulation_plugin=GradientAccumulationPlugin(
+                args.gradient_accumulation_steps, sync_with_dataloader=False
+            ),
             dataloader_config=DataLoaderConfiguration(even_batches=False, non_blocking=True),
-            dynamo_plugin=TorchDynamoPlugin(backend="inductor", use_regional_compilation=True) if args.torch_compile else None,
-            kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True),  # else DDP holds gradients twice
-                             InitProcessGroupKwargs(timeout=timedelta(seconds=max(args.ddp_timeout, 1) + 60))],  # the watch over the ranks speaks first
-            log_with=None if args.report_to == "none" else args.report_to, project_dir=args.output_dir)
+            dynamo_plugin=TorchDynamoPlugin(backend="inductor", use_regional_compilation=True)
+            if args.torch_compile
+            else None,
+            kwargs_handlers=[
+                DistributedDataParallelKwargs(
+                    gradient_as_bucket_view=True
+                ),  # else DDP holds gradients twice
+                InitProcessGroupKwargs(timeout=timedelta(seconds=max(args.ddp_timeout, 1) + 60)),
+            ],  # the watch over the ranks speaks first
+            log_with=None if args.report_to == "none" else args.report_to,
+            project_dir=args.output_dir,
+        )
     except (RuntimeError, ValueError, ImportError) as error:
-        stop(64, f"accelerate cannot run what the launcher was asked for: {str(error).splitlines()[0]}", *([preflight.REHEARSE] if preflight else []))
+        stop(
+            64,
+            f"accelerate cannot run what the launcher was asked for: {str(error).splitlines()[0]}",
+            *([preflight.REHEARSE] if preflight else []),
+        )
     if preflight and (problems := preflight.find_problems(args, accelerator)):
         stop(64, *problems)
-    fsdp = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
-    if fsdp and (accelerator.is_fsdp2 or fsdp.sharding_strategy.name != "NO_SHARD"):  # no_sync would hold whole gradients (huggingface/accelerate#2531)
+    fsdp = (
+        accelerator.state.fsdp_plugin
+        if accelerator.distributed_type == DistributedType.FSDP
+        else None
+    )
+    if fsdp and (
+        accelerator.is_fsdp2 or fsdp.sharding_strategy.name != "NO_SHARD"
+    ):  # no_sync would hold whole gradients (huggingface/accelerate#2531)
         accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = True
     reduce_in_fp32(accelerator)
-    if zero := accelerator.state.deepspeed_plugin:  # the loop's own calls do not reach its engine (huggingface/accelerate#1970)
-        zero.deepspeed_config.update(gradient_clipping=args.max_grad_norm, train_micro_batch_size_per_gpu=args.per_device_train_batch_size)
+    if (
+        zero := accelerator.state.deepspeed_plugin
+    ):  # the loop's own calls do not reach its engine (huggingface/accelerate#1970)
+        zero.deepspeed_config.update(
+            gradient_clipping=args.max_grad_norm,
+            train_micro_batch_size_per_gpu=args.per_device_train_batch_size,
+        )
     torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = args.tf32  # torch allows it for convolutions by default
     return accelerator
@@ -208,7 +409,11 @@ def reduce_in_fp32(accelerator):
     keep 2 more bytes per gradient element. DeepSpeed refuses to add in fp32 under ZeRO-0, turns ZeRO-1 into another
     optimizer (engine.py, _do_optimizer_sanity_check) and keeps a second copy on the GPU under ZeRO-2 with offload
     (stage_1_and_2.py, _use_compact_grad_partition_buffer): these add micro-batches in the type that is computed in."""
-    fsdp = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
+    fsdp = (
+        accelerator.state.fsdp_plugin
+        if accelerator.distributed_type == DistributedType.FSDP
+        else None
+    )
     if fsdp and fsdp.mixed_precision_policy and accelerator.is_fsdp2:
         # Without output_dtype=None the loss, which is a sum, would be rounded
         policy = replace(fsdp.mixed_precision_policy, reduce_dtype=torch.float32, output_dtype=None)
@@ -228,17 +433,37 @@ def reduce_in_fp32(accelerator):
 
 def row_to_messages(row):
     """Return a row as a list of {"role", "content"}; with rows.py a ValueError says why it is none. EDIT: your own columns."""
-    messages, pair = row.get("messages"), next((pair for pair in ROW_FORMATS.items() if set(pair) <= set(row)), None)
+    messages, pair = (
+        row.get("messages"),
+        next((pair for pair in ROW_FORMATS.items() if set(pair) <= set(row)), None),
+    )
     if not messages and pair:
-        ask = "\n\n".join([row[pair[0]], row["input"]]) if pair[0] == "instruction" and row.get("input") else row[pair[0]]
-        messages = ask + row[pair[1]] if isinstance(ask, list) else [{"role": "user", "content": ask}, {"role": "assistant", "content": row[pair[1]]}]
+        ask = (
+            "\n\n".join([row[pair[0]], row["input"]])
+            if pair[0] == "instruction" and row.get("input")
+            else row[pair[0]]
+        )
+        messages = (
+            ask + row[pair[1]]
+            if isinstance(ask, list)
+            else [{"role": "user", "content": ask}, {"role": "assistant", "content": row[pair[1]]}]
+        )
     if rows:
         return rows.checked(messages, row, ROW_FORMATS)
-    others = [key for message in messages for key in message if key not in ("role", "content") and message[key]]
+    others = [
+        key
+        for message in messages
+        for key in message
+        if key not in ("role", "content") and message[key]
+    ]
     others += [column for column in ("tools", "functions") if row.get(column)]
     if others:  # the chat template may drop them: rows.py finds that out
-        raise ValueError(f"a row has {', '.join(others)}: remove them, or copy all files beside this recipe that README.md names")
-    return [message | {"content": "" + message["content"]} for message in messages]  # text, or it ends here
+        raise ValueError(
+            f"a row has {', '.join(others)}: remove them, or copy all files beside this recipe that README.md names"
+        )
+    return [
+        message | {"content": "" + message["content"]} for message in messages
+    ]  # text, or it ends here
 
 
 def tokenize_row(row, tokenizer, max_length):
@@ -248,33 +473,73 @@ def tokenize_row(row, tokenizer, max_length):
     if rows:
         rows.check_keys(row, messages, tokenizer)
     text = tokenizer.apply_chat_template(messages, tokenize=False)
-    learnt, end = bytearray(len(text) + 1), len(text.rstrip())  # a flag a character: by place, since the pad token may end turns (huggingface/trl#976)
+    learnt, end = (
+        bytearray(len(text) + 1),
+        len(text.rstrip()),
+    )  # a flag a character: by place, since the pad token may end turns (huggingface/trl#976)
     for i in (i for i, message in enumerate(messages) if message["role"] == "assistant"):
-        before = tokenizer.apply_chat_template(messages[:i], tokenize=False, add_generation_prompt=True)
-        after = (tokenizer.apply_chat_template(messages[: i + 1], tokenize=False) if i + 1 < len(messages) else text).rstrip()
-        if text.startswith(before) and text.startswith(after) and len(after) > len(before):  # some templates rewrite answers before the last
-            learnt[len(before):len(after)] = b"\1" * (len(after) - len(before))
+        before = tokenizer.apply_chat_template(
+            messages[:i], tokenize=False, add_generation_prompt=True
+        )
+        after = (
+            tokenizer.apply_chat_template(messages[: i + 1], tokenize=False)
+            if i + 1 < len(messages)
+            else text
+        ).rstrip()
+        if (
+            text.startswith(before) and text.startswith(after) and len(after) > len(before)
+        ):  # some templates rewrite answers before the last
+            learnt[len(before) : len(after)] = b"\1" * (len(after) - len(before))
     if learnt[end - 1] and not text[:end].endswith(tuple(tokenizer.get_added_vocab())):  # left open
-        text, learnt[end:] = text[:end] + tokenizer.eos_token, b"\1" * (len(tokenizer.eos_token) + 1)
-    encoded = tokenizer(text.encode().decode(), add_special_tokens=False, return_offsets_mapping=True)  # encode: no lone surrogates
-    labels = [token if learnt[start] else -100 for token, (start, _) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)]
-    answers = [place for place, label in enumerate(labels) if place > 0 and label != -100]  # the first token is never predicted
+        text, learnt[end:] = (
+            text[:end] + tokenizer.eos_token,
+            b"\1" * (len(tokenizer.eos_token) + 1),
+        )
+    encoded = tokenizer(
+        text.encode().decode(), add_special_tokens=False, return_offsets_mapping=True
+    )  # encode: no lone surrogates
+    labels = [
+        token if learnt[start] else -100
+        for token, (start, _) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+    ]
+    answers = [
+        place for place, label in enumerate(labels) if place > 0 and label != -100
+    ]  # the first token is never predicted
     if not answers:
         raise ValueError("has no answer in the text that the chat template makes of it")
     if answers[0] >= max_length:
-        raise ValueError(f"has no answer within --max_length {max_length}: {answers[0]} tokens are prompt")
+        raise ValueError(
+            f"has no answer within --max_length {max_length}: {answers[0]} tokens are prompt"
+        )
     tokens = np.array(encoded["input_ids"][:max_length], dtype=np.int32)
-    return {"input_ids": tokens.tolist(), "labels": labels[:max_length], "truncated": len(labels) > max_length,
-            "length": len(tokens), "largest": int(tokens.max()), "hash": xxhash.xxh3_64_intdigest(tokens) >> 1}
+    return {
+        "input_ids": tokens.tolist(),
+        "labels": labels[:max_length],
+        "truncated": len(labels) > max_length,
+        "length": len(tokens),
+        "largest": int(tokens.max()),
+        "hash": xxhash.xxh3_64_intdigest(tokens) >> 1,
+    }
 
 
 def load_split(name, config, split, tokenizer, args):
     """Return the tokenised rows of a split of a file, folder or hub id, and their counts as text; (None, "none") without that split."""
     tokenize = partial(tokenize_row, tokenizer=tokenizer, max_length=args.max_length)
     if rows:
-        return rows.read_split(name, config, split, tokenize, args, required=split == args.dataset_train_split or args.eval_dataset_name)
+        return rows.read_split(
+            name,
+            config,
+            split,
+            tokenize,
+            args,
+            required=split == args.dataset_train_split or args.eval_dataset_name,
+        )
     reader = {".csv": "csv", ".parquet": "parquet"}.get(Path(name).suffix, "json")
-    found = load_dataset(reader, data_files=name, split="train") if Path(name).is_file() else load_dataset(name, config).get(split)
+    found = (
+        load_dataset(reader, data_files=name, split="train")
+        if Path(name).is_file()
+        else load_dataset(name, config).get(split)
+    )
     if not found:
         return None, "none"
     done = found.map(tokenize, remove_columns=found.column_names, num_proc=args.dataset_num_proc)
@@ -283,16 +548,34 @@ def load_split(name, config, split, tokenizer, args):
 
 def load_data(args, tokenizer):
     """Return the training rows, the evaluation rows or None, and the counts of both. EDIT: filters, mixtures, sources."""
-    train_rows, counts = load_split(args.dataset_name, args.dataset_config, args.dataset_train_split, tokenizer, args)
-    name, config = (args.eval_dataset_name, None) if args.eval_dataset_name else (args.dataset_name, args.dataset_config)
-    wanted = args.eval_strategy != "no" and (args.eval_dataset_name or not Path(name).exists() or any(Path(name).rglob(f"{args.dataset_test_split}*")))
-    eval_rows, eval_counts = load_split(name, config, args.dataset_test_split, tokenizer, args) if wanted else (None, "none")
+    train_rows, counts = load_split(
+        args.dataset_name, args.dataset_config, args.dataset_train_split, tokenizer, args
+    )
+    name, config = (
+        (args.eval_dataset_name, None)
+        if args.eval_dataset_name
+        else (args.dataset_name, args.dataset_config)
+    )
+    wanted = args.eval_strategy != "no" and (
+        args.eval_dataset_name
+        or not Path(name).exists()
+        or any(Path(name).rglob(f"{args.dataset_test_split}*"))
+    )
+    eval_rows, eval_counts = (
+        load_split(name, config, args.dataset_test_split, tokenizer, args)
+        if wanted
+        else (None, "none")
+    )
     return train_rows, eval_rows, {"train rows": counts, "eval rows": eval_counts}
 
 
 def best_fit(lengths, capacity):
     """Return lines of at most `capacity` tokens, as lists of row numbers, by best-fit decreasing (arXiv 2404.10830)."""
-    lines, rooms, shortest = [], [], min(lengths)  # rooms: what is left in a line, and the line, in order
+    lines, rooms, shortest = (
+        [],
+        [],
+        min(lengths),
+    )  # rooms: what is left in a line, and the line, in order
     for row in np.argsort(-np.asarray(lengths), kind="stable").tolist():
         place = bisect_left(rooms, (lengths[row], 0))
         room, line = rooms.pop(place) if place < len(rooms) else (capacity, len(lines))
@@ -308,11 +591,21 @@ def global_batches(num_lines, batch_size, window, num_epochs=1, seed=None, lengt
     j % ranks. Empty ones fill an epoch up to whole windows (accumulation x ranks). With lengths each 50 windows are sorted."""
     batches = []
     for epoch in range(num_epochs):
-        order = np.arange(num_lines) if seed is None else np.random.default_rng((seed, epoch)).permutation(num_lines)
+        order = (
+            np.arange(num_lines)
+            if seed is None
+            else np.random.default_rng((seed, epoch)).permutation(num_lines)
+        )
         if lengths is not None:
-            parts = np.split(order, range(50 * batch_size * window, num_lines, 50 * batch_size * window))
-            order = np.concatenate([part[np.argsort(-lengths[part], kind="stable")] for part in parts])
-        batches += [order[start : start + batch_size].tolist() for start in range(0, num_lines, batch_size)]
+            parts = np.split(
+                order, range(50 * batch_size * window, num_lines, 50 * batch_size * window)
+            )
+            order = np.concatenate(
+                [part[np.argsort(-lengths[part], kind="stable")] for part in parts]
+            )
+        batches += [
+            order[start : start + batch_size].tolist() for start in range(0, num_lines, batch_size)
+        ]
         batches += [[]] * (-len(batches) % window)
     return batches
 
@@ -328,7 +621,12 @@ def ends_of_rows(lengths):
     layer has to read it from the device."""
     ends = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
     longest = int(max(lengths))
-    return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+    return {
+        "cu_seq_lens_q": ends,
+        "cu_seq_lens_k": ends,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
 
 
 def collate(source, lines, pad_token_id, width=0, refit=False, varlen=False):
@@ -338,34 +636,60 @@ def collate(source, lines, pad_token_id, width=0, refit=False, varlen=False):
     supervised: positions, [n], in the flattened batch, whose next token is learnt, and that token, targets, [n]
     counts: n, and tokens without padding. row: numbers in the file, from 1, on the host
     width: pad to it. refit: put the rows of the batch into as few lines as there need be. varlen: into one, for FlashAttention."""
-    nothing = [{"input_ids": [pad_token_id], "labels": [-100], "row": 0}]  # a rank without rows still takes part
+    nothing = [
+        {"input_ids": [pad_token_id], "labels": [-100], "row": 0}
+    ]  # a rank without rows still takes part
     documents = source.__getitems__(sum(lines, [])) if lines else nothing
     rows_left = iter(documents)
     lines = [[next(rows_left) for _ in line] for line in lines] or [documents]
     lengths = [len(row["input_ids"]) for row in documents]
     if varlen or refit:
-        lines = [documents] if varlen else [[documents[i] for i in line] for line in best_fit(lengths, max(lengths))]
-    shape = len(lines), max(width * (not varlen), *(sum(len(row["input_ids"]) for row in line) for line in lines))
-    ids, labels, positions = np.full(shape, pad_token_id), np.full(shape, -100), np.zeros(shape, dtype=np.int64)
+        lines = (
+            [documents]
+            if varlen
+            else [[documents[i] for i in line] for line in best_fit(lengths, max(lengths))]
+        )
+    shape = (
+        len(lines),
+        max(width * (not varlen), *(sum(len(row["input_ids"]) for row in line) for line in lines)),
+    )
+    ids, labels, positions = (
+        np.full(shape, pad_token_id),
+        np.full(shape, -100),
+        np.zeros(shape, dtype=np.int64),
+    )
     for i, line in enumerate(lines):
         end = 0
         for row in line:
             part = slice(end, end := end + len(row["input_ids"]))
-            ids[i, part], labels[i, part], positions[i, part] = row["input_ids"], row["labels"], np.arange(end - part.start)
+            ids[i, part], labels[i, part], positions[i, part] = (
+                row["input_ids"],
+                row["labels"],
+                np.arange(end - part.start),
+            )
             labels[i, part.start] = -100  # nothing comes before it
     learnt, inputs = np.flatnonzero(labels != -100), {"input_ids": torch.from_numpy(ids)}
     if len(documents) > len(lines):
         inputs["position_ids"] = torch.from_numpy(positions)
     if varlen:
         inputs |= ends_of_rows(lengths)
-    return {"inputs": inputs, "supervised": {"positions": torch.from_numpy(learnt - 1), "targets": torch.from_numpy(labels.ravel()[learnt])},
-            "counts": torch.tensor([len(learnt), sum(lengths)]), "row": [int(row["row"]) for row in documents]}
+    return {
+        "inputs": inputs,
+        "supervised": {
+            "positions": torch.from_numpy(learnt - 1),
+            "targets": torch.from_numpy(labels.ravel()[learnt]),
+        },
+        "counts": torch.tensor([len(learnt), sum(lengths)]),
+        "row": [int(row["row"]) for row in documents],
+    }
 
 
 def load_tokenizer(name):
     """Return the tokenizer, in any case with a chat template and a pad token; preflight stops with 64 or 69 if there is none."""
     with preflight.loading("tokenizer", name) if preflight else nullcontext():
-        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="right", trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(
+            name, padding_side="right", trust_remote_code=False
+        )
     tokenizer.chat_template = tokenizer.chat_template or DEFAULT_CHAT_TEMPLATE
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     return tokenizer
@@ -416,31 +740,60 @@ def leave_casts_to_autocast(model, args, accelerator):
 def load_model(args, accelerator):
     """Return the model, quantized and with adapters as asked for; preflight stops with 64 if it cannot be loaded."""
     quantization = BitsAndBytesConfig(load_in_8bit=True) if args.load_in_8bit else None
-    if args.load_in_4bit:  # the library's own defaults are fp4, float32 and uint8: always say all four
-        quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=args.bnb_4bit_quant_type, bnb_4bit_quant_storage=args.dtype,
-                                          bnb_4bit_compute_dtype=compute_dtype(args, accelerator), bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant)
+    if (
+        args.load_in_4bit
+    ):  # the library's own defaults are fp4, float32 and uint8: always say all four
+        quantization = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type=args.bnb_4bit_quant_type,
+            bnb_4bit_quant_storage=args.dtype,
+            bnb_4bit_compute_dtype=compute_dtype(args, accelerator),
+            bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant,
+        )
     read = AutoModelForCausalLM.from_pretrained
     if model_weights:
         read = partial(model_weights.load_pretrained, AutoModelForCausalLM, accelerator)
     with preflight.loading("model", args.model_name_or_path, args) if preflight else nullcontext():
-        model = read(args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation,
-                                                     quantization_config=quantization, trust_remote_code=False)
+        model = read(
+            args.model_name_or_path,
+            dtype=args.dtype,
+            attn_implementation=args.attn_implementation,
+            quantization_config=quantization,
+            trust_remote_code=False,
+        )
     if args.gradient_checkpointing:  # called gradient_checkpointing_enable in older transformers
-        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": False})
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)(
+            {"use_reentrant": False}
+        )
     if args.load_in_8bit:  # in bf16 bitsandbytes warns in each layer and pass that it uses float16
         logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
-    model.apply(lambda module: setattr(module, "support_avx512bf16_for_cpu", False))  # else a CPU repacks 4-bit weights, and gradients stop there
+    model.apply(
+        lambda module: setattr(module, "support_avx512bf16_for_cpu", False)
+    )  # else a CPU repacks 4-bit weights, and gradients stop there
     if args.use_liger_kernel:  # not its loss, which is that of loss_in_head
         apply_liger_kernel(model, {"fused_linear_cross_entropy": False, "cross_entropy": False})
     if args.use_peft:
         if preflight:
             preflight.check_adapters(model, args.lora_target_modules)
-        model = get_peft_model(model, LoraConfig(
-            task_type="CAUSAL_LM", r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, use_rslora=args.use_rslora,
-            use_dora=args.use_dora, target_modules="all-linear" if args.lora_target_modules == ["all-linear"] else args.lora_target_modules))
+        model = get_peft_model(
+            model,
+            LoraConfig(
+                task_type="CAUSAL_LM",
+                r=args.lora_r,
+                lora_alpha=args.lora_alpha,
+                lora_dropout=args.lora_dropout,
+                use_rslora=args.use_rslora,
+                use_dora=args.use_dora,
+                target_modules="all-linear"
+                if args.lora_target_modules == ["all-linear"]
+                else args.lora_target_modules,
+            ),
+        )
         leave_casts_to_autocast(model, args, accelerator)
         cast_for_zero3(model, accelerator)
-        if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
+        if (
+            accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2
+        ):  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
             accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
     return model
 
@@ -459,16 +812,27 @@ def keep_embeddings_in_32_bits(model):
 
 def make_optimizer(model, args):
     """Return AdamW over what is trained, without weight decay on biases and norms."""
-    groups = [{"params": [], "weight_decay": args.weight_decay}, {"params": [], "weight_decay": 0.0}]
+    groups = [
+        {"params": [], "weight_decay": args.weight_decay},
+        {"params": [], "weight_decay": 0.0},
+    ]
     for name, weight in model.named_parameters():
-        groups["norm" in name.lower() or ".ln_" in name or name.endswith("bias")]["params"] += [weight] * weight.requires_grad
-    groups = [group for group in groups if group["params"]]  # DeepSpeed drops an empty one, and the schedule then fails
+        if weight.requires_grad:
+            spared = "norm" in name.lower() or ".ln_" in name or name.endswith("bias")
+            groups[int(spared)]["params"].append(weight)
+    # DeepSpeed drops an empty one, and the schedule then fails
+    groups = [group for group in groups if group["params"]]
     if args.optim.startswith("adamw_torch"):
-        return torch.optim.AdamW(groups, lr=args.learning_rate, fused=args.optim == "adamw_torch_fused")
+        return torch.optim.AdamW(
+            groups, lr=args.learning_rate, fused=args.optim == "adamw_torch_fused"
+        )
     from bitsandbytes import optim  # AdamW8bit, PagedAdamW8bit, PagedAdamW32bit
+
     if args.optim.endswith("8bit"):
         keep_embeddings_in_32_bits(model)
-    return getattr(optim, args.optim.replace("paged_", "Paged").replace("adamw_", "AdamW"))(groups, lr=args.learning_rate)
+    return getattr(optim, args.optim.replace("paged_", "Paged").replace("adamw_", "AdamW"))(
+        groups, lr=args.learning_rate
+    )
 
 
 def logits_mib(args, device):
@@ -487,10 +851,25 @@ def loss_in_head(model, max_logits_mib):
     logits than max_logits_mib. Return how, as text. Inside the head every strategy has its weight whole, and gathers it once.
 
     A model that changes its logits after its head (Gemma 2, Granite, Cohere) gets those of these tokens instead, [tokens, vocabulary]."""
-    inner, head, vocab = getattr(model, "get_base_model", lambda: model)(), model.get_output_embeddings(), model.get_input_embeddings().num_embeddings
-    piece, logits_of, own = max(int(max_logits_mib * 2**20 / (4 * vocab)), 1), head.forward, torch.zeros(1, 1, 1)
-    with mock.patch.object(inner.base_model, "forward", lambda *_, **__: mock.MagicMock(last_hidden_state=own)), mock.patch.object(head, "forward", lambda _: own):
-        comes_last = inner(input_ids=torch.zeros(1, 1, dtype=torch.long)).logits is own  # Gemma 2, Granite and Cohere cap or scale logits
+    inner, head, vocab = (
+        getattr(model, "get_base_model", lambda: model)(),
+        model.get_output_embeddings(),
+        model.get_input_embeddings().num_embeddings,
+    )
+    piece, logits_of, own = (
+        max(int(max_logits_mib * 2**20 / (4 * vocab)), 1),
+        head.forward,
+        torch.zeros(1, 1, 1),
+    )
+    with (
+        mock.patch.object(
+            inner.base_model, "forward", lambda *_, **__: mock.MagicMock(last_hidden_state=own)
+        ),
+        mock.patch.object(head, "forward", lambda _: own),
+    ):
+        comes_last = (
+            inner(input_ids=torch.zeros(1, 1, dtype=torch.long)).logits is own
+        )  # Gemma 2, Granite and Cohere cap or scale logits
     plain = type(head) is torch.nn.Linear  # else it has adapters, or is quantized
 
     def losses_of(hidden, targets):
@@ -503,7 +882,9 @@ def loss_in_head(model, max_logits_mib):
             return logits_of(hidden)
         if len(targets) <= piece:
             return losses_of(hidden, targets)
-        if head_loss and plain:  # what FSDP makes of the weight during the forward pass, so it is read here
+        if (
+            head_loss and plain
+        ):  # what FSDP makes of the weight during the forward pass, so it is read here
             return head_loss.LossInPieces.apply(hidden, head.weight, head.bias, targets, piece)
         parts = zip(hidden.split(piece), targets.split(piece), strict=True)
         return torch.cat([recompute(losses_of, *part, use_reentrant=False) for part in parts])
@@ -514,7 +895,11 @@ def loss_in_head(model, max_logits_mib):
 
 def losses_in_output(logits):
     """Return the cross-entropy of each token that SUPERVISED names, [tokens], from what a model with loss_in_head has put out."""
-    return logits if logits.dim() == 1 else cross_entropy(logits.float(), SUPERVISED["targets"], reduction="none")
+    return (
+        logits
+        if logits.dim() == 1
+        else cross_entropy(logits.float(), SUPERVISED["targets"], reduction="none")
+    )
 
 
 def summed_loss(model, batch):
@@ -534,7 +919,11 @@ def evaluate(accelerator, model, loader, step):
             return None
     model.train()
     loss, num_tokens = accelerator.reduce(total).tolist()
-    return {"step": step, "eval_loss": loss / num_tokens, "eval_perplexity": math.exp(min(loss / num_tokens, 700))}
+    return {
+        "step": step,
+        "eval_loss": loss / num_tokens,
+        "eval_perplexity": math.exp(min(loss / num_tokens, 700)),
+    }
 
 
 def export_model(accelerator, model, tokenizer, output_dir):
@@ -546,9 +935,23 @@ def export_model(accelerator, model, tokenizer, output_dir):
     if accelerator.is_main_process:
         model = extract_model_from_parallel(model, keep_torch_compile=False)
         for module in list(model.modules()):  # peft finds nothing inside of FSDP1's wrappers
-            module._modules.update({name: child.module for name, child in module.named_children() if "_fsdp_wrapped_module" in child._modules})
-        tied, clean = getattr(model, "all_tied_weights_keys", {}), lambda name: name.replace("_orig_mod.", "").removeprefix("module.")
-        model.save_pretrained(output_dir, state_dict={clean(name): weight for name, weight in weights.items() if name not in tied})  # tied ones once
+            module._modules.update(
+                {
+                    name: child.module
+                    for name, child in module.named_children()
+                    if "_fsdp_wrapped_module" in child._modules
+                }
+            )
+        tied, clean = (
+            getattr(model, "all_tied_weights_keys", {}),
+            lambda name: name.replace("_orig_mod.", "").removeprefix("module."),
+        )
+        model.save_pretrained(
+            output_dir,
+            state_dict={
+                clean(name): weight for name, weight in weights.items() if name not in tied
+            },
+        )  # tied ones once
         tokenizer.save_pretrained(output_dir)
 
 
@@ -570,7 +973,16 @@ def main():
     accumulation, output_dir = args.gradient_accumulation_steps, Path(args.output_dir)
     accelerator = make_accelerator(args)
     set_seed(args.seed)
-    checkpoint, progress = None, {"step": 0, "schedule_steps": 0, "num_input_tokens_seen": 0, "nonfinite_steps": 0, "evaluated": True}
+    checkpoint, progress = (
+        None,
+        {
+            "step": 0,
+            "schedule_steps": 0,
+            "num_input_tokens_seen": 0,
+            "nonfinite_steps": 0,
+            "evaluated": True,
+        },
+    )
     if fault_tolerance:
         fault_tolerance.watch_ranks(accelerator, args)
         fault_tolerance.make_output_dir(accelerator, args)
@@ -582,33 +994,76 @@ def main():
     tokenizer = load_tokenizer(args.model_name_or_path)
     with accelerator.local_main_process_first():  # the others read its cache
         train_rows, eval_rows, told = load_data(args, tokenizer)
-    lengths, window = train_rows["length"][:], accumulation * accelerator.num_processes  # window: micro-batches of an optimizer step
-    lines = sorted(best_fit(lengths, args.max_length), key=min) if args.packing else [[row] for row in range(len(train_rows))]
-    facts = {"rows_per_step": args.per_device_train_batch_size * window, "data": xxhash.xxh3_128_hexdigest(train_rows["hash"][:].tobytes())}
+    lengths, window = (
+        train_rows["length"][:],
+        accumulation * accelerator.num_processes,
+    )  # window: micro-batches of an optimizer step
+    lines = (
+        sorted(best_fit(lengths, args.max_length), key=min)
+        if args.packing
+        else [[row] for row in range(len(train_rows))]
+    )
+    facts = {
+        "rows_per_step": args.per_device_train_batch_size * window,
+        "data": xxhash.xxh3_128_hexdigest(train_rows["hash"][:].tobytes()),
+    }
     if checkpoint:
         preflight.check_changes(accelerator, args, progress, facts)
     steps_per_epoch = math.ceil(len(lines) / facts["rows_per_step"])
-    total_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * steps_per_epoch)
+    total_steps = (
+        args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * steps_per_epoch)
+    )
     if checkpoint:
         fault_tolerance.end_if_done(accelerator, args, progress, total_steps)
-    order = {"random": (args.seed, None), "sequential": (None, None), "group_by_length": (args.seed, lengths)}[args.train_sampling_strategy]
-    batches = global_batches(len(lines), args.per_device_train_batch_size, window, math.ceil(total_steps / steps_per_epoch), *order)
+    order = {
+        "random": (args.seed, None),
+        "sequential": (None, None),
+        "group_by_length": (args.seed, lengths),
+    }[args.train_sampling_strategy]
+    batches = global_batches(
+        len(lines),
+        args.per_device_train_batch_size,
+        window,
+        math.ceil(total_steps / steps_per_epoch),
+        *order,
+    )
     varlen, columns = wants_one_line(args), ["input_ids", "labels", "row"]
-    make = partial(collate, pad_token_id=tokenizer.pad_token_id, refit=args.padding_free, varlen=varlen)
-    options = {"num_workers": args.dataloader_num_workers, "pin_memory": accelerator.device.type == "cuda",
-               "worker_init_fn": leave_process_group}
-    make_train = partial(make, train_rows.select_columns(columns), width=args.max_length * args.packing)
-    train_loader = DataLoader(lines, batch_sampler=batches[progress["step"] * window : total_steps * window], collate_fn=make_train, **options)
+    make = partial(
+        collate, pad_token_id=tokenizer.pad_token_id, refit=args.padding_free, varlen=varlen
+    )
+    options = {
+        "num_workers": args.dataloader_num_workers,
+        "pin_memory": accelerator.device.type == "cuda",
+        "worker_init_fn": leave_process_group,
+    }
+    make_train = partial(
+        make, train_rows.select_columns(columns), width=args.max_length * args.packing
+    )
+    train_loader = DataLoader(
+        lines,
+        batch_sampler=batches[progress["step"] * window : total_steps * window],
+        collate_fn=make_train,
+        **options,
+    )
     if eval_rows:
-        batches = global_batches(len(eval_rows), args.per_device_eval_batch_size, accelerator.num_processes)
-        make_eval, eval_lines = partial(make, eval_rows.select_columns(columns)), [[row] for row in range(len(eval_rows))]
-        eval_loader = accelerator.prepare(DataLoader(eval_lines, batch_sampler=batches, collate_fn=make_eval, **options))
+        batches = global_batches(
+            len(eval_rows), args.per_device_eval_batch_size, accelerator.num_processes
+        )
+        make_eval, eval_lines = (
+            partial(make, eval_rows.select_columns(columns)),
+            [[row] for row in range(len(eval_rows))],
+        )
+        eval_loader = accelerator.prepare(
+            DataLoader(eval_lines, batch_sampler=batches, collate_fn=make_eval, **options)
+        )
 
     # ---- Model ----
     model = load_model(args, accelerator)
     told["loss"] = loss_in_head(model, logits_mib(args, accelerator.device))
     if preflight:
-        preflight.report_start(accelerator, args, model, tokenizer, train_rows, lines, total_steps, facts, told)
+        preflight.report_start(
+            accelerator, args, model, tokenizer, train_rows, lines, total_steps, facts, told
+        )
     else:
         accelerator.print("no checkpoints: fault_tolerance.py is not beside this recipe")
 
@@ -616,11 +1071,16 @@ def main():
     optimizer = make_optimizer(model, args)
     if fault_tolerance:
         fault_tolerance.check_gradients(accelerator, optimizer)
-    warmup_steps = math.ceil(args.warmup_steps * total_steps) if args.warmup_steps < 1 else int(args.warmup_steps)
+    warmup_steps = (
+        math.ceil(args.warmup_steps * total_steps)
+        if args.warmup_steps < 1
+        else int(args.warmup_steps)
+    )
     schedule = get_scheduler(args.lr_scheduler_type, optimizer, warmup_steps, total_steps)
 
     # ---- Prepare ----
-    model, optimizer, train_loader = accelerator.prepare(model, optimizer, train_loader)  # a schedule would step once per rank (accelerate#2926)
+    # Without the schedule, which would step once per rank (accelerate#2926)
+    model, optimizer, train_loader = accelerator.prepare(model, optimizer, train_loader)
     if fault_tolerance:
         fault_tolerance.undo_allocating_step(accelerator, model, optimizer)
     accelerator.init_trackers("llama", {key: str(value) for key, value in vars(args).items()})
@@ -630,21 +1090,48 @@ def main():
         fault_tolerance.resume(accelerator, model, optimizer, schedule, args, checkpoint, progress)
 
     # ---- Train ----
-    eval_every = {"no": total_steps, "steps": args.eval_steps, "epoch": steps_per_epoch}[args.eval_strategy]
-    metrics_file = open(output_dir / "metrics.jsonl" if accelerator.is_main_process else os.devnull, "a" if checkpoint else "w", buffering=1)
-    bar = tqdm(desc="Training", total=total_steps, initial=progress["step"], unit="step", disable=not accelerator.is_main_process)
+    eval_every = {"no": total_steps, "steps": args.eval_steps, "epoch": steps_per_epoch}[
+        args.eval_strategy
+    ]
+    metrics_file = open(
+        output_dir / "metrics.jsonl" if accelerator.is_main_process else os.devnull,
+        "a" if checkpoint else "w",
+        buffering=1,
+    )
+    bar = tqdm(
+        desc="Training",
+        total=total_steps,
+        initial=progress["step"],
+        unit="step",
+        disable=not accelerator.is_main_process,
+    )
     model.train()
     step, num_tokens_seen = progress["step"], progress["num_input_tokens_seen"]
     loader, start, tokens_before = iter(train_loader), time.perf_counter(), num_tokens_seen
     while True:  # here `step` steps are done
-        progress |= {"evaluated": step == progress["step"] and progress["evaluated"], "schedule_steps": schedule.state_dict()["last_epoch"]}
-        progress |= {"step": step, "num_input_tokens_seen": num_tokens_seen, "arguments": vars(args) | facts}
-        if eval_rows and not progress["evaluated"] and (step % eval_every == 0 or step == total_steps):
+        progress |= {
+            "evaluated": step == progress["step"] and progress["evaluated"],
+            "schedule_steps": schedule.state_dict()["last_epoch"],
+        }
+        progress |= {
+            "step": step,
+            "num_input_tokens_seen": num_tokens_seen,
+            "arguments": vars(args) | facts,
+        }
+        if (
+            eval_rows
+            and not progress["evaluated"]
+            and (step % eval_every == 0 or step == total_steps)
+        ):
             if metrics := evaluate(accelerator, model, eval_loader, step):
                 metrics_file.write(json.dumps(metrics) + "\n")
                 accelerator.log(metrics, step=step)
                 if accelerator.is_main_process:
-                    bar.write("step {step}: loss {eval_loss:.4f}, perplexity {eval_perplexity:.2f} on held-out rows".format(**metrics))
+                    bar.write(
+                        "step {step}: loss {eval_loss:.4f}, perplexity {eval_perplexity:.2f} on held-out rows".format(
+                            **metrics
+                        )
+                    )
             progress["evaluated"] = metrics is not None
         if fault_tolerance:
             fault_tolerance.keep(accelerator, model, optimizer, args, progress, bar)
@@ -654,8 +1141,16 @@ def main():
         micro_batches, losses, applied = [next(loader) for _ in range(accumulation)], [], True
         # For dropout, so that no random state has to be saved; after next, whose first call draws a number
         generator = torch.cuda if accelerator.device.type == "cuda" else torch.default_generator
-        generator.manual_seed(int(np.random.SeedSequence((args.seed, step, accelerator.process_index)).generate_state(1)[0]))
-        num_supervised, num_tokens = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))  # of the whole window, over all ranks
+        generator.manual_seed(
+            int(
+                np.random.SeedSequence((args.seed, step, accelerator.process_index)).generate_state(
+                    1
+                )[0]
+            )
+        )
+        num_supervised, num_tokens = accelerator.reduce(
+            sum(batch["counts"] for batch in micro_batches)
+        )  # of the whole window, over all ranks
         for batch in micro_batches:
             with accelerator.accumulate(model):
                 loss = summed_loss(model, batch) / num_supervised
@@ -664,24 +1159,49 @@ def main():
                 # where the loss is not finite: then the gradient, which all ranks share, is not finite either
                 accelerator.backward(loss * (window + 0 * losses[-1]))
                 if accelerator.sync_gradients:
-                    grad_norm = accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm or math.inf)
+                    grad_norm = accelerator.clip_grad_norm_(
+                        model.parameters(), args.max_grad_norm or math.inf
+                    )
                     if fault_tolerance:
-                        applied = fault_tolerance.hold_back(accelerator, optimizer, grad_norm, step, micro_batches, losses)
+                        applied = fault_tolerance.hold_back(
+                            accelerator, optimizer, grad_norm, step, micro_batches, losses
+                        )
                 optimizer.step()
                 optimizer.zero_grad()
         num_tokens_seen = num_tokens_seen + num_tokens
-        if step % args.logging_steps == 0 or step == total_steps:  # only here the device is waited for
-            loss, norm = accelerator.reduce(sum(losses)).item(), math.nan if grad_norm is None else float(grad_norm)
+        if (
+            step % args.logging_steps == 0 or step == total_steps
+        ):  # only here the device is waited for
+            loss, norm = (
+                accelerator.reduce(sum(losses)).item(),
+                math.nan if grad_norm is None else float(grad_norm),
+            )
             metrics = {
-                "step": step, "epoch": step / steps_per_epoch, "loss": loss if math.isfinite(loss) else None,
-                "grad_norm": norm if math.isfinite(norm) else None, "learning_rate": schedule.get_last_lr()[0],
-                "num_input_tokens_seen": int(num_tokens_seen), "tokens_per_second": int(num_tokens_seen - tokens_before) / (time.perf_counter() - start),
-                "peak_memory_gib": (torch.cuda.max_memory_allocated() or getrusage(RUSAGE_SELF).ru_maxrss * 1024) / 2**30}
+                "step": step,
+                "epoch": step / steps_per_epoch,
+                "loss": loss if math.isfinite(loss) else None,
+                "grad_norm": norm if math.isfinite(norm) else None,
+                "learning_rate": schedule.get_last_lr()[0],
+                "num_input_tokens_seen": int(num_tokens_seen),
+                "tokens_per_second": int(num_tokens_seen - tokens_before)
+                / (time.perf_counter() - start),
+                "peak_memory_gib": (
+                    torch.cuda.max_memory_allocated() or getrusage(RUSAGE_SELF).ru_maxrss * 1024
+                )
+                / 2**30,
+            }
             metrics_file.write(json.dumps(metrics) + "\n")
-            accelerator.log({name: value for name, value in metrics.items() if value is not None}, step=step)
+            accelerator.log(
+                {name: value for name, value in metrics.items() if value is not None}, step=step
+            )
             bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
-            if not fault_tolerance and not math.isfinite(loss if grad_norm is None or accelerator.scaler else loss + norm):  # fp16's scale may be too large
-                stop(70, f"the loss or gradient of step {step} is not finite; without fault_tolerance.py nothing is saved")
+            if not fault_tolerance and not math.isfinite(
+                loss if grad_norm is None or accelerator.scaler else loss + norm
+            ):  # fp16's scale may be too large
+                stop(
+                    70,
+                    f"the loss or gradient of step {step} is not finite; without fault_tolerance.py nothing is saved",
+                )
         if applied and not accelerator.optimizer_step_was_skipped:
             schedule.step()
         bar.update()
@@ -691,7 +1211,9 @@ def main():
     export_model(accelerator, model, tokenizer, output_dir)
     if fault_tolerance:
         fault_tolerance.conclude(accelerator, "done", 0)
-    accelerator.print(f'Trained in {time.perf_counter() - start:.0f} s; the model is in {output_dir}. Ask it: python scripts/generate.py {output_dir} --prompt "..."')
+    accelerator.print(
+        f'Trained in {time.perf_counter() - start:.0f} s; the model is in {output_dir}. Ask it: python scripts/generate.py {output_dir} --prompt "..."'
+    )
     accelerator.end_training()
 
 

@@ -35,9 +35,17 @@ try:  # beside this file: how a run is called and what becomes of it; workaround
     import upstream
 except ModuleNotFoundError as error:
     run_status = upstream = None  # this file was copied alone
-    beside = [path.name for path in Path(__file__).parent.glob("*.py") if path.stem in ("fault_tolerance", "head_loss", "model_weights", "preflight", "run_status", "upstream")]
+    beside = [
+        path.name
+        for path in Path(__file__).parent.glob("*.py")
+        if path.stem
+        in ("fault_tolerance", "head_loss", "model_weights", "preflight", "run_status", "upstream")
+    ]
     if beside:
-        print(f"error: {beside[0]} lies beside this recipe, and the module {error.name} is missing: {COPY_ALL}", file=sys.stderr)
+        print(
+            f"error: {beside[0]} lies beside this recipe, and the module {error.name} is missing: {COPY_ALL}",
+            file=sys.stderr,
+        )
         sys.exit(64)
 
 
@@ -55,70 +63,221 @@ def full_name_of_dtype(name):
 
 
 def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     # Model
-    parser.add_argument("--model_name_or_path", default="allenai/OLMoE-1B-7B-0924", help="hub id or folder")  # the default one: Apache-2.0
-    parser.add_argument("--dtype", type=full_name_of_dtype, default="float32", choices=["float32", "bfloat16", "float16"], help="of the weights; bfloat16 halves a frozen base")
+    parser.add_argument(
+        "--model_name_or_path", default="allenai/OLMoE-1B-7B-0924", help="hub id or folder"
+    )  # the default one: Apache-2.0
+    parser.add_argument(
+        "--dtype",
+        type=full_name_of_dtype,
+        default="float32",
+        choices=["float32", "bfloat16", "float16"],
+        help="of the weights; bfloat16 halves a frozen base",
+    )
     parser.add_argument(
         "--no_master_weights",
         action="store_true",
         help="with --dtype bfloat16 and without --use_peft: train weights of which there is no fp32 copy, as single.yaml "
         "and ddp.yaml would have it; they take half the memory, and updates below 1/256 of a weight are lost",
     )
-    parser.add_argument("--attn_implementation", default="sdpa", help="eager, sdpa, flex_attention, varlen (torch's own FlashAttention), flash_attention_2, _3, _4, or a hub kernel id")
-    parser.add_argument("--gradient_checkpointing", action="store_true", help="recompute activations in the backward pass: much less memory, about a third more compute")
+    parser.add_argument(
+        "--attn_implementation",
+        default="sdpa",
+        help="eager, sdpa, flex_attention, varlen (torch's own FlashAttention), flash_attention_2, _3, _4, or a hub kernel id",
+    )
+    parser.add_argument(
+        "--gradient_checkpointing",
+        action="store_true",
+        help="recompute activations in the backward pass: much less memory, about a third more compute",
+    )
     parser.add_argument("--tf32", action="store_true", help="multiply fp32 matrices in TF32")
-    parser.add_argument("--max_logits_mib", type=float, help="fp32 logits at a time; the loss of more is computed in pieces [a 64th of the GPU's whole memory, 256 on a CPU]")
-    parser.add_argument("--router_aux_loss_coef", type=float, help="weight of the router loss; 0: do not train on it [that of the model's config]")
+    parser.add_argument(
+        "--max_logits_mib",
+        type=float,
+        help="fp32 logits at a time; the loss of more is computed in pieces [a 64th of the GPU's whole memory, 256 on a CPU]",
+    )
+    parser.add_argument(
+        "--router_aux_loss_coef",
+        type=float,
+        help="weight of the router loss; 0: do not train on it [that of the model's config]",
+    )
     # Adapters
-    parser.add_argument("--use_peft", action="store_true", help="train LoRA adapters on a frozen base")
+    parser.add_argument(
+        "--use_peft", action="store_true", help="train LoRA adapters on a frozen base"
+    )
     parser.add_argument("--lora_r", type=int, default=16, help="rank")
     parser.add_argument("--lora_alpha", type=float, default=32, help="scale: alpha / r")
-    parser.add_argument("--lora_dropout", type=float, default=0.0, help="on the input of the adapters of linear layers")
-    parser.add_argument("--lora_target_modules", nargs="+", default=["all-linear"], help="names of the linear layers that get adapters")
-    parser.add_argument("--lora_target_parameters", nargs="*", default=["experts.gate_up_proj", "experts.down_proj"], help="how the names of other parameters that get adapters end: those of experts; gate.weight trains most routers too; nothing behind it: none")
+    parser.add_argument(
+        "--lora_dropout",
+        type=float,
+        default=0.0,
+        help="on the input of the adapters of linear layers",
+    )
+    parser.add_argument(
+        "--lora_target_modules",
+        nargs="+",
+        default=["all-linear"],
+        help="names of the linear layers that get adapters",
+    )
+    parser.add_argument(
+        "--lora_target_parameters",
+        nargs="*",
+        default=["experts.gate_up_proj", "experts.down_proj"],
+        help="how the names of other parameters that get adapters end: those of experts; gate.weight trains most routers too; nothing behind it: none",
+    )
     # Data
-    parser.add_argument("--dataset_name", default="HuggingFaceTB/smoltalk", help="hub id, folder, or .json, .jsonl, .csv, .parquet file")  # EDIT: yours (this one: Apache-2.0, 2,260 rows)
-    parser.add_argument("--dataset_config", help="configuration of a hub data set [everyday-conversations of the default one]")
+    parser.add_argument(
+        "--dataset_name",
+        default="HuggingFaceTB/smoltalk",
+        help="hub id, folder, or .json, .jsonl, .csv, .parquet file",
+    )  # EDIT: yours (this one: Apache-2.0, 2,260 rows)
+    parser.add_argument(
+        "--dataset_config",
+        help="configuration of a hub data set [everyday-conversations of the default one]",
+    )
     parser.add_argument("--dataset_train_split", default="train", help="split to train on")
-    parser.add_argument("--dataset_test_split", default="test", help="split to evaluate on, if there is one")
+    parser.add_argument(
+        "--dataset_test_split", default="test", help="split to evaluate on, if there is one"
+    )
     parser.add_argument("--eval_dataset_name", help="evaluate on this file or data set instead")
-    parser.add_argument("--max_length", type=int, default=1024, help="tokens a row; longer rows lose their end")
-    parser.add_argument("--skip_bad_rows", action="store_true", help="leave out and count the rows that cannot be used")
-    parser.add_argument("--train_sampling_strategy", default="random", choices=["random", "sequential", "group_by_length"], help="order of the rows; group_by_length pads less")
+    parser.add_argument(
+        "--max_length", type=int, default=1024, help="tokens a row; longer rows lose their end"
+    )
+    parser.add_argument(
+        "--skip_bad_rows",
+        action="store_true",
+        help="leave out and count the rows that cannot be used",
+    )
+    parser.add_argument(
+        "--train_sampling_strategy",
+        default="random",
+        choices=["random", "sequential", "group_by_length"],
+        help="order of the rows; group_by_length pads less",
+    )
     parser.add_argument("--dataset_num_proc", type=int, help="processes that tokenise")
-    parser.add_argument("--dataloader_num_workers", type=int, default=0, help="processes a rank that make batches")
+    parser.add_argument(
+        "--dataloader_num_workers", type=int, default=0, help="processes a rank that make batches"
+    )
     # Learning
-    parser.add_argument("--per_device_train_batch_size", type=int, default=8, help="rows a rank and micro-batch")
+    parser.add_argument(
+        "--per_device_train_batch_size", type=int, default=8, help="rows a rank and micro-batch"
+    )
     parser.add_argument("--per_device_eval_batch_size", type=int, default=8, help="rows a rank")
-    parser.add_argument("--gradient_accumulation_steps", type=int, default=1, help="micro-batches an optimizer step")
+    parser.add_argument(
+        "--gradient_accumulation_steps", type=int, default=1, help="micro-batches an optimizer step"
+    )
     parser.add_argument("--num_train_epochs", type=float, default=3.0, help="passes over the data")
-    parser.add_argument("--max_steps", type=int, default=-1, help="optimizer steps, instead of epochs, if positive")
-    parser.add_argument("--optim", default="adamw_torch_fused", choices=["adamw_torch_fused", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"], help="AdamW of torch, or of bitsandbytes")
-    parser.add_argument("--learning_rate", type=float, default=2e-5, help="peak; adapters want about ten times more")
-    parser.add_argument("--lr_scheduler_type", default="linear", choices=["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"], help="schedule after the warm-up")
-    parser.add_argument("--warmup_steps", type=float, default=0, help="optimizer steps; below 1 a share of all steps")
+    parser.add_argument(
+        "--max_steps", type=int, default=-1, help="optimizer steps, instead of epochs, if positive"
+    )
+    parser.add_argument(
+        "--optim",
+        default="adamw_torch_fused",
+        choices=[
+            "adamw_torch_fused",
+            "adamw_torch",
+            "adamw_8bit",
+            "paged_adamw_8bit",
+            "paged_adamw_32bit",
+        ],
+        help="AdamW of torch, or of bitsandbytes",
+    )
+    parser.add_argument(
+        "--learning_rate", type=float, default=2e-5, help="peak; adapters want about ten times more"
+    )
+    parser.add_argument(
+        "--lr_scheduler_type",
+        default="linear",
+        choices=["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"],
+        help="schedule after the warm-up",
+    )
+    parser.add_argument(
+        "--warmup_steps",
+        type=float,
+        default=0,
+        help="optimizer steps; below 1 a share of all steps",
+    )
     parser.add_argument("--weight_decay", type=float, default=0.0, help="not on biases and norms")
-    parser.add_argument("--max_grad_norm", type=float, default=1.0, help="clip the global norm of the gradient; 0: do not")
-    parser.add_argument("--seed", type=int, default=42, help="of adapters, dropout and the order of the rows")
+    parser.add_argument(
+        "--max_grad_norm",
+        type=float,
+        default=1.0,
+        help="clip the global norm of the gradient; 0: do not",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=42, help="of adapters, dropout and the order of the rows"
+    )
     # Evaluation, logs, result
-    parser.add_argument("--eval_strategy", default="epoch", choices=["no", "steps", "epoch"], help="when to evaluate")
-    parser.add_argument("--eval_steps", type=int, default=500, help="optimizer steps between evaluations")
-    parser.add_argument("--logging_steps", type=int, default=1, help="optimizer steps between lines of metrics.jsonl; in between nothing waits for the device")
-    parser.add_argument("--report_to", default="none", choices=["none", "all", "tensorboard", "wandb", "trackio", "comet_ml", "mlflow", "clearml", "dvclive", "swanlab", "aim"], help="tracker")
+    parser.add_argument(
+        "--eval_strategy",
+        default="epoch",
+        choices=["no", "steps", "epoch"],
+        help="when to evaluate",
+    )
+    parser.add_argument(
+        "--eval_steps", type=int, default=500, help="optimizer steps between evaluations"
+    )
+    parser.add_argument(
+        "--logging_steps",
+        type=int,
+        default=1,
+        help="optimizer steps between lines of metrics.jsonl; in between nothing waits for the device",
+    )
+    parser.add_argument(
+        "--report_to",
+        default="none",
+        choices=[
+            "none",
+            "all",
+            "tensorboard",
+            "wandb",
+            "trackio",
+            "comet_ml",
+            "mlflow",
+            "clearml",
+            "dvclive",
+            "swanlab",
+            "aim",
+        ],
+        help="tracker",
+    )
     parser.add_argument("--output_dir", default="runs/mixtral", help="folder of the result")
-    parser.add_argument("--ddp_timeout", type=int, default=1800, help=(
-        "seconds that ranks wait for each other, also while one prepares the rows or writes a"
-        " checkpoint; then each prints its stacks and ends. If preparing the rows takes longer, first"
-        " run the same command with --num_processes 1 and --dry_run, which fills the cache"))
+    parser.add_argument(
+        "--ddp_timeout",
+        type=int,
+        default=1800,
+        help=(
+            "seconds that ranks wait for each other, also while one prepares the rows or writes a"
+            " checkpoint; then each prints its stacks and ends. If preparing the rows takes longer, first"
+            " run the same command with --num_processes 1 and --dry_run, which fills the cache"
+        ),
+    )
     if run_status:
         run_status.add_arguments(parser)
-    parser.set_defaults(load_in_8bit=False, load_in_4bit=False, use_rslora=False, use_dora=False, torch_compile=False)  # other recipes offer these
-    parser.error = lambda message: stop(64, message, *(run_status.meant(message, parser) if run_status else []))
+    parser.set_defaults(
+        load_in_8bit=False,
+        load_in_4bit=False,
+        use_rslora=False,
+        use_dora=False,
+        torch_compile=False,
+    )  # other recipes offer these
+    parser.error = lambda message: stop(
+        64, message, *(run_status.meant(message, parser) if run_status else [])
+    )
     args = parser.parse_args()
     if args.attn_implementation == "varlen" and not run_status:
-        stop(64, "--attn_implementation varlen needs preflight.py, varlen.py and what they import beside this file")
-    args.dataset_config = args.dataset_config or {"HuggingFaceTB/smoltalk": "everyday-conversations"}.get(args.dataset_name)
+        stop(
+            64,
+            "--attn_implementation varlen needs preflight.py, varlen.py and what they import beside this file",
+        )
+    args.dataset_config = args.dataset_config or {
+        "HuggingFaceTB/smoltalk": "everyday-conversations"
+    }.get(args.dataset_name)
     return args
 
 
@@ -158,35 +317,68 @@ try:  # what keeps a run from being lost; what is refused and told at its start;
 except ModuleNotFoundError as error:
     fault_tolerance = head_loss = model_weights = preflight = rows = None  # it trains without them
     if run_status:
-        stop(64, f"run_status.py lies beside this recipe, and the module {error.name} is missing: {COPY_ALL}")
+        stop(
+            64,
+            f"run_status.py lies beside this recipe, and the module {error.name} is missing: {COPY_ALL}",
+        )
 
-ROW_FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}  # EDIT: yours, {prompt's column: answer's}, besides messages
-LOGITS_SHARE = 1 / 64  # of a GPU's memory, for fp32 logits at a time: 1.25 GiB of 80; the loss takes about three times that for a moment
+# EDIT: yours, {prompt's column: answer's}, besides messages
+ROW_FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}
+LOGITS_SHARE = (
+    1 / 64
+)  # of a GPU's memory, for fp32 logits at a time: 1.25 GiB of 80; the loss takes about three times that for a moment
 SUPERVISED = {}  # positions and targets of the batch at hand: the way to the output head that leads past the model's forward
-DEFAULT_CHAT_TEMPLATE = ("{{ bos_token or '' }}{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}"  # for tokenizers that bring none
-    "{{ eos_token if m.role == 'assistant' }}{{ '\n' }}{% endfor %}{{ '<|assistant|>\n' if add_generation_prompt }}")
+DEFAULT_CHAT_TEMPLATE = (
+    "{{ bos_token or '' }}{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}"  # for tokenizers that bring none
+    "{{ eos_token if m.role == 'assistant' }}{{ '\n' }}{% endfor %}{{ '<|assistant|>\n' if add_generation_prompt }}"
+)
 
 
 def make_accelerator(args):
     """Return the Accelerator, which must exist before the model loads; stop with 64 if it cannot run what launcher and arguments ask."""
     try:
         accelerator = Accelerator(
-            gradient_accumulation_plugin=GradientAccumulationPlugin(args.gradient_accumulation_steps, sync_with_dataloader=False),
+            gradient_accumulation_plugin=GradientAccumulationPlugin(
+                args.gradient_accumulation_steps, sync_with_dataloader=False
+            ),
             dataloader_config=DataLoaderConfiguration(even_batches=False, non_blocking=True),
-            dynamo_plugin=TorchDynamoPlugin(backend="inductor", use_regional_compilation=True) if args.torch_compile else None,
-            kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True),  # else DDP holds gradients twice
-                             InitProcessGroupKwargs(timeout=timedelta(seconds=max(args.ddp_timeout, 1) + 60))],  # the watch over the ranks speaks first
-            log_with=None if args.report_to == "none" else args.report_to, project_dir=args.output_dir)
+            dynamo_plugin=TorchDynamoPlugin(backend="inductor", use_regional_compilation=True)
+            if args.torch_compile
+            else None,
+            kwargs_handlers=[
+                DistributedDataParallelKwargs(
+                    gradient_as_bucket_view=True
+                ),  # else DDP holds gradients twice
+                InitProcessGroupKwargs(timeout=timedelta(seconds=max(args.ddp_timeout, 1) + 60)),
+            ],  # the watch over the ranks speaks first
+            log_with=None if args.report_to == "none" else args.report_to,
+            project_dir=args.output_dir,
+        )
     except (RuntimeError, ValueError, ImportError) as error:
-        stop(64, f"accelerate cannot run what the launcher was asked for: {str(error).splitlines()[0]}", *([preflight.REHEARSE] if preflight else []))
+        stop(
+            64,
+            f"accelerate cannot run what the launcher was asked for: {str(error).splitlines()[0]}",
+            *([preflight.REHEARSE] if preflight else []),
+        )
     if preflight and (problems := preflight.find_problems(args, accelerator)):
         stop(64, *problems)
-    fsdp = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
-    if fsdp and (accelerator.is_fsdp2 or fsdp.sharding_strategy.name != "NO_SHARD"):  # no_sync would hold whole gradients (huggingface/accelerate#2531)
+    fsdp = (
+        accelerator.state.fsdp_plugin
+        if accelerator.distributed_type == DistributedType.FSDP
+        else None
+    )
+    if fsdp and (
+        accelerator.is_fsdp2 or fsdp.sharding_strategy.name != "NO_SHARD"
+    ):  # no_sync would hold whole gradients (huggingface/accelerate#2531)
         accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = True
     reduce_in_fp32(accelerator)
-    if zero := accelerator.state.deepspeed_plugin:  # the loop's own calls do not reach its engine (huggingface/accelerate#1970)
-        zero.deepspeed_config.update(gradient_clipping=args.max_grad_norm, train_micro_batch_size_per_gpu=args.per_device_train_batch_size)
+    if (
+        zero := accelerator.state.deepspeed_plugin
+    ):  # the loop's own calls do not reach its engine (huggingface/accelerate#1970)
+        zero.deepspeed_config.update(
+            gradient_clipping=args.max_grad_norm,
+            train_micro_batch_size_per_gpu=args.per_device_train_batch_size,
+        )
     torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = args.tf32  # torch allows it for convolutions by default
     return accelerator
@@ -200,7 +392,11 @@ def reduce_in_fp32(accelerator):
     keep 2 more bytes per gradient element. DeepSpeed refuses to add in fp32 under ZeRO-0, turns ZeRO-1 into another
     optimizer (engine.py, _do_optimizer_sanity_check) and keeps a second copy on the GPU under ZeRO-2 with offload
     (stage_1_and_2.py, _use_compact_grad_partition_buffer): these add micro-batches in the type that is computed in."""
-    fsdp = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
+    fsdp = (
+        accelerator.state.fsdp_plugin
+        if accelerator.distributed_type == DistributedType.FSDP
+        else None
+    )
     if fsdp and fsdp.mixed_precision_policy and accelerator.is_fsdp2:
         # Without output_dtype=None the loss, which is a sum, would be rounded
         policy = replace(fsdp.mixed_precision_policy, reduce_dtype=torch.float32, output_dtype=None)
@@ -220,17 +416,37 @@ def reduce_in_fp32(accelerator):
 
 def row_to_messages(row):
     """Return a row as a list of {"role", "content"}; with rows.py a ValueError says why it is none. EDIT: your own columns."""
-    messages, pair = row.get("messages"), next((pair for pair in ROW_FORMATS.items() if set(pair) <= set(row)), None)
+    messages, pair = (
+        row.get("messages"),
+        next((pair for pair in ROW_FORMATS.items() if set(pair) <= set(row)), None),
+    )
     if not messages and pair:
-        ask = "\n\n".join([row[pair[0]], row["input"]]) if pair[0] == "instruction" and row.get("input") else row[pair[0]]
-        messages = ask + row[pair[1]] if isinstance(ask, list) else [{"role": "user", "content": ask}, {"role": "assistant", "content": row[pair[1]]}]
+        ask = (
+            "\n\n".join([row[pair[0]], row["input"]])
+            if pair[0] == "instruction" and row.get("input")
+            else row[pair[0]]
+        )
+        messages = (
+            ask + row[pair[1]]
+            if isinstance(ask, list)
+            else [{"role": "user", "content": ask}, {"role": "assistant", "content": row[pair[1]]}]
+        )
     if rows:
         return rows.checked(messages, row, ROW_FORMATS)
-    others = [key for message in messages for key in message if key not in ("role", "content") and message[key]]
+    others = [
+        key
+        for message in messages
+        for key in message
+        if key not in ("role", "content") and message[key]
+    ]
     others += [column for column in ("tools", "functions") if row.get(column)]
     if others:  # the chat template may drop them: rows.py finds that out
-        raise ValueError(f"a row has {', '.join(others)}: remove them, or copy all files beside this recipe that README.md names")
-    return [message | {"content": "" + message["content"]} for message in messages]  # text, or it ends here
+        raise ValueError(
+            f"a row has {', '.join(others)}: remove them, or copy all files beside this recipe that README.md names"
+        )
+    return [
+        message | {"content": "" + message["content"]} for message in messages
+    ]  # text, or it ends here
 
 
 def tokenize_row(row, tokenizer, max_length):
@@ -240,33 +456,73 @@ def tokenize_row(row, tokenizer, max_length):
     if rows:
         rows.check_keys(row, messages, tokenizer)
     text = tokenizer.apply_chat_template(messages, tokenize=False)
-    learnt, end = bytearray(len(text) + 1), len(text.rstrip())  # a flag a character: by place, since the pad token may end turns (huggingface/trl#976)
+    learnt, end = (
+        bytearray(len(text) + 1),
+        len(text.rstrip()),
+    )  # a flag a character: by place, since the pad token may end turns (huggingface/trl#976)
     for i in (i for i, message in enumerate(messages) if message["role"] == "assistant"):
-        before = tokenizer.apply_chat_template(messages[:i], tokenize=False, add_generation_prompt=True)
-        after = (tokenizer.apply_chat_template(messages[: i + 1], tokenize=False) if i + 1 < len(messages) else text).rstrip()
-        if text.startswith(before) and text.startswith(after) and len(after) > len(before):  # some templates rewrite answers before the last
-            learnt[len(before):len(after)] = b"\1" * (len(after) - len(before))
+        before = tokenizer.apply_chat_template(
+            messages[:i], tokenize=False, add_generation_prompt=True
+        )
+        after = (
+            tokenizer.apply_chat_template(messages[: i + 1], tokenize=False)
+            if i + 1 < len(messages)
+            else text
+        ).rstrip()
+        if (
+            text.startswith(before) and text.startswith(after) and len(after) > len(before)
+        ):  # some templates rewrite answers before the last
+            learnt[len(before) : len(after)] = b"\1" * (len(after) - len(before))
     if learnt[end - 1] and not text[:end].endswith(tuple(tokenizer.get_added_vocab())):  # left open
-        text, learnt[end:] = text[:end] + tokenizer.eos_token, b"\1" * (len(tokenizer.eos_token) + 1)
-    encoded = tokenizer(text.encode().decode(), add_special_tokens=False, return_offsets_mapping=True)  # encode: no lone surrogates
-    labels = [token if learnt[start] else -100 for token, (start, _) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)]
-    answers = [place for place, label in enumerate(labels) if place > 0 and label != -100]  # the first token is never predicted
+        text, learnt[end:] = (
+            text[:end] + tokenizer.eos_token,
+            b"\1" * (len(tokenizer.eos_token) + 1),
+        )
+    encoded = tokenizer(
+        text.encode().decode(), add_special_tokens=False, return_offsets_mapping=True
+    )  # encode: no lone surrogates
+    labels = [
+        token if learnt[start] else -100
+        for token, (start, _) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+    ]
+    answers = [
+        place for place, label in enumerate(labels) if place > 0 and label != -100
+    ]  # the first token is never predicted
     if not answers:
         raise ValueError("has no answer in the text that the chat template makes of it")
     if answers[0] >= max_length:
-        raise ValueError(f"has no answer within --max_length {max_length}: {answers[0]} tokens are prompt")
+        raise ValueError(
+            f"has no answer within --max_length {max_length}: {answers[0]} tokens are prompt"
+        )
     tokens = np.array(encoded["input_ids"][:max_length], dtype=np.int32)
-    return {"input_ids": tokens.tolist(), "labels": labels[:max_length], "truncated": len(labels) > max_length,
-            "length": len(tokens), "largest": int(tokens.max()), "hash": xxhash.xxh3_64_intdigest(tokens) >> 1}
+    return {
+        "input_ids": tokens.tolist(),
+        "labels": labels[:max_length],
+        "truncated": len(labels) > max_length,
+        "length": len(tokens),
+        "largest": int(tokens.max()),
+        "hash": xxhash.xxh3_64_intdigest(tokens) >> 1,
+    }
 
 
 def load_split(name, config, split, tokenizer, args):
     """Return the tokenised rows of a split of a file, folder or hub id, and their counts as text; (None, "none") without that split."""
     tokenize = partial(tokenize_row, tokenizer=tokenizer, max_length=args.max_length)
     if rows:
-        return rows.read_split(name, config, split, tokenize, args, required=split == args.dataset_train_split or args.eval_dataset_name)
+        return rows.read_split(
+            name,
+            config,
+            split,
+            tokenize,
+            args,
+            required=split == args.dataset_train_split or args.eval_dataset_name,
+        )
     reader = {".csv": "csv", ".parquet": "parquet"}.get(Path(name).suffix, "json")
-    found = load_dataset(reader, data_files=name, split="train") if Path(name).is_file() else load_dataset(name, config).get(split)
+    found = (
+        load_dataset(reader, data_files=name, split="train")
+        if Path(name).is_file()
+        else load_dataset(name, config).get(split)
+    )
     if not found:
         return None, "none"
     done = found.map(tokenize, remove_columns=found.column_names, num_proc=args.dataset_num_proc)
@@ -275,10 +531,24 @@ def load_split(name, config, split, tokenizer, args):
 
 def load_data(args, tokenizer):
     """Return the training rows, the evaluation rows or None, and the counts of both. EDIT: filters, mixtures, sources."""
-    train_rows, counts = load_split(args.dataset_name, args.dataset_config, args.dataset_train_split, tokenizer, args)
-    name, config = (args.eval_dataset_name, None) if args.eval_dataset_name else (args.dataset_name, args.dataset_config)
-    wanted = args.eval_strategy != "no" and (args.eval_dataset_name or not Path(name).exists() or any(Path(name).rglob(f"{args.dataset_test_split}*")))
-    eval_rows, eval_counts = load_split(name, config, args.dataset_test_split, tokenizer, args) if wanted else (None, "none")
+    train_rows, counts = load_split(
+        args.dataset_name, args.dataset_config, args.dataset_train_split, tokenizer, args
+    )
+    name, config = (
+        (args.eval_dataset_name, None)
+        if args.eval_dataset_name
+        else (args.dataset_name, args.dataset_config)
+    )
+    wanted = args.eval_strategy != "no" and (
+        args.eval_dataset_name
+        or not Path(name).exists()
+        or any(Path(name).rglob(f"{args.dataset_test_split}*"))
+    )
+    eval_rows, eval_counts = (
+        load_split(name, config, args.dataset_test_split, tokenizer, args)
+        if wanted
+        else (None, "none")
+    )
     return train_rows, eval_rows, {"train rows": counts, "eval rows": eval_counts}
 
 
@@ -287,11 +557,21 @@ def global_batches(num_lines, batch_size, window, num_epochs=1, seed=None, lengt
     j % ranks. Empty ones fill an epoch up to whole windows (accumulation x ranks). With lengths each 50 windows are sorted."""
     batches = []
     for epoch in range(num_epochs):
-        order = np.arange(num_lines) if seed is None else np.random.default_rng((seed, epoch)).permutation(num_lines)
+        order = (
+            np.arange(num_lines)
+            if seed is None
+            else np.random.default_rng((seed, epoch)).permutation(num_lines)
+        )
         if lengths is not None:
-            parts = np.split(order, range(50 * batch_size * window, num_lines, 50 * batch_size * window))
-            order = np.concatenate([part[np.argsort(-lengths[part], kind="stable")] for part in parts])
-        batches += [order[start : start + batch_size].tolist() for start in range(0, num_lines, batch_size)]
+            parts = np.split(
+                order, range(50 * batch_size * window, num_lines, 50 * batch_size * window)
+            )
+            order = np.concatenate(
+                [part[np.argsort(-lengths[part], kind="stable")] for part in parts]
+            )
+        batches += [
+            order[start : start + batch_size].tolist() for start in range(0, num_lines, batch_size)
+        ]
         batches += [[]] * (-len(batches) % window)
     return batches
 
@@ -307,7 +587,12 @@ def ends_of_rows(lengths):
     layer has to read it from the device."""
     ends = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
     longest = int(max(lengths))
-    return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+    return {
+        "cu_seq_lens_q": ends,
+        "cu_seq_lens_k": ends,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
 
 
 def collate_rows(documents, pad_token_id, varlen=False):
@@ -320,25 +605,39 @@ def collate_rows(documents, pad_token_id, varlen=False):
     shape = max(len(documents), 1), max(lengths, default=1)
     ids, labels = np.full(shape, pad_token_id), np.full(shape, -100)
     for i, (row, end) in enumerate(zip(documents, lengths, strict=True)):
-        ids[i, :end], labels[i, 1:end] = row["input_ids"], row["labels"][1:]  # nothing comes before the first
+        ids[i, :end], labels[i, 1:end] = (
+            row["input_ids"],
+            row["labels"][1:],
+        )  # nothing comes before the first
     places = np.flatnonzero(np.arange(shape[1]) < lengths[:, None])
     routed = {"places": places, "row": places // shape[1], "lengths": lengths}
     inputs = {}
     if varlen:
         kept = places if len(documents) else np.zeros(1, dtype=np.int64)
         ids, labels = ids.reshape(1, -1)[:, kept], labels.reshape(1, -1)[:, kept]
-        inputs = ends_of_rows(lengths if len(documents) else [1]) | {"position_ids": torch.from_numpy(kept[None] % shape[1])}
+        inputs = ends_of_rows(lengths if len(documents) else [1]) | {
+            "position_ids": torch.from_numpy(kept[None] % shape[1])
+        }
         routed["places"] = np.arange(len(places))
     learnt = np.flatnonzero(labels != -100)
-    return {"inputs": {"input_ids": torch.from_numpy(ids)} | inputs, "routed": {name: torch.from_numpy(array) for name, array in routed.items()},
-            "supervised": {"positions": torch.from_numpy(learnt - 1), "targets": torch.from_numpy(labels.ravel()[learnt])},
-            "counts": torch.tensor([len(learnt), len(places)]), "row": [int(row["row"]) for row in documents]}
+    return {
+        "inputs": {"input_ids": torch.from_numpy(ids)} | inputs,
+        "routed": {name: torch.from_numpy(array) for name, array in routed.items()},
+        "supervised": {
+            "positions": torch.from_numpy(learnt - 1),
+            "targets": torch.from_numpy(labels.ravel()[learnt]),
+        },
+        "counts": torch.tensor([len(learnt), len(places)]),
+        "row": [int(row["row"]) for row in documents],
+    }
 
 
 def load_tokenizer(name):
     """Return the tokenizer, in any case with a chat template and a pad token; preflight stops with 64 or 69 if there is none."""
     with preflight.loading("tokenizer", name) if preflight else nullcontext():
-        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="right", trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(
+            name, padding_side="right", trust_remote_code=False
+        )
     tokenizer.chat_template = tokenizer.chat_template or DEFAULT_CHAT_TEMPLATE
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     return tokenizer
@@ -387,24 +686,58 @@ def load_mixture(args, accelerator):
     if model_weights:
         read = partial(model_weights.load_pretrained, AutoModelForCausalLM, accelerator)
     with preflight.loading("model", args.model_name_or_path, args) if preflight else nullcontext():
-        model = read(args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation,
-                                                     trust_remote_code=False)
-    known = hasattr(sys.modules[type(model).__module__], "load_balancing_loss_func")  # of which router_loss is the form by row
-    if not known or not any(".experts." in name for name, _ in model.named_parameters()) or not hasattr(model.config.get_text_config(), "router_aux_loss_coef"):
-        stop(64, f"{type(model).__name__} has no router loss in transformers: train it with recipes/llama.py")
+        model = read(
+            args.model_name_or_path,
+            dtype=args.dtype,
+            attn_implementation=args.attn_implementation,
+            trust_remote_code=False,
+        )
+    known = hasattr(
+        sys.modules[type(model).__module__], "load_balancing_loss_func"
+    )  # of which router_loss is the form by row
+    if (
+        not known
+        or not any(".experts." in name for name, _ in model.named_parameters())
+        or not hasattr(model.config.get_text_config(), "router_aux_loss_coef")
+    ):
+        stop(
+            64,
+            f"{type(model).__name__} has no router loss in transformers: train it with recipes/llama.py",
+        )
     if args.gradient_checkpointing:  # called gradient_checkpointing_enable in older transformers
-        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": False})
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)(
+            {"use_reentrant": False}
+        )
     if args.use_peft:
         # "all-linear" by name: to peft it means experts and router too for some mixtures, for others neither (_convert_peft_config_moe)
-        linear = {name.split(".")[-1] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)} - {"lm_head"}
-        layers = sorted(linear) if args.lora_target_modules == ["all-linear"] else args.lora_target_modules
+        linear = {
+            name.split(".")[-1]
+            for name, module in model.named_modules()
+            if isinstance(module, torch.nn.Linear)
+        } - {"lm_head"}
+        layers = (
+            sorted(linear)
+            if args.lora_target_modules == ["all-linear"]
+            else args.lora_target_modules
+        )
         if preflight:
             preflight.check_adapters(model, args.lora_target_modules)
-        model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout,
-                                                 target_modules=layers, target_parameters=args.lora_target_parameters))
+        model = get_peft_model(
+            model,
+            LoraConfig(
+                task_type="CAUSAL_LM",
+                r=args.lora_r,
+                lora_alpha=args.lora_alpha,
+                lora_dropout=args.lora_dropout,
+                target_modules=layers,
+                target_parameters=args.lora_target_parameters,
+            ),
+        )
         leave_casts_to_autocast(model, args, accelerator)
         cast_for_zero3(model, accelerator)
-        if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
+        if (
+            accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2
+        ):  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
             accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
     return model
 
@@ -412,11 +745,34 @@ def load_mixture(args, accelerator):
 def read_mixture(model, args):
     """Return how many experts a token takes, what the router loss is multiplied with, and a line on both and on what is trained."""
     config, weights = model.config.get_text_config(), [*model.named_parameters()]
-    top_k, factor = config.num_experts_per_tok, config.router_aux_loss_coef if args.router_aux_loss_coef is None else args.router_aux_loss_coef
-    sizes = [(getattr(weight, "ds_numel", weight.numel()), weight.requires_grad) for name, weight in weights if ".experts." in name]  # ds_: ZeRO-3
-    total, trained = sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)
-    router = "trained" if any(weight.requires_grad and (".gate." in name or ".router." in name) for name, weight in weights) else "frozen"
-    return top_k, factor, f"{top_k} a token; {trained:,} of {total:,} parameters trained; router {router}, {factor:g} x its loss is added"
+    top_k, factor = (
+        config.num_experts_per_tok,
+        config.router_aux_loss_coef
+        if args.router_aux_loss_coef is None
+        else args.router_aux_loss_coef,
+    )
+    sizes = [
+        (getattr(weight, "ds_numel", weight.numel()), weight.requires_grad)
+        for name, weight in weights
+        if ".experts." in name
+    ]  # ds_: ZeRO-3
+    total, trained = (
+        sum(size for size, _ in sizes),
+        sum(size for size, is_trained in sizes if is_trained),
+    )
+    router = (
+        "trained"
+        if any(
+            weight.requires_grad and (".gate." in name or ".router." in name)
+            for name, weight in weights
+        )
+        else "frozen"
+    )
+    return (
+        top_k,
+        factor,
+        f"{top_k} a token; {trained:,} of {total:,} parameters trained; router {router}, {factor:g} x its loss is added",
+    )
 
 
 def keep_embeddings_in_32_bits(model):
@@ -433,16 +789,27 @@ def keep_embeddings_in_32_bits(model):
 
 def make_optimizer(model, args):
     """Return AdamW over what is trained, without weight decay on biases and norms."""
-    groups = [{"params": [], "weight_decay": args.weight_decay}, {"params": [], "weight_decay": 0.0}]
+    groups = [
+        {"params": [], "weight_decay": args.weight_decay},
+        {"params": [], "weight_decay": 0.0},
+    ]
     for name, weight in model.named_parameters():
-        groups["norm" in name.lower() or ".ln_" in name or name.endswith("bias")]["params"] += [weight] * weight.requires_grad
-    groups = [group for group in groups if group["params"]]  # DeepSpeed drops an empty one, and the schedule then fails
+        if weight.requires_grad:
+            spared = "norm" in name.lower() or ".ln_" in name or name.endswith("bias")
+            groups[int(spared)]["params"].append(weight)
+    # DeepSpeed drops an empty one, and the schedule then fails
+    groups = [group for group in groups if group["params"]]
     if args.optim.startswith("adamw_torch"):
-        return torch.optim.AdamW(groups, lr=args.learning_rate, fused=args.optim == "adamw_torch_fused")
+        return torch.optim.AdamW(
+            groups, lr=args.learning_rate, fused=args.optim == "adamw_torch_fused"
+        )
     from bitsandbytes import optim  # AdamW8bit, PagedAdamW8bit, PagedAdamW32bit
+
     if args.optim.endswith("8bit"):
         keep_embeddings_in_32_bits(model)
-    return getattr(optim, args.optim.replace("paged_", "Paged").replace("adamw_", "AdamW"))(groups, lr=args.learning_rate)
+    return getattr(optim, args.optim.replace("paged_", "Paged").replace("adamw_", "AdamW"))(
+        groups, lr=args.learning_rate
+    )
 
 
 def logits_mib(args, device):
@@ -461,10 +828,25 @@ def loss_in_head(model, max_logits_mib):
     logits than max_logits_mib. Return how, as text. Inside the head every strategy has its weight whole, and gathers it once.
 
     A model that changes its logits after its head (Gemma 2, Granite, Cohere) gets those of these tokens instead, [tokens, vocabulary]."""
-    inner, head, vocab = getattr(model, "get_base_model", lambda: model)(), model.get_output_embeddings(), model.get_input_embeddings().num_embeddings
-    piece, logits_of, own = max(int(max_logits_mib * 2**20 / (4 * vocab)), 1), head.forward, torch.zeros(1, 1, 1)
-    with mock.patch.object(inner.base_model, "forward", lambda *_, **__: mock.MagicMock(last_hidden_state=own)), mock.patch.object(head, "forward", lambda _: own):
-        comes_last = inner(input_ids=torch.zeros(1, 1, dtype=torch.long)).logits is own  # Gemma 2, Granite and Cohere cap or scale logits
+    inner, head, vocab = (
+        getattr(model, "get_base_model", lambda: model)(),
+        model.get_output_embeddings(),
+        model.get_input_embeddings().num_embeddings,
+    )
+    piece, logits_of, own = (
+        max(int(max_logits_mib * 2**20 / (4 * vocab)), 1),
+        head.forward,
+        torch.zeros(1, 1, 1),
+    )
+    with (
+        mock.patch.object(
+            inner.base_model, "forward", lambda *_, **__: mock.MagicMock(last_hidden_state=own)
+        ),
+        mock.patch.object(head, "forward", lambda _: own),
+    ):
+        comes_last = (
+            inner(input_ids=torch.zeros(1, 1, dtype=torch.long)).logits is own
+        )  # Gemma 2, Granite and Cohere cap or scale logits
     plain = type(head) is torch.nn.Linear  # else it has adapters, or is quantized
 
     def losses_of(hidden, targets):
@@ -477,7 +859,9 @@ def loss_in_head(model, max_logits_mib):
             return logits_of(hidden)
         if len(targets) <= piece:
             return losses_of(hidden, targets)
-        if head_loss and plain:  # what FSDP makes of the weight during the forward pass, so it is read here
+        if (
+            head_loss and plain
+        ):  # what FSDP makes of the weight during the forward pass, so it is read here
             return head_loss.LossInPieces.apply(hidden, head.weight, head.bias, targets, piece)
         parts = zip(hidden.split(piece), targets.split(piece), strict=True)
         return torch.cat([recompute(losses_of, *part, use_reentrant=False) for part in parts])
@@ -488,7 +872,11 @@ def loss_in_head(model, max_logits_mib):
 
 def losses_in_output(logits):
     """Return the cross-entropy of each token that SUPERVISED names, [tokens], from what a model with loss_in_head has put out."""
-    return logits if logits.dim() == 1 else cross_entropy(logits.float(), SUPERVISED["targets"], reduction="none")
+    return (
+        logits
+        if logits.dim() == 1
+        else cross_entropy(logits.float(), SUPERVISED["targets"], reduction="none")
+    )
 
 
 def router_loss(router_logits, routed, top_k):
@@ -498,12 +886,18 @@ def router_loss(router_logits, routed, top_k):
     A row's loss is that of transformers' load_balancing_loss_func for this row alone: the number of experts times the sum over them of how often
     a token picks one and how likely it is picked, means over the row's tokens and all layers; top_k where all is even. Over a batch that function
     depends on what lies together in it, padding too. By row, as in DeepSeek (arXiv 2405.04434, 2412.19437), it adds up like the cross-entropy."""
-    probabilities = torch.stack(router_logits)[:, routed["places"]].float().softmax(-1)  # [layers, tokens, experts]
+    probabilities = (
+        torch.stack(router_logits)[:, routed["places"]].float().softmax(-1)
+    )  # [layers, tokens, experts]
     picked = torch.zeros_like(probabilities).scatter(-1, probabilities.topk(top_k).indices, 1.0)
     num_layers, _, num_experts = probabilities.shape
     nothing = probabilities.new_zeros(len(routed["lengths"]), num_experts)
-    often, likely = (nothing.index_add(0, routed["row"], of_token.sum(0)) for of_token in (picked, probabilities))  # [rows, experts]
-    return (num_experts * (often * likely).sum(1) / (num_layers**2 * routed["lengths"])).sum(), picked.sum(1)  # two means, times tokens
+    often, likely = (
+        nothing.index_add(0, routed["row"], of_token.sum(0)) for of_token in (picked, probabilities)
+    )  # [rows, experts]
+    return (
+        num_experts * (often * likely).sum(1) / (num_layers**2 * routed["lengths"])
+    ).sum(), picked.sum(1)  # two means, times tokens
 
 
 def summed_losses(model, batch, top_k):
@@ -511,7 +905,9 @@ def summed_losses(model, batch, top_k):
     the tokens each expert gets, [layers, experts]. The aux_loss in the model's output, over padding too, is left alone."""
     SUPERVISED.update(batch["supervised"])
     out = model(**batch["inputs"], use_cache=False, output_router_logits=True)
-    return losses_in_output(out.logits).sum(), *router_loss(out.router_logits, batch["routed"], top_k)
+    return losses_in_output(out.logits).sum(), *router_loss(
+        out.router_logits, batch["routed"], top_k
+    )
 
 
 def means_of(accelerator, sums, load, counts):
@@ -519,7 +915,11 @@ def means_of(accelerator, sums, load, counts):
     sums: of both losses on this rank. load: its tokens an expert, [layers, experts]. counts: supervised tokens and tokens of all ranks."""
     sums, load = accelerator.reduce((sums, load))
     loss, aux_loss = (sums / counts).tolist()
-    return {"loss": loss, "aux_loss": aux_loss, "max_expert_load": (load / load.mean(1, keepdim=True)).max().item()}
+    return {
+        "loss": loss,
+        "aux_loss": aux_loss,
+        "max_expert_load": (load / load.mean(1, keepdim=True)).max().item(),
+    }
 
 
 @torch.no_grad()
@@ -529,11 +929,18 @@ def evaluate_mixture(accelerator, model, loader, step, top_k):
     sums, load, counts = 0, 0, 0
     for batch in loader:
         loss, aux_loss, batch_load = summed_losses(model, batch, top_k)
-        sums, load, counts = sums + torch.stack([loss, aux_loss]), load + batch_load, counts + batch["counts"]
+        sums, load, counts = (
+            sums + torch.stack([loss, aux_loss]),
+            load + batch_load,
+            counts + batch["counts"],
+        )
         if fault_tolerance and fault_tolerance.stop_asked(accelerator):
             return None
     model.train()
-    means = {f"eval_{name}": mean for name, mean in means_of(accelerator, sums, load, accelerator.reduce(counts)).items()}
+    means = {
+        f"eval_{name}": mean
+        for name, mean in means_of(accelerator, sums, load, accelerator.reduce(counts)).items()
+    }
     return {"step": step, "eval_perplexity": math.exp(min(means["eval_loss"], 700))} | means
 
 
@@ -546,9 +953,23 @@ def export_model(accelerator, model, tokenizer, output_dir):
     if accelerator.is_main_process:
         model = extract_model_from_parallel(model, keep_torch_compile=False)
         for module in list(model.modules()):  # peft finds nothing inside of FSDP1's wrappers
-            module._modules.update({name: child.module for name, child in module.named_children() if "_fsdp_wrapped_module" in child._modules})
-        tied, clean = getattr(model, "all_tied_weights_keys", {}), lambda name: name.replace("_orig_mod.", "").removeprefix("module.")
-        model.save_pretrained(output_dir, state_dict={clean(name): weight for name, weight in weights.items() if name not in tied})  # tied ones once
+            module._modules.update(
+                {
+                    name: child.module
+                    for name, child in module.named_children()
+                    if "_fsdp_wrapped_module" in child._modules
+                }
+            )
+        tied, clean = (
+            getattr(model, "all_tied_weights_keys", {}),
+            lambda name: name.replace("_orig_mod.", "").removeprefix("module."),
+        )
+        model.save_pretrained(
+            output_dir,
+            state_dict={
+                clean(name): weight for name, weight in weights.items() if name not in tied
+            },
+        )  # tied ones once
         tokenizer.save_pretrained(output_dir)
 
 
@@ -570,7 +991,16 @@ def main():
     accumulation, output_dir = args.gradient_accumulation_steps, Path(args.output_dir)
     accelerator = make_accelerator(args)
     set_seed(args.seed)
-    checkpoint, progress = None, {"step": 0, "schedule_steps": 0, "num_input_tokens_seen": 0, "nonfinite_steps": 0, "evaluated": True}
+    checkpoint, progress = (
+        None,
+        {
+            "step": 0,
+            "schedule_steps": 0,
+            "num_input_tokens_seen": 0,
+            "nonfinite_steps": 0,
+            "evaluated": True,
+        },
+    )
     if fault_tolerance:
         fault_tolerance.watch_ranks(accelerator, args)
         fault_tolerance.make_output_dir(accelerator, args)
@@ -582,31 +1012,62 @@ def main():
     tokenizer = load_tokenizer(args.model_name_or_path)
     with accelerator.local_main_process_first():  # the others read its cache
         train_rows, eval_rows, told = load_data(args, tokenizer)
-    lengths, window = train_rows["length"][:], accumulation * accelerator.num_processes  # window: micro-batches of an optimizer step
-    facts = {"rows_per_step": args.per_device_train_batch_size * window, "data": xxhash.xxh3_128_hexdigest(train_rows["hash"][:].tobytes())}
+    lengths, window = (
+        train_rows["length"][:],
+        accumulation * accelerator.num_processes,
+    )  # window: micro-batches of an optimizer step
+    facts = {
+        "rows_per_step": args.per_device_train_batch_size * window,
+        "data": xxhash.xxh3_128_hexdigest(train_rows["hash"][:].tobytes()),
+    }
     if checkpoint:
         preflight.check_changes(accelerator, args, progress, facts)
     steps_per_epoch = math.ceil(len(train_rows) / facts["rows_per_step"])
-    total_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * steps_per_epoch)
+    total_steps = (
+        args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * steps_per_epoch)
+    )
     if checkpoint:
         fault_tolerance.end_if_done(accelerator, args, progress, total_steps)
-    order = {"random": (args.seed, None), "sequential": (None, None), "group_by_length": (args.seed, lengths)}[args.train_sampling_strategy]
-    batches = global_batches(len(train_rows), args.per_device_train_batch_size, window, math.ceil(total_steps / steps_per_epoch), *order)
-    columns, collate = ["input_ids", "labels", "row"], partial(collate_rows, pad_token_id=tokenizer.pad_token_id, varlen=wants_one_line(args))
-    options = {"collate_fn": collate, "num_workers": args.dataloader_num_workers, "pin_memory": accelerator.device.type == "cuda",
-               "worker_init_fn": leave_process_group}
+    order = {
+        "random": (args.seed, None),
+        "sequential": (None, None),
+        "group_by_length": (args.seed, lengths),
+    }[args.train_sampling_strategy]
+    batches = global_batches(
+        len(train_rows),
+        args.per_device_train_batch_size,
+        window,
+        math.ceil(total_steps / steps_per_epoch),
+        *order,
+    )
+    columns, collate = (
+        ["input_ids", "labels", "row"],
+        partial(collate_rows, pad_token_id=tokenizer.pad_token_id, varlen=wants_one_line(args)),
+    )
+    options = {
+        "collate_fn": collate,
+        "num_workers": args.dataloader_num_workers,
+        "pin_memory": accelerator.device.type == "cuda",
+        "worker_init_fn": leave_process_group,
+    }
     batches = batches[progress["step"] * window : total_steps * window]
     train_loader = DataLoader(train_rows.select_columns(columns), batch_sampler=batches, **options)
     if eval_rows:
-        batches = global_batches(len(eval_rows), args.per_device_eval_batch_size, accelerator.num_processes)
-        eval_loader = accelerator.prepare(DataLoader(eval_rows.select_columns(columns), batch_sampler=batches, **options))
+        batches = global_batches(
+            len(eval_rows), args.per_device_eval_batch_size, accelerator.num_processes
+        )
+        eval_loader = accelerator.prepare(
+            DataLoader(eval_rows.select_columns(columns), batch_sampler=batches, **options)
+        )
 
     # ---- Model ----
     model = load_mixture(args, accelerator)
     top_k, factor, told["experts"] = read_mixture(model, args)
     told["loss"] = loss_in_head(model, logits_mib(args, accelerator.device))
     if preflight:
-        preflight.report_start(accelerator, args, model, tokenizer, train_rows, train_rows, total_steps, facts, told)
+        preflight.report_start(
+            accelerator, args, model, tokenizer, train_rows, train_rows, total_steps, facts, told
+        )
     else:
         accelerator.print("no checkpoints: fault_tolerance.py is not beside this recipe")
 
@@ -614,11 +1075,16 @@ def main():
     optimizer = make_optimizer(model, args)
     if fault_tolerance:
         fault_tolerance.check_gradients(accelerator, optimizer)
-    warmup_steps = math.ceil(args.warmup_steps * total_steps) if args.warmup_steps < 1 else int(args.warmup_steps)
+    warmup_steps = (
+        math.ceil(args.warmup_steps * total_steps)
+        if args.warmup_steps < 1
+        else int(args.warmup_steps)
+    )
     schedule = get_scheduler(args.lr_scheduler_type, optimizer, warmup_steps, total_steps)
 
     # ---- Prepare ----
-    model, optimizer, train_loader = accelerator.prepare(model, optimizer, train_loader)  # a schedule would step once per rank (accelerate#2926)
+    # Without the schedule, which would step once per rank (accelerate#2926)
+    model, optimizer, train_loader = accelerator.prepare(model, optimizer, train_loader)
     if fault_tolerance:
         fault_tolerance.undo_allocating_step(accelerator, model, optimizer)
     accelerator.init_trackers("mixtral", {key: str(value) for key, value in vars(args).items()})
@@ -628,61 +1094,130 @@ def main():
         fault_tolerance.resume(accelerator, model, optimizer, schedule, args, checkpoint, progress)
 
     # ---- Train ----
-    eval_every = {"no": total_steps, "steps": args.eval_steps, "epoch": steps_per_epoch}[args.eval_strategy]
-    metrics_file = open(output_dir / "metrics.jsonl" if accelerator.is_main_process else os.devnull, "a" if checkpoint else "w", buffering=1)
-    bar = tqdm(desc="Training", total=total_steps, initial=progress["step"], unit="step", disable=not accelerator.is_main_process)
+    eval_every = {"no": total_steps, "steps": args.eval_steps, "epoch": steps_per_epoch}[
+        args.eval_strategy
+    ]
+    metrics_file = open(
+        output_dir / "metrics.jsonl" if accelerator.is_main_process else os.devnull,
+        "a" if checkpoint else "w",
+        buffering=1,
+    )
+    bar = tqdm(
+        desc="Training",
+        total=total_steps,
+        initial=progress["step"],
+        unit="step",
+        disable=not accelerator.is_main_process,
+    )
     model.train()
     step, num_tokens_seen = progress["step"], progress["num_input_tokens_seen"]
     loader, start, tokens_before = iter(train_loader), time.perf_counter(), num_tokens_seen
     while True:  # here `step` steps are done
-        progress |= {"evaluated": step == progress["step"] and progress["evaluated"], "schedule_steps": schedule.state_dict()["last_epoch"]}
-        progress |= {"step": step, "num_input_tokens_seen": num_tokens_seen, "arguments": vars(args) | facts}
-        if eval_rows and not progress["evaluated"] and (step % eval_every == 0 or step == total_steps):
+        progress |= {
+            "evaluated": step == progress["step"] and progress["evaluated"],
+            "schedule_steps": schedule.state_dict()["last_epoch"],
+        }
+        progress |= {
+            "step": step,
+            "num_input_tokens_seen": num_tokens_seen,
+            "arguments": vars(args) | facts,
+        }
+        if (
+            eval_rows
+            and not progress["evaluated"]
+            and (step % eval_every == 0 or step == total_steps)
+        ):
             if metrics := evaluate_mixture(accelerator, model, eval_loader, step, top_k):
                 metrics_file.write(json.dumps(metrics) + "\n")
                 accelerator.log(metrics, step=step)
                 if accelerator.is_main_process:
-                    bar.write("step {step}: loss {eval_loss:.4f}, perplexity {eval_perplexity:.2f} on held-out rows".format(**metrics))
+                    bar.write(
+                        "step {step}: loss {eval_loss:.4f}, perplexity {eval_perplexity:.2f} on held-out rows".format(
+                            **metrics
+                        )
+                    )
             progress["evaluated"] = metrics is not None
         if fault_tolerance:
             fault_tolerance.keep(accelerator, model, optimizer, args, progress, bar)
         if step >= total_steps:
             break
         step += 1
-        micro_batches, losses, sums, load, applied = [next(loader) for _ in range(accumulation)], [], 0, 0, True
+        micro_batches, losses, sums, load, applied = (
+            [next(loader) for _ in range(accumulation)],
+            [],
+            0,
+            0,
+            True,
+        )
         # For dropout, so that no random state has to be saved; after next, whose first call draws a number
         generator = torch.cuda if accelerator.device.type == "cuda" else torch.default_generator
-        generator.manual_seed(int(np.random.SeedSequence((args.seed, step, accelerator.process_index)).generate_state(1)[0]))
-        counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))  # of the whole window, over all ranks
+        generator.manual_seed(
+            int(
+                np.random.SeedSequence((args.seed, step, accelerator.process_index)).generate_state(
+                    1
+                )[0]
+            )
+        )
+        counts = accelerator.reduce(
+            sum(batch["counts"] for batch in micro_batches)
+        )  # of the whole window, over all ranks
         for batch in micro_batches:
             with accelerator.accumulate(model):
                 loss, aux_loss, batch_load = summed_losses(model, batch, top_k)
-                sums, load = sums + torch.stack([loss.detach(), aux_loss.detach()]), load + batch_load
+                sums, load = (
+                    sums + torch.stack([loss.detach(), aux_loss.detach()]),
+                    load + batch_load,
+                )
                 loss = loss / counts[0] + factor * aux_loss / counts[1]
                 losses.append(loss.detach())
                 # Backends average over ranks, accelerate divides by the accumulation steps: undo both. 0 * loss is no 0
                 # where the loss is not finite: then the gradient, which all ranks share, is not finite either
                 accelerator.backward(loss * (window + 0 * losses[-1]))
                 if accelerator.sync_gradients:
-                    grad_norm = accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm or math.inf)
+                    grad_norm = accelerator.clip_grad_norm_(
+                        model.parameters(), args.max_grad_norm or math.inf
+                    )
                     if fault_tolerance:
-                        applied = fault_tolerance.hold_back(accelerator, optimizer, grad_norm, step, micro_batches, losses)
+                        applied = fault_tolerance.hold_back(
+                            accelerator, optimizer, grad_norm, step, micro_batches, losses
+                        )
                 optimizer.step()
                 optimizer.zero_grad()
         num_tokens_seen = num_tokens_seen + counts[1]
-        if step % args.logging_steps == 0 or step == total_steps:  # only here the device is waited for
-            means, norm = means_of(accelerator, sums, load, counts), math.nan if grad_norm is None else float(grad_norm)
+        if (
+            step % args.logging_steps == 0 or step == total_steps
+        ):  # only here the device is waited for
+            means, norm = (
+                means_of(accelerator, sums, load, counts),
+                math.nan if grad_norm is None else float(grad_norm),
+            )
             metrics = {
-                "step": step, "epoch": step / steps_per_epoch, **{name: value if math.isfinite(value) else None for name, value in means.items()},
-                "grad_norm": norm if math.isfinite(norm) else None, "learning_rate": schedule.get_last_lr()[0],
-                "num_input_tokens_seen": int(num_tokens_seen), "tokens_per_second": int(num_tokens_seen - tokens_before) / (time.perf_counter() - start),
-                "peak_memory_gib": (torch.cuda.max_memory_allocated() or getrusage(RUSAGE_SELF).ru_maxrss * 1024) / 2**30}
+                "step": step,
+                "epoch": step / steps_per_epoch,
+                **{name: value if math.isfinite(value) else None for name, value in means.items()},
+                "grad_norm": norm if math.isfinite(norm) else None,
+                "learning_rate": schedule.get_last_lr()[0],
+                "num_input_tokens_seen": int(num_tokens_seen),
+                "tokens_per_second": int(num_tokens_seen - tokens_before)
+                / (time.perf_counter() - start),
+                "peak_memory_gib": (
+                    torch.cuda.max_memory_allocated() or getrusage(RUSAGE_SELF).ru_maxrss * 1024
+                )
+                / 2**30,
+            }
             metrics_file.write(json.dumps(metrics) + "\n")
-            accelerator.log({name: value for name, value in metrics.items() if value is not None}, step=step)
+            accelerator.log(
+                {name: value for name, value in metrics.items() if value is not None}, step=step
+            )
             bar.set_postfix(loss=f"{means['loss']:.4f}", refresh=False)
-            finite = means["loss"] if grad_norm is None or accelerator.scaler else means["loss"] + norm  # fp16's scale may be too large
+            finite = (
+                means["loss"] if grad_norm is None or accelerator.scaler else means["loss"] + norm
+            )  # fp16's scale may be too large
             if not fault_tolerance and not math.isfinite(finite):
-                stop(70, f"the loss or gradient of step {step} is not finite; without fault_tolerance.py nothing is saved")
+                stop(
+                    70,
+                    f"the loss or gradient of step {step} is not finite; without fault_tolerance.py nothing is saved",
+                )
         if applied and not accelerator.optimizer_step_was_skipped:
             schedule.step()
         bar.update()
@@ -692,7 +1227,9 @@ def main():
     export_model(accelerator, model, tokenizer, output_dir)
     if fault_tolerance:
         fault_tolerance.conclude(accelerator, "done", 0)
-    accelerator.print(f'Trained in {time.perf_counter() - start:.0f} s; the model is in {output_dir}. Ask it: python scripts/generate.py {output_dir} --prompt "..."')
+    accelerator.print(
+        f'Trained in {time.perf_counter() - start:.0f} s; the model is in {output_dir}. Ask it: python scripts/generate.py {output_dir} --prompt "..."'
+    )
     accelerator.end_training()
 
 

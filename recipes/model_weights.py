@@ -120,7 +120,9 @@ def whole_weights(accelerator, model):
     adapters_only = hasattr(extract_model_from_parallel(model), "peft_config")
     zero = accelerator.state.deepspeed_plugin
     if adapters_only and accelerator.is_fsdp2:
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+        options = StateDictOptions(
+            full_state_dict=True, cpu_offload=True, ignore_frozen_params=True
+        )
         return get_model_state_dict(model, options=options)
     if adapters_only and zero and zero.zero_stage == 3:
         return model._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=True)

@@ -20,12 +20,27 @@ from datasets import Image as ImageColumn
 from fault_tolerance import fail
 from PIL import Image
 
-TEXT = dict.fromkeys("prompt completion chosen rejected instruction input output question answer".split(), str)  # a number in a CSV file is text
-FILE_TYPES = {".jsonl": {"path": "text", "encoding": "latin-1"}, ".json": {"path": "json"}, ".parquet": {"path": "parquet"},
-              ".csv": {"path": "csv", "keep_default_na": False, "converters": TEXT}}
-DOCUMENT_TYPES = FILE_TYPES | {".txt": {"path": "text", "encoding": "latin-1", "sample_by": "document"}}  # each .txt file is one
+TEXT = dict.fromkeys(
+    "prompt completion chosen rejected instruction input output question answer".split(), str
+)  # a number in a CSV file is text
+FILE_TYPES = {
+    ".jsonl": {"path": "text", "encoding": "latin-1"},
+    ".json": {"path": "json"},
+    ".parquet": {"path": "parquet"},
+    ".csv": {"path": "csv", "keep_default_na": False, "converters": TEXT},
+}
+DOCUMENT_TYPES = FILE_TYPES | {
+    ".txt": {"path": "text", "encoding": "latin-1", "sample_by": "document"}
+}  # each .txt file is one
 OFFLINE = "Offline: python scripts/make_tiny_model.py (or the make_tiny_*.py of another recipe) runs/tiny, then --model_name_or_path runs/tiny/model --dataset_name runs/tiny/data/train.jsonl"
-NOTHING = {"input_ids": [], "labels": [], "truncated": False, "length": 0, "largest": 0, "hash": 0}  # what `tokenize` has of a row that cannot be used
+NOTHING = {
+    "input_ids": [],
+    "labels": [],
+    "truncated": False,
+    "length": 0,
+    "largest": 0,
+    "hash": 0,
+}  # what `tokenize` has of a row that cannot be used
 
 # Tuples, not sets, since `tokenize_split` gives them to the cache, which knows a tuple by its text.
 TOOL_COLUMNS = ("tools", "functions")  # of a row: what the assistant may call
@@ -36,8 +51,26 @@ TRAINED_KEYS = ("weight", "train", "loss")
 # Keys of a message that carry a part of what was said. A row is refused where the chat template drops one of them.
 # Any other key (id, timestamp, ...) describes the message; to refuse those would refuse most logs of conversations,
 # so the start summary names them instead.
-SAID_KEYS = ("name", "reasoning_content", "reasoning", "thinking", "thoughts", "thought", "refusal", "tools", "documents",
-             "image", "images", "audio", "audios", "video", "videos", "file", "files", "attachments")
+SAID_KEYS = (
+    "name",
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+    "thoughts",
+    "thought",
+    "refusal",
+    "tools",
+    "documents",
+    "image",
+    "images",
+    "audio",
+    "audios",
+    "video",
+    "videos",
+    "file",
+    "files",
+    "attachments",
+)
 
 
 class NotedRow(UserDict):
@@ -63,7 +96,10 @@ class NotedRow(UserDict):
 def parse_line(text):
     """Return the object in a line of a .jsonl file, given as latin-1; raise a ValueError that says why there is none."""
     line = text.encode("latin-1").decode("utf-8-sig")
-    row = json.loads(line, object_pairs_hook=lambda pairs: dict(pairs) if len(dict(pairs)) == len(pairs) else pairs)
+    row = json.loads(
+        line,
+        object_pairs_hook=lambda pairs: dict(pairs) if len(dict(pairs)) == len(pairs) else pairs,
+    )
     if not isinstance(row, dict):
         raise ValueError("is not a JSON object with each key once")
     return row
@@ -89,47 +125,69 @@ def check_tools(row):
     """Raise a ValueError if a row has tools, which the recipes do not pass to the chat template."""
     for column in TOOL_COLUMNS:
         if not is_empty(row.get(column)):
-            raise ValueError(f"has {column}, which this recipe does not pass to the chat template yet: "
-                             "remove the column if the answers do not need it, else leave out the row")
+            raise ValueError(
+                f"has {column}, which this recipe does not pass to the chat template yet: "
+                "remove the column if the answers do not need it, else leave out the row"
+            )
 
 
 def check_message(message, number):
     """Raise a ValueError that says why a message cannot be used; number: its place in the conversation, from 1."""
     if not isinstance(message, dict):
-        raise ValueError(f"message {number} is not an object with role and content: {described(message)}")
+        raise ValueError(
+            f"message {number} is not an object with role and content: {described(message)}"
+        )
     role = message.get("role")
     if not isinstance(role, str):
         raise ValueError(f"message {number} has no role: {described(message)}")
     place = f"message {number} ({role[:40]})"
     calls = [key for key in TOOL_KEYS if not is_empty(message.get(key))]
     if calls or role in TOOL_ROLES:
-        raise ValueError(f"{place} has {', '.join(calls) or 'the role of a tool'}, and tool calls are not supported yet")
+        raise ValueError(
+            f"{place} has {', '.join(calls) or 'the role of a tool'}, and tool calls are not supported yet"
+        )
     if not isinstance(message.get("content"), str):
-        found = f"its content is {described(message['content'])}" if "content" in message else "it has no content"
+        found = (
+            f"its content is {described(message['content'])}"
+            if "content" in message
+            else "it has no content"
+        )
         raise ValueError(f"{place} has no text: {found}; content has to be one text")
     for key in TRAINED_KEYS:
         wanted = message.get(key)
         happens = role == "assistant"
         if wanted is not None and wanted != happens:  # 1 is True, 0 is False
             done = "is trained on" if happens else "is not trained on"
-            raise ValueError(f"{place} has {key} {described(wanted)}, but what the {role[:40]} says {done}: "
-                             "the recipe cannot change that for one message yet")
+            raise ValueError(
+                f"{place} has {key} {described(wanted)}, but what the {role[:40]} says {done}: "
+                "the recipe cannot change that for one message yet"
+            )
 
 
 def checked(messages, row, formats):
     """Return the messages of a row, or raise a ValueError that says why they cannot be used. formats: {question's column: answer's}."""
     if not isinstance(messages, list):
         wanted = " | ".join(map(", ".join, formats.items()))
-        raise ValueError(f"has the columns {', '.join(row)[:80] or 'none'}; needs messages | {wanted}; messages is a list: rename your columns, or edit ROW_FORMATS")
+        raise ValueError(
+            f"has the columns {', '.join(row)[:80] or 'none'}; needs messages | {wanted}; messages is a list: rename your columns, or edit ROW_FORMATS"
+        )
     check_tools(row)
     for number, message in enumerate(messages, 1):
         check_message(message, number)
     said = [message["role"] for message in messages if message["content"].strip()]
-    if "user" not in said or "assistant" not in said[said.index("user"):] or messages[0]["role"] == "assistant":
-        raise ValueError(f"has no answer to train on after a user's text: its texts are by {', '.join(said)[:80] or 'nobody'}")
+    if (
+        "user" not in said
+        or "assistant" not in said[said.index("user") :]
+        or messages[0]["role"] == "assistant"
+    ):
+        raise ValueError(
+            f"has no answer to train on after a user's text: its texts are by {', '.join(said)[:80] or 'nobody'}"
+        )
     for number, message in enumerate(messages, 1):
         if message["role"] == "assistant" and not message["content"].strip():
-            raise ValueError(f"message {number} (assistant) is empty: the model would learn to say nothing")
+            raise ValueError(
+                f"message {number} (assistant) is empty: the model would learn to say nothing"
+            )
     return messages
 
 
@@ -138,13 +196,20 @@ def check_keys(row, messages, tokenizer):
     Keys that only describe a message are noted in the row. A key is dropped if the text is the same without it."""
     others = []
     for message in messages:
-        others += [key for key in message if key not in ("role", "content", *TRAINED_KEYS) and not is_empty(message[key])]
+        others += [
+            key
+            for key in message
+            if key not in ("role", "content", *TRAINED_KEYS) and not is_empty(message[key])
+        ]
     others = list(dict.fromkeys(others))
     if not others:
         return
 
     def text_without(keys):
-        fewer = [{key: value for key, value in message.items() if key not in keys} for message in messages]
+        fewer = [
+            {key: value for key, value in message.items() if key not in keys}
+            for message in messages
+        ]
         try:
             return tokenizer.apply_chat_template(fewer, tokenize=False)
         except Exception:  # a template raises what it likes; one that needs a key uses it
@@ -156,9 +221,13 @@ def check_keys(row, messages, tokenizer):
         dropped = [key for key in others if text_without([key]) == text]
     lost = [key for key in dropped if key in SAID_KEYS]
     if lost:
-        number, message = next((i, m) for i, m in enumerate(messages, 1) if not is_empty(m.get(lost[0])))
-        raise ValueError(f"message {number} ({message['role'][:40]}) has {', '.join(lost)}, which the chat template drops: "
-                         "remove it from the data, or use a tokenizer whose template writes it")
+        number, message = next(
+            (i, m) for i, m in enumerate(messages, 1) if not is_empty(m.get(lost[0]))
+        )
+        raise ValueError(
+            f"message {number} ({message['role'][:40]}) has {', '.join(lost)}, which the chat template drops: "
+            "remove it from the data, or use a tokenizer whose template writes it"
+        )
     if isinstance(row, NotedRow):
         row.dropped_keys.update(dropped)
 
@@ -167,7 +236,9 @@ def check_columns(row, texts, label):
     """Raise a ValueError that says what is wrong if the row has no such columns, or no text in `texts`, the names of those of text."""
     wanted = [*texts, label]
     if not set(wanted) <= set(row):
-        raise ValueError(f"has the columns {', '.join(row)[:80] or 'none'}; needs {', '.join(wanted)}: see --text_columns and --label_column")
+        raise ValueError(
+            f"has the columns {', '.join(row)[:80] or 'none'}; needs {', '.join(wanted)}: see --text_columns and --label_column"
+        )
     found = [row[name] for name in texts]
     if not all(isinstance(text, str) for text in found) or not "".join(found).strip():
         raise ValueError(f"has no text in {' and '.join(texts)}: {str(found)[1:80]}")
@@ -179,7 +250,9 @@ def checked_pair(row):
     prompt, chosen, rejected = (row.get(name) for name in ("prompt", "chosen", "rejected"))
     kind = type(chosen)
     if kind not in (str, list) or type(rejected) is not kind or (kind, type(prompt)) == (str, list):
-        raise ValueError(f"has the columns {', '.join(row)[:80] or 'none'}; needs chosen and rejected, both texts or both lists of messages, and prompt, of the same kind, unless they begin with it: edit row_to_pair")
+        raise ValueError(
+            f"has the columns {', '.join(row)[:80] or 'none'}; needs chosen and rejected, both texts or both lists of messages, and prompt, of the same kind, unless they begin with it: edit row_to_pair"
+        )
     check_tools(row)
     for name, answer in (("chosen", chosen), ("rejected", rejected)):
         if kind is list:
@@ -191,7 +264,11 @@ def checked_pair(row):
 
 def files_of(name, split, types=FILE_TYPES):
     """Return the files of a data set: itself, or those of a folder whose names begin with the split; [] of a hub id."""
-    return [Path(name)] if Path(name).suffix in types else sorted(f for f in Path(name).glob(f"{split}*") if f.suffix in types)
+    return (
+        [Path(name)]
+        if Path(name).suffix in types
+        else sorted(f for f in Path(name).glob(f"{split}*") if f.suffix in types)
+    )
 
 
 def source_of(name, split):
@@ -216,9 +293,15 @@ def open_split(name, config, split, required, texts=(), files=None, streaming=Fa
     if "converters" in reader:
         reader = reader | {"converters": TEXT | dict.fromkeys(texts, str)}
     try:
-        if odd := [file.name for file in files if file.suffix != files[0].suffix or not file.stat().st_size]:
+        if odd := [
+            file.name for file in files if file.suffix != files[0].suffix or not file.stat().st_size
+        ]:
             fail(65, f"{name}: {', '.join(odd)[:200]}: empty, or of a second file type")
-        place = {**reader, "data_files": [*map(str, files)]} if files else {"path": name, "name": config}
+        place = (
+            {**reader, "data_files": [*map(str, files)]}
+            if files
+            else {"path": name, "name": config}
+        )
         rows = load_dataset(**place, streaming=streaming).get("train" if files else split)
     except ConnectionError as error:
         fail(69, f"{name}: {error}", OFFLINE)
@@ -230,9 +313,15 @@ def open_split(name, config, split, required, texts=(), files=None, streaming=Fa
 def reason(error):
     """Why a row cannot be used, in one line."""
     if isinstance(error, json.JSONDecodeError):
-        problem = f"is not JSON: {error.msg} at column {error.colno}" if error.doc.strip() else "is blank"
+        problem = (
+            f"is not JSON: {error.msg} at column {error.colno}" if error.doc.strip() else "is blank"
+        )
     else:
-        problem = str(error) if type(error) is ValueError else f"cannot be used: {type(error).__name__}: {error}"
+        problem = (
+            str(error)
+            if type(error) is ValueError
+            else f"cannot be used: {type(error).__name__}: {error}"
+        )
     return " ".join(problem.encode(errors="backslashreplace").decode().split())[:300]
 
 
@@ -241,15 +330,34 @@ def open_images(name, config, split, args):
     required = split == args.dataset_train_split or args.eval_dataset_name
     if Path(name).is_dir() and not any(file.suffix == ".parquet" for file in files_of(name, split)):
         folder = Path(name) if required and not Path(name, split).is_dir() else Path(name, split)
-        files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+        files = sorted(
+            path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")
+        )
         if not files:
             return fail(65, f"{folder}: no images in it") if required else None
         # What the cache knows them by, so that a file that has changed is looked at again
-        known = [(str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-        columns = Features({args.image_column_name: ImageColumn(decode=False), args.label_column_name or "label": Value("string")})
-        return Dataset.from_generator(list_images, features=columns, gen_kwargs={"folder": str(folder), "files": known, "columns": tuple(columns)})
-    found = open_split(name, config, split, required) if required or not Path(name).exists() else None
-    there, labels = set(found.features) if found else set(), {args.label_column_name} if args.label_column_name else {"label", "labels"}
+        known = [
+            (str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns)
+            for path in files
+        ]
+        columns = Features(
+            {
+                args.image_column_name: ImageColumn(decode=False),
+                args.label_column_name or "label": Value("string"),
+            }
+        )
+        return Dataset.from_generator(
+            list_images,
+            features=columns,
+            gen_kwargs={"folder": str(folder), "files": known, "columns": tuple(columns)},
+        )
+    found = (
+        open_split(name, config, split, required) if required or not Path(name).exists() else None
+    )
+    there, labels = (
+        set(found.features) if found else set(),
+        {args.label_column_name} if args.label_column_name else {"label", "labels"},
+    )
     if found and not (args.image_column_name in there and labels & there):
         needs = f"{args.image_column_name} and {' or '.join(sorted(labels))}: see --image_column_name and --label_column_name"
         fail(65, f"{name}: has the columns {', '.join(found.features)}; needs {needs}")
@@ -260,7 +368,16 @@ def list_images(folder, files, columns):
     """Yield a row for each (path, size, time) in a folder, with the class that its place FOLDER/CLASS tells; None elsewhere."""
     for path, _, _ in files:
         parts = Path(path).parts
-        yield dict(zip(columns, [{"bytes": None, "path": f"{folder}/{path}"}, parts[0] if len(parts) == 2 else None], strict=True))
+        yield dict(
+            zip(
+                columns,
+                [
+                    {"bytes": None, "path": f"{folder}/{path}"},
+                    parts[0] if len(parts) == 2 else None,
+                ],
+                strict=True,
+            )
+        )
 
 
 def check_image(image, label):
@@ -280,10 +397,16 @@ def check_image(image, label):
                 if not ends:
                     picture.load()
     except Exception as error:  # decoders raise what they like
-        reason = "its format is none that Pillow knows" if "cannot identify" in str(error) else str(error)
+        reason = (
+            "its format is none that Pillow knows"
+            if "cannot identify" in str(error)
+            else str(error)
+        )
         raise ValueError(f"{name}: is no whole image: {reason}") from None
     if deep:
-        raise ValueError(f"{name}: has more than 8 bits a colour ({picture.mode}), of which 8 would be cut off: save it with 8")
+        raise ValueError(
+            f"{name}: has more than 8 bits a colour ({picture.mode}), of which 8 would be cut off: save it with 8"
+        )
     content = image["bytes"] or f"{size} {'/'.join(Path(name).parts[-2:])}".encode()
     return xxhash.xxh3_64_intdigest(content + str(label).encode()) >> 1
 
@@ -294,7 +417,10 @@ def decoding(image):
     try:
         yield
     except Exception as error:  # decoders raise what they like
-        fail(65, f"{image['path']}: cannot be decoded: {error}: fix it, then resume from the newest checkpoint with --allow_change data")
+        fail(
+            65,
+            f"{image['path']}: cannot be decoded: {error}: fix it, then resume from the newest checkpoint with --allow_change data",
+        )
 
 
 def alike(problems):
@@ -330,7 +456,9 @@ def unusable(problems, source, name, num_rows, some_good):
         return [f"{source} {next(iter(problems))}, the only one: {with_cure(texts)}"]
     if alike(texts):
         which = f"{source} {next(iter(problems))}"
-        return [f"{name}: none of the {count} {unit}s can be used, all for the same reason: {which}: {with_cure(texts)}"]
+        return [
+            f"{name}: none of the {count} {unit}s can be used, all for the same reason: {which}: {with_cure(texts)}"
+        ]
     return [*first, f"{name}: none of the {count} {unit}s can be used: fix them"]
 
 
@@ -338,15 +466,38 @@ def told_not_read(counts, num_rows):
     """Return what the summary says of columns that nothing reads, "" if there are none. counts: {name: rows with it}."""
     if not counts:
         return ""
-    names = [name if count == num_rows else f"{name} in {count} rows" for name, count in counts.items()]
+    names = [
+        name if count == num_rows else f"{name} in {count} rows" for name, count in counts.items()
+    ]
     more = f" and {len(names) - 20} more" if len(names) > 20 else ""
     return f"; not read: {', '.join(names[:20])}{more}"
 
 
 # What decides about a row, besides the recipe: the cache knows a function by its code and defaults, and what it calls by name alone
-RULES = (checked, checked_pair, check_columns, check_image, parse_line, reason, is_empty, described, check_tools, check_message,
-         check_keys, NotedRow.__init__, NotedRow.__getitem__, NotedRow.not_read)
-KNOWN_BY = (*(rule.__code__ for rule in RULES), TOOL_COLUMNS, TOOL_KEYS, TOOL_ROLES, TRAINED_KEYS, SAID_KEYS)
+RULES = (
+    checked,
+    checked_pair,
+    check_columns,
+    check_image,
+    parse_line,
+    reason,
+    is_empty,
+    described,
+    check_tools,
+    check_message,
+    check_keys,
+    NotedRow.__init__,
+    NotedRow.__getitem__,
+    NotedRow.not_read,
+)
+KNOWN_BY = (
+    *(rule.__code__ for rule in RULES),
+    TOOL_COLUMNS,
+    TOOL_KEYS,
+    TOOL_ROLES,
+    TRAINED_KEYS,
+    SAID_KEYS,
+)
 
 
 def tokenize_split(rows, name, split, tokenize, args, nothing, others=()):
@@ -363,7 +514,12 @@ def tokenize_split(rows, name, split, tokenize, args, nothing, others=()):
             return {**nothing, "problem": reason(error), "not_read": "[]"}
 
     try:
-        done = rows.map(attempt, remove_columns=rows.column_names, num_proc=args.dataset_num_proc, desc=f"{'Tokenising' if 'truncated' in nothing else 'Checking'} {name}")
+        done = rows.map(
+            attempt,
+            remove_columns=rows.column_names,
+            num_proc=args.dataset_num_proc,
+            desc=f"{'Tokenising' if 'truncated' in nothing else 'Checking'} {name}",
+        )
     except Exception as error:  # so does what writes them down
         fail(65, f"{name}: {' '.join(str(error.__cause__ or error).split())[:300]}")
     problems, kept = done["problem"][:], done.add_column("row", np.arange(1, len(done) + 1))
@@ -380,8 +536,13 @@ def tokenize_split(rows, name, split, tokenize, args, nothing, others=()):
         not_read.update(dict.fromkeys(json.loads(names), count))
     kept, told = kept.remove_columns(["problem", "not_read"]), [str(len(kept))]
     if "truncated" in nothing:
-        limits = " and ".join(f"--{limit}" for limit in vars(args) if re.fullmatch("max_(.*_)?length", limit))
-        kept, told = kept.remove_columns("truncated"), [*told, f"{sum(done['truncated'][:])} truncated to {limits}"]
+        limits = " and ".join(
+            f"--{limit}" for limit in vars(args) if re.fullmatch("max_(.*_)?length", limit)
+        )
+        kept, told = (
+            kept.remove_columns("truncated"),
+            [*told, f"{sum(done['truncated'][:])} truncated to {limits}"],
+        )
     counts = ", ".join([*told, f"{len(bad)} left out"])
     if split == args.dataset_train_split:  # once: rows to evaluate on mostly have the same columns
         counts += told_not_read(not_read, len(kept))
@@ -395,8 +556,15 @@ def open_documents(name, config, split, required, args):
     files = files_of(name, split, DOCUMENT_TYPES) or sorted(Path(name, split).rglob("*.txt"))
     files = files or (sorted(Path(name).rglob("*.txt")) if required else [])
     found = open_split(name, config, split, required, [args.text_column], files, args.streaming)
-    if args.num_eval_documents and hasattr(found, "__len__") and len(found) <= args.num_eval_documents:
-        fail(65, f"{name}: {len(found)} documents, of which --num_eval_documents {args.num_eval_documents} leaves none to train on")
+    if (
+        args.num_eval_documents
+        and hasattr(found, "__len__")
+        and len(found) <= args.num_eval_documents
+    ):
+        fail(
+            65,
+            f"{name}: {len(found)} documents, of which --num_eval_documents {args.num_eval_documents} leaves none to train on",
+        )
     if not found:
         return None, [], ""
     unread = [name for name in columns_of_documents(found, files) if name != args.text_column]
@@ -431,14 +599,20 @@ def text_of(row, number, name, files, args):
         if kind == ".jsonl":
             row = parse_line(row["text"]) if row["text"].strip() else {args.text_column: ""}
         if args.text_column not in row:
-            raise ValueError(f"has the columns {', '.join(row)[:80] or 'none'}; needs {args.text_column}: see --text_column")
+            raise ValueError(
+                f"has the columns {', '.join(row)[:80] or 'none'}; needs {args.text_column}: see --text_column"
+            )
         if not isinstance(row[args.text_column], str):
-            raise ValueError(f"has no text in {args.text_column}: {str(row[args.text_column])[:80]}")
+            raise ValueError(
+                f"has no text in {args.text_column}: {str(row[args.text_column])[:80]}"
+            )
         return row[args.text_column].encode().decode()  # no lone surrogates
     except Exception as error:  # of the parser, the codec
         if args.skip_bad_rows:
             return None
-        raise ValueError(f"{place_of(number, name, files)}: {reason(error)}: fix it, or leave such documents out with --skip_bad_rows") from None
+        raise ValueError(
+            f"{place_of(number, name, files)}: {reason(error)}: fix it, or leave such documents out with --skip_bad_rows"
+        ) from None
 
 
 def place_of(number, name, files):
@@ -457,6 +631,9 @@ def place_of(number, name, files):
 
 def identity_of(found, files):
     """Return a hash of what is known of a data set that is not read as a whole: names and sizes of its files, or of the hub's, and numbers of rows."""
-    at_hub = sorted(found.info.download_checksums or {}), {name: split.num_examples for name, split in (found.info.splits or {}).items()}
+    at_hub = (
+        sorted(found.info.download_checksums or {}),
+        {name: split.num_examples for name, split in (found.info.splits or {}).items()},
+    )
     known = [(file.name, file.stat().st_size) for file in files] or at_hub
     return xxhash.xxh3_128_hexdigest(json.dumps(known).encode())

@@ -19,25 +19,61 @@ from pathlib import Path
 import psutil
 
 RANK, HOST = int(os.environ.get("RANK", 0)), os.uname().nodename
-RUN = {"state": "starting", "step": 0, "saved": 0, "sign_of_life": math.inf}  # shared by loop, signal handler and thread
+RUN = {
+    "state": "starting",
+    "step": 0,
+    "saved": 0,
+    "sign_of_life": math.inf,
+}  # shared by loop, signal handler and thread
 TIME_FORMAT = "%Y-%m-%d %H:%M:%S"  # texts of it sort as the times do
 
 
 # ---- The call ----
 def add_arguments(parser):
     """Add what is only there with this file. The recipe copied alone knows none of it."""
-    parser.add_argument("--save_steps", type=int, default=500, help="optimizer steps between checkpoints; 0: only when the run is stopped")
+    parser.add_argument(
+        "--save_steps",
+        type=int,
+        default=500,
+        help="optimizer steps between checkpoints; 0: only when the run is stopped",
+    )
     parser.add_argument("--save_total_limit", type=int, default=2, help="newest checkpoints kept")
-    parser.add_argument("--resume_from_checkpoint", default="auto", help="auto (the newest that verifies), none (start anew) or a checkpoint's folder")
-    parser.add_argument("--allow_change", nargs="+", default=[], type=lambda name: name.lstrip("-"), help="arguments that may differ from the checkpoint's although they change the run")
-    parser.add_argument("--nonfinite", default="stop", choices=["stop", "skip"], help="at a step whose loss or gradient is not finite; it never changes the weights")
-    parser.add_argument("--nonfinite_budget", type=int, default=10, help="steps that --nonfinite skip may leave out")
-    parser.add_argument("--dry_run", action="store_true", help="check arguments, strategy, data and disk, print the start summary and how to plan the memory, and stop; no weights are loaded")
+    parser.add_argument(
+        "--resume_from_checkpoint",
+        default="auto",
+        help="auto (the newest that verifies), none (start anew) or a checkpoint's folder",
+    )
+    parser.add_argument(
+        "--allow_change",
+        nargs="+",
+        default=[],
+        type=lambda name: name.lstrip("-"),
+        help="arguments that may differ from the checkpoint's although they change the run",
+    )
+    parser.add_argument(
+        "--nonfinite",
+        default="stop",
+        choices=["stop", "skip"],
+        help="at a step whose loss or gradient is not finite; it never changes the weights",
+    )
+    parser.add_argument(
+        "--nonfinite_budget", type=int, default=10, help="steps that --nonfinite skip may leave out"
+    )
+    parser.add_argument(
+        "--dry_run",
+        action="store_true",
+        help="check arguments, strategy, data and disk, print the start summary and how to plan the memory, and stop; no weights are loaded",
+    )
 
 
 def meant(message, parser):
     """Return what a wrong flag, the third word of argparse's message, could have meant, as lines for the user."""
-    return [f"did you mean {flag}?" for flag in difflib.get_close_matches([*message.split(), "", ""][2].split("=")[0], parser._option_string_actions, 1)]
+    return [
+        f"did you mean {flag}?"
+        for flag in difflib.get_close_matches(
+            [*message.split(), "", ""][2].split("=")[0], parser._option_string_actions, 1
+        )
+    ]
 
 
 def fail(code, *problems):
@@ -167,5 +203,7 @@ def told_by_others():
             if "state" in told:  # else torch's own
                 return told
     told = how_it_ended(read_status()) if RUN.get("output_dir") else {}
-    of_this_run = told.get("time", "") >= RUN.get("began", "")  # rank 0 may not have replaced it yet
+    of_this_run = told.get("time", "") >= RUN.get(
+        "began", ""
+    )  # rank 0 may not have replaced it yet
     return told if of_this_run and told.get("state") in ("failed", "stopped") else {}

@@ -34,9 +34,16 @@ try:  # beside this file: how a run is called and what becomes of it; workaround
     import upstream
 except ModuleNotFoundError as error:
     run_status = upstream = None  # this file was copied alone
-    beside = [path.name for path in Path(__file__).parent.glob("*.py") if path.stem in ("fault_tolerance", "model_weights", "preflight", "run_status", "upstream")]
+    beside = [
+        path.name
+        for path in Path(__file__).parent.glob("*.py")
+        if path.stem in ("fault_tolerance", "model_weights", "preflight", "run_status", "upstream")
+    ]
     if beside:
-        print(f"error: {beside[0]} lies beside this recipe, and the module {error.name} is missing: {COPY_ALL}", file=sys.stderr)
+        print(
+            f"error: {beside[0]} lies beside this recipe, and the module {error.name} is missing: {COPY_ALL}",
+            file=sys.stderr,
+        )
         sys.exit(64)
 
 
@@ -54,80 +61,256 @@ def full_name_of_dtype(name):
 
 
 def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     # Model
-    parser.add_argument("--model_name_or_path", default="google/flan-t5-small", help="hub id or folder")  # the default one: Apache-2.0
-    parser.add_argument("--dtype", type=full_name_of_dtype, default="float32", choices=["float32", "bfloat16", "float16"], help="of the weights; bfloat16 halves a frozen base")
+    parser.add_argument(
+        "--model_name_or_path", default="google/flan-t5-small", help="hub id or folder"
+    )  # the default one: Apache-2.0
+    parser.add_argument(
+        "--dtype",
+        type=full_name_of_dtype,
+        default="float32",
+        choices=["float32", "bfloat16", "float16"],
+        help="of the weights; bfloat16 halves a frozen base",
+    )
     parser.add_argument(
         "--no_master_weights",
         action="store_true",
         help="with --dtype bfloat16 and without --use_peft: train weights of which there is no fp32 copy, as single.yaml "
         "and ddp.yaml would have it; they take half the memory, and updates below 1/256 of a weight are lost",
     )
-    parser.add_argument("--attn_implementation", default="sdpa", help="eager, sdpa, flex_attention, flash_attention_2, _3, _4, or a hub kernel id")
-    parser.add_argument("--gradient_checkpointing", action="store_true", help="recompute activations in the backward pass: much less memory, about a third more compute")
-    parser.add_argument("--torch_compile", action="store_true", help="compile each kind of layer once; a minute at the start (not with FlashAttention)")
+    parser.add_argument(
+        "--attn_implementation",
+        default="sdpa",
+        help="eager, sdpa, flex_attention, flash_attention_2, _3, _4, or a hub kernel id",
+    )
+    parser.add_argument(
+        "--gradient_checkpointing",
+        action="store_true",
+        help="recompute activations in the backward pass: much less memory, about a third more compute",
+    )
+    parser.add_argument(
+        "--torch_compile",
+        action="store_true",
+        help="compile each kind of layer once; a minute at the start (not with FlashAttention)",
+    )
     parser.add_argument("--tf32", action="store_true", help="multiply fp32 matrices in TF32")
     # Adapters, and the quantized base under them (bitsandbytes)
     parser.add_argument("--load_in_8bit", action="store_true", help="LLM.int8")
     parser.add_argument("--load_in_4bit", action="store_true", help="QLoRA")
-    parser.add_argument("--bnb_4bit_quant_type", default="nf4", choices=["nf4", "fp4"], help="4-bit number format")
-    parser.add_argument("--bnb_4bit_use_double_quant", action="store_true", help="quantize the scales too: 0.37 bit a parameter less")
-    parser.add_argument("--use_peft", action="store_true", help="train LoRA adapters on a frozen base")
+    parser.add_argument(
+        "--bnb_4bit_quant_type", default="nf4", choices=["nf4", "fp4"], help="4-bit number format"
+    )
+    parser.add_argument(
+        "--bnb_4bit_use_double_quant",
+        action="store_true",
+        help="quantize the scales too: 0.37 bit a parameter less",
+    )
+    parser.add_argument(
+        "--use_peft", action="store_true", help="train LoRA adapters on a frozen base"
+    )
     parser.add_argument("--lora_r", type=int, default=16, help="rank")
-    parser.add_argument("--lora_alpha", type=float, default=32, help="scale: alpha / r, or alpha / sqrt(r) with --use_rslora")
-    parser.add_argument("--lora_dropout", type=float, default=0.0, help="on the input of the adapters")
-    parser.add_argument("--lora_target_modules", nargs="+", default=["all-linear"], help="names of the layers that get adapters")
+    parser.add_argument(
+        "--lora_alpha",
+        type=float,
+        default=32,
+        help="scale: alpha / r, or alpha / sqrt(r) with --use_rslora",
+    )
+    parser.add_argument(
+        "--lora_dropout", type=float, default=0.0, help="on the input of the adapters"
+    )
+    parser.add_argument(
+        "--lora_target_modules",
+        nargs="+",
+        default=["all-linear"],
+        help="names of the layers that get adapters",
+    )
     parser.add_argument("--use_rslora", action="store_true", help="rank-stabilised scale")
     parser.add_argument("--use_dora", action="store_true", help="weight-decomposed LoRA")
     # Data
-    parser.add_argument("--dataset_name", default="FiscalNote/billsum", help="hub id, folder, or .json, .jsonl, .csv, .parquet file")  # EDIT: yours (this one: CC0, 18,949 bills of the US Congress and their summaries)
+    parser.add_argument(
+        "--dataset_name",
+        default="FiscalNote/billsum",
+        help="hub id, folder, or .json, .jsonl, .csv, .parquet file",
+    )  # EDIT: yours (this one: CC0, 18,949 bills of the US Congress and their summaries)
     parser.add_argument("--dataset_config", help="configuration of a hub data set")
     parser.add_argument("--dataset_train_split", default="train", help="split to train on")
-    parser.add_argument("--dataset_test_split", default="test", help="split to evaluate on, if there is one")
+    parser.add_argument(
+        "--dataset_test_split", default="test", help="split to evaluate on, if there is one"
+    )
     parser.add_argument("--eval_dataset_name", help="evaluate on this file or data set instead")
-    parser.add_argument("--source_column", help="column of the text that is read [document, article, text, dialogue, question, prompt or source: the first that is there]")
-    parser.add_argument("--target_column", help="column of the text that is to be written [summary, highlights, answer, completion or target: what goes with it]")
-    parser.add_argument("--source_lang", help="language of the source in rows {translation: {en: ..., de: ...}}, and in tokenizers that are told it")
+    parser.add_argument(
+        "--source_column",
+        help="column of the text that is read [document, article, text, dialogue, question, prompt or source: the first that is there]",
+    )
+    parser.add_argument(
+        "--target_column",
+        help="column of the text that is to be written [summary, highlights, answer, completion or target: what goes with it]",
+    )
+    parser.add_argument(
+        "--source_lang",
+        help="language of the source in rows {translation: {en: ..., de: ...}}, and in tokenizers that are told it",
+    )
     parser.add_argument("--target_lang", help="language of the target")
-    parser.add_argument("--source_prefix", default="", help="put before every source text: T5 tells its tasks apart by 'summarize: ', 'translate English to German: ' and the like")
-    parser.add_argument("--max_source_length", type=int, default=1024, help="tokens of a source, prefix included; longer ones lose their end")
-    parser.add_argument("--max_target_length", type=int, default=128, help="tokens of a target in the loss; longer ones lose their end, though not in ROUGE and BLEU")
-    parser.add_argument("--skip_bad_rows", action="store_true", help="leave out and count the rows that cannot be used")
-    parser.add_argument("--train_sampling_strategy", default="random", choices=["random", "sequential", "group_by_length"], help="order of the rows; group_by_length pads less")
+    parser.add_argument(
+        "--source_prefix",
+        default="",
+        help="put before every source text: T5 tells its tasks apart by 'summarize: ', 'translate English to German: ' and the like",
+    )
+    parser.add_argument(
+        "--max_source_length",
+        type=int,
+        default=1024,
+        help="tokens of a source, prefix included; longer ones lose their end",
+    )
+    parser.add_argument(
+        "--max_target_length",
+        type=int,
+        default=128,
+        help="tokens of a target in the loss; longer ones lose their end, though not in ROUGE and BLEU",
+    )
+    parser.add_argument(
+        "--skip_bad_rows",
+        action="store_true",
+        help="leave out and count the rows that cannot be used",
+    )
+    parser.add_argument(
+        "--train_sampling_strategy",
+        default="random",
+        choices=["random", "sequential", "group_by_length"],
+        help="order of the rows; group_by_length pads less",
+    )
     parser.add_argument("--dataset_num_proc", type=int, help="processes that tokenise")
-    parser.add_argument("--dataloader_num_workers", type=int, default=0, help="processes a rank that make batches")
+    parser.add_argument(
+        "--dataloader_num_workers", type=int, default=0, help="processes a rank that make batches"
+    )
     # Learning
-    parser.add_argument("--per_device_train_batch_size", type=int, default=8, help="rows a rank and micro-batch")
+    parser.add_argument(
+        "--per_device_train_batch_size", type=int, default=8, help="rows a rank and micro-batch"
+    )
     parser.add_argument("--per_device_eval_batch_size", type=int, default=8, help="rows a rank")
-    parser.add_argument("--gradient_accumulation_steps", type=int, default=1, help="micro-batches an optimizer step")
+    parser.add_argument(
+        "--gradient_accumulation_steps", type=int, default=1, help="micro-batches an optimizer step"
+    )
     parser.add_argument("--num_train_epochs", type=float, default=3.0, help="passes over the data")
-    parser.add_argument("--max_steps", type=int, default=-1, help="optimizer steps, instead of epochs, if positive")
-    parser.add_argument("--optim", default="adamw_torch_fused", choices=["adamw_torch_fused", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"], help="AdamW of torch, or of bitsandbytes")
-    parser.add_argument("--learning_rate", type=float, default=1e-4, help="peak; BART wants less, 3e-5; adapters want about ten times more")
-    parser.add_argument("--lr_scheduler_type", default="linear", choices=["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"], help="schedule after the warm-up")
-    parser.add_argument("--warmup_steps", type=float, default=0, help="optimizer steps; below 1 a share of all steps")
+    parser.add_argument(
+        "--max_steps", type=int, default=-1, help="optimizer steps, instead of epochs, if positive"
+    )
+    parser.add_argument(
+        "--optim",
+        default="adamw_torch_fused",
+        choices=[
+            "adamw_torch_fused",
+            "adamw_torch",
+            "adamw_8bit",
+            "paged_adamw_8bit",
+            "paged_adamw_32bit",
+        ],
+        help="AdamW of torch, or of bitsandbytes",
+    )
+    parser.add_argument(
+        "--learning_rate",
+        type=float,
+        default=1e-4,
+        help="peak; BART wants less, 3e-5; adapters want about ten times more",
+    )
+    parser.add_argument(
+        "--lr_scheduler_type",
+        default="linear",
+        choices=["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"],
+        help="schedule after the warm-up",
+    )
+    parser.add_argument(
+        "--warmup_steps",
+        type=float,
+        default=0,
+        help="optimizer steps; below 1 a share of all steps",
+    )
     parser.add_argument("--weight_decay", type=float, default=0.0, help="not on biases and norms")
-    parser.add_argument("--max_grad_norm", type=float, default=1.0, help="clip the global norm of the gradient; 0: do not")
-    parser.add_argument("--seed", type=int, default=42, help="of adapters, dropout and the order of the rows")
+    parser.add_argument(
+        "--max_grad_norm",
+        type=float,
+        default=1.0,
+        help="clip the global norm of the gradient; 0: do not",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=42, help="of adapters, dropout and the order of the rows"
+    )
     # Evaluation, logs, result
-    parser.add_argument("--eval_strategy", default="epoch", choices=["no", "steps", "epoch"], help="when to evaluate")
-    parser.add_argument("--eval_on_start", action="store_true", help="evaluate before the first step too")
-    parser.add_argument("--eval_steps", type=int, default=500, help="optimizer steps between evaluations")
-    parser.add_argument("--predict_with_generate", action=argparse.BooleanOptionalAction, default=True, help="evaluations write texts, for ROUGE, BLEU and exact match; --no-predict_with_generate: loss alone, faster (the default of transformers)")
-    parser.add_argument("--generation_max_length", type=int, help="tokens that are written at most [--max_target_length]")
-    parser.add_argument("--generation_num_beams", type=int, default=1, help="beams of the search; 1: greedy")
-    parser.add_argument("--forced_bos_token", help="token that every text begins with: for mBART and NLLB that of the target's language")
-    parser.add_argument("--logging_steps", type=int, default=1, help="optimizer steps between lines of metrics.jsonl; in between nothing waits for the device")
-    parser.add_argument("--report_to", default="none", choices=["none", "all", "tensorboard", "wandb", "trackio", "comet_ml", "mlflow", "clearml", "dvclive", "swanlab", "aim"], help="tracker")
+    parser.add_argument(
+        "--eval_strategy",
+        default="epoch",
+        choices=["no", "steps", "epoch"],
+        help="when to evaluate",
+    )
+    parser.add_argument(
+        "--eval_on_start", action="store_true", help="evaluate before the first step too"
+    )
+    parser.add_argument(
+        "--eval_steps", type=int, default=500, help="optimizer steps between evaluations"
+    )
+    parser.add_argument(
+        "--predict_with_generate",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="evaluations write texts, for ROUGE, BLEU and exact match; --no-predict_with_generate: loss alone, faster (the default of transformers)",
+    )
+    parser.add_argument(
+        "--generation_max_length",
+        type=int,
+        help="tokens that are written at most [--max_target_length]",
+    )
+    parser.add_argument(
+        "--generation_num_beams", type=int, default=1, help="beams of the search; 1: greedy"
+    )
+    parser.add_argument(
+        "--forced_bos_token",
+        help="token that every text begins with: for mBART and NLLB that of the target's language",
+    )
+    parser.add_argument(
+        "--logging_steps",
+        type=int,
+        default=1,
+        help="optimizer steps between lines of metrics.jsonl; in between nothing waits for the device",
+    )
+    parser.add_argument(
+        "--report_to",
+        default="none",
+        choices=[
+            "none",
+            "all",
+            "tensorboard",
+            "wandb",
+            "trackio",
+            "comet_ml",
+            "mlflow",
+            "clearml",
+            "dvclive",
+            "swanlab",
+            "aim",
+        ],
+        help="tracker",
+    )
     parser.add_argument("--output_dir", default="runs/t5", help="folder of the result")
-    parser.add_argument("--ddp_timeout", type=int, default=1800, help=(
-        "seconds that ranks wait for each other, also while one prepares the rows or writes a"
-        " checkpoint; then each prints its stacks and ends. If preparing the rows takes longer, first"
-        " run the same command with --num_processes 1 and --dry_run, which fills the cache"))
+    parser.add_argument(
+        "--ddp_timeout",
+        type=int,
+        default=1800,
+        help=(
+            "seconds that ranks wait for each other, also while one prepares the rows or writes a"
+            " checkpoint; then each prints its stacks and ends. If preparing the rows takes longer, first"
+            " run the same command with --num_processes 1 and --dry_run, which fills the cache"
+        ),
+    )
     if run_status:
         run_status.add_arguments(parser)
-    parser.error = lambda message: stop(64, message, *(run_status.meant(message, parser) if run_status else []))
+    parser.error = lambda message: stop(
+        64, message, *(run_status.meant(message, parser) if run_status else [])
+    )
     return parser.parse_args()
 
 
@@ -174,32 +357,67 @@ try:  # what keeps a run from being lost; what is refused and told at its start;
 except ModuleNotFoundError as error:
     fault_tolerance = model_weights = preflight = rows = None  # it trains without them
     if run_status:
-        stop(64, f"run_status.py lies beside this recipe, and the module {error.name} is missing: {COPY_ALL}")
+        stop(
+            64,
+            f"run_status.py lies beside this recipe, and the module {error.name} is missing: {COPY_ALL}",
+        )
 
-PAIRS = {"document": "summary", "article": "highlights", "text": "summary", "dialogue": "summary", "question": "answer",
-         "prompt": "completion", "source": "target"}  # EDIT: yours. Columns of source and target; or translation, with --source_lang
+PAIRS = {
+    "document": "summary",
+    "article": "highlights",
+    "text": "summary",
+    "dialogue": "summary",
+    "question": "answer",
+    "prompt": "completion",
+    "source": "target",
+}  # EDIT: yours. Columns of source and target; or translation, with --source_lang
 
 
 def make_accelerator(args):
     """Return the Accelerator, which must exist before the model loads; stop with 64 if it cannot run what launcher and arguments ask."""
     try:
         accelerator = Accelerator(
-            gradient_accumulation_plugin=GradientAccumulationPlugin(args.gradient_accumulation_steps, sync_with_dataloader=False),
+            gradient_accumulation_plugin=GradientAccumulationPlugin(
+                args.gradient_accumulation_steps, sync_with_dataloader=False
+            ),
             dataloader_config=DataLoaderConfiguration(even_batches=False, non_blocking=True),
-            dynamo_plugin=TorchDynamoPlugin(backend="inductor", use_regional_compilation=True) if args.torch_compile else None,
-            kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True),  # else DDP holds gradients twice
-                             InitProcessGroupKwargs(timeout=timedelta(seconds=max(args.ddp_timeout, 1) + 60))],  # the watch over the ranks speaks first
-            log_with=None if args.report_to == "none" else args.report_to, project_dir=args.output_dir)
+            dynamo_plugin=TorchDynamoPlugin(backend="inductor", use_regional_compilation=True)
+            if args.torch_compile
+            else None,
+            kwargs_handlers=[
+                DistributedDataParallelKwargs(
+                    gradient_as_bucket_view=True
+                ),  # else DDP holds gradients twice
+                InitProcessGroupKwargs(timeout=timedelta(seconds=max(args.ddp_timeout, 1) + 60)),
+            ],  # the watch over the ranks speaks first
+            log_with=None if args.report_to == "none" else args.report_to,
+            project_dir=args.output_dir,
+        )
     except (RuntimeError, ValueError, ImportError) as error:
-        stop(64, f"accelerate cannot run what the launcher was asked for: {str(error).splitlines()[0]}", *([preflight.REHEARSE] if preflight else []))
+        stop(
+            64,
+            f"accelerate cannot run what the launcher was asked for: {str(error).splitlines()[0]}",
+            *([preflight.REHEARSE] if preflight else []),
+        )
     if preflight and (problems := preflight.find_problems(args, accelerator)):
         stop(64, *problems)
-    fsdp = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
-    if fsdp and (accelerator.is_fsdp2 or fsdp.sharding_strategy.name != "NO_SHARD"):  # no_sync would hold whole gradients (huggingface/accelerate#2531)
+    fsdp = (
+        accelerator.state.fsdp_plugin
+        if accelerator.distributed_type == DistributedType.FSDP
+        else None
+    )
+    if fsdp and (
+        accelerator.is_fsdp2 or fsdp.sharding_strategy.name != "NO_SHARD"
+    ):  # no_sync would hold whole gradients (huggingface/accelerate#2531)
         accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = True
     reduce_in_fp32(accelerator)
-    if zero := accelerator.state.deepspeed_plugin:  # the loop's own calls do not reach its engine (huggingface/accelerate#1970)
-        zero.deepspeed_config.update(gradient_clipping=args.max_grad_norm, train_micro_batch_size_per_gpu=args.per_device_train_batch_size)
+    if (
+        zero := accelerator.state.deepspeed_plugin
+    ):  # the loop's own calls do not reach its engine (huggingface/accelerate#1970)
+        zero.deepspeed_config.update(
+            gradient_clipping=args.max_grad_norm,
+            train_micro_batch_size_per_gpu=args.per_device_train_batch_size,
+        )
     torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = args.tf32  # torch allows it for convolutions by default
     return accelerator
@@ -213,7 +431,11 @@ def reduce_in_fp32(accelerator):
     keep 2 more bytes per gradient element. DeepSpeed refuses to add in fp32 under ZeRO-0, turns ZeRO-1 into another
     optimizer (engine.py, _do_optimizer_sanity_check) and keeps a second copy on the GPU under ZeRO-2 with offload
     (stage_1_and_2.py, _use_compact_grad_partition_buffer): these add micro-batches in the type that is computed in."""
-    fsdp = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
+    fsdp = (
+        accelerator.state.fsdp_plugin
+        if accelerator.distributed_type == DistributedType.FSDP
+        else None
+    )
     if fsdp and fsdp.mixed_precision_policy and accelerator.is_fsdp2:
         # Without output_dtype=None the loss, which is a sum, would be rounded
         policy = replace(fsdp.mixed_precision_policy, reduce_dtype=torch.float32, output_dtype=None)
@@ -234,12 +456,22 @@ def reduce_in_fp32(accelerator):
 def source_and_target(row, columns, languages):
     """Return the text of a row that is read and the one to be written; a ValueError says why there are none. EDIT: your own form.
     columns, languages: of source and target; None: the column is that of PAIRS, there is no such language"""
-    if all(languages) and isinstance(row.get("translation"), dict):  # en_XX is a token of mBART, en the key of the row
-        row, columns = row["translation"], [column or language.split("_")[0] for column, language in zip(columns, languages, strict=True)]
+    if all(languages) and isinstance(
+        row.get("translation"), dict
+    ):  # en_XX is a token of mBART, en the key of the row
+        row, columns = (
+            row["translation"],
+            [
+                column or language.split("_")[0]
+                for column, language in zip(columns, languages, strict=True)
+            ],
+        )
     known = next((pair for pair in PAIRS.items() if set(pair) <= set(row)), ("source", "target"))
     columns = [column or other for column, other in zip(columns, known, strict=True)]
     if not set(columns) <= set(row):
-        raise ValueError(f"has the columns {', '.join(row)[:80] or 'none'}; needs {' and '.join(columns)}: see --source_column and --source_lang")
+        raise ValueError(
+            f"has the columns {', '.join(row)[:80] or 'none'}; needs {' and '.join(columns)}: see --source_column and --source_lang"
+        )
     for what, column in zip(("source", "target"), columns, strict=True):
         if not isinstance(row[column], str) or not row[column].strip():
             raise ValueError(f"has no {what} text in {column}: {str(row[column])[:80]}")
@@ -261,34 +493,78 @@ def tokenize_pair(row, tokenizer, columns, languages, prefix, max_source_length,
     input_ids, source_cut = cut_tokens(tokenizer, max_source_length, text=prefix + source)
     labels, target_cut = cut_tokens(tokenizer, max_target_length, text_target=target)
     tokens = np.array([*input_ids, -1, *labels], dtype=np.int32)  # -1: where the target begins
-    return {"input_ids": input_ids, "labels": labels, "target": target, "truncated": source_cut or target_cut, "length": len(tokens) - 1,
-            "longest": max(len(input_ids), len(labels)), "largest": int(tokens.max()), "hash": xxhash.xxh3_64_intdigest(tokens) >> 1}
+    return {
+        "input_ids": input_ids,
+        "labels": labels,
+        "target": target,
+        "truncated": source_cut or target_cut,
+        "length": len(tokens) - 1,
+        "longest": max(len(input_ids), len(labels)),
+        "largest": int(tokens.max()),
+        "hash": xxhash.xxh3_64_intdigest(tokens) >> 1,
+    }
 
 
 def load_pairs(name, config, split, tokenizer, args):
     """Return the tokenised rows of a split of a file, folder or hub id, and their counts as text; (None, "none") without that split."""
-    columns, languages = (args.source_column, args.target_column), (args.source_lang, args.target_lang)
+    columns, languages = (
+        (args.source_column, args.target_column),
+        (args.source_lang, args.target_lang),
+    )
     if rows:
-        found = rows.open_split(name, config, split, split == args.dataset_train_split or args.eval_dataset_name, [*columns, *PAIRS, *PAIRS.values()])
+        found = rows.open_split(
+            name,
+            config,
+            split,
+            split == args.dataset_train_split or args.eval_dataset_name,
+            [*columns, *PAIRS, *PAIRS.values()],
+        )
     else:
         reader = {".csv": "csv", ".parquet": "parquet"}.get(Path(name).suffix, "json")
-        found = load_dataset(reader, data_files=name, split="train") if Path(name).is_file() else load_dataset(name, config).get(split)
+        found = (
+            load_dataset(reader, data_files=name, split="train")
+            if Path(name).is_file()
+            else load_dataset(name, config).get(split)
+        )
     if not found:
         return None, "none"
-    tokenize = partial(tokenize_pair, tokenizer=tokenizer, columns=columns, languages=languages, prefix=args.source_prefix,
-                       max_source_length=args.max_source_length, max_target_length=args.max_target_length)
+    tokenize = partial(
+        tokenize_pair,
+        tokenizer=tokenizer,
+        columns=columns,
+        languages=languages,
+        prefix=args.source_prefix,
+        max_source_length=args.max_source_length,
+        max_target_length=args.max_target_length,
+    )
     if rows:
-        return rows.tokenize_split(found, name, split, tokenize, args, rows.NOTHING | {"target": "", "longest": 0})
+        return rows.tokenize_split(
+            found, name, split, tokenize, args, rows.NOTHING | {"target": "", "longest": 0}
+        )
     done = found.map(tokenize, remove_columns=found.column_names, num_proc=args.dataset_num_proc)
     return done.add_column("row", np.arange(1, len(done) + 1)).with_format("numpy"), str(len(done))
 
 
 def load_data(args, tokenizer):
     """Return the training rows, the evaluation rows or None, and what to tell of them. EDIT: filters, mixtures, sources."""
-    train_rows, counts = load_pairs(args.dataset_name, args.dataset_config, args.dataset_train_split, tokenizer, args)
-    name, config = (args.eval_dataset_name, None) if args.eval_dataset_name else (args.dataset_name, args.dataset_config)
-    wanted = args.eval_strategy != "no" and (args.eval_dataset_name or not Path(name).exists() or any(Path(name).rglob(f"{args.dataset_test_split}*")))
-    eval_rows, eval_counts = load_pairs(name, config, args.dataset_test_split, tokenizer, args) if wanted else (None, "none")
+    train_rows, counts = load_pairs(
+        args.dataset_name, args.dataset_config, args.dataset_train_split, tokenizer, args
+    )
+    name, config = (
+        (args.eval_dataset_name, None)
+        if args.eval_dataset_name
+        else (args.dataset_name, args.dataset_config)
+    )
+    wanted = args.eval_strategy != "no" and (
+        args.eval_dataset_name
+        or not Path(name).exists()
+        or any(Path(name).rglob(f"{args.dataset_test_split}*"))
+    )
+    eval_rows, eval_counts = (
+        load_pairs(name, config, args.dataset_test_split, tokenizer, args)
+        if wanted
+        else (None, "none")
+    )
     sample = " -> ".join(tokenizer.decode(train_rows[0][name]) for name in ("input_ids", "labels"))
     return train_rows, eval_rows, {"train rows": counts, "eval rows": eval_counts, "sample": sample}
 
@@ -298,11 +574,21 @@ def global_batches(num_lines, batch_size, window, num_epochs=1, seed=None, lengt
     j % ranks. Empty ones fill an epoch up to whole windows (accumulation x ranks). With lengths each 50 windows are sorted."""
     batches = []
     for epoch in range(num_epochs):
-        order = np.arange(num_lines) if seed is None else np.random.default_rng((seed, epoch)).permutation(num_lines)
+        order = (
+            np.arange(num_lines)
+            if seed is None
+            else np.random.default_rng((seed, epoch)).permutation(num_lines)
+        )
         if lengths is not None:
-            parts = np.split(order, range(50 * batch_size * window, num_lines, 50 * batch_size * window))
-            order = np.concatenate([part[np.argsort(-lengths[part], kind="stable")] for part in parts])
-        batches += [order[start : start + batch_size].tolist() for start in range(0, num_lines, batch_size)]
+            parts = np.split(
+                order, range(50 * batch_size * window, num_lines, 50 * batch_size * window)
+            )
+            order = np.concatenate(
+                [part[np.argsort(-lengths[part], kind="stable")] for part in parts]
+            )
+        batches += [
+            order[start : start + batch_size].tolist() for start in range(0, num_lines, batch_size)
+        ]
         batches += [[]] * (-len(batches) % window)
     return batches
 
@@ -310,20 +596,37 @@ def global_batches(num_lines, batch_size, window, num_epochs=1, seed=None, lengt
 def collate_pairs(found, pad_token_id):
     """Return rows as a batch, padded on the right. inputs: input_ids and attention_mask, [rows, source tokens]. labels: [rows, target tokens],
     -100 where padded. counts: target tokens, and tokens of both sides without padding. row: numbers in the file, from 1, on the host"""
-    pairs = found or [{"input_ids": [pad_token_id], "labels": [-100]}]  # a rank without rows still takes part
+    pairs = found or [
+        {"input_ids": [pad_token_id], "labels": [-100]}
+    ]  # a rank without rows still takes part
     ids, labels = ([torch.tensor(pair[name]) for pair in pairs] for name in ("input_ids", "labels"))
-    inputs = {"input_ids": pad_sequence(ids, batch_first=True, padding_value=pad_token_id),
-              "attention_mask": pad_sequence([torch.ones_like(tokens) for tokens in ids], batch_first=True)}
-    num_targets, num_sources = sum(len(row["labels"]) for row in found), sum(len(row["input_ids"]) for row in found)
-    return {"inputs": inputs, "labels": pad_sequence(labels, batch_first=True, padding_value=-100),
-            "counts": torch.tensor([num_targets, num_targets + num_sources]), "row": [int(row["row"]) for row in found]}
+    inputs = {
+        "input_ids": pad_sequence(ids, batch_first=True, padding_value=pad_token_id),
+        "attention_mask": pad_sequence(
+            [torch.ones_like(tokens) for tokens in ids], batch_first=True
+        ),
+    }
+    num_targets, num_sources = (
+        sum(len(row["labels"]) for row in found),
+        sum(len(row["input_ids"]) for row in found),
+    )
+    return {
+        "inputs": inputs,
+        "labels": pad_sequence(labels, batch_first=True, padding_value=-100),
+        "counts": torch.tensor([num_targets, num_targets + num_sources]),
+        "row": [int(row["row"]) for row in found],
+    }
 
 
 def load_seq2seq_tokenizer(args):
     """Return the tokenizer, in any case with a pad token; preflight stops with 64 or 69 if there is none."""
-    languages = {"src_lang": args.source_lang, "tgt_lang": args.target_lang} if args.source_lang else {}  # mBART and NLLB mark texts by it
+    languages = (
+        {"src_lang": args.source_lang, "tgt_lang": args.target_lang} if args.source_lang else {}
+    )  # mBART and NLLB mark texts by it
     with preflight.loading("tokenizer", args.model_name_or_path) if preflight else nullcontext():
-        tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path, padding_side="right", trust_remote_code=False, **languages)
+        tokenizer = AutoTokenizer.from_pretrained(
+            args.model_name_or_path, padding_side="right", trust_remote_code=False, **languages
+        )
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     return tokenizer
 
@@ -373,39 +676,77 @@ def leave_casts_to_autocast(model, args, accelerator):
 def load_seq2seq(args, accelerator, tokenizer):
     """Return the model, quantized and with adapters as asked for; preflight stops with 64 if it cannot be loaded."""
     quantization = BitsAndBytesConfig(load_in_8bit=True) if args.load_in_8bit else None
-    if args.load_in_4bit:  # the library's own defaults are fp4, float32 and uint8: always say all four
-        quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=args.bnb_4bit_quant_type, bnb_4bit_quant_storage=args.dtype,
-                                          bnb_4bit_compute_dtype=compute_dtype(args, accelerator), bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant)
+    if (
+        args.load_in_4bit
+    ):  # the library's own defaults are fp4, float32 and uint8: always say all four
+        quantization = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type=args.bnb_4bit_quant_type,
+            bnb_4bit_quant_storage=args.dtype,
+            bnb_4bit_compute_dtype=compute_dtype(args, accelerator),
+            bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant,
+        )
     read = AutoModelForSeq2SeqLM.from_pretrained
     if model_weights:
         read = partial(model_weights.load_pretrained, AutoModelForSeq2SeqLM, accelerator)
     with preflight.loading("model", args.model_name_or_path, args) if preflight else nullcontext():
-        model = read(args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation,
-                                                      quantization_config=quantization, trust_remote_code=False)
+        model = read(
+            args.model_name_or_path,
+            dtype=args.dtype,
+            attn_implementation=args.attn_implementation,
+            quantization_config=quantization,
+            trust_remote_code=False,
+        )
     if args.forced_bos_token:  # saved with a whole model; adapters have no such file
-        model.generation_config.forced_bos_token_id = tokenizer.get_vocab().get(args.forced_bos_token) or stop(64, f"--forced_bos_token {args.forced_bos_token}: no such token")
-    if max(args.max_source_length, args.max_target_length, args.generation_max_length or 0) > (places := getattr(model.config, "max_position_embeddings", math.inf)):
-        stop(64, f"--max_source_length, --max_target_length, --generation_max_length: {args.model_name_or_path} has {places} positions: use {places} or less")
+        model.generation_config.forced_bos_token_id = tokenizer.get_vocab().get(
+            args.forced_bos_token
+        ) or stop(64, f"--forced_bos_token {args.forced_bos_token}: no such token")
+    if max(args.max_source_length, args.max_target_length, args.generation_max_length or 0) > (
+        places := getattr(model.config, "max_position_embeddings", math.inf)
+    ):
+        stop(
+            64,
+            f"--max_source_length, --max_target_length, --generation_max_length: {args.model_name_or_path} has {places} positions: use {places} or less",
+        )
     shared = model.get_input_embeddings()
     for module in list(model.modules()):
         module.layerdrop = 0.0  # of BART and its kin: a layer that one rank alone leaves out would keep the others waiting
         for name, child in list(module.named_children()):
-            if type(child) is type(shared) and child.weight is shared.weight:  # of encoder and decoder: FSDP2 wants a weight in one module
+            if (
+                type(child) is type(shared) and child.weight is shared.weight
+            ):  # of encoder and decoder: FSDP2 wants a weight in one module
                 setattr(module, name, shared)
     if args.gradient_checkpointing:  # called gradient_checkpointing_enable in older transformers
-        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": False})
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)(
+            {"use_reentrant": False}
+        )
     if args.load_in_8bit:  # in bf16 bitsandbytes warns in each layer and pass that it uses float16
         logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
-    model.apply(lambda module: setattr(module, "support_avx512bf16_for_cpu", False))  # else a CPU repacks 4-bit weights, and gradients stop there
+    model.apply(
+        lambda module: setattr(module, "support_avx512bf16_for_cpu", False)
+    )  # else a CPU repacks 4-bit weights, and gradients stop there
     if args.use_peft:
         if preflight:
             preflight.check_adapters(model, args.lora_target_modules)
-        model = get_peft_model(model, LoraConfig(
-            task_type="SEQ_2_SEQ_LM", r=args.lora_r, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, use_rslora=args.use_rslora,
-            use_dora=args.use_dora, target_modules="all-linear" if args.lora_target_modules == ["all-linear"] else args.lora_target_modules))
+        model = get_peft_model(
+            model,
+            LoraConfig(
+                task_type="SEQ_2_SEQ_LM",
+                r=args.lora_r,
+                lora_alpha=args.lora_alpha,
+                lora_dropout=args.lora_dropout,
+                use_rslora=args.use_rslora,
+                use_dora=args.use_dora,
+                target_modules="all-linear"
+                if args.lora_target_modules == ["all-linear"]
+                else args.lora_target_modules,
+            ),
+        )
         leave_casts_to_autocast(model, args, accelerator)
         cast_for_zero3(model, accelerator)
-        if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
+        if (
+            accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2
+        ):  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
             accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
     return model
 
@@ -424,22 +765,36 @@ def keep_embeddings_in_32_bits(model):
 
 def make_optimizer(model, args):
     """Return AdamW over what is trained, without weight decay on biases and norms."""
-    groups = [{"params": [], "weight_decay": args.weight_decay}, {"params": [], "weight_decay": 0.0}]
+    groups = [
+        {"params": [], "weight_decay": args.weight_decay},
+        {"params": [], "weight_decay": 0.0},
+    ]
     for name, weight in model.named_parameters():
-        groups["norm" in name.lower() or ".ln_" in name or name.endswith("bias")]["params"] += [weight] * weight.requires_grad
-    groups = [group for group in groups if group["params"]]  # DeepSpeed drops an empty one, and the schedule then fails
+        if weight.requires_grad:
+            spared = "norm" in name.lower() or ".ln_" in name or name.endswith("bias")
+            groups[int(spared)]["params"].append(weight)
+    # DeepSpeed drops an empty one, and the schedule then fails
+    groups = [group for group in groups if group["params"]]
     if args.optim.startswith("adamw_torch"):
-        return torch.optim.AdamW(groups, lr=args.learning_rate, fused=args.optim == "adamw_torch_fused")
+        return torch.optim.AdamW(
+            groups, lr=args.learning_rate, fused=args.optim == "adamw_torch_fused"
+        )
     from bitsandbytes import optim  # AdamW8bit, PagedAdamW8bit, PagedAdamW32bit
+
     if args.optim.endswith("8bit"):
         keep_embeddings_in_32_bits(model)
-    return getattr(optim, args.optim.replace("paged_", "Paged").replace("adamw_", "AdamW"))(groups, lr=args.learning_rate)
+    return getattr(optim, args.optim.replace("paged_", "Paged").replace("adamw_", "AdamW"))(
+        groups, lr=args.learning_rate
+    )
 
 
 def summed_target_loss(accelerator, model, batch):
     """Return the cross-entropy summed over a batch's target tokens, in nats and fp32. The decoder reads the labels, moved by one as the
     model does it: M2M100, NLLB and Blenderbot do so in their forward alone, where they compute a mean too, which is not used."""
-    labels, shift = batch["labels"], getattr(accelerator.unwrap_model(model), "prepare_decoder_input_ids_from_labels", None)
+    labels, shift = (
+        batch["labels"],
+        getattr(accelerator.unwrap_model(model), "prepare_decoder_input_ids_from_labels", None),
+    )
     reads = {"decoder_input_ids": shift(labels=labels)} if shift else {"labels": labels}
     logits = model(**batch["inputs"], **reads, use_cache=False).logits
     return cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum")
@@ -451,9 +806,13 @@ def generate(accelerator, model, inputs, options):
     alone first (huggingface/transformers#21667). Layers gather themselves, ZeRO-3 all modules. The model must have run before."""
     if accelerator.is_fsdp2:
         model.unshard()
-    gathered = FullyShardedDataParallel.summon_full_params(model, recurse=False, writeback=False)  # by FSDP1; else it does nothing
+    gathered = FullyShardedDataParallel.summon_full_params(
+        model, recurse=False, writeback=False
+    )  # by FSDP1; else it does nothing
     with gathered, accelerator.autocast():
-        return accelerator.unwrap_model(model).generate(**inputs, **options, synced_gpus=accelerator.num_processes > 1)
+        return accelerator.unwrap_model(model).generate(
+            **inputs, **options, synced_gpus=accelerator.num_processes > 1
+        )
 
 
 def text_metrics(texts, targets):
@@ -461,19 +820,35 @@ def text_metrics(texts, targets):
     match, in percent. ROUGE reads a to z and digits alone, BLEU parts words as European languages do: EDIT both for others."""
     scorer = RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
     scores = [scorer.score(target, text) for text, target in zip(texts, targets, strict=True)]
-    metrics = {f"eval_{name}": 100 * float(np.mean([score[name].fmeasure for score in scores])) for name in scores[0]}
-    metrics["eval_bleu"] = sacrebleu.corpus_bleu(texts, [targets], force=True).score  # force: it may end in " ."
-    metrics["eval_exact_match"] = 100 * float(np.mean([text == target for text, target in zip(texts, targets, strict=True)]))
+    metrics = {
+        f"eval_{name}": 100 * float(np.mean([score[name].fmeasure for score in scores]))
+        for name in scores[0]
+    }
+    metrics["eval_bleu"] = sacrebleu.corpus_bleu(
+        texts, [targets], force=True
+    ).score  # force: it may end in " ."
+    metrics["eval_exact_match"] = 100 * float(
+        np.mean([text == target for text, target in zip(texts, targets, strict=True)])
+    )
     return metrics
 
 
 def keep_texts(written, eval_rows, tokenizer, output_dir):
     """Write predictions.jsonl, show its beginning and return the metrics. written: (row, text) of every evaluation row, in order."""
-    texts, targets = [text.strip() for _, text in written], [target.strip() for target in eval_rows["target"][:].tolist()]
-    sources = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in eval_rows["input_ids"][:]]  # as the model reads them
-    lines = [{"row": row, "source": source, "prediction": text, "target": target}
-             for (row, _), source, text, target in zip(written, sources, texts, targets, strict=True)]
-    Path(output_dir, "predictions.jsonl").write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    texts, targets = (
+        [text.strip() for _, text in written],
+        [target.strip() for target in eval_rows["target"][:].tolist()],
+    )
+    sources = [
+        tokenizer.decode(tokens, skip_special_tokens=True) for tokens in eval_rows["input_ids"][:]
+    ]  # as the model reads them
+    lines = [
+        {"row": row, "source": source, "prediction": text, "target": target}
+        for (row, _), source, text, target in zip(written, sources, texts, targets, strict=True)
+    ]
+    Path(output_dir, "predictions.jsonl").write_text(
+        "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8"
+    )
     for line in lines[:3]:
         tqdm.write("{source:.200} -> {prediction:.200} (should be: {target:.200})".format(**line))
     return text_metrics(texts, targets)
@@ -484,17 +859,28 @@ def evaluate_texts(accelerator, model, loader, eval_rows, tokenizer, args, step)
     """Return the loss, in nats a target token, over exactly the evaluation rows, on rank 0 the metrics of texts too; None: asked to stop."""
     model.eval()
     total, written = torch.zeros(2, device=accelerator.device), []
-    options = {"max_new_tokens": args.generation_max_length or args.max_target_length, "num_beams": args.generation_num_beams, "do_sample": False}
+    options = {
+        "max_new_tokens": args.generation_max_length or args.max_target_length,
+        "num_beams": args.generation_num_beams,
+        "do_sample": False,
+    }
     for batch in loader:
         total += torch.stack([summed_target_loss(accelerator, model, batch), batch["counts"][0]])
         if args.predict_with_generate:
-            texts = tokenizer.batch_decode(generate(accelerator, model, batch["inputs"], options), skip_special_tokens=True)
-            written += zip(batch["row"], texts, strict=False)  # a rank without rows wrote for nothing
+            texts = tokenizer.batch_decode(
+                generate(accelerator, model, batch["inputs"], options), skip_special_tokens=True
+            )
+            written += zip(
+                batch["row"], texts, strict=False
+            )  # a rank without rows wrote for nothing
         if fault_tolerance and fault_tolerance.stop_asked(accelerator):
             return None
     model.train()
     loss, num_tokens = accelerator.reduce(total).tolist()
-    metrics, written = {"step": step, "eval_loss": loss / num_tokens}, sorted(gather_object(written))
+    metrics, written = (
+        {"step": step, "eval_loss": loss / num_tokens},
+        sorted(gather_object(written)),
+    )
     if written and accelerator.is_main_process:
         metrics |= keep_texts(written, eval_rows, tokenizer, args.output_dir)
     return metrics
@@ -509,9 +895,23 @@ def export_model(accelerator, model, tokenizer, output_dir):
     if accelerator.is_main_process:
         model = extract_model_from_parallel(model, keep_torch_compile=False)
         for module in list(model.modules()):  # peft finds nothing inside of FSDP1's wrappers
-            module._modules.update({name: child.module for name, child in module.named_children() if "_fsdp_wrapped_module" in child._modules})
-        tied, clean = getattr(model, "all_tied_weights_keys", {}), lambda name: name.replace("_orig_mod.", "").removeprefix("module.")
-        model.save_pretrained(output_dir, state_dict={clean(name): weight for name, weight in weights.items() if name not in tied})  # tied ones once
+            module._modules.update(
+                {
+                    name: child.module
+                    for name, child in module.named_children()
+                    if "_fsdp_wrapped_module" in child._modules
+                }
+            )
+        tied, clean = (
+            getattr(model, "all_tied_weights_keys", {}),
+            lambda name: name.replace("_orig_mod.", "").removeprefix("module."),
+        )
+        model.save_pretrained(
+            output_dir,
+            state_dict={
+                clean(name): weight for name, weight in weights.items() if name not in tied
+            },
+        )  # tied ones once
         tokenizer.save_pretrained(output_dir)
 
 
@@ -533,7 +933,16 @@ def main():
     accumulation, output_dir = args.gradient_accumulation_steps, Path(args.output_dir)
     accelerator = make_accelerator(args)
     set_seed(args.seed)
-    checkpoint, progress = None, {"step": 0, "schedule_steps": 0, "num_input_tokens_seen": 0, "nonfinite_steps": 0, "evaluated": not args.eval_on_start}
+    checkpoint, progress = (
+        None,
+        {
+            "step": 0,
+            "schedule_steps": 0,
+            "num_input_tokens_seen": 0,
+            "nonfinite_steps": 0,
+            "evaluated": not args.eval_on_start,
+        },
+    )
     if fault_tolerance:
         fault_tolerance.watch_ranks(accelerator, args)
         fault_tolerance.make_output_dir(accelerator, args)
@@ -545,28 +954,63 @@ def main():
     tokenizer = load_seq2seq_tokenizer(args)
     with accelerator.local_main_process_first():  # the others read its cache
         train_rows, eval_rows, told = load_data(args, tokenizer)
-    lengths, window = train_rows["length"][:], accumulation * accelerator.num_processes  # window: micro-batches of an optimizer step
-    facts = {"rows_per_step": args.per_device_train_batch_size * window, "data": xxhash.xxh3_128_hexdigest(train_rows["hash"][:].tobytes())}
+    lengths, window = (
+        train_rows["length"][:],
+        accumulation * accelerator.num_processes,
+    )  # window: micro-batches of an optimizer step
+    facts = {
+        "rows_per_step": args.per_device_train_batch_size * window,
+        "data": xxhash.xxh3_128_hexdigest(train_rows["hash"][:].tobytes()),
+    }
     if checkpoint:
         preflight.check_changes(accelerator, args, progress, facts)
     steps_per_epoch = math.ceil(len(train_rows) / facts["rows_per_step"])
-    total_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * steps_per_epoch)
+    total_steps = (
+        args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * steps_per_epoch)
+    )
     if checkpoint:
         fault_tolerance.end_if_done(accelerator, args, progress, total_steps)
-    order = {"random": (args.seed, None), "sequential": (None, None), "group_by_length": (args.seed, lengths)}[args.train_sampling_strategy]
-    batches = global_batches(len(train_rows), args.per_device_train_batch_size, window, math.ceil(total_steps / steps_per_epoch), *order)
-    columns, make_batch = ["input_ids", "labels", "row"], partial(collate_pairs, pad_token_id=tokenizer.pad_token_id)
-    options = {"collate_fn": make_batch, "num_workers": args.dataloader_num_workers, "pin_memory": accelerator.device.type == "cuda",
-               "worker_init_fn": leave_process_group}
-    train_loader = DataLoader(train_rows.select_columns(columns), batch_sampler=batches[progress["step"] * window : total_steps * window], **options)
+    order = {
+        "random": (args.seed, None),
+        "sequential": (None, None),
+        "group_by_length": (args.seed, lengths),
+    }[args.train_sampling_strategy]
+    batches = global_batches(
+        len(train_rows),
+        args.per_device_train_batch_size,
+        window,
+        math.ceil(total_steps / steps_per_epoch),
+        *order,
+    )
+    columns, make_batch = (
+        ["input_ids", "labels", "row"],
+        partial(collate_pairs, pad_token_id=tokenizer.pad_token_id),
+    )
+    options = {
+        "collate_fn": make_batch,
+        "num_workers": args.dataloader_num_workers,
+        "pin_memory": accelerator.device.type == "cuda",
+        "worker_init_fn": leave_process_group,
+    }
+    train_loader = DataLoader(
+        train_rows.select_columns(columns),
+        batch_sampler=batches[progress["step"] * window : total_steps * window],
+        **options,
+    )
     if eval_rows:
-        batches = global_batches(len(eval_rows), args.per_device_eval_batch_size, accelerator.num_processes)
-        eval_loader = accelerator.prepare(DataLoader(eval_rows.select_columns(columns), batch_sampler=batches, **options))
+        batches = global_batches(
+            len(eval_rows), args.per_device_eval_batch_size, accelerator.num_processes
+        )
+        eval_loader = accelerator.prepare(
+            DataLoader(eval_rows.select_columns(columns), batch_sampler=batches, **options)
+        )
 
     # ---- Model ----
     model = load_seq2seq(args, accelerator, tokenizer)
     if preflight:
-        preflight.report_start(accelerator, args, model, tokenizer, train_rows, train_rows, total_steps, facts, told)
+        preflight.report_start(
+            accelerator, args, model, tokenizer, train_rows, train_rows, total_steps, facts, told
+        )
     else:
         accelerator.print("no checkpoints: fault_tolerance.py is not beside this recipe")
 
@@ -574,11 +1018,16 @@ def main():
     optimizer = make_optimizer(model, args)
     if fault_tolerance:
         fault_tolerance.check_gradients(accelerator, optimizer)
-    warmup_steps = math.ceil(args.warmup_steps * total_steps) if args.warmup_steps < 1 else int(args.warmup_steps)
+    warmup_steps = (
+        math.ceil(args.warmup_steps * total_steps)
+        if args.warmup_steps < 1
+        else int(args.warmup_steps)
+    )
     schedule = get_scheduler(args.lr_scheduler_type, optimizer, warmup_steps, total_steps)
 
     # ---- Prepare ----
-    model, optimizer, train_loader = accelerator.prepare(model, optimizer, train_loader)  # a schedule would step once per rank (accelerate#2926)
+    # Without the schedule, which would step once per rank (accelerate#2926)
+    model, optimizer, train_loader = accelerator.prepare(model, optimizer, train_loader)
     if fault_tolerance:
         fault_tolerance.undo_allocating_step(accelerator, model, optimizer)
     accelerator.init_trackers("t5", {key: str(value) for key, value in vars(args).items()})
@@ -588,21 +1037,48 @@ def main():
         fault_tolerance.resume(accelerator, model, optimizer, schedule, args, checkpoint, progress)
 
     # ---- Train ----
-    eval_every = {"no": total_steps, "steps": args.eval_steps, "epoch": steps_per_epoch}[args.eval_strategy]
-    metrics_file = open(output_dir / "metrics.jsonl" if accelerator.is_main_process else os.devnull, "a" if checkpoint else "w", buffering=1)
-    bar = tqdm(desc="Training", total=total_steps, initial=progress["step"], unit="step", disable=not accelerator.is_main_process)
+    eval_every = {"no": total_steps, "steps": args.eval_steps, "epoch": steps_per_epoch}[
+        args.eval_strategy
+    ]
+    metrics_file = open(
+        output_dir / "metrics.jsonl" if accelerator.is_main_process else os.devnull,
+        "a" if checkpoint else "w",
+        buffering=1,
+    )
+    bar = tqdm(
+        desc="Training",
+        total=total_steps,
+        initial=progress["step"],
+        unit="step",
+        disable=not accelerator.is_main_process,
+    )
     model.train()
     step, num_tokens_seen = progress["step"], progress["num_input_tokens_seen"]
     loader, start, tokens_before = iter(train_loader), time.perf_counter(), num_tokens_seen
     while True:  # here `step` steps are done
-        progress |= {"evaluated": step == progress["step"] and progress["evaluated"], "schedule_steps": schedule.state_dict()["last_epoch"]}
-        progress |= {"step": step, "num_input_tokens_seen": num_tokens_seen, "arguments": vars(args) | facts}
-        if eval_rows and not progress["evaluated"] and (step % eval_every == 0 or step == total_steps):
-            if metrics := evaluate_texts(accelerator, model, eval_loader, eval_rows, tokenizer, args, step):
+        progress |= {
+            "evaluated": step == progress["step"] and progress["evaluated"],
+            "schedule_steps": schedule.state_dict()["last_epoch"],
+        }
+        progress |= {
+            "step": step,
+            "num_input_tokens_seen": num_tokens_seen,
+            "arguments": vars(args) | facts,
+        }
+        if (
+            eval_rows
+            and not progress["evaluated"]
+            and (step % eval_every == 0 or step == total_steps)
+        ):
+            if metrics := evaluate_texts(
+                accelerator, model, eval_loader, eval_rows, tokenizer, args, step
+            ):
                 metrics_file.write(json.dumps(metrics) + "\n")
                 accelerator.log(metrics, step=step)
                 if accelerator.is_main_process:
-                    bar.write(f"step {step}: {', '.join(f'{name[5:]} {value:.4f}' for name, value in metrics.items() if name != 'step')} on held-out rows")
+                    bar.write(
+                        f"step {step}: {', '.join(f'{name[5:]} {value:.4f}' for name, value in metrics.items() if name != 'step')} on held-out rows"
+                    )
             progress["evaluated"] = metrics is not None
         if fault_tolerance:
             fault_tolerance.keep(accelerator, model, optimizer, args, progress, bar)
@@ -612,8 +1088,16 @@ def main():
         micro_batches, losses, applied = [next(loader) for _ in range(accumulation)], [], True
         # For dropout, so that no random state has to be saved; after next, whose first call draws a number
         generator = torch.cuda if accelerator.device.type == "cuda" else torch.default_generator
-        generator.manual_seed(int(np.random.SeedSequence((args.seed, step, accelerator.process_index)).generate_state(1)[0]))
-        num_targets, num_tokens = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))  # of the whole window, over all ranks
+        generator.manual_seed(
+            int(
+                np.random.SeedSequence((args.seed, step, accelerator.process_index)).generate_state(
+                    1
+                )[0]
+            )
+        )
+        num_targets, num_tokens = accelerator.reduce(
+            sum(batch["counts"] for batch in micro_batches)
+        )  # of the whole window, over all ranks
         for batch in micro_batches:
             with accelerator.accumulate(model):
                 loss = summed_target_loss(accelerator, model, batch) / num_targets
@@ -622,24 +1106,49 @@ def main():
                 # where the loss is not finite: then the gradient, which all ranks share, is not finite either
                 accelerator.backward(loss * (window + 0 * losses[-1]))
                 if accelerator.sync_gradients:
-                    grad_norm = accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm or math.inf)
+                    grad_norm = accelerator.clip_grad_norm_(
+                        model.parameters(), args.max_grad_norm or math.inf
+                    )
                     if fault_tolerance:
-                        applied = fault_tolerance.hold_back(accelerator, optimizer, grad_norm, step, micro_batches, losses)
+                        applied = fault_tolerance.hold_back(
+                            accelerator, optimizer, grad_norm, step, micro_batches, losses
+                        )
                 optimizer.step()
                 optimizer.zero_grad()
         num_tokens_seen = num_tokens_seen + num_tokens
-        if step % args.logging_steps == 0 or step == total_steps:  # only here the device is waited for
-            loss, norm = accelerator.reduce(sum(losses)).item(), math.nan if grad_norm is None else float(grad_norm)
+        if (
+            step % args.logging_steps == 0 or step == total_steps
+        ):  # only here the device is waited for
+            loss, norm = (
+                accelerator.reduce(sum(losses)).item(),
+                math.nan if grad_norm is None else float(grad_norm),
+            )
             metrics = {
-                "step": step, "epoch": step / steps_per_epoch, "loss": loss if math.isfinite(loss) else None,
-                "grad_norm": norm if math.isfinite(norm) else None, "learning_rate": schedule.get_last_lr()[0],
-                "num_input_tokens_seen": int(num_tokens_seen), "tokens_per_second": int(num_tokens_seen - tokens_before) / (time.perf_counter() - start),
-                "peak_memory_gib": (torch.cuda.max_memory_allocated() or getrusage(RUSAGE_SELF).ru_maxrss * 1024) / 2**30}
+                "step": step,
+                "epoch": step / steps_per_epoch,
+                "loss": loss if math.isfinite(loss) else None,
+                "grad_norm": norm if math.isfinite(norm) else None,
+                "learning_rate": schedule.get_last_lr()[0],
+                "num_input_tokens_seen": int(num_tokens_seen),
+                "tokens_per_second": int(num_tokens_seen - tokens_before)
+                / (time.perf_counter() - start),
+                "peak_memory_gib": (
+                    torch.cuda.max_memory_allocated() or getrusage(RUSAGE_SELF).ru_maxrss * 1024
+                )
+                / 2**30,
+            }
             metrics_file.write(json.dumps(metrics) + "\n")
-            accelerator.log({name: value for name, value in metrics.items() if value is not None}, step=step)
+            accelerator.log(
+                {name: value for name, value in metrics.items() if value is not None}, step=step
+            )
             bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
-            if not fault_tolerance and not math.isfinite(loss if grad_norm is None or accelerator.scaler else loss + norm):  # fp16's scale may be too large
-                stop(70, f"the loss or gradient of step {step} is not finite; without fault_tolerance.py nothing is saved")
+            if not fault_tolerance and not math.isfinite(
+                loss if grad_norm is None or accelerator.scaler else loss + norm
+            ):  # fp16's scale may be too large
+                stop(
+                    70,
+                    f"the loss or gradient of step {step} is not finite; without fault_tolerance.py nothing is saved",
+                )
         if applied and not accelerator.optimizer_step_was_skipped:
             schedule.step()
         bar.update()
@@ -649,7 +1158,9 @@ def main():
     export_model(accelerator, model, tokenizer, output_dir)
     if fault_tolerance:
         fault_tolerance.conclude(accelerator, "done", 0)
-    accelerator.print(f"Trained in {time.perf_counter() - start:.0f} s; the model is in {output_dir}{', its texts in predictions.jsonl' * bool(eval_rows and args.predict_with_generate)}. To go on:\n  python scripts/plot_loss.py {output_dir}")
+    accelerator.print(
+        f"Trained in {time.perf_counter() - start:.0f} s; the model is in {output_dir}{', its texts in predictions.jsonl' * bool(eval_rows and args.predict_with_generate)}. To go on:\n  python scripts/plot_loss.py {output_dir}"
+    )
     accelerator.end_training()
 
 

@@ -50,7 +50,11 @@ from usage import Parser
 
 ROOT = parity.ROOT
 sys.path.append(str(ROOT / "recipes"))
-RECIPE, PEERS, PROBE = "recipes/llama.py", "scripts/benchmark_peers.py", "scripts/benchmark_probe.py"
+RECIPE, PEERS, PROBE = (
+    "recipes/llama.py",
+    "scripts/benchmark_peers.py",
+    "scripts/benchmark_probe.py",
+)
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "peft", "trl", "bitsandbytes")
 ROWS_A_LINE = 4  # at most, of GSM8K at 512 tokens
 HELD_OUT = 200  # rows of GSM8K's test set
@@ -75,7 +79,9 @@ class Cell(NamedTuple):
     name: str
     kind: str  # matched, shipped, start or growth
     model: str
-    rows: str  # gsm8k, words (what make_tiny_model.py writes) or long (each longer than --max_length)
+    rows: (
+        str  # gsm8k, words (what make_tiny_model.py writes) or long (each longer than --max_length)
+    )
     contestants: dict
     flags: dict = {}
     steps: int = 20
@@ -85,8 +91,15 @@ class Cell(NamedTuple):
 
 def shape(hidden, layers, heads, inner, vocab, kv_heads=None, **more):
     """Arguments of scripts/make_tiny_model.py."""
-    return {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads or heads, "intermediate_size": inner, "vocab_size": vocab, **more}
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads or heads,
+        "intermediate_size": inner,
+        "vocab_size": vocab,
+        **more,
+    }
 
 
 MODELS = {
@@ -97,16 +110,31 @@ MODELS = {
     "7M": shape(256, 4, 4, 704, 8192, max_position_embeddings=2048),
     "20M": shape(384, 6, 6, 1024, 12288, max_position_embeddings=2048),
     # Of Llama 3: bfloat16, with its vocabulary
-    "1B": shape(2048, 16, 32, 8192, 128256, 8, max_position_embeddings=16384, tie_word_embeddings=True),
-    "3B": shape(3072, 28, 24, 8192, 128256, 8, max_position_embeddings=16384, tie_word_embeddings=True),
+    "1B": shape(
+        2048, 16, 32, 8192, 128256, 8, max_position_embeddings=16384, tie_word_embeddings=True
+    ),
+    "3B": shape(
+        3072, 28, 24, 8192, 128256, 8, max_position_embeddings=16384, tie_word_embeddings=True
+    ),
     "8B": shape(4096, 32, 32, 14336, 128256, 8, max_position_embeddings=16384),
 }
 OF_GPU = ("1B", "3B", "8B")
-SMALL = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
-         "intermediate_size": 64, "vocab_size": 320}  # what --smoke makes of each model
+SMALL = {
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 320,
+}  # what --smoke makes of each model
 
 FIVE = {name: Contestant(name) for name in ("floor", "lean", "ours", "trainer", "trl")}
-LEARN = {"learning_rate": 5e-4, "lr_scheduler_type": "linear", "max_grad_norm": 1.0, "max_length": 512}
+LEARN = {
+    "learning_rate": 5e-4,
+    "lr_scheduler_type": "linear",
+    "max_grad_norm": 1.0,
+    "max_length": 512,
+}
 MATCHED = LEARN | {"weight_decay": 0.1, "train_sampling_strategy": "sequential", "logging_steps": 1}
 SHIPPED = {
     "floor": Contestant("floor"),
@@ -123,8 +151,12 @@ TEXT = {"text": True}  # tokenises itself
 
 def grow(flag, values, **others):
     """Our recipe once for each value of a flag; others: flags that depend on the value, as functions of it."""
-    return {f"{value}": Contestant("ours", {flag: value, **{name: make(value) for name, make in others.items()}})
-            for value in values}
+    return {
+        f"{value}": Contestant(
+            "ours", {flag: value, **{name: make(value) for name, make in others.items()}}
+        )
+        for value in values
+    }
 
 
 def cpu_cells():
@@ -133,26 +165,99 @@ def cpu_cells():
     tokens = 2048  # a step
     return [
         Cell("matched, medium", "matched", "medium", "gsm8k", FIVE, MATCHED | FEW),
-        Cell("matched, near zero", "matched", "near zero", "words", FIVE, MATCHED | PADDED, steps=1000),
-        Cell("matched, medium, LoRA", "matched", "medium", "gsm8k", FIVE, MATCHED | FEW | {"use_peft": True}),
-        Cell("matched, medium, accumulation", "matched", "medium", "gsm8k", FIVE,
-             MATCHED | {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}),
+        Cell(
+            "matched, near zero",
+            "matched",
+            "near zero",
+            "words",
+            FIVE,
+            MATCHED | PADDED,
+            steps=1000,
+        ),
+        Cell(
+            "matched, medium, LoRA",
+            "matched",
+            "medium",
+            "gsm8k",
+            FIVE,
+            MATCHED | FEW | {"use_peft": True},
+        ),
+        Cell(
+            "matched, medium, accumulation",
+            "matched",
+            "medium",
+            "gsm8k",
+            FIVE,
+            MATCHED | {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
+        ),
         # No other tool makes the same lines: the loops against ours
-        Cell("matched, medium, packed", "matched", "medium", "gsm8k", {name: FIVE[name] for name in BARE_AND_OURS},
-             MATCHED | {"per_device_train_batch_size": 3, "packing": True}),
-        Cell("shipped, medium", "shipped", "medium", "gsm8k", SHIPPED, LEARN | PADDED | {"num_train_epochs": 1},
-             steps=0, num_rows=256),  # with 200 the order of the rows alone makes 2 %
-        *(Cell(f"start, {cache} cache", "start", "1.5M", "gsm8k",  # whose first step takes no time of note
-               {"floor": Contestant("floor"), "ours": Contestant("ours"), "trainer": Contestant("trainer", TEXT)},
-               MATCHED | PADDED, steps=1, num_rows=7473) for cache in ("cold", "warm")),
-        Cell("growth, length", "growth", "1.5M", "long",
-             grow("max_length", (128, 512, 2048), per_device_train_batch_size=lambda n: tokens // n),
-             growth),
-        Cell("growth, batch", "growth", "1.5M", "long", grow("per_device_train_batch_size", (1, 4, 16)), growth),
-        Cell("growth, ranks", "growth", "7M", "long",
-             {str(ranks): Contestant("ours", ranks=ranks) for ranks in (1, 2)}, growth),
-        Cell("growth, model", "growth", "medium", "long",
-             {name: Contestant("ours", model=name) for name in ("1.5M", "7M", "20M", "medium")}, growth),
+        Cell(
+            "matched, medium, packed",
+            "matched",
+            "medium",
+            "gsm8k",
+            {name: FIVE[name] for name in BARE_AND_OURS},
+            MATCHED | {"per_device_train_batch_size": 3, "packing": True},
+        ),
+        Cell(
+            "shipped, medium",
+            "shipped",
+            "medium",
+            "gsm8k",
+            SHIPPED,
+            LEARN | PADDED | {"num_train_epochs": 1},
+            steps=0,
+            num_rows=256,
+        ),  # with 200 the order of the rows alone makes 2 %
+        *(
+            Cell(
+                f"start, {cache} cache",
+                "start",
+                "1.5M",
+                "gsm8k",  # whose first step takes no time of note
+                {
+                    "floor": Contestant("floor"),
+                    "ours": Contestant("ours"),
+                    "trainer": Contestant("trainer", TEXT),
+                },
+                MATCHED | PADDED,
+                steps=1,
+                num_rows=7473,
+            )
+            for cache in ("cold", "warm")
+        ),
+        Cell(
+            "growth, length",
+            "growth",
+            "1.5M",
+            "long",
+            grow("max_length", (128, 512, 2048), per_device_train_batch_size=lambda n: tokens // n),
+            growth,
+        ),
+        Cell(
+            "growth, batch",
+            "growth",
+            "1.5M",
+            "long",
+            grow("per_device_train_batch_size", (1, 4, 16)),
+            growth,
+        ),
+        Cell(
+            "growth, ranks",
+            "growth",
+            "7M",
+            "long",
+            {str(ranks): Contestant("ours", ranks=ranks) for ranks in (1, 2)},
+            growth,
+        ),
+        Cell(
+            "growth, model",
+            "growth",
+            "medium",
+            "long",
+            {name: Contestant("ours", model=name) for name in ("1.5M", "7M", "20M", "medium")},
+            growth,
+        ),
     ]
 
 
@@ -174,49 +279,100 @@ def gpu_cells():
         return Cell(name, kind, model, rows, contestants, common | flags, device="cuda")
 
     ladder, flags = {}, {"per_device_train_batch_size": 2, "max_logits_mib": 1e6}
-    for name, more in (("padded", {}), ("packing", {"packing": True}), ("compile", {"torch_compile": True}),
-                       ("loss in pieces", {"max_logits_mib": 256}),
-                       ("liger", {"use_liger_kernel": True}),
-                       ("checkpointing", {"gradient_checkpointing": True}), ("8-bit AdamW", {"optim": "adamw_8bit"}),
-                       ("LoRA", lora | {"optim": "adamw_torch_fused"}), ("QLoRA", nf4)):
+    for name, more in (
+        ("padded", {}),
+        ("packing", {"packing": True}),
+        ("compile", {"torch_compile": True}),
+        ("loss in pieces", {"max_logits_mib": 256}),
+        ("liger", {"use_liger_kernel": True}),
+        ("checkpointing", {"gradient_checkpointing": True}),
+        ("8-bit AdamW", {"optim": "adamw_8bit"}),
+        ("LoRA", lora | {"optim": "adamw_torch_fused"}),
+        ("QLoRA", nf4),
+    ):
         flags = flags | more
         needs = "liger-kernel" if "use_liger_kernel" in flags else ""
         ladder[name] = Contestant("ours", flags, needs=needs)
     attention = {}
-    for kind, more, needs in (("eager", {}, ""), ("sdpa", {}, ""), ("varlen", {}, ""),
-                              # With one row a batch transformers reads the borders of rows from the device in every
-                              # layer, unless they are known beforehand, as they are without padding
-                              ("flash_attention_2", {"padding_free": True}, "flash-attn")):
+    for kind, more, needs in (
+        ("eager", {}, ""),
+        ("sdpa", {}, ""),
+        ("varlen", {}, ""),
+        # With one row a batch transformers reads the borders of rows from the device in every
+        # layer, unless they are known beforehand, as they are without padding
+        ("flash_attention_2", {"padding_free": True}, "flash-attn"),
+    ):
         for length in (1024, 4096, 16384):
             flags = {"attn_implementation": kind, "max_length": length} | more
             attention[f"{kind}, {length}"] = Contestant("ours", flags, needs=needs)
     return [
         cell("8B LoRA", "8B", lora | {"per_device_train_batch_size": 2, "max_grad_norm": 0}),
-        cell("8B full", "8B", FULL_IN_BF16 | {"gradient_checkpointing": True, "per_device_train_batch_size": 4}),
-        cell("8B QLoRA", "8B", lora | nf4 | {"gradient_checkpointing": True, "max_length": 2048,
-                                            "per_device_train_batch_size": 2}),
+        cell(
+            "8B full",
+            "8B",
+            FULL_IN_BF16 | {"gradient_checkpointing": True, "per_device_train_batch_size": 4},
+        ),
+        cell(
+            "8B QLoRA",
+            "8B",
+            lora
+            | nf4
+            | {
+                "gradient_checkpointing": True,
+                "max_length": 2048,
+                "per_device_train_batch_size": 2,
+            },
+        ),
         cell("3B ladder", "3B", {}, "gsm8k", contestants=ladder),
-        cell("1B matched", "1B", {"per_device_train_batch_size": 4}, kind="matched",
-             contestants={name: FIVE[name] for name in (*BARE_AND_OURS, "trainer")}),
+        cell(
+            "1B matched",
+            "1B",
+            {"per_device_train_batch_size": 4},
+            kind="matched",
+            contestants={name: FIVE[name] for name in (*BARE_AND_OURS, "trainer")},
+        ),
         cell("1B attention", "1B", {"per_device_train_batch_size": 1}, contestants=attention),
     ]
 
 
 def in_small(cell):
     """The cell as --smoke runs it: on CPU, two timed steps, short rows, float32."""
+
     def shrink(flags):
-        flags = flags | ({"max_length": max(flags["max_length"] // 32, 16)} if "max_length" in flags else {})
-        flags = flags | ({"per_device_train_batch_size": 2} if "per_device_train_batch_size" in flags else {})
-        cannot = ("dtype", "torch_compile", "use_liger_kernel", "load_in_4bit", "bnb_4bit_use_double_quant", "optim",
-                  "no_master_weights")
+        flags = flags | (
+            {"max_length": max(flags["max_length"] // 32, 16)} if "max_length" in flags else {}
+        )
+        flags = flags | (
+            {"per_device_train_batch_size": 2} if "per_device_train_batch_size" in flags else {}
+        )
+        cannot = (
+            "dtype",
+            "torch_compile",
+            "use_liger_kernel",
+            "load_in_4bit",
+            "bnb_4bit_use_double_quant",
+            "optim",
+            "no_master_weights",
+        )
         flags = {name: value for name, value in flags.items() if name not in cannot}
         return flags | ({"attn_implementation": "sdpa"} if "attn_implementation" in flags else {})
 
-    contestants = {label: one._replace(flags=shrink(one.flags)) for label, one in cell.contestants.items()}
+    contestants = {
+        label: one._replace(flags=shrink(one.flags)) for label, one in cell.contestants.items()
+    }
     rows = "words" if cell.rows == "gsm8k" else cell.rows
-    steps, flags = min(cell.steps, 2), shrink(cell.flags) | {"max_length": 64 if rows == "words" else 16}
-    return cell._replace(contestants=contestants, flags=flags, rows=rows, steps=steps, device="cpu",
-                         num_rows=min(cell.num_rows, 24))
+    steps, flags = (
+        min(cell.steps, 2),
+        shrink(cell.flags) | {"max_length": 64 if rows == "words" else 16},
+    )
+    return cell._replace(
+        contestants=contestants,
+        flags=flags,
+        rows=rows,
+        steps=steps,
+        device="cpu",
+        num_rows=min(cell.num_rows, 24),
+    )
 
 
 # ---- What a contestant gets: a model, rows, a command ----
@@ -238,10 +394,17 @@ def make_models(names, args):
             flags |= {"text": args.data / "train.jsonl"}
         else:
             flags |= {"num_train_rows": 9000, "num_test_rows": 210}
-        flags |= {"dtype": "bfloat16", "device": "cuda"} if name in OF_GPU and not args.smoke else {}
+        flags |= (
+            {"dtype": "bfloat16", "device": "cuda"} if name in OF_GPU and not args.smoke else {}
+        )
         print(f"makes {folder}", flush=True)
-        done = subprocess.run(words(sys.executable, "scripts/make_tiny_model.py", folder.resolve(), *as_words(flags)),
-                              cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        done = subprocess.run(
+            words(sys.executable, "scripts/make_tiny_model.py", folder.resolve(), *as_words(flags)),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         if done.returncode:
             sys.exit(f"benchmark.py: {done.stdout[-2000:]}")
 
@@ -261,7 +424,10 @@ def text_rows(cell, flags, count, args):
         return [json.dumps(row) for row in rows[:count]]
     texts = itertools.cycle(row.get("answer") or row["prompt"] for row in rows)
     length = flags["max_length"] * 6  # characters: more than a token has
-    return [json.dumps({"prompt": "Go on.", "completion": long_text(texts, length)}) for _ in range(count)]
+    return [
+        json.dumps({"prompt": "Go on.", "completion": long_text(texts, length)})
+        for _ in range(count)
+    ]
 
 
 def ragged_rows(count, seed=0):
@@ -270,7 +436,9 @@ def ragged_rows(count, seed=0):
     words_of = "the quick brown fox jumps over a lazy dog and runs home before it rains".split()
     for _ in range(count):
         question = " ".join(draw.choices(words_of, k=draw.randint(10, 60)))
-        answer = " ".join(draw.choices(words_of, k=draw.randint(20, 60) * draw.choice([1, 2, 4, 7])))
+        answer = " ".join(
+            draw.choices(words_of, k=draw.randint(20, 60) * draw.choice([1, 2, 4, 7]))
+        )
         yield {"question": question, "answer": answer}
 
 
@@ -289,18 +457,26 @@ def prepare(cell, contestant, args):
     import torch
 
     flags = cell.flags | contestant.flags
-    accumulation, batch = flags.get("gradient_accumulation_steps", 1), flags["per_device_train_batch_size"]
+    accumulation, batch = (
+        flags.get("gradient_accumulation_steps", 1),
+        flags["per_device_train_batch_size"],
+    )
     per_step = batch * accumulation * contestant.ranks
     packed = flags.get("packing", False)
     count = cell.num_rows or per_step * (args.warmup + cell.steps) * (ROWS_A_LINE if packed else 1)
-    name = f"{cell.rows}-{contestant.model or cell.model}-{flags['max_length']}-{count}-{batch}" + "-packed" * packed
+    name = (
+        f"{cell.rows}-{contestant.model or cell.model}-{flags['max_length']}-{count}-{batch}"
+        + "-packed" * packed
+    )
     folder = args.output_dir / "data" / slug(name)
     if (folder / "own.pt").exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     lines = text_rows(cell, flags, count, args)
     (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
-    tokenizer = llama.load_tokenizer(str(args.output_dir / "models" / slug(contestant.model or cell.model) / "model"))
+    tokenizer = llama.load_tokenizer(
+        str(args.output_dir / "models" / slug(contestant.model or cell.model) / "model")
+    )
     tokens = tokens_of(lines, tokenizer, flags["max_length"])
     (folder / "tokens.jsonl").write_text("".join(json.dumps(row) + "\n" for row in tokens))
     own = own_batches(tokens, tokenizer, batch, flags["max_length"], packed)
@@ -328,13 +504,24 @@ def own_batches(tokens, tokenizer, batch_size, max_length, packed=False):
     """Rows of tokens as the recipe's own batches in its sequential order, flat: inputs, positions, targets, counts."""
     import llama
 
-    lengths, source = [len(row["input_ids"]) for row in tokens], Rows({**row, "row": 0} for row in tokens)
-    lines = sorted(llama.best_fit(lengths, max_length), key=min) if packed else [[row] for row in range(len(tokens))]
+    lengths, source = (
+        [len(row["input_ids"]) for row in tokens],
+        Rows({**row, "row": 0} for row in tokens),
+    )
+    lines = (
+        sorted(llama.best_fit(lengths, max_length), key=min)
+        if packed
+        else [[row] for row in range(len(tokens))]
+    )
     batches = []
     for numbers in llama.global_batches(len(lines), batch_size, 1):
         width = max_length * packed
-        batch = llama.collate(source, [lines[number] for number in numbers], tokenizer.pad_token_id, width)
-        batches.append({"inputs": batch["inputs"], **batch["supervised"], "counts": batch["counts"]})
+        batch = llama.collate(
+            source, [lines[number] for number in numbers], tokenizer.pad_token_id, width
+        )
+        batches.append(
+            {"inputs": batch["inputs"], **batch["supervised"], "counts": batch["counts"]}
+        )
     return batches
 
 
@@ -345,14 +532,18 @@ def usual_batch(own, pad_token_id):
     ids, inputs = own["inputs"]["input_ids"], dict(own["inputs"])
     labels = torch.full(ids.shape, -100)
     labels.view(-1)[own["positions"] + 1] = own["targets"]
-    if "position_ids" not in inputs:  # by which transformers keeps the rows of a line apart, if there is no mask
+    if (
+        "position_ids" not in inputs
+    ):  # by which transformers keeps the rows of a line apart, if there is no mask
         inputs["attention_mask"] = (ids != pad_token_id).long()
     return {"inputs": inputs, "labels": labels, "counts": own["counts"]}
 
 
 def as_words(flags):
     """Flags as words of a command line; True stands for a flag without a value."""
-    pairs = ([f"--{name}"] if value is True else [f"--{name}", value] for name, value in flags.items())
+    pairs = (
+        [f"--{name}"] if value is True else [f"--{name}", value] for name, value in flags.items()
+    )
     return [word for pair in pairs for word in pair]
 
 
@@ -373,7 +564,12 @@ def command_of(cell, contestant, data, folder, args):
     flags |= {"model_name_or_path": model, "output_dir": folder / "run"}
     if contestant.tool == "ours":
         script = [RECIPE]
-        flags |= {"dataset_name": data / "rows.jsonl", "eval_strategy": "no", "save_steps": 0, "report_to": "none"}
+        flags |= {
+            "dataset_name": data / "rows.jsonl",
+            "eval_strategy": "no",
+            "save_steps": 0,
+            "report_to": "none",
+        }
     else:
         script = [PEERS, contestant.tool, *["--matched"] * (cell.kind != "shipped")]
         flags |= {"data": data, "mixed_precision": PRECISION[cell.device]}
@@ -381,7 +577,13 @@ def command_of(cell, contestant, data, folder, args):
             flags |= {"skip_save": True}
     launcher = [sys.executable]
     if contestant.ranks > 1:
-        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", contestant.ranks]
+        launcher += [
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc_per_node",
+            contestant.ranks,
+        ]
     warmup = args.warmup if cell.steps != 1 else 0
     probe = [PROBE, folder / "probe.json", "--warmup", warmup, "--steps", steps_of(cell, args)]
     return words(*launcher, *probe, *script, *as_words(flags))
@@ -407,10 +609,20 @@ def environment(cell, contestant, folder, args):
     """What a run's process sees: no hub, one thread, and its own cache of data sets, new or kept."""
     kept = args.output_dir / "cache" / slug(contestant.tool)
     cache = folder / "cache" if "cold" in cell.name else kept
-    variables = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "HF_DATASETS_CACHE": str(cache.resolve())}
+    variables = {
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_DATASETS_CACHE": str(cache.resolve()),
+    }
     if cell.device == "cpu":
-        variables |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
-    variables["ACCELERATE_MIXED_PRECISION"] = PRECISION[cell.device]  # what a YAML would say to the recipe
+        variables |= {
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "ACCELERATE_USE_CPU": "true",
+        }
+    variables["ACCELERATE_MIXED_PRECISION"] = PRECISION[
+        cell.device
+    ]  # what a YAML would say to the recipe
     return {**os.environ, **variables}
 
 
@@ -443,21 +655,37 @@ def machine_in_use(cell, args, ranks=1, after=False):
 
 def run_once(cell, label, data, args):
     """Launch one contestant and return what was measured: see `measured`; or {"failed": why}."""
-    contestant, folder = cell.contestants[label], args.output_dir / "cells" / slug(cell.name) / slug(label)
+    contestant, folder = (
+        cell.contestants[label],
+        args.output_dir / "cells" / slug(cell.name) / slug(label),
+    )
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     command = command_of(cell, contestant, data, folder, args)
     before, disturbed = machine_in_use(cell, args)
     with open(folder / "output.txt", "w") as output:
-        code = subprocess.run(command, cwd=ROOT, env=environment(cell, contestant, folder, args), stdout=output,
-                              stderr=subprocess.STDOUT).returncode
+        code = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment(cell, contestant, folder, args),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        ).returncode
     after, disturbed_after = machine_in_use(cell, args, contestant.ranks, after=True)
-    facts = {"contestant": label, "load": [round(before, 2), round(after, 2)], "loaded": disturbed or disturbed_after}
+    facts = {
+        "contestant": label,
+        "load": [round(before, 2), round(after, 2)],
+        "loaded": disturbed or disturbed_after,
+    }
     if code:
         text = (folder / "output.txt").read_text().replace(str(args.output_dir.resolve()), "RUNS")
         errors = [line for line in text.splitlines() if re.match(r"(error: |\w*Error: )", line)]
-        return facts | {"failed": f"exit code {code}: {(errors or text.splitlines()[-1:] or [''])[-1][:300]}"}
-    if missing := [rank for rank in range(1, contestant.ranks) if not (folder / f"probe.{rank}.json").exists()]:
+        return facts | {
+            "failed": f"exit code {code}: {(errors or text.splitlines()[-1:] or [''])[-1][:300]}"
+        }
+    if missing := [
+        rank for rank in range(1, contestant.ranks) if not (folder / f"probe.{rank}.json").exists()
+    ]:
         return facts | {"failed": f"rank {missing[0]} of {contestant.ranks} did not run"}
     return facts | measured(folder, 0 if cell.steps == 1 else args.warmup)
 
@@ -465,17 +693,25 @@ def run_once(cell, label, data, args):
 def measured(folder, warmup):
     """What the probe and metrics.jsonl of one run say: seconds, tokens a second, MiB, and the losses by step."""
     probe = json.loads((folder / "probe.json").read_text())
-    steps = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     ends, seen = probe["ends"], [line["num_input_tokens_seen"] for line in steps]
     if len(ends) != len(seen):
         return {"failed": f"{len(ends)} optimizer steps, but {len(seen)} lines in metrics.jsonl"}
-    found = {"seconds_to_first_step": round(probe["started"] + ends[0], 3),
-             "memory_mib": {name: round(size / 2**20, 1) for name, size in probe["memory"].items()},
-             "losses": [line["loss"] for line in steps], "steps": len(steps), "tokens": seen[-1]}
+    found = {
+        "seconds_to_first_step": round(probe["started"] + ends[0], 3),
+        "memory_mib": {name: round(size / 2**20, 1) for name, size in probe["memory"].items()},
+        "losses": [line["loss"] for line in steps],
+        "steps": len(steps),
+        "tokens": seen[-1],
+    }
     if warmup and len(ends) > warmup:
         seconds = ends[-1] - ends[warmup - 1]
-        found |= {"seconds_per_step": round(seconds / (len(ends) - warmup), 6),
-                  "tokens_per_second": round((seen[-1] - seen[warmup - 1]) / seconds, 2)}
+        found |= {
+            "seconds_per_step": round(seconds / (len(ends) - warmup), 6),
+            "tokens_per_second": round((seen[-1] - seen[warmup - 1]) / seconds, 2),
+        }
     return found
 
 
@@ -490,7 +726,9 @@ def held_out_loss(model_folder, batches):
     with torch.no_grad():
         for batch in batches:
             logits = model(**batch["inputs"]).logits[:, :-1].flatten(0, 1).float()
-            loss += torch.nn.functional.cross_entropy(logits, batch["labels"][:, 1:].flatten(), reduction="sum").item()
+            loss += torch.nn.functional.cross_entropy(
+                logits, batch["labels"][:, 1:].flatten(), reduction="sum"
+            ).item()
             count += batch["counts"][0].item()
     return loss / count
 
@@ -503,7 +741,10 @@ def held_out_batches(cell, args):
     path = folder / "data" / "test.jsonl" if cell.rows == "words" else args.data / "test.jsonl"
     tokenizer = llama.load_tokenizer(str(folder / "model"))
     tokens = tokens_of(path.read_text().splitlines()[:HELD_OUT], tokenizer, 1024)
-    return [usual_batch(batch, tokenizer.pad_token_id) for batch in own_batches(tokens, tokenizer, 8, 1024)]
+    return [
+        usual_batch(batch, tokenizer.pad_token_id)
+        for batch in own_batches(tokens, tokenizer, 8, 1024)
+    ]
 
 
 def delete_weights(folder):
@@ -514,8 +755,11 @@ def delete_weights(folder):
 
 def without_missing(cell):
     """The cell without the contestants whose package is not installed, and the names of those with the reason."""
-    left_out = {label: f"not installed: {one.needs}" for label, one in cell.contestants.items()
-                if one.needs and version_of(one.needs) is None}
+    left_out = {
+        label: f"not installed: {one.needs}"
+        for label, one in cell.contestants.items()
+        if one.needs and version_of(one.needs) is None
+    }
     contestants = {label: one for label, one in cell.contestants.items() if label not in left_out}
     return cell._replace(contestants=contestants), left_out
 
@@ -525,7 +769,9 @@ def run_cell(cell, args):
     cell, left_out = without_missing(cell)
     for label, reason in left_out.items():
         print(f"LEFT OUT  {cell.name}: {label}: {reason}", flush=True)
-    data = {label: prepare(cell, contestant, args) for label, contestant in cell.contestants.items()}
+    data = {
+        label: prepare(cell, contestant, args) for label, contestant in cell.contestants.items()
+    }
     held_out = held_out_batches(cell, args) if cell.kind == "shipped" else None
     if "warm" in cell.name:  # the first run of each fills its cache
         for label in cell.contestants:
@@ -552,20 +798,32 @@ def run_cell(cell, args):
 def describe(cell, args):
     """What has to be known of a cell to measure it again."""
     relative = args.output_dir
-    commands = {label: shlex.join(command_of(cell, one, relative / "data" / "ROWS", relative / "cells" / "RUN", args))
-                .replace(sys.executable, "python").replace(str(relative), "RUNS")
-                for label, one in cell.contestants.items()}
+    commands = {
+        label: shlex.join(
+            command_of(cell, one, relative / "data" / "ROWS", relative / "cells" / "RUN", args)
+        )
+        .replace(sys.executable, "python")
+        .replace(str(relative), "RUNS")
+        for label, one in cell.contestants.items()
+    }
     git = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True).stdout.strip()
     versions = {name: version_of(name) for name in LIBRARIES}
     names = {one.model or cell.model for one in cell.contestants.values()}
-    return {"cell": cell.name, "kind": cell.kind, "device": device_name(cell.device),
-            "date": time.strftime("%Y-%m-%d"), "commit": commit,
-            "versions": {name: text for name, text in versions.items() if text},
-            "mixed precision": PRECISION[cell.device],
-            "warmup": args.warmup if cell.steps != 1 else 0, "rows": cell.rows,
-            "models": {name: shape_of(name, args) for name in sorted(names)},
-            "flags": {label: cell.flags | one.flags for label, one in cell.contestants.items()}, "commands": commands}
+    return {
+        "cell": cell.name,
+        "kind": cell.kind,
+        "device": device_name(cell.device),
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit,
+        "versions": {name: text for name, text in versions.items() if text},
+        "mixed precision": PRECISION[cell.device],
+        "warmup": args.warmup if cell.steps != 1 else 0,
+        "rows": cell.rows,
+        "models": {name: shape_of(name, args) for name in sorted(names)},
+        "flags": {label: cell.flags | one.flags for label, one in cell.contestants.items()},
+        "commands": commands,
+    }
 
 
 def version_of(package):
@@ -579,28 +837,51 @@ def device_name(device):
     """The processor's name, and how many threads a process has."""
     if device == "cuda":
         import torch
+
         return torch.cuda.get_device_name()
     names = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores, one thread a process"
+    return (
+        f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores, one thread a process"
+    )
 
 
 def parse_args():
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", default="", metavar="REGEX", help="cells whose name has this (default: all)")
+    parser.add_argument(
+        "--cells", default="", metavar="REGEX", help="cells whose name has this (default: all)"
+    )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="which cells")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each contestant")
-    parser.add_argument("--steps", type=int, help="timed steps (20, near zero 1000, shipped one pass)")
+    parser.add_argument(
+        "--steps", type=int, help="timed steps (20, near zero 1000, shipped one pass)"
+    )
     parser.add_argument("--warmup", type=int, default=5, help="steps before them")
-    parser.add_argument("--list", action="store_true", help="print the cells and their contestants, and stop")
-    parser.add_argument("--smoke", action="store_true", help="every cell in small on CPU: does it work?")
-    parser.add_argument("--data", type=Path, default=Path("../shared/data/gsm8k"), help="folder of GSM8K's rows")
-    parser.add_argument("--output_dir", type=Path, default=Path("runs/benchmark"), help="folder of all runs")
-    parser.add_argument("--json", type=Path, help="the results (default: results/benchmark.json; smoke: none)")
+    parser.add_argument(
+        "--list", action="store_true", help="print the cells and their contestants, and stop"
+    )
+    parser.add_argument(
+        "--smoke", action="store_true", help="every cell in small on CPU: does it work?"
+    )
+    parser.add_argument(
+        "--data", type=Path, default=Path("../shared/data/gsm8k"), help="folder of GSM8K's rows"
+    )
+    parser.add_argument(
+        "--output_dir", type=Path, default=Path("runs/benchmark"), help="folder of all runs"
+    )
+    parser.add_argument(
+        "--json", type=Path, help="the results (default: results/benchmark.json; smoke: none)"
+    )
     args = parser.parse_args()
     for name, least in (("repeats", 1), ("steps", 2), ("warmup", 1)):
         if getattr(args, name) is not None and getattr(args, name) < least:
             parser.error(f"--{name} {getattr(args, name)}: must be at least {least}")
-    cells = [*cpu_cells(), *gpu_cells()] if args.smoke else gpu_cells() if args.device == "cuda" else cpu_cells()
+    cells = (
+        [*cpu_cells(), *gpu_cells()]
+        if args.smoke
+        else gpu_cells()
+        if args.device == "cuda"
+        else cpu_cells()
+    )
     try:
         args.chosen = [cell for cell in cells if re.search(args.cells, cell.name)]
     except re.error as error:
@@ -613,7 +894,10 @@ def parse_args():
         args.output_dir = args.output_dir / "smoke"
         args.chosen = [in_small(cell) for cell in args.chosen]
     if args.steps:
-        args.chosen = [cell._replace(steps=args.steps if cell.steps > 1 else cell.steps) for cell in args.chosen]
+        args.chosen = [
+            cell._replace(steps=args.steps if cell.steps > 1 else cell.steps)
+            for cell in args.chosen
+        ]
     return parser, args
 
 
@@ -623,8 +907,15 @@ def main():
         print("\n".join(f"{cell.name}: {', '.join(cell.contestants)}" for cell in args.chosen))
         return
     if not (args.smoke or args.device == "cuda" or (args.data / "train.jsonl").is_file()):
-        parser.error(f"--data {args.data}: no train.jsonl in it; get GSM8K's from openai/grade-school-math")
-    make_models(sorted({one.model or cell.model for cell in args.chosen for one in cell.contestants.values()}), args)
+        parser.error(
+            f"--data {args.data}: no train.jsonl in it; get GSM8K's from openai/grade-school-math"
+        )
+    make_models(
+        sorted(
+            {one.model or cell.model for cell in args.chosen for one in cell.contestants.values()}
+        ),
+        args,
+    )
     known = json.loads(args.json.read_text())["cells"] if args.json and args.json.exists() else []
     done = []
     for cell in args.chosen:

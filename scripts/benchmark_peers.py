@@ -34,18 +34,36 @@ def load_model(args):
 
     set_seed(args.seed)  # adapters start from random numbers
     quantization = None
-    if args.load_in_4bit:  # as the recipe has it in mixed precision: stored and multiplied in the compute dtype
+    if (
+        args.load_in_4bit
+    ):  # as the recipe has it in mixed precision: stored and multiplied in the compute dtype
         from transformers import BitsAndBytesConfig
+
         quantization = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_quant_storage=args.dtype,
-            bnb_4bit_compute_dtype=args.dtype, bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant)
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_quant_storage=args.dtype,
+            bnb_4bit_compute_dtype=args.dtype,
+            bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant,
+        )
     model = AutoModelForCausalLM.from_pretrained(
-        args.model_name_or_path, dtype=args.dtype, attn_implementation=args.attn_implementation,
-        quantization_config=quantization)
+        args.model_name_or_path,
+        dtype=args.dtype,
+        attn_implementation=args.attn_implementation,
+        quantization_config=quantization,
+    )
     if args.use_peft:
         from peft import LoraConfig, get_peft_model
-        model = get_peft_model(model, LoraConfig(
-            task_type="CAUSAL_LM", r=args.lora_r, lora_alpha=args.lora_alpha, target_modules="all-linear"))
+
+        model = get_peft_model(
+            model,
+            LoraConfig(
+                task_type="CAUSAL_LM",
+                r=args.lora_r,
+                lora_alpha=args.lora_alpha,
+                target_modules="all-linear",
+            ),
+        )
     return model
 
 
@@ -54,7 +72,10 @@ def write_metrics(folder, tokens, losses):
     seen, lines = 0, []
     for step, count in enumerate(tokens, 1):
         seen += count
-        lines.append(json.dumps({"step": step, "loss": losses.get(step), "num_input_tokens_seen": seen}) + "\n")
+        lines.append(
+            json.dumps({"step": step, "loss": losses.get(step), "num_input_tokens_seen": seen})
+            + "\n"
+        )
     (folder / "metrics.jsonl").write_text("".join(lines))
 
 
@@ -66,7 +87,9 @@ def weight_groups(model, weight_decay):
     groups = [{"params": [], "weight_decay": weight_decay}, {"params": [], "weight_decay": 0.0}]
     for name, weight in model.named_parameters():
         if weight.requires_grad:
-            groups["norm" in name or ".ln_" in name or name.endswith("bias")]["params"].append(weight)
+            groups["norm" in name or ".ln_" in name or name.endswith("bias")]["params"].append(
+                weight
+            )
     return [group for group in groups if group["params"]]
 
 
@@ -75,7 +98,9 @@ def usual_loss(model, batch):
     from torch.nn.functional import cross_entropy, pad
 
     logits = model(**batch["inputs"], use_cache=False).logits.flatten(0, 1).float()
-    targets = pad(batch["labels"], (0, 1), value=-100)[:, 1:].flatten()  # moved, so that no logits are copied
+    targets = pad(batch["labels"], (0, 1), value=-100)[
+        :, 1:
+    ].flatten()  # moved, so that no logits are copied
     return cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
 
 
@@ -91,7 +116,10 @@ def lean_loss(model, batch):
 
 def to_device(batch, device):
     """A batch with its tensors, and those one level below, on a device."""
-    return {name: to_device(one, device) if isinstance(one, dict) else one.to(device) for name, one in batch.items()}
+    return {
+        name: to_device(one, device) if isinstance(one, dict) else one.to(device)
+        for name, one in batch.items()
+    }
 
 
 def run_bare(args, loss_of, file):
@@ -99,17 +127,26 @@ def run_bare(args, loss_of, file):
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    batches = [to_device(batch, device) for batch in torch.load(args.data / file, weights_only=True)]
+    batches = [
+        to_device(batch, device) for batch in torch.load(args.data / file, weights_only=True)
+    ]
     model = load_model(args)
     if not args.load_in_4bit:  # a quantized model is on the device already
         model = model.to(device)
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    accumulation, weights = args.gradient_accumulation_steps, [w for w in model.parameters() if w.requires_grad]
+    accumulation, weights = (
+        args.gradient_accumulation_steps,
+        [w for w in model.parameters() if w.requires_grad],
+    )
     steps = args.max_steps if args.max_steps > 0 else math.ceil(len(batches) / accumulation)
     if len(batches) < steps * accumulation:
-        raise ValueError(f"{args.data / file} has {len(batches)} batches, {steps * accumulation} are needed")
-    optimizer = torch.optim.AdamW(weight_groups(model, args.weight_decay), lr=args.learning_rate, fused=True)
+        raise ValueError(
+            f"{args.data / file} has {len(batches)} batches, {steps * accumulation} are needed"
+        )
+    optimizer = torch.optim.AdamW(
+        weight_groups(model, args.weight_decay), lr=args.learning_rate, fused=True
+    )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     model.train()
     losses, tokens = [], []
@@ -159,14 +196,29 @@ class Counted:
 
 def common_settings(args):
     """Arguments of TrainingArguments and SFTConfig: what is learnt, nothing beside it, and with --matched how."""
-    settings = {name: getattr(args, name) for name in (
-        "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "lr_scheduler_type",
-        "weight_decay", "max_grad_norm", "max_steps", "num_train_epochs", "seed")}
+    settings = {
+        name: getattr(args, name)
+        for name in (
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "learning_rate",
+            "lr_scheduler_type",
+            "weight_decay",
+            "max_grad_norm",
+            "max_steps",
+            "num_train_epochs",
+            "seed",
+        )
+    }
     settings |= {"output_dir": str(args.output_dir), "save_strategy": "no", "report_to": "none"}
     settings |= {"bf16": args.mixed_precision == "bf16"}  # TRL would turn it on by itself
     if args.matched:
-        settings |= {"gradient_checkpointing": args.gradient_checkpointing, "optim": "adamw_torch_fused",
-                     "logging_steps": args.logging_steps, "train_sampling_strategy": args.train_sampling_strategy}
+        settings |= {
+            "gradient_checkpointing": args.gradient_checkpointing,
+            "optim": "adamw_torch_fused",
+            "logging_steps": args.logging_steps,
+            "train_sampling_strategy": args.train_sampling_strategy,
+        }
     return settings
 
 
@@ -175,15 +227,28 @@ def tokenise(args, tokenizer):
     from datasets import Dataset, load_dataset
 
     if not args.text:
-        return Dataset.from_list([json.loads(line) for line in (args.data / "tokens.jsonl").read_text().splitlines()])
+        return Dataset.from_list(
+            [json.loads(line) for line in (args.data / "tokens.jsonl").read_text().splitlines()]
+        )
 
     def to_tokens(row):
-        ask, say = (row[name] for name in (("question", "answer") if "question" in row else ("prompt", "completion")))
+        ask, say = (
+            row[name]
+            for name in (("question", "answer") if "question" in row else ("prompt", "completion"))
+        )
         messages = [{"role": "user", "content": ask}, {"role": "assistant", "content": say}]
-        encoded = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True,
-                                                truncation=True, max_length=max_length)
+        encoded = tokenizer.apply_chat_template(
+            messages,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+            truncation=True,
+            max_length=max_length,
+        )
         pairs = zip(encoded["input_ids"], encoded["assistant_masks"], strict=True)
-        return {"input_ids": encoded["input_ids"], "labels": [token if learnt else -100 for token, learnt in pairs]}
+        return {
+            "input_ids": encoded["input_ids"],
+            "labels": [token if learnt else -100 for token, learnt in pairs],
+        }
 
     max_length = args.max_length  # not args: the cache knows a function by all that it refers to
     rows = load_dataset("json", data_files=str(args.data / "rows.jsonl"), split="train")
@@ -197,8 +262,12 @@ def finish(trainer, args):
     if not args.skip_save:
         trainer.save_model()
     per_step = args.gradient_accumulation_steps
-    tokens = [sum(counted.tokens[i : i + per_step]) for i in range(0, len(counted.tokens), per_step)]
-    losses = {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
+    tokens = [
+        sum(counted.tokens[i : i + per_step]) for i in range(0, len(counted.tokens), per_step)
+    ]
+    losses = {
+        entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry
+    }
     write_metrics(args.output_dir, tokens[: trainer.state.global_step], losses)
 
 
@@ -209,8 +278,16 @@ def run_trainer(args):
     tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path, padding_side="right")
     rows = tokenise(args, tokenizer)
     # Its default collator does not pad labels; this is the one of its own examples that keeps them
-    finish(Trainer(load_model(args), TrainingArguments(**common_settings(args)), train_dataset=rows,
-                   data_collator=DataCollatorForSeq2Seq(tokenizer), processing_class=tokenizer), args)
+    finish(
+        Trainer(
+            load_model(args),
+            TrainingArguments(**common_settings(args)),
+            train_dataset=rows,
+            data_collator=DataCollatorForSeq2Seq(tokenizer),
+            processing_class=tokenizer,
+        ),
+        args,
+    )
 
 
 def run_trl(args):
@@ -221,7 +298,9 @@ def run_trl(args):
     tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path, padding_side="right")
     config = SFTConfig(**common_settings(args), max_length=args.max_length, packing=args.packing)
     rows = tokenise(args, tokenizer)
-    finish(SFTTrainer(load_model(args), config, train_dataset=rows, processing_class=tokenizer), args)
+    finish(
+        SFTTrainer(load_model(args), config, train_dataset=rows, processing_class=tokenizer), args
+    )
 
 
 CONTESTANTS = {"floor": run_floor, "lean": run_lean, "trainer": run_trainer, "trl": run_trl}
@@ -233,11 +312,17 @@ def parse_args():
     parser.add_argument("--model_name_or_path", required=True, help="folder of the model")
     parser.add_argument("--data", type=Path, required=True, help="folder of the prepared rows")
     parser.add_argument("--output_dir", type=Path, required=True, help="folder of the result")
-    parser.add_argument("--matched", action="store_true", help="what differs by default is set as the floor has it")
+    parser.add_argument(
+        "--matched", action="store_true", help="what differs by default is set as the floor has it"
+    )
     parser.add_argument("--text", action="store_true", help="tokenise rows.jsonl itself")
     parser.add_argument("--dtype", default="float32", help="of the weights")
-    parser.add_argument("--mixed_precision", default="no", choices=["no", "bf16"], help="bf16: autocast")
-    parser.add_argument("--no_master_weights", action="store_true", help="as for the recipe; changes nothing here")
+    parser.add_argument(
+        "--mixed_precision", default="no", choices=["no", "bf16"], help="bf16: autocast"
+    )
+    parser.add_argument(
+        "--no_master_weights", action="store_true", help="as for the recipe; changes nothing here"
+    )
     parser.add_argument("--load_in_4bit", action="store_true")
     parser.add_argument("--bnb_4bit_use_double_quant", action="store_true")
     parser.add_argument("--skip_save", action="store_true", help="write no weights at the end")
@@ -265,7 +350,9 @@ def parse_args():
 def main():
     parser, args = parse_args()
     if not (args.data / "tokens.jsonl").is_file():
-        parser.error(f"--data {args.data}: no prepared rows in it; scripts/benchmark.py writes them")
+        parser.error(
+            f"--data {args.data}: no prepared rows in it; scripts/benchmark.py writes them"
+        )
     args.output_dir.mkdir(parents=True, exist_ok=True)
     CONTESTANTS[args.contestant](args)
 

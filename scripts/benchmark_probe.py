@@ -25,13 +25,18 @@ from pathlib import Path
 
 from usage import Parser
 
-PEAKS = {"allocated": "allocated_bytes.all.peak", "active": "active_bytes.all.peak",
-         "reserved": "reserved_bytes.all.peak"}
+PEAKS = {
+    "allocated": "allocated_bytes.all.peak",
+    "active": "active_bytes.all.peak",
+    "reserved": "reserved_bytes.all.peak",
+}
 
 
 def seconds_alive():
     """Seconds since the kernel started this process, to a hundredth."""
-    fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()  # the name before it may hold spaces
+    fields = (
+        Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
+    )  # the name before it may hold spaces
     ticks = int(fields[19])  # field 22 of proc(5), after boot
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
@@ -75,9 +80,13 @@ def watch(record, start, warmup, steps):
 
 def parse_args():
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, metavar="OUT.json", help="file to write; rank N writes OUT.N.json")
+    parser.add_argument(
+        "out", type=Path, metavar="OUT.json", help="file to write; rank N writes OUT.N.json"
+    )
     parser.add_argument("--warmup", type=int, default=0, help="steps before those that are timed")
-    parser.add_argument("--steps", type=int, default=0, help="step at which memory is read (default: at the end)")
+    parser.add_argument(
+        "--steps", type=int, default=0, help="step at which memory is read (default: at the end)"
+    )
     parser.add_argument("script", metavar="SCRIPT", help="what to run")
     parser.add_argument("script_args", nargs=argparse.REMAINDER, metavar="ARGS")
     return parser, parser.parse_args()

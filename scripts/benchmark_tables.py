@@ -17,11 +17,23 @@ from parity import table
 from usage import Parser
 
 MOST_LOAD = 1.8  # load average: the run itself is 1, and a second core has to be free for the rest
-CURVE = {"float32": 1e-5, "bfloat16": 1e-2}  # largest difference of a step's loss from the bare loop's, in nats
+CURVE = {
+    "float32": 1e-5,
+    "bfloat16": 1e-2,
+}  # largest difference of a step's loss from the bare loop's, in nats
 HELD_OUT = 0.02  # largest relative difference of the loss on held-out rows from the bare loop's
-PEAK = {"H100": 989e12, "H200": 989e12}  # FLOP/s in dense bf16 (NVIDIA's data sheets; twice that with sparsity)
-NAMES = {"floor": "bare PyTorch loop", "lean": "lean loop", "ours": "this recipe", "trainer": "Trainer",
-         "trl": "SFTTrainer", "trl packed": "SFTTrainer"}
+PEAK = {
+    "H100": 989e12,
+    "H200": 989e12,
+}  # FLOP/s in dense bf16 (NVIDIA's data sheets; twice that with sparsity)
+NAMES = {
+    "floor": "bare PyTorch loop",
+    "lean": "lean loop",
+    "ours": "this recipe",
+    "trainer": "Trainer",
+    "trl": "SFTTrainer",
+    "trl packed": "SFTTrainer",
+}
 TOOLS = ("lean", "ours", "trainer", "trl")
 
 
@@ -36,17 +48,27 @@ def judge(runs, kind, dtype="float32"):
     floors = {run["repeat"]: run for run in runs if run["contestant"] == "floor"}
     judged = []
     for run in runs:
-        found, floor = {name: value for name, value in run.items() if name != "losses"}, floors.get(run["repeat"], {})
+        found, floor = (
+            {name: value for name, value in run.items() if name != "losses"},
+            floors.get(run["repeat"], {}),
+        )
         difference, why = None, ""
         if "failed" in run:
             why = "failed"
         elif kind == "shipped":
             difference, why = held_out_gate(run, floor)
         elif kind == "growth":
-            why = "" if all(loss is not None and math.isfinite(loss) for loss in run["losses"]) else "loss not finite"
+            why = (
+                ""
+                if all(loss is not None and math.isfinite(loss) for loss in run["losses"])
+                else "loss not finite"
+            )
         else:
             difference, why = curve_gate(run, floor, CURVE[dtype])
-        judged.append(found | {"difference": difference, "void": why or ("loaded" if run.get("loaded") else "")})
+        judged.append(
+            found
+            | {"difference": difference, "void": why or ("loaded" if run.get("loaded") else "")}
+        )
     return judged
 
 
@@ -58,7 +80,9 @@ def curve_gate(run, floor, bound):
     differences = [abs(a - b) for a, b in zip(ours, theirs, strict=True)]
     if not all(map(math.isfinite, differences)):  # max would pass over a NaN
         return None, "loss not finite"
-    return max(differences), "" if max(differences) <= bound else f"loss differs by {max(differences):.1e}"
+    return max(differences), "" if max(
+        differences
+    ) <= bound else f"loss differs by {max(differences):.1e}"
 
 
 def held_out_gate(run, floor):
@@ -66,7 +90,10 @@ def held_out_gate(run, floor):
     if "held_out_loss" not in floor:
         return None, "the bare loop failed"
     difference = abs(run["held_out_loss"] / floor["held_out_loss"] - 1)
-    return difference, "" if difference <= HELD_OUT else f"held-out loss differs by {difference:.1%}"
+    return (
+        difference,
+        "" if difference <= HELD_OUT else f"held-out loss differs by {difference:.1%}",
+    )
 
 
 # ---- Numbers of a cell ----
@@ -93,7 +120,9 @@ def spread(numbers, form="{:.2f}"):
     """The median of some numbers and their range, as text; "" without numbers."""
     if not numbers:
         return ""
-    middle, low, high = (form.format(number) for number in (statistics.median(numbers), min(numbers), max(numbers)))
+    middle, low, high = (
+        form.format(number) for number in (statistics.median(numbers), min(numbers), max(numbers))
+    )
     return middle if low == high else f"{middle} ({low} to {high})"
 
 
@@ -108,7 +137,11 @@ def labels_of(cell):
 
 def reasons_of(cell, label):
     """Why runs of a contestant do not count: each reason once."""
-    return list(dict.fromkeys(run["void"] for run in cell["runs"] if run["contestant"] == label and run["void"]))
+    return list(
+        dict.fromkeys(
+            run["void"] for run in cell["runs"] if run["contestant"] == label and run["void"]
+        )
+    )
 
 
 def matmul_weights(shape):
@@ -141,33 +174,66 @@ def line_of(name, run):
     if "failed" in run:
         return f"FAILED  {name}: {run['contestant']}: {run['failed']}"
     step = f"{run['seconds_per_step'] * 1e3:,.1f} ms a step, " if "seconds_per_step" in run else ""
-    return (f"{run['repeat']:>6}  {name}: {run['contestant']}: {step}first after "
-            f"{run['seconds_to_first_step']:.1f} s, load {run['load'][0]:.2f}")
+    return (
+        f"{run['repeat']:>6}  {name}: {run['contestant']}: {step}first after "
+        f"{run['seconds_to_first_step']:.1f} s, load {run['load'][0]:.2f}"
+    )
 
 
 def whole_table(cell):
     """Everything about a cell as one Markdown table; empty columns left out."""
-    loops = () if cell["kind"] == "shipped" else ("floor", "lean")  # there steps are not of equal work
-    header = ["contestant", "runs", "ms a step", "x bare loop", "x lean loop", "ms over lean", "real tokens/s",
-              "ours is faster by", "s to the first step",
-              "MiB", "MiB allocated", "MiB active", "MiB reserved", "TFLOP/s", "MFU", "MFU, causal",
-              "difference", "void"]
+    loops = (
+        () if cell["kind"] == "shipped" else ("floor", "lean")
+    )  # there steps are not of equal work
+    header = [
+        "contestant",
+        "runs",
+        "ms a step",
+        "x bare loop",
+        "x lean loop",
+        "ms over lean",
+        "real tokens/s",
+        "ours is faster by",
+        "s to the first step",
+        "MiB",
+        "MiB allocated",
+        "MiB active",
+        "MiB reserved",
+        "TFLOP/s",
+        "MFU",
+        "MFU, causal",
+        "difference",
+        "void",
+    ]
     lines = []
     for label in labels_of(cell):
         counted = values(cell, label, "seconds_to_first_step")
-        steps, rate = values(cell, label, "seconds_per_step"), values(cell, label, "tokens_per_second")
-        lines.append([
-            label, str(len(counted)), spread([s * 1e3 for s in steps.values()], "{:,.1f}"),
-            *(spread(paired(cell, label, loop), "{:.3f}") if loops else "" for loop in ("floor", "lean")),
-            spread(paired(cell, label, "lean", of=lambda a, b: 1e3 * (a - b)), "{:+.2f}"),
-            spread(list(rate.values()), "{:,.0f}"),
-            "" if loops else spread(paired(cell, "ours", label, "tokens_per_second")),
-            spread(list(counted.values())),
-            *(spread(list(values(cell, label, f"memory.{name}").values()), "{:,.0f}")
-              for name in ("resident", "allocated", "active", "reserved")),
-            *utilisation(cell, label, list(rate.values())),
-            spread([d for d in values(cell, label, "difference").values()], "{:.1e}"),
-            "; ".join(reasons_of(cell, label))])
+        steps, rate = (
+            values(cell, label, "seconds_per_step"),
+            values(cell, label, "tokens_per_second"),
+        )
+        lines.append(
+            [
+                label,
+                str(len(counted)),
+                spread([s * 1e3 for s in steps.values()], "{:,.1f}"),
+                *(
+                    spread(paired(cell, label, loop), "{:.3f}") if loops else ""
+                    for loop in ("floor", "lean")
+                ),
+                spread(paired(cell, label, "lean", of=lambda a, b: 1e3 * (a - b)), "{:+.2f}"),
+                spread(list(rate.values()), "{:,.0f}"),
+                "" if loops else spread(paired(cell, "ours", label, "tokens_per_second")),
+                spread(list(counted.values())),
+                *(
+                    spread(list(values(cell, label, f"memory.{name}").values()), "{:,.0f}")
+                    for name in ("resident", "allocated", "active", "reserved")
+                ),
+                *utilisation(cell, label, list(rate.values())),
+                spread([d for d in values(cell, label, "difference").values()], "{:.1e}"),
+                "; ".join(reasons_of(cell, label)),
+            ]
+        )
     kept = [i for i in range(len(header)) if i < 2 or any(line[i] for line in lines)]
     return table([header[i] for i in kept], [[line[i] for i in kept] for line in lines])
 
@@ -178,10 +244,16 @@ def utilisation(cell, label, rate):
     if cell["rows"] != "long" or not rate:
         return ["", "", ""]
     model = cell["models"].get(label) or next(iter(cell["models"].values()))
-    whole, causal = (flops_per_token(model, flags["max_length"], flags.get("use_peft", False), half)
-                     * statistics.median(rate) for half in (False, True))
+    whole, causal = (
+        flops_per_token(model, flags["max_length"], flags.get("use_peft", False), half)
+        * statistics.median(rate)
+        for half in (False, True)
+    )
     peak = next((peak for name, peak in PEAK.items() if name in cell["device"]), None)
-    return [f"{whole / 1e12:.3g}", *([f"{whole / peak:.1%}", f"{causal / peak:.1%}"] if peak else ["", ""])]
+    return [
+        f"{whole / 1e12:.3g}",
+        *([f"{whole / peak:.1%}", f"{causal / peak:.1%}"] if peak else ["", ""]),
+    ]
 
 
 def named(results, name):
@@ -192,20 +264,40 @@ def named(results, name):
 def matched_table(results):
     """README: what each tool takes for the batches of a bare loop."""
     lines = []
-    for name, text in (("matched, medium", "36M parameters, 2 rows"), ("matched, medium, LoRA", "the same, LoRA"),
-                       ("matched, medium, accumulation", "the same, 2 x 2 rows accumulated")):
+    for name, text in (
+        ("matched, medium", "36M parameters, 2 rows"),
+        ("matched, medium, LoRA", "the same, LoRA"),
+        ("matched, medium, accumulation", "the same, 2 x 2 rows accumulated"),
+    ):
         if cell := named(results, name):
-            lines.append([f"{text}: step time, x bare loop",
-                          *(spread(paired(cell, label, "floor"), "{:.3f}") or "void" for label in TOOLS)])
+            lines.append(
+                [
+                    f"{text}: step time, x bare loop",
+                    *(spread(paired(cell, label, "floor"), "{:.3f}") or "void" for label in TOOLS),
+                ]
+            )
     if cell := named(results, "matched, near zero"):
-        lines.append(["next to no compute: ms a step over the bare loop",
-                      *(spread(paired(cell, label, "floor", of=lambda a, b: 1e3 * (a - b)), "{:.2f}") or "void"
-                        for label in TOOLS)])
+        lines.append(
+            [
+                "next to no compute: ms a step over the bare loop",
+                *(
+                    spread(paired(cell, label, "floor", of=lambda a, b: 1e3 * (a - b)), "{:.2f}")
+                    or "void"
+                    for label in TOOLS
+                ),
+            ]
+        )
     for cache in ("cold", "warm"):
         if cell := named(results, f"start, {cache} cache"):
-            seconds = [list(values(cell, label, "seconds_to_first_step").values()) for label in TOOLS]
-            lines.append([f"start to the end of the first step, {cache} data cache: s",
-                          *(spread(found, "{:.1f}") for found in seconds)])
+            seconds = [
+                list(values(cell, label, "seconds_to_first_step").values()) for label in TOOLS
+            ]
+            lines.append(
+                [
+                    f"start to the end of the first step, {cache} data cache: s",
+                    *(spread(found, "{:.1f}") for found in seconds),
+                ]
+            )
     return table(["same batches, same losses", *(NAMES[label] for label in TOOLS)], lines)
 
 
@@ -219,8 +311,15 @@ def shipped_table(results):
         memory = list(values(cell, label, "memory.resident").values())
         loss = list(values(cell, label, "held_out_loss").values())
         speed = spread(rate, "{:,.0f}") or f"void: {'; '.join(reasons_of(cell, label))}"
-        lines.append([name_of(cell, label), speed, spread(ratio),
-                      f"{statistics.median(memory):,.0f}" if memory else "", spread(loss, "{:.3f}")])
+        lines.append(
+            [
+                name_of(cell, label),
+                speed,
+                spread(ratio),
+                f"{statistics.median(memory):,.0f}" if memory else "",
+                spread(loss, "{:.3f}"),
+            ]
+        )
     header = ["as shipped", "real tokens/s", "ours is faster by", "peak MiB", "held-out loss"]
     return table(header, lines) if lines else ""
 
@@ -239,8 +338,12 @@ def details(results):
         versions = ", ".join(f"{name} {version}" for name, version in cell["versions"].items())
         commands = "\n".join(f"# {label}\n{command}" for label, command in cell["commands"].items())
         facts = f"{cell['date']}, commit {cell['commit']}, {cell['device']}, {versions}"
-        parts += [f"## {cell['cell']}", f"{facts}; {cell['warmup']} steps of warm-up.",
-                  whole_table(cell), f"```\n{commands}\n```"]
+        parts += [
+            f"## {cell['cell']}",
+            f"{facts}; {cell['warmup']} steps of warm-up.",
+            whole_table(cell),
+            f"```\n{commands}\n```",
+        ]
     return "\n\n".join(parts)
 
 
@@ -267,7 +370,12 @@ def draw(results, path):
     figure = plt.figure(figsize=(11, 5), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=[1, 1.25])
     draw_bars(left.subplots(), named(results, "shipped, medium"))
-    growth = {"length": "tokens a row", "batch": "rows a step", "ranks": "CPU ranks", "model": "parameters"}
+    growth = {
+        "length": "tokens a row",
+        "batch": "rows a step",
+        "ranks": "CPU ranks",
+        "model": "parameters",
+    }
     for axes, (name, label) in zip(right.subplots(2, 2).flat, growth.items(), strict=True):
         draw_growth(axes, named(results, f"growth, {name}"), label)
     right.supylabel("real tokens/s", fontsize="medium")
@@ -287,12 +395,25 @@ def draw_bars(axes, cell):
     rates = {label: list(values(cell, label, "tokens_per_second").values()) for label in labels}
     rates = {label: found for label, found in rates.items() if found}
     middles = [statistics.median(found) for found in rates.values()]
-    ranges = [[m - min(f) for m, f in zip(middles, rates.values(), strict=True)],
-              [max(f) - m for m, f in zip(middles, rates.values(), strict=True)]]
+    ranges = [
+        [m - min(f) for m, f in zip(middles, rates.values(), strict=True)],
+        [max(f) - m for m, f in zip(middles, rates.values(), strict=True)],
+    ]
     colors = ["C0" if label == "ours" else "0.7" for label in rates]
-    bars = axes.barh([name_of(cell, label) for label in rates], middles, color=colors,
-                     xerr=ranges if middles else None, error_kw={"elinewidth": 1, "capsize": 2})
-    axes.bar_label(bars, [f"{middle:,.0f}" for middle in middles], label_type="center", color="white", weight="bold")
+    bars = axes.barh(
+        [name_of(cell, label) for label in rates],
+        middles,
+        color=colors,
+        xerr=ranges if middles else None,
+        error_kw={"elinewidth": 1, "capsize": 2},
+    )
+    axes.bar_label(
+        bars,
+        [f"{middle:,.0f}" for middle in middles],
+        label_type="center",
+        color="white",
+        weight="bold",
+    )
     axes.invert_yaxis()
     axes.set_xlabel("real tokens/s, as shipped, one CPU thread")
     tidy(axes)
@@ -321,7 +442,13 @@ def draw_growth(axes, cell, label):
 
 def parse_args():
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("json", type=Path, nargs="?", default=Path("results/benchmark.json"), help="what was measured")
+    parser.add_argument(
+        "json",
+        type=Path,
+        nargs="?",
+        default=Path("results/benchmark.json"),
+        help="what was measured",
+    )
     parser.add_argument("--picture", type=Path, metavar="PATH.png", help="draw it here")
     return parser, parser.parse_args()
 

@@ -35,30 +35,58 @@ from yaml_edits import comments, edit_content, edit_text  # noqa: E402
 
 BAD_FILE = 65
 FAULTS = 100  # more are left to a person
-KEEPS_PARAMETERS = ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2")  # gathered from the forward to the backward pass
-SHARD_GRAD_OP = {"fsdp2": "FSDP2 fsdp_reshard_after_forward: false (fsdp2_shard_grad_op.yaml)",
-                 "fsdp1": "FSDP1 SHARD_GRAD_OP (fsdp1_shard_grad_op.yaml)"}
+KEEPS_PARAMETERS = (
+    "SHARD_GRAD_OP",
+    "HYBRID_SHARD_ZERO2",
+)  # gathered from the forward to the backward pass
+SHARD_GRAD_OP = {
+    "fsdp2": "FSDP2 fsdp_reshard_after_forward: false (fsdp2_shard_grad_op.yaml)",
+    "fsdp1": "FSDP1 SHARD_GRAD_OP (fsdp1_shard_grad_op.yaml)",
+}
 SIBLINGS = {  # the same strategy under each engine
-    "NO_SHARD": {"ddp": "DDP (ddp.yaml)", "fsdp1": "FSDP1 NO_SHARD (fsdp1_no_shard.yaml)", "fsdp2": "none in FSDP2",
-                 "zero": "ZeRO-0 (deepspeed_zero0.yaml)"},
+    "NO_SHARD": {
+        "ddp": "DDP (ddp.yaml)",
+        "fsdp1": "FSDP1 NO_SHARD (fsdp1_no_shard.yaml)",
+        "fsdp2": "none in FSDP2",
+        "zero": "ZeRO-0 (deepspeed_zero0.yaml)",
+    },
     "ZeRO-1": {"fsdp": "none in FSDP"},
-    "ZeRO-2": {"fsdp": "in FSDP only SHARD_GRAD_OP, which also splits parameters at rest (fsdp2_shard_grad_op.yaml)"},
-    "SHARD_GRAD_OP": {**SHARD_GRAD_OP, "zero": "nearly ZeRO-2, which keeps parameters whole (deepspeed_zero2.yaml)"},
-    "FULL_SHARD": {"fsdp2": "FSDP2 full shard (fsdp.yaml)", "fsdp1": "FSDP1 FULL_SHARD (fsdp1_full_shard.yaml)",
-                   "zero": "ZeRO-3 (deepspeed_zero3.yaml)"},
-    "HYBRID_SHARD": {"fsdp2": "FSDP2 on a mesh (fsdp2_hybrid_shard.yaml)", "zero": "ZeRO++ hpZ (in a DeepSpeed JSON)",
-                     "fsdp1": "FSDP1 HYBRID_SHARD (fsdp1_hybrid_shard.yaml)"},
+    "ZeRO-2": {
+        "fsdp": "in FSDP only SHARD_GRAD_OP, which also splits parameters at rest (fsdp2_shard_grad_op.yaml)"
+    },
+    "SHARD_GRAD_OP": {
+        **SHARD_GRAD_OP,
+        "zero": "nearly ZeRO-2, which keeps parameters whole (deepspeed_zero2.yaml)",
+    },
+    "FULL_SHARD": {
+        "fsdp2": "FSDP2 full shard (fsdp.yaml)",
+        "fsdp1": "FSDP1 FULL_SHARD (fsdp1_full_shard.yaml)",
+        "zero": "ZeRO-3 (deepspeed_zero3.yaml)",
+    },
+    "HYBRID_SHARD": {
+        "fsdp2": "FSDP2 on a mesh (fsdp2_hybrid_shard.yaml)",
+        "zero": "ZeRO++ hpZ (in a DeepSpeed JSON)",
+        "fsdp1": "FSDP1 HYBRID_SHARD (fsdp1_hybrid_shard.yaml)",
+    },
 }
 
 
 def parse_args():
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", metavar="FILE", help="a YAML for accelerate, or a DeepSpeed JSON")
-    parser.add_argument("--num_processes", type=int, help="as for accelerate launch, instead of the file's")
-    parser.add_argument("--recipes", action="store_true", help="for the recipes here: their rules count too")
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="a YAML for accelerate, or a DeepSpeed JSON"
+    )
+    parser.add_argument(
+        "--num_processes", type=int, help="as for accelerate launch, instead of the file's"
+    )
+    parser.add_argument(
+        "--recipes", action="store_true", help="for the recipes here: their rules count too"
+    )
     parser.add_argument("--json", action="store_true", help="print a list with one object a file")
     parser.add_argument("--strict", action="store_true", help="warnings count as errors")
-    parser.add_argument("--fix", action="store_true", help="write the corrected file beside the old one")
+    parser.add_argument(
+        "--fix", action="store_true", help="write the corrected file beside the old one"
+    )
     parser.add_argument("--output", metavar="PATH", help="with --fix and one FILE: write it here")
     return parser, parser.parse_args()
 
@@ -72,9 +100,18 @@ def explain(content, config, findings, deepspeed=None, recipes=False):
     if any(item.kind == STOPS for item in findings):
         return {"runs": "nothing: accelerate or DeepSpeed stops, see below"}
     facts, strategy, machines = strategy_of(config), strategy_run(config), config["num_machines"]
-    ranks = max(config.get("num_processes", 1) // machines * machines, 1) if facts["engine"] != "single" else 1
-    names = {"single": "one process", "ddp": "DDP", "zero": f"DeepSpeed ZeRO-{facts['stage']}",
-             "fsdp1": f"FSDP1 {strategy}", "fsdp2": f"FSDP2 {strategy}"}
+    ranks = (
+        max(config.get("num_processes", 1) // machines * machines, 1)
+        if facts["engine"] != "single"
+        else 1
+    )
+    names = {
+        "single": "one process",
+        "ddp": "DDP",
+        "zero": f"DeepSpeed ZeRO-{facts['stage']}",
+        "fsdp1": f"FSDP1 {strategy}",
+        "fsdp2": f"FSDP2 {strategy}",
+    }
     processes = f"{ranks} on {machines} machines" if machines > 1 else str(ranks)
     if ranks == 1 and facts["engine"] != "single":
         processes = "1, so that nothing is split; --num_processes N for more"
@@ -86,8 +123,13 @@ def explain(content, config, findings, deepspeed=None, recipes=False):
         default = "FULL_STATE_DICT" if facts["engine"] == "fsdp1" else "SHARDED_STATE_DICT"
         words["checkpoints"] = config["fsdp_config"].get("fsdp_state_dict_type", default)
     siblings = SIBLINGS[strategy.removesuffix("_ZERO2")]
-    words["siblings"] = ", ".join(name for engine, name in siblings.items() if engine != facts["engine"])
-    unused = [f"{', '.join(found)} ({why})" for why, found in no_effect(content, config, deepspeed).items()]
+    words["siblings"] = ", ".join(
+        name for engine, name in siblings.items() if engine != facts["engine"]
+    )
+    unused = [
+        f"{', '.join(found)} ({why})"
+        for why, found in no_effect(content, config, deepspeed).items()
+    ]
     words["no effect"] = "; ".join(unused) or "none of the keys"
     return words
 
@@ -101,10 +143,14 @@ def shares(config, facts, strategy, ranks, machines, recipes):
         words[name] = f"1/{count} on each process" if parts > 1 else "whole on each process"
     if words["parameters"].startswith("1/"):
         policy = "" if facts["engine"] == "zero" else config["fsdp_config"]["fsdp_auto_wrap_policy"]
-        unit = {"NO_WRAP": "all at once", "SIZE_BASED_WRAP": "unit by unit"}.get(policy, "layer by layer")
+        unit = {"NO_WRAP": "all at once", "SIZE_BASED_WRAP": "unit by unit"}.get(
+            policy, "layer by layer"
+        )
         words["parameters"] += f"; gathered {unit} " + (
-            "in the forward pass and kept until the backward pass is done" if strategy in KEEPS_PARAMETERS else
-            "for the forward and again for the backward pass, freed after each")
+            "in the forward pass and kept until the backward pass is done"
+            if strategy in KEEPS_PARAMETERS
+            else "for the forward and again for the backward pass, freed after each"
+        )
         words["parameters"] += "; small tensors whole" if facts["engine"] == "zero" else ""
     if words["gradients"].startswith("1/") and facts["engine"] != "zero":
         when = "reduced in each of" if recipes else "whole between"
@@ -121,8 +167,11 @@ def place_of_state(config, facts):
         return "in host memory, all of it; the optimizer steps on the CPU"
     names = {"offload_optimizer": "optimizer state and step", "offload_param": "parameters"}
     devices = {key: config["deepspeed_config"][f"{key}_device"] for key in names}
-    moved = [f"{names[key]} on {devices[key]}" for key, least in OFFLOADS.items()
-             if (facts["stage"] or 0) >= least and devices[key] != "none"]
+    moved = [
+        f"{names[key]} on {devices[key]}"
+        for key, least in OFFLOADS.items()
+        if (facts["stage"] or 0) >= least and devices[key] != "none"
+    ]
     return f"{', '.join(moved)}; the rest on the GPU" if moved else "on the GPU"
 
 
@@ -134,30 +183,61 @@ def precision(kind, engine, recipes):
         reduced = "; gradients are reduced in fp32" if recipes else ""
         return f"{kind} weights, gradients and computation; fp32 master weights in the optimizer{reduced}"
     if engine.startswith("fsdp"):
-        does = f"computes in {kind}, reduces gradients in fp32" if recipes else f"computes and communicates in {kind}"
+        does = (
+            f"computes in {kind}, reduces gradients in fp32"
+            if recipes
+            else f"computes and communicates in {kind}"
+        )
         return f"{does}; trained weights, gradients and optimizer state rest in fp32"
     return f"computes in {kind} (autocast); weights, gradients and optimizer in the type of the weights as loaded"
 
 
 def no_effect(content, config, deepspeed=None):
     """The written keys that change nothing in this run, as {reason: [keys]}."""
-    engine, fsdp, zero = config["distributed_type"], written_in(content, "fsdp_config"), config["deepspeed_config"]
-    version, policy = config["fsdp_config"]["fsdp_version"], config["fsdp_config"]["fsdp_auto_wrap_policy"]
-    tpu = [key for key in content if str(key).startswith(("tpu_", "command")) or key == "main_training_function"]
-    wraps = {"fsdp_transformer_layer_cls_to_wrap": "TRANSFORMER_BASED_WRAP", "fsdp_min_num_params": "SIZE_BASED_WRAP"}
+    engine, fsdp, zero = (
+        config["distributed_type"],
+        written_in(content, "fsdp_config"),
+        config["deepspeed_config"],
+    )
+    version, policy = (
+        config["fsdp_config"]["fsdp_version"],
+        config["fsdp_config"]["fsdp_auto_wrap_policy"],
+    )
+    tpu = [
+        key
+        for key in content
+        if str(key).startswith(("tpu_", "command")) or key == "main_training_function"
+    ]
+    wraps = {
+        "fsdp_transformer_layer_cls_to_wrap": "TRANSFORMER_BASED_WRAP",
+        "fsdp_min_num_params": "SIZE_BASED_WRAP",
+    }
     third = [key for key in ("zero3_init_flag", "zero3_save_16bit_model") if key in zero]
-    third += [key for key in (deepspeed or {}).get("zero_optimization", {}) if key.startswith("stage3_")]
+    third += [
+        key for key in (deepspeed or {}).get("zero_optimization", {}) if key.startswith("stage3_")
+    ]
     reasons = {
         "taken from the command line alone": [key for key in COMMAND_LINE_ONLY if key in content],
         "for TPUs": [key for key in tpu if engine != "XLA" and key not in COMMAND_LINE_ONLY],
-        "for several machines": [key for key in ("machine_rank", "main_process_ip") if key in content]
-        if config["num_machines"] == 1 else [],
-        "for a CPU run": ["use_cpu"] if "use_cpu" in content and engine not in ("NO", "MULTI_CPU") else [],
-        "for fp8": ["fp8_config"] if "fp8_config" in content and config["mixed_precision"] != "fp8" else [],
-        f"for FSDP{3 - version}": [key for key in fsdp if READ_BY_ONE_VERSION.get(key, version) != version],
+        "for several machines": [
+            key for key in ("machine_rank", "main_process_ip") if key in content
+        ]
+        if config["num_machines"] == 1
+        else [],
+        "for a CPU run": ["use_cpu"]
+        if "use_cpu" in content and engine not in ("NO", "MULTI_CPU")
+        else [],
+        "for fp8": ["fp8_config"]
+        if "fp8_config" in content and config["mixed_precision"] != "fp8"
+        else [],
+        f"for FSDP{3 - version}": [
+            key for key in fsdp if READ_BY_ONE_VERSION.get(key, version) != version
+        ],
         "for another wrap policy": [key for key in wraps if key in fsdp and policy != wraps[key]],
         "for ZeRO-3": third if engine == "DEEPSPEED" and zero["zero_stage"] != 3 else [],
-        "transformers' models do not use it": [key for key in deepspeed or {} if key == "activation_checkpointing"],
+        "transformers' models do not use it": [
+            key for key in deepspeed or {} if key == "activation_checkpointing"
+        ],
     }
     return {reason: found for reason, found in reasons.items() if found}
 
@@ -169,7 +249,9 @@ def check_file(file, ranks=None, recipes=False):
     content = file.content
     if file.deepspeed is file:
         content = {"deepspeed_config": {}}
-    return findings, explain(content, config, findings, file.deepspeed and file.deepspeed.content, recipes)
+    return findings, explain(
+        content, config, findings, file.deepspeed and file.deepspeed.content, recipes
+    )
 
 
 def is_possible(edit, content):
@@ -183,9 +265,16 @@ def mend(file, ranks=None, recipes=False):
     """Make the edits of one finding after the other. Returns the mended file, what was mended and what is left."""
     mended = []
     while True:
-        findings = [item for item in find_faults(file, ranks, recipes)[0] if item.severity != "info"]
-        todo = [item for item in findings if item.edits and (file.deepspeed is file or not item.in_json)
-                and all(is_possible(edit, file.content) for edit in item.edits)]
+        findings = [
+            item for item in find_faults(file, ranks, recipes)[0] if item.severity != "info"
+        ]
+        todo = [
+            item
+            for item in findings
+            if item.edits
+            and (file.deepspeed is file or not item.in_json)
+            and all(is_possible(edit, file.content) for edit in item.edits)
+        ]
         if not todo or max(len(mended), len(findings)) > FAULTS:
             return file, mended, findings
         names = [item for item in todo if [action for action, *_ in item.edits] == ["rename"]]
@@ -203,8 +292,16 @@ def mend(file, ranks=None, recipes=False):
 def as_object(item, file):
     """A finding as a dict, with its file and line."""
     file = file.deepspeed if item.in_json else file
-    return {"severity": item.severity, "kind": item.kind, "file": str(file.path), "line": file.line_of(item.path),
-            "key": ".".join(map(str, item.path)), "reason": item.reason, "fix": item.fix, "mendable": bool(item.edits)}
+    return {
+        "severity": item.severity,
+        "kind": item.kind,
+        "file": str(file.path),
+        "line": file.line_of(item.path),
+        "key": ".".join(map(str, item.path)),
+        "reason": item.reason,
+        "fix": item.fix,
+        "mendable": bool(item.edits),
+    }
 
 
 def report_on(path, args):
@@ -212,22 +309,39 @@ def report_on(path, args):
     try:
         file = load(path)
     except ValueError as error:
-        broken = {"severity": "error", "kind": STOPS, "file": path, "line": None, "key": "file", "reason": str(error)}
+        broken = {
+            "severity": "error",
+            "kind": STOPS,
+            "file": path,
+            "line": None,
+            "key": "file",
+            "reason": str(error),
+        }
         return {"file": path, "does": {}, "findings": [{**broken, "fix": "", "mendable": False}]}
     findings, words = check_file(file, args.num_processes, args.recipes)
     if not args.fix:
-        return {"file": path, "does": words, "findings": [as_object(item, file) for item in findings]}
+        return {
+            "file": path,
+            "does": words,
+            "findings": [as_object(item, file) for item in findings],
+        }
     fixed, mended, left = mend(file, args.num_processes, args.recipes)
     target = Path(args.output or file.path.with_suffix(f".fixed{file.path.suffix}"))
     if mended:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(fixed.text, encoding="utf-8")
     words = check_file(fixed, args.num_processes, args.recipes)[1]
-    before, after = ([] if file.path.suffix == ".json" else comments(text) for text in (file.text, fixed.text))
-    return {"file": path, "written": str(target) if mended else None, "does": words,
-            "comments_lost": list((Counter(before) - Counter(after)).elements()),
-            "mended": [as_object(item, file) for item in mended],
-            "findings": [as_object(item, fixed) for item in left]}
+    before, after = (
+        [] if file.path.suffix == ".json" else comments(text) for text in (file.text, fixed.text)
+    )
+    return {
+        "file": path,
+        "written": str(target) if mended else None,
+        "does": words,
+        "comments_lost": list((Counter(before) - Counter(after)).elements()),
+        "mended": [as_object(item, file) for item in mended],
+        "findings": [as_object(item, fixed) for item in left],
+    }
 
 
 def show(report):

@@ -15,13 +15,24 @@ from transformers.utils import logging
 
 
 def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.error = lambda message: stop(64, message)
     parser.add_argument("model_name_or_path", help="folder of a model or of adapters, or hub id")
-    parser.add_argument("--prompt", action="append", required=True, help="begin of a text; may be given several times")
+    parser.add_argument(
+        "--prompt",
+        action="append",
+        required=True,
+        help="begin of a text; may be given several times",
+    )
     parser.add_argument("--max_new_tokens", type=int, default=64, help="longest continuation")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 always takes the likeliest token")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda, cuda:1")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, help="0 always takes the likeliest token"
+    )
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda, cuda:1"
+    )
     return parser.parse_args()
 
 
@@ -32,13 +43,23 @@ def main():
         tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
         model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path).to(args.device).eval()
     except (OSError, ValueError, RuntimeError) as error:
-        stop(64, f"{args.model_name_or_path} cannot be loaded: {' '.join(str(error).split())[:300]}")
-    sampling = {"do_sample": True, "temperature": args.temperature} if args.temperature else {"do_sample": False}
+        stop(
+            64, f"{args.model_name_or_path} cannot be loaded: {' '.join(str(error).split())[:300]}"
+        )
+    sampling = (
+        {"do_sample": True, "temperature": args.temperature}
+        if args.temperature
+        else {"do_sample": False}
+    )
     for prompt in args.prompt:
         inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False).to(args.device)
         length = inputs["input_ids"].shape[1]
         output = model.generate(
-            **inputs, max_new_tokens=args.max_new_tokens, pad_token_id=tokenizer.eos_token_id, **sampling)
+            **inputs,
+            max_new_tokens=args.max_new_tokens,
+            pad_token_id=tokenizer.eos_token_id,
+            **sampling,
+        )
         print(f"{prompt} ->{tokenizer.decode(output[0, length:], skip_special_tokens=True)}")
 
 

@@ -15,8 +15,18 @@ from pathlib import Path
 
 from shard_report import watch
 
-CLEAN_EXITS = (0, 64, 65, 69, 70, 73, 75)  # done, usage, data, no hub, not finite, cannot write, stopped and saved
-FOLDER = Path(os.environ["REHEARSAL_FOLDER"])  # where ranks leave their pid, exit code and measurement
+CLEAN_EXITS = (
+    0,
+    64,
+    65,
+    69,
+    70,
+    73,
+    75,
+)  # done, usage, data, no hub, not finite, cannot write, stopped and saved
+FOLDER = Path(
+    os.environ["REHEARSAL_FOLDER"]
+)  # where ranks leave their pid, exit code and measurement
 RANK = int(os.environ.get("RANK", 0))
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
 
@@ -24,8 +34,10 @@ WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
 def upstream(owner, name):
     """Return `owner.name`, or stop with one line: a patch without its target would silently do nothing."""
     if not hasattr(owner, name):
-        sys.exit(f"cpu_ranks.py: {owner.__name__}.{name} is gone in this version of the library; the rehearsal on CPU "
-                 "ranks changes it and must be adapted (or use --device cuda)")
+        sys.exit(
+            f"cpu_ranks.py: {owner.__name__}.{name} is gone in this version of the library; the rehearsal on CPU "
+            "ranks changes it and must be adapted (or use --device cuda)"
+        )
     return getattr(owner, name)
 
 
@@ -43,7 +55,9 @@ def use_gloo():
     def prepare_backend(self, cpu=False, sagemaker_dp=False, backend=None):
         if "LOCAL_RANK" not in os.environ:  # single.yaml: not a distributed job
             return original(self, cpu, sagemaker_dp, backend)
-        sharded = any(os.environ.get(f"ACCELERATE_USE_{engine}") == "true" for engine in ("FSDP", "DEEPSPEED"))
+        sharded = any(
+            os.environ.get(f"ACCELERATE_USE_{engine}") == "true" for engine in ("FSDP", "DEEPSPEED")
+        )
         return "gloo", DistributedType.MULTI_GPU if sharded else DistributedType.MULTI_CPU
 
     PartialState._prepare_backend = prepare_backend
@@ -101,10 +115,14 @@ def keep_full_state_dict():
 
     original = upstream(FSDP, "set_state_dict_type")
 
-    def set_state_dict_type(module, state_dict_type, state_dict_config=None, optim_state_dict_config=None):
+    def set_state_dict_type(
+        module, state_dict_type, state_dict_config=None, optim_state_dict_config=None
+    ):
         if isinstance(state_dict_config, FullStateDictConfig):
             state_dict_config.offload_to_cpu = False
-        if optim_state_dict_config is not None and hasattr(optim_state_dict_config, "offload_to_cpu"):
+        if optim_state_dict_config is not None and hasattr(
+            optim_state_dict_config, "offload_to_cpu"
+        ):
             optim_state_dict_config.offload_to_cpu = False
         return original(module, state_dict_type, state_dict_config, optim_state_dict_config)
 
@@ -130,7 +148,9 @@ def do_not_compile():
     """
     from accelerate.utils import DeepSpeedPlugin
 
-    backend = importlib.import_module("deepspeed.comm.torch")  # the package has torch itself under that name
+    backend = importlib.import_module(
+        "deepspeed.comm.torch"
+    )  # the package has torch itself under that name
     upstream(backend, "build_shm_op")
     backend.build_shm_op = lambda: None
     original = upstream(DeepSpeedPlugin, "__post_init__")
@@ -163,9 +183,15 @@ def agree(code):
     with 0 and rehearse.py returns the code; else the real one makes the launcher stop the other ranks.
     """
     (FOLDER / f"exit.{RANK}").write_text(str(code))
-    deadline = time.monotonic() + (2 if code else 20)  # seconds the other ranks have to reach the same end
+    deadline = time.monotonic() + (
+        2 if code else 20
+    )  # seconds the other ranks have to reach the same end
     codes = []
-    while code in CLEAN_EXITS and (len(codes) < WORLD_SIZE or "" in codes) and time.monotonic() < deadline:
+    while (
+        code in CLEAN_EXITS
+        and (len(codes) < WORLD_SIZE or "" in codes)
+        and time.monotonic() < deadline
+    ):
         codes = [path.read_text() for path in FOLDER.glob("exit.*")]
         time.sleep(0.05)
     return 0 if codes == [str(code)] * WORLD_SIZE else code

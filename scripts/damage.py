@@ -26,7 +26,10 @@ NAMES = (*fault_tolerance.FILES, "manifest.json")
 def make_checkpoint(folder, step, numbers=3000, limit=9):
     """Publish a small checkpoint, as a run would."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = {"weight": torch.full((numbers,), float(step)), "state.weight.exp_avg": torch.arange(1.0 * numbers)}
+    state = {
+        "weight": torch.full((numbers,), float(step)),
+        "state.weight.exp_avg": torch.arange(1.0 * numbers),
+    }
     fault_tolerance.publish(folder, state, {"step": step, "arguments": {"seed": 42}}, limit)
     return folder / f"checkpoint-{step}"
 
@@ -68,11 +71,19 @@ def cut_and_lost_files(checkpoint):
     trials, missed = 0, []
     for name in NAMES:
         path, whole = checkpoint / name, (checkpoint / name).read_bytes()
-        contents = {f"cut at {i * len(whole) // 10}": whole[: i * len(whole) // 10] for i in range(10)}
+        contents = {
+            f"cut at {i * len(whole) // 10}": whole[: i * len(whole) // 10] for i in range(10)
+        }
         contents["one byte more"] = whole + b"x"
-        makers = {what: lambda path, content=content: path.write_bytes(content) for what, content in contents.items()}
-        makers |= {"missing": lambda path: None, "a folder": Path.mkdir, "a link to nothing": lambda path:
-                   path.symlink_to("nowhere")}
+        makers = {
+            what: lambda path, content=content: path.write_bytes(content)
+            for what, content in contents.items()
+        }
+        makers |= {
+            "missing": lambda path: None,
+            "a folder": Path.mkdir,
+            "a link to nothing": lambda path: path.symlink_to("nowhere"),
+        }
         for what, make in makers.items():
             path.unlink()
             make(path)
@@ -90,12 +101,31 @@ def mutate(dice, manifest):
         text = bytearray(json.dumps(manifest, indent=2).encode())
         for _ in range(dice.randint(1, 3)):
             start = dice.randrange(len(text))
-            text[start : start + dice.choice((0, 1, 1, 8))] = dice.randbytes(dice.choice((0, 1, 1, 4)))
+            text[start : start + dice.choice((0, 1, 1, 8))] = dice.randbytes(
+                dice.choice((0, 1, 1, 4))
+            )
         return bytes(text)
     changed = json.loads(json.dumps(manifest))
-    odd = [None, True, [], {}, -1, 0, 1.5, 10**40, float("nan"), "", "x", "../../etc", [[[]]], {"size": 1}]
+    odd = [
+        None,
+        True,
+        [],
+        {},
+        -1,
+        0,
+        1.5,
+        10**40,
+        float("nan"),
+        "",
+        "x",
+        "../../etc",
+        [[[]]],
+        {"size": 1},
+    ]
     for _ in range(dice.randint(1, 3)):
-        owner = dice.choice([changed, *(part for part in changed.values() if isinstance(part, dict))])
+        owner = dice.choice(
+            [changed, *(part for part in changed.values() if isinstance(part, dict))]
+        )
         key = dice.choice([*owner, "other"])
         if dice.random() < 0.3:
             owner.pop(key, None)
@@ -108,7 +138,9 @@ def same(manifest, content):
     """Whether a manifest's bytes say what the true one says about both files."""
     try:
         read = json.loads(content)
-        return all(read[name][key] == manifest[name][key] for name in manifest for key in manifest[name])
+        return all(
+            read[name][key] == manifest[name][key] for name in manifest for key in manifest[name]
+        )
     except (ValueError, LookupError, TypeError, RecursionError):
         return False
 
@@ -121,7 +153,9 @@ def mutated_manifests(checkpoint, number, seed=0):
     deep = [b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000, b"\xff\xfe", b"\x00" * 64]
     for i in range(number):
         content = deep[i] if i < len(deep) else mutate(dice, manifest)
-        with open(path, "r+b") as file:  # cut last: a file cut to nothing first is flushed each time
+        with open(
+            path, "r+b"
+        ) as file:  # cut last: a file cut to nothing first is flushed each time
             file.write(content)
             file.truncate()
         try:
@@ -157,8 +191,18 @@ def stray_files(folder):
     folder.mkdir(parents=True)
     for name in ("checkpoint-99", "checkpoint-12345678901234567890"):
         (folder / name).write_text("a file")
-    for name in ("checkpoint-", "checkpoint-abc", "checkpoint-1.5", "checkpoint--3", "checkpoint-8 copy", "my notes",
-                 "checkpoint-50.tmp", "xcheckpoint-4", "checkpoint-٣", "checkpoint-0"):
+    for name in (
+        "checkpoint-",
+        "checkpoint-abc",
+        "checkpoint-1.5",
+        "checkpoint--3",
+        "checkpoint-8 copy",
+        "my notes",
+        "checkpoint-50.tmp",
+        "xcheckpoint-4",
+        "checkpoint-٣",
+        "checkpoint-0",
+    ):
         (folder / name).mkdir()
         (folder / name / "notes.txt").write_text("mine")
     (folder / "checkpoint-77").symlink_to("nowhere")
@@ -167,9 +211,17 @@ def stray_files(folder):
     for step in (1, 2, 3):
         make_checkpoint(folder, step, limit=1)
     args = Namespace(output_dir=str(folder), resume_from_checkpoint="auto", dry_run=False)
-    missed = [] if fault_tolerance.search_checkpoint(args) == folder / "checkpoint-3" else ["another one was taken"]
+    missed = (
+        []
+        if fault_tolerance.search_checkpoint(args) == folder / "checkpoint-3"
+        else ["another one was taken"]
+    )
     missed += [f"{path} is gone" for path in before if not (path.exists() or path.is_symlink())]
-    missed += [f"{path} is left" for path in (folder / "checkpoint-1", folder / "checkpoint-2") if path.exists()]
+    missed += [
+        f"{path} is left"
+        for path in (folder / "checkpoint-1", folder / "checkpoint-2")
+        if path.exists()
+    ]
     return len(before), missed
 
 
@@ -197,5 +249,8 @@ def forge(checkpoint, name, mark):
     """A pickle in place of a file of a checkpoint, with a manifest that fits."""
     torch_pickle(checkpoint / name, mark)
     manifest = json.loads((checkpoint / "manifest.json").read_text())
-    manifest[name] = {"size": (checkpoint / name).stat().st_size, "xxh3_128": hash_of(checkpoint / name)}
+    manifest[name] = {
+        "size": (checkpoint / name).stat().st_size,
+        "xxh3_128": hash_of(checkpoint / name),
+    }
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))

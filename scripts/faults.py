@@ -74,6 +74,7 @@ def crash_at_change(number):
             result = function(*arguments, **options)
             change()
             return result
+
         return call
 
     os.fsync = counted(os.fsync)
@@ -84,19 +85,26 @@ def crash_at_change(number):
 def limit_files(number, crash):
     """No file may grow beyond `number` bytes: the kernel sends SIGXFSZ, which kills, or refuses the write (EFBIG)."""
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL if crash else signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (number, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (number, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    )
 
 
 def fill_disk(path, free):
     """Leave `free` bytes on the disk of `path`."""
     with open(path, "wb") as file:
-        os.posix_fallocate(file.fileno(), 0, max(shutil.disk_usage(Path(path).parent).free - free, 1))
+        os.posix_fallocate(
+            file.fileno(), 0, max(shutil.disk_usage(Path(path).parent).free - free, 1)
+        )
 
 
 def record_rows(module, path, model, batch):
     if torch.is_grad_enabled():  # DeepSpeed's engine is always in training mode, its module is not
         with open(f"{path}.{RANK}", "a") as file:
-            file.write(json.dumps({"step": module.fault_tolerance.RUN["step"], "rows": batch["row"]}) + "\n")
+            file.write(
+                json.dumps({"step": module.fault_tolerance.RUN["step"], "rows": batch["row"]})
+                + "\n"
+            )
 
 
 def disturb(do, fault, module, arguments):
@@ -110,7 +118,9 @@ def disturb(do, fault, module, arguments):
     elif do == "fill disk":
         fill_disk(fault["file"], fault["free"])
     elif do == "wait":
-        with contextlib.suppress(FileExistsError):  # of several processes the first to come here waits
+        with contextlib.suppress(
+            FileExistsError
+        ):  # of several processes the first to come here waits
             Path(fault["file"]).touch(exist_ok=False)
             time.sleep(fault["seconds"])
     elif do.startswith("SIG"):
@@ -139,7 +149,9 @@ def met(fault, module, calls, arguments):
         return True
     if "row" in fault:
         return fault["row"] in arguments[1]["row"]
-    if "step" in fault:  # in training: an evaluation that a stop cut short is done again when the run goes on
+    if (
+        "step" in fault
+    ):  # in training: an evaluation that a stop cut short is done again when the run goes on
         training = fault["at"] != "summed_loss" or torch.is_grad_enabled()
         return training and calls[-1] == fault["step"] and calls.count(calls[-1]) == 1
     return len(calls) == fault.get("call", 1)

@@ -25,7 +25,13 @@ from datasets.exceptions import DatasetGenerationError
 from jinja2 import TemplateError
 from peft import PeftModel
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, GenerationConfig, TextStreamer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GenerationConfig,
+    TextStreamer,
+)
 from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "recipes"))
@@ -45,20 +51,38 @@ def first_line(error):
 
 
 def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.error = lambda message: stop(64, message)
     parser.add_argument("model_name_or_path", help="folder of a model or of adapters, or hub id")
-    parser.add_argument("--prompt", action="append", help="answer this and leave; may be given several times")
-    parser.add_argument("--file", type=Path, help="answer and score its rows: .jsonl, .json, .csv or .parquet")
+    parser.add_argument(
+        "--prompt", action="append", help="answer this and leave; may be given several times"
+    )
+    parser.add_argument(
+        "--file", type=Path, help="answer and score its rows: .jsonl, .json, .csv or .parquet"
+    )
     parser.add_argument("--limit", type=int, help="only so many rows of --file")
-    parser.add_argument("--output", type=Path, help="write prompts, answers and references there, as JSON lines")
+    parser.add_argument(
+        "--output", type=Path, help="write prompts, answers and references there, as JSON lines"
+    )
     parser.add_argument("--json", type=Path, help="write the score there, as JSON")
-    parser.add_argument("--answer_pattern", help="regular expression; its group 1 is compared instead of all text")
+    parser.add_argument(
+        "--answer_pattern", help="regular expression; its group 1 is compared instead of all text"
+    )
     parser.add_argument("--max_new_tokens", type=int, default=128, help="longest answer")
-    parser.add_argument("--per_device_eval_batch_size", type=int, default=32, help="rows of --file at a time")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 always takes the likeliest token")
-    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda, cuda:1")
+    parser.add_argument(
+        "--per_device_eval_batch_size", type=int, default=32, help="rows of --file at a time"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, help="0 always takes the likeliest token"
+    )
+    parser.add_argument(
+        "--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"]
+    )
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda, cuda:1"
+    )
     parser.add_argument("--load_in_4bit", action="store_true", help="nf4 weights (bitsandbytes)")
     return parser.parse_args()
 
@@ -76,7 +100,12 @@ def validate_args(args):
         rules.append((getattr(args, name) and not args.file, f"--{name} needs --file"))
     try:
         groups = re.compile(args.answer_pattern or "()").groups
-        rules.append((groups == 0, f"--answer_pattern {args.answer_pattern}: put (...) around what to compare"))
+        rules.append(
+            (
+                groups == 0,
+                f"--answer_pattern {args.answer_pattern}: put (...) around what to compare",
+            )
+        )
         torch.empty(0, device=args.device)
     except re.error as error:
         rules.append((True, f"--answer_pattern {args.answer_pattern}: {error}"))
@@ -94,7 +123,9 @@ def validate_args(args):
 
 def is_missing(name):
     """Whether a name is that of a folder that does not exist; one such as owner/model may be a hub id."""
-    return not Path(name).is_dir() and (Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1)
+    return not Path(name).is_dir() and (
+        Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1
+    )
 
 
 def find_base(name):
@@ -103,7 +134,10 @@ def find_base(name):
     if is_missing(name):
         stop(64, f"{name}: no such folder; give the --output_dir of a training run")
     if folder.is_dir() and not config.is_file() and not (folder / "config.json").is_file():
-        stop(64, f"{name}: no config.json or adapter_config.json in it; give the --output_dir of a finished run")
+        stop(
+            64,
+            f"{name}: no config.json or adapter_config.json in it; give the --output_dir of a finished run",
+        )
     if not config.is_file():
         return None
     try:
@@ -125,9 +159,15 @@ def load_tokenizer(name, base):
     except LOAD_ERRORS as error:
         if not Path(source).is_dir():
             stop(69, f"{source}: no such folder, and not from the hub: {first_line(error)}")
-        stop(65, f"{source}: no tokenizer that can be loaded; copy tokenizer*.json of the base model into it")
+        stop(
+            65,
+            f"{source}: no tokenizer that can be loaded; copy tokenizer*.json of the base model into it",
+        )
     if not tokenizer.chat_template:
-        stop(65, f"{source}: its tokenizer has no chat template; recipes/llama.py saves one with what it trains")
+        stop(
+            65,
+            f"{source}: its tokenizer has no chat template; recipes/llama.py saves one with what it trains",
+        )
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     return tokenizer
 
@@ -144,7 +184,10 @@ def load_model(name, base, args):
         model = AutoModelForCausalLM.from_pretrained(base or name, **options)
         return (PeftModel.from_pretrained(model, name) if base else model).eval()
     except LOAD_ERRORS as error:
-        stop(65 if Path(base or name).is_dir() else 69, f"{name}: cannot be loaded: {first_line(error)}")
+        stop(
+            65 if Path(base or name).is_dir() else 69,
+            f"{name}: cannot be loaded: {first_line(error)}",
+        )
 
 
 def make_generation_config(model, tokenizer, args):
@@ -155,22 +198,37 @@ def make_generation_config(model, tokenizer, args):
     turn = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     ids = tokenizer.apply_chat_template(turn, return_dict=False)
     stops.add(next((token for token in reversed(ids) if token in tokenizer.all_special_ids), None))
-    sampling = {"do_sample": True, "temperature": args.temperature, "top_k": 0} if args.temperature else {}
-    return GenerationConfig(eos_token_id=sorted(stops - {None}), pad_token_id=tokenizer.pad_token_id, **sampling)
+    sampling = (
+        {"do_sample": True, "temperature": args.temperature, "top_k": 0} if args.temperature else {}
+    )
+    return GenerationConfig(
+        eos_token_id=sorted(stops - {None}), pad_token_id=tokenizer.pad_token_id, **sampling
+    )
 
 
 @torch.inference_mode()
 def answer(model, tokenizer, config, conversations, max_new_tokens, streamer=None):
     """Return one stripped answer for each conversation; ValueError if one leaves no room for an answer."""
-    options = {"add_generation_prompt": True, "padding": True, "return_dict": True, "return_tensors": "pt"}
+    options = {
+        "add_generation_prompt": True,
+        "padding": True,
+        "return_dict": True,
+        "return_tensors": "pt",
+    }
     inputs = tokenizer.apply_chat_template(conversations, **options).to(model.device)
     inputs.pop("token_type_ids", None)
-    length, longest = inputs["input_ids"].shape[1], getattr(model.config, "max_position_embeddings", 10**9)
+    length, longest = (
+        inputs["input_ids"].shape[1],
+        getattr(model.config, "max_position_embeddings", 10**9),
+    )
     if length >= longest:
         raise ValueError(f"the prompt is {length} tokens long; the model holds {longest}")
     config.max_new_tokens = min(max_new_tokens, longest - length)
     output = model.generate(**inputs, generation_config=config, streamer=streamer)
-    return [text.strip() for text in tokenizer.batch_decode(output[:, length:], skip_special_tokens=True)]
+    return [
+        text.strip()
+        for text in tokenizer.batch_decode(output[:, length:], skip_special_tokens=True)
+    ]
 
 
 def chat(model, tokenizer, config, args):
@@ -200,7 +258,9 @@ def read_rows(path):
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number}: not JSON: {error.msg} at column {error.colno}") from None
+                raise ValueError(
+                    f"{path}, line {number}: not JSON: {error.msg} at column {error.colno}"
+                ) from None
             yield f"{path}, line {number}", row
 
 
@@ -221,8 +281,12 @@ def load_questions(args):
             last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
             reference = messages[last]["content"].strip()
             if args.answer_pattern and not re.search(args.answer_pattern, reference):
-                raise ValueError(f"{place}: nothing in its answer matches --answer_pattern {args.answer_pattern}")
-            questions.append({"messages": messages[:last], "reference": reference, "skill": row.get("skill")})
+                raise ValueError(
+                    f"{place}: nothing in its answer matches --answer_pattern {args.answer_pattern}"
+                )
+            questions.append(
+                {"messages": messages[:last], "reference": reference, "skill": row.get("skill")}
+            )
     except (OSError, ValueError, DatasetGenerationError) as error:
         reason = first_line(error.__cause__ or error)
         stop(65, reason if str(args.file) in reason else f"{args.file}: {reason}")
@@ -244,7 +308,10 @@ def score_file(model, tokenizer, config, args, questions):
         conversations = [question["messages"] for question in batch]
         answers = answer(model, tokenizer, config, conversations, args.max_new_tokens)
         for question, text in zip(batch, answers, strict=True):
-            question |= {"answer": text, "correct": is_match(text, question["reference"], args.answer_pattern)}
+            question |= {
+                "answer": text,
+                "correct": is_match(text, question["reference"], args.answer_pattern),
+            }
     for question in questions[:8]:
         mark = "right" if question["correct"] else f"wrong, should be: {question['reference']}"
         print(f"{question['messages'][-1]['content']} -> {question['answer']} ({mark})")
@@ -252,10 +319,16 @@ def score_file(model, tokenizer, config, args, questions):
     correct = Counter(question["skill"] for question in questions if question["correct"])
     for skill in filter(None, rows):
         print(f"{skill}: {correct[skill] / rows[skill]:.4f} ({correct[skill]}/{rows[skill]})")
-    score = {"exact_match": correct.total() / rows.total(), "correct": correct.total(), "rows": rows.total()}
+    score = {
+        "exact_match": correct.total() / rows.total(),
+        "correct": correct.total(),
+        "rows": rows.total(),
+    }
     score["skills"] = {skill: correct[skill] / rows[skill] for skill in filter(None, rows)}
     if args.output:
-        args.output.write_text("".join(json.dumps(question) + "\n" for question in questions), encoding="utf-8")
+        args.output.write_text(
+            "".join(json.dumps(question) + "\n" for question in questions), encoding="utf-8"
+        )
     if args.json:
         args.json.write_text(json.dumps(score, indent=2) + "\n", encoding="utf-8")
     print(f"exact match: {score['exact_match']:.4f} ({score['correct']}/{score['rows']})")

@@ -111,7 +111,9 @@ def main():
         with tempfile.TemporaryFile(dir=args.output):
             pass
     except OSError as error:
-        print(f"error: --output {args.output}: cannot write there: {error.strerror}", file=sys.stderr)
+        print(
+            f"error: --output {args.output}: cannot write there: {error.strerror}", file=sys.stderr
+        )
         return 73
     # An exit ends the running cell on the way
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -128,7 +130,9 @@ def main():
     shown = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
     print(f"{len(records)} of {len(args.chosen)} cells: {shown}")
     print(f"The results are in {args.output}. Those of a GPU become tables by this:")
-    print(f"mkdir -p results/gpu && cp {args.output}/*.json results/gpu && python scripts/readme_tables.py")
+    print(
+        f"mkdir -p results/gpu && cp {args.output}/*.json results/gpu && python scripts/readme_tables.py"
+    )
     return int(any(verdict in (FAILED, TIMED_OUT, NOT_OK) for verdict in counts))
 
 

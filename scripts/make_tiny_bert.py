@@ -20,7 +20,15 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
@@ -37,15 +45,25 @@ def stop(code, message):
 
 
 def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.error = lambda message: stop(64, message)
-    parser.add_argument("output_dir", type=Path, help="OUTPUT_DIR/model and OUTPUT_DIR/data are written")
-    parser.add_argument("--hidden_size", type=int, default=128, help="a multiple of --num_attention_heads")
+    parser.add_argument(
+        "output_dir", type=Path, help="OUTPUT_DIR/model and OUTPUT_DIR/data are written"
+    )
+    parser.add_argument(
+        "--hidden_size", type=int, default=128, help="a multiple of --num_attention_heads"
+    )
     parser.add_argument("--num_hidden_layers", type=int, default=2)
     parser.add_argument("--num_attention_heads", type=int, default=4)
     parser.add_argument("--intermediate_size", type=int, default=256)
-    parser.add_argument("--vocab_size", type=int, default=320, help="rows of the embedding, at least 160")
-    parser.add_argument("--max_position_embeddings", type=int, default=128, help="longest sequence, in tokens")
+    parser.add_argument(
+        "--vocab_size", type=int, default=320, help="rows of the embedding, at least 160"
+    )
+    parser.add_argument(
+        "--max_position_embeddings", type=int, default=128, help="longest sequence, in tokens"
+    )
     parser.add_argument("--dropout", type=float, default=0.0, help="of hidden states and attention")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num_train_rows", type=int, default=6000)
@@ -60,7 +78,9 @@ def validate_args(args):
     if not problems and args.hidden_size % args.num_attention_heads:
         problems.append("--hidden_size must be a multiple of --num_attention_heads")
     if args.vocab_size < 160:
-        problems.append("--vocab_size must be at least 160 (words of the reviews, letters, special tokens)")
+        problems.append(
+            "--vocab_size must be at least 160 (words of the reviews, letters, special tokens)"
+        )
     if not 0 <= args.dropout < 1:
         problems.append("--dropout must be at least 0 and below 1")
     if problems:
@@ -93,31 +113,54 @@ def make_rows(args):
 def make_tokenizer(texts, args):
     """Return a WordPiece tokenizer that knows the words of the texts, and any other by its letters."""
     backend = Tokenizer(models.WordPiece(unk_token=UNK))
-    backend.normalizer, backend.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    backend.normalizer, backend.pre_tokenizer = (
+        normalizers.BertNormalizer(),
+        pre_tokenizers.BertPreTokenizer(),
+    )
     backend.decoder = decoders.WordPiece()
     letters = [chr(number) for number in range(33, 127)]
     trainer = trainers.WordPieceTrainer(
-        vocab_size=args.vocab_size, special_tokens=SPECIAL_TOKENS, initial_alphabet=letters, show_progress=False)
+        vocab_size=args.vocab_size,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=letters,
+        show_progress=False,
+    )
     backend.train_from_iterator(texts, trainer)
     ends = [(token, backend.token_to_id(token)) for token in (CLS, SEP)]
     backend.post_processor = processors.TemplateProcessing(
-        single=f"{CLS} $A {SEP}", pair=f"{CLS} $A {SEP} $B:1 {SEP}:1", special_tokens=ends)
+        single=f"{CLS} $A {SEP}", pair=f"{CLS} $A {SEP} $B:1 {SEP}:1", special_tokens=ends
+    )
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, unk_token=UNK, cls_token=CLS, sep_token=SEP, pad_token=PAD, mask_token=MASK,
+        tokenizer_object=backend,
+        unk_token=UNK,
+        cls_token=CLS,
+        sep_token=SEP,
+        pad_token=PAD,
+        mask_token=MASK,
         model_max_length=args.max_position_embeddings,
-        model_input_names=["input_ids", "token_type_ids", "attention_mask"])
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )
 
 
 def make_model(tokenizer, args):
     """Return a random BERT with its pooler and without a head."""
     torch.manual_seed(args.seed)
-    names = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-             "max_position_embeddings"]
+    names = [
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+        "max_position_embeddings",
+    ]
     # The default of 0.02 suits widths in the hundreds; a narrow model learns much faster from larger weights
     config = BertConfig(
-        initializer_range=0.7 * args.hidden_size**-0.5, pad_token_id=tokenizer.pad_token_id,
-        hidden_dropout_prob=args.dropout, attention_probs_dropout_prob=args.dropout,
-        **{name: getattr(args, name) for name in names})
+        initializer_range=0.7 * args.hidden_size**-0.5,
+        pad_token_id=tokenizer.pad_token_id,
+        hidden_dropout_prob=args.dropout,
+        attention_probs_dropout_prob=args.dropout,
+        **{name: getattr(args, name) for name in names},
+    )
     return BertModel(config)
 
 
@@ -138,7 +181,11 @@ def main():
         for name, rows in (("train", train), ("test", test)):
             path, found = data_dir / f"{name}.jsonl", Counter(row["label"] for row in rows)
             path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-            print(f"{path}: {len(rows)} rows (" + ", ".join(f"{label} {found[label]}" for label in LABELS) + ")")
+            print(
+                f"{path}: {len(rows)} rows ("
+                + ", ".join(f"{label} {found[label]}" for label in LABELS)
+                + ")"
+            )
     except (OSError, SafetensorError) as error:
         stop(73, f"cannot write to {args.output_dir}: {error}")
     print(f"""Train it with:

@@ -29,7 +29,13 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, MixtralConfig, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LlamaConfig,
+    MixtralConfig,
+    PreTrainedTokenizerFast,
+)
 from transformers.utils import logging
 
 PAD, BOS, EOS, END_OF_TURN = "<|pad|>", "<|begin_of_text|>", "<|end_of_text|>", "<|end_of_turn|>"
@@ -57,7 +63,9 @@ SKILLS = {
     "next_number": ("number", "What comes after {}?", lambda number: str(int(number) + 1)),
 }
 NUMBERS = range(1, 1000)
-MOST_TEST_ROWS = len(SKILLS) * (len(NUMBERS) // 4)  # leaves three quarters of the numbers to train on
+MOST_TEST_ROWS = len(SKILLS) * (
+    len(NUMBERS) // 4
+)  # leaves three quarters of the numbers to train on
 
 NUM_WORDS = 8000
 ONSETS = "b c d f g h j k l m n p qu r s t v w y z bl br ch cl dr fl fr gr pl sh st th tr".split()
@@ -71,21 +79,43 @@ def stop(code, message):
 
 
 def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.error = lambda message: stop(64, message)
-    parser.add_argument("output_dir", type=Path, help="OUTPUT_DIR/model and OUTPUT_DIR/data are written")
-    parser.add_argument("--text", type=Path, help=".txt or .jsonl file to train the tokenizer on; writes no data")
+    parser.add_argument(
+        "output_dir", type=Path, help="OUTPUT_DIR/model and OUTPUT_DIR/data are written"
+    )
+    parser.add_argument(
+        "--text", type=Path, help=".txt or .jsonl file to train the tokenizer on; writes no data"
+    )
     parser.add_argument("--hidden_size", type=int, default=128, help="a multiple of 64")
     parser.add_argument("--num_hidden_layers", type=int, default=2)
     parser.add_argument("--num_attention_heads", type=int, default=4)
-    parser.add_argument("--num_key_value_heads", type=int, help="default: as many as --num_attention_heads")
-    parser.add_argument("--intermediate_size", type=int, default=384, help="a multiple of 64; of each expert")
-    parser.add_argument("--num_local_experts", type=int, help="makes a Mixtral with so many experts in each layer")
-    parser.add_argument("--vocab_size", type=int, default=320, help=f"rows of the embedding, >= {SMALLEST_VOCAB}")
-    parser.add_argument("--max_position_embeddings", type=int, default=512, help="longest sequence, in tokens")
-    parser.add_argument("--tie_word_embeddings", action="store_true", help="one matrix for embedding and output")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the weights")
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where the weights are drawn")
+    parser.add_argument(
+        "--num_key_value_heads", type=int, help="default: as many as --num_attention_heads"
+    )
+    parser.add_argument(
+        "--intermediate_size", type=int, default=384, help="a multiple of 64; of each expert"
+    )
+    parser.add_argument(
+        "--num_local_experts", type=int, help="makes a Mixtral with so many experts in each layer"
+    )
+    parser.add_argument(
+        "--vocab_size", type=int, default=320, help=f"rows of the embedding, >= {SMALLEST_VOCAB}"
+    )
+    parser.add_argument(
+        "--max_position_embeddings", type=int, default=512, help="longest sequence, in tokens"
+    )
+    parser.add_argument(
+        "--tie_word_embeddings", action="store_true", help="one matrix for embedding and output"
+    )
+    parser.add_argument(
+        "--dtype", default="float32", choices=["float32", "bfloat16"], help="of the weights"
+    )
+    parser.add_argument(
+        "--device", default="cpu", choices=["cpu", "cuda"], help="where the weights are drawn"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num_train_rows", type=int, default=18200)
     parser.add_argument("--num_test_rows", type=int, default=700, help=f"at most {MOST_TEST_ROWS}")
@@ -108,11 +138,17 @@ def validate_args(args):
         # 4-bit quantization works on blocks of 64 weights.
         widths = {"--hidden_size": args.hidden_size, "--intermediate_size": args.intermediate_size}
         widths["--num_key_value_heads x head size"] = args.num_key_value_heads * head_size
-        problems += [f"{name} must be a multiple of 64, not {width}" for name, width in widths.items() if width % 64]
+        problems += [
+            f"{name} must be a multiple of 64, not {width}"
+            for name, width in widths.items()
+            if width % 64
+        ]
         if args.num_local_experts == 1:
             problems.append("--num_local_experts must be at least 2: a token takes two of them")
         if args.vocab_size < SMALLEST_VOCAB:
-            problems.append(f"--vocab_size must be at least {SMALLEST_VOCAB} (256 bytes and the special tokens)")
+            problems.append(
+                f"--vocab_size must be at least {SMALLEST_VOCAB} (256 bytes and the special tokens)"
+            )
         if args.num_test_rows > MOST_TEST_ROWS:
             problems.append(f"--num_test_rows must be at most {MOST_TEST_ROWS}")
     if args.text and args.text.suffix not in (".txt", ".jsonl"):
@@ -125,7 +161,13 @@ def strings_in(value):
     """Return every string inside a JSON value."""
     if isinstance(value, str):
         return [value]
-    items = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    items = (
+        list(value.values())
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list)
+        else []
+    )
     return [string for item in items for string in strings_in(item)]
 
 
@@ -168,7 +210,9 @@ def make_rows(args):
         words[make_word(rng)] = None
     pools = {"word": list(words), "number": rng.sample(NUMBERS, len(NUMBERS))}
     test = []
-    while len(test) < args.num_test_rows:  # all skills with one word and one number, which leave the pools
+    while (
+        len(test) < args.num_test_rows
+    ):  # all skills with one word and one number, which leave the pools
         held_out = {kind: pool.pop() for kind, pool in pools.items()}
         test += [make_row(skill, held_out.get) for skill in SKILLS]
     skills = itertools.islice(itertools.cycle(SKILLS), args.num_train_rows)
@@ -179,26 +223,45 @@ def make_rows(args):
 def make_tokenizer(texts, args):
     """Return a byte-level BPE; without texts it has no merges, so a token is a letter. Digits are never merged."""
     backend = Tokenizer(models.BPE())
-    digits, byte_level = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)
+    digits, byte_level = (
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(False),
+    )
     backend.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
     backend.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=args.vocab_size, special_tokens=SPECIAL_TOKENS, initial_alphabet=alphabet, show_progress=False
+        vocab_size=args.vocab_size,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token=BOS, eos_token=EOS, pad_token=PAD,
-        extra_special_tokens=[END_OF_TURN, *ROLES], chat_template=CHAT_TEMPLATE,
-        model_max_length=args.max_position_embeddings, clean_up_tokenization_spaces=False,
-    )  # fmt: skip
+        tokenizer_object=backend,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=PAD,
+        extra_special_tokens=[END_OF_TURN, *ROLES],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=args.max_position_embeddings,
+        clean_up_tokenization_spaces=False,
+    )
 
 
 def make_model(tokenizer, args):
     """Return a random Llama, or Mixtral, whose generation ends at the end of a turn."""
     torch.manual_seed(args.seed)
-    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
-    names = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"]
+    special = {
+        f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")
+    }
+    names = [
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+    ]
     names += ["intermediate_size", "max_position_embeddings", "tie_word_embeddings"]
     # The default of 0.02 suits widths in the thousands; a narrow model learns much faster from larger weights.
     initializer_range = 0.7 * args.hidden_size**-0.5
@@ -218,7 +281,11 @@ def write_rows(path, rows):
     """Write one JSON object a line and print how many there are of each skill."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     skills = Counter(row["skill"] for row in rows)
-    print(f"{path}: {len(rows)} rows (" + ", ".join(f"{skill} {n}" for skill, n in skills.items()) + ")")
+    print(
+        f"{path}: {len(rows)} rows ("
+        + ", ".join(f"{skill} {n}" for skill, n in skills.items())
+        + ")"
+    )
 
 
 def main():
@@ -241,7 +308,9 @@ def main():
         stop(73, f"cannot write to {args.output_dir}: {error}")
     train_file, more = args.text or data_dir / "train.jsonl", ""
     if not args.text:  # rates that take the built-in set to 97 % or more
-        more = f"--eval_dataset_name {data_dir}/test.jsonl \\\n    --per_device_train_batch_size 64 "
+        more = (
+            f"--eval_dataset_name {data_dir}/test.jsonl \\\n    --per_device_train_batch_size 64 "
+        )
         more += "--learning_rate 2e-3 --warmup_steps 0.05 "
     recipe = "recipes/mixtral.py" if args.num_local_experts else "recipes/llama.py"
     print(f"""Train it with:

@@ -29,26 +29,47 @@ from transformers.utils import logging
 SKILLS = {
     "capitals": ("word", "Write {} in capitals.", str.upper, str),
     "spell": ("word", "Spell the word {}.", "-".join, " ".join),
-    "last_letter": ("word", "What is the last letter of {}?", lambda word: word[-1], lambda word: word[0]),
-    "next_number": ("number", "What comes after {}?", lambda number: str(number + 1), lambda number: str(number - 1)),
+    "last_letter": (
+        "word",
+        "What is the last letter of {}?",
+        lambda word: word[-1],
+        lambda word: word[0],
+    ),
+    "next_number": (
+        "number",
+        "What comes after {}?",
+        lambda number: str(number + 1),
+        lambda number: str(number - 1),
+    ),
 }
 NUM_WORDS = 4000
 
 
 def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.error = lambda message: stop(64, message)
-    parser.add_argument("output_dir", type=Path, help="OUTPUT_DIR/model and OUTPUT_DIR/data are written")
+    parser.add_argument(
+        "output_dir", type=Path, help="OUTPUT_DIR/model and OUTPUT_DIR/data are written"
+    )
     parser.add_argument("--hidden_size", type=int, default=128, help="a multiple of 64")
     parser.add_argument("--num_hidden_layers", type=int, default=2)
     parser.add_argument("--num_attention_heads", type=int, default=4)
-    parser.add_argument("--num_key_value_heads", type=int, help="default: as many as --num_attention_heads")
+    parser.add_argument(
+        "--num_key_value_heads", type=int, help="default: as many as --num_attention_heads"
+    )
     parser.add_argument("--intermediate_size", type=int, default=384, help="a multiple of 64")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num_train_rows", type=int, default=4000)
     parser.add_argument("--num_test_rows", type=int, default=400, help="at most 800")
     parser.add_argument("--num_demonstrations", type=int, default=12000)
-    fixed = {"text": None, "vocab_size": 320, "max_position_embeddings": 512, "tie_word_embeddings": False}
+    fixed = {
+        "text": None,
+        "vocab_size": 320,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+    }
     parser.set_defaults(**fixed, num_local_experts=None, dtype="float32", device="cpu")
     args = parser.parse_args()
     args.num_key_value_heads = args.num_key_value_heads or args.num_attention_heads
@@ -67,7 +88,13 @@ def make_pair(skill, items):
     kind, prompt, right, wrong = SKILLS[skill]
     said = [{"role": "assistant", "content": answer(items[kind])} for answer in (right, wrong)]
     asked = [{"role": "user", "content": prompt.format(items[kind])}]
-    return {"prompt": asked, "chosen": said[:1], "rejected": said[1:], "completion": said[:1], "skill": skill}
+    return {
+        "prompt": asked,
+        "chosen": said[:1],
+        "rejected": said[1:],
+        "completion": said[:1],
+        "skill": skill,
+    }
 
 
 def make_rows(args):
@@ -75,15 +102,22 @@ def make_rows(args):
     rng, words = random.Random(args.seed), {}
     while len(words) < NUM_WORDS:
         word = make_word(rng)
-        words |= {word: None} if word[0] != word[-1] else {}  # else right and wrong are one; a dict keeps the order
+        words |= (
+            {word: None} if word[0] != word[-1] else {}
+        )  # else right and wrong are one; a dict keeps the order
     pools = {"word": list(words), "number": rng.sample(NUMBERS, len(NUMBERS))}
 
     def rows(count, pick):
         skills = itertools.islice(itertools.cycle(SKILLS), count)
-        return [make_pair(skill, {kind: pick(pool) for kind, pool in pools.items()}) for skill in skills]
+        return [
+            make_pair(skill, {kind: pick(pool) for kind, pool in pools.items()}) for skill in skills
+        ]
 
     test = rows(args.num_test_rows, list.pop)
-    train, demonstrations = rows(args.num_train_rows, rng.choice), rows(args.num_demonstrations, rng.choice)
+    train, demonstrations = (
+        rows(args.num_train_rows, rng.choice),
+        rows(args.num_demonstrations, rng.choice),
+    )
     for i, row in enumerate(demonstrations):
         mistake = i // len(SKILLS) % 2
         row["completion"] = row.pop("rejected") if mistake else row["chosen"]

@@ -38,16 +38,28 @@ def stop(code, message):
 
 
 def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.error = lambda message: stop(64, message)
-    parser.add_argument("output_dir", type=Path, help="OUTPUT_DIR/model and OUTPUT_DIR/data are written")
-    parser.add_argument("--hidden_size", type=int, default=128, help="a multiple of --num_attention_heads")
-    parser.add_argument("--num_hidden_layers", type=int, default=2, help="of the encoder, and of the decoder")
+    parser.add_argument(
+        "output_dir", type=Path, help="OUTPUT_DIR/model and OUTPUT_DIR/data are written"
+    )
+    parser.add_argument(
+        "--hidden_size", type=int, default=128, help="a multiple of --num_attention_heads"
+    )
+    parser.add_argument(
+        "--num_hidden_layers", type=int, default=2, help="of the encoder, and of the decoder"
+    )
     parser.add_argument("--num_attention_heads", type=int, default=8)
     parser.add_argument("--intermediate_size", type=int, default=256)
-    parser.add_argument("--vocab_size", type=int, default=320, help=f"rows of the embedding, >= {SMALLEST_VOCAB}")
+    parser.add_argument(
+        "--vocab_size", type=int, default=320, help=f"rows of the embedding, >= {SMALLEST_VOCAB}"
+    )
     parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--untied", action="store_true", help="an output head of its own, as Flan-T5 has")
+    parser.add_argument(
+        "--untied", action="store_true", help="an output head of its own, as Flan-T5 has"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num_train_rows", type=int, default=4000)
     parser.add_argument("--num_test_rows", type=int, default=200)
@@ -56,12 +68,18 @@ def parse_args():
 
 def validate_args(args):
     """Report every problem of the command line at once."""
-    sizes = [name for name, value in vars(args).items() if type(value) is int and name not in ("seed", "untied")]
+    sizes = [
+        name
+        for name, value in vars(args).items()
+        if type(value) is int and name not in ("seed", "untied")
+    ]
     problems = [f"--{name} must be at least 1" for name in sizes if getattr(args, name) < 1]
     if not problems and args.hidden_size % args.num_attention_heads:
         problems.append("--hidden_size must be a multiple of --num_attention_heads")
     if args.vocab_size < SMALLEST_VOCAB:
-        problems.append(f"--vocab_size must be at least {SMALLEST_VOCAB} (letters, special tokens, words)")
+        problems.append(
+            f"--vocab_size must be at least {SMALLEST_VOCAB} (letters, special tokens, words)"
+        )
     if args.num_train_rows + args.num_test_rows > 200_000:  # of 470,400 sentences
         problems.append("--num_train_rows and --num_test_rows must be at most 200,000 together")
     if not 0 <= args.dropout < 1:
@@ -91,7 +109,10 @@ def make_row(rng, dictionary):
         english.append([article, *adjectives, noun])
         foreign += [noun, *adjectives, article]
     source = [*english[0], verb, *english[1]]
-    return {"source": " ".join(source), "target": " ".join(dictionary[word] for word in [*foreign, verb])}
+    return {
+        "source": " ".join(source),
+        "target": " ".join(dictionary[word] for word in [*foreign, verb]),
+    }
 
 
 def make_rows(args):
@@ -110,12 +131,24 @@ def make_tokenizer(texts, args):
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     letters = ["▁", *(chr(number) for number in range(33, 127))]
     trainer = trainers.BpeTrainer(
-        vocab_size=args.vocab_size, special_tokens=SPECIAL_TOKENS, initial_alphabet=letters, show_progress=False)
+        vocab_size=args.vocab_size,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=letters,
+        show_progress=False,
+    )
     backend.train_from_iterator(texts, trainer)
     backend.post_processor = processors.TemplateProcessing(
-        single=f"$A {EOS}", pair=f"$A {EOS} $B {EOS}", special_tokens=[(EOS, backend.token_to_id(EOS))])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=PAD, eos_token=EOS, unk_token=UNK,
-                                   model_input_names=["input_ids", "attention_mask"])
+        single=f"$A {EOS}",
+        pair=f"$A {EOS} $B {EOS}",
+        special_tokens=[(EOS, backend.token_to_id(EOS))],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNK,
+        model_input_names=["input_ids", "attention_mask"],
+    )
 
 
 def make_model(tokenizer, args):
@@ -123,11 +156,19 @@ def make_model(tokenizer, args):
     torch.manual_seed(args.seed)
     ids = {"pad_token_id": tokenizer.pad_token_id, "decoder_start_token_id": tokenizer.pad_token_id}
     config = T5Config(
-        vocab_size=args.vocab_size, d_model=args.hidden_size, d_ff=args.intermediate_size, dropout_rate=args.dropout,
-        d_kv=args.hidden_size // args.num_attention_heads, num_heads=args.num_attention_heads,
-        num_layers=args.num_hidden_layers, num_decoder_layers=args.num_hidden_layers,
-        feed_forward_proj="gated-gelu", tie_word_embeddings=not args.untied,
-        eos_token_id=tokenizer.eos_token_id, **ids)
+        vocab_size=args.vocab_size,
+        d_model=args.hidden_size,
+        d_ff=args.intermediate_size,
+        dropout_rate=args.dropout,
+        d_kv=args.hidden_size // args.num_attention_heads,
+        num_heads=args.num_attention_heads,
+        num_layers=args.num_hidden_layers,
+        num_decoder_layers=args.num_hidden_layers,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=not args.untied,
+        eos_token_id=tokenizer.eos_token_id,
+        **ids,
+    )
     model = T5ForConditionalGeneration(config)
     # T5's own 0.1 or less lets all places look alike, and it takes thousands of steps until a narrow model parts them
     for name, weight in model.named_parameters():

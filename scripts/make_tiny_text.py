@@ -45,18 +45,32 @@ SENTENCES = [
 
 
 def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.error = lambda message: stop(64, message)
-    parser.add_argument("output_dir", type=Path, help="OUTPUT_DIR/model and OUTPUT_DIR/data are written")
-    parser.add_argument("--txt", action="store_true", help="write each text to a file of its own too, in data/txt")
+    parser.add_argument(
+        "output_dir", type=Path, help="OUTPUT_DIR/model and OUTPUT_DIR/data are written"
+    )
+    parser.add_argument(
+        "--txt", action="store_true", help="write each text to a file of its own too, in data/txt"
+    )
     parser.add_argument("--hidden_size", type=int, default=128, help="a multiple of 64")
     parser.add_argument("--num_hidden_layers", type=int, default=2)
     parser.add_argument("--num_attention_heads", type=int, default=4)
-    parser.add_argument("--num_key_value_heads", type=int, help="default: as many as --num_attention_heads")
+    parser.add_argument(
+        "--num_key_value_heads", type=int, help="default: as many as --num_attention_heads"
+    )
     parser.add_argument("--intermediate_size", type=int, default=384, help="a multiple of 64")
-    parser.add_argument("--vocab_size", type=int, default=512, help=f"rows of the embedding, >= {SMALLEST_VOCAB}")
-    parser.add_argument("--max_position_embeddings", type=int, default=512, help="longest sequence, in tokens")
-    parser.add_argument("--sliding_window", type=int, default=48, help="tokens that a token sees, itself included")
+    parser.add_argument(
+        "--vocab_size", type=int, default=512, help=f"rows of the embedding, >= {SMALLEST_VOCAB}"
+    )
+    parser.add_argument(
+        "--max_position_embeddings", type=int, default=512, help="longest sequence, in tokens"
+    )
+    parser.add_argument(
+        "--sliding_window", type=int, default=48, help="tokens that a token sees, itself included"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num_train_rows", type=int, default=6000)
     parser.add_argument("--num_test_rows", type=int, default=200)
@@ -78,9 +92,15 @@ def validate_args(args):
             problems.append("--num_attention_heads must be a multiple of --num_key_value_heads")
         # 4-bit quantization works on blocks of 64 weights.
         widths = {"--hidden_size": args.hidden_size, "--intermediate_size": args.intermediate_size}
-        problems += [f"{name} must be a multiple of 64, not {width}" for name, width in widths.items() if width % 64]
+        problems += [
+            f"{name} must be a multiple of 64, not {width}"
+            for name, width in widths.items()
+            if width % 64
+        ]
         if args.vocab_size < SMALLEST_VOCAB:
-            problems.append(f"--vocab_size must be at least {SMALLEST_VOCAB} (256 bytes and the special tokens)")
+            problems.append(
+                f"--vocab_size must be at least {SMALLEST_VOCAB} (256 bytes and the special tokens)"
+            )
     if problems:
         stop(64, "; ".join(problems))
 
@@ -89,10 +109,20 @@ def make_text(name, rng):
     """Return three to seven sentences about a person, the first one of which says who it is."""
     trade = rng.choice(list(TRADES))
     place, goods, ware, dream = TRADES[trade]
-    facts = {"name": name, "trade": trade, "place": place, "goods": goods, "ware": ware, "dream": dream}
+    facts = {
+        "name": name,
+        "trade": trade,
+        "place": place,
+        "goods": goods,
+        "ware": ware,
+        "dream": dream,
+    }
     facts["town"] = make_word(rng).capitalize()
     chosen = sorted(rng.sample(range(len(SENTENCES)), rng.randint(2, len(SENTENCES))))
-    story = [f"{name} is a {trade} in {facts['town']}.", *(SENTENCES[i].format(**facts) for i in chosen)]
+    story = [
+        f"{name} is a {trade} in {facts['town']}.",
+        *(SENTENCES[i].format(**facts) for i in chosen),
+    ]
     return " ".join(story)
 
 
@@ -110,13 +140,23 @@ def make_rows(args):
 def make_model(tokenizer, args):
     """Return a random Mistral."""
     torch.manual_seed(args.seed)
-    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
-    names = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"]
+    special = {
+        f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")
+    }
+    names = [
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+    ]
     names += ["intermediate_size", "max_position_embeddings", "sliding_window"]
     # The default of 0.02 suits widths in the thousands; a narrow model learns much faster from larger weights.
     initializer_range = 0.7 * args.hidden_size**-0.5
     shape = {name: getattr(args, name) for name in names}
-    return AutoModelForCausalLM.from_config(MistralConfig(initializer_range=initializer_range, **shape, **special))
+    return AutoModelForCausalLM.from_config(
+        MistralConfig(initializer_range=initializer_range, **shape, **special)
+    )
 
 
 def main():
@@ -133,15 +173,21 @@ def main():
             folder.mkdir(parents=True, exist_ok=True)
         model.save_pretrained(model_dir)
         tokenizer.save_pretrained(model_dir)
-        print(f"{model_dir}: {model.num_parameters():,} parameters, {len(tokenizer)} tokens, a window of "
-              f"{args.sliding_window}")
+        print(
+            f"{model_dir}: {model.num_parameters():,} parameters, {len(tokenizer)} tokens, a window of "
+            f"{args.sliding_window}"
+        )
         for name, rows in (("train", train), ("test", test)):
             path = data_dir / f"{name}.jsonl"
             path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
             tokens = sum(len(tokenizer(row["text"])["input_ids"]) + 1 for row in rows)
-            print(f"{path}: {len(rows)} texts, {tokens:,} tokens, an end of sequence behind each included")
+            print(
+                f"{path}: {len(rows)} texts, {tokens:,} tokens, an end of sequence behind each included"
+            )
             for i, row in enumerate(rows if args.txt else []):
-                (data_dir / "txt" / f"{name}{i:05}.txt").write_text(row["text"] + "\n", encoding="utf-8")
+                (data_dir / "txt" / f"{name}{i:05}.txt").write_text(
+                    row["text"] + "\n", encoding="utf-8"
+                )
     except (OSError, SafetensorError) as error:
         stop(73, f"cannot write to {args.output_dir}: {error}")
     print(f"""Train it with:

@@ -25,10 +25,14 @@ CLASSES = ("circle", "cross", "square", "triangle")
 # Corners around the middle, at a distance of at most 1; a circle has many
 CROSS = [(0.3, 0.95), (0.3, 0.3), (0.95, 0.3), (0.95, -0.3), (0.3, -0.3), (0.3, -0.95)]
 OUTLINES = {
-    "circle": [(np.cos(turn), np.sin(turn)) for turn in np.linspace(0, 2 * np.pi, 40, endpoint=False)],
+    "circle": [
+        (np.cos(turn), np.sin(turn)) for turn in np.linspace(0, 2 * np.pi, 40, endpoint=False)
+    ],
     "cross": [*CROSS, *((-x, -y) for x, y in CROSS)],
     "square": [(0.7, 0.7), (-0.7, 0.7), (-0.7, -0.7), (0.7, -0.7)],
-    "triangle": [(np.sin(turn), -np.cos(turn)) for turn in np.linspace(0, 2 * np.pi, 3, endpoint=False)],
+    "triangle": [
+        (np.sin(turn), -np.cos(turn)) for turn in np.linspace(0, 2 * np.pi, 3, endpoint=False)
+    ],
 }
 
 
@@ -38,14 +42,22 @@ def stop(code, message):
 
 
 def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.error = lambda message: stop(64, message)
-    parser.add_argument("output_dir", type=Path, help="OUTPUT_DIR/model and OUTPUT_DIR/data are written")
-    parser.add_argument("--hidden_size", type=int, default=128, help="a multiple of --num_attention_heads")
+    parser.add_argument(
+        "output_dir", type=Path, help="OUTPUT_DIR/model and OUTPUT_DIR/data are written"
+    )
+    parser.add_argument(
+        "--hidden_size", type=int, default=128, help="a multiple of --num_attention_heads"
+    )
     parser.add_argument("--num_hidden_layers", type=int, default=2)
     parser.add_argument("--num_attention_heads", type=int, default=4)
     parser.add_argument("--intermediate_size", type=int, default=256)
-    parser.add_argument("--image_size", type=int, default=32, help="pixels, a multiple of --patch_size, at least 16")
+    parser.add_argument(
+        "--image_size", type=int, default=32, help="pixels, a multiple of --patch_size, at least 16"
+    )
     parser.add_argument("--patch_size", type=int, default=8, help="pixels")
     parser.add_argument("--dropout", type=float, default=0.0, help="of hidden states and attention")
     parser.add_argument("--seed", type=int, default=0)
@@ -75,10 +87,14 @@ def draw_image(kind, size, rng):
     ground, colour = rng.integers(0, 100, 3), rng.integers(130, 256, 3)
     radius, turn = rng.uniform(0.25, 0.42) * size, rng.uniform(-0.3, 0.3)  # pixels, radians
     middle = rng.uniform(radius, size - radius, 2)
-    turned = np.array(OUTLINES[kind]) @ np.array([[np.cos(turn), np.sin(turn)], [-np.sin(turn), np.cos(turn)]])
+    turned = np.array(OUTLINES[kind]) @ np.array(
+        [[np.cos(turn), np.sin(turn)], [-np.sin(turn), np.cos(turn)]]
+    )
     form = Image.new("L", (size, size))
     ImageDraw.Draw(form).polygon([tuple(corner) for corner in middle + radius * turned], fill=1)
-    pixels = np.where(np.asarray(form)[..., None], colour, ground) + rng.normal(0, 20, (size, size, 3))
+    pixels = np.where(np.asarray(form)[..., None], colour, ground) + rng.normal(
+        0, 20, (size, size, 3)
+    )
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
@@ -86,7 +102,9 @@ def write_images(folder, number, size, rng):
     """Write so many images, classes taking turns, to FOLDER/CLASS/NUMBER.png, and print how many there are of each."""
     for kind in CLASSES:
         (folder / kind).mkdir(parents=True, exist_ok=True)
-        for old in (folder / kind).glob("[0-9]" * 5 + ".png"):  # of an earlier call, which may have made more
+        for old in (folder / kind).glob(
+            "[0-9]" * 5 + ".png"
+        ):  # of an earlier call, which may have made more
             old.unlink()
     for i in range(number):
         kind = CLASSES[i % len(CLASSES)]
@@ -102,8 +120,11 @@ def make_model(args):
     names += ["image_size", "patch_size"]
     # The default of 0.02 suits widths in the hundreds; a narrow model learns much faster from larger weights
     config = ViTConfig(
-        initializer_range=0.7 * args.hidden_size**-0.5, hidden_dropout_prob=args.dropout,
-        attention_probs_dropout_prob=args.dropout, **{name: getattr(args, name) for name in names})
+        initializer_range=0.7 * args.hidden_size**-0.5,
+        hidden_dropout_prob=args.dropout,
+        attention_probs_dropout_prob=args.dropout,
+        **{name: getattr(args, name) for name in names},
+    )
     return ViTModel(config, add_pooling_layer=False)
 
 

@@ -92,7 +92,9 @@ def read(model, config, make):
     """Return the Decoder of a model on the meta device. make(parameter, name): its Weight, one and the same for tied
     ones."""
     text, inner = config.get_text_config(), model.base_model
-    layers = next((module for module in inner.children() if isinstance(module, torch.nn.ModuleList)), None)
+    layers = next(
+        (module for module in inner.children() if isinstance(module, torch.nn.ModuleList)), None
+    )
     name = type(model).__name__
     changed = [key for key in CHANGES_LOGITS if getattr(text, key, None) not in (None, 1, 1.0)]
     if changed:
@@ -147,7 +149,11 @@ def read(model, config, make):
 def window_of(config, number):
     """Tokens that attention of a layer sees at most, 0 for all; transformers hides the others by a mask."""
     kinds = getattr(config, "layer_types", None)
-    slides = kinds[number] == "sliding_attention" if kinds else getattr(config, "use_sliding_window", True)
+    slides = (
+        kinds[number] == "sliding_attention"
+        if kinds
+        else getattr(config, "use_sliding_window", True)
+    )
     return (getattr(config, "sliding_window", None) or 0) if slides else 0
 
 
@@ -161,9 +167,18 @@ class Forward:
     """A forward pass over `lines` x `length` tokens, with the recipe's loss."""
 
     def __init__(self, autograd, decoder, lines, length, args, packed):
-        self.ag, self.decoder, self.lines, self.length, self.args = autograd, decoder, lines, length, args
+        self.ag, self.decoder, self.lines, self.length, self.args = (
+            autograd,
+            decoder,
+            lines,
+            length,
+            args,
+        )
         self.tokens, self.eager = lines * length, args.attn_implementation == "eager"
-        self.flash = "flash" in args.attn_implementation or args.attn_implementation in ("flex_attention", "varlen")
+        self.flash = "flash" in args.attn_implementation or args.attn_implementation in (
+            "flex_attention",
+            "varlen",
+        )
         self.masked = packed and not self.flash
 
     def norm(self, kind_and_weight, x, tokens):
@@ -201,7 +216,13 @@ class Forward:
             z = ag.cast(x, low)
             if p.quantized == "int8":
                 ag.new(x.numel, 3)  # the input in fp16 and in int8
-            out = ag.op(numel, low, [z], keeps=[z] if p.quantized == "int8" else [], scratch=p.elements * low)
+            out = ag.op(
+                numel,
+                low,
+                [z],
+                keeps=[z] if p.quantized == "int8" else [],
+                scratch=p.elements * low,
+            )
             if p.adapters and p.quantized == "4-bit":
                 out = ag.op(numel, low, [out])  # peft clones it
         if p.adapters:
@@ -221,7 +242,10 @@ class Forward:
 
     def rotate(self, x):
         ag, size = self.ag, x.numel * x.width
-        straight, turned = ag.op(x.numel, x.width, [x]), ag.op(x.numel, x.width, [x], scratch=2 * size)
+        straight, turned = (
+            ag.op(x.numel, x.width, [x]),
+            ag.op(x.numel, x.width, [x], scratch=2 * size),
+        )
         turned = ag.op(x.numel, x.width, [turned])
         return ag.op(x.numel, x.width, [straight, turned], views=True)
 
@@ -231,7 +255,9 @@ class Forward:
 
     def attention(self, q, k, v, masked):
         ag, d = self.ag, self.decoder
-        if (self.eager or masked) and d.heads > d.kv_heads:  # repeat_kv; else the kernel shares them
+        if (
+            self.eager or masked
+        ) and d.heads > d.kv_heads:  # repeat_kv; else the kernel shares them
             k, v = (ag.op(q.numel, x.width, [x], scratch=q.numel * x.width) for x in (k, v))
         if not self.eager:
             kept = [q, k, v, Tensor(0, 4, ag.new(self.tokens * d.heads, FP32))]
@@ -239,7 +265,11 @@ class Forward:
                 kept.append(Tensor(0, 1, ag.new(self.lines * self.length**2, q.width)))
             storage = ag.new(q.numel, q.width)
             return ag.op(
-                q.numel, q.width, [q, k, v], keeps=kept + [Tensor(q.numel, q.width, storage)], storage=storage
+                q.numel,
+                q.width,
+                [q, k, v],
+                keeps=kept + [Tensor(q.numel, q.width, storage)],
+                storage=storage,
             )
         scores = d.heads * self.lines * self.length**2
         weights = ag.op(scores, q.width, [q, k], keeps=[q, k])
@@ -247,7 +277,9 @@ class Forward:
         weights = ag.op(scores, q.width, [weights], views=True)  # plus the mask
         weights = ag.cast(weights, FP32)
         storage = ag.new(scores, FP32)
-        weights = ag.op(scores, FP32, [weights], keeps=[Tensor(scores, FP32, storage)], storage=storage)
+        weights = ag.op(
+            scores, FP32, [weights], keeps=[Tensor(scores, FP32, storage)], storage=storage
+        )
         del storage
         weights = ag.cast(weights, q.width)
         out = ag.op(q.numel, q.width, [weights, v], keeps=[weights, v])
@@ -258,7 +290,10 @@ class Forward:
         h = self.norm(norms["before attention"], x, self.tokens)
         q, k, v = (self.project(p[name], h) for name in "qkv")
         if "q" in norms:
-            q, k = self.norm(norms["q"], q, self.tokens * d.heads), self.norm(norms["k"], k, self.tokens * d.kv_heads)
+            q, k = (
+                self.norm(norms["q"], q, self.tokens * d.heads),
+                self.norm(norms["k"], k, self.tokens * d.kv_heads),
+            )
         q, k = self.rotate(q), self.rotate(k)
         a = self.attention(q, k, v, self.is_masked(layer))
         del q, k, v
@@ -297,7 +332,9 @@ class Forward:
         """The mask that eager attention adds, or, where lines hold several rows, who sees whom."""
         if not self.eager and not any(map(self.is_masked, self.decoder.layers)):
             return None
-        return self.ag.new(self.lines * self.length**2, self.decoder.embedding.width if self.eager else 1)
+        return self.ag.new(
+            self.lines * self.length**2, self.decoder.embedding.width if self.eager else 1
+        )
 
     def loss(self, x, learnt):
         """The recipe's loss_in_head: hidden states of learnt tokens alone, and their logits, in pieces if need be."""
@@ -316,7 +353,9 @@ class Forward:
         width = ag.autocasts or hidden.width
         self.pieces(width, piece, Tensor(hidden.numel, width, None))
         weight = Tensor(head.numel, head.width, None, head.node)
-        scratch = head.numel * FP32 if head.trains and head.width != FP32 else 0  # until it is rounded
+        scratch = (
+            head.numel * FP32 if head.trains and head.width != FP32 else 0
+        )  # until it is rounded
         losses = ag.op(learnt, FP32, [hidden, weight], keeps=[hidden], scratch=scratch)
         if losses.node:
             losses.node.before = lambda: self.pieces(width, piece, hidden)
@@ -346,11 +385,19 @@ class Forward:
     def loss_of(self, hidden, rows, ag=None, weight=None):
         ag, vocab = ag or self.ag, self.decoder.head.elements // self.decoder.hidden
         x, copy = ag.cast(hidden, ag.autocasts), weight or ag.copy_of(self.decoder.head.weight)
-        logits = ag.op(rows * vocab, x.width, [x, copy], keeps=ag.kept_by_product(x, copy), category="logits")
+        logits = ag.op(
+            rows * vocab, x.width, [x, copy], keeps=ag.kept_by_product(x, copy), category="logits"
+        )
         del x, copy
-        logits = logits if logits.width == FP32 else ag.op(logits.numel, FP32, [logits], category="logits")
+        logits = (
+            logits
+            if logits.width == FP32
+            else ag.op(logits.numel, FP32, [logits], category="logits")
+        )
         storage = ag.new(rows * vocab, FP32, "logits")
-        probabilities = ag.op(rows * vocab, FP32, [logits], keeps=[Tensor(0, FP32, storage)], storage=storage)
+        probabilities = ag.op(
+            rows * vocab, FP32, [logits], keeps=[Tensor(0, FP32, storage)], storage=storage
+        )
         del storage
         return ag.op(1, FP32, [probabilities])
 
@@ -362,6 +409,8 @@ class Forward:
         x = around("embedding", lambda _: self.embed(), None)
         for layer in self.decoder.layers:
             x = around(layer, lambda x, layer=layer: self.layer(layer, x), x)
-        loss = around("tail", lambda x: self.loss(self.norm(self.decoder.norm, x, self.tokens), learnt), x)
+        loss = around(
+            "tail", lambda x: self.loss(self.norm(self.decoder.norm, x, self.tokens), learnt), x
+        )
         self.ag.end_autocast()
         return loss, (held, mask if self.args.gradient_checkpointing else None)

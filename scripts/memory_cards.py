@@ -51,4 +51,8 @@ def constants_of(plan, device):
     """{"constants": bytes} that no tensor holds, assumed and not measured: CUDA's context and modules, a
     communicator's buffers, and what the allocator rounds up or cannot use again. The upper end of what is reported
     (README, "Will it fit?")."""
-    return {"constants": int(CONTEXT + COMMUNICATOR * (plan.ranks > 1) + ROUNDING * sum(device.values()))}
+    return {
+        "constants": int(
+            CONTEXT + COMMUNICATOR * (plan.ranks > 1) + ROUNDING * sum(device.values())
+        )
+    }

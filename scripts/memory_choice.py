@@ -38,10 +38,15 @@ CONFIGS = Path(__file__).resolve().parent.parent / "accelerate_configs"
 # litgpt 1.56 and 2.0 (7B and 13B); double quantization: litgpt, 3.83 to 3.68 minutes. int8: "over twice as slow"
 # (PhoebusSi/Alpaca-CoT#26); slower than 4-bit (bitsandbytes#490)
 QUANTIZED = {"": 1.0, "4-bit": 1.39, "4-bit twice": 1.45, "int8": 2.0}
-TOKENS_A_TRIP = 2000  # sent forward while all parameters cross the wire once, at 400 TFLOP/s to 200 GB/s
+TOKENS_A_TRIP = (
+    2000  # sent forward while all parameters cross the wire once, at 400 TFLOP/s to 200 GB/s
+)
 PREFERRED = ("single", "ddp", "fsdp2", "zero", "fsdp1")  # engines of equal cost, in this order
 SHOWN = 12  # rows in a terminal; and the first of each kind of weights
-LINES_AT_MOST, LENGTH_AT_MOST = 2**16, 2**20  # of the largest batch; of the length, where the model says nothing
+LINES_AT_MOST, LENGTH_AT_MOST = (
+    2**16,
+    2**20,
+)  # of the largest batch; of the length, where the model says nothing
 LEAST_LENGTH = 64  # that is worth a proposal
 RANKS_AT_MOST = 1024
 SLOW_IN_BF16 = ("t4", "v100", "v100-32gb")  # older than Ampere: not proposed for it
@@ -51,7 +56,11 @@ cost: of a step, next to the first row, +: and what host and bus take; it orders
 Number 1:
 """
 DECIDES_WEIGHTS = {"use_peft", "load_in_8bit", "load_in_4bit", "bnb_4bit_use_double_quant"}
-CHOSEN = (*DECIDES_WEIGHTS, "dtype", "gradient_checkpointing")  # what a row may add to the arguments
+CHOSEN = (
+    *DECIDES_WEIGHTS,
+    "dtype",
+    "gradient_checkpointing",
+)  # what a row may add to the arguments
 NOT_ENOUGH = f"neither a smaller batch, nor shorter rows, nor {RANKS_AT_MOST} GPUs, nor a known card is enough alone."
 
 
@@ -141,7 +150,9 @@ def kinds_of_weights(args, given, mixed_precision):
         f"LoRA, {args.bnb_4bit_quant_type} dq": four | {"bnb_4bit_use_double_quant": True},
     }
     fixed = given & DECIDES_WEIGHTS
-    return {name: flags for name, flags in kinds.items() if fixed <= flags.keys()} or {"as given": {}}
+    return {name: flags for name, flags in kinds.items() if fixed <= flags.keys()} or {
+        "as given": {}
+    }
 
 
 def changed(args, **values):
@@ -165,7 +176,12 @@ def ways(launch, recipe_args, ranks, same_weights=None):
         precision = launch.options.mixed_precision or config["mixed_precision"]
         for weights, flags in kinds_of_weights(recipe_args, launch.given, precision).items():
             for checkpoints in [True] if recipe_args.gradient_checkpointing else [False, True]:
-                yield path.name, weights, changed(recipe_args, **flags, gradient_checkpointing=checkpoints), config
+                yield (
+                    path.name,
+                    weights,
+                    changed(recipe_args, **flags, gradient_checkpointing=checkpoints),
+                    config,
+                )
 
 
 def rows_of(launch, recipe_args, ranks, same_weights=None):
@@ -175,7 +191,9 @@ def rows_of(launch, recipe_args, ranks, same_weights=None):
     rows, refused = [], []
     for file, weights, args, config in ways(launch, recipe_args, ranks, same_weights):
         try:
-            plan = plan_of(args, config, ranks, launch.options.num_machines, launch.options.mixed_precision)
+            plan = plan_of(
+                args, config, ranks, launch.options.num_machines, launch.options.mixed_precision
+            )
             rows.append(measured(launch, Row(file, weights, plan)))
         except Unplannable as error:
             refused.append((str(error), error.code))
@@ -188,7 +206,9 @@ def measured(launch, row):
     """The row with its bytes on device and host, its cost and the reasons for it."""
     batch = batch_of(row.plan.args, launch.options)
     device, row.host = closed_form(row.plan, launch.model, batch)
-    row.device = {name: size for name, size in (device | constants_of(row.plan, device)).items() if size}
+    row.device = {
+        name: size for name, size in (device | constants_of(row.plan, device)).items() if size
+    }
     row.peak = sum(row.device.values())
     row.cost, row.reasons = cost(launch, row.plan, batch.lines * batch.tokens)
     return row
@@ -197,10 +217,15 @@ def measured(launch, row):
 # ---- What it costs ----
 def compute(args):
     """(forward passes' worth of a micro-batch, reasons)."""
-    units, kind = 2 if args.use_peft else 3, "int8" if args.load_in_8bit else "4-bit" if args.load_in_4bit else ""
+    units, kind = (
+        2 if args.use_peft else 3,
+        "int8" if args.load_in_8bit else "4-bit" if args.load_in_4bit else "",
+    )
     if kind == "4-bit" and args.bnb_4bit_use_double_quant:
         kind = "4-bit twice"
-    reasons = (["recomputes"] if args.gradient_checkpointing else []) + (["dequantizes"] if kind else [])
+    reasons = (["recomputes"] if args.gradient_checkpointing else []) + (
+        ["dequantizes"] if kind else []
+    )
     return (units + args.gradient_checkpointing) * QUANTIZED[kind], reasons
 
 
@@ -226,7 +251,9 @@ def travels(plan, every, trained):
 def cost(launch, plan, tokens):
     """(forward passes' worth of a micro-batch, reasons in the order of their weight)."""
     weights = strategy_for(plan, launch.model)[0].weights
-    sent, way = travels(plan, *(sum(w.numel for w in weights if w.trains or every) for every in (True, False)))
+    sent, way = travels(
+        plan, *(sum(w.numel for w in weights if w.trains or every) for every in (True, False))
+    )
     units, reasons = compute(plan.args)
     place = ["optimizer on the host"] if plan.offloads_optimizer else []
     if plan.offloads_parameters:
@@ -292,7 +319,9 @@ def with_limits(launch, row):
         LINES_AT_MOST,
         2 * lines,
     )
-    row.most_tokens = longest(launch, row, positions_of(launch.model), length * row.most_lines // lines)
+    row.most_tokens = longest(
+        launch, row, positions_of(launch.model), length * row.most_lines // lines
+    )
     return row
 
 
@@ -329,7 +358,9 @@ def smaller_batch(launch, rows):
     row = cheapest_with(launch, rows, **parts[-1]) if parts else None
     if row is None:
         return None
-    return row_with(launch, row, **next(part for part in parts if peak_at(launch, row, **part) <= launch.card))
+    return row_with(
+        launch, row, **next(part for part in parts if peak_at(launch, row, **part) <= launch.card)
+    )
 
 
 def shorter_rows(launch, rows):
@@ -340,7 +371,9 @@ def shorter_rows(launch, rows):
     while length >= LEAST_LENGTH:
         if row := cheapest_with(launch, rows, max_length=length):
             row = row_with(launch, row, max_length=length)
-            return row_with(launch, row, max_length=longest(launch, row, given - 1, length + length // 2))
+            return row_with(
+                launch, row, max_length=longest(launch, row, given - 1, length + length // 2)
+            )
         length //= 2
     return None
 
@@ -348,12 +381,18 @@ def shorter_rows(launch, rows):
 def more_ranks(launch, recipe_args, closest, offload):
     """The cheapest row on the smallest number of GPUs on which the closest's weights fit, doubling; or None. offload:
     whether rows that offload count."""
-    doubled = [launch.ranks * 2**power for power in range(1, 11) if launch.ranks * 2**power <= RANKS_AT_MOST]
+    doubled = [
+        launch.ranks * 2**power
+        for power in range(1, 11)
+        if launch.ranks * 2**power <= RANKS_AT_MOST
+    ]
 
     def fit(ranks, same_weights=None):
         with contextlib.suppress(Unplannable):
             rows = rows_of(launch, recipe_args, ranks, same_weights)
-            return [row for row in rows if row.peak <= launch.card and (offload or not row.offloads)]
+            return [
+                row for row in rows if row.peak <= launch.card and (offload or not row.offloads)
+            ]
         return []
 
     if not doubled or not fit(doubled[-1], closest):
@@ -380,7 +419,9 @@ def changes(launch, recipe_args, rows):
         values = {} if "max_logits_mib" in launch.given else {"max_logits_mib": pieces_on(size)}
         row = next((row for row in rows if peak_at(launch, row, **values) <= size), None)
         if row:
-            found.append((f"another card: {name}, of {size / GIB:.1f} GiB", row_with(launch, row, **values)))
+            found.append(
+                (f"another card: {name}, of {size / GIB:.1f} GiB", row_with(launch, row, **values))
+            )
             break
     return closest, [
         {"change": words, "config_file": f"accelerate_configs/{row.file}", "peak": row.peak}
@@ -398,12 +439,18 @@ def command(launch, row):
     words += ["--num_machines", str(options.num_machines)] if launch.machines > 1 else []
     words += ["--mixed_precision", options.mixed_precision] if options.mixed_precision else []
     path = Path(args.model_name_or_path)
-    model = str(path.parent) if path.name == "config.json" and path.is_file() else args.model_name_or_path
+    model = (
+        str(path.parent)
+        if path.name == "config.json" and path.is_file()
+        else args.model_name_or_path
+    )
     words += ["recipes/llama.py", "--model_name_or_path", model]
     for name, value in vars(args).items():
         if name == "model_name_or_path" or value is None or value == launch.defaults[name]:
             continue
-        if name == "max_logits_mib" and name not in launch.given:  # the recipe takes as much by itself, on this card
+        if (
+            name == "max_logits_mib" and name not in launch.given
+        ):  # the recipe takes as much by itself, on this card
             continue
         values = value if isinstance(value, list) else [] if value is True else [value]
         words += [f"--{name}", *map(str, values)]
@@ -500,7 +547,9 @@ def say_what_to_change(launch, closest, suggested):
     print(f"The closest is {closest.weights} under {closest.file}{checkpoints}.")
     print(f"It takes {closest.peak / GIB:.1f} GiB, {over:.1f} GiB too many; {enough}")
     for one in suggested:
-        print(f"\n{one['change']} ({one['weights']}, {one['peak'] / GIB:.1f} GiB)\n{folded(one['command'])}")
+        print(
+            f"\n{one['change']} ({one['weights']}, {one['peak'] / GIB:.1f} GiB)\n{folded(one['command'])}"
+        )
 
 
 @contextlib.contextmanager

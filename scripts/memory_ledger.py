@@ -80,7 +80,13 @@ class Node:
     __slots__ = ("order", "gives", "keeps", "scratch", "before")
 
     def __init__(self, order, gives, keeps, scratch):
-        self.order, self.gives, self.keeps, self.scratch, self.before = order, gives, keeps, scratch, None
+        self.order, self.gives, self.keeps, self.scratch, self.before = (
+            order,
+            gives,
+            keeps,
+            scratch,
+            None,
+        )
 
 
 class Autograd:
@@ -88,7 +94,11 @@ class Autograd:
     accumulate(weight, storage) takes a finished gradient."""
 
     def __init__(self, ledger, autocasts=None, accumulate=None):
-        self.ledger, self.autocasts, self.accumulate = ledger, autocasts, accumulate or self.keep_gradient
+        self.ledger, self.autocasts, self.accumulate = (
+            ledger,
+            autocasts,
+            accumulate or self.keep_gradient,
+        )
         self.order, self.tape, self.checkpoints, self.replays, self.copied = 0, [], False, False, []
         self.evaluates = False  # torch.no_grad: nothing is kept for a backward pass
         self.keeps_inputs = False  # of products with a frozen weight too
@@ -96,7 +106,17 @@ class Autograd:
     def new(self, numel, width, category="activations"):
         return Storage(self.ledger, category, math.ceil(numel) * width)
 
-    def op(self, numel, width, inputs, keeps=(), scratch=0, views=False, category="activations", storage=None):
+    def op(
+        self,
+        numel,
+        width,
+        inputs,
+        keeps=(),
+        scratch=0,
+        views=False,
+        category="activations",
+        storage=None,
+    ):
         """A tensor that depends on `inputs`. views: its gradient is also theirs."""
         storage, node = storage or self.new(numel, width, category), None
         inputs = [] if self.evaluates else inputs
@@ -122,7 +142,9 @@ class Autograd:
 
     def mul(self, x, y):
         """Each is kept for the gradient of the other."""
-        return self.op(x.numel, max(x.width, y.width), [x, y], keeps=[x] * bool(y.node) + [y] * bool(x.node))
+        return self.op(
+            x.numel, max(x.width, y.width), [x, y], keeps=[x] * bool(y.node) + [y] * bool(x.node)
+        )
 
     def copy_of(self, weight):
         """The weight in what matrix products compute in. Autocast makes that of a trained one once a forward pass, of
@@ -198,12 +220,17 @@ class Autograd:
             if node.before:
                 node.before()
             scratch = self.new(node.scratch, 1)
-            made = [(target, grad if width is None else self.new(numel, width)) for target, numel, width in node.gives]
+            made = [
+                (target, grad if width is None else self.new(numel, width))
+                for target, numel, width in node.gives
+            ]
             del scratch, grad
             node.keeps = node.before = None
             for target, storage in made:
                 ready, first = not isinstance(target, Weight), target not in waiting
-                waiting[target] = storage if first else self.new(storage.size, 1)  # a sum, while both are there
+                waiting[target] = (
+                    storage if first else self.new(storage.size, 1)
+                )  # a sum, while both are there
                 if not ready:
                     arrived[target] = arrived.get(target, 0) + 1
                     ready = first = arrived[target] == target.uses

@@ -35,7 +35,9 @@ class Plan:
     offloads_parameters: bool = False
     offloads_optimizer: bool = False
     wraps: bool = True  # FSDP: a layer is a unit; else the whole model is one
-    prefetches: bool = False  # FSDP1: gathers the next unit while one computes its backward pass (BACKWARD_PRE)
+    prefetches: bool = (
+        False  # FSDP1: gathers the next unit while one computes its backward pass (BACKWARD_PRE)
+    )
     name: str = ""
     gathers_tail_first: bool = field(default=False, init=False)  # FSDP2 with tied embeddings, FSDP1
 
@@ -52,7 +54,11 @@ class Plan:
     @property
     def casts(self):
         """The dtype that DeepSpeed casts the model to, or None."""
-        return {"bf16": "bfloat16", "fp16": "float16"}.get(self.mixed_precision) if self.engine == "zero" else None
+        return (
+            {"bf16": "bfloat16", "fp16": "float16"}.get(self.mixed_precision)
+            if self.engine == "zero"
+            else None
+        )
 
     @property
     def keeps_gradients(self):
@@ -64,7 +70,9 @@ class Plan:
 
 
 def layers_of(model):
-    return next(module for module in model.base_model.children() if isinstance(module, torch.nn.ModuleList))
+    return next(
+        module for module in model.base_model.children() if isinstance(module, torch.nn.ModuleList)
+    )
 
 
 def add_adapters(plan, model, decoder):
@@ -83,7 +91,10 @@ def add_adapters(plan, model, decoder):
                 width = plan.low if plan.low and plan.engine in ("fsdp1", "fsdp2", "zero") else 4
                 a, b = (
                     Weight(args.lora_r * size, width, True, rows, stored=4, kind="adapters")
-                    for size, rows in ((one.in_features, args.lora_r), (one.out_features, one.out_features))
+                    for size, rows in (
+                        (one.in_features, args.lora_r),
+                        (one.out_features, one.out_features),
+                    )
                 )
                 layer.projections[PROJECTIONS[leaf]].adapters = a, b
                 own += [a, b]
@@ -99,7 +110,9 @@ def plan_of(args, config, num_processes=None, num_machines=None, mixed_precision
     Raises Unplannable with what the recipe would refuse, or where the ranks cannot be had."""
     facts = strategy_of(config)
     engine, mesh = facts["engine"], facts["replicas"] * facts["shards"]
-    ranks = num_processes if num_processes is not None else max(config.get("num_processes") or 1, mesh)
+    ranks = (
+        num_processes if num_processes is not None else max(config.get("num_processes") or 1, mesh)
+    )
     machines = config.get("num_machines", 1) if num_machines is None else num_machines
     if ranks < 1 or machines < 1 or ranks % machines:
         raise Unplannable(
@@ -110,7 +123,9 @@ def plan_of(args, config, num_processes=None, num_machines=None, mixed_precision
             f"the config's mesh is {facts['replicas']} x {facts['shards']}: not {ranks} processes but {mesh}"
         )
     if engine == "single" and ranks > 1:
-        raise Unplannable(f"the config is for one process: --num_processes {ranks} needs ddp.yaml or another")
+        raise Unplannable(
+            f"the config is for one process: --num_processes {ranks} needs ddp.yaml or another"
+        )
     if engine == "ddp" and ranks == 1:
         engine = "single"
     offload = set(facts["offload"])
@@ -123,19 +138,29 @@ def plan_of(args, config, num_processes=None, num_machines=None, mixed_precision
         mixed_precision=mixed_precision or config.get("mixed_precision", "no"),
         offloads_parameters=bool({"fsdp_offload_params", "offload_param_device"} & offload),
         offloads_optimizer=bool({"fsdp_offload_params", "offload_optimizer_device"} & offload),
-        name={"single": "one process", "ddp": "DDP"}.get(engine, f"DeepSpeed ZeRO-{facts['stage']}"),
+        name={"single": "one process", "ddp": "DDP"}.get(
+            engine, f"DeepSpeed ZeRO-{facts['stage']}"
+        ),
     )
     if engine.startswith("fsdp"):
         shard(plan, config, facts, ranks // machines)
     if plan.mixed_precision not in ("no", *LOW):
-        raise Unplannable(f"mixed_precision {plan.mixed_precision}: plans are for no, bf16 and fp16")
+        raise Unplannable(
+            f"mixed_precision {plan.mixed_precision}: plans are for no, bf16 and fp16"
+        )
     fsdp, zero = config.get("fsdp_config", {}), config.get("deepspeed_config", {})
     if engine.startswith("fsdp") and fsdp.get("fsdp_activation_checkpointing"):
-        raise Unplannable("fsdp_activation_checkpointing: plans are for --gradient_checkpointing, which does the same")
+        raise Unplannable(
+            "fsdp_activation_checkpointing: plans are for --gradient_checkpointing, which does the same"
+        )
     if engine.startswith("fsdp") and fsdp.get("fsdp_transformer_layer_cls_to_wrap"):
-        raise Unplannable("fsdp_transformer_layer_cls_to_wrap: plans are for the model's own layers, without that key")
+        raise Unplannable(
+            "fsdp_transformer_layer_cls_to_wrap: plans are for the model's own layers, without that key"
+        )
     if engine == "zero" and zero.get("deepspeed_config_file"):
-        raise Unplannable("deepspeed_config_file: plans are for DeepSpeed's own bucket sizes, by the YAML's keys")
+        raise Unplannable(
+            "deepspeed_config_file: plans are for DeepSpeed's own bucket sizes, by the YAML's keys"
+        )
     problems = refusals(plan, fsdp.get("fsdp_use_orig_params", True) is not False)
     if problems:
         raise Unplannable("; ".join(problems))
@@ -145,10 +170,18 @@ def plan_of(args, config, num_processes=None, num_machines=None, mixed_precision
 def shard(plan, config, facts, ranks_per_machine):
     """Put in how FSDP shards: into how many parts, of what, and when parameters are let go."""
     how = strategy_run(config)
-    whole = {"NO_SHARD": 1, "HYBRID_SHARD": ranks_per_machine, "HYBRID_SHARD_ZERO2": ranks_per_machine}
-    plan.shards = (facts["shards"] or plan.ranks) if plan.engine == "fsdp2" else whole.get(how, plan.ranks)
+    whole = {
+        "NO_SHARD": 1,
+        "HYBRID_SHARD": ranks_per_machine,
+        "HYBRID_SHARD_ZERO2": ranks_per_machine,
+    }
+    plan.shards = (
+        (facts["shards"] or plan.ranks) if plan.engine == "fsdp2" else whole.get(how, plan.ranks)
+    )
     plan.reshards, plan.name = how in ("FULL_SHARD", "HYBRID_SHARD"), f"{plan.engine.upper()} {how}"
-    if plan.engine == "fsdp1" and plan.shards == 1:  # which torch makes of each strategy over one rank
+    if (
+        plan.engine == "fsdp1" and plan.shards == 1
+    ):  # which torch makes of each strategy over one rank
         plan.name = "FSDP1 NO_SHARD"
     plan.prefetches = config["fsdp_config"].get("fsdp_backward_prefetch") == "BACKWARD_PRE"
     policy = config["fsdp_config"].get("fsdp_auto_wrap_policy") or "NO_WRAP"
@@ -164,14 +197,19 @@ def refusals(plan, use_orig_params=True):
         num_processes=plan.ranks,
         state=SimpleNamespace(
             deepspeed_plugin=SimpleNamespace(
-                deepspeed_config={"zero_optimization": {"stage3_gather_16bit_weights_on_model_save": True}}
+                deepspeed_config={
+                    "zero_optimization": {"stage3_gather_16bit_weights_on_model_save": True}
+                }
             ),
             fsdp_plugin=SimpleNamespace(use_orig_params=use_orig_params),
         ),
     )
     version = {"fsdp1": 1, "fsdp2": 2}.get(plan.engine, 0)
     strategy = plan.name, version, plan.stage if plan.engine == "zero" else -1
-    rules = [*preflight.rules_of_values(plan.args), *preflight.rules_of_strategy(plan.args, accelerator, strategy)]
+    rules = [
+        *preflight.rules_of_values(plan.args),
+        *preflight.rules_of_strategy(plan.args, accelerator, strategy),
+    ]
     return [
         problem
         for broken, problem in rules
@@ -183,27 +221,50 @@ def strategy_for(plan, config):
     """Return (strategy, decoder): what a rank holds, and the pass it runs."""
     args = plan.args
     if args.use_peft and args.use_dora:
-        raise Unplannable("--use_dora: the closed form does not know its norms of weights: add --simulate")
+        raise Unplannable(
+            "--use_dora: the closed form does not know its norms of weights: add --simulate"
+        )
     model = build(Namespace(**vars(args) | {"use_peft": False}), config)
-    made, sharded, quantized = {}, plan.engine in ("fsdp1", "fsdp2"), args.load_in_4bit or args.load_in_8bit
+    made, sharded, quantized = (
+        {},
+        plan.engine in ("fsdp1", "fsdp2"),
+        args.load_in_4bit or args.load_in_8bit,
+    )
 
     def make(weight):
         if id(weight) not in made:
             trains, own = weight.requires_grad and not args.use_peft, weight.element_size()
             packed = quantized and weight.dtype == torch.int8
-            width = plan.low if plan.low and (sharded or plan.engine == "zero") and not packed else own
-            stored = 4 if sharded and plan.low and trains and not args.load_in_4bit else own if sharded else width
-            made[id(weight)] = Weight(weight.numel(), width, trains, weight.shape[0] if weight.dim() else 1, stored)
+            width = (
+                plan.low if plan.low and (sharded or plan.engine == "zero") and not packed else own
+            )
+            stored = (
+                4
+                if sharded and plan.low and trains and not args.load_in_4bit
+                else own
+                if sharded
+                else width
+            )
+            made[id(weight)] = Weight(
+                weight.numel(), width, trains, weight.shape[0] if weight.dim() else 1, stored
+            )
         return made[id(weight)]
 
     decoder = read(model, config, make)
     decoder.embedding.embeds = True
     adapters = add_adapters(plan, model, decoder) if args.use_peft else [[] for _ in decoder.layers]
-    scales = sum(buffer.nbytes for one in model.modules() if isinstance(one, Quantized) for buffer in one.buffers())
+    scales = sum(
+        buffer.nbytes
+        for one in model.modules()
+        if isinstance(one, Quantized)
+        for buffer in one.buffers()
+    )
     extra = {"quantization": scales} if scales else {}
     weights = [make(weight) for weight in dict.fromkeys(model.parameters())]
     if plan.engine in ("single", "ddp") or plan.engine == "zero" and plan.stage < 3:
-        return (Zero if plan.engine == "zero" else Whole)(plan, weights + sum(adapters, []), extra), decoder
+        return (Zero if plan.engine == "zero" else Whole)(
+            plan, weights + sum(adapters, []), extra
+        ), decoder
     units = {"embedding": [] if decoder.tied else [decoder.embedding]}
     for layer, module, own in zip(decoder.layers, layers_of(model), adapters, strict=True):
         units[layer] = [make(weight) for weight in dict.fromkeys(module.parameters())] + own
@@ -254,5 +315,7 @@ def closed_form(plan, config, batch):
         learnt = -(-rows * batch.learnt // batch.lines)
         autograd.evaluates = True
         strategy.begin_pass(last=True)
-        Forward(autograd, decoder, rows, batch.tokens, plan.args, packed=False).run(learnt, strategy.around)
+        Forward(autograd, decoder, rows, batch.tokens, plan.args, packed=False).run(
+            learnt, strategy.around
+        )
     return ledger.at_peak, host

@@ -9,7 +9,10 @@ How far each is off: scripts/track_ranks.py.
 import math
 
 LOW = {"bf16": 2, "fp16": 2}
-BLOCK_8BIT, LEAST_8BIT = 256, 4096  # bitsandbytes: an fp32 scale for 256 numbers; smaller tensors keep fp32 state
+BLOCK_8BIT, LEAST_8BIT = (
+    256,
+    4096,
+)  # bitsandbytes: an fp32 scale for 256 numbers; smaller tensors keep fp32 state
 
 
 def state_bytes(weight, elements, width, optim):
@@ -38,7 +41,9 @@ class Whole:
     def at_rest(self):
         """({category: bytes}, {category: bytes on the host}) between steps."""
         plan, device, host = self.plan, self.parameters(), {}
-        device["optimizer"] = sum(state_bytes(w, w.numel, w.stored, plan.args.optim) for w in self.trained)
+        device["optimizer"] = sum(
+            state_bytes(w, w.numel, w.stored, plan.args.optim) for w in self.trained
+        )
         if plan.args.optim.startswith("paged"):
             host["optimizer"] = device.pop("optimizer")
         if plan.engine == "ddp":
@@ -73,7 +78,9 @@ class Whole:
     def step(self):
         """The optimizer: fused kernels make nothing, torch's loop over lists a tensor for each weight."""
         if self.plan.args.optim == "adamw_torch":
-            _ = self.ag.new(sum(weight.numel * weight.stored for weight in self.trained), 1, "optimizer")
+            _ = self.ag.new(
+                sum(weight.numel * weight.stored for weight in self.trained), 1, "optimizer"
+            )
         for weight in self.trained:
             weight.grad = None
 
@@ -84,13 +91,17 @@ class Unit:
     def __init__(self, weights, plan):
         self.weights, n = weights, plan.shards
         rows = plan.engine == "fsdp2"  # which cuts by rows, the others flat
-        self.shares = {w: math.ceil(w.rows / n) * (w.numel // w.rows) if rows else w.numel / n for w in weights}
+        self.shares = {
+            w: math.ceil(w.rows / n) * (w.numel // w.rows) if rows else w.numel / n for w in weights
+        }
         self.gathered = sum(share * n * w.width for w, share in self.shares.items())
         self.casts = sum(share * w.width for w, share in self.shares.items() if w.stored != w.width)
         self.trained = [(w, share) for w, share in self.shares.items() if w.trains]
         self.trained_whole = sum(share * n * w.width for w, share in self.trained)
         # Reductions are in fp32 under mixed precision (reduce_in_fp32 of the recipes)
-        self.reduced_whole = sum(share * n * (4 if plan.low else w.width) for w, share in self.trained)
+        self.reduced_whole = sum(
+            share * n * (4 if plan.low else w.width) for w, share in self.trained
+        )
         self.whole = self.flat = self.reduced = None
         self.grads = {}
 
@@ -113,8 +124,12 @@ class Gathered(Whole):
             for weight, share in unit.shares.items():
                 place[weight.kind] = place.get(weight.kind, 0) + math.ceil(share) * weight.stored
         states = host if plan.offloads_optimizer else device
-        shares = [(w, math.ceil(share)) for unit in self.units.values() for w, share in unit.trained]
-        states["optimizer"] = sum(state_bytes(w, share, w.stored, plan.args.optim) for w, share in shares)
+        shares = [
+            (w, math.ceil(share)) for unit in self.units.values() for w, share in unit.trained
+        ]
+        states["optimizer"] = sum(
+            state_bytes(w, share, w.stored, plan.args.optim) for w, share in shares
+        )
         if plan.offloads_optimizer:
             states["gradients"] = sum(share * w.stored for w, share in shares)
         return device, host
@@ -140,7 +155,9 @@ class Gathered(Whole):
         if unit is None:
             return super().around(layer, forward, x)
         self.gather(unit)
-        if x is not None and x.node and not (layer == "tail" and at_start):  # which is done when all is
+        if (
+            x is not None and x.node and not (layer == "tail" and at_start)
+        ):  # which is done when all is
             x = self.ag.op(x.numel, x.width, [x], views=True, storage=x.storage)
             x.node.before = lambda: self.reduce(unit)
         y = super().around(layer, forward, x)
@@ -196,7 +213,9 @@ class Fsdp2(Gathered):
             return
         self.gather_ahead(unit)
         unit.whole = self.ag.new(unit.gathered, 1, "unsharded")
-        if not backward:  # until the next one is copied out of its own, so that copying and gathering overlap
+        if (
+            not backward
+        ):  # until the next one is copied out of its own, so that copying and gathering overlap
             self.deferred = unit.flat
         unit.flat = None
 

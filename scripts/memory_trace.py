@@ -83,7 +83,9 @@ class ShardTracker(PeakOnly, FSDPMemTracker):
         def wait_for_unshard():
             wait()
             for param in group.fsdp_params:
-                self._update_and_maybe_create_winfos(param.unsharded_param, _FSDPRefType.UNSHARDED_PARAM)
+                self._update_and_maybe_create_winfos(
+                    param.unsharded_param, _FSDPRefType.UNSHARDED_PARAM
+                )
 
         def post_backward(*unused):
             reduce(*unused)
@@ -158,7 +160,11 @@ def told_of_packing(packed):
     """transformers reads from position_ids whether lines hold several rows; a fake tensor has no values to read."""
     import transformers.masking_utils as masking
 
-    found = (lambda position_ids: torch.zeros_like(position_ids)) if packed else (lambda position_ids: None)
+    found = (
+        (lambda position_ids: torch.zeros_like(position_ids))
+        if packed
+        else (lambda position_ids: None)
+    )
     return mock.patch.object(masking, "find_packed_sequence_indices", found)
 
 
@@ -166,8 +172,12 @@ def batch_of(batch):
     """What the recipe's `collate` gives for it: lines of one row, or of two if they are packed."""
     inputs = {"input_ids": torch.zeros(batch.lines, batch.tokens, dtype=torch.long)}
     if batch.packed:
-        inputs["position_ids"] = (torch.arange(batch.tokens) % -(-batch.tokens // 2)).repeat(batch.lines, 1)
-    supervised = {name: torch.zeros(batch.learnt, dtype=torch.long) for name in ("positions", "targets")}
+        inputs["position_ids"] = (torch.arange(batch.tokens) % -(-batch.tokens // 2)).repeat(
+            batch.lines, 1
+        )
+    supervised = {
+        name: torch.zeros(batch.learnt, dtype=torch.long) for name in ("positions", "targets")
+    }
     return {"inputs": inputs, "supervised": supervised}
 
 
@@ -253,13 +263,21 @@ def simulate(plan, config, batch):
     """Return {category: bytes} at the peak of a rank's device, traced. Raises Unplannable for what cannot be
     traced."""
     if plan.engine not in ("single", "ddp", "fsdp2"):
-        raise Unplannable(f"--simulate: {plan.name} reads addresses, which fake tensors do not have: leave it out")
+        raise Unplannable(
+            f"--simulate: {plan.name} reads addresses, which fake tensors do not have: leave it out"
+        )
     if plan.offloads_parameters:
-        raise Unplannable("--simulate: fake tensors are on one device, so that offload moves nothing: leave it out")
+        raise Unplannable(
+            "--simulate: fake tensors are on one device, so that offload moves nothing: leave it out"
+        )
     if plan.args.optim.endswith("bit"):
-        raise Unplannable(f"--simulate: no fake tensors for bitsandbytes' {plan.args.optim}: leave it out")
+        raise Unplannable(
+            f"--simulate: no fake tensors for bitsandbytes' {plan.args.optim}: leave it out"
+        )
     if batch.packed and plan.args.attn_implementation not in ("eager", "sdpa"):
-        raise Unplannable(f"--simulate: traces sdpa, not {plan.args.attn_implementation}: leave it out")
+        raise Unplannable(
+            f"--simulate: traces sdpa, not {plan.args.attn_implementation}: leave it out"
+        )
     torch.set_num_threads(1)
     model = build(plan.args, config)
     logging.getLogger("torch").setLevel(logging.CRITICAL)  # it reports what it raises
@@ -276,4 +294,6 @@ def simulate(plan, config, batch):
             model, optimizer = prepared(make_fake(model), plan, mesh)
             return tracked(model, optimizer, plan, lambda: batch_of(batch))
         except Exception as error:  # what a model's own kernels make of fake tensors on a CPU
-            raise Unplannable(f"--simulate: this model cannot be traced: {first_line(error)}") from None
+            raise Unplannable(
+                f"--simulate: this model cannot be traced: {first_line(error)}"
+            ) from None

@@ -11,7 +11,9 @@ from memory_ranks import BLOCK_8BIT, Gathered, Whole
 
 BUCKET = 500_000_000  # elements: reduce_bucket_size, and of stage 0's buckets
 PREFETCH = 50_000_000  # elements: stage3_prefetch_bucket_size
-PERSISTENT = 100_000  # elements up to which ZeRO-3 keeps a tensor whole (stage3_param_persistence_threshold)
+PERSISTENT = (
+    100_000  # elements up to which ZeRO-3 keeps a tensor whole (stage3_param_persistence_threshold)
+)
 MOST_LIVE = 1_000_000_000  # elements that are prefetched at most, with those in use (stage3_max_live_parameters)
 REUSE = 1_000_000_000  # elements: what is needed again before so many others stays (stage3_max_reuse_distance)
 SUB_GROUP = 1_000_000_000  # elements that ZeRO-3 updates at a time (sub_group_size)
@@ -71,7 +73,9 @@ class Zero(Whole):
         self.own = math.ceil(self.elements / (plan.ranks if plan.stage else 1))
         self.width = plan.low or 4
         self.largest = max((weight.numel for weight in self.trained), default=0)
-        groups = [[w.numel for w in self.trained if (w.rows == w.numel) is norm] for norm in (False, True)]
+        groups = [
+            [w.numel for w in self.trained if (w.rows == w.numel) is norm] for norm in (False, True)
+        ]
         self.in_part = sum(fullest_part(sizes, plan.ranks) for sizes in groups if sizes)
         self.bucket = self.part = self.sum = None
         # Micro-batches are added in fp32 (reduce_in_fp32 of the recipes)
@@ -83,7 +87,9 @@ class Zero(Whole):
         if plan.low or plan.stage:
             place["master copies"] = 4 * self.own
         place["optimizer"] = zero_state(self.own, plan.args.optim)
-        if plan.offloads_optimizer:  # what is on its way: sums of micro-batches, new weights, one gradient
+        if (
+            plan.offloads_optimizer
+        ):  # what is on its way: sums of micro-batches, new weights, one gradient
             sums = self.in_part if plan.args.gradient_accumulation_steps > 1 else 0
             host["gradients"] = 4 * self.own
             host["communication"] = self.width * (sums + self.own + self.largest)
@@ -92,7 +98,9 @@ class Zero(Whole):
 
     def accumulate(self, weight, grad):
         if self.plan.stage and self.bucket is None:
-            self.bucket = Bucket(self.ag, self.width, self.ag.new(BUCKET, self.width, "communication"))
+            self.bucket = Bucket(
+                self.ag, self.width, self.ag.new(BUCKET, self.width, "communication")
+            )
         if self.plan.stage == 2:
             self.into_bucket(weight, grad)
         else:
@@ -116,7 +124,9 @@ class Zero(Whole):
         """Stage 2 reduces each micro-batch and adds it up, the others the last one."""
         if not self.plan.stage and self.last:
             flat = self.ag.new(min(self.elements, BUCKET), self.width, "communication")
-            cast = self.ag.new(min(self.elements, BUCKET) if self.width < 4 else 0, 4, "communication")
+            cast = self.ag.new(
+                min(self.elements, BUCKET) if self.width < 4 else 0, 4, "communication"
+            )
             del flat, cast
         if not self.bucket or self.plan.stage == 1 and not self.last:
             return
@@ -137,7 +147,11 @@ class Zero(Whole):
         if plan.stage:
             _ = ag.new(min(self.largest, self.own), NORM, "gradients")
             del _
-        grads = self.sum if self.adds_in_fp32 else ag.new(self.own if plan.stage else 0, self.width, "gradients")
+        grads = (
+            self.sum
+            if self.adds_in_fp32
+            else ag.new(self.own if plan.stage else 0, self.width, "gradients")
+        )
         grads = ag.new(self.own, 4, "gradients") if plan.low and not self.adds_in_fp32 else grads
         self.sum = None
         if plan.args.optim == "adamw_torch":
@@ -165,14 +179,19 @@ class Zero3(Gathered):
     def __init__(self, plan, weights, extra, units):
         super().__init__(plan, weights, extra, units)
         self.own = math.ceil(self.own)
-        self.largest = max((math.ceil(share) for unit in self.units.values() for _, share in unit.trained), default=0)
+        self.largest = max(
+            (math.ceil(share) for unit in self.units.values() for _, share in unit.trained),
+            default=0,
+        )
         self.whole, self.inflight = {}, {}
         self.parts = self.parts_of_a_pass()
         self.trace = [weight for _, weights in self.parts for weight in weights]
 
     def at_rest(self):
         plan, device, host = self.plan, dict(self.extra), {}
-        place, states = (host if off else device for off in (plan.offloads_parameters, plan.offloads_optimizer))
+        place, states = (
+            host if off else device for off in (plan.offloads_parameters, plan.offloads_optimizer)
+        )
         for unit in self.units.values():
             for weight, share in unit.shares.items():
                 place[weight.kind] = place.get(weight.kind, 0) + math.ceil(share) * weight.width
@@ -180,7 +199,9 @@ class Zero3(Gathered):
                     device["unsharded"] = device.get("unsharded", 0) + weight.numel * weight.width
         states["master copies"] = 4 * self.own
         states["optimizer"] = zero_state(self.own, plan.args.optim)
-        states["gradients"] = 4 * self.own  # reduced and added in fp32 (reduce_in_fp32 of the recipes)
+        states["gradients"] = (
+            4 * self.own
+        )  # reduced and added in fp32 (reduce_in_fp32 of the recipes)
         if plan.offloads_optimizer:  # gradients on their way to those of the step
             host["communication"] = 4 * self.own
         device["communication"] = BUCKET * 4
@@ -188,13 +209,20 @@ class Zero3(Gathered):
 
     def parts_of_a_pass(self):
         """[(name of a unit, its large weights in the order of use)] of a forward and a backward pass."""
-        large = {name: [w for w in unit.weights if w.numel > PERSISTENT] for name, unit in self.units.items()}
+        large = {
+            name: [w for w in unit.weights if w.numel > PERSISTENT]
+            for name, unit in self.units.items()
+        }
         if "embedding" not in large:  # tied to the head
             large = {"embedding": large["tail"]} | large
         forward, backward = list(large.items()), []
         for name, weights in reversed(forward):
             if name != "embedding" or any(weight.trains for weight in weights):
-                again = weights if self.plan.args.gradient_checkpointing and not isinstance(name, str) else []
+                again = (
+                    weights
+                    if self.plan.args.gradient_checkpointing and not isinstance(name, str)
+                    else []
+                )
                 backward.append((name, again + weights[::-1]))
         return forward + backward
 
@@ -218,7 +246,9 @@ class Zero3(Gathered):
             self.whole[weights[0]] = self.ag.new(weights[0].numel, weights[0].width, "unsharded")
         elif weights:
             size = sum(weight.numel * weight.width for weight in weights)
-            shards = self.ag.new(size / self.plan.ranks if self.plan.offloads_parameters else 0, 1, "communication")
+            shards = self.ag.new(
+                size / self.plan.ranks if self.plan.offloads_parameters else 0, 1, "communication"
+            )
             gathering = Gathering(weights, self.ag.new(size, 1, "communication"))
             self.inflight |= dict.fromkeys(weights, gathering)
             del shards
@@ -261,7 +291,11 @@ class Zero3(Gathered):
             soon.add(weight)
             distance += weight.numel
         for weight in weights:
-            if weight in self.whole and weight not in soon and self.skipped.get(weight, -1) < self.position:
+            if (
+                weight in self.whole
+                and weight not in soon
+                and self.skipped.get(weight, -1) < self.position
+            ):
                 del self.whole[weight]
                 self.live -= weight.numel
 

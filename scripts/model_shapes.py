@@ -39,7 +39,9 @@ def read_config(name):
         if path.is_file():
             content = json.loads(path.read_text())
             if "model_type" not in content:
-                raise Unplannable(f"{path}: no field model_type, from which transformers knows the architecture")
+                raise Unplannable(
+                    f"{path}: no field model_type, from which transformers knows the architecture"
+                )
             return AutoConfig.for_model(**content)
         if name.endswith(".json") or name.startswith((".", "/")):
             raise Unplannable(
@@ -50,10 +52,13 @@ def read_config(name):
         raise
     except OSError as error:
         raise Unplannable(
-            f"{name}: not a folder, and the hub has or gives no such config: {first_line(error)}", NO_HUB
+            f"{name}: not a folder, and the hub has or gives no such config: {first_line(error)}",
+            NO_HUB,
         ) from None
     except Exception as error:  # each config class checks its own fields, in its own way
-        raise Unplannable(f"{name}: not the config of a model that transformers knows: {first_line(error)}") from None
+        raise Unplannable(
+            f"{name}: not the config of a model that transformers knows: {first_line(error)}"
+        ) from None
 
 
 def first_line(error):
@@ -70,13 +75,27 @@ class Quantized(torch.nn.Linear):
     """
 
     def __init__(self, linear, args):
-        super().__init__(linear.in_features, linear.out_features, linear.bias is not None, dtype=linear.weight.dtype)
-        self.in_4bit, size, self.computes_in = args.load_in_4bit, linear.weight.numel(), linear.weight.dtype
+        super().__init__(
+            linear.in_features,
+            linear.out_features,
+            linear.bias is not None,
+            dtype=linear.weight.dtype,
+        )
+        self.in_4bit, size, self.computes_in = (
+            args.load_in_4bit,
+            linear.weight.numel(),
+            linear.weight.dtype,
+        )
         blocks = math.ceil(size / BLOCK)
         if not self.in_4bit:
-            weight, scales = torch.empty(linear.weight.shape, dtype=torch.int8), [torch.empty(linear.out_features)]
+            weight, scales = (
+                torch.empty(linear.weight.shape, dtype=torch.int8),
+                [torch.empty(linear.out_features)],
+            )
         else:
-            weight = torch.empty(math.ceil(size / 2 / linear.weight.element_size()), 1, dtype=linear.weight.dtype)
+            weight = torch.empty(
+                math.ceil(size / 2 / linear.weight.element_size()), 1, dtype=linear.weight.dtype
+            )
             scales = [torch.empty(blocks)]
             if args.bnb_4bit_use_double_quant:
                 scales = [
@@ -118,7 +137,9 @@ def quantize(model, args):
     """Put Quantized layers where transformers would let bitsandbytes put its own."""
     kept = get_keys_to_not_convert(model)
     for name, module in list(model.named_modules()):
-        if type(module) is torch.nn.Linear and not any(name == key or name.endswith(f".{key}") for key in kept):
+        if type(module) is torch.nn.Linear and not any(
+            name == key or name.endswith(f".{key}") for key in kept
+        ):
             model.set_submodule(name, Quantized(module, args))
     for weight in model.parameters():
         weight.requires_grad_(False)
@@ -154,7 +175,9 @@ def build(args, config, device="meta"):
                         else args.lora_target_modules,
                     ),
                 )
-    except Exception as error:  # whatever a model class or peft makes of a config that does not fit it
+    except (
+        Exception
+    ) as error:  # whatever a model class or peft makes of a config that does not fit it
         raise Unplannable(
             f"no causal language model from this config: {type(error).__name__}: {first_line(error)}"
         ) from None

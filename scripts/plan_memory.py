@@ -48,28 +48,54 @@ def parse_args():
         allow_abbrev=False,
         usage="%(prog)s [options] MODEL|recipes/llama.py [the recipe's own arguments]",
     )
-    parser.add_argument("--config_file", help="a YAML of accelerate_configs/, or another one; none: choose")
-    parser.add_argument("--num_processes", "--num_gpus", type=int, help="ranks, one a GPU [the YAML's]")
-    parser.add_argument("--num_machines", type=int, help="hosts with as many GPUs each [the YAML's]")
-    parser.add_argument("--mixed_precision", choices=["no", "bf16", "fp16"], help="instead of the YAML's")
-    parser.add_argument("--gpu", help="the card: h200, a100, 4090, ..., or its memory: 24GB, 80GiB [none; pieces "
-                        "of the loss as on 80GiB]")
-    parser.add_argument("--longest", type=int, help="tokens of the longest row, if that is less than --max_length")
-    parser.add_argument("--learnt_share", type=float, default=1.0, help="of the tokens, for the logits [%(default)s]")
     parser.add_argument(
-        "--simulate", action="store_true", help="trace the real model on fake tensors: one process, DDP, FSDP2"
+        "--config_file", help="a YAML of accelerate_configs/, or another one; none: choose"
     )
     parser.add_argument(
-        "--plot", metavar="PATH.png", help="draw every strategy against the card, and the peak against the length"
+        "--num_processes", "--num_gpus", type=int, help="ranks, one a GPU [the YAML's]"
     )
-    parser.add_argument("--json", metavar="PATH.json", help="write the plan here, - for the terminal")
+    parser.add_argument(
+        "--num_machines", type=int, help="hosts with as many GPUs each [the YAML's]"
+    )
+    parser.add_argument(
+        "--mixed_precision", choices=["no", "bf16", "fp16"], help="instead of the YAML's"
+    )
+    parser.add_argument(
+        "--gpu",
+        help="the card: h200, a100, 4090, ..., or its memory: 24GB, 80GiB [none; pieces "
+        "of the loss as on 80GiB]",
+    )
+    parser.add_argument(
+        "--longest", type=int, help="tokens of the longest row, if that is less than --max_length"
+    )
+    parser.add_argument(
+        "--learnt_share",
+        type=float,
+        default=1.0,
+        help="of the tokens, for the logits [%(default)s]",
+    )
+    parser.add_argument(
+        "--simulate",
+        action="store_true",
+        help="trace the real model on fake tensors: one process, DDP, FSDP2",
+    )
+    parser.add_argument(
+        "--plot",
+        metavar="PATH.png",
+        help="draw every strategy against the card, and the peak against the length",
+    )
+    parser.add_argument(
+        "--json", metavar="PATH.json", help="write the plan here, - for the terminal"
+    )
     args, rest = parser.parse_known_args()
     for flag in LAUNCHER:
         while flag in rest:
             del rest[rest.index(flag) : rest.index(flag) + 2]
     rest = [word for word in rest if word not in ("--multi_gpu", "--quiet")]
     if not rest or rest[0].startswith("--"):
-        parser.error("which model? MODEL, or recipes/llama.py, stands before the recipe's own arguments")
+        parser.error(
+            "which model? MODEL, or recipes/llama.py, stands before the recipe's own arguments"
+        )
     args.model, args.words = rest[0], rest[1:]
     return parser, args, rest[1:]
 
@@ -81,10 +107,16 @@ def recipe_arguments(parser, args, rest):
 
     recipe = args.model.endswith(".py")
     if recipe and Path(args.model).name != "llama.py":
-        parser.error(f"{args.model}: plans are for recipes/llama.py, or any decoder: give the model instead")
+        parser.error(
+            f"{args.model}: plans are for recipes/llama.py, or any decoder: give the model instead"
+        )
     if not recipe and "--model_name_or_path" in rest:
-        parser.error("--model_name_or_path: MODEL says it already; or give recipes/llama.py instead of MODEL")
-    llama.fault_tolerance.RUN["output_dir"] = None  # a wrong argument is no end of the run in that folder
+        parser.error(
+            "--model_name_or_path: MODEL says it already; or give recipes/llama.py instead of MODEL"
+        )
+    llama.fault_tolerance.RUN["output_dir"] = (
+        None  # a wrong argument is no end of the run in that folder
+    )
     sys.argv = ["llama.py", *rest, *([] if recipe else ["--model_name_or_path", args.model])]
     found = llama.parse_args()
     if found.max_logits_mib is None:  # what the recipe would take on this card
@@ -105,7 +137,9 @@ def read_config(parser, path):
         if item.kind in (STOPS, IGNORED)
     ]
     if wrong:
-        parser.error(f"{path} would not do what it says: {wrong[0]}; see python scripts/check_config.py {path}")
+        parser.error(
+            f"{path} would not do what it says: {wrong[0]}; see python scripts/check_config.py {path}"
+        )
     return as_read(file.content, file.deepspeed and file.deepspeed.content)
 
 
@@ -184,7 +218,9 @@ def main():
     if args.longest is not None and "--packing" in rest:
         parser.error("--longest: packed lines are filled to --max_length")
     if not args.config_file and not args.gpu:
-        parser.error("give --config_file, for the plan of one strategy, or --gpu, to choose among all")
+        parser.error(
+            "give --config_file, for the plan of one strategy, or --gpu, to choose among all"
+        )
     config = read_config(parser, args.config_file) if args.config_file else None
     from memory_cards import bytes_of, constants_of
     from memory_plan import closed_form, plan_of
@@ -201,7 +237,9 @@ def main():
             import memory_choice
 
             return memory_choice.report(args, recipe_args, model, batch, card)
-        plan = plan_of(recipe_args, config, args.num_processes, args.num_machines, args.mixed_precision)
+        plan = plan_of(
+            recipe_args, config, args.num_processes, args.num_machines, args.mixed_precision
+        )
         if args.simulate:
             from memory_trace import simulate
 

@@ -65,15 +65,27 @@ def smooth(values):
 def draw_run(name, metrics, color, loss_axes, rate_axes):
     steps, losses = column(metrics, "loss")
     loss_axes.plot(steps, losses, color=color, alpha=0.25, linewidth=0.8)
-    loss_axes.plot(steps, smooth(losses), color=color, linewidth=1.8, label=f"{name}: train, smoothed")
+    loss_axes.plot(
+        steps, smooth(losses), color=color, linewidth=1.8, label=f"{name}: train, smoothed"
+    )
     steps, losses = column(metrics, "eval_loss")
     if steps:
-        loss_axes.plot(steps, losses, "o", color=color, markeredgecolor="black", zorder=3, label=f"{name}: eval")
+        loss_axes.plot(
+            steps,
+            losses,
+            "o",
+            color=color,
+            markeredgecolor="black",
+            zorder=3,
+            label=f"{name}: eval",
+        )
     rate_axes.plot(*column(metrics, "learning_rate"), color=color, linewidth=1.4)
 
 
 def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.error = lambda message: stop(64, message)
     parser.add_argument("run_dirs", nargs="+", metavar="RUN_DIR", help="the --output_dir of a run")
     parser.add_argument("--output", default="loss.png", help="picture to write; .png, .pdf or .svg")

@@ -42,16 +42,34 @@ def largest(rows, key):
 
 def parity_block(results):
     """One line a kind of run, of weights and bound: how many runs, and the largest difference from one process."""
-    measured = [row for row in results["parity"]["rows"] if row["verdict"] == "ok" and not is_reference(row)]
+    measured = [
+        row for row in results["parity"]["rows"] if row["verdict"] == "ok" and not is_reference(row)
+    ]
     lines = []
     for text in dict.fromkeys(GROUPS.values()):
         for weights in WEIGHTS:
-            rows = [row for row in measured if GROUPS[row["group"]] == text and row["weights"] == weights]
+            rows = [
+                row
+                for row in measured
+                if GROUPS[row["group"]] == text and row["weights"] == weights
+            ]
             fp32 = [row for row in rows if row["precision"] == "no"]
-            wider = [row for row in fp32 if row["bounds"]["grad_norm"] not in (BOUNDS["grad_norm"], None)]
-            for part, note in (([row for row in rows if row not in wider], ""), (wider, ", sharded")):
+            wider = [
+                row for row in fp32 if row["bounds"]["grad_norm"] not in (BOUNDS["grad_norm"], None)
+            ]
+            for part, note in (
+                ([row for row in rows if row not in wider], ""),
+                (wider, ", sharded"),
+            ):
                 if part:
-                    lines.append([text + note, weights, str(len(part)), *(largest(part, key) for key in NAMES)])
+                    lines.append(
+                        [
+                            text + note,
+                            weights,
+                            str(len(part)),
+                            *(largest(part, key) for key in NAMES),
+                        ]
+                    )
     lines.append(["bound", "", "", *(f"{BOUNDS[key]:.0e}" for key in NAMES)])
     lines.append(["bound in bf16", "", "", *(f"{BF16_BOUNDS[key]:.0e}" for key in NAMES)])
     header = ["what differs from one process", "weights", "runs", *NAMES.values()]
@@ -64,7 +82,11 @@ def is_reference(row):
 
 def bytes_block(results, weights="full"):
     """One line a YAML: bytes of each class on the fullest rank of 2 and of 4, and the share that this is."""
-    rows = [row for row in results["parity"]["rows"] if row["group"] == "strategies" and row["weights"] == weights]
+    rows = [
+        row
+        for row in results["parity"]["rows"]
+        if row["group"] == "strategies" and row["weights"] == weights
+    ]
     rows = {(row["config"], row["ranks"]): row["held"] for row in rows if "held" in row}
     lines = []
     for config in sorted({config for config, _ in rows}, key=rank_of):
@@ -91,11 +113,15 @@ def host_memory_block(results):
     if "host_memory" not in results:
         return "Not measured yet: `python scripts/host_memory.py --json results/host_memory.json`."
     lines = []
-    for row in sorted(results["host_memory"]["rows"], key=lambda row: (row["ranks"], *rank_of(row["config"]))):
+    for row in sorted(
+        results["host_memory"]["rows"], key=lambda row: (row["ranks"], *rank_of(row["config"]))
+    ):
         resuming = " ".join(f"{copies:.2f}" for copies in row.get("resuming", []))
         loading = " ".join(f"{copies:.2f}" for copies in row["loading"])
         lines.append([f"`{row['config']}.yaml`", str(row["ranks"]), loading, resuming])
-    return table(["YAML", "ranks", "loading: copies of the model, by rank", "resuming: the same"], lines)
+    return table(
+        ["YAML", "ranks", "loading: copies of the model, by rank", "resuming: the same"], lines
+    )
 
 
 def speed_block(results):
@@ -112,11 +138,16 @@ COMPARED = {  # kinds of cells of scripts/validate_planner.py and track_ranks.py
 
 def planner_block(results):
     """One line for what the planner was held against, and way of planning: mean and worst errors of the peak."""
-    ranks = [{"kind": "ranks", METHODS[0]: row["beside_bucket"]} for row in results["planner_ranks"]["rows"]]
+    ranks = [
+        {"kind": "ranks", METHODS[0]: row["beside_bucket"]}
+        for row in results["planner_ranks"]["rows"]
+    ]
     cells, lines = results["planner"]["cells"] + ranks, []
     for kind, (text, methods) in COMPARED.items():
         for method in methods:
-            number, mean, above, below = summary([cell for cell in cells if cell["kind"] == kind], method)
+            number, mean, above, below = summary(
+                [cell for cell in cells if cell["kind"] == kind], method
+            )
             errors = [f"{abs(error):.2%}" for error in (mean, max(above, 0), min(below, 0))]
             lines.append([method, text, str(number), *errors])
     header = ["planned by", "held against", "cells", "mean error", "at most above", "at most below"]
@@ -126,8 +157,16 @@ def planner_block(results):
 def quickstarts_block(results):
     """One line a recipe: what its quick example shows of held-out rows before and after, and its seconds."""
     rows = results["quickstarts"]["rows"]
-    lines = [[f"`make quickstart RECIPE={row['recipe']}`", row["shown"], f"{row['before']:.3g}", f"{row['after']:.3g}",
-              f"{row['seconds']:.0f}"] for row in rows]  # fmt: skip
+    lines = [
+        [
+            f"`make quickstart RECIPE={row['recipe']}`",
+            row["shown"],
+            f"{row['before']:.3g}",
+            f"{row['after']:.3g}",
+            f"{row['seconds']:.0f}",
+        ]
+        for row in rows
+    ]
     seconds = f"seconds, {results['quickstarts']['cores']} CPU cores"
     return table(["quick example", "of held-out rows", "before", "after", seconds], lines)
 
@@ -137,8 +176,15 @@ def gpu_block(results):
     return gpu_tables.block(results["gpu"])
 
 
-BLOCKS = {"quickstarts": quickstarts_block, "parity": parity_block, "bytes": bytes_block, "speed": speed_block,
-          "planner": planner_block, "host_memory": host_memory_block, "gpu": gpu_block}  # fmt: skip
+BLOCKS = {
+    "quickstarts": quickstarts_block,
+    "parity": parity_block,
+    "bytes": bytes_block,
+    "speed": speed_block,
+    "planner": planner_block,
+    "host_memory": host_memory_block,
+    "gpu": gpu_block,
+}
 
 
 def fill(text, results):
@@ -156,23 +202,37 @@ def whole(results):
     """The text of results/README.md: every run."""
     measured = results["parity"]
     versions = ", ".join(f"{name} {version}" for name, version in measured["versions"].items())
-    parts = ["# Results", "Made by `scripts/readme_tables.py` from the JSON files beside it.", "# Parity",
-             f"`scripts/parity.py` on {measured['device']} ranks, in fp32, with {versions}. The numbers are the "
-             "largest relative differences from the same job in one process over 20 steps; bytes ok: each rank held "
-             "what the YAML promises.", tables(measured["rows"]), "# Bytes",
-             "Live tensors of the fullest rank after a step, and the share of the whole that the YAML promises."]
+    parts = [
+        "# Results",
+        "Made by `scripts/readme_tables.py` from the JSON files beside it.",
+        "# Parity",
+        f"`scripts/parity.py` on {measured['device']} ranks, in fp32, with {versions}. The numbers are the "
+        "largest relative differences from the same job in one process over 20 steps; bytes ok: each rank held "
+        "what the YAML promises.",
+        tables(measured["rows"]),
+        "# Bytes",
+        "Live tensors of the fullest rank after a step, and the share of the whole that the YAML promises.",
+    ]
     for weights in WEIGHTS:
         parts += [f"## {weights}", bytes_block(results, weights)]
     if "benchmark" in results:
-        parts += ["# Speed", "`scripts/benchmark.py` says how each kind of cell is measured. Numbers are medians and, "
-                  "in brackets, the range of the repeats.", benchmark_tables.details(results["benchmark"])]
-    parts += ["# Memory planner", "`scripts/track_ranks.py`: the planned peak against that of live tensors on CPU "
-              "ranks; under ZeRO-1 to 3 beside the bucket of 2 GB that each rank has.",
-              tracked_table(results["planner_ranks"]["rows"]),
-              "`scripts/validate_planner.py`: the closed form against the trace, rows of 4,096 tokens.",
-              shapes_table(results["planner"]["cells"]),
-              "# On a GPU", "`scripts/gpu_proof.py`: every cell with its numbers and commands.",
-              gpu_tables.details(results["gpu"])]  # fmt: skip
+        parts += [
+            "# Speed",
+            "`scripts/benchmark.py` says how each kind of cell is measured. Numbers are medians and, "
+            "in brackets, the range of the repeats.",
+            benchmark_tables.details(results["benchmark"]),
+        ]
+    parts += [
+        "# Memory planner",
+        "`scripts/track_ranks.py`: the planned peak against that of live tensors on CPU "
+        "ranks; under ZeRO-1 to 3 beside the bucket of 2 GB that each rank has.",
+        tracked_table(results["planner_ranks"]["rows"]),
+        "`scripts/validate_planner.py`: the closed form against the trace, rows of 4,096 tokens.",
+        shapes_table(results["planner"]["cells"]),
+        "# On a GPU",
+        "`scripts/gpu_proof.py`: every cell with its numbers and commands.",
+        gpu_tables.details(results["gpu"]),
+    ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -186,7 +246,10 @@ def tracked_table(rows):
     jobs = list(dict.fromkeys(row["job"] for row in rows))
     errors = {(row["config"], row["job"]): signed(row["beside_bucket"]) for row in rows}
     configs = sorted({row["config"] for row in rows}, key=rank_of)
-    return table(["YAML", *jobs], [[config, *(errors.get((config, job), "") for job in jobs)] for config in configs])
+    return table(
+        ["YAML", *jobs],
+        [[config, *(errors.get((config, job), "") for job in jobs)] for config in configs],
+    )
 
 
 def shapes_table(cells):
@@ -195,13 +258,17 @@ def shapes_table(cells):
     for cell in (cell for cell in cells if cell["kind"] == "shapes"):
         how = f"{cell.get('engine', 'one process')}, {cell.get('ranks', 1)} ranks, {cell.get('mixed_precision', 'no')}"
         size = f"{cell['traced bytes'] / 2**30:.2f}"
-        lines.append([cell["model"], how, " ".join(cell["flags"]), size, signed(cell["closed form"])])
+        lines.append(
+            [cell["model"], how, " ".join(cell["flags"]), size, signed(cell["closed form"])]
+        )
     return table(["parameters", "strategy", "flags", "GiB traced", "closed form"], lines)
 
 
 def read_results():
     """What was measured, by name of the file under results/; "gpu" is the list of records under results/gpu/."""
-    results = {path.stem: json.loads(path.read_text()) for path in (ROOT / "results").glob("*.json")}
+    results = {
+        path.stem: json.loads(path.read_text()) for path in (ROOT / "results").glob("*.json")
+    }
     return results | {"gpu": gpu_tables.read_records(ROOT / "results" / "gpu")}
 
 
@@ -219,11 +286,17 @@ def main():
         results = read_results()
     except ValueError as error:
         sys.exit(f"readme_tables.py: {error}")
-    wanted = {ROOT / "README.md": fill((ROOT / "README.md").read_text(), results),
-              ROOT / "results" / "README.md": whole(results)}
-    stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text() != text]
+    wanted = {
+        ROOT / "README.md": fill((ROOT / "README.md").read_text(), results),
+        ROOT / "results" / "README.md": whole(results),
+    }
+    stale = [
+        path for path, text in wanted.items() if not path.is_file() or path.read_text() != text
+    ]
     for path in stale:
-        print(f"{path.relative_to(ROOT)} {'is not what results/ says' if args.check else 'written'}")
+        print(
+            f"{path.relative_to(ROOT)} {'is not what results/ says' if args.check else 'written'}"
+        )
         if not args.check:
             path.write_text(wanted[path])
     sys.exit(1 if args.check and stale else 0)

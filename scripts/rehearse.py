@@ -44,14 +44,31 @@ FAILED, NOT_AS_PROMISED = 1, 70
 def parse_args():
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config_file", required=True, help="a YAML of accelerate_configs/")
-    parser.add_argument("--num_processes", type=int, help="ranks to start (CPU: 2, or what the mesh needs)")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: cuda if there is one")
-    parser.add_argument("--mixed_precision", choices=["no", "bf16", "fp16"], help="instead of the YAML's (CPU: no)")
-    parser.add_argument("--ranks_per_node", type=int, help="CPU: size of a simulated node (default: half the ranks)")
+    parser.add_argument(
+        "--num_processes", type=int, help="ranks to start (CPU: 2, or what the mesh needs)"
+    )
+    parser.add_argument(
+        "--device",
+        choices=["auto", "cpu", "cuda"],
+        default="auto",
+        help="auto: cuda if there is one",
+    )
+    parser.add_argument(
+        "--mixed_precision", choices=["no", "bf16", "fp16"], help="instead of the YAML's (CPU: no)"
+    )
+    parser.add_argument(
+        "--ranks_per_node", type=int, help="CPU: size of a simulated node (default: half the ranks)"
+    )
     parser.add_argument("--report", metavar="PATH.json", help="write the shard report here")
-    parser.add_argument("--warm", action="store_true", help="start processes that have imported the libraries before")
+    parser.add_argument(
+        "--warm",
+        action="store_true",
+        help="start processes that have imported the libraries before",
+    )
     parser.add_argument("--main_process_port", type=int, help="default: 0, a free one")
-    parser.add_argument("recipe", metavar="RECIPE.py", help="the script to run; everything behind it is its own")
+    parser.add_argument(
+        "recipe", metavar="RECIPE.py", help="the script to run; everything behind it is its own"
+    )
     parser.add_argument("recipe_args", nargs=argparse.REMAINDER, metavar="...")
     return parser, parser.parse_args()
 
@@ -73,8 +90,11 @@ def read_config(parser, path):
         parser.error(str(error))
     if "distributed_type" not in file.content:
         parser.error(f"{path} is not an accelerate config: it has no distributed_type")
-    wrong = [f"  {'.'.join(map(str, item.path))}: {item.reason}; fix: {item.fix}" for item in find_faults(file)[0]
-             if item.kind in (STOPS, IGNORED)]
+    wrong = [
+        f"  {'.'.join(map(str, item.path))}: {item.reason}; fix: {item.fix}"
+        for item in find_faults(file)[0]
+        if item.kind in (STOPS, IGNORED)
+    ]
     if wrong:
         parser.error("\n".join([f"{path} would not do what it says:", *wrong]))
     return as_read(file.content, file.deepspeed and file.deepspeed.content)
@@ -89,15 +109,27 @@ def choose_ranks(parser, args, config, facts, device):
     ranks = args.num_processes or default
     ranks_per_node = (args.ranks_per_node or ranks // 2) if device == "cpu" else ranks
     if facts["engine"] == "single" and ranks != 1:
-        parser.error(f"{args.config_file} is for one process; --num_processes {ranks} cannot be had")
+        parser.error(
+            f"{args.config_file} is for one process; --num_processes {ranks} cannot be had"
+        )
     if mesh and ranks != mesh:
-        parser.error(f"the mesh of {args.config_file} is {facts['replicas']} x {facts['shards']}: it needs {mesh} "
-                     f"processes, not {ranks}")
+        parser.error(
+            f"the mesh of {args.config_file} is {facts['replicas']} x {facts['shards']}: it needs {mesh} "
+            f"processes, not {ranks}"
+        )
     if device == "cpu" and facts["engine"] != "single" and ranks < 2:
-        parser.error(f"{args.config_file} needs at least 2 ranks to shard or replicate, not {ranks}")
-    if device == "cpu" and hybrid and (ranks_per_node < 2 or ranks % ranks_per_node or ranks == ranks_per_node):
-        parser.error(f"HYBRID_SHARD needs 2 or more nodes of 2 or more ranks, not {ranks} ranks with {ranks_per_node} "
-                     "per node: with 1 per node torch neither shards nor averages gradients")
+        parser.error(
+            f"{args.config_file} needs at least 2 ranks to shard or replicate, not {ranks}"
+        )
+    if (
+        device == "cpu"
+        and hybrid
+        and (ranks_per_node < 2 or ranks % ranks_per_node or ranks == ranks_per_node)
+    ):
+        parser.error(
+            f"HYBRID_SHARD needs 2 or more nodes of 2 or more ranks, not {ranks} ranks with {ranks_per_node} "
+            "per node: with 1 per node torch neither shards nor averages gradients"
+        )
     return ranks, ranks_per_node
 
 
@@ -110,9 +142,13 @@ def find_overrides(args, config, facts, device, ranks):
         overrides.append(("num_processes", asked, str(ranks), why))
     if config.get("num_machines", 1) > 1:
         overrides.append(("num_machines", str(config["num_machines"]), "1", "all ranks run here"))
-        overrides.append(("machine_rank", str(config.get("machine_rank", 0)), "0", "all ranks run here"))
+        overrides.append(
+            ("machine_rank", str(config.get("machine_rank", 0)), "0", "all ranks run here")
+        )
     asked = config.get("mixed_precision", "no")
-    in_json = "deepspeed_config_file" in config.get("deepspeed_config", {})  # where the launcher cannot change it
+    in_json = "deepspeed_config_file" in config.get(
+        "deepspeed_config", {}
+    )  # where the launcher cannot change it
     precision = args.mixed_precision or ("no" if device == "cpu" and not in_json else asked)
     if precision != asked:
         slow = "slow on CPU; --mixed_precision bf16 also shows what bf16 refuses"
@@ -125,15 +161,23 @@ def find_notes(facts, ranks_per_node):
     """What CPU ranks cannot show, or show in another way; one sentence each."""
     notes = []
     if facts["strategy"] == "HYBRID_SHARD":
-        notes.append(f"nodes are simulated, {ranks_per_node} ranks each: FSDP1 shards over the devices of a node")
+        notes.append(
+            f"nodes are simulated, {ranks_per_node} ranks each: FSDP1 shards over the devices of a node"
+        )
     if facts["offload"]:
-        notes.append(f"{', '.join(facts['offload'])}: on CPU ranks all tensors are in host memory anyway")
+        notes.append(
+            f"{', '.join(facts['offload'])}: on CPU ranks all tensors are in host memory anyway"
+        )
     if facts["engine"] == "zero":
-        notes.append("collectives go through gloo: DeepSpeed's own shared-memory op would have to be compiled")
+        notes.append(
+            "collectives go through gloo: DeepSpeed's own shared-memory op would have to be compiled"
+        )
     if facts["engine"] == "zero" and facts["offload"]:
         notes.append("torch's AdamW instead of DeepSpeedCPUAdam, which would have to be compiled")
     if facts["engine"] == "fsdp1":
-        notes.append("full state dicts are cloned, not offloaded: on CPU upstream would hand out freed memory")
+        notes.append(
+            "full state dicts are cloned, not offloaded: on CPU upstream would hand out freed memory"
+        )
     return notes
 
 
@@ -150,7 +194,10 @@ def launch(command, environment, folder):
 
     def forward(number, frame):
         received.append(number)
-        send(number if len(received) == 1 else signal.SIGKILL, *([] if any(folder.glob("pid.*")) else [process.pid]))
+        send(
+            number if len(received) == 1 else signal.SIGKILL,
+            *([] if any(folder.glob("pid.*")) else [process.pid]),
+        )
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, forward)
@@ -186,7 +233,10 @@ def report(folder, facts, ranks, ranks_per_node):
         return [], "not measured"
     rows = judge([json.loads(path.read_text()) for path in paths], facts, ranks_per_node)
     verdict = "ok" if all(row["verdict"] == "ok" for row in rows) else "NOT AS PROMISED"
-    print(f"shard report: {verdict}" + (" (one process: nothing to shard)" if facts["engine"] == "single" else ""))
+    print(
+        f"shard report: {verdict}"
+        + (" (one process: nothing to shard)" if facts["engine"] == "single" else "")
+    )
     print(table(rows))
     return rows, verdict
 
@@ -226,12 +276,25 @@ def main():
     sys.stdout.flush()
 
     with tempfile.TemporaryDirectory(prefix="rehearsal_") as folder:
-        environment = {**os.environ, "REHEARSAL_FOLDER": folder, "REHEARSAL_DEVICE": device,
-                       "REHEARSAL_RANKS_PER_NODE": str(ranks_per_node)}
+        environment = {
+            **os.environ,
+            "REHEARSAL_FOLDER": folder,
+            "REHEARSAL_DEVICE": device,
+            "REHEARSAL_RANKS_PER_NODE": str(ranks_per_node),
+        }
         environment.setdefault("OMP_NUM_THREADS", "1")
         if device == "cpu":
-            environment.update(ACCELERATE_TORCH_DEVICE="cpu", DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="")
-        command = [sys.executable, "-m", "accelerate.commands.launch", "--quiet", "--config_file", args.config_file]
+            environment.update(
+                ACCELERATE_TORCH_DEVICE="cpu", DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES=""
+            )
+        command = [
+            sys.executable,
+            "-m",
+            "accelerate.commands.launch",
+            "--quiet",
+            "--config_file",
+            args.config_file,
+        ]
         for name, _, new, _ in overrides:
             command += [f"--{name}", new]
         command += ["--main_process_port", str(args.main_process_port or 0)]
@@ -241,8 +304,16 @@ def main():
         rows, verdict = report(Path(folder), facts, ranks, ranks_per_node)
     if args.report:
         settings = {name: new for name, _, new, _ in overrides}
-        content = {"config_file": args.config_file, "recipe": args.recipe, "device": device, "ranks": ranks,
-                   "overrides": settings, "exit_code": code, "verdict": verdict, "rows": rows}
+        content = {
+            "config_file": args.config_file,
+            "recipe": args.recipe,
+            "device": device,
+            "ranks": ranks,
+            "overrides": settings,
+            "exit_code": code,
+            "verdict": verdict,
+            "rows": rows,
+        }
         Path(args.report).parent.mkdir(parents=True, exist_ok=True)
         Path(args.report).write_text(json.dumps(content, indent=2) + "\n")
     if code:

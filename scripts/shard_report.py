@@ -33,7 +33,9 @@ def held(tensors):
     return {
         "elements": sum(size // local.element_size() for size, local in storages.values()),
         "bytes": sum(size for size, _ in storages.values()),
-        "dtypes": sorted({str(local.dtype).removeprefix("torch.") for _, local in storages.values()}),
+        "dtypes": sorted(
+            {str(local.dtype).removeprefix("torch.") for _, local in storages.values()}
+        ),
         "devices": sorted({local.device.type for _, local in storages.values()}),
     }
 
@@ -49,8 +51,14 @@ def live_gradients(model, optimizer):
     gradients = [g for p in model.parameters() for g in (p.grad, getattr(p, "grad_accum", None))]
     for group in getattr(optimizer, "averaged_gradients", {}).values():  # DeepSpeed ZeRO 1-3
         gradients += group or []
-    for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat", "fp32_groups_flat_partition"):
-        gradients += [partition.grad for partition in getattr(optimizer, name, [])]  # with offload they lie here
+    for name in (
+        "single_partition_of_fp32_groups",
+        "fp32_partitioned_groups_flat",
+        "fp32_groups_flat_partition",
+    ):
+        gradients += [
+            partition.grad for partition in getattr(optimizer, name, [])
+        ]  # with offload they lie here
     return [g for g in gradients if g is not None]
 
 
@@ -59,7 +67,11 @@ def live_state(base, model):
     own = {p.untyped_storage().data_ptr() for p in model.parameters() if not hasattr(p, "to_local")}
     state, per_parameter, master = [], 0, []
     for parameter, entries in base.state.items():
-        like = [v for k, v in entries.items() if k != "step" and getattr(v, "shape", None) == parameter.shape]
+        like = [
+            v
+            for k, v in entries.items()
+            if k != "step" and getattr(v, "shape", None) == parameter.shape
+        ]
         state, per_parameter = state + like, max(per_parameter, len(like))
         if not hasattr(parameter, "to_local") and parameter.untyped_storage().data_ptr() not in own:
             master.append(parameter)
@@ -81,7 +93,11 @@ def when_prepared(action):
 
     @functools.wraps(prepare)
     def prepare_and_watch(self, *args, **kwargs):
-        for module in (a for a in args if isinstance(a, Module) and any(p.requires_grad for p in a.parameters())):
+        for module in (
+            a
+            for a in args
+            if isinstance(a, Module) and any(p.requires_grad for p in a.parameters())
+        ):
             seen["tensors"] = describe(module)
         result = prepare(self, *args, **kwargs)
         for prepared in result if isinstance(result, (tuple, list)) else [result]:
@@ -132,7 +148,9 @@ def measure_at_first_step(model, optimizer, tensors, path):
         if "parameters" in found or not base.state:  # fp16 may skip the first steps
             return
         state, per_parameter, master = live_state(base, model)
-        found.update(parameters=held(live_parameters(model)), optimizer=held(state), master=held(master))
+        found.update(
+            parameters=held(live_parameters(model)), optimizer=held(state), master=held(master)
+        )
         found.update(tensors=tensors, state_tensors_per_parameter=per_parameter)
         if zero is not None:
             found["persistence_threshold"] = model.zero_param_persistence_threshold()
@@ -143,10 +161,14 @@ def measure_at_first_step(model, optimizer, tensors, path):
 
 def shards_of(facts, ranks, ranks_per_node):
     """Into how many shards the YAML splits each class: {class: N}, 1 for whole."""
-    n = {"HYBRID_SHARD": ranks_per_node, "NO_SHARD": 1}.get(facts["strategy"], facts["shards"] or ranks)
+    n = {"HYBRID_SHARD": ranks_per_node, "NO_SHARD": 1}.get(
+        facts["strategy"], facts["shards"] or ranks
+    )
     if facts["engine"] in ("single", "ddp"):
         n = 1
-    stage = facts["stage"] if facts["engine"] == "zero" else 3  # FSDP splits parameters at rest in every sharded mode
+    stage = (
+        facts["stage"] if facts["engine"] == "zero" else 3
+    )  # FSDP splits parameters at rest in every sharded mode
     return {c: n if stage >= needed else 1 for c, needed in zip(CLASSES, (3, 2, 1, 1), strict=True)}
 
 
@@ -158,35 +180,61 @@ def promised(tensors, n, by_rows, rank, whole_below):
     """
     total = sum(size for size, _ in tensors)
     if n == 1:
-        return total, total, total + 16 * len(tensors)  # ZeRO pads its flat buffer of whole parameters too
+        return (
+            total,
+            total,
+            total + 16 * len(tensors),
+        )  # ZeRO pads its flat buffer of whole parameters too
     if by_rows:
         parts = [(size // rows, rows, -(-rows // n)) for size, rows in tensors if size]
         most = sum(width * part for width, _, part in parts)
-        return sum(width * max(0, min(part, rows - rank % n * part)) for width, rows, part in parts), most, most
+        return (
+            sum(width * max(0, min(part, rows - rank % n * part)) for width, rows, part in parts),
+            most,
+            most,
+        )
     nominal = -(-total // n) + sum(size for size, _ in tensors if size <= whole_below)
-    padding = (16 + n) * len(tensors)  # FSDP1 aligns each tensor to 16 bytes, all pad to a multiple of n
+    padding = (16 + n) * len(
+        tensors
+    )  # FSDP1 aligns each tensor to 16 bytes, all pad to a multiple of n
     return nominal - padding, nominal, nominal + padding
 
 
 def promise_of(name, measured, rank, shards, facts):
     """(least, nominal, most) elements of one class on one rank, with what DeepSpeed documents for gradients."""
-    tensors = [(size, rows) for size, rows, trains in measured["tensors"] if trains or name == "parameters"]
+    tensors = [
+        (size, rows) for size, rows, trains in measured["tensors"] if trains or name == "parameters"
+    ]
     whole_below = measured.get("persistence_threshold", 0) if name == "parameters" else 0
-    least, nominal, most = promised(tensors, shards[name], facts["engine"] == "fsdp2", rank, whole_below)
-    if name == "gradients" and facts["stage"] == 1:  # whole between micro-batches, its own share is left at the step
+    least, nominal, most = promised(
+        tensors, shards[name], facts["engine"] == "fsdp2", rank, whole_below
+    )
+    if (
+        name == "gradients" and facts["stage"] == 1
+    ):  # whole between micro-batches, its own share is left at the step
         least = promised(tensors, shards["optimizer"], False, rank, 0)[0]
-    if name == "gradients" and facts["stage"] == 2:  # a tensor cut by the border of a partition stays whole
+    if (
+        name == "gradients" and facts["stage"] == 2
+    ):  # a tensor cut by the border of a partition stays whole
         most += min(shards[name] - 1, 2) * max(size for size, _ in tensors)
     return least, nominal, most
 
 
 def in_its_place(name, devices, facts):
     """Whether a class lies in host memory if the YAML offloads it; ZeRO-3 keeps small parameters on the device too."""
-    moved = {"fsdp_offload_params": CLASSES, "offload_optimizer_device": ("optimizer", "master"),
-             "offload_param_device": ("parameters",)}
+    moved = {
+        "fsdp_offload_params": CLASSES,
+        "offload_optimizer_device": ("optimizer", "master"),
+        "offload_param_device": ("parameters",),
+    }
     if not any(name in moved[key] for key in facts["offload"] if key in moved):
         return True
-    return devices == ["cpu"] or name == "parameters" and facts["engine"] == "zero" and "cpu" in devices
+    return (
+        devices == ["cpu"]
+        or name == "parameters"
+        and facts["engine"] == "zero"
+        and "cpu" in devices
+    )
 
 
 def judge(measurements, facts, ranks_per_node):
@@ -200,12 +248,22 @@ def judge(measurements, facts, ranks_per_node):
                 continue  # the optimizer steps on the parameters themselves
             least, nominal, most = promise_of(name, measured, rank, shards, facts)
             count = states if name == "optimizer" else 1
-            ok = least * count <= elements <= most * count and in_its_place(name, measured[name]["devices"], facts)
+            ok = least * count <= elements <= most * count and in_its_place(
+                name, measured[name]["devices"], facts
+            )
             width = size / elements if elements else 0
-            rows.append({"rank": rank, "class": name, "dtypes": measured[name]["dtypes"],
-                         "devices": measured[name]["devices"], "held_bytes": size,
-                         "promised_bytes": round(nominal * count * width), "shards": shards[name],
-                         "verdict": "ok" if ok else "NOT AS PROMISED"})
+            rows.append(
+                {
+                    "rank": rank,
+                    "class": name,
+                    "dtypes": measured[name]["dtypes"],
+                    "devices": measured[name]["devices"],
+                    "held_bytes": size,
+                    "promised_bytes": round(nominal * count * width),
+                    "shards": shards[name],
+                    "verdict": "ok" if ok else "NOT AS PROMISED",
+                }
+            )
     return rows
 
 
@@ -214,8 +272,18 @@ def table(rows):
     lines = [("rank", "class", "dtype", "device", "held bytes", "promised", "promise", "verdict")]
     for row in rows:
         promise = "whole" if row["shards"] == 1 else f"1/{row['shards']}"
-        lines.append((str(row["rank"]), row["class"], "+".join(row["dtypes"]), "+".join(row["devices"]),
-                      f"{row['held_bytes']:,}", f"{row['promised_bytes']:,}", promise, row["verdict"]))
+        lines.append(
+            (
+                str(row["rank"]),
+                row["class"],
+                "+".join(row["dtypes"]),
+                "+".join(row["devices"]),
+                f"{row['held_bytes']:,}",
+                f"{row['promised_bytes']:,}",
+                promise,
+                row["verdict"],
+            )
+        )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     aligned = "<<<<>><<"  # numbers to the right
     form = "  ".join(f"{{:{side}{width}}}" for side, width in zip(aligned, widths, strict=True))

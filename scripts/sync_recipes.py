@@ -21,14 +21,26 @@ from usage import Parser
 
 ROOT = Path(__file__).resolve().parents[1]
 OWN = {"parse_args", "load_data", "main"}
-BANNERS = ("Accelerator and seed", "Tokenizer and data", "Model", "Optimizer and schedule", "Prepare", "Resume",
-           "Train", "Evaluate and save")  # fmt: skip
+BANNERS = (
+    "Accelerator and seed",
+    "Tokenizer and data",
+    "Model",
+    "Optimizer and schedule",
+    "Prepare",
+    "Resume",
+    "Train",
+    "Evaluate and save",
+)
 DIFFERS = 1
 
 
 def recipes_in(folder):
     """The files that have a `main`; what lies beside them for all recipes has none."""
-    return [path for path in sorted(folder.glob("*.py")) if re.search(r"^def main\(", path.read_text(), re.MULTILINE)]
+    return [
+        path
+        for path in sorted(folder.glob("*.py"))
+        if re.search(r"^def main\(", path.read_text(), re.MULTILINE)
+    ]
 
 
 def parts_of(text):
@@ -37,8 +49,20 @@ def parts_of(text):
     for node in ast.parse(text).body:
         names = [node.name] if hasattr(node, "name") else []
         if isinstance(node, ast.Assign):
-            names = [target.id for target in node.targets if isinstance(target, ast.Name) and target.id.isupper()]
-        start = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))]) - 1
+            names = [
+                target.id
+                for target in node.targets
+                if isinstance(target, ast.Name) and target.id.isupper()
+            ]
+        start = (
+            min(
+                [
+                    node.lineno,
+                    *(decorator.lineno for decorator in getattr(node, "decorator_list", [])),
+                ]
+            )
+            - 1
+        )
         while start and lines[start - 1].startswith("#"):
             start -= 1
         found |= {name: (start, node.end_lineno) for name in names}
@@ -48,13 +72,19 @@ def parts_of(text):
 def shared_text(text):
     """{name: source} of what must be equal wherever it occurs."""
     lines = text.splitlines()
-    return {name: "\n".join(lines[start:end]) for name, (start, end) in parts_of(text).items() if name not in OWN}
+    return {
+        name: "\n".join(lines[start:end])
+        for name, (start, end) in parts_of(text).items()
+        if name not in OWN
+    }
 
 
 def banners_of(text):
     """The banners of `main`, in order."""
     start, end = parts_of(text)["main"]
-    return re.findall(r"^    # ---- (.*?) ----$", "\n".join(text.splitlines()[start:end]), re.MULTILINE)
+    return re.findall(
+        r"^    # ---- (.*?) ----$", "\n".join(text.splitlines()[start:end]), re.MULTILINE
+    )
 
 
 def differences(texts):
@@ -64,9 +94,13 @@ def differences(texts):
         for name, source in shared_text(text).items():
             other, known = first.setdefault(name, (path, source))
             if source != known:
-                found.append(f"{name} of {path} is not that of {other}: {first_difference(source, known)}")
+                found.append(
+                    f"{name} of {path} is not that of {other}: {first_difference(source, known)}"
+                )
         if banners_of(text) != list(BANNERS):
-            found.append(f"main of {path} has the banners {', '.join(banners_of(text))}, not {', '.join(BANNERS)}")
+            found.append(
+                f"main of {path} has the banners {', '.join(banners_of(text))}, not {', '.join(BANNERS)}"
+            )
     return found
 
 
@@ -90,11 +124,17 @@ def parse_args():
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--check", action="store_true", help="say what differs")
-    action.add_argument("--fix", action="store_true", help="write what --from has into the other recipes")
-    parser.add_argument("--from", dest="source", metavar="recipes/X.py", help="the recipe that is right")
+    action.add_argument(
+        "--fix", action="store_true", help="write what --from has into the other recipes"
+    )
+    parser.add_argument(
+        "--from", dest="source", metavar="recipes/X.py", help="the recipe that is right"
+    )
     parser.add_argument("--folder", type=Path, default=ROOT / "recipes", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.fix and (not args.source or Path(args.source).resolve() not in recipes_in(args.folder.resolve())):
+    if args.fix and (
+        not args.source or Path(args.source).resolve() not in recipes_in(args.folder.resolve())
+    ):
         parser.error("--fix needs --from and a recipe: which of those that differ is right?")
     return args
 

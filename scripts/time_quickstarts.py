@@ -23,14 +23,24 @@ from pathlib import Path
 from parity import MAKERS, ROOT
 from usage import Parser
 
-SHOWN = {"llama": "exact_match", "llama_dpo": "exact_match", "mistral_pretrain": "eval_perplexity",
-         "mixtral": "exact_match", "t5": "eval_bleu", "bert": "eval_accuracy", "vit": "eval_accuracy"}  # fmt: skip
+SHOWN = {
+    "llama": "exact_match",
+    "llama_dpo": "exact_match",
+    "mistral_pretrain": "eval_perplexity",
+    "mixtral": "exact_match",
+    "t5": "eval_bleu",
+    "bert": "eval_accuracy",
+    "vit": "eval_accuracy",
+}
 
 
 def before_and_after(recipe, out):
     """The number of `SHOWN` before and after training, from what the example left in its folder."""
     if (out / "before.json").exists():
-        return [json.loads((out / f"{name}.json").read_text())[SHOWN[recipe]] for name in ("before", "after")]
+        return [
+            json.loads((out / f"{name}.json").read_text())[SHOWN[recipe]]
+            for name in ("before", "after")
+        ]
     lines = [json.loads(line) for line in (out / "run" / "metrics.jsonl").read_text().splitlines()]
     found = [line[SHOWN[recipe]] for line in lines if SHOWN[recipe] in line]
     return [found[0], found[-1]]
@@ -41,19 +51,36 @@ def run(recipe, out):
     venv = Path(sys.prefix)
     (venv / ".installed").touch()  # this environment holds what the example would install
     start = time.monotonic()
-    words = ["make", "-C", str(ROOT), "quickstart", f"RECIPE={recipe}", f"VENV={venv}", f"OUT={out}"]
+    words = [
+        "make",
+        "-C",
+        str(ROOT),
+        "quickstart",
+        f"RECIPE={recipe}",
+        f"VENV={venv}",
+        f"OUT={out}",
+    ]
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         sys.exit(f"{recipe}: the example ended with {done.returncode}: {done.stdout[-2000:]}")
     before, after = before_and_after(recipe, out)
-    return {"recipe": recipe, "shown": SHOWN[recipe].removeprefix("eval_").replace("_", " "), "before": before,
-            "after": after, "seconds": round(time.monotonic() - start, 1)}  # fmt: skip
+    return {
+        "recipe": recipe,
+        "shown": SHOWN[recipe].removeprefix("eval_").replace("_", " "),
+        "before": before,
+        "after": after,
+        "seconds": round(time.monotonic() - start, 1),
+    }
 
 
 def parse_args():
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipes", nargs="+", choices=MAKERS, default=list(MAKERS), help="examples (default: all)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results here; other recipes there stay")
+    parser.add_argument(
+        "--recipes", nargs="+", choices=MAKERS, default=list(MAKERS), help="examples (default: all)"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="PATH", help="write the results here; other recipes there stay"
+    )
     return parser.parse_args()
 
 
@@ -68,7 +95,10 @@ def main():
         there = json.loads(args.json.read_text())["rows"] if args.json.is_file() else []
         rows += [row for row in there if row["recipe"] not in args.recipes]
         rows.sort(key=lambda row: list(MAKERS).index(row["recipe"]))
-        versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "accelerate")}
+        versions = {
+            name: importlib.metadata.version(name)
+            for name in ("torch", "transformers", "accelerate")
+        }
         lines = ",\n".join(json.dumps(row) for row in rows)
         machine = f'"cores": {os.cpu_count()}, "versions": {json.dumps(versions)}'
         args.json.write_text(f'{{{machine}, "rows": [\n{lines}\n]}}\n')

@@ -28,8 +28,14 @@ from usage import Parser
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "accelerate_configs"
-MODEL = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "num_attention_heads": 8,
-         "num_key_value_heads": 4, "vocab_size": 8000}  # fmt: skip
+MODEL = {
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 8000,
+}
 LINES, LONGEST = 2, 256  # of a micro-batch: lines, tokens in each
 
 
@@ -42,7 +48,13 @@ class Job(NamedTuple):
 
     @property
     def arguments(self):
-        return [*self.flags, "--max_length", str(self.length), "--per_device_train_batch_size", str(LINES)]
+        return [
+            *self.flags,
+            "--max_length",
+            str(self.length),
+            "--per_device_train_batch_size",
+            str(LINES),
+        ]
 
 
 JOBS = {
@@ -93,7 +105,9 @@ def track(path):
     def after(zero, base):
         if len(steps) == 3:
             tracker.__exit__(None, None, None)
-            peak = sum(snapshot["Total"] for snapshot in tracker.get_tracker_snapshot("peak").values())
+            peak = sum(
+                snapshot["Total"] for snapshot in tracker.get_tracker_snapshot("peak").values()
+            )
             Path(path).write_text(json.dumps(peak))
 
     when_prepared(lambda model, optimizer, _: around_steps(model, optimizer, before, after))
@@ -106,7 +120,11 @@ def all_tensors():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of objects that warn when they are looked at
         found = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
-    return [tensor for tensor in found if tensor.device.type == "cpu" and type(tensor).__name__ != "FakeTensor"]
+    return [
+        tensor
+        for tensor in found
+        if tensor.device.type == "cpu" and type(tensor).__name__ != "FakeTensor"
+    ]
 
 
 def make_model(folder):
@@ -124,22 +142,57 @@ def learnt_tokens(folder, length):
     from transformers import AutoTokenizer
 
     row = json.loads((folder / "rows.jsonl").read_text().splitlines()[0])
-    labels = llama.tokenize_row(row, AutoTokenizer.from_pretrained(folder / "model"), length)["labels"]
+    labels = llama.tokenize_row(row, AutoTokenizer.from_pretrained(folder / "model"), length)[
+        "labels"
+    ]
     assert len(labels) == length
     return LINES * sum(label != -100 for label in labels[1:])
 
 
 def launch(config, ranks, job, tiny, folder):
     """Rehearse three steps; return the peak of each rank in bytes. Raises RuntimeError with what the run printed."""
-    command = [sys.executable, ROOT / "scripts" / "rehearse.py", "--num_processes", ranks, "--mixed_precision"]
-    command += [job.precision, "--config_file", CONFIGS / f"{config}.yaml", ROOT / "recipes" / "llama.py"]
-    command += [*job.arguments, "--model_name_or_path", tiny / "model", "--dataset_name", tiny / "rows.jsonl"]
-    command += ["--max_steps", 3, "--save_steps", 0, "--eval_strategy", "no", "--output_dir", folder]
+    command = [
+        sys.executable,
+        ROOT / "scripts" / "rehearse.py",
+        "--num_processes",
+        ranks,
+        "--mixed_precision",
+    ]
+    command += [
+        job.precision,
+        "--config_file",
+        CONFIGS / f"{config}.yaml",
+        ROOT / "recipes" / "llama.py",
+    ]
+    command += [
+        *job.arguments,
+        "--model_name_or_path",
+        tiny / "model",
+        "--dataset_name",
+        tiny / "rows.jsonl",
+    ]
+    command += [
+        "--max_steps",
+        3,
+        "--save_steps",
+        0,
+        "--eval_strategy",
+        "no",
+        "--output_dir",
+        folder,
+    ]
     folder.mkdir(parents=True)
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1",
-                   "REHEARSAL_PEAKS": str(folder)}  # fmt: skip
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": "1",
+        "REHEARSAL_PEAKS": str(folder),
+    }
     command = [str(word) for word in command]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     peaks = [json.loads(path.read_text()) for path in sorted(folder.glob("peak.*"))]
     if done.returncode or len(peaks) != ranks:
         raise RuntimeError(done.stdout[-3000:])
@@ -152,8 +205,13 @@ def measure(config, job, tiny, folder):
 
     ranks = ranks_of(config, 2)
     peaks = launch(config, ranks, JOBS[job], tiny, folder)
-    return {"config": config, "job": job, "ranks": ranks, "learnt": learnt_tokens(tiny, JOBS[job].length),
-            "measured": peaks}  # fmt: skip
+    return {
+        "config": config,
+        "job": job,
+        "ranks": ranks,
+        "learnt": learnt_tokens(tiny, JOBS[job].length),
+        "measured": peaks,
+    }
 
 
 def planned(row):
@@ -169,9 +227,13 @@ def planned(row):
     read = as_read(load(str(CONFIGS / f"{row['config']}.yaml")).content)
     machines = 2 if row["config"] == "fsdp1_hybrid_shard" else 1  # as the rehearsal simulates them
     plan = plan_of(llama.parse_args(), read, row["ranks"], machines, job.precision)
-    if plan.engine == "fsdp2":  # whose shards on the host are those of the device here: nothing moves
+    if (
+        plan.engine == "fsdp2"
+    ):  # whose shards on the host are those of the device here: nothing moves
         plan.offloads_parameters = plan.offloads_optimizer = False
-    device, host = closed_form(plan, AutoConfig.for_model("llama", **MODEL), Batch(LINES, job.length, row["learnt"]))
+    device, host = closed_form(
+        plan, AutoConfig.for_model("llama", **MODEL), Batch(LINES, job.length, row["learnt"])
+    )
     return {name: device.get(name, 0) + host.get(name, 0) for name in {**device, **host}}
 
 
@@ -179,11 +241,16 @@ def compare(row):
     """A measured line with its planned peak and the relative error. ZeRO's bucket of 2 GB (in fp32), the same for
     every model, would hide all else: the second error is of what is beside it."""
     size, measured = sum(planned(row).values()), max(row["measured"])
-    in_fp32 = JOBS[row["job"]].precision == "no" or "zero3" in row["config"]  # whose bucket is that of the reduction
+    in_fp32 = (
+        JOBS[row["job"]].precision == "no" or "zero3" in row["config"]
+    )  # whose bucket is that of the reduction
     bucket = BUCKET * (4 if in_fp32 else 2)
     if not re.search("zero[123]", row["config"]) or min(size, measured) < bucket:
         bucket = 0
-    errors = {"error": size / measured - 1, "beside_bucket": (size - bucket) / (measured - bucket) - 1}
+    errors = {
+        "error": size / measured - 1,
+        "beside_bucket": (size - bucket) / (measured - bucket) - 1,
+    }
     return row | {"planned": size} | errors
 
 
@@ -191,10 +258,25 @@ def parse_args():
     from parity import configs
 
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--configs", nargs="+", choices=configs(), default=configs(), help="YAML files (default: all)")
-    parser.add_argument("--jobs", nargs="+", choices=list(JOBS), default=list(JOBS), help="default: all")
-    parser.add_argument("--json", type=Path, metavar="PATH.json", help="write the table here; other lines there stay")
-    parser.add_argument("--plan", action="store_true", help="launch nothing: plan anew for what --json has measured")
+    parser.add_argument(
+        "--configs",
+        nargs="+",
+        choices=configs(),
+        default=configs(),
+        help="YAML files (default: all)",
+    )
+    parser.add_argument(
+        "--jobs", nargs="+", choices=list(JOBS), default=list(JOBS), help="default: all"
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="PATH.json",
+        help="write the table here; other lines there stay",
+    )
+    parser.add_argument(
+        "--plan", action="store_true", help="launch nothing: plan anew for what --json has measured"
+    )
     args = parser.parse_args()
     if args.plan and not (args.json and args.json.is_file()):
         parser.error("--plan needs --json with the measurements")
@@ -205,15 +287,21 @@ def measured_rows(args):
     """Yield measured lines: those of --json with --plan, else of launches, each as soon as it is there."""
     if args.plan:
         rows = json.loads(args.json.read_text())["rows"]
-        yield from (row for row in rows if row["config"] in args.configs and row["job"] in args.jobs)
+        yield from (
+            row for row in rows if row["config"] in args.configs and row["job"] in args.jobs
+        )
         return
     with tempfile.TemporaryDirectory(prefix="tracked_") as folder:
         tiny = Path(folder) / "tiny"
         make_model(tiny)
         for job in args.jobs:
             for config in args.configs:
-                if not (config == "fsdp1_no_shard" and "--use_peft" in JOBS[job].flags):  # which the recipe refuses
-                    yield measure(config, job, tiny, Path(folder) / f"{job}_{config}".replace(" ", "_"))
+                if not (
+                    config == "fsdp1_no_shard" and "--use_peft" in JOBS[job].flags
+                ):  # which the recipe refuses
+                    yield measure(
+                        config, job, tiny, Path(folder) / f"{job}_{config}".replace(" ", "_")
+                    )
 
 
 def write(path, rows):
@@ -233,8 +321,14 @@ def main():
     sys.path.insert(0, str(ROOT / "recipes"))
     for row in map(compare, measured_rows(args)):
         sizes = f"{max(row['measured']) / 2**20:9.1f} MiB measured, {row['planned'] / 2**20:9.1f} planned"
-        beside = "" if row["beside_bucket"] == row["error"] else f", {row['beside_bucket']:+.2%} beside the bucket"
-        print(f"{row['config']:24} {row['job']:13} {sizes}, {row['error']:+.2%}{beside}", flush=True)
+        beside = (
+            ""
+            if row["beside_bucket"] == row["error"]
+            else f", {row['beside_bucket']:+.2%} beside the bucket"
+        )
+        print(
+            f"{row['config']:24} {row['job']:13} {sizes}, {row['error']:+.2%}{beside}", flush=True
+        )
         if args.json:
             write(args.json, [row])
 

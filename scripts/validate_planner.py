@@ -62,13 +62,29 @@ ONE_THING = [
 
 LLAMA = {"vocab_size": 128256, "num_key_value_heads": 8}
 SHAPES = {
-    "1B": LLAMA | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
-                   "tie_word_embeddings": True},
-    "8B": LLAMA | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-                   "num_attention_heads": 32},
-    "70B": LLAMA | {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
-                    "num_attention_heads": 64},
-}  # fmt: skip
+    "1B": LLAMA
+    | {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "tie_word_embeddings": True,
+    },
+    "8B": LLAMA
+    | {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    },
+    "70B": LLAMA
+    | {
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+    },
+}
 BF16, CHECKPOINTED = {"mixed_precision": "bf16"}, ["--gradient_checkpointing"]
 LORA = ["--use_peft", "--dtype", "bfloat16"]
 LARGE = [
@@ -80,7 +96,11 @@ LARGE = [
     ("8B", [*LORA, "--load_in_4bit", *CHECKPOINTED], BF16),
     ("70B", CHECKPOINTED, BF16 | {"engine": "fsdp2", "ranks": 64, "shards": 64}),
     ("70B", CHECKPOINTED, BF16 | {"engine": "fsdp2", "ranks": 1024, "shards": 1024}),
-    ("70B", [*LORA, "--load_in_4bit", *CHECKPOINTED], BF16 | {"engine": "fsdp2", "ranks": 8, "shards": 8}),
+    (
+        "70B",
+        [*LORA, "--load_in_4bit", *CHECKPOINTED],
+        BF16 | {"engine": "fsdp2", "ranks": 8, "shards": 8},
+    ),
 ]
 
 
@@ -89,8 +109,12 @@ def drawn(number, seed):
     draw = random.Random(seed)
     for _ in range(number):
         heads, length = draw.choice([4, 8]), draw.choice([64, 192, 384, 768, 1536, 3072])
-        flags = ["--gradient_checkpointing"] * draw.choice([0, 1]) + ["--use_peft"] * draw.choice([0, 0, 1])
-        flags += draw.choice([[], [], ["--attn_implementation", "eager"] if length < 1000 else [], ["--packing"]])
+        flags = ["--gradient_checkpointing"] * draw.choice([0, 1]) + ["--use_peft"] * draw.choice(
+            [0, 0, 1]
+        )
+        flags += draw.choice(
+            [[], [], ["--attn_implementation", "eager"] if length < 1000 else [], ["--packing"]]
+        )
         yield {
             "width": 64 * draw.randint(2, 12),
             "ratio": draw.choice([2.0, 2.75, 4.0]),
@@ -129,7 +153,12 @@ def config_of(cell):
 def recipe_arguments(flags):
     import llama
 
-    sys.argv = ["llama.py", "--eval_strategy", "no", *flags]  # it is steps of training that are measured
+    sys.argv = [
+        "llama.py",
+        "--eval_strategy",
+        "no",
+        *flags,
+    ]  # it is steps of training that are measured
     return llama.parse_args()
 
 
@@ -140,12 +169,16 @@ def run(cell, traces=False):
 
     args, config = recipe_arguments(cell.get("flags", [])), config_of(cell)
     tokens = cell["lines"] * cell["length"]
-    batch = Batch(cell["lines"], cell["length"], max(int(tokens * cell.get("learnt", 1.0)), 1), args.packing)
+    batch = Batch(
+        cell["lines"], cell["length"], max(int(tokens * cell.get("learnt", 1.0)), 1), args.packing
+    )
     measured = sum(measure(Plan(args), config, batch).values())
     found = {"closed form": sum(closed_form(Plan(args), config, batch)[0].values())}
     if traces:
         found["traced"] = sum(simulate(Plan(args), config, batch).values())
-    return cell | {"measured": measured} | {name: size / measured - 1 for name, size in found.items()}
+    return (
+        cell | {"measured": measured} | {name: size / measured - 1 for name, size in found.items()}
+    )
 
 
 def run_shape(name, flags, how):
@@ -154,7 +187,10 @@ def run_shape(name, flags, how):
     from memory_trace import simulate
     from transformers import AutoConfig
 
-    args, config = recipe_arguments([*flags, "--max_length", "4096"]), AutoConfig.for_model("llama", **SHAPES[name])
+    args, config = (
+        recipe_arguments([*flags, "--max_length", "4096"]),
+        AutoConfig.for_model("llama", **SHAPES[name]),
+    )
     plan, batch = Plan(args, **how), Batch(1, 4096, 4096)
     traced = sum(simulate(plan, config, batch).values())
     row = {"model": name, "flags": flags, **how, "traced bytes": traced}
@@ -181,17 +217,27 @@ def main():
     import transformers
 
     rows = []
-    for kind, cells in (("one thing", [BASE | cell for cell in ONE_THING]), ("drawn", drawn(args.drawn, args.seed))):
+    for kind, cells in (
+        ("one thing", [BASE | cell for cell in ONE_THING]),
+        ("drawn", drawn(args.drawn, args.seed)),
+    ):
         for cell in cells:
             row = run(cell, traces=True) | {"kind": kind}
-            what = {name: value for name, value in cell.items() if kind == "drawn" or value != BASE.get(name)}
+            what = {
+                name: value
+                for name, value in cell.items()
+                if kind == "drawn" or value != BASE.get(name)
+            }
             errors = ", ".join(f"{method} {row[method]:+.2%}" for method in METHODS)
             print(f"{row['measured'] / 2**20:9.1f} MiB, {errors}: {what}", flush=True)
             rows.append(row)
     for name, flags, how in LARGE:
         row = run_shape(name, flags, how) | {"kind": "shapes"}
         gib = row["traced bytes"] / 2**30
-        print(f"{gib:9.1f} GiB traced, closed form {row['closed form']:+.2%}: {name} {flags} {how}", flush=True)
+        print(
+            f"{gib:9.1f} GiB traced, closed form {row['closed form']:+.2%}: {name} {flags} {how}",
+            flush=True,
+        )
         rows.append(row)
     versions = {module.__name__: module.__version__ for module in (torch, transformers)}
     if args.json:

@@ -60,27 +60,73 @@ AT_IMPORT = {
 }
 # How the names of variables begin that a process may have of its own, since no library reads them at import
 OWN = (
-    "_", "COLUMNS", "LINES", "MAKE", "MFLAGS", "OLDPWD", "PATH", "PS1", "PWD", "SHLVL", "TERM", "TMPDIR",
+    "_",
+    "COLUMNS",
+    "LINES",
+    "MAKE",
+    "MFLAGS",
+    "OLDPWD",
+    "PATH",
+    "PS1",
+    "PWD",
+    "SHLVL",
+    "TERM",
+    "TMPDIR",
     "VIRTUAL_ENV",
-    "ACCELERATE_", "FSDP_", "JE_ARROW_MALLOC_CONF", "MIXED_PRECISION", "PARALLELISM_", "PYTORCH_NVML_BASED_CUDA_CHECK",
-    "GLOO_", "GROUP_", "LOCAL_", "MASTER_", "NCCL_", "RANK", "ROLE_", "TORCHELASTIC_", "TORCH_NCCL_", "WORLD_SIZE",
+    "ACCELERATE_",
+    "FSDP_",
+    "JE_ARROW_MALLOC_CONF",
+    "MIXED_PRECISION",
+    "PARALLELISM_",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
+    "GLOO_",
+    "GROUP_",
+    "LOCAL_",
+    "MASTER_",
+    "NCCL_",
+    "RANK",
+    "ROLE_",
+    "TORCHELASTIC_",
+    "TORCH_NCCL_",
+    "WORLD_SIZE",
     "TOKENIZERS_PARALLELISM",
-    "FAULT", "GPU_PROOF_", "PYTEST_", "REHEARSAL_", "TRIAL", "WARM_",  # of this project and its tests
-)  # fmt: skip
+    "FAULT",
+    "GPU_PROOF_",
+    "PYTEST_",
+    "REHEARSAL_",
+    "TRIAL",
+    "WARM_",  # of this project and its tests
+)
 # What recipes and their libraries import while they run. One that is missing here costs time and nothing else.
 LATER = (
-    "accelerate.commands.launch", "torch.distributed.run", "torch.distributed.launcher.api",
-    "torch.distributed.elastic.rendezvous.static_tcp_rendezvous", "torch.nn.attention.varlen", "numpy.ctypeslib",
-    "einops", "hjson", "msgpack", "pydantic", "encodings.idna",
-    "bitsandbytes", "peft.tuners.lora.bnb", "peft.utils.transformers_weight_conversion",
+    "accelerate.commands.launch",
+    "torch.distributed.run",
+    "torch.distributed.launcher.api",
+    "torch.distributed.elastic.rendezvous.static_tcp_rendezvous",
+    "torch.nn.attention.varlen",
+    "numpy.ctypeslib",
+    "einops",
+    "hjson",
+    "msgpack",
+    "pydantic",
+    "encodings.idna",
+    "bitsandbytes",
+    "peft.tuners.lora.bnb",
+    "peft.utils.transformers_weight_conversion",
     "transformers.integrations.bitsandbytes",
-    *(f"transformers.models.{name}.modeling_{name}" for name in ("bert", "llama", "mistral", "mixtral", "t5", "vit")),
-)  # fmt: skip
+    *(
+        f"transformers.models.{name}.modeling_{name}"
+        for name in ("bert", "llama", "mistral", "mixtral", "t5", "vit")
+    ),
+)
 LATER_WITH_DEEPSPEED = (
-    "deepspeed", "deepspeed.module_inject.auto_ep_layer", "deepspeed.moe.ep_experts",
-    "deepspeed.runtime.superoffload.superoffload_stage3", "deepspeed.runtime.zero.muon.muon_optimizer",
+    "deepspeed",
+    "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.moe.ep_experts",
+    "deepspeed.runtime.superoffload.superoffload_stage3",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
     "torch._subclasses.schema_check_mode",
-)  # fmt: skip
+)
 
 
 # ---- The imports ----
@@ -150,7 +196,9 @@ def become(request, streams, program):
     arguments = request.arguments
     unbuffered = arguments[0] == "-u"
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(write_through=unbuffered, line_buffering=stream.isatty() or stream is sys.stderr)
+        stream.reconfigure(
+            write_through=unbuffered, line_buffering=stream.isatty() or stream is sys.stderr
+        )
     end(code_of(arguments[unbuffered:]))
 
 
@@ -167,7 +215,9 @@ def code_of(arguments):
     """Run a script, or a module after -m, as the interpreter does. Returns the exit code."""
     try:
         if arguments[0] == "-m":
-            warnings.filterwarnings("ignore", module="runpy")  # which warns of a module that is there already
+            warnings.filterwarnings(
+                "ignore", module="runpy"
+            )  # which warns of a module that is there already
             sys.argv = arguments[1:]
             sys.path.insert(0, os.getcwd())
             runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
@@ -225,7 +275,9 @@ class Server:
     def __init__(self, listener, program, at_start, owner):
         self.listener, self.program, self.at_start = listener, program, at_start
         # Some libraries set variables while they are imported
-        self.set_by_imports = {name: value for name, value in os.environ.items() if at_start.get(name) != value}
+        self.set_by_imports = {
+            name: value for name, value in os.environ.items() if at_start.get(name) != value
+        }
         self.namespaces = namespaces()
         self.owner = os.pidfd_open(owner) if owner else None
         self.jobs = {}
@@ -249,7 +301,11 @@ class Server:
         try:
             _, streams, _, _ = socket.recv_fds(connection, 1, 3)
             request = Request(**json.loads(connection.makefile().readline()))
-        except (OSError, ValueError, TypeError):  # a client that was killed meanwhile, or of another version
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+        ):  # a client that was killed meanwhile, or of another version
             connection.close()
         else:
             self.decide(request, streams, connection)
@@ -287,7 +343,11 @@ class Server:
         different = []
         for name in sorted({*environment, *self.at_start}):
             values = self.at_start.get(name), self.set_by_imports.get(name)
-            if environment.get(name) not in values and not name.startswith(OWN) and not free.get(name):
+            if (
+                environment.get(name) not in values
+                and not name.startswith(OWN)
+                and not free.get(name)
+            ):
                 different.append(name)
         return different
 
@@ -300,7 +360,9 @@ class Server:
         job = Job(pid, os.pidfd_open(pid), connection)
         self.jobs[pid] = job
         self.selector.register(job.pidfd, selectors.EVENT_READ, lambda: self.report_end(job))
-        self.selector.register(job.connection, selectors.EVENT_READ, lambda: self.kill_abandoned(job))
+        self.selector.register(
+            job.connection, selectors.EVENT_READ, lambda: self.kill_abandoned(job)
+        )
         send(connection, pid=pid)
 
     def close_in_child(self, connection):
@@ -374,9 +436,15 @@ def serve(folder, owner):
 
 def default_folder():
     """Return the folder of a server that is started by hand, another one after each change of the libraries."""
-    packages = [folder for folder in map(Path, sys.path) if folder.name == "site-packages" and folder.is_dir()]
+    packages = [
+        folder
+        for folder in map(Path, sys.path)
+        if folder.name == "site-packages" and folder.is_dir()
+    ]
     changed = [path.stat().st_mtime_ns for path in (*packages, Path(__file__), CLIENT)]
-    key = hashlib.sha256(repr((sys.executable, sys.version, str(ROOT), changed)).encode()).hexdigest()[:12]
+    key = hashlib.sha256(
+        repr((sys.executable, sys.version, str(ROOT), changed)).encode()
+    ).hexdigest()[:12]
     return Path(tempfile.gettempdir()) / f"warm-{os.getuid()}-{key}"
 
 
@@ -436,10 +504,16 @@ def stop(folder=None):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("command", choices=["start", "stop", "serve"])
-    parser.add_argument("folder", nargs="?", type=Path, help="of the server (default: in the temporary folder)")
-    parser.add_argument("owner", nargs="?", type=int, help="serve: a process with which the server ends")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, help="of the server (default: in the temporary folder)"
+    )
+    parser.add_argument(
+        "owner", nargs="?", type=int, help="serve: a process with which the server ends"
+    )
     args = parser.parse_args()
     if args.command == "serve":
         serve(args.folder, args.owner)

@@ -17,8 +17,12 @@ from config_rules import UNREADABLE, scalar  # noqa: E402
 
 def comments(text):
     """The comments of YAML text: what stands between its tokens."""
-    ends = [(token.start_mark.index, token.end_mark.index) for token in yaml.scan(text, yaml.SafeLoader)]
-    gaps = zip([0, *(end for _, end in ends)], [*(start for start, _ in ends), len(text)], strict=True)
+    ends = [
+        (token.start_mark.index, token.end_mark.index) for token in yaml.scan(text, yaml.SafeLoader)
+    ]
+    gaps = zip(
+        [0, *(end for _, end in ends)], [*(start for start, _ in ends), len(text)], strict=True
+    )
     return [comment for end, start in gaps for comment in re.findall("#.*", text[end:start])]
 
 
@@ -72,7 +76,9 @@ def _edit_lines(text, edit):
         del lines[key.start_mark.line : _last_line(value) + 1]
     elif path in found:
         value = found[path][1]
-        gap = " " if value.start_mark.index == value.end_mark.index else ""  # `key:` without a value
+        gap = (
+            " " if value.start_mark.index == value.end_mark.index else ""
+        )  # `key:` without a value
         return text[: value.start_mark.index] + gap + scalar(new[0]) + text[value.end_mark.index :]
     elif path[:-1] in found:
         section = found[path[:-1]][1]

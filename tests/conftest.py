@@ -102,7 +102,12 @@ def gsm8k_model(gsm8k, once):
     def make(folder):
         shape = "--vocab_size 4096 --hidden_size 384 --num_hidden_layers 5 --num_attention_heads 6".split()
         shape += "--num_key_value_heads 6 --intermediate_size 1024 --max_position_embeddings 1024".split()
-        script = [str(REPO / "scripts" / "make_tiny_model.py"), str(folder), "--text", str(gsm8k / "train.jsonl")]
+        script = [
+            str(REPO / "scripts" / "make_tiny_model.py"),
+            str(folder),
+            "--text",
+            str(gsm8k / "train.jsonl"),
+        ]
         subprocess.run([sys.executable, *script, *shape], check=True, capture_output=True)
 
     return once("gsm8k", make) / "model"

@@ -18,7 +18,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 from faults import load  # noqa: E402
 
-READS = {"_local_scalar_dense", "nonzero", "equal", "masked_select", "unique_dim", "_unique2", "is_nonzero"}
+READS = {
+    "_local_scalar_dense",
+    "nonzero",
+    "equal",
+    "masked_select",
+    "unique_dim",
+    "_unique2",
+    "is_nonzero",
+}
 found = []
 
 
@@ -28,7 +36,9 @@ def note():
     frame = next(frame for frame in reversed(frames) if frame.filename != __file__)
     if not any(frame.name == "collate" for frame in frames):
         step = sys.modules["fault_tolerance"].RUN["step"]
-        found.append({"step": step, "file": "/".join(Path(frame.filename).parts[-2:]), "line": frame.line})
+        found.append(
+            {"step": step, "file": "/".join(Path(frame.filename).parts[-2:]), "line": frame.line}
+        )
 
 
 class Reads(TorchDispatchMode):
@@ -42,6 +52,7 @@ def noted(method):
     def call(*arguments, **options):
         note()
         return method(*arguments, **options)
+
     return call
 
 

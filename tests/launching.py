@@ -11,7 +11,9 @@ from parity import data_of  # noqa: F401  for tests
 REPO = Path(__file__).resolve().parents[1]
 CONFIGS = REPO / "accelerate_configs"
 RECIPE = str(REPO / "recipes" / "llama.py")
-INTERPRETER = sys.executable  # which starts cold; tests/cpu/conftest.py puts another program in its place
+INTERPRETER = (
+    sys.executable
+)  # which starts cold; tests/cpu/conftest.py puts another program in its place
 TIMEOUT = 400  # seconds; a cold launch takes 10-30 on two idle cores
 
 
@@ -28,7 +30,12 @@ def starting_cold():
 
 def run(*command, **options):
     """Run a command; the result has returncode and output (stdout and stderr together)."""
-    options = {"timeout": TIMEOUT, "cwd": REPO, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} | options
+    options = {
+        "timeout": TIMEOUT,
+        "cwd": REPO,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+    } | options
     done = subprocess.run([str(word) for word in command], text=True, **options)
     done.output = done.stdout
     return done
@@ -44,7 +51,9 @@ def accelerate_launch(*arguments, **options):
     return run(INTERPRETER, "-m", "accelerate.commands.launch", *arguments, **options)
 
 
-def rehearse(config, *arguments, num_processes=None, report=None, mixed_precision=None, script=RECIPE):
+def rehearse(
+    config, *arguments, num_processes=None, report=None, mixed_precision=None, script=RECIPE
+):
     """Rehearse a script under accelerate_configs/`config`.yaml on CPU ranks."""
     command = [sys.executable, REPO / "scripts" / "rehearse.py", "--device", "cpu"]
     command += ["--config_file", CONFIGS / f"{config}.yaml"]
@@ -56,5 +65,9 @@ def rehearse(config, *arguments, num_processes=None, report=None, mixed_precisio
 
 def read_metrics(output_dir):
     """Lines of metrics.jsonl: (training steps, evaluations)."""
-    lines = [json.loads(line) for line in (Path(output_dir) / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if "loss" in line], [line for line in lines if "eval_loss" in line]
+    lines = [
+        json.loads(line) for line in (Path(output_dir) / "metrics.jsonl").read_text().splitlines()
+    ]
+    return [line for line in lines if "loss" in line], [
+        line for line in lines if "eval_loss" in line
+    ]

@@ -11,8 +11,16 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config
 
 PADDING = -1  # the owner of tokens that belong to no document
-SHAPE = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+SHAPE = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "head_dim": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
 ARCHITECTURES = {
     "llama": LlamaConfig(**SHAPE),
     "mistral": MistralConfig(**SHAPE, sliding_window=5),  # shorter than the documents below
@@ -48,7 +56,11 @@ def distance_from_alone(model, batch, owners):
 def random_model(architecture, attention, dtype=torch.float32, device="cpu"):
     torch.manual_seed(0)
     config = copy.deepcopy(ARCHITECTURES[architecture])  # which keeps its model's attention
-    return AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype).to(device).eval()
+    return (
+        AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)
+        .to(device)
+        .eval()
+    )
 
 
 def packed_batch(*rows, device="cpu"):
@@ -60,6 +72,8 @@ def packed_batch(*rows, device="cpu"):
     lengths = [length for row in rows for length in row]
     owners = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).view(len(rows), -1)
     positions = torch.cat([torch.arange(length) for length in lengths]).view(len(rows), -1)
-    ids = torch.randint(SHAPE["vocab_size"], owners.shape, generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(
+        SHAPE["vocab_size"], owners.shape, generator=torch.Generator().manual_seed(0)
+    )
     batch = {"input_ids": ids.to(device), "position_ids": positions.to(device), "use_cache": False}
     return batch, owners.to(device)

@@ -19,7 +19,9 @@ WARM = "WARM_PYTHON"  # the program that starts Python warm: from the process th
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "cold(reason): launch with the interpreter itself, without scripts/warm.py")
+    config.addinivalue_line(
+        "markers", "cold(reason): launch with the interpreter itself, without scripts/warm.py"
+    )
     if hasattr(config, "workerinput") or config.option.collectonly:
         return
     folder = tempfile.mkdtemp(prefix="tests-")
@@ -31,7 +33,9 @@ def pytest_configure(config):
     try:
         os.environ[WARM] = str(warm.start(folder, owner=os.getpid()))
     except OSError as error:
-        config.issue_config_time_warning(pytest.PytestWarning(f"all launches start cold: {error}"), 2)
+        config.issue_config_time_warning(
+            pytest.PytestWarning(f"all launches start cold: {error}"), 2
+        )
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -69,5 +73,7 @@ def run_cold(item, nextitem, reports):
     if any(report.failed for report in again):
         return again
     for report in reports:
-        report.sections.append(("warm start", "This test passes with COLD=1: a warm start made the difference."))
+        report.sections.append(
+            ("warm start", "This test passes with COLD=1: a warm start made the difference.")
+        )
     return reports

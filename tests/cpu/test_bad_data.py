@@ -19,36 +19,128 @@ GOOD = '{"prompt": "Spell the word lamp.", "completion": "l-a-m-p"}'
 
 @pytest.fixture
 def model_without_weights(tiny, tmp_path):
-    shutil.copytree(tiny / "model", tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
+    shutil.copytree(
+        tiny / "model", tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors")
+    )
     return tmp_path / "model"
 
 
-@pytest.mark.parametrize(("content", "flags", "code", "says"), [
-    (f"{GOOD}\n{GOOD[:30]}\n", [], 65, ["rows.jsonl, line 2: is not JSON", "1 of 2 lines", "--skip_bad_rows"]),
-    (f"{GOOD}\n{GOOD[:30]}\n", ["--skip_bad_rows"], 64, ["no file named model.safetensors"]),  # past the rows
-    (f"{GOOD}\n" * 8 + "caf\xe9\n", ["--dataset_num_proc", 2], 65, ["rows.jsonl, line 9: ", "'utf-8' codec"]),
-], ids=["torn", "torn and left out", "Latin-1, two processes"])
+@pytest.mark.parametrize(
+    ("content", "flags", "code", "says"),
+    [
+        (
+            f"{GOOD}\n{GOOD[:30]}\n",
+            [],
+            65,
+            ["rows.jsonl, line 2: is not JSON", "1 of 2 lines", "--skip_bad_rows"],
+        ),
+        (
+            f"{GOOD}\n{GOOD[:30]}\n",
+            ["--skip_bad_rows"],
+            64,
+            ["no file named model.safetensors"],
+        ),  # past the rows
+        (
+            f"{GOOD}\n" * 8 + "caf\xe9\n",
+            ["--dataset_num_proc", 2],
+            65,
+            ["rows.jsonl, line 9: ", "'utf-8' codec"],
+        ),
+    ],
+    ids=["torn", "torn and left out", "Latin-1, two processes"],
+)
 def test_bad_rows_stop_the_recipe_before_it_looks_for_weights(
-        content, flags, code, says, model_without_weights, tmp_path):
+    content, flags, code, says, model_without_weights, tmp_path
+):
     (tmp_path / "rows.jsonl").write_bytes(content.encode("latin-1"))
-    done = recipe("--model_name_or_path", model_without_weights, "--dataset_name", tmp_path / "rows.jsonl",
-                  "--output_dir", tmp_path / "run", *flags)
+    done = recipe(
+        "--model_name_or_path",
+        model_without_weights,
+        "--dataset_name",
+        tmp_path / "rows.jsonl",
+        "--output_dir",
+        tmp_path / "run",
+        *flags,
+    )
     message = [line for line in done.output.splitlines() if line.startswith("error: ")]
     assert done.returncode == code and 1 <= len(message) <= 6, done.output
-    assert all(word in "\n".join(message) for word in says) and "Traceback" not in done.output, done.output
+    assert all(word in "\n".join(message) for word in says) and "Traceback" not in done.output, (
+        done.output
+    )
 
 
-SEEDS = [GOOD.encode(), *(json.dumps(row, ensure_ascii=False).encode() for row in [
-    {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"},
-                  {"role": "assistant", "content": "one"}, {"role": "user", "content": "b"},
-                  {"role": "assistant", "content": "two"}], "skill": None},
-    {"instruction": "Übersetze.\u2028", "input": "猫 \ufffd", "output": "cat\n", "score": [1.5e3, -2, {"x": True}]},
-    {"question": "1 + 1?\x7f", "answer": "2", "messages": None},
-    {"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "😀"}]}])]
-TOKENS = [b"{", b"}", b"[", b"]", b":", b",", b'"', b"null", b"true", b"-1", b"1e999", b"NaN", b'""', b'" "', b"\\",
-          b"\\ud800", b"\\u0000", b"\n", b"\r", b"\0", b"\xff", b"\xef\xbb\xbf", b"\xe2\x80\xa8", b"\x85", b"\x1a",
-          b'"role": "user", ', b'"role": "tool"', b'"content": 5', b'"messages": [], ', b"\t", b"[" * 3000]
-WORDS = [b'"a"', b'"b"', b'"user"', b'"assistant"', b'"role"', b'"content"', b'"messages"', b'"prompt"']
+SEEDS = [
+    GOOD.encode(),
+    *(
+        json.dumps(row, ensure_ascii=False).encode()
+        for row in [
+            {
+                "messages": [
+                    {"role": "system", "content": "Be brief."},
+                    {"role": "user", "content": "a"},
+                    {"role": "assistant", "content": "one"},
+                    {"role": "user", "content": "b"},
+                    {"role": "assistant", "content": "two"},
+                ],
+                "skill": None,
+            },
+            {
+                "instruction": "Übersetze.\u2028",
+                "input": "猫 \ufffd",
+                "output": "cat\n",
+                "score": [1.5e3, -2, {"x": True}],
+            },
+            {"question": "1 + 1?\x7f", "answer": "2", "messages": None},
+            {
+                "prompt": [{"role": "user", "content": "a"}],
+                "completion": [{"role": "assistant", "content": "😀"}],
+            },
+        ]
+    ),
+]
+TOKENS = [
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b":",
+    b",",
+    b'"',
+    b"null",
+    b"true",
+    b"-1",
+    b"1e999",
+    b"NaN",
+    b'""',
+    b'" "',
+    b"\\",
+    b"\\ud800",
+    b"\\u0000",
+    b"\n",
+    b"\r",
+    b"\0",
+    b"\xff",
+    b"\xef\xbb\xbf",
+    b"\xe2\x80\xa8",
+    b"\x85",
+    b"\x1a",
+    b'"role": "user", ',
+    b'"role": "tool"',
+    b'"content": 5',
+    b'"messages": [], ',
+    b"\t",
+    b"[" * 3000,
+]
+WORDS = [
+    b'"a"',
+    b'"b"',
+    b'"user"',
+    b'"assistant"',
+    b'"role"',
+    b'"content"',
+    b'"messages"',
+    b'"prompt"',
+]
 
 
 def mangled(line, chance):
@@ -57,9 +149,16 @@ def mangled(line, chance):
         i = chance.randrange(len(line) + 1)
         j = min(len(line), i + chance.choice([1, 1, 2, 5, 20, 80]))
         token, other, word = chance.choice(TOKENS), chance.choice(TOKENS), chance.choice(WORDS)
-        line = chance.choice([
-            line[:i] + bytes([chance.randrange(256)]) + line[i + 1:], line[:i] + line[j:], line[:j] + line[i:],
-            line[:i] + token + line[i:], line.replace(token, other, 1), line.replace(word, token, 1)])
+        line = chance.choice(
+            [
+                line[:i] + bytes([chance.randrange(256)]) + line[i + 1 :],
+                line[:i] + line[j:],
+                line[:j] + line[i:],
+                line[:i] + token + line[i:],
+                line.replace(token, other, 1),
+                line.replace(word, token, 1),
+            ]
+        )
     return line
 
 
@@ -79,5 +178,8 @@ def test_ten_thousand_mangled_rows_break_nothing(tiny, tmp_path, monkeypatch):
             line = lines[row["row"] - 1].decode()  # UTF-8, and the very line that the number says
             expected = llama.tokenize_row(json.loads(line.removeprefix("\ufeff")), tokenizer, 64)
             assert (row["input_ids"], row["labels"]) == (expected["input_ids"], expected["labels"])
-        kept, left_out = kept + len(rows), left_out + int(re.search(r"(\d+) left out", counts["train rows"])[1])
+        kept, left_out = (
+            kept + len(rows),
+            left_out + int(re.search(r"(\d+) left out", counts["train rows"])[1]),
+        )
     assert kept > 2000 and left_out > 4000  # changes in a text leave a good row

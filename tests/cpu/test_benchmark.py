@@ -22,7 +22,9 @@ def measure(folder):
     found = found._replace(contestants=found.contestants | {"planted": planted})
     patch.setattr(benchmark, "cpu_cells", lambda: [found])
     words = ["--smoke", "--cells", name, "--repeats", "1", "--steps", "4", "--output_dir", folder]
-    patch.setattr(sys, "argv", ["benchmark.py", *map(str, words), "--json", str(folder / "out.json")])
+    patch.setattr(
+        sys, "argv", ["benchmark.py", *map(str, words), "--json", str(folder / "out.json")]
+    )
     with patch.context(), pytest.raises(SystemExit) as ended:
         benchmark.main()
     patch.undo()
@@ -44,17 +46,21 @@ def test_another_learning_rate_is_void(cell):
 
 
 def test_a_cell_says_how_it_was_measured(cell):
-    assert cell["versions"]["trl"].startswith("1.16") and cell["commit"] and "cores" in cell["device"]
+    assert (
+        cell["versions"]["trl"].startswith("1.16") and cell["commit"] and "cores" in cell["device"]
+    )
     assert cell["commands"]["ours"].startswith("python scripts/benchmark_probe.py RUNS")
     assert "/home" not in json.dumps(cell) and sys.executable not in json.dumps(cell)
 
 
 def test_the_probe_passes_a_script_its_arguments_and_its_exit_code_on(tmp_path):
     script, out = tmp_path / "script.py", tmp_path / "out.json"
-    script.write_text("import sys, torch\nweight = torch.ones(1, requires_grad=True)\n"
-                      "optimizer = torch.optim.SGD([weight], lr=1.0)\n"
-                      "for _ in range(int(sys.argv[1])):\n    weight.sum().backward()\n    optimizer.step()\n"
-                      "sys.exit(7)\n")
+    script.write_text(
+        "import sys, torch\nweight = torch.ones(1, requires_grad=True)\n"
+        "optimizer = torch.optim.SGD([weight], lr=1.0)\n"
+        "for _ in range(int(sys.argv[1])):\n    weight.sum().backward()\n    optimizer.step()\n"
+        "sys.exit(7)\n"
+    )
     done = run(sys.executable, "scripts/benchmark_probe.py", out, script, 3)
     assert done.returncode == 7, done.output
     found = json.loads(out.read_text())

@@ -13,7 +13,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 STEPS, BATCH, RATE, LENGTH = 4, 4, 3e-4, 192
 REWARDS = ["rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies"]
 NAMES = ["loss", *REWARDS, "logps/chosen", "logps/rejected"]
-LORA = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+LORA = {
+    "r": 16,
+    "lora_alpha": 32,
+    "lora_dropout": 0.0,
+    "target_modules": "all-linear",
+    "task_type": "CAUSAL_LM",
+}
 
 
 @pytest.fixture(scope="module")
@@ -24,25 +30,59 @@ def pairs(tiny_of, tmp_path_factory):
     tokenizer.bos_token = None
     tokenizer.save_pretrained(folder / "model")
     AutoModelForCausalLM.from_pretrained(tiny / "model").save_pretrained(folder / "model")
-    rows = [json.loads(line) for line in (tiny / "data" / "train.jsonl").read_text().splitlines()[: STEPS * BATCH]]
+    rows = [
+        json.loads(line)
+        for line in (tiny / "data" / "train.jsonl").read_text().splitlines()[: STEPS * BATCH]
+    ]
     forms = {
-        "explicit": [{name: row[name] for name in ("prompt", "chosen", "rejected")} for row in rows],
-        "implicit": [{name: row["prompt"] + row[name] for name in ("chosen", "rejected")} for row in rows],
-        "texts": [{name: row[name][0]["content"] for name in ("prompt", "chosen", "rejected")} for row in rows],
+        "explicit": [
+            {name: row[name] for name in ("prompt", "chosen", "rejected")} for row in rows
+        ],
+        "implicit": [
+            {name: row["prompt"] + row[name] for name in ("chosen", "rejected")} for row in rows
+        ],
+        "texts": [
+            {name: row[name][0]["content"] for name in ("prompt", "chosen", "rejected")}
+            for row in rows
+        ],
     }
     forms["implicit texts"] = [
-        {name: f"{row['prompt']} {row[name]}" for name in ("chosen", "rejected")} for row in forms["texts"]]
+        {name: f"{row['prompt']} {row[name]}" for name in ("chosen", "rejected")}
+        for row in forms["texts"]
+    ]
     for name, rows in forms.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
 def ours(model, rows, output_dir, *flags, max_length=LENGTH):
-    done = run(sys.executable, REPO / "recipes" / "llama_dpo.py", "--model_name_or_path", model,
-               "--dataset_name", rows, "--train_sampling_strategy", "sequential", "--max_length", max_length,
-               "--output_dir", output_dir, "--per_device_train_batch_size", BATCH, "--max_steps", STEPS,
-               "--save_steps", 0, "--learning_rate", RATE, "--lr_scheduler_type", "constant",
-               "--optim", "adamw_torch", *flags)
+    done = run(
+        sys.executable,
+        REPO / "recipes" / "llama_dpo.py",
+        "--model_name_or_path",
+        model,
+        "--dataset_name",
+        rows,
+        "--train_sampling_strategy",
+        "sequential",
+        "--max_length",
+        max_length,
+        "--output_dir",
+        output_dir,
+        "--per_device_train_batch_size",
+        BATCH,
+        "--max_steps",
+        STEPS,
+        "--save_steps",
+        0,
+        "--learning_rate",
+        RATE,
+        "--lr_scheduler_type",
+        "constant",
+        "--optim",
+        "adamw_torch",
+        *flags,
+    )
     assert done.returncode == 0, done.output[-3000:]
     return read_metrics(output_dir)[0]
 
@@ -59,14 +99,32 @@ def of_trl(model_dir, rows, output_dir, loss_type, lora=False, max_length=LENGTH
     config, trainer = (ORPOConfig, ORPOTrainer) if loss_type == "orpo" else (DPOConfig, DPOTrainer)
     options |= {} if loss_type == "orpo" else {"loss_type": [loss_type]}
     arguments = config(
-        output_dir=str(output_dir), per_device_train_batch_size=BATCH, max_steps=STEPS, max_length=max_length,
-        learning_rate=RATE, lr_scheduler_type="constant", optim="adamw_torch", max_grad_norm=1.0, bf16=False,
-        use_cpu=True, train_sampling_strategy="sequential", logging_steps=1, save_strategy="no", report_to="none",
-        gradient_checkpointing=False, **options)
+        output_dir=str(output_dir),
+        per_device_train_batch_size=BATCH,
+        max_steps=STEPS,
+        max_length=max_length,
+        learning_rate=RATE,
+        lr_scheduler_type="constant",
+        optim="adamw_torch",
+        max_grad_norm=1.0,
+        bf16=False,
+        use_cpu=True,
+        train_sampling_strategy="sequential",
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        gradient_checkpointing=False,
+        **options,
+    )
     trainer = trainer(
-        model=AutoModelForCausalLM.from_pretrained(model_dir, dtype="float32"), args=arguments,
-        train_dataset=Dataset.from_list([json.loads(line) for line in rows.read_text().splitlines()]),
-        processing_class=AutoTokenizer.from_pretrained(model_dir), peft_config=LoraConfig(**LORA) if lora else None)
+        model=AutoModelForCausalLM.from_pretrained(model_dir, dtype="float32"),
+        args=arguments,
+        train_dataset=Dataset.from_list(
+            [json.loads(line) for line in rows.read_text().splitlines()]
+        ),
+        processing_class=AutoTokenizer.from_pretrained(model_dir),
+        peft_config=LoraConfig(**LORA) if lora else None,
+    )
     trainer.train()
     return [line for line in trainer.state.log_history if "loss" in line]
 
@@ -82,10 +140,19 @@ def assert_equal(ours, theirs):
 @pytest.mark.parametrize("loss_type", ["sigmoid", "sigmoid_norm", "ipo", "hinge", "orpo"])
 def test_each_loss_is_that_of_trl(loss_type, pairs, tmp_path):
     rows = pairs / "texts.jsonl"
-    flags = ["--loss_type", loss_type, "--beta", 0.2, "--max_logits_mib", 0.02]  # pieces of 16 tokens
+    flags = [
+        "--loss_type",
+        loss_type,
+        "--beta",
+        0.2,
+        "--max_logits_mib",
+        0.02,
+    ]  # pieces of 16 tokens
     lines = ours(pairs / "model", rows, tmp_path / "ours", *flags)
     assert_equal(lines, of_trl(pairs / "model", rows, tmp_path / "trl", loss_type, beta=0.2))
-    assert abs(lines[-1]["rewards/margins"] - lines[0]["rewards/margins"]) > 1e-3  # it learned something
+    assert (
+        abs(lines[-1]["rewards/margins"] - lines[0]["rewards/margins"]) > 1e-3
+    )  # it learned something
 
 
 @pytest.mark.parametrize("form", ["explicit", "implicit", "implicit texts"])
@@ -100,7 +167,13 @@ def test_on_real_pairs_the_numbers_are_those_of_trl(loss_type, gsm8k, gsm8k_mode
     if not (gsm8k / "preferences.jsonl").is_file():
         pytest.skip("the preferences are not at hand (../shared/data/gsm8k/preferences.jsonl)")
     rows = tmp_path / "pairs.jsonl"
-    rows.write_text("".join((gsm8k / "preferences.jsonl").read_text().splitlines(keepends=True)[: STEPS * BATCH]))
+    rows.write_text(
+        "".join(
+            (gsm8k / "preferences.jsonl").read_text().splitlines(keepends=True)[: STEPS * BATCH]
+        )
+    )
     lines = ours(gsm8k_model, rows, tmp_path / "ours", "--loss_type", loss_type, max_length=512)
     assert_equal(lines, of_trl(gsm8k_model, rows, tmp_path / "trl", loss_type, max_length=512))
-    assert abs(lines[-1]["rewards/margins"] - lines[0]["rewards/margins"]) > 1e-3  # it learned something
+    assert (
+        abs(lines[-1]["rewards/margins"] - lines[0]["rewards/margins"]) > 1e-3
+    )  # it learned something

@@ -13,7 +13,14 @@ def test_a_dry_run_prints_summary_and_plan_and_writes_nothing(tiny, tmp_path):
     for file in (tiny / "model").iterdir():
         if file.suffix != ".safetensors":
             (tmp_path / "no_weights" / file.name).write_bytes(file.read_bytes())
-    command = ["--config_file", CONFIGS / "single.yaml", "--mixed_precision", "no", "recipes/llama.py", *data_of(tiny)]
+    command = [
+        "--config_file",
+        CONFIGS / "single.yaml",
+        "--mixed_precision",
+        "no",
+        "recipes/llama.py",
+        *data_of(tiny),
+    ]
     command[command.index(tiny / "model")] = tmp_path / "no_weights"
     done = accelerate_launch(*command, "--use_peft", "--output_dir", tmp_path / "run", "--dry_run")
     assert done.returncode == 0, done.output[-3000:]
@@ -27,35 +34,64 @@ def test_a_dry_run_prints_summary_and_plan_and_writes_nothing(tiny, tmp_path):
 
 
 def test_a_dry_run_leaves_the_files_of_a_run_as_they_are(tiny, tmp_path):
-    job = [*data_of(tiny), "--output_dir", tmp_path / "run", "--max_steps", "2", "--save_steps", "1"]
+    job = [
+        *data_of(tiny),
+        "--output_dir",
+        tmp_path / "run",
+        "--max_steps",
+        "2",
+        "--save_steps",
+        "1",
+    ]
     assert recipe(*job).returncode == 0
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
     done = recipe(*job, "--dry_run")
     assert done.returncode == 0 and "Dry run" in done.output, done.output[-3000:]
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
     done = recipe(*job)  # nor does the same command itself, of a run that is done
-    assert done.returncode == 0 and "Nothing is left to do: all 2 steps are done" in done.output, done.output[-3000:]
+    assert done.returncode == 0 and "Nothing is left to do: all 2 steps are done" in done.output, (
+        done.output[-3000:]
+    )
     assert "Loading weights" not in done.output and "Trained in" not in done.output
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
     assert after == before
 
 
 def test_a_finished_run_without_checkpoints_is_not_trained_again(tiny, tmp_path):
-    job = [*data_of(tiny), "--output_dir", tmp_path / "run", "--max_steps", "2", "--save_steps", "0"]
+    job = [
+        *data_of(tiny),
+        "--output_dir",
+        tmp_path / "run",
+        "--max_steps",
+        "2",
+        "--save_steps",
+        "0",
+    ]
     assert recipe(*job).returncode == 0
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
     done = recipe(*job)
-    assert done.returncode == 0 and "Nothing is left to do: the run is done" in done.output, done.output[-3000:]
+    assert done.returncode == 0 and "Nothing is left to do: the run is done" in done.output, (
+        done.output[-3000:]
+    )
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
     done = recipe(*job, "--max_steps", "3")
-    assert done.returncode == 64 and "had other values of max_steps, and no checkpoint is left" in done.output
+    assert (
+        done.returncode == 64
+        and "had other values of max_steps, and no checkpoint is left" in done.output
+    )
     done = recipe(*job, "--max_steps", "3", "--resume_from_checkpoint", "none")
     assert done.returncode == 0 and "Trained in" in done.output, done.output[-3000:]
 
 
 def test_a_dry_run_finds_what_a_run_would_stop_at(tiny, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
-    wrong = ["--dataset_name", tmp_path / "rows.jsonl", "--output_dir", tmp_path / "run", "--dry_run"]
+    wrong = [
+        "--dataset_name",
+        tmp_path / "rows.jsonl",
+        "--output_dir",
+        tmp_path / "run",
+        "--dry_run",
+    ]
     done = recipe("--model_name_or_path", tiny / "model", *wrong)
     assert done.returncode == 65 and "rows.jsonl" in done.output
 

@@ -74,13 +74,19 @@ def test_adapters_of_an_int8_base_go_on(lab, tmp_path):
 def test_a_signal_to_one_rank_in_evaluation_stops_all_and_saves(lab, tmp_path):
     job = fi.job("ddp")
     whole = lab.whole(job, flags=SAVES)
-    check(fi.signal_and_go_on(job, "SIGTERM", 1, "evaluation", whole)(lab, lost_after(7, whole, tmp_path / "run")))
+    check(
+        fi.signal_and_go_on(job, "SIGTERM", 1, "evaluation", whole)(
+            lab, lost_after(7, whole, tmp_path / "run")
+        )
+    )
 
 
 def test_a_stopped_rank_ends_all_with_their_stacks(lab, tmp_path):
     job = fi.job("fsdp1_full_shard")
     whole, folder = lab.whole(job, flags=SAVES), tmp_path / "run"
-    lose = fi.lose_a_rank(job, 1, {"at": "summed_loss", "step": 9}, ("--ddp_timeout", "10"), stopped=True)
+    lose = fi.lose_a_rank(
+        job, 1, {"at": "summed_loss", "step": 9}, ("--ddp_timeout", "10"), stopped=True
+    )
     with starting_cold():
         check(lose(lab, lost_after(7, whole, folder)))
     check(fi.goes_on(lab, job, folder, whole=whole))
@@ -93,7 +99,11 @@ def test_a_nan_changes_nothing_and_a_killed_rank_ends_all(lab, tmp_path):
     assert fi.hash_of_state(whole, 9) == fi.hash_of_state(whole, 8) != fi.hash_of_state(whole, 10)
     assert fi.nonfinite_weights(whole) == [] and len(fi.verified(whole)) == fi.STEPS
     with starting_cold():
-        check(fi.lose_a_rank(job, 1, {"at": "summed_loss", "step": 12}, NAN)(lab, lost_after(10, whole, folder)))
+        check(
+            fi.lose_a_rank(job, 1, {"at": "summed_loss", "step": 12}, NAN)(
+                lab, lost_after(10, whole, folder)
+            )
+        )
     check(fi.goes_on(lab, job, folder, flags=NAN, whole=whole))
 
 
@@ -104,4 +114,3 @@ def test_another_strategy_on_another_number_of_ranks_goes_on(lab, tmp_path):
     assert done.code == 0, done.output[-3000:]
     assert f"Going on from {folder / 'checkpoint-7'}, made with DDP on 2 ranks" in done.output
     assert fi.apart(folder, whole) <= 1e-4
-

@@ -21,8 +21,17 @@ def adapters(tiny, once):
 
 
 def test_adapters_are_found_and_scored(adapters, tiny, tmp_path):
-    done = generate(adapters, "--file", tiny / "data" / "test.jsonl", "--max_new_tokens", 8,
-                    "--output", tmp_path / "answers.jsonl", "--json", tmp_path / "score.json")
+    done = generate(
+        adapters,
+        "--file",
+        tiny / "data" / "test.jsonl",
+        "--max_new_tokens",
+        8,
+        "--output",
+        tmp_path / "answers.jsonl",
+        "--json",
+        tmp_path / "score.json",
+    )
     assert done.returncode == 0, done.output
     assert done.output.splitlines()[-1].startswith("exact match: 0.")
     score = json.loads((tmp_path / "score.json").read_text())
@@ -36,14 +45,20 @@ def test_it_chats_until_the_end_of_the_input(adapters):
     assert done.returncode == 0 and "Traceback" not in done.output, done.output
 
 
-@pytest.mark.parametrize(("arguments", "code", "says"), [
-    (["{tmp}/none", "--prompt", "a"], (64, 65), "none"),
-    (["{tmp}", "--prompt", "a"], (64, 65), "config.json"),
-    (["{adapters}", "--file", "{tmp}/none.jsonl"], (64, 65), "none.jsonl"),
-    (["{adapters}", "--file", "{tmp}/bad.jsonl"], (65,), "line 2"),
-    (["{adapters}", "--prompt", "a", "--temperature", "-1"], (64,), "--temperature"),
-], ids=["no folder", "no model in it", "no file", "bad row", "bad value"])
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["{tmp}/none", "--prompt", "a"], (64, 65), "none"),
+        (["{tmp}", "--prompt", "a"], (64, 65), "config.json"),
+        (["{adapters}", "--file", "{tmp}/none.jsonl"], (64, 65), "none.jsonl"),
+        (["{adapters}", "--file", "{tmp}/bad.jsonl"], (65,), "line 2"),
+        (["{adapters}", "--prompt", "a", "--temperature", "-1"], (64,), "--temperature"),
+    ],
+    ids=["no folder", "no model in it", "no file", "bad row", "bad value"],
+)
 def test_bad_input_ends_with_a_message(arguments, code, says, adapters, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"prompt": "a", "completion": "b"}\n{"prompt"\n')
     done = generate(*[word.format(tmp=tmp_path, adapters=adapters) for word in arguments])
-    assert done.returncode in code and says in done.output and "Traceback" not in done.output, done.output
+    assert done.returncode in code and says in done.output and "Traceback" not in done.output, (
+        done.output
+    )

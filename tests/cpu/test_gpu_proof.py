@@ -44,7 +44,9 @@ def test_a_cell_of_strategies_trains_the_shipped_recipe_and_reads_the_shard_repo
     folder, _ = proof
     record = json.loads((folder / "strategies.one_process.json").read_text())
     full, qlora = record["rows"]
-    assert full["shard report"] == qlora["shard report"] == "ok" and full["learns"] and qlora["learns"]
+    assert (
+        full["shard report"] == qlora["shard report"] == "ok" and full["learns"] and qlora["learns"]
+    )
     assert 0 < qlora["optimizer, bytes"] < full["optimizer, bytes"]
     assert record["commands"][0].startswith("python scripts/rehearse.py --device cpu")
     assert str(folder) not in json.dumps(record)  # commands hold on any machine
@@ -60,6 +62,10 @@ def test_what_is_done_is_not_done_again(proof):
     folder, _ = proof
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*.json")}
     again = start(folder)
-    assert again.returncode == 0 and again.output.count("done before") == 2  # a skipped one is looked at anew
+    assert (
+        again.returncode == 0 and again.output.count("done before") == 2
+    )  # a skipped one is looked at anew
     after = {path: path.stat().st_mtime_ns for path in folder.glob("*.json")}
-    assert {path.name for path in before if before[path] != after[path]} == {"micro.pinned_answer.json"}
+    assert {path.name for path in before if before[path] != after[path]} == {
+        "micro.pinned_answer.json"
+    }

@@ -16,7 +16,9 @@ def tiny_in_bf16(tmp_path_factory):
 def test_rank_0_loads_and_the_others_take_no_memory_for_the_weights(tiny_in_bf16, tmp_path):
     folder, size = tiny_in_bf16
     row = host_memory.measure("fsdp2_full_shard", 2, folder, size, tmp_path, resumes=False)
-    assert row["loading"][0] == pytest.approx(1.0, abs=0.2)  # the conversion to fp32 cannot stay a mapping
+    assert row["loading"][0] == pytest.approx(
+        1.0, abs=0.2
+    )  # the conversion to fp32 cannot stay a mapping
     assert row["loading"][1] < 0.2  # imports and buffers
 
 

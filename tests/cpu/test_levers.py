@@ -11,7 +11,9 @@ from safetensors import safe_open
 
 
 @pytest.mark.parametrize("config", ["fsdp2_full_shard", "deepspeed_zero3"])
-def test_padding_free_batches_and_losses_in_pieces_are_those_of_plain_ones(config, tiny, one_process, tmp_path):
+def test_padding_free_batches_and_losses_in_pieces_are_those_of_plain_ones(
+    config, tiny, one_process, tmp_path
+):
     planned = parity.Run("levers", config, 2, *parity.CUT[2], flags=parity.LEVERS)
     assert planned in parity.all_runs()
     row = parity.measure(planned, tiny, tmp_path / "run", one_process("full"))
@@ -50,12 +52,16 @@ def test_a_tied_head_in_pieces_is_gathered_right(tied, tmp_path):
 def test_compiled_layers_train_alike_and_are_saved_under_their_own_names(tiny, tmp_path):
     flags = (*parity.PACKING, "--max_steps", "6", "--eval_strategy", "no")
     plain = parity.Run("packing", "single", flags=flags)
-    compiled = parity.Run("packing", "ddp", 2, *parity.CUT[2], flags=(*flags, "--torch_compile", "--save_steps", "3"))
+    compiled = parity.Run(
+        "packing", "ddp", 2, *parity.CUT[2], flags=(*flags, "--torch_compile", "--save_steps", "3")
+    )
     for planned, folder in ((plain, tmp_path / "plain"), (compiled, tmp_path / "compiled")):
         code, output = parity.launch(planned, tiny, folder)
         assert code == 0, output[-3000:]
     assert "torch.compile of each kind of layer" in output
-    found = parity.compare(tmp_path / "compiled", tmp_path / "plain")  # compares the names of all tensors too
+    found = parity.compare(
+        tmp_path / "compiled", tmp_path / "plain"
+    )  # compares the names of all tensors too
     assert found["loss"] < 1e-5 and found["weights"] < 1e-4, found
     state = tmp_path / "compiled" / "checkpoint-6" / "state.safetensors"
     with safe_open(state, "pt") as saved:
@@ -63,9 +69,27 @@ def test_compiled_layers_train_alike_and_are_saved_under_their_own_names(tiny, t
 
 
 def test_a_step_that_does_not_log_waits_for_nothing(tiny, tmp_path):
-    flags = ["--max_steps", 12, "--logging_steps", 5, "--gradient_accumulation_steps", 2, "--eval_strategy", "no",
-             "--save_steps", 0, "--output_dir", tmp_path / "run"]
-    command = [sys.executable, REPO / "tests" / "count_syncs.py", tmp_path / "syncs.json", RECIPE, *data_of(tiny)]
+    flags = [
+        "--max_steps",
+        12,
+        "--logging_steps",
+        5,
+        "--gradient_accumulation_steps",
+        2,
+        "--eval_strategy",
+        "no",
+        "--save_steps",
+        0,
+        "--output_dir",
+        tmp_path / "run",
+    ]
+    command = [
+        sys.executable,
+        REPO / "tests" / "count_syncs.py",
+        tmp_path / "syncs.json",
+        RECIPE,
+        *data_of(tiny),
+    ]
     done = run(*command, *flags)
     assert done.returncode == 0, done.output[-3000:]
     found = json.loads((tmp_path / "syncs.json").read_text())
@@ -79,11 +103,33 @@ def test_a_step_that_does_not_log_waits_for_nothing(tiny, tmp_path):
 
 
 def test_gradients_under_ddp_lie_in_its_buckets(tiny, tmp_path):
-    flags = ["--max_steps", 3, "--gradient_accumulation_steps", 2, "--eval_strategy", "no",
-             "--save_steps", 0, "--output_dir", tmp_path / "run"]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2,
-               REPO / "tests" / "count_gradients.py", tmp_path / "gradients.json", RECIPE, *data_of(tiny)]
+    flags = [
+        "--max_steps",
+        3,
+        "--gradient_accumulation_steps",
+        2,
+        "--eval_strategy",
+        "no",
+        "--save_steps",
+        0,
+        "--output_dir",
+        tmp_path / "run",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        2,
+        REPO / "tests" / "count_gradients.py",
+        tmp_path / "gradients.json",
+        RECIPE,
+        *data_of(tiny),
+    ]
     done = run(*command, *flags, env=os.environ | {"ACCELERATE_USE_CPU": "true"})
     assert done.returncode == 0, done.output[-3000:]
     steps = json.loads((tmp_path / "gradients.json").read_text())
-    assert len(steps) == 3 and all(0 < step["storages"] < step["gradients"] for step in steps), steps
+    assert len(steps) == 3 and all(0 < step["storages"] < step["gradients"] for step in steps), (
+        steps
+    )

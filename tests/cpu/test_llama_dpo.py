@@ -36,7 +36,9 @@ def test_it_learns_to_prefer_and_the_result_loads(whole_run):
 
     folder, output = whole_run
     steps, evaluations = read_metrics(folder)
-    assert all(set(line) >= METRICS for line in steps) and set(evaluations[-1]) >= {f"eval_{name}" for name in METRICS}
+    assert all(set(line) >= METRICS for line in steps) and set(evaluations[-1]) >= {
+        f"eval_{name}" for name in METRICS
+    }
     assert steps[0]["loss"] == pytest.approx(0.6931, abs=1e-3)  # log 2: the model is the reference
     # Of the four skills three are told apart by their letters, in a few steps; which number comes after is not
     assert evaluations[-1]["eval_loss"] < 0.5 and evaluations[-1]["eval_rewards/accuracies"] >= 0.75
@@ -47,19 +49,39 @@ def test_it_learns_to_prefer_and_the_result_loads(whole_run):
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(whole_run, tiny, tmp_path):
     fault = json.dumps({"do": "SIGTERM", "at": "answer_logps", "step": 5, "rank": 0})
     command = [*data_of(tiny), *SHORT, "--output_dir", tmp_path]
-    stopped = run(sys.executable, REPO / "scripts" / "faults.py", RECIPE, *command, env=os.environ | {"FAULT": fault})
+    stopped = run(
+        sys.executable,
+        REPO / "scripts" / "faults.py",
+        RECIPE,
+        *command,
+        env=os.environ | {"FAULT": fault},
+    )
     assert stopped.returncode == 75, stopped.output[-3000:]
     kept = list(tmp_path.glob("reference-*.table"))
     assert len(kept) == 1 and list(tmp_path.glob("checkpoint-*"))
     # On two ranks, whose weights are shards; the reference is read, not run with trained weights
-    flags = ["--per_device_train_batch_size", 3, "--max_logits_mib", 0.02]  # and in pieces of 16 tokens
+    flags = [
+        "--per_device_train_batch_size",
+        3,
+        "--max_logits_mib",
+        0.02,
+    ]  # and in pieces of 16 tokens
     done = rehearse("fsdp2_full_shard", *command, *flags, num_processes=2, script=RECIPE)
     assert done.returncode == 0 and "Reference:" not in done.output, done.output[-3000:]
     ours, theirs = read_metrics(tmp_path), read_metrics(whole_run[0])
     for found, wanted in zip((*ours[0], *ours[1]), (*theirs[0], *theirs[1]), strict=True):
-        same = {"loss", "learning_rate", "num_input_tokens_seen", *METRICS, *(f"eval_{name}" for name in METRICS)}
+        same = {
+            "loss",
+            "learning_rate",
+            "num_input_tokens_seen",
+            *METRICS,
+            *(f"eval_{name}" for name in METRICS),
+        }
         for name in same & set(wanted):  # sums in another order, after eight steps at a high rate
-            assert found[name] == pytest.approx(wanted[name], rel=1e-4, abs=1e-4), (name, wanted["step"])
+            assert found[name] == pytest.approx(wanted[name], rel=1e-4, abs=1e-4), (
+                name,
+                wanted["step"],
+            )
 
 
 def test_adapters_learn_the_same_with_the_reference_run_before_and_in_each_step(tiny, tmp_path):
@@ -68,20 +90,46 @@ def test_adapters_learn_the_same_with_the_reference_run_before_and_in_each_step(
         done = run(sys.executable, RECIPE, *data_of(tiny), *SHORT, *flags)
         assert done.returncode == 0, done.output[-3000:]
     each, before = (read_metrics(tmp_path / name)[0] for name in ("each", "before"))
-    assert [line["loss"] for line in each] == pytest.approx([line["loss"] for line in before], rel=1e-5)
+    assert [line["loss"] for line in each] == pytest.approx(
+        [line["loss"] for line in before], rel=1e-5
+    )
     assert each[-1]["rewards/margins"] > 0.1
 
 
-@pytest.mark.parametrize(("flags", "code", "words"), [
-    ([], 65, ["pairs.jsonl, line 2: has no text in rejected", "line 3: is not JSON", "line 4: has the columns"]),
-    (["--beta", "0"], 64, ["--beta 0.0: must be above 0"]),
-    (["--loss_typ", "ipo"], 64, ["did you mean --loss_type?"]),
-])
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        (
+            [],
+            65,
+            [
+                "pairs.jsonl, line 2: has no text in rejected",
+                "line 3: is not JSON",
+                "line 4: has the columns",
+            ],
+        ),
+        (["--beta", "0"], 64, ["--beta 0.0: must be above 0"]),
+        (["--loss_typ", "ipo"], 64, ["did you mean --loss_type?"]),
+    ],
+)
 def test_what_cannot_be_used_is_named(flags, code, words, tiny, tmp_path):
     rows = tmp_path / "pairs.jsonl"
     good = json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"})
-    rows.write_text("\n".join([good, good.replace('"c"', '""'), "{", '{"prompt": "a"}', good]) + "\n")
-    done = run(sys.executable, RECIPE, "--model_name_or_path", tiny / "model", "--dataset_name", rows, *flags,
-               "--output_dir", tmp_path / "run")
-    assert done.returncode == code and all(word in done.output for word in words), done.output[-3000:]
+    rows.write_text(
+        "\n".join([good, good.replace('"c"', '""'), "{", '{"prompt": "a"}', good]) + "\n"
+    )
+    done = run(
+        sys.executable,
+        RECIPE,
+        "--model_name_or_path",
+        tiny / "model",
+        "--dataset_name",
+        rows,
+        *flags,
+        "--output_dir",
+        tmp_path / "run",
+    )
+    assert done.returncode == code and all(word in done.output for word in words), done.output[
+        -3000:
+    ]
     assert "Traceback" not in done.output

@@ -11,7 +11,9 @@ SMALL = BASE | {"width": 128, "depth": 2, "vocab": 1000}
 def peaks(plan, batch, **others):
     """Bytes at the peak, planned and traced."""
     config = config_of(SMALL | others)
-    return sum(closed_form(plan, config, batch)[0].values()), sum(simulate(plan, config, batch).values())
+    return sum(closed_form(plan, config, batch)[0].values()), sum(
+        simulate(plan, config, batch).values()
+    )
 
 
 SHARDED = {
@@ -34,9 +36,15 @@ def test_the_peak_of_a_shard_is_that_of_the_trace(how, tied):
 TRACED = {
     "mixed precision": (["--gradient_checkpointing"], {}),
     "LoRA on a bf16 base": (["--use_peft", "--dtype", "bfloat16"], {}),
-    "QLoRA": (["--use_peft", "--load_in_4bit", "--dtype", "bfloat16", "--bnb_4bit_use_double_quant"], {}),
+    "QLoRA": (
+        ["--use_peft", "--load_in_4bit", "--dtype", "bfloat16", "--bnb_4bit_use_double_quant"],
+        {},
+    ),
     "int8": (["--use_peft", "--load_in_8bit", "--dtype", "bfloat16"], {}),
-    "sharded LoRA": (["--use_peft", "--dtype", "bfloat16"], dict(engine="fsdp2", ranks=4, shards=4)),
+    "sharded LoRA": (
+        ["--use_peft", "--dtype", "bfloat16"],
+        dict(engine="fsdp2", ranks=4, shards=4),
+    ),
     "sharded QLoRA": (
         ["--use_peft", "--load_in_4bit", "--dtype", "bfloat16"],
         dict(engine="fsdp2", ranks=4, shards=4),

@@ -29,7 +29,9 @@ def evaluated(model, tiny):
     mixtral.loss_in_head(model, 256)
     sums, counts = torch.zeros(2), torch.zeros(2)
     for line in (tiny / "data" / "test.jsonl").read_text().splitlines():
-        batch = mixtral.collate_rows([{**mixtral.tokenize_row(json.loads(line), tokenizer, 1024), "row": 1}], 0)
+        batch = mixtral.collate_rows(
+            [{**mixtral.tokenize_row(json.loads(line), tokenizer, 1024), "row": 1}], 0
+        )
         with torch.no_grad():
             sums += torch.stack(mixtral.summed_losses(model.eval(), batch, TOP_K)[:2])
         counts += batch["counts"]
@@ -46,10 +48,17 @@ def test_it_learns_and_the_result_loads_under_the_names_that_other_tools_read(ti
     steps, _ = read_metrics(folder)
     assert steps[-1]["loss"] < 0.6 * steps[0]["loss"]
     most = EXPERTS / TOP_K  # even shares: every token picks one and the same expert
-    assert all(1 < step["max_expert_load"] <= most * 1.000001 and 1 < step["aux_loss"] < EXPERTS for step in steps)
-    assert "model.layers.1.block_sparse_moe.experts.3.w2.weight" in load_file(folder / "model.safetensors")
+    assert all(
+        1 < step["max_expert_load"] <= most * 1.000001 and 1 < step["aux_loss"] < EXPERTS
+        for step in steps
+    )
+    assert "model.layers.1.block_sparse_moe.experts.3.w2.weight" in load_file(
+        folder / "model.safetensors"
+    )
     found = evaluated(AutoModelForCausalLM.from_pretrained(folder), tiny)
-    assert found == pytest.approx(last_evaluation(folder), rel=1e-5)  # evaluated without padding, other sums
+    assert found == pytest.approx(
+        last_evaluation(folder), rel=1e-5
+    )  # evaluated without padding, other sums
 
 
 def test_adapters_on_the_experts_load_and_merge_outside_of_the_recipe(tiny, one_process):
@@ -57,9 +66,15 @@ def test_adapters_on_the_experts_load_and_merge_outside_of_the_recipe(tiny, one_
     summary = json.loads((folder / "run.json").read_text())["summary"]
     assert "router frozen" in summary["experts"] and " 0 of " not in summary["experts"]
     adapters = load_file(folder / "adapter_model.safetensors")
-    trained = [name for name, weight in adapters.items() if ".experts." in name and "lora_B" in name and weight.any()]
+    trained = [
+        name
+        for name, weight in adapters.items()
+        if ".experts." in name and "lora_B" in name and weight.any()
+    ]
     assert len(trained) == 2 * 2  # two matrices a layer; B begins at zero
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny / "model"), folder).merge_and_unload()
+    model = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tiny / "model"), folder
+    ).merge_and_unload()
     assert evaluated(model, tiny) == pytest.approx(last_evaluation(folder), rel=1e-5)
 
 
@@ -69,4 +84,6 @@ def test_a_bad_row_is_named(tiny, tmp_path):
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     command = ["--model_name_or_path", tiny / "model", "--dataset_name", tmp_path / "rows.jsonl"]
     done = run(sys.executable, RECIPE, *command, "--output_dir", tmp_path / "run")
-    assert done.returncode == 65 and "rows.jsonl, line 4: has no answer" in done.output, done.output[-3000:]
+    assert done.returncode == 65 and "rows.jsonl, line 4: has no answer" in done.output, (
+        done.output[-3000:]
+    )

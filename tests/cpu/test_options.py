@@ -10,8 +10,14 @@ JOB = ["--max_steps", "6", "--per_device_train_batch_size", "8", "--learning_rat
 
 def train(tiny, output_dir, *options, rows=None, held_out=None):
     data = ["--dataset_name", rows or tiny / "data" / "train.jsonl"]
-    data += [] if held_out == "in the folder" else ["--eval_dataset_name", held_out or tiny / "data" / "test.jsonl"]
-    done = recipe("--model_name_or_path", tiny / "model", *data, *JOB, "--output_dir", output_dir, *options)
+    data += (
+        []
+        if held_out == "in the folder"
+        else ["--eval_dataset_name", held_out or tiny / "data" / "test.jsonl"]
+    )
+    done = recipe(
+        "--model_name_or_path", tiny / "model", *data, *JOB, "--output_dir", output_dir, *options
+    )
     assert done.returncode == 0, done.output[-3000:]
     steps, evaluations = read_metrics(output_dir)
     return [line["loss"] for line in steps], evaluations[-1]["eval_loss"], done.output
@@ -24,14 +30,20 @@ def plain(tiny, once):
     return [line["loss"] for line in steps], evaluations[-1]["eval_loss"]
 
 
-@pytest.mark.parametrize("options", [
-    ["--optim", "adamw_torch"],
-    ["--dataloader_num_workers", "2", "--dataset_num_proc", "2"],
-    ["--logging_steps", "1", "--eval_strategy", "steps", "--eval_steps", "2"],
-], ids=lambda options: " ".join(options))
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--optim", "adamw_torch"],
+        ["--dataloader_num_workers", "2", "--dataset_num_proc", "2"],
+        ["--logging_steps", "1", "--eval_strategy", "steps", "--eval_steps", "2"],
+    ],
+    ids=lambda options: " ".join(options),
+)
 def test_options_that_do_not_change_the_losses(options, tiny, plain, tmp_path):
     losses, eval_loss, _ = train(tiny, tmp_path / "run", *options)
-    assert losses == pytest.approx(plain[0], rel=1e-4) and eval_loss == pytest.approx(plain[1], rel=1e-4)
+    assert losses == pytest.approx(plain[0], rel=1e-4) and eval_loss == pytest.approx(
+        plain[1], rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "json", "folder"])
@@ -49,14 +61,18 @@ def test_all_file_types_give_the_same_rows(kind, tiny, plain, tmp_path):
     assert losses == plain[0] and eval_loss == plain[1]
 
 
-@pytest.mark.parametrize("options", [
-    ["--optim", "adamw_8bit"],
-    ["--use_peft", "--use_rslora", "--use_dora", "--lora_dropout", "0.1"],
-    ["--use_peft", "--lora_target_modules", "q_proj", "v_proj"],
-    ["--use_peft", "--load_in_4bit", "--bnb_4bit_quant_type", "fp4"],
-    ["--use_peft", "--load_in_4bit", "--gradient_checkpointing"],
-    ["--dtype", "bfloat16", "--no_master_weights"],
-], ids=lambda options: " ".join(options))
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--optim", "adamw_8bit"],
+        ["--use_peft", "--use_rslora", "--use_dora", "--lora_dropout", "0.1"],
+        ["--use_peft", "--lora_target_modules", "q_proj", "v_proj"],
+        ["--use_peft", "--load_in_4bit", "--bnb_4bit_quant_type", "fp4"],
+        ["--use_peft", "--load_in_4bit", "--gradient_checkpointing"],
+        ["--dtype", "bfloat16", "--no_master_weights"],
+    ],
+    ids=lambda options: " ".join(options),
+)
 def test_options_that_train_otherwise(options, tiny, plain, tmp_path):
     losses, _, _ = train(tiny, tmp_path / "run", *options)
     assert losses[-1] < losses[0] and losses != plain[0]
@@ -65,7 +81,10 @@ def test_options_that_train_otherwise(options, tiny, plain, tmp_path):
         assert config["use_dora"] == ("--use_dora" in options)
         assert (tmp_path / "run" / "adapter_model.safetensors").stat().st_size > 10_000
     else:
-        assert json.loads((tmp_path / "run" / "config.json").read_text())["dtype"] in ("float32", "bfloat16")
+        assert json.loads((tmp_path / "run" / "config.json").read_text())["dtype"] in (
+            "float32",
+            "bfloat16",
+        )
 
 
 def test_a_tracker_gets_the_metrics(tiny, tmp_path):

@@ -15,7 +15,9 @@ SHORT_FORM = [
     parity.Run("cuts", "fsdp2_full_shard", 4, 1, 3),
     parity.Run("checkpointing", "single", flags=("--gradient_checkpointing",)),
     parity.Run("checkpointing", "fsdp2_full_shard", 2, 3, 2, flags=("--gradient_checkpointing",)),
-    parity.Run("bf16", "deepspeed_zero0", 2, 3, 2, precision="bf16"),  # its engine steps before the first step
+    parity.Run(
+        "bf16", "deepspeed_zero0", 2, 3, 2, precision="bf16"
+    ),  # its engine steps before the first step
     parity.Run("attention", "single", flags=("--attn_implementation", "eager")),
 ]
 
@@ -26,7 +28,10 @@ def test_the_numbers_are_those_of_one_process(run, tiny, one_process, tmp_path):
     row = parity.measure(run, tiny, tmp_path / "run", one_process(run.weights))
     assert row["verdict"] == "ok", row
     if run.group == "attention":
-        assert json.loads((tmp_path / "run" / "run.json").read_text())["summary"]["kernels"] == "attention eager"
+        assert (
+            json.loads((tmp_path / "run" / "run.json").read_text())["summary"]["kernels"]
+            == "attention eager"
+        )
 
 
 def test_a_rank_without_a_supervised_token_is_among_the_cuts(tiny):

@@ -16,14 +16,22 @@ from launching import REPO, run
 COPIED = ["accelerate_configs", "recipes", "scripts", "tests", "pyproject.toml", "requirements.txt"]
 RECIPE, MASK_PROBE = "recipes/llama.py", "tests/mask_probe.py"
 # Each FSDP ignores the other's key and shards in full
-FSDP1_NO_SHARD = ("accelerate_configs/fsdp1_no_shard.yaml",
-                  "fsdp_sharding_strategy: NO_SHARD", "fsdp_reshard_after_forward: NO_SHARD")
-FSDP2_NO_SHARD = ("accelerate_configs/fsdp2_full_shard.yaml",
-                  "fsdp_reshard_after_forward: true", "fsdp_sharding_strategy: NO_SHARD")
+FSDP1_NO_SHARD = (
+    "accelerate_configs/fsdp1_no_shard.yaml",
+    "fsdp_sharding_strategy: NO_SHARD",
+    "fsdp_reshard_after_forward: NO_SHARD",
+)
+FSDP2_NO_SHARD = (
+    "accelerate_configs/fsdp2_full_shard.yaml",
+    "fsdp_reshard_after_forward: true",
+    "fsdp_sharding_strategy: NO_SHARD",
+)
 
 # ---- Faults that a test finds: the test, what its assertion says, and the fault as (file, old text, new text) ----
 COLLECTIVES = "tests/static/test_recipes.py::TestRecipe::test_every_rank_takes_part_in_every_collective_call[llama.py]"
-SHARDING_KEY = "tests/static/test_configs.py::TestConfig::test_it_uses_the_sharding_key_of_its_version"
+SHARDING_KEY = (
+    "tests/static/test_configs.py::TestConfig::test_it_uses_the_sharding_key_of_its_version"
+)
 PACKED = "tests/static/test_masks.py::test_packed_documents_do_not_see_each_other[llama-sdpa]"
 LAID_OUT = "tests/static/test_masks.py::test_a_batch_of_the_recipe_keeps_rows_and_padding_apart[llama-sdpa-packed]"
 END_OF_TURN = "tests/static/test_rows.py::test_a_pad_token_equal_to_the_end_of_turn_does_no_harm"
@@ -32,35 +40,71 @@ EXPORT = "    export_model(accelerator, model, tokenizer, output_dir)\n"
 GATHER = "        weights = model_weights.whole_weights(accelerator, model)\n"
 FOUND_BY_A_TEST = {
     "rank 0 alone saves": (
-        COLLECTIVES, "export_model on some ranks alone",
-        RECIPE, EXPORT, f"    if accelerator.is_main_process:\n    {EXPORT}"),
+        COLLECTIVES,
+        "export_model on some ranks alone",
+        RECIPE,
+        EXPORT,
+        f"    if accelerator.is_main_process:\n    {EXPORT}",
+    ),
     "rank 0 alone gathers what it saves": (
-        COLLECTIVES, "whole_weights on some ranks alone",
-        RECIPE, GATHER, GATHER.replace("\n", " if accelerator.process_index == 0 else None\n")),
+        COLLECTIVES,
+        "whole_weights on some ranks alone",
+        RECIPE,
+        GATHER,
+        GATHER.replace("\n", " if accelerator.process_index == 0 else None\n"),
+    ),
     "the other ranks leave before the save": (
-        COLLECTIVES, "some ranks leave before the others",
-        RECIPE, GATHER, f"        if not accelerator.is_main_process:\n            return\n{GATHER}"),
+        COLLECTIVES,
+        "some ranks leave before the others",
+        RECIPE,
+        GATHER,
+        f"        if not accelerator.is_main_process:\n            return\n{GATHER}",
+    ),
     "NO_SHARD of FSDP1 that is full shard": (
-        f"{SHARDING_KEY}[fsdp1_no_shard]", r"assert \('fsdp_sharding_strategy' in", *FSDP1_NO_SHARD),
+        f"{SHARDING_KEY}[fsdp1_no_shard]",
+        r"assert \('fsdp_sharding_strategy' in",
+        *FSDP1_NO_SHARD,
+    ),
     "NO_SHARD of FSDP2 that is full shard": (
-        f"{SHARDING_KEY}[fsdp2_full_shard]", r"assert \('fsdp_sharding_strategy' in", *FSDP2_NO_SHARD),
+        f"{SHARDING_KEY}[fsdp2_full_shard]",
+        r"assert \('fsdp_sharding_strategy' in",
+        *FSDP2_NO_SHARD,
+    ),
     "packed rows whose positions run on": (
-        LAID_OUT, r"assert 0\.\d+ == 0",
-        RECIPE, 'inputs["position_ids"] = torch.from_numpy(positions)',
-        'inputs["position_ids"] = torch.arange(ids.shape[1]).expand(ids.shape)'),
+        LAID_OUT,
+        r"assert 0\.\d+ == 0",
+        RECIPE,
+        'inputs["position_ids"] = torch.from_numpy(positions)',
+        'inputs["position_ids"] = torch.arange(ids.shape[1]).expand(ids.shape)',
+    ),
     "an all-ones mask under packing": (
-        PACKED, r"assert 0\.\d+ == 0",
-        MASK_PROBE, '"use_cache": False}', '"use_cache": False, "attention_mask": torch.ones_like(owners)}'),
+        PACKED,
+        r"assert 0\.\d+ == 0",
+        MASK_PROBE,
+        '"use_cache": False}',
+        '"use_cache": False, "attention_mask": torch.ones_like(owners)}',
+    ),
     "an end of turn that is not learnt where it is the pad token too": (
-        END_OF_TURN, r"assert -100 == ",
-        RECIPE, "token if learnt[start] else -100",
-        "token if learnt[start] and token != tokenizer.pad_token_id else -100"),
+        END_OF_TURN,
+        r"assert -100 == ",
+        RECIPE,
+        "token if learnt[start] else -100",
+        "token if learnt[start] and token != tokenizer.pad_token_id else -100",
+    ),
     "adapters that are frozen": (
-        TRAINED, "lora_A",
-        RECIPE, "task_type=\"CAUSAL_LM\",", "task_type=\"CAUSAL_LM\", inference_mode=True,"),
+        TRAINED,
+        "lora_A",
+        RECIPE,
+        'task_type="CAUSAL_LM",',
+        'task_type="CAUSAL_LM", inference_mode=True,',
+    ),
     "adapters that the optimizer does not know": (
-        TRAINED, "lora_B",
-        RECIPE, "[weight] * weight.requires_grad", '[weight] * (weight.requires_grad and "lora_B" not in name)'),
+        TRAINED,
+        "lora_B",
+        RECIPE,
+        "        if weight.requires_grad:\n            spared",
+        '        if weight.requires_grad and "lora_B" not in name:\n            spared',
+    ),
 }
 
 # ---- Faults that scripts/parity.py finds: the run, the number out of bounds, and the fault ----
@@ -73,17 +117,33 @@ PAD = "np.full(shape, -100)"
 PREPARED = "model, optimizer, train_loader = accelerator.prepare(model, optimizer, train_loader)"
 FOUND_BY_PARITY = {
     "a mean of means": (
-        OTHER_CUT, "loss",
-        RECIPE, LOSS, f"summed_loss(model, batch) / {COUNT} / window"),
+        OTHER_CUT,
+        "loss",
+        RECIPE,
+        LOSS,
+        f"summed_loss(model, batch) / {COUNT} / window",
+    ),
     "a pad token that is learnt": (
-        OTHER_CUT, "loss",
-        RECIPE, PAD, PAD.replace("-100", "pad_token_id")),
+        OTHER_CUT,
+        "loss",
+        RECIPE,
+        PAD,
+        PAD.replace("-100", "pad_token_id"),
+    ),
     "a missing factor of the world size": (
-        TWO_RANKS, "grad_norm",
-        RECIPE, "accelerator.backward(loss * (window +", "accelerator.backward(loss * (accumulation +"),
+        TWO_RANKS,
+        "grad_norm",
+        RECIPE,
+        "accelerator.backward(loss * (window +",
+        "accelerator.backward(loss * (accumulation +",
+    ),
     "a schedule that steps once per process": (
-        TWO_RANKS, "learning_rate",
-        RECIPE, PREPARED, PREPARED.replace("train_loader", "train_loader, schedule")),
+        TWO_RANKS,
+        "learning_rate",
+        RECIPE,
+        PREPARED,
+        PREPARED.replace("train_loader", "train_loader, schedule"),
+    ),
 }
 
 
@@ -96,12 +156,19 @@ def copy(tmp_path):
         folder.mkdir()
         for path in (REPO / name for name in COPIED):
             if path.is_dir():
-                shutil.copytree(path, folder / path.name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(
+                    path,
+                    folder / path.name,
+                    symlinks=True,
+                    ignore=shutil.ignore_patterns("__pycache__"),
+                )
             else:
                 shutil.copy(path, folder)
         for name, old, new in faults:
             text = (folder / name).read_text()
-            assert text.count(old) == 1, f"adapt this fault to {name}, which has {old!r} {text.count(old)} times"
+            assert text.count(old) == 1, (
+                f"adapt this fault to {name}, which has {old!r} {text.count(old)} times"
+            )
             (folder / name).write_text(text.replace(old, new))
         return folder
 
@@ -117,7 +184,9 @@ def run_test(test, folder, tmp_path):
 def test_a_test_finds(fault, copy, tmp_path):
     test, says, *change = FOUND_BY_A_TEST[fault]
     done = run_test(test, copy(change), tmp_path)
-    assert done.returncode == 1 and "1 failed" in done.output, done.output  # other codes: it did not run
+    assert done.returncode == 1 and "1 failed" in done.output, (
+        done.output
+    )  # other codes: it did not run
     assert re.search(f"^E .*{says}", done.output, re.MULTILINE), done.output
 
 
@@ -128,7 +197,9 @@ def test_no_test_fails_without_a_fault(copy, tmp_path):
 
 def parity_of(folder):
     """scripts/parity.py of a copy, which launches what lies beside it."""
-    spec = importlib.util.spec_from_file_location("parity_of_the_copy", folder / "scripts" / "parity.py")
+    spec = importlib.util.spec_from_file_location(
+        "parity_of_the_copy", folder / "scripts" / "parity.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -165,11 +236,17 @@ def test_parity_finds_nothing_without_a_fault(copy, sound, tiny, tmp_path):
     assert row["verdict"] == "ok", row
 
 
-@pytest.mark.parametrize(("config", "change", "ignored"), [
-    ("fsdp1_no_shard", FSDP1_NO_SHARD, "fsdp_reshard_after_forward"),
-    ("fsdp2_full_shard", FSDP2_NO_SHARD, "fsdp_sharding_strategy"),
-], ids=["fsdp1", "fsdp2"])
-def test_the_rehearsal_refuses_NO_SHARD_that_is_full_shard(config, change, ignored, copy, tiny, tmp_path):
+@pytest.mark.parametrize(
+    ("config", "change", "ignored"),
+    [
+        ("fsdp1_no_shard", FSDP1_NO_SHARD, "fsdp_reshard_after_forward"),
+        ("fsdp2_full_shard", FSDP2_NO_SHARD, "fsdp_sharding_strategy"),
+    ],
+    ids=["fsdp1", "fsdp2"],
+)
+def test_the_rehearsal_refuses_NO_SHARD_that_is_full_shard(
+    config, change, ignored, copy, tiny, tmp_path
+):
     planned = parity.Run("strategies", config, ranks=2, accumulation=2)
     code, output = parity_of(copy(change)).launch(planned, tiny, tmp_path / "run")
     assert code == 64 and ignored in output, output
@@ -177,7 +254,11 @@ def test_the_rehearsal_refuses_NO_SHARD_that_is_full_shard(config, change, ignor
 
 def test_the_shard_report_finds_NO_SHARD_that_is_full_shard(copy, tiny, tmp_path):
     start = "    accelerator = make_accelerator(args)\n"
-    lost = (RECIPE, start, f'    os.environ.pop("FSDP_SHARDING_STRATEGY")  # what the YAML says\n{start}')
+    lost = (
+        RECIPE,
+        start,
+        f'    os.environ.pop("FSDP_SHARDING_STRATEGY")  # what the YAML says\n{start}',
+    )
     planned = parity.Run("strategies", "fsdp1_no_shard", ranks=2, accumulation=2, flags=SHORT)
     code, output = parity_of(copy(lost)).launch(planned, tiny, tmp_path / "run")
     assert code == 70 and "shard report: NOT AS PROMISED" in output, output

@@ -18,7 +18,9 @@ def quickstart(recipe, out):
 
 def test_llama_learns_its_skills_and_answers(tmp_path):
     assert quickstart("llama", tmp_path).count("exact match: ") == 2
-    before, after = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("before", "after"))
+    before, after = (
+        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("before", "after")
+    )
     assert before["exact_match"] < 0.2 and after["exact_match"] >= 0.9
     steps, evaluations = read_metrics(tmp_path / "run")
     assert len(evaluations) == 3 and evaluations[-1]["eval_loss"] < 0.1

@@ -11,10 +11,30 @@ CUTS = {"single": (1, ["8", "1"]), "fsdp": (2, ["2", "2"]), "deepspeed_zero3": (
 
 def train(config, gsm8k, model, output_dir, held_out):
     ranks, (batch, accumulation) = CUTS[config]
-    done = rehearse(config, "--model_name_or_path", model, "--dataset_name", gsm8k / "train.jsonl",
-                    "--eval_dataset_name", held_out, "--max_length", 512, "--max_steps", 20, "--learning_rate", "1e-3",
-                    "--warmup_steps", 5, "--per_device_train_batch_size", batch,
-                    "--gradient_accumulation_steps", accumulation, "--output_dir", output_dir, num_processes=ranks)
+    done = rehearse(
+        config,
+        "--model_name_or_path",
+        model,
+        "--dataset_name",
+        gsm8k / "train.jsonl",
+        "--eval_dataset_name",
+        held_out,
+        "--max_length",
+        512,
+        "--max_steps",
+        20,
+        "--learning_rate",
+        "1e-3",
+        "--warmup_steps",
+        5,
+        "--per_device_train_batch_size",
+        batch,
+        "--gradient_accumulation_steps",
+        accumulation,
+        "--output_dir",
+        output_dir,
+        num_processes=ranks,
+    )
     assert done.returncode == 0, done.output[-3000:]
     return done.output
 
@@ -25,7 +45,9 @@ def reference(gsm8k, gsm8k_model, shared_tmp, once):
     held_out = shared_tmp / "held_out.jsonl"
 
     def launch(folder):
-        held_out.write_text("".join((gsm8k / "test.jsonl").read_text().splitlines(keepends=True)[:64]))
+        held_out.write_text(
+            "".join((gsm8k / "test.jsonl").read_text().splitlines(keepends=True)[:64])
+        )
         output = train("single", gsm8k, gsm8k_model, folder, held_out)
         assert "7473, " in output and "64, 0 truncated" in output
 
@@ -44,6 +66,9 @@ def test_real_rows_train(config, gsm8k, gsm8k_model, reference, tmp_path):
     assert sum(losses[-5:]) / 5 < sum(losses[:5]) / 5 - 1.5
     assert losses == pytest.approx([line["loss"] for line in expected], rel=1e-4)
     perplexity = evaluations[-1]["eval_perplexity"]
-    assert perplexity == pytest.approx(math.exp(evaluations[-1]["eval_loss"])) and 1 < perplexity < 1000
+    assert (
+        perplexity == pytest.approx(math.exp(evaluations[-1]["eval_loss"]))
+        and 1 < perplexity < 1000
+    )
     assert perplexity == pytest.approx(expected_evaluations[-1]["eval_perplexity"], rel=1e-3)
     assert json.dumps(evaluations)  # plain numbers

@@ -18,10 +18,13 @@ ENGINES = [("fsdp2_full_shard", "full"), ("deepspeed_zero3", "LoRA")]
 EVALUATED = {"rel": 1e-5, "abs": 1e-6}  # metrics that count rows are equal
 
 
-@pytest.mark.parametrize(("config", "kind"), ENGINES, ids=[f"{config}-{kind}" for config, kind in ENGINES])
+@pytest.mark.parametrize(
+    ("config", "kind"), ENGINES, ids=[f"{config}-{kind}" for config, kind in ENGINES]
+)
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_ranks_give_the_numbers_of_one_process_and_hold_what_was_promised(recipe, config, kind, tiny_of, one_process,
-                                                                          tmp_path):
+def test_ranks_give_the_numbers_of_one_process_and_hold_what_was_promised(
+    recipe, config, kind, tiny_of, one_process, tmp_path
+):
     planned = parity.Run(recipe, config, 2, *parity.CUT[2], kind, recipe=recipe)
     assert planned in parity.all_runs()
     whole = one_process(kind, recipe)
@@ -31,10 +34,17 @@ def test_ranks_give_the_numbers_of_one_process_and_hold_what_was_promised(recipe
     assert evaluations and evaluations == [pytest.approx(line, **EVALUATED) for line in expected]
 
 
-@pytest.mark.parametrize(("config", "base"), [
-    ("fsdp2_full_shard", ["--load_in_4bit", "--dtype", "bfloat16"]),  # FSDP2 wants one type in a unit
-    ("deepspeed_zero3", []),  # DeepSpeed casts nothing of a model that was loaded into it
-], ids=["4-bit, FSDP2", "ZeRO-3"])
+@pytest.mark.parametrize(
+    ("config", "base"),
+    [
+        (
+            "fsdp2_full_shard",
+            ["--load_in_4bit", "--dtype", "bfloat16"],
+        ),  # FSDP2 wants one type in a unit
+        ("deepspeed_zero3", []),  # DeepSpeed casts nothing of a model that was loaded into it
+    ],
+    ids=["4-bit, FSDP2", "ZeRO-3"],
+)
 def test_a_new_head_beside_adapters_has_their_type_in_bf16(config, base, tiny_of, tmp_path):
     flags = ["--use_peft", *base, "--max_steps", 2, "--output_dir", tmp_path / "run"]
     data, script = parity.data_of(tiny_of("bert")), REPO / "recipes" / "bert.py"
@@ -48,7 +58,9 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(recipe, tiny_of, one_process, sh
     lab = fi.Lab(shared_tmp / f"faults_{recipe}", tiny_of(recipe))
     job = fi.job("single")._replace(recipe=recipe)
     done = lab.run(job, tmp_path / "run", [{"do": "SIGTERM", "at": "keep", "call": 8}])
-    assert done.code == 75 and fi.status_of(tmp_path / "run")["state"] == "stopped", done.output[-3000:]
+    assert done.code == 75 and fi.status_of(tmp_path / "run")["state"] == "stopped", done.output[
+        -3000:
+    ]
     assert fi.verified(tmp_path / "run") == [7]
     result = fi.goes_on(lab, job, tmp_path / "run", whole=one_process("full", recipe))
     assert result.ok, result.note
@@ -60,7 +72,10 @@ def test_the_file_alone_trains(recipe, tiny_of, tmp_path):
     words = ["train.py", *parity.data_of(tiny_of(recipe)), "--max_steps", 4, "--output_dir", "run"]
     done = run(sys.executable, *words, cwd=tmp_path)
     assert done.returncode == 0, done.output[-3000:]
-    assert len(read_metrics(tmp_path / "run")[0]) == 4 and (tmp_path / "run" / "model.safetensors").exists()
+    assert (
+        len(read_metrics(tmp_path / "run")[0]) == 4
+        and (tmp_path / "run" / "model.safetensors").exists()
+    )
     assert "fault_tolerance.py is not beside this recipe" in done.output
 
 

@@ -10,32 +10,51 @@ from launching import CONFIGS, RECIPE, accelerate_launch, data_of, recipe, rehea
 SHARDING = ["fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero1", "deepspeed_zero3"]
 
 
-@pytest.mark.parametrize(("config", "num_processes"), [*((config, 1) for config in SHARDING), ("fsdp2_full_shard", 2)])
+@pytest.mark.parametrize(
+    ("config", "num_processes"), [*((config, 1) for config in SHARDING), ("fsdp2_full_shard", 2)]
+)
 def test_sharding_without_an_accelerator_refuses(config, num_processes, tiny, tmp_path):
     launcher = ["--config_file", CONFIGS / f"{config}.yaml", "--num_processes", num_processes]
     launcher += ["--mixed_precision", "no", "--main_process_port", 0]
     done = accelerate_launch(*launcher, RECIPE, *data_of(tiny), "--output_dir", tmp_path / "run")
     assert done.returncode != 0
     not_started = "error: accelerate cannot run what the launcher was asked for"  # FSDP1 wants a device at once
-    assert not_started in done.output or "error: the launcher was asked for more than accelerate runs" in done.output
+    assert (
+        not_started in done.output
+        or "error: the launcher was asked for more than accelerate runs" in done.output
+    )
     assert "rehearse: python scripts/rehearse.py" in done.output
     what_it_does = f"python scripts/check_config.py {CONFIGS / config}.yaml"
     assert not_started in done.output or what_it_does in done.output
     assert "Loading weights" not in done.output and not (tmp_path / "run").exists()
-    assert "run the same command again" not in done.output  # from a rank that the launcher ended for the first one
+    assert (
+        "run the same command again" not in done.output
+    )  # from a rank that the launcher ended for the first one
     if num_processes > 1:  # the launcher's report, which comes last, ends with the reason
-        assert "traceback : error: the launcher was asked for more" in done.output.split("Root Cause")[1]
+        assert (
+            "traceback : error: the launcher was asked for more"
+            in done.output.split("Root Cause")[1]
+        )
 
 
-ASKED_FOR_MORE = "error: the launcher was asked for more than accelerate runs here, which is one process"
+ASKED_FOR_MORE = (
+    "error: the launcher was asked for more than accelerate runs here, which is one process"
+)
 
 
-@pytest.mark.parametrize(("launcher", "says"), [
-    (["--config_file", str(CONFIGS / "ddp.yaml"), "--main_process_port", "0"], ASKED_FOR_MORE),
-    (["--config_file", str(CONFIGS / "single.yaml")], "one process runs, not 2; fix: distributed_type"),
-    (["--cpu"], ASKED_FOR_MORE),
-    (["--cpu", "--main_process_port", "29511"], ASKED_FOR_MORE),
-], ids=["ddp", "single", "cpu", "cpu with a port"])
+@pytest.mark.parametrize(
+    ("launcher", "says"),
+    [
+        (["--config_file", str(CONFIGS / "ddp.yaml"), "--main_process_port", "0"], ASKED_FOR_MORE),
+        (
+            ["--config_file", str(CONFIGS / "single.yaml")],
+            "one process runs, not 2; fix: distributed_type",
+        ),
+        (["--cpu"], ASKED_FOR_MORE),
+        (["--cpu", "--main_process_port", "29511"], ASKED_FOR_MORE),
+    ],
+    ids=["ddp", "single", "cpu", "cpu with a port"],
+)
 def test_two_processes_that_become_one_refuse(launcher, says, tiny, tmp_path):
     command = [*launcher, "--num_processes", 2, "--mixed_precision", "no", RECIPE, *data_of(tiny)]
     done = accelerate_launch(*command, "--output_dir", tmp_path / "run")
@@ -46,10 +65,17 @@ def test_two_processes_that_become_one_refuse(launcher, says, tiny, tmp_path):
 
 def test_offload_without_a_compiler_says_what_to_install(tiny, tmp_path):
     # What the launcher exports for deepspeed_zero2_offload.yaml; no ninja and no compiler on this PATH
-    environment = os.environ | {"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu", "PATH": str(tmp_path)}
+    environment = os.environ | {
+        "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu",
+        "PATH": str(tmp_path),
+    }
     done = recipe(*data_of(tiny), "--output_dir", tmp_path / "run", env=environment)
     assert done.returncode == 64
-    assert "pip install ninja" in done.output and "g++" in done.output and "Traceback" not in done.output
+    assert (
+        "pip install ninja" in done.output
+        and "g++" in done.output
+        and "Traceback" not in done.output
+    )
 
 
 @pytest.mark.parametrize("size", ["TP", "DP_SHARD"])
@@ -61,23 +87,42 @@ def test_meshes_that_nothing_would_shard_over_refuse(size, tiny, tmp_path):
     assert done.returncode == 64 and "shards no mesh of this kind" in done.output, done.output
 
 
-@pytest.mark.parametrize(("config", "flags", "says"), [
-    ("fsdp2_full_shard", ["--optim", "adamw_8bit"], "use adamw_torch_fused"),
-    ("deepspeed_zero2", ["--optim", "adamw_8bit"], "use adamw_torch_fused"),
-    ("fsdp1_full_shard", ["--use_peft", "--use_dora"], "use an fsdp2 YAML"),
-], ids=lambda value: value if isinstance(value, str) else None)
+@pytest.mark.parametrize(
+    ("config", "flags", "says"),
+    [
+        ("fsdp2_full_shard", ["--optim", "adamw_8bit"], "use adamw_torch_fused"),
+        ("deepspeed_zero2", ["--optim", "adamw_8bit"], "use adamw_torch_fused"),
+        ("fsdp1_full_shard", ["--use_peft", "--use_dora"], "use an fsdp2 YAML"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
 def test_combinations_that_cannot_work_refuse(config, flags, says, tiny, tmp_path):
     done = rehearse(config, *data_of(tiny), "--output_dir", tmp_path / "run", *flags)
     assert done.returncode == 64, done.output[-2000:]
-    assert says in done.output and "Traceback" not in done.output and "Loading weights" not in done.output
+    assert (
+        says in done.output
+        and "Traceback" not in done.output
+        and "Loading weights" not in done.output
+    )
 
 
 def test_a_misspelt_key_of_the_launchers_file_refuses_before_anything_is_made(tiny, tmp_path):
     # accelerate ignores it without a word: FULL_SHARD would run
     text = (CONFIGS / "fsdp2_shard_grad_op.yaml").read_text()
-    (tmp_path / "trap.yaml").write_text(text.replace("fsdp_reshard_after_forward", "fsdp_reshard_after_foward"))
-    launcher = ["--config_file", tmp_path / "trap.yaml", "--num_processes", 2, "--main_process_port", 0]
-    done = accelerate_launch(*launcher, RECIPE, *data_of(tiny), "--output_dir", tmp_path / "run", "--dry_run")
+    (tmp_path / "trap.yaml").write_text(
+        text.replace("fsdp_reshard_after_forward", "fsdp_reshard_after_foward")
+    )
+    launcher = [
+        "--config_file",
+        tmp_path / "trap.yaml",
+        "--num_processes",
+        2,
+        "--main_process_port",
+        0,
+    ]
+    done = accelerate_launch(
+        *launcher, RECIPE, *data_of(tiny), "--output_dir", tmp_path / "run", "--dry_run"
+    )
     assert done.returncode != 0 and not (tmp_path / "run").exists(), done.output[-2000:]
     line = 1 + text[: text.index("\n  fsdp_reshard_after_forward:") + 1].count("\n")
     says = "no such key: accelerate says nothing; fix: fsdp_reshard_after_forward"
@@ -87,17 +132,30 @@ def test_a_misspelt_key_of_the_launchers_file_refuses_before_anything_is_made(ti
 
 
 def test_the_default_file_and_the_json_it_names_are_checked_too(tiny, tmp_path):
-    data = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": "auto",
-            "gradient_accumulation_steps": "auto", "gradient_cliping": 1.0}
+    data = {
+        "zero_optimization": {"stage": 2},
+        "bf16": {"enabled": True},
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_cliping": 1.0,
+    }
     (tmp_path / "ds.json").write_text(json.dumps(data))
     zero = {"deepspeed_config_file": str(tmp_path / "ds.json")}
     content = {"distributed_type": "DEEPSPEED", "num_processes": 1, "deepspeed_config": zero}
     (tmp_path / "accelerate").mkdir()
     (tmp_path / "accelerate" / "default_config.yaml").write_text(yaml.safe_dump(content))
-    done = accelerate_launch(RECIPE, *data_of(tiny), "--output_dir", tmp_path / "run",
-                             env=os.environ | {"HF_HOME": str(tmp_path)})
+    done = accelerate_launch(
+        RECIPE,
+        *data_of(tiny),
+        "--output_dir",
+        tmp_path / "run",
+        env=os.environ | {"HF_HOME": str(tmp_path)},
+    )
     assert done.returncode != 0 and not (tmp_path / "run").exists(), done.output[-2000:]
-    assert f"error: {tmp_path / 'ds.json'}:1: gradient_cliping: no such key: DeepSpeed says nothing" in done.output
+    assert (
+        f"error: {tmp_path / 'ds.json'}:1: gradient_cliping: no such key: DeepSpeed says nothing"
+        in done.output
+    )
 
 
 @pytest.mark.parametrize("config", ["fsdp", "fsdp1_full_shard", "deepspeed_zero3"])
@@ -109,9 +167,19 @@ def test_4_bit_weights_that_mixed_precision_would_cast_refuse(config, tiny, tmp_
     assert "use --dtype bfloat16" in done.output
 
 
-@pytest.mark.parametrize("address", [{"MASTER_ADDR": "node1"}, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}])
+@pytest.mark.parametrize(
+    "address", [{"MASTER_ADDR": "node1"}, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}]
+)
 def test_a_cluster_that_exports_its_address_does_not_refuse(address, tiny, tmp_path):
     launcher = ["--config_file", CONFIGS / "single.yaml", "--mixed_precision", "no"]
-    command = [*launcher, RECIPE, *data_of(tiny), "--max_steps", 1, "--output_dir", tmp_path / "run"]
+    command = [
+        *launcher,
+        RECIPE,
+        *data_of(tiny),
+        "--max_steps",
+        1,
+        "--output_dir",
+        tmp_path / "run",
+    ]
     done = accelerate_launch(*command, env=os.environ | address)
     assert done.returncode == 0, done.output[-2000:]

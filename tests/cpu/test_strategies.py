@@ -18,7 +18,12 @@ TABLE = {  # strategy: what happens with full, LoRA, int8 LoRA, nf4 LoRA
     "single": (WORKS, WORKS, WORKS, WORKS),
     "ddp": (WORKS, WORKS, WORKS, WORKS),
     "fsdp1_full_shard": (WORKS, WORKS, NO_INT8_FSDP, WORKS),
-    "fsdp1_shard_grad_op": (WORKS, WORKS, NO_INT8_FSDP, "use fsdp2_shard_grad_op.yaml or fsdp1_full_shard.yaml"),
+    "fsdp1_shard_grad_op": (
+        WORKS,
+        WORKS,
+        NO_INT8_FSDP,
+        "use fsdp2_shard_grad_op.yaml or fsdp1_full_shard.yaml",
+    ),
     "fsdp1_no_shard": (WORKS, "use ddp.yaml", NO_INT8_FSDP, "use ddp.yaml"),
     "fsdp1_hybrid_shard": (WORKS, WORKS, NO_INT8_FSDP, WORKS),
     "fsdp2_full_shard": (WORKS, WORKS, NO_INT8_FSDP, WORKS),
@@ -32,34 +37,59 @@ TABLE = {  # strategy: what happens with full, LoRA, int8 LoRA, nf4 LoRA
     "deepspeed_zero3": (WORKS, WORKS, WORKS, WORKS),
     "deepspeed_zero3_offload": (WORKS, WORKS, WORKS, WORKS),
 }
-PAIRS = [(config, kind, row[i]) for config, row in TABLE.items() for i, kind in enumerate(parity.WEIGHTS)]
+PAIRS = [
+    (config, kind, row[i]) for config, row in TABLE.items() for i, kind in enumerate(parity.WEIGHTS)
+]
 # Run here: full weights everywhere, adapters but where a sibling stands for it, a quantized base under each engine,
 # each refusal once
 HAS_SIBLING = ("hybrid_shard", "offload")
-SHORT_FORM = [(config, kind, expected) for config, kind, expected in PAIRS if expected == WORKS
-              and (kind == "full" or config in parity.ENGINES
-                   or kind == "LoRA" and not config.endswith(HAS_SIBLING))]
-SHORT_FORM += {expected: (config, kind, expected) for config, kind, expected in PAIRS if expected != WORKS}.values()
+SHORT_FORM = [
+    (config, kind, expected)
+    for config, kind, expected in PAIRS
+    if expected == WORKS
+    and (
+        kind == "full"
+        or config in parity.ENGINES
+        or kind == "LoRA"
+        and not config.endswith(HAS_SIBLING)
+    )
+]
+SHORT_FORM += {
+    expected: (config, kind, expected) for config, kind, expected in PAIRS if expected != WORKS
+}.values()
 # Bytes depend on the ranks: some full weights are shown on 4, the rest on 2; scripts/parity.py runs all on both
 ON_FOUR = ("fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero3")
 # An int8 base rounds its activations when it evaluates, and a last bit can tip one over
 EVAL = {"full": 1e-6, "LoRA": 1e-6, "nf4 LoRA": 1e-6, "int8 LoRA": 1e-4}
-SAVED = {"full": 1e-5, "LoRA": 1e-5, "nf4 LoRA": 1e-5, "int8 LoRA": 1e-3}  # evaluated again without padding
+SAVED = {
+    "full": 1e-5,
+    "LoRA": 1e-5,
+    "nf4 LoRA": 1e-5,
+    "int8 LoRA": 1e-3,
+}  # evaluated again without padding
 
 
 def test_the_table_is_complete():
     assert set(TABLE) == {path.stem for path in CONFIGS.glob("*.yaml") if not path.is_symlink()}
     assert set(TABLE) == set(parity.configs())
     assert all(len(row) == len(parity.WEIGHTS) for row in TABLE.values()) and len(PAIRS) == 64
-    refused = [(run.config, run.weights) for run in parity.all_runs()
-               if parity.refuses(run) and run.recipe == "llama"]
+    refused = [
+        (run.config, run.weights)
+        for run in parity.all_runs()
+        if parity.refuses(run) and run.recipe == "llama"
+    ]
     assert set(refused) == {(config, kind) for config, kind, expected in PAIRS if expected != WORKS}
 
 
-@pytest.mark.parametrize(("config", "kind", "expected"), SHORT_FORM, ids=[f"{c}-{k}" for c, k, _ in SHORT_FORM])
+@pytest.mark.parametrize(
+    ("config", "kind", "expected"), SHORT_FORM, ids=[f"{c}-{k}" for c, k, _ in SHORT_FORM]
+)
 def test_a_strategy_with_a_kind_of_weights(config, kind, expected, tiny, one_process, tmp_path):
     ranks = parity.ranks_of(config, 4 if kind == "full" and config in ON_FOUR else 2)
-    run, folder = parity.Run("strategies", config, ranks, *parity.CUT[ranks], kind), tmp_path / "run"
+    run, folder = (
+        parity.Run("strategies", config, ranks, *parity.CUT[ranks], kind),
+        tmp_path / "run",
+    )
     assert run in parity.all_runs()
     if config == "single":
         code, output, folder = 0, "", one_process(kind)  # which all are compared with
@@ -74,15 +104,23 @@ def test_a_strategy_with_a_kind_of_weights(config, kind, expected, tiny, one_pro
 
     assert code == 0, output[-3000:]
     report = json.loads((folder / "report.json").read_text())
-    assert report["verdict"] == "ok" and len(report["rows"]) >= 3 * ranks  # held bytes are the promised bytes
+    assert (
+        report["verdict"] == "ok" and len(report["rows"]) >= 3 * ranks
+    )  # held bytes are the promised bytes
     found, (bounds, _) = parity.compare(folder, one_process(kind)), parity.bounds_of(run)
     assert parity.within(found, bounds), found
     steps, evaluations = read_metrics(folder)
     reference, reference_evaluations = read_metrics(one_process(kind))
     assert [line["step"] for line in steps] == list(range(1, 21))
-    assert [line["num_input_tokens_seen"] for line in steps] == [line["num_input_tokens_seen"] for line in reference]
-    assert evaluations[-1]["eval_loss"] == pytest.approx(reference_evaluations[-1]["eval_loss"], rel=EVAL[kind])
-    assert loss_of_saved(folder, kind, tiny) == pytest.approx(evaluations[-1]["eval_loss"], rel=SAVED[kind])
+    assert [line["num_input_tokens_seen"] for line in steps] == [
+        line["num_input_tokens_seen"] for line in reference
+    ]
+    assert evaluations[-1]["eval_loss"] == pytest.approx(
+        reference_evaluations[-1]["eval_loss"], rel=EVAL[kind]
+    )
+    assert loss_of_saved(folder, kind, tiny) == pytest.approx(
+        evaluations[-1]["eval_loss"], rel=SAVED[kind]
+    )
     assert json.loads((folder / "run.json").read_text())["arguments"]["seed"] == 42
 
 
@@ -93,17 +131,26 @@ def loss_of_saved(output_dir, kind, tiny):
 
     quantization = {
         "int8 LoRA": BitsAndBytesConfig(load_in_8bit=True),
-        "nf4 LoRA": BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
-                                       bnb_4bit_compute_dtype="float32", bnb_4bit_quant_storage="float32"),
+        "nf4 LoRA": BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype="float32",
+            bnb_4bit_quant_storage="float32",
+        ),
     }.get(kind)
     folder = output_dir if kind == "full" else tiny / "model"
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32", quantization_config=quantization)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype="float32", quantization_config=quantization
+    )
     model = model if kind == "full" else PeftModel.from_pretrained(model, output_dir)
     model.eval()
     assert all(not parameter.is_meta for parameter in model.parameters())
     if kind != "full":
         lora_b = [weight for name, weight in model.named_parameters() if "lora_B" in name]
-        assert lora_b and all(weight.abs().sum() > 0 for weight in lora_b)  # the trained adapters, not new ones
+        assert lora_b and all(
+            weight.abs().sum() > 0 for weight in lora_b
+        )  # the trained adapters, not new ones
     llama = load_recipe()
     tokenizer = AutoTokenizer.from_pretrained(output_dir)
     loss, count = 0.0, 0

@@ -20,31 +20,56 @@ def tiny(tiny_of):
 
 
 def texts_of(folder):
-    return [json.loads(line) for line in (folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line)
+        for line in (folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def test_two_ranks_write_the_texts_of_one_process(tiny, one_process, tmp_path):
     """Under FSDP1, where generation needs what is in no layer gathered; of others tests/cpu/test_recipes.py sees to it
     that ROUGE, BLEU and exact match are those of one process."""
-    job, reference = parity.Run("t5", "fsdp1_full_shard", 2, *parity.CUT[2], recipe="t5"), one_process("full", "t5")
+    job, reference = (
+        parity.Run("t5", "fsdp1_full_shard", 2, *parity.CUT[2], recipe="t5"),
+        one_process("full", "t5"),
+    )
     row = parity.measure(job, tiny, tmp_path / "run", reference)
     assert row["verdict"] == "ok", row
     ours, theirs = (texts_of(folder) for folder in (tmp_path / "run", reference))
     assert ours == theirs and [line["row"] for line in ours] == list(range(1, 22))
     assert len({line["prediction"] for line in ours}) > 5  # not one text for all
     ours, theirs = (read_metrics(folder)[1] for folder in (tmp_path / "run", reference))
-    assert [[line[name] for name in METRICS] for line in ours] == [[line[name] for name in METRICS] for line in theirs]
+    assert [[line[name] for name in METRICS] for line in ours] == [
+        [line[name] for name in METRICS] for line in theirs
+    ]
 
 
 def test_it_learns_to_translate_and_the_folder_writes_what_was_evaluated(tmp_path):
-    run(sys.executable, REPO / "scripts" / "make_tiny_t5.py", tmp_path, "--num_train_rows", 4000, check=True)
+    run(
+        sys.executable,
+        REPO / "scripts" / "make_tiny_t5.py",
+        tmp_path,
+        "--num_train_rows",
+        4000,
+        check=True,
+    )
     flags = ["--learning_rate", 2e-3, "--warmup_steps", 0.05, "--per_device_train_batch_size", 32]
-    flags += ["--num_train_epochs", 2, "--max_target_length", 16, "--eval_on_start", "--output_dir", tmp_path / "run"]
+    flags += [
+        "--num_train_epochs",
+        2,
+        "--max_target_length",
+        16,
+        "--eval_on_start",
+        "--output_dir",
+        tmp_path / "run",
+    ]
     done = run(sys.executable, RECIPE, *data_of(tmp_path), *flags)
     assert done.returncode == 0, done.output[-3000:]
     before, *_, after = read_metrics(tmp_path / "run")[1]
     assert before["eval_exact_match"] == 0 and before["eval_bleu"] < 5
-    assert after["eval_exact_match"] >= 90 and after["eval_bleu"] >= 90 and after["eval_rougeL"] >= 95
+    assert (
+        after["eval_exact_match"] >= 90 and after["eval_bleu"] >= 90 and after["eval_rougeL"] >= 95
+    )
     texts = texts_of(tmp_path / "run")
     right = [line["prediction"] == line["target"] for line in texts]
     assert after["eval_exact_match"] == pytest.approx(100 * np.mean(right))
@@ -52,26 +77,43 @@ def test_it_learns_to_translate_and_the_folder_writes_what_was_evaluated(tmp_pat
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run")
     inputs = tokenizer([line["source"] for line in texts[:20]], return_tensors="pt", padding=True)
     tokens = model.generate(**inputs, max_new_tokens=16)
-    assert tokenizer.batch_decode(tokens, skip_special_tokens=True) == [line["prediction"] for line in texts[:20]]
+    assert tokenizer.batch_decode(tokens, skip_special_tokens=True) == [
+        line["prediction"] for line in texts[:20]
+    ]
 
 
-@pytest.mark.parametrize(("line", "says"), [
-    ('{"source": "the dog sees a ship", "target": ""}', "rows.jsonl, line 2: has no target text in target"),
-    ('{"source": "the dog sees a ship"}', "rows.jsonl, line 2: has the columns source; needs source and target"),
-])
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (
+            '{"source": "the dog sees a ship", "target": ""}',
+            "rows.jsonl, line 2: has no target text in target",
+        ),
+        (
+            '{"source": "the dog sees a ship"}',
+            "rows.jsonl, line 2: has the columns source; needs source and target",
+        ),
+    ],
+)
 def test_a_bad_row_is_named(line, says, tiny, tmp_path):
     (tmp_path / "rows.jsonl").write_text(f'{{"source": "a", "target": "b"}}\n{line}\n')
     data = ["--model_name_or_path", tiny / "model", "--dataset_name", tmp_path / "rows.jsonl"]
     done = run(sys.executable, RECIPE, *data, "--output_dir", tmp_path / "run")
-    assert done.returncode == 65 and says in done.output and "--skip_bad_rows" in done.output, done.output[-3000:]
+    assert done.returncode == 65 and says in done.output and "--skip_bad_rows" in done.output, (
+        done.output[-3000:]
+    )
     assert "Traceback" not in done.output
 
 
 def test_copied_alone_it_trains_adapters_and_evaluates(tiny, tmp_path):
     shutil.copy(RECIPE, tmp_path / "train.py")
     flags = ["--max_steps", 2, "--use_peft", "--max_target_length", 8, "--no-predict_with_generate"]
-    done = run(sys.executable, "train.py", *data_of(tiny), *flags, "--output_dir", "run", cwd=tmp_path)
-    assert done.returncode == 0 and "fault_tolerance.py is not beside this recipe" in done.output, done.output[-3000:]
+    done = run(
+        sys.executable, "train.py", *data_of(tiny), *flags, "--output_dir", "run", cwd=tmp_path
+    )
+    assert done.returncode == 0 and "fault_tolerance.py is not beside this recipe" in done.output, (
+        done.output[-3000:]
+    )
     steps, evaluations = read_metrics(tmp_path / "run")
     assert len(steps) == 2 and set(evaluations[-1]) == {"step", "eval_loss"}
     assert (tmp_path / "run" / "adapter_model.safetensors").exists()

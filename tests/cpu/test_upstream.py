@@ -19,7 +19,9 @@ print("deepspeed", "deepspeed" in sys.modules)
 START_FASTER = "import sys; sys.path.append('recipes'); import upstream; upstream.start_faster()"
 
 
-@pytest.mark.parametrize(("first", "imported"), [("", True), (START_FASTER, False)], ids=["without", "with"])
+@pytest.mark.parametrize(
+    ("first", "imported"), [("", True), (START_FASTER, False)], ids=["without", "with"]
+)
 def test_bitsandbytes_imports_the_compiler_and_accelerate_deepspeed(first, imported):
     done = run(sys.executable, "-c", first + USE, cwd=REPO)
     assert done.returncode == 0, done.output

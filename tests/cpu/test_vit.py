@@ -18,24 +18,46 @@ RECIPE = REPO / "recipes" / "vit.py"
 def lines_of(folder):
     """The lines of metrics.jsonl without what depends on the machine."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in ("images_per_second", "peak_memory_gib")} for line in lines]
+    return [
+        {k: v for k, v in line.items() if k not in ("images_per_second", "peak_memory_gib")}
+        for line in lines
+    ]
 
 
 def copied(tiny, folder):
     """The tiny model's images, to spoil."""
     shutil.copytree(tiny / "data", folder / "data")
-    return ["--model_name_or_path", tiny / "model", "--dataset_name", folder / "data", "--output_dir", folder / "run"]
+    return [
+        "--model_name_or_path",
+        tiny / "model",
+        "--dataset_name",
+        folder / "data",
+        "--output_dir",
+        folder / "run",
+    ]
 
 
 def test_the_quick_start_learns_and_its_result_does_as_well_outside_of_the_recipe(tmp_path):
     venv = Path(sys.prefix)
     (venv / ".installed").touch()  # the tests' environment holds what the quick start would install
-    done = run("make", "quickstart", "RECIPE=vit", f"VENV={venv}", f"OUT={tmp_path}", "THREADS=1", timeout=900)
+    done = run(
+        "make",
+        "quickstart",
+        "RECIPE=vit",
+        f"VENV={venv}",
+        f"OUT={tmp_path}",
+        "THREADS=1",
+        timeout=900,
+    )
     assert done.returncode == 0, done.output[-4000:]
     evaluations = read_metrics(tmp_path / "run")[1]
-    assert [line["step"] for line in evaluations] == list(range(0, 505, 63))  # before, and after each epoch
+    assert [line["step"] for line in evaluations] == list(
+        range(0, 505, 63)
+    )  # before, and after each epoch
     before, after = evaluations[0]["eval_accuracy"], evaluations[-1]["eval_accuracy"]
-    assert before < 0.4 and after > 0.9 and evaluations[-1]["eval_f1"] > 0.9  # 4 classes: chance is 0.25
+    assert (
+        before < 0.4 and after > 0.9 and evaluations[-1]["eval_f1"] > 0.9
+    )  # 4 classes: chance is 0.25
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
     model = AutoModelForImageClassification.from_pretrained(tmp_path / "run").eval()
@@ -44,7 +66,9 @@ def test_the_quick_start_learns_and_its_result_does_as_well_outside_of_the_recip
     paths = list((tmp_path / "data" / "test").glob("*/*.png"))
     with torch.no_grad():
         inputs = processor([Image.open(path).convert("RGB") for path in paths], return_tensors="pt")
-        told = [model.config.id2label[number] for number in model(**inputs).logits.argmax(1).tolist()]
+        told = [
+            model.config.id2label[number] for number in model(**inputs).logits.argmax(1).tolist()
+        ]
     right = np.mean([name == path.parent.name for name, path in zip(told, paths, strict=True)])
     assert len(paths) == 400 and right == pytest.approx(after, abs=1e-6)  # fp32 of a fraction
 
@@ -58,12 +82,18 @@ def test_a_bad_image_is_named_before_weights_are_looked_for(tiny_of, tmp_path):
     assert json.loads((tmp_path / "run" / "status.json").read_text())["exit_code"] == 65
 
 
-def test_an_image_that_breaks_in_a_loader_in_mid_training_is_named_and_a_checkpoint_is_there(tiny_of, tmp_path):
+def test_an_image_that_breaks_in_a_loader_in_mid_training_is_named_and_a_checkpoint_is_there(
+    tiny_of, tmp_path
+):
     arguments = copied(tiny_of("vit"), tmp_path)
     images = sorted((tmp_path / "data" / "train").glob("*/*.png"))
-    bad = images[np.random.default_rng((42, 0)).permutation(210)[160]]  # it comes in step 21, 8 rows a step
+    bad = images[
+        np.random.default_rng((42, 0)).permutation(210)[160]
+    ]  # it comes in step 21, 8 rows a step
     content = bad.read_bytes()
-    bad.write_bytes(content[:100] + bytes(len(content) - 112) + content[-12:])  # head and end are sound
+    bad.write_bytes(
+        content[:100] + bytes(len(content) - 112) + content[-12:]
+    )  # head and end are sound
     flags = ["--max_steps", 40, "--save_steps", 10, "--dataloader_num_workers", 1]
     done = run(sys.executable, RECIPE, *arguments, *flags)
     assert done.returncode == 65 and f"{bad}: cannot be decoded" in done.output, done.output[-3000:]

@@ -17,15 +17,20 @@ if "WARM_PYTHON" not in os.environ:
     pytest.skip("all starts are cold", allow_module_level=True)
 
 CANARIES = [
-    ("single", "full"), ("ddp", "LoRA"), ("fsdp1_full_shard", "full"), ("fsdp2_full_shard", "nf4 LoRA"),
+    ("single", "full"),
+    ("ddp", "LoRA"),
+    ("fsdp1_full_shard", "full"),
+    ("fsdp2_full_shard", "nf4 LoRA"),
     ("deepspeed_zero3", "full"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("config", "weights"), CANARIES, ids=[" ".join(pair) for pair in CANARIES])
 def test_a_launch_gives_the_same_bits(config, weights, tiny, tmp_path, monkeypatch):
     ranks = parity.ranks_of(config, 2)
-    planned = parity.Run("strategies", config, ranks, *parity.CUT[ranks], weights, flags=("--max_steps", "8"))
+    planned = parity.Run(
+        "strategies", config, ranks, *parity.CUT[ranks], weights, flags=("--max_steps", "8")
+    )
     for folder, program in (("warm", sys.executable), ("cold", INTERPRETER)):
         monkeypatch.setattr(sys, "executable", program)
         code, output = parity.launch(planned, tiny, tmp_path / folder)
@@ -63,11 +68,16 @@ def program(tmp_path):
 
 
 def test_arguments_streams_folder_environment_and_mask_are_those_of_the_caller(program, tmp_path):
-    path = program("import os, sys\nmask = os.umask(0)\nprint(sys.argv[1:], os.getcwd(), os.environ['WARM_X'], mask)\n"
-                   "print(sys.stdin.read(), file=sys.stderr)\nprint(__name__, sys.path[0], 'torch' in sys.modules)\n")
+    path = program(
+        "import os, sys\nmask = os.umask(0)\nprint(sys.argv[1:], os.getcwd(), os.environ['WARM_X'], mask)\n"
+        "print(sys.stdin.read(), file=sys.stderr)\nprint(__name__, sys.path[0], 'torch' in sys.modules)\n"
+    )
     process = start(path, "a b", "--c", cwd=tmp_path, env=os.environ | {"WARM_X": "7"}, umask=0o27)
     out, told = process.communicate("typed")
-    assert out.splitlines() == [f"['a b', '--c'] {tmp_path} 7 23", f"__main__ {tmp_path} True"] and told == "typed\n"
+    assert (
+        out.splitlines() == [f"['a b', '--c'] {tmp_path} 7 23", f"__main__ {tmp_path} True"]
+        and told == "typed\n"
+    )
 
 
 def test_no_file_of_this_project_is_there_before_it_is_imported(program):
@@ -75,11 +85,18 @@ def test_no_file_of_this_project_is_there_before_it_is_imported(program):
     assert start(program(text)).communicate()[0] == "[]\n"
 
 
-@pytest.mark.parametrize(("text", "code", "told"), [
-    ("", 0, ""), ("import sys\nsys.exit(75)", 75, ""), ("raise SystemExit('why')", 1, "why\n"),
-    ("import os\nos.kill(os.getpid(), 9)", -9, ""), ("1 / 0", 1, "ZeroDivisionError"),
-    ("import atexit, sys\natexit.register(print, 'last', file=sys.stderr)", 0, "last\n"),
-], ids=["nothing", "code", "text", "signal", "exception", "atexit"])
+@pytest.mark.parametrize(
+    ("text", "code", "told"),
+    [
+        ("", 0, ""),
+        ("import sys\nsys.exit(75)", 75, ""),
+        ("raise SystemExit('why')", 1, "why\n"),
+        ("import os\nos.kill(os.getpid(), 9)", -9, ""),
+        ("1 / 0", 1, "ZeroDivisionError"),
+        ("import atexit, sys\natexit.register(print, 'last', file=sys.stderr)", 0, "last\n"),
+    ],
+    ids=["nothing", "code", "text", "signal", "exception", "atexit"],
+)
 def test_it_ends_as_the_interpreter_would(text, code, told, program):
     process = start(program(text))
     _, error = process.communicate()
@@ -108,34 +125,64 @@ def test_what_is_killed_is_gone(program):
 
 def test_limits_hold(program):
     text = "import resource\nprint(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
-    process = start(program(text), preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (321, 4000)))
+    process = start(
+        program(text), preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (321, 4000))
+    )
     assert process.communicate()[0] == "321\n"
 
 
 def test_children_start_warm_too(program):
-    text = "import os, subprocess, sys\nif sys.argv[1:]: sys.exit(len(sys.modules) > 2000)\n" \
-           "sys.exit(subprocess.run([sys.executable, '-u', __file__, 'child']).returncode)"
+    text = (
+        "import os, subprocess, sys\nif sys.argv[1:]: sys.exit(len(sys.modules) > 2000)\n"
+        "sys.exit(subprocess.run([sys.executable, '-u', __file__, 'child']).returncode)"
+    )
     process = start(program(text))
     assert process.wait(10) == 1  # true
 
 
-@pytest.mark.parametrize(("variables", "reason"), [
-    ({"OMP_NUM_THREADS": "2"}, "another value of OMP_NUM_THREADS"), ({"HF_HOME": "/x"}, "another value of HF_HOME"),
-    ({"PYTHONPATH": "/x"}, "another value of PYTHONPATH"),
-], ids=["threads", "cache", "path"])
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"OMP_NUM_THREADS": "2"}, "another value of OMP_NUM_THREADS"),
+        ({"HF_HOME": "/x"}, "another value of HF_HOME"),
+        ({"PYTHONPATH": "/x"}, "another value of PYTHONPATH"),
+    ],
+    ids=["threads", "cache", "path"],
+)
 def test_what_imports_have_read_otherwise_starts_cold_and_says_why(variables, reason, program):
-    process = start(program("import sys\nprint('torch' in sys.modules)"), env=os.environ | variables)
+    process = start(
+        program("import sys\nprint('torch' in sys.modules)"), env=os.environ | variables
+    )
     out, told = process.communicate()
     assert out == "False\n" and told.startswith("warm: a cold start, since ") and reason in told
 
 
 def test_a_rehearsal_by_hand_starts_warm(tiny, tmp_path):
-    words = ["--warm", "--device", "cpu", "--config_file", "accelerate_configs/single.yaml", "recipes/llama.py"]
-    flags = [*parity.data_of(tiny), "--max_steps", 2, "--output_dir", tmp_path / "run", "--warm", "x"]
-    environment = os.environ | {"TMPDIR": str(tmp_path)}  # a server of its own, which would take seconds to start
+    words = [
+        "--warm",
+        "--device",
+        "cpu",
+        "--config_file",
+        "accelerate_configs/single.yaml",
+        "recipes/llama.py",
+    ]
+    flags = [
+        *parity.data_of(tiny),
+        "--max_steps",
+        2,
+        "--output_dir",
+        tmp_path / "run",
+        "--warm",
+        "x",
+    ]
+    environment = os.environ | {
+        "TMPDIR": str(tmp_path)
+    }  # a server of its own, which would take seconds to start
     os.symlink(os.path.dirname(os.environ["WARM_PYTHON"]), default_folder(tmp_path))
     done = run(INTERPRETER, "scripts/rehearse.py", *words, *flags, env=environment)
-    assert done.returncode == 64 and "--warm" in done.output  # the second one is the recipe's, which does not know it
+    assert (
+        done.returncode == 64 and "--warm" in done.output
+    )  # the second one is the recipe's, which does not know it
     done = run(INTERPRETER, "scripts/rehearse.py", *words, *flags[:-2], env=environment)
     assert done.returncode == 0 and "warm: " not in done.output, done.output[-3000:]
     log = open(os.path.join(os.path.dirname(os.environ["WARM_PYTHON"]), "log")).read()

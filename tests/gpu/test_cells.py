@@ -11,9 +11,23 @@ from gpu import machine, runner
 from gpu.catalog import CELLS
 from gpu.cell import MEASURED, OK, SKIPPED
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU on this machine")
-TOPICS = ("micro", "strategies", "masks", "parity", "resume", "quantized", "optimizers", "signals", "recipes")
-CHOSEN = [cell for cell in CELLS if cell.name.split(".")[0] in TOPICS and cell.name != "masks.documents"]
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="there is no GPU on this machine"
+)
+TOPICS = (
+    "micro",
+    "strategies",
+    "masks",
+    "parity",
+    "resume",
+    "quantized",
+    "optimizers",
+    "signals",
+    "recipes",
+)
+CHOSEN = [
+    cell for cell in CELLS if cell.name.split(".")[0] in TOPICS and cell.name != "masks.documents"
+]
 
 
 @pytest.fixture(scope="session")

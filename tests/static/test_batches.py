@@ -18,22 +18,45 @@ from datasets import Dataset
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig
 
-SHAPE = {"vocab_size": 320, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+SHAPE = {
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "head_dim": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
 MODELS = {
     "llama": LlamaConfig(**SHAPE),
     "tied": LlamaConfig(**SHAPE, tie_word_embeddings=True),
-    "gpt2": GPT2Config(vocab_size=320, n_embd=32, n_layer=2, n_head=4, n_positions=128, resid_pdrop=0, embd_pdrop=0,
-                       attn_pdrop=0),
-    "gemma2, which caps its logits": Gemma2Config(**SHAPE, final_logit_softcapping=2.0, sliding_window=16),
+    "gpt2": GPT2Config(
+        vocab_size=320,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=128,
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
+    ),
+    "gemma2, which caps its logits": Gemma2Config(
+        **SHAPE, final_logit_softcapping=2.0, sliding_window=16
+    ),
 }
 LAYOUTS = {"padded": {}, "packed": {"width": 64}, "padding free": {"refit": True}}
 
 
 def lengths_of(kind, number=3000):
     chance = np.random.default_rng(0)
-    return {"ragged": chance.integers(1, 513, number), "short": chance.integers(1, 60, number),
-            "long": chance.integers(400, 513, number), "equal": np.full(number, 171), "one": np.array([7])}[kind]
+    return {
+        "ragged": chance.integers(1, 513, number),
+        "short": chance.integers(1, 60, number),
+        "long": chance.integers(400, 513, number),
+        "equal": np.full(number, 171),
+        "one": np.array([7]),
+    }[kind]
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +79,9 @@ def lines_of(rows, layout):
 
 def model_of(name):
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(MODELS[name], attn_implementation="eager", dtype=torch.float32)
+    return AutoModelForCausalLM.from_config(
+        MODELS[name], attn_implementation="eager", dtype=torch.float32
+    )
 
 
 def plain_loss(model, rows):
@@ -65,7 +90,9 @@ def plain_loss(model, rows):
     for row in rows.with_format(None):
         logits = model(input_ids=torch.tensor([row["input_ids"]])).logits[0, :-1].float()
         labels = torch.tensor(row["labels"][1:])
-        total = total + torch.nn.functional.cross_entropy(logits, labels, ignore_index=-100, reduction="sum")
+        total = total + torch.nn.functional.cross_entropy(
+            logits, labels, ignore_index=-100, reduction="sum"
+        )
     return total.item(), norm_after(total, model)
 
 
@@ -82,7 +109,9 @@ def test_each_row_is_packed_once_and_next_to_nothing_stays_empty(kind):
     assert Counter(row for line in lines for row in line) == Counter(range(len(lengths)))
     sums = np.array([lengths[line].sum() for line in lines])
     assert sums.max() <= 512
-    least = {"long": len(lengths), "equal": np.ceil(len(lengths) / 2)}.get(kind, np.ceil(lengths.sum() / 512))
+    least = {"long": len(lengths), "equal": np.ceil(len(lengths) / 2)}.get(
+        kind, np.ceil(lengths.sum() / 512)
+    )
     assert len(lines) <= 11 / 9 * least + 1  # what best-fit decreasing guarantees (Johnson 1974)
     if kind in ("ragged", "short"):
         assert lengths.sum() / (512 * len(lines)) > 0.97
@@ -92,8 +121,12 @@ def test_each_row_is_packed_once_and_next_to_nothing_stays_empty(kind):
 def test_every_learnt_token_of_every_row_is_learnt_once(layout, rows):
     batch = llama.collate(rows, lines_of(rows, layout), 0, **LAYOUTS[layout])
     ids, positions, targets = batch["inputs"]["input_ids"].flatten(), *batch["supervised"].values()
-    wanted = Counter((row["input_ids"][i - 1], row["input_ids"][i]) for row in rows.with_format(None)
-                     for i in range(1, len(row["labels"])) if row["labels"][i] != -100)
+    wanted = Counter(
+        (row["input_ids"][i - 1], row["input_ids"][i])
+        for row in rows.with_format(None)
+        for i in range(1, len(row["labels"]))
+        if row["labels"][i] != -100
+    )
     assert Counter(zip(ids[positions].tolist(), targets.tolist(), strict=True)) == wanted
     assert batch["counts"].tolist() == [wanted.total(), sum(len(ids) for ids in rows["input_ids"])]
     assert sorted(batch["row"]) == list(range(1, 41))
@@ -104,17 +137,28 @@ def test_a_flat_batch_tells_flash_attention_where_rows_end(rows):
     inputs = batch["inputs"]
     lengths = [len(ids) for line in lines_of(rows, "packed") for ids in rows[line]["input_ids"]]
     assert inputs["input_ids"].shape == (1, sum(lengths)) and inputs["max_length_q"] == max(lengths)
-    assert inputs["cu_seq_lens_q"].dtype == torch.int32 and inputs["cu_seq_lens_q"].diff().tolist() == lengths
+    assert (
+        inputs["cu_seq_lens_q"].dtype == torch.int32
+        and inputs["cu_seq_lens_q"].diff().tolist() == lengths
+    )
     assert (inputs["position_ids"] == 0).sum() == len(lengths)
 
 
-@pytest.mark.parametrize("flags", [[], ["--packing"], ["--padding_free"]], ids=["plain", "packed", "free"])
-@pytest.mark.parametrize(("kernel", "in_one_line"), [("sdpa", False), ("flash_attention_2", True),
-                                                     ("kernels-community/flash-attn2", True)])
+@pytest.mark.parametrize(
+    "flags", [[], ["--packing"], ["--padding_free"]], ids=["plain", "packed", "free"]
+)
+@pytest.mark.parametrize(
+    ("kernel", "in_one_line"),
+    [("sdpa", False), ("flash_attention_2", True), ("kernels-community/flash-attn2", True)],
+)
 def test_every_flash_run_is_free_of_padding(kernel, in_one_line, flags, monkeypatch):
     """Else each layer would read from the positions, and wait for the device, whether rows are packed."""
     monkeypatch.setattr(sys, "argv", ["llama.py", "--attn_implementation", kernel, *flags])
-    assert llama.wants_one_line(llama.parse_args()) == preflight.in_one_line(llama.parse_args()) == in_one_line
+    assert (
+        llama.wants_one_line(llama.parse_args())
+        == preflight.in_one_line(llama.parse_args())
+        == in_one_line
+    )
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
@@ -125,7 +169,9 @@ def test_the_loss_of_rows_in_one_line_is_that_of_padded_ones(layout, rows):
     flat = llama.collate(rows, lines_of(rows, layout), 0, width=64, varlen=True)
     assert len(flat["inputs"]["input_ids"]) == 1 and flat["counts"].equal(padded["counts"])
     assert sorted(flat["row"]) == sorted(padded["row"])
-    losses = [llama.summed_loss(model, batch) for batch in (padded, flat)]  # eager attention: by the positions
+    losses = [
+        llama.summed_loss(model, batch) for batch in (padded, flat)
+    ]  # eager attention: by the positions
     norms = [norm_after(loss, model) for loss in losses]
     assert losses[1].item() == pytest.approx(losses[0].item(), rel=1e-6)
     assert norms[1] == pytest.approx(norms[0], rel=1e-5)
@@ -133,18 +179,24 @@ def test_the_loss_of_rows_in_one_line_is_that_of_padded_ones(layout, rows):
 
 def test_the_pieces_of_the_loss_grow_with_the_whole_memory_of_a_gpu(monkeypatch):
     """Of the whole, so that a run that resumes beside others finds the same."""
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * 2**30))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * 2**30)
+    )
     monkeypatch.setattr(sys, "argv", ["llama.py"])
     args = llama.parse_args()
     gpu, cpu = torch.device("cuda:0"), torch.device("cpu")
     assert (llama.logits_mib(args, gpu), llama.logits_mib(args, cpu)) == (1280, 256)
-    assert memory_cards.pieces_on(80 * 2**30) == 1280 and "max_logits_mib" in preflight.FREE_TO_CHANGE
+    assert (
+        memory_cards.pieces_on(80 * 2**30) == 1280 and "max_logits_mib" in preflight.FREE_TO_CHANGE
+    )
     monkeypatch.setattr(sys, "argv", ["llama.py", "--max_logits_mib", "7"])
     assert llama.logits_mib(llama.parse_args(), gpu) == 7
 
 
 def test_padding_free_batches_have_fewer_and_no_longer_lines(rows):
-    padded, free = (llama.collate(rows, lines_of(rows, "padded"), 0, refit=refit) for refit in (False, True))
+    padded, free = (
+        llama.collate(rows, lines_of(rows, "padded"), 0, refit=refit) for refit in (False, True)
+    )
     assert free["inputs"]["input_ids"].shape[1] == padded["inputs"]["input_ids"].shape[1]
     assert len(free["inputs"]["input_ids"]) < 0.7 * len(padded["inputs"]["input_ids"])
     assert free["counts"].equal(padded["counts"])
@@ -158,8 +210,12 @@ def test_a_rank_without_rows_gets_one_token_that_is_not_learnt(rows):
 def test_rows_of_one_length_come_together_and_each_comes_once():
     lengths, size, window = lengths_of("ragged", 1000), 4, 6
     batches = llama.global_batches(1000, size, window, 2, seed=0, lengths=lengths)
-    assert Counter(row for batch in batches for row in batch) == Counter({row: 2 for row in range(1000)})
-    fill = [lengths[batch].sum() / (len(batch) * lengths[batch].max()) for batch in batches if batch]
+    assert Counter(row for batch in batches for row in batch) == Counter(
+        {row: 2 for row in range(1000)}
+    )
+    fill = [
+        lengths[batch].sum() / (len(batch) * lengths[batch].max()) for batch in batches if batch
+    ]
     assert np.mean(fill) > 0.97
     windows = [sum(batches[start : start + window], []) for start in range(0, len(batches), window)]
     assert batches == llama.global_batches(1000, size, window, 2, seed=0, lengths=lengths)
@@ -196,7 +252,12 @@ class LargestTensor(TorchDispatchMode):
 
 def test_logits_of_all_tokens_are_never_there(rows):
     torch.manual_seed(0)
-    shape = SHAPE | {"vocab_size": 16384, "num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 8}
+    shape = SHAPE | {
+        "vocab_size": 16384,
+        "num_hidden_layers": 1,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+    }
     config, batch = LlamaConfig(**shape), llama.collate(rows, lines_of(rows, "padded"), 0)
     learnt, seen = int(batch["counts"][0]), {}
     for mib in (256, 1):
@@ -205,7 +266,9 @@ def test_logits_of_all_tokens_are_never_there(rows):
         with LargestTensor() as largest:
             llama.summed_loss(model, batch).backward()
         seen[mib] = largest.size
-    assert seen[256] == learnt * 16384 < batch["inputs"]["input_ids"].numel() * 16384  # of learnt tokens alone
+    assert (
+        seen[256] == learnt * 16384 < batch["inputs"]["input_ids"].numel() * 16384
+    )  # of learnt tokens alone
     assert seen[1] == max(16 * 16384, 16384 * 8)  # 16 tokens of 4 x 16,384 bytes are 1 MiB
 
 
@@ -213,11 +276,15 @@ class Recomputed(torch.nn.Linear):
     """A head that is no plain torch.nn.Linear, as one with adapters: its pieces are added up by autograd."""
 
 
-def head_gradients(num_pieces, kind=torch.nn.Linear, dtype=None, scale=1.0, bias=False, frozen=False):
+def head_gradients(
+    num_pieces, kind=torch.nn.Linear, dtype=None, scale=1.0, bias=False, frozen=False
+):
     """Losses of 1,024 random tokens, under autocast to dtype, and gradients of hidden states, head weight and bias."""
     torch.manual_seed(0)
     hidden, targets = torch.randn(1, 1024, 64), torch.randint(512, (1024,))
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE | {"vocab_size": 512, "hidden_size": 64}))
+    model = AutoModelForCausalLM.from_config(
+        LlamaConfig(**SHAPE | {"vocab_size": 512, "hidden_size": 64})
+    )
     model.lm_head = head = kind(64, 512, bias=bias)
     head.weight.requires_grad_(not frozen)
     llama.loss_in_head(model, 1024 / num_pieces * 512 * 4 / 2**20)
@@ -232,19 +299,28 @@ def head_gradients(num_pieces, kind=torch.nn.Linear, dtype=None, scale=1.0, bias
 
 def test_the_heads_gradient_in_bf16_is_as_exact_in_many_pieces_as_in_one():
     exact = head_gradients(1)[2]
-    errors = [((head_gradients(pieces, dtype=torch.bfloat16)[2] - exact).norm() / exact.norm()).item()
-              for pieces in (1, 16, 64)]
+    errors = [
+        ((head_gradients(pieces, dtype=torch.bfloat16)[2] - exact).norm() / exact.norm()).item()
+        for pieces in (1, 16, 64)
+    ]
     # One rounding to eight bits. Added up in bf16 the error is 1.6 times as large in 16 pieces, 3 times in 64
     assert max(errors) < 1.1 * errors[0] < 0.005, errors
 
 
-HEADS = {"plain": {}, "bias": {"bias": True}, "frozen": {"frozen": True}, "scaled": {"scale": 65536.0},
-         "frozen in bf16": {"frozen": True, "dtype": torch.bfloat16}}
+HEADS = {
+    "plain": {},
+    "bias": {"bias": True},
+    "frozen": {"frozen": True},
+    "scaled": {"scale": 65536.0},
+    "frozen in bf16": {"frozen": True, "dtype": torch.bfloat16},
+}
 
 
 @pytest.mark.parametrize("options", HEADS.values(), ids=HEADS)
 def test_pieces_give_bit_for_bit_what_recomputation_gives(options):
-    for ours, recomputed in zip(head_gradients(16, **options), head_gradients(16, Recomputed, **options), strict=True):
+    for ours, recomputed in zip(
+        head_gradients(16, **options), head_gradients(16, Recomputed, **options), strict=True
+    ):
         assert (ours is None and recomputed is None) or ours.equal(recomputed)
 
 

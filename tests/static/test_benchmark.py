@@ -17,14 +17,32 @@ CELLS = [*benchmark.cpu_cells(), *benchmark.gpu_cells()]
 
 def run_of(contestant, repeat=0, losses=(3.0, 2.0), **facts):
     """A run as scripts/benchmark.py measures it."""
-    return {"contestant": contestant, "repeat": repeat, "losses": list(losses), "seconds_to_first_step": 9.0,
-            "seconds_per_step": 1.0, "tokens_per_second": 100.0, "memory_mib": {"resident": 500.0}} | facts
+    return {
+        "contestant": contestant,
+        "repeat": repeat,
+        "losses": list(losses),
+        "seconds_to_first_step": 9.0,
+        "seconds_per_step": 1.0,
+        "tokens_per_second": 100.0,
+        "memory_mib": {"resident": 500.0},
+    } | facts
 
 
 def cell_of(*runs, kind="matched", name="matched, medium"):
-    return {"cell": name, "kind": kind, "rows": "gsm8k", "device": "none", "date": "2026-01-01", "commit": "0",
-            "versions": {}, "warmup": 5, "models": {"medium": benchmark.MODELS["medium"]}, "commands": {},
-            "flags": {run["contestant"]: {"max_length": 512} for run in runs}, "runs": tables.judge(runs, kind)}
+    return {
+        "cell": name,
+        "kind": kind,
+        "rows": "gsm8k",
+        "device": "none",
+        "date": "2026-01-01",
+        "commit": "0",
+        "versions": {},
+        "warmup": 5,
+        "models": {"medium": benchmark.MODELS["medium"]},
+        "commands": {},
+        "flags": {run["contestant"]: {"max_length": 512} for run in runs},
+        "runs": tables.judge(runs, kind),
+    }
 
 
 def void(*runs, kind="matched", dtype="float32"):
@@ -41,7 +59,9 @@ def test_equal_curves_count():
     assert judged[1]["difference"] == pytest.approx(9e-6) and "losses" not in judged[1]
 
 
-@pytest.mark.parametrize("losses", [(3.0, 2.00002), (3.0, math.nan), (3.0, None), (3.0,), (3.0, 2.0, 1.0)])
+@pytest.mark.parametrize(
+    "losses", [(3.0, 2.00002), (3.0, math.nan), (3.0, None), (3.0,), (3.0, 2.0, 1.0)]
+)
 @pytest.mark.parametrize("kind", ["matched", "start"])
 def test_another_curve_voids_a_run(losses, kind):
     assert void(run_of("floor"), run_of("ours", losses=losses), kind=kind)
@@ -67,12 +87,17 @@ def test_the_loss_on_held_out_rows_decides_as_shipped():
 
 
 def test_growth_needs_finite_losses():
-    assert not void(run_of("1"), kind="growth") and void(run_of("1", losses=(3.0, math.inf)), kind="growth")
+    assert not void(run_of("1"), kind="growth") and void(
+        run_of("1", losses=(3.0, math.inf)), kind="growth"
+    )
 
 
 def test_a_run_beside_other_work_and_one_that_failed_do_not_count():
     assert void(run_of("floor"), run_of("ours", loaded=True)) == "loaded"
-    assert void(run_of("floor"), {"contestant": "ours", "repeat": 0, "failed": "exit code 1"}) == "failed"
+    assert (
+        void(run_of("floor"), {"contestant": "ours", "repeat": 0, "failed": "exit code 1"})
+        == "failed"
+    )
 
 
 # ---- Ratios ----
@@ -81,7 +106,11 @@ def test_a_run_beside_other_work_and_one_that_failed_do_not_count():
 def test_ratios_are_those_of_a_repeat():
     """In the second repeat the machine was half as fast: a ratio of means would say 1.4."""
     seconds = {"floor": (1.0, 2.0, 1.0), "ours": (1.1, 2.2, 2.2)}
-    runs = (run_of(name, repeat, seconds_per_step=s) for name in seconds for repeat, s in enumerate(seconds[name]))
+    runs = (
+        run_of(name, repeat, seconds_per_step=s)
+        for name in seconds
+        for repeat, s in enumerate(seconds[name])
+    )
     cell = cell_of(*runs)
     assert tables.paired(cell, "ours", "floor") == pytest.approx([1.1, 1.1, 2.2])
     assert tables.spread(tables.paired(cell, "ours", "floor")) == "1.10 (1.10 to 2.20)"
@@ -131,21 +160,34 @@ def test_utilisation_is_shown_in_both_conventions_where_rows_are_full():
 
 
 def test_a_void_row_shows_no_figure():
-    runs = [run_of("floor"), run_of("ours", seconds_per_step=1.25), run_of("trainer", losses=(3.0, 2.1))]
+    runs = [
+        run_of("floor"),
+        run_of("ours", seconds_per_step=1.25),
+        run_of("trainer", losses=(3.0, 2.1)),
+    ]
     runs += [run_of("lean", seconds_per_step=0.8), run_of("trl")]
     results = {"cells": [cell_of(*runs)]}
     line = next(line for line in tables.block(results).splitlines() if "36M" in line)
     assert [cell.strip() for cell in line.split("|")[2:6]] == ["0.800", "1.250", "void", "1.000"]
-    line = next(line for line in tables.details(results).splitlines() if line.startswith("| trainer"))
+    line = next(
+        line for line in tables.details(results).splitlines() if line.startswith("| trainer")
+    )
     assert "loss differs by 1.0e-01" in line and "1,000" not in line
 
 
 def test_the_table_of_tools_as_shipped_says_how_much_faster_ours_is():
-    runs = [run_of("floor", held_out_loss=2.0), run_of("ours", held_out_loss=2.01, tokens_per_second=300.0),
-            run_of("trainer", held_out_loss=2.0, tokens_per_second=200.0), run_of("trl", held_out_loss=3.0)]
+    runs = [
+        run_of("floor", held_out_loss=2.0),
+        run_of("ours", held_out_loss=2.01, tokens_per_second=300.0),
+        run_of("trainer", held_out_loss=2.0, tokens_per_second=200.0),
+        run_of("trl", held_out_loss=3.0),
+    ]
     text = tables.block({"cells": [cell_of(*runs, kind="shipped", name="shipped, medium")]})
-    rows = {line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:4]] for line in text.splitlines()
-            if line.startswith("|")}
+    rows = {
+        line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:4]]
+        for line in text.splitlines()
+        if line.startswith("|")
+    }
     assert rows["Trainer"] == ["200", "1.50"] and rows["this recipe"] == ["300", ""]
     assert rows["SFTTrainer"][0].startswith("void: held-out loss differs by 50.0%")
 
@@ -161,10 +203,16 @@ def test_the_file_of_results_has_a_line_a_run():
 
 
 def test_a_picture_is_drawn_of_whatever_was_measured(tmp_path):
-    growth = [cell_of(run_of(str(n)), run_of(str(2 * n)), kind="growth", name=f"growth, {name}")
-              for n, name in enumerate(("length", "batch", "ranks"), 1)]
-    shipped = cell_of(run_of("floor", held_out_loss=2.0), run_of("ours", held_out_loss=2.0), kind="shipped",
-                      name="shipped, medium")
+    growth = [
+        cell_of(run_of(str(n)), run_of(str(2 * n)), kind="growth", name=f"growth, {name}")
+        for n, name in enumerate(("length", "batch", "ranks"), 1)
+    ]
+    shipped = cell_of(
+        run_of("floor", held_out_loss=2.0),
+        run_of("ours", held_out_loss=2.0),
+        kind="shipped",
+        name="shipped, medium",
+    )
     for number, cells in enumerate(([], [shipped], [shipped, *growth])):
         tables.draw({"cells": cells}, tmp_path / f"{number}.png")
         assert (tmp_path / f"{number}.png").stat().st_size > 10_000
@@ -187,7 +235,9 @@ def test_every_command_is_accepted_by_its_program(cell, monkeypatch):
     args = benchmark.parse_args()[1]
     for contestant in cell.contestants.values():
         command = benchmark.command_of(cell, contestant, REPO / "rows", REPO / "runs", args)
-        script = next(i for i, word in enumerate(command) if word in (benchmark.RECIPE, benchmark.PEERS))
+        script = next(
+            i for i, word in enumerate(command) if word in (benchmark.RECIPE, benchmark.PEERS)
+        )
         monkeypatch.setattr(sys, "argv", command[script:])
         (llama if command[script] == benchmark.RECIPE else benchmark_peers).parse_args()
 
@@ -198,16 +248,30 @@ def test_a_rank_that_did_not_run_is_a_failure(tmp_path, monkeypatch):
     words = ["benchmark.py", "--smoke", "--cells", "growth, ranks", "--output_dir", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", words)
     args = benchmark.parse_args()[1]
-    assert benchmark.run_once(args.chosen[0], "2", tmp_path, args)["failed"] == "rank 1 of 2 did not run"
+    assert (
+        benchmark.run_once(args.chosen[0], "2", tmp_path, args)["failed"]
+        == "rank 1 of 2 did not run"
+    )
 
 
 def test_all_contestants_of_a_matched_cell_get_the_same_flags():
     for cell in (cell for cell in CELLS if cell.kind == "matched"):
-        assert all(one.flags == {} and one.ranks == 1 for one in cell.contestants.values()), cell.name
+        assert all(one.flags == {} and one.ranks == 1 for one in cell.contestants.values()), (
+            cell.name
+        )
 
 
-@pytest.mark.parametrize("arguments", [["--cells", "nothing like it"], ["--cells", "("], ["--repeats", "0"],
-                                       ["--steps", "1"], ["--device", "tpu"], ["--data", "missing"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--cells", "nothing like it"],
+        ["--cells", "("],
+        ["--repeats", "0"],
+        ["--steps", "1"],
+        ["--device", "tpu"],
+        ["--data", "missing"],
+    ],
+)
 def test_a_wrong_call_is_one_line_and_64(arguments, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["benchmark.py", *arguments])
     with pytest.raises(SystemExit) as stopped:
@@ -247,7 +311,12 @@ def test_on_a_gpu_all_contestants_compute_in_bf16(tmp_path):
         if contestant.tool != "ours":
             assert words[words.index("--mixed_precision") + 1] == "bf16"
     cpu = benchmark.cpu_cells()[0]
-    assert benchmark.environment(cpu, cpu.contestants["floor"], tmp_path, args)["ACCELERATE_MIXED_PRECISION"] == "no"
+    assert (
+        benchmark.environment(cpu, cpu.contestants["floor"], tmp_path, args)[
+            "ACCELERATE_MIXED_PRECISION"
+        ]
+        == "no"
+    )
 
 
 def test_peers_are_told_the_same_precision(monkeypatch, tmp_path):
@@ -291,11 +360,17 @@ def test_weights_are_deleted_after_measuring(tmp_path):
 def test_a_gpu_without_gsm8k_trains_on_rows_that_are_made(tmp_path):
     args = argparse.Namespace(output_dir=tmp_path / "out", data=tmp_path / "missing", smoke=False)
     ladder = gpu_cell("3B ladder")
-    rows = [json.loads(line) for line in benchmark.text_rows(ladder, {"max_length": 4096}, 50, args)]
+    rows = [
+        json.loads(line) for line in benchmark.text_rows(ladder, {"max_length": 4096}, 50, args)
+    ]
     lengths = [len(row["answer"]) for row in rows]
     assert len(rows) == 50 and max(lengths) > 3 * min(lengths)
     made = tmp_path / "out" / "models" / "8B" / "data"
     made.mkdir(parents=True)
-    (made / "train.jsonl").write_text(json.dumps({"prompt": "Say lamp.", "completion": "lamp"}) + "\n")
-    rows = [json.loads(line) for line in benchmark.text_rows(gpu_cell(), {"max_length": 64}, 3, args)]
+    (made / "train.jsonl").write_text(
+        json.dumps({"prompt": "Say lamp.", "completion": "lamp"}) + "\n"
+    )
+    rows = [
+        json.loads(line) for line in benchmark.text_rows(gpu_cell(), {"max_length": 64}, 3, args)
+    ]
     assert len(rows) == 3 and all(len(row["completion"]) >= 6 * 64 for row in rows)

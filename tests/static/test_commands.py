@@ -11,25 +11,39 @@ import rehearse
 from accelerate.commands.launch import launch_command_parser
 from launching import REPO
 
-PROGRAMS = [path for folder in ("recipes", "scripts") for path in sorted((REPO / folder).glob("*.py"))
-            if "def parse_args(" in path.read_text()]  # fmt: skip
+PROGRAMS = [
+    path
+    for folder in ("recipes", "scripts")
+    for path in sorted((REPO / folder).glob("*.py"))
+    if "def parse_args(" in path.read_text()
+]
 PARSERS = {str(path.relative_to(REPO)): importlib.import_module(path.stem) for path in PROGRAMS}
 PARSERS["train.py"] = PARSERS["recipes/llama.py"]  # what README calls a copy
-PLAIN = {"""kill -USR1 $(grep -oP '"process": \\K[0-9]+' runs/full/status.json)""",
-         "cp recipes/llama.py train.py",
-         "cp recipes/{run_status,fault_tolerance,whole_state,preflight,rows,varlen}.py .",
-         "cp recipes/{model_weights,head_loss,upstream}.py .",
-         "cp recipes/{launcher,config_files,config_rules,accelerate_keys}.py .",
-         "mkdir -p results/gpu && cp runs/gpu_proof/*.json results/gpu/",
-         "source .venv/bin/activate", "pip install -r requirements.txt", "pip install liger-kernel"}
+PLAIN = {
+    """kill -USR1 $(grep -oP '"process": \\K[0-9]+' runs/full/status.json)""",
+    "cp recipes/llama.py train.py",
+    "cp recipes/{run_status,fault_tolerance,whole_state,preflight,rows,varlen}.py .",
+    "cp recipes/{model_weights,head_loss,upstream}.py .",
+    "cp recipes/{launcher,config_files,config_rules,accelerate_keys}.py .",
+    "mkdir -p results/gpu && cp runs/gpu_proof/*.json results/gpu/",
+    "source .venv/bin/activate",
+    "pip install -r requirements.txt",
+    "pip install liger-kernel",
+}
 
 
 def commands_of_readme():
     text = (REPO / "README.md").read_text()
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
-    inline = [code for code in re.findall(r"`([^`\n]+)`", text) if re.match(r"(source|pip|make) ", code)]
+    inline = [
+        code for code in re.findall(r"`([^`\n]+)`", text) if re.match(r"(source|pip|make) ", code)
+    ]
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines() + inline
-    return [re.sub(r"\s+#.*", "", line).strip() for line in lines if line.strip() and not line.startswith("#")]
+    return [
+        re.sub(r"\s+#.*", "", line).strip()
+        for line in lines
+        if line.strip() and not line.startswith("#")
+    ]
 
 
 def commands_of_docstrings():
@@ -45,7 +59,9 @@ def commands_of_makefile():
     for name, default in re.findall(r"^(\w+) \?= ?(.*)$", text, re.MULTILINE):
         text = text.replace(f"$({name})", default)
     for line in text.splitlines():
-        found = re.search(r"\t(?:OMP_NUM_THREADS=\S+ )?((?:python scripts|accelerate launch).*)", line)
+        found = re.search(
+            r"\t(?:OMP_NUM_THREADS=\S+ )?((?:python scripts|accelerate launch).*)", line
+        )
         if found:
             yield found[1]
 

@@ -7,15 +7,32 @@ from accelerate.commands.launch import launch_command_parser
 from launching import CONFIGS
 
 EXPECTED = {
-    "single": "NO", "ddp": "MULTI_GPU",
-    "fsdp": "FSDP", "fsdp1_full_shard": "FSDP", "fsdp1_shard_grad_op": "FSDP", "fsdp1_no_shard": "FSDP",
-    "fsdp1_hybrid_shard": "FSDP", "fsdp2_full_shard": "FSDP", "fsdp2_shard_grad_op": "FSDP",
-    "fsdp2_hybrid_shard": "FSDP", "fsdp2_cpu_offload": "FSDP",
-    "deepspeed_zero0": "DEEPSPEED", "deepspeed_zero1": "DEEPSPEED", "deepspeed_zero2": "DEEPSPEED",
-    "deepspeed_zero3": "DEEPSPEED", "deepspeed_zero2_offload": "DEEPSPEED", "deepspeed_zero3_offload": "DEEPSPEED",
+    "single": "NO",
+    "ddp": "MULTI_GPU",
+    "fsdp": "FSDP",
+    "fsdp1_full_shard": "FSDP",
+    "fsdp1_shard_grad_op": "FSDP",
+    "fsdp1_no_shard": "FSDP",
+    "fsdp1_hybrid_shard": "FSDP",
+    "fsdp2_full_shard": "FSDP",
+    "fsdp2_shard_grad_op": "FSDP",
+    "fsdp2_hybrid_shard": "FSDP",
+    "fsdp2_cpu_offload": "FSDP",
+    "deepspeed_zero0": "DEEPSPEED",
+    "deepspeed_zero1": "DEEPSPEED",
+    "deepspeed_zero2": "DEEPSPEED",
+    "deepspeed_zero3": "DEEPSPEED",
+    "deepspeed_zero2_offload": "DEEPSPEED",
+    "deepspeed_zero3_offload": "DEEPSPEED",
 }
-OWNED_BY_THE_COMMAND_LINE = {"gradient_accumulation_steps", "gradient_clipping", "train_batch_size",
-                             "train_micro_batch_size_per_gpu", "optimizer", "scheduler"}
+OWNED_BY_THE_COMMAND_LINE = {
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "optimizer",
+    "scheduler",
+}
 PATHS = sorted(CONFIGS.glob("*.yaml"))
 
 
@@ -32,7 +49,11 @@ class TestConfig:
         assert content["distributed_type"] == EXPECTED[path.stem]
         load_config_from_file(str(path))  # refuses unknown keys at the top level
         known = {action.dest for action in launch_command_parser()._actions}
-        for section, prefix in (("fsdp_config", "fsdp_"), ("deepspeed_config", ""), ("parallelism_config", "")):
+        for section, prefix in (
+            ("fsdp_config", "fsdp_"),
+            ("deepspeed_config", ""),
+            ("parallelism_config", ""),
+        ):
             for key in content.get(section, {}):  # accelerate ignores unknown ones here
                 assert key.startswith(prefix) and key in known, f"{section}.{key}"
 
@@ -50,7 +71,8 @@ class TestConfig:
         assert content["mixed_precision"] == "bf16" and content["num_processes"] >= 1
         assert not OWNED_BY_THE_COMMAND_LINE & {*content, *content.get("deepspeed_config", {})}
         assert content.get("deepspeed_config", {}).get("zero_stage") != 3 or (
-            content["deepspeed_config"]["zero3_save_16bit_model"] is True)
+            content["deepspeed_config"]["zero3_save_16bit_model"] is True
+        )
 
     def test_its_header_says_what_is_sharded_and_when_to_choose_it(self, path):
         header = [line for line in path.read_text().splitlines() if line.startswith("#")]

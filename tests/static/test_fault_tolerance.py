@@ -21,23 +21,34 @@ from safetensors.torch import load_file
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 # Arguments that change what is learnt: a run goes on with other values only where --allow_change names them
-UNSAFE = frozenset("""
+UNSAFE = frozenset(
+    """
     model_name_or_path dtype load_in_8bit load_in_4bit bnb_4bit_quant_type bnb_4bit_use_double_quant use_peft lora_r
     lora_alpha lora_dropout lora_target_modules use_rslora use_dora dataset_name dataset_config dataset_train_split
     max_length skip_bad_rows train_sampling_strategy num_train_epochs max_steps optim learning_rate lr_scheduler_type
-    warmup_steps weight_decay max_grad_norm seed packing tf32""".split())
+    warmup_steps weight_decay max_grad_norm seed packing tf32""".split()
+)
 UNSAFE_OF = {  # recipe: what it has not of these, and what it has besides
     "llama": ("", ""),
     "llama_dpo": ("packing", "loss_type beta"),
-    "mistral_pretrain": ("packing train_sampling_strategy",
-                         "text_column streaming shuffle_buffer_size num_eval_documents max_train_tokens"),
-    "mixtral": ("packing bnb_4bit_quant_type bnb_4bit_use_double_quant",
-                "lora_target_parameters router_aux_loss_coef"),
-    "t5": ("packing max_length", """source_column target_column source_lang target_lang source_prefix max_source_length
-           max_target_length forced_bos_token"""),
+    "mistral_pretrain": (
+        "packing train_sampling_strategy",
+        "text_column streaming shuffle_buffer_size num_eval_documents max_train_tokens",
+    ),
+    "mixtral": (
+        "packing bnb_4bit_quant_type bnb_4bit_use_double_quant",
+        "lora_target_parameters router_aux_loss_coef",
+    ),
+    "t5": (
+        "packing max_length",
+        """source_column target_column source_lang target_lang source_prefix max_source_length
+           max_target_length forced_bos_token""",
+    ),
     "bert": ("packing", "text_columns label_column problem_type class_weights"),
-    "vit": ("packing max_length train_sampling_strategy",
-            "image_column_name label_column_name problem_type class_weights augmentation"),
+    "vit": (
+        "packing max_length train_sampling_strategy",
+        "image_column_name label_column_name problem_type class_weights augmentation",
+    ),
 }
 CHANGES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
 
@@ -74,7 +85,9 @@ def arguments(monkeypatch):
 
 
 class TestDamage:
-    @pytest.mark.parametrize("function", [damage.flipped_bits, damage.mutated_manifests], ids=lambda f: f.__name__)
+    @pytest.mark.parametrize(
+        "function", [damage.flipped_bits, damage.mutated_manifests], ids=lambda f: f.__name__
+    )
     def test_random_changes_are_found(self, function, tmp_path):
         number = 10_000 if function is damage.mutated_manifests else 1000
         assert function(damage.make_checkpoint(tmp_path, 5), number) == (number, [])
@@ -132,14 +145,21 @@ def test_a_run_that_began_elsewhere_goes_on_from_its_own_checkpoints(tmp_path):
     newer = damage.make_checkpoint(own, 120)
     assert fault_tolerance.search_checkpoint(arguments) == newer
     (newer / "progress.json").unlink()
-    assert fault_tolerance.search_checkpoint(arguments) == before  # and the damaged one is set aside
+    assert (
+        fault_tolerance.search_checkpoint(arguments) == before
+    )  # and the damaged one is set aside
     assert len(list(own.glob("checkpoint-120.damaged-*"))) == 1
 
 
 def alone(ranks):
     """What check_changes asks of an Accelerator, on rank 0 of so many."""
-    return SimpleNamespace(num_processes=ranks, print=print, is_main_process=True, wait_for_everyone=lambda: None,
-                           end_training=lambda: None)
+    return SimpleNamespace(
+        num_processes=ranks,
+        print=print,
+        is_main_process=True,
+        wait_for_everyone=lambda: None,
+        end_training=lambda: None,
+    )
 
 
 class TestChanges:
@@ -147,7 +167,9 @@ class TestChanges:
         free, known = preflight.FREE_TO_CHANGE, {"llama": set(vars(arguments))}
         for recipe, (without, besides) in UNSAFE_OF.items():
             known[recipe] = set(vars(importlib.import_module(recipe).parse_args()))
-            assert known[recipe] - free == UNSAFE - set(without.split()) | set(besides.split()), recipe
+            assert known[recipe] - free == UNSAFE - set(without.split()) | set(besides.split()), (
+                recipe
+            )
         assert free <= set().union(*known.values())
 
     @pytest.mark.parametrize("name", sorted(UNSAFE | {"data"}))
@@ -165,13 +187,21 @@ class TestChanges:
         before = vars(arguments) | facts | dict.fromkeys(preflight.FREE_TO_CHANGE, "another")
         preflight.check_changes(accelerator, arguments, {"step": 3, "arguments": before}, facts)
 
-    @pytest.mark.parametrize(("ranks", "fix"), [(1, "_size 8 --gradient_accumulation_steps 3"), (5, "divides 24"),
-                                                (3, "_size 8 --gradient_accumulation_steps 1")])
+    @pytest.mark.parametrize(
+        ("ranks", "fix"),
+        [
+            (1, "_size 8 --gradient_accumulation_steps 3"),
+            (5, "divides 24"),
+            (3, "_size 8 --gradient_accumulation_steps 1"),
+        ],
+    )
     def test_other_rows_a_step_are_refused_with_what_fits(self, ranks, fix, arguments, capsys):
         accelerator = alone(ranks)
         progress = {"step": 3, "arguments": vars(arguments) | {"rows_per_step": 24, "data": "abc"}}
         with pytest.raises(SystemExit, match="64"):
-            preflight.check_changes(accelerator, arguments, progress, {"rows_per_step": 7, "data": "abc"})
+            preflight.check_changes(
+                accelerator, arguments, progress, {"rows_per_step": 7, "data": "abc"}
+            )
         assert fix in capsys.readouterr().err
 
 
@@ -185,19 +215,37 @@ def test_a_full_disk_does_not_hide_how_the_run_ended(tmp_path, monkeypatch):
         run_status.fail(73, "no room")
 
 
-@pytest.mark.parametrize("words", [
-    ["--output_dir", "FOLDER"], ["--output_dir=FOLDER"],
-    ["--output_dir", "FOLDER/first", "--output_dir", "FOLDER"],  # of several argparse takes the last
-    ["--output_dir=FOLDER/first", "--seed", "1", "--output_dir=FOLDER"],
-], ids=str)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--output_dir", "FOLDER"],
+        ["--output_dir=FOLDER"],
+        [
+            "--output_dir",
+            "FOLDER/first",
+            "--output_dir",
+            "FOLDER",
+        ],  # of several argparse takes the last
+        ["--output_dir=FOLDER/first", "--seed", "1", "--output_dir=FOLDER"],
+    ],
+    ids=str,
+)
 def test_a_wrong_call_is_recorded_where_its_run_would_have_been(words, tmp_path, monkeypatch):
     set_in_both(monkeypatch, "RUN", {"state": "starting", "step": 0})
-    monkeypatch.setattr(sys, "argv", ["llama.py", *(word.replace("FOLDER", str(tmp_path)) for word in words), "--sed"])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["llama.py", *(word.replace("FOLDER", str(tmp_path)) for word in words), "--sed"],
+    )
     with pytest.raises(SystemExit) as ended:
         run_status.fail(64, "no such argument: --sed")
     assert ended.value.code == 64
     status = read_json(tmp_path / "status.json")
-    assert (status["state"], status["exit_code"], status["why"]) == ("failed", 64, "no such argument: --sed")
+    assert (status["state"], status["exit_code"], status["why"]) == (
+        "failed",
+        64,
+        "no such argument: --sed",
+    )
 
 
 def test_a_wrong_call_leaves_the_status_of_a_run_that_is_going_on(tmp_path, monkeypatch):
@@ -208,7 +256,9 @@ def test_a_wrong_call_leaves_the_status_of_a_run_that_is_going_on(tmp_path, monk
     with pytest.raises(SystemExit):
         run_status.fail(64, "no such argument: --sed")
     assert read_json(tmp_path / "status.json") == running
-    monkeypatch.setattr(fault_tolerance.psutil, "pid_exists", lambda process: False)  # it was killed
+    monkeypatch.setattr(
+        fault_tolerance.psutil, "pid_exists", lambda process: False
+    )  # it was killed
     set_in_both(monkeypatch, "RUN", {"state": "starting", "step": 0})
     with pytest.raises(SystemExit):
         run_status.fail(64, "no such argument: --sed")
@@ -216,7 +266,9 @@ def test_a_wrong_call_leaves_the_status_of_a_run_that_is_going_on(tmp_path, monk
 
 
 def test_a_wrong_dry_run_leaves_no_trace(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["llama.py", "--output_dir", str(tmp_path), "--dry_run", "--sed"])
+    monkeypatch.setattr(
+        sys, "argv", ["llama.py", "--output_dir", str(tmp_path), "--dry_run", "--sed"]
+    )
     set_in_both(monkeypatch, "RUN", {"state": "starting", "step": 0})
     with pytest.raises(SystemExit):
         run_status.fail(64, "no such argument: --sed")
@@ -225,7 +277,11 @@ def test_a_wrong_dry_run_leaves_no_trace(tmp_path, monkeypatch):
 
 def test_a_rank_in_a_container_of_its_own_does_not_stop_the_others(monkeypatch):
     """Its number belongs to another PID namespace: no process has it here, though the name of the host is the same."""
-    host, nobody, watched = fault_tolerance.HOST, 2**22 + 1, []  # above the largest number that Linux gives
+    host, nobody, watched = (
+        fault_tolerance.HOST,
+        2**22 + 1,
+        [],
+    )  # above the largest number that Linux gives
     pids = [(0, host, os.getpid()), (1, host, nobody), (2, host, os.getppid())]
     set_in_both(monkeypatch, "RANK", 0)
     monkeypatch.setattr(fault_tolerance, "gather_object", lambda _: pids)
@@ -247,7 +303,9 @@ def test_a_rank_in_a_container_of_its_own_does_not_stop_the_others(monkeypatch):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A run's folder, with fault_tolerance as at the start of a process of rank 0 outside of torchrun."""
-    set_in_both(monkeypatch, "RUN", {"state": "starting", "step": 0, "saved": 0, "output_dir": tmp_path})
+    set_in_both(
+        monkeypatch, "RUN", {"state": "starting", "step": 0, "saved": 0, "output_dir": tmp_path}
+    )
     set_in_both(monkeypatch, "RANK", 0)
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
     return tmp_path
@@ -256,6 +314,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def errors(tmp_path, monkeypatch):
     """A function that makes this process the given rank of torchrun, and returns the file that torchrun reads then."""
+
     def file_of(rank):
         path = tmp_path / "attempt_0" / str(rank) / "error.json"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -301,12 +360,17 @@ class TestFinishedRun:
     def done(self, folder):
         (folder / "status.json").write_text(json.dumps(self.DONE))
 
-    def test_a_refused_or_failed_call_leaves_it_done_and_is_recorded_beside_that(self, folder, capsys):
+    def test_a_refused_or_failed_call_leaves_it_done_and_is_recorded_beside_that(
+        self, folder, capsys
+    ):
         with pytest.raises(SystemExit, match="64"):
             fault_tolerance.leave(alone(1), 64, "other values of max_steps")
         status = read_json(folder / "status.json")
         assert status.items() >= self.DONE.items()
-        assert status["later_call"]["exit_code"] == 64 and status["later_call"]["why"] == "other values of max_steps"
+        assert (
+            status["later_call"]["exit_code"] == 64
+            and status["later_call"]["why"] == "other values of max_steps"
+        )
         fault_tolerance.RUN["state"] = "starting"
         fault_tolerance.set_status("failed", 70, "a later one")  # of another rank: the first counts
         assert read_json(folder / "status.json")["later_call"]["exit_code"] == 64
@@ -334,18 +398,28 @@ class TestFinishedRun:
         assert status["state"] == "failed" and "later_call" not in status
 
     @pytest.mark.parametrize("name", ["model.safetensors", "adapter_model.safetensors"])
-    @pytest.mark.parametrize(("flags", "further"), [
-        ({"max_steps": 9}, "max_steps"), ({}, "num_train_epochs"),
-        ({"max_train_tokens": 1e7, "num_train_epochs": None}, "max_train_tokens"),
-        ({"max_train_tokens": 1e7, "num_train_epochs": 2}, "num_train_epochs")])
-    def test_with_no_step_left_it_says_so_and_how_to_go_on(self, name, flags, further, folder, arguments, capsys):
+    @pytest.mark.parametrize(
+        ("flags", "further"),
+        [
+            ({"max_steps": 9}, "max_steps"),
+            ({}, "num_train_epochs"),
+            ({"max_train_tokens": 1e7, "num_train_epochs": None}, "max_train_tokens"),
+            ({"max_train_tokens": 1e7, "num_train_epochs": 2}, "num_train_epochs"),
+        ],
+    )
+    def test_with_no_step_left_it_says_so_and_how_to_go_on(
+        self, name, flags, further, folder, arguments, capsys
+    ):
         vars(arguments).update({"output_dir": str(folder)} | flags)
         (folder / name).touch()
         with pytest.raises(SystemExit) as ended:
             fault_tolerance.end_if_done(alone(1), arguments, {"step": 9}, 9)
         assert ended.value.code in (0, None)
         said = capsys.readouterr().out
-        assert said.startswith("Nothing is left to do: all 9 steps are done") and len(said.splitlines()) == 1
+        assert (
+            said.startswith("Nothing is left to do: all 9 steps are done")
+            and len(said.splitlines()) == 1
+        )
         assert f"larger --{further} and --allow_change {further};" in said
         assert read_json(folder / "status.json") == self.DONE
 
@@ -353,12 +427,18 @@ class TestFinishedRun:
         arguments.output_dir = str(folder)
         (folder / "config.json").touch()
         (folder / "model.safetensors.index.json").write_text('{"weight_map": ')
-        fault_tolerance.end_if_done(alone(1), arguments, {"step": 9}, 9)  # a damaged index is written again
-        (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
+        fault_tolerance.end_if_done(
+            alone(1), arguments, {"step": 9}, 9
+        )  # a damaged index is written again
+        (folder / "model.safetensors.index.json").write_text(
+            '{"weight_map": {"a": "model-1.safetensors"}}'
+        )
         fault_tolerance.end_if_done(alone(1), arguments, {"step": 9}, 9)  # its weights are gone
         (folder / "model-1.safetensors").touch()
         fault_tolerance.end_if_done(alone(1), arguments, {"step": 9}, 10)
-        (folder / "status.json").write_text('{"state": "running"}')  # killed while it wrote the model
+        (folder / "status.json").write_text(
+            '{"state": "running"}'
+        )  # killed while it wrote the model
         fault_tolerance.end_if_done(alone(1), arguments, {"step": 9}, 9)
 
 
@@ -372,7 +452,9 @@ class TestLastWords:
     def test_the_launchers_report_ends_with_the_reason(self, folder, errors, capsys):
         path = errors(0)
         with pytest.raises(SystemExit, match="64"):
-            run_status.fail(64, "--learning_rate -1.0: must be above 0", "--lora_r 0: must be above 0")
+            run_status.fail(
+                64, "--learning_rate -1.0: must be above 0", "--lora_r 0: must be above 0"
+            )
         *_, first, second, border = self.launchers_report(path).splitlines()
         assert first == "  traceback : error: --learning_rate -1.0: must be above 0"
         assert second.strip() == "error: --lora_r 0: must be above 0" and set(border) == {"="}
@@ -386,7 +468,9 @@ class TestLastWords:
         path.parent.parent.joinpath("0", "error.json").unlink()
         with pytest.raises(Exit):
             fault_tolerance.on_exception(ValueError, ValueError("odd"), None)
-        assert exits == [1] and "traceback : error: ValueError: odd\n" in self.launchers_report(path)
+        assert exits == [1] and "traceback : error: ValueError: odd\n" in self.launchers_report(
+            path
+        )
 
     def test_what_an_earlier_run_told_is_not_of_this_one(self, folder):
         failed = {"state": "failed", "exit_code": 70, "time": "2026-01-01 00:00:00"}
@@ -397,8 +481,9 @@ class TestLastWords:
         assert fault_tolerance.told_by_others() == failed
 
     @pytest.mark.parametrize("there_is_a_folder", [True, False])
-    def test_a_rank_that_is_ended_after_another_has_failed_says_nothing(self, there_is_a_folder, folder, errors, exits,
-                                                                        capsys):
+    def test_a_rank_that_is_ended_after_another_has_failed_says_nothing(
+        self, there_is_a_folder, folder, errors, exits, capsys
+    ):
         if not there_is_a_folder:
             fault_tolerance.RUN["output_dir"] = folder / "none"
         errors(0)
@@ -418,7 +503,8 @@ class TestLastWords:
 
     @pytest.mark.parametrize("killed", [True, False])
     def test_after_a_rank_that_was_killed_it_does_not_say_to_repeat_the_call(
-            self, killed, folder, errors, exits, capsys):
+        self, killed, folder, errors, exits, capsys
+    ):
         errors(0)
         peer = subprocess.Popen(["sleep", "60"])
         fault_tolerance.RUN["peers"] = {os.pidfd_open(peer.pid): (1, peer.pid)}
@@ -445,6 +531,7 @@ class TestOutputFolder:
     @pytest.fixture
     def problem(self, arguments, start_run, capsys):
         """A function from an output folder to the exit code and the message."""
+
         def problem(folder):
             arguments.output_dir = str(folder)
             with pytest.raises(SystemExit) as ended:
@@ -454,11 +541,19 @@ class TestOutputFolder:
 
         return problem
 
-    @pytest.mark.parametrize(("name", "words"), [
-        ("file/run", "Not a directory"), ("/sys/run", ""), ("/proc/nope/x", "No such file or directory"),
-        ("n" * 300, "File name too long"), ("link", "is a link to nowhere, which is not there"),
-        ("circle/run", "symbolic links"), ("/sys/kernel", "cannot write to /sys/kernel: "),
-    ], ids=lambda value: value[:9])
+    @pytest.mark.parametrize(
+        ("name", "words"),
+        [
+            ("file/run", "Not a directory"),
+            ("/sys/run", ""),
+            ("/proc/nope/x", "No such file or directory"),
+            ("n" * 300, "File name too long"),
+            ("link", "is a link to nowhere, which is not there"),
+            ("circle/run", "symbolic links"),
+            ("/sys/kernel", "cannot write to /sys/kernel: "),
+        ],
+        ids=lambda value: value[:9],
+    )
     def test_one_that_cannot_be_is_one_line_and_73(self, name, words, folder, problem, tmp_path):
         (tmp_path / "file").touch()
         (tmp_path / "link").symlink_to("nowhere")
@@ -466,7 +561,11 @@ class TestOutputFolder:
         path = tmp_path / name
         del fault_tolerance.RUN["output_dir"]
         code, said = problem(path)
-        assert code == 73 and said.startswith(f"error: --output_dir {path}: ") and len(said.splitlines()) == 1
+        assert (
+            code == 73
+            and said.startswith(f"error: --output_dir {path}: ")
+            and len(said.splitlines()) == 1
+        )
         assert words in said
 
     @pytest.mark.parametrize("name", fault_tolerance.WRITTEN)
@@ -482,7 +581,9 @@ class TestOutputFolder:
         fault_tolerance.make_output_dir(alone(1), arguments)
         assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
-    def test_a_dry_run_makes_no_folder_and_looks_at_the_one_above(self, tmp_path, arguments, problem):
+    def test_a_dry_run_makes_no_folder_and_looks_at_the_one_above(
+        self, tmp_path, arguments, problem
+    ):
         arguments.dry_run = True
         arguments.output_dir = str(tmp_path / "not" / "there")
         fault_tolerance.make_output_dir(alone(1), arguments)

@@ -21,8 +21,14 @@ ok = {"speed.8b_lora": True, "resume.engines": False}.get(name)
 with open(os.path.join(sys.argv[sys.argv.index("--output") + 1], "work", name, "outcome.json"), "w") as file:
     json.dump({"rows": rows, "ok": ok, "commands": ["python x.py"]}, file)
 """
-FACTS = {"device": "a made-up GPU", "driver": "1.2.3", "compute_capability": "9.0", "memory_mib": 1.0,
-         "versions": {"torch": "2.0", "deepspeed": None, "cuda": "13.0"}, "commit": "abc"}
+FACTS = {
+    "device": "a made-up GPU",
+    "driver": "1.2.3",
+    "compute_capability": "9.0",
+    "memory_mib": 1.0,
+    "versions": {"torch": "2.0", "deepspeed": None, "cuda": "13.0"},
+    "commit": "abc",
+}
 
 
 @pytest.fixture
@@ -32,8 +38,12 @@ def records(tmp_path, monkeypatch):
     program.write_text(PROGRAM)
     monkeypatch.setattr(runner, "PROGRAM", program)
     output = tmp_path / "out"
-    for name, needs in (("speed.8b_lora", ()), ("resume.engines", ()), ("saves.by_part", ()),
-                        ("strategies.zero", ("no-such-package",))):
+    for name, needs in (
+        ("speed.8b_lora", ()),
+        ("resume.engines", ()),
+        ("saves.by_part", ()),
+        ("strategies.zero", ("no-such-package",)),
+    ):
         cell = Cell(name, f"a claim of {name}", lambda setup: None, f"a bound of {name}", 20, needs)
         runner.run_cell(cell, "cuda", False, output, FACTS)
     shutil.rmtree(output / "work")
@@ -47,7 +57,9 @@ def line_of(text, start):
 def test_without_results_there_is_no_figure(tmp_path):
     for folder in (tmp_path, tmp_path / "missing"):
         assert tables.read_records(folder) == []
-    assert tables.block([]).startswith("Not measured yet") and tables.details([]).startswith("Not measured yet")
+    assert tables.block([]).startswith("Not measured yet") and tables.details([]).startswith(
+        "Not measured yet"
+    )
 
 
 def test_the_readme_says_so_too_unless_results_are_there():
@@ -58,17 +70,29 @@ def test_the_readme_says_so_too_unless_results_are_there():
 
 def test_the_table_has_claim_bound_and_verdict_in_the_order_of_the_cells(records):
     text = tables.block(tables.read_records(records))
-    assert "a made-up GPU, driver 1.2.3, torch 2.0, cuda 13.0, commit abc" in text and "deepspeed" not in text
+    assert (
+        "a made-up GPU, driver 1.2.3, torch 2.0, cuda 13.0, commit abc" in text
+        and "deepspeed" not in text
+    )
     cells = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")]
     assert cells == ["strategies.zero", "resume.engines", "speed.8b_lora", "saves.by_part"]
-    assert "| yes" in line_of(text, "speed.8b_lora") and "a bound of speed.8b_lora" in line_of(text, "speed.8b_lora")
-    assert "**no**" in line_of(text, "resume.engines") and "measured" in line_of(text, "saves.by_part")
+    assert "| yes" in line_of(text, "speed.8b_lora") and "a bound of speed.8b_lora" in line_of(
+        text, "speed.8b_lora"
+    )
+    assert "**no**" in line_of(text, "resume.engines") and "measured" in line_of(
+        text, "saves.by_part"
+    )
     assert "skipped (not installed: no-such-package)" in line_of(text, "strategies.zero")
 
 
 def test_details_have_every_number_and_command(records):
     text = tables.details(tables.read_records(records))
-    assert text.count("python x.py") == 3 and "12,345" in text and "0.001235" in text and "a\\|b" in text
+    assert (
+        text.count("python x.py") == 3
+        and "12,345" in text
+        and "0.001235" in text
+        and "a\\|b" in text
+    )
     assert "not installed: no-such-package" in text
 
 
@@ -90,6 +114,8 @@ def test_records_of_two_machines_are_told_apart(records):
 def test_what_is_no_measurement_is_refused(records, change):
     path = records / "saves.by_part.json"
     record = json.loads(path.read_text()) | change
-    path.write_text(json.dumps({name: value for name, value in record.items() if value is not None}))
+    path.write_text(
+        json.dumps({name: value for name, value in record.items() if value is not None})
+    )
     with pytest.raises(ValueError, match="saves.by_part.json"):
         tables.read_records(records)

@@ -16,14 +16,19 @@ def make_wheel(folder, libraries=LIBRARIES):
     """A small bitsandbytes, as an index would have it."""
     wheel = folder / "bitsandbytes-1.0-py3-none-any.whl"
     info = "bitsandbytes-1.0.dist-info"
-    files = {"bitsandbytes/__init__.py": b"name = 'trimmed'\n", f"{info}/METADATA": b"Metadata-Version: 2.1\n"
-             b"Name: bitsandbytes\nVersion: 1.0\n", f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: a test\n"
-             b"Root-Is-Purelib: true\nTag: py3-none-any\n"}  # fmt: skip
+    files = {
+        "bitsandbytes/__init__.py": b"name = 'trimmed'\n",
+        f"{info}/METADATA": b"Metadata-Version: 2.1\nName: bitsandbytes\nVersion: 1.0\n",
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: a test\n"
+        b"Root-Is-Purelib: true\nTag: py3-none-any\n",
+    }
     files |= {f"bitsandbytes/{name}": name.encode() * 100 for name in libraries}
     with zipfile.ZipFile(wheel, "w") as archive:
         for name, content in files.items():
             archive.writestr(name, content)
-        record = [",".join(gpu_wheels.record_line(name, content)) for name, content in files.items()]
+        record = [
+            ",".join(gpu_wheels.record_line(name, content)) for name, content in files.items()
+        ]
         archive.writestr(f"{info}/RECORD", "\n".join([*record, f"{info}/RECORD,,"]) + "\n")
     return wheel
 
@@ -36,7 +41,18 @@ def test_a_trimmed_wheel_keeps_two_libraries_and_can_be_installed(tmp_path):
         libraries = {name.split("/")[1] for name in archive.namelist() if name.endswith(".so")}
     assert libraries == {"libbitsandbytes_cuda130.so", "libbitsandbytes_cpu.so"}
     target = tmp_path / "site"
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", target, wheel]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        "--target",
+        target,
+        wheel,
+    ]
     subprocess.run(command, check=True)
     assert "trimmed" in (target / "bitsandbytes" / "__init__.py").read_text()
 
@@ -77,8 +93,13 @@ def collect(tmp_path, monkeypatch, most_mib):
 
     monkeypatch.setattr(gpu_wheels, "fetch", fetch)
     monkeypatch.setattr(gpu_wheels, "check_install", lambda folder, python_version: 0)
-    args = SimpleNamespace(output_dir=tmp_path / "wheels", packages=["bitsandbytes"], python_version="3.12",
-                           cuda="130", most_mib=most_mib)
+    args = SimpleNamespace(
+        output_dir=tmp_path / "wheels",
+        packages=["bitsandbytes"],
+        python_version="3.12",
+        cuda="130",
+        most_mib=most_mib,
+    )
     gpu_wheels.collect(args)
 
 
@@ -98,7 +119,9 @@ def test_a_folder_above_the_limit_is_an_error(tmp_path, monkeypatch, capsys):
         collect(tmp_path, monkeypatch, 0.0001)
 
 
-@pytest.mark.parametrize("arguments", [["--python_version", "312"], ["--most_mib", "0"], ["--cudas", "130"]])
+@pytest.mark.parametrize(
+    "arguments", [["--python_version", "312"], ["--most_mib", "0"], ["--cudas", "130"]]
+)
 def test_a_wrong_call_is_64(arguments, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["gpu_wheels.py", *arguments])
     with pytest.raises(SystemExit) as stopped:

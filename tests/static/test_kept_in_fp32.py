@@ -17,7 +17,9 @@ def fsdp(version, precision):
     plugin = FullyShardedDataParallelPlugin(fsdp_version=version)
     plugin.set_mixed_precision(precision)
     state = SimpleNamespace(fsdp_plugin=plugin, deepspeed_plugin=None)
-    accelerator = fake_accelerator(distributed_type=DistributedType.FSDP, is_fsdp2=version == 2, state=state)
+    accelerator = fake_accelerator(
+        distributed_type=DistributedType.FSDP, is_fsdp2=version == 2, state=state
+    )
     llama.reduce_in_fp32(accelerator)
     return plugin.mixed_precision_policy
 
@@ -36,7 +38,9 @@ def test_fsdp2_does_not_round_the_loss():
 
 @pytest.fixture
 def one_rank(tmp_path):
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+    )
     yield
     dist.destroy_process_group()
 
@@ -58,21 +62,33 @@ def test_fsdp1_leaves_rotary_frequencies_as_they_are(one_rank):
     assert torch.equal(model.inv_freq, torch.tensor([0.1234567, 1.0]))
 
 
-@pytest.mark.parametrize(("stage", "offload", "adds_in"), [
-    (0, "none", None), (1, "none", None), (2, "none", "fp32"), (2, "cpu", None),
-    (3, "none", "fp32"), (3, "cpu", "fp32"), (2, None, "fp32"),
-])
+@pytest.mark.parametrize(
+    ("stage", "offload", "adds_in"),
+    [
+        (0, "none", None),
+        (1, "none", None),
+        (2, "none", "fp32"),
+        (2, "cpu", None),
+        (3, "none", "fp32"),
+        (3, "cpu", "fp32"),
+        (2, None, "fp32"),
+    ],
+)
 def test_deepspeed_reduces_in_fp32_and_adds_in_fp32_where_it_can(stage, offload, adds_in):
     config = {"zero_optimization": {"offload_optimizer": offload and {"device": offload}}}
     zero = SimpleNamespace(zero_stage=stage, deepspeed_config=config)
-    llama.reduce_in_fp32(fake_accelerator(state=SimpleNamespace(deepspeed_plugin=zero, fsdp_plugin=None)))
+    llama.reduce_in_fp32(
+        fake_accelerator(state=SimpleNamespace(deepspeed_plugin=zero, fsdp_plugin=None))
+    )
     assert config["communication_data_type"] == "fp32"
     assert config.get("data_types", {}).get("grad_accum_dtype") == adds_in
 
 
 def test_a_deepspeed_config_may_say_otherwise():
     zero = SimpleNamespace(zero_stage=2, deepspeed_config={"communication_data_type": "bf16"})
-    llama.reduce_in_fp32(fake_accelerator(state=SimpleNamespace(deepspeed_plugin=zero, fsdp_plugin=None)))
+    llama.reduce_in_fp32(
+        fake_accelerator(state=SimpleNamespace(deepspeed_plugin=zero, fsdp_plugin=None))
+    )
     assert zero.deepspeed_config["communication_data_type"] == "bf16"
 
 

@@ -12,11 +12,15 @@ import pytest
 from launching import CONFIGS
 
 SHIPPED = sorted(CONFIGS.glob("*.yaml"))
-FSDP2 = "distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16\nfsdp_config:\n  fsdp_version: 2\n" \
-        "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+FSDP2 = (
+    "distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16\nfsdp_config:\n  fsdp_version: 2\n"
+    "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+)
 TYPO = FSDP2 + "  fsdp_reshard_after_foward: false\n"
-TYPO_SAID = "config.yaml:7: fsdp_config.fsdp_reshard_after_foward: no such key: accelerate says nothing; " \
-            "fix: fsdp_reshard_after_forward"
+TYPO_SAID = (
+    "config.yaml:7: fsdp_config.fsdp_reshard_after_foward: no such key: accelerate says nothing; "
+    "fix: fsdp_reshard_after_forward"
+)
 ZERO = "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n"
 PYTHON, BIN = "/env/bin/python", "/env/bin/accelerate"
 COMMANDS = {
@@ -31,7 +35,14 @@ COMMANDS = {
 def faults(tmp_path, text, flags="", name="config.yaml"):
     """(errors, warnings) of a file with this text, launched from its folder with these flags."""
     (tmp_path / name).write_text(text)
-    words = [*flags.split(), "--config_file", name, "recipes/llama.py", "--config_file", "not the launcher's"]
+    words = [
+        *flags.split(),
+        "--config_file",
+        name,
+        "recipes/llama.py",
+        "--config_file",
+        "not the launcher's",
+    ]
     return launcher.faults_of(launcher.read_command(words, str(tmp_path)))
 
 
@@ -41,17 +52,32 @@ def test_the_launchers_own_arguments_are_found(command):
     assert launcher.arguments_in([*command, *own]) == own
 
 
-@pytest.mark.parametrize("command", [
-    ["torchrun", "train.py"], [PYTHON, "train.py"], [PYTHON, BIN, "config"],
-    ["sh", "-c", "accelerate launch train.py"], [PYTHON, "-m", "torch.distributed.run", "train.py"], []], ids=str)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["torchrun", "train.py"],
+        [PYTHON, "train.py"],
+        [PYTHON, BIN, "config"],
+        ["sh", "-c", "accelerate launch train.py"],
+        [PYTHON, "-m", "torch.distributed.run", "train.py"],
+        [],
+    ],
+    ids=str,
+)
 def test_what_is_no_launcher_has_none(command):
     assert launcher.arguments_in(command) is None
 
 
 def test_the_file_is_named_in_every_way_that_the_launcher_takes(tmp_path):
-    for words in (["--config_file", "a.yaml"], ["--config_file=a.yaml"], ["--config-file", "a.yaml"],
-                  ["--num_processes", "2", "--multi_gpu", "--config-file=a.yaml", "-m"]):
-        found = launcher.read_command([*words, "train.py", "--config_file", "b.yaml"], str(tmp_path))
+    for words in (
+        ["--config_file", "a.yaml"],
+        ["--config_file=a.yaml"],
+        ["--config-file", "a.yaml"],
+        ["--num_processes", "2", "--multi_gpu", "--config-file=a.yaml", "-m"],
+    ):
+        found = launcher.read_command(
+            [*words, "train.py", "--config_file", "b.yaml"], str(tmp_path)
+        )
         assert found.config_file == tmp_path / "a.yaml" and "training_script" in found.given
 
 
@@ -66,7 +92,12 @@ def test_without_a_name_it_is_the_default_file_unless_a_cpu_is_asked_for(tmp_pat
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_file_passes_with_and_without_flags(path, tmp_path):
-    for flags in ("", "--mixed_precision no", "--mixed_precision bf16", "--main_process_port 0 --num_machines 1"):
+    for flags in (
+        "",
+        "--mixed_precision no",
+        "--mixed_precision bf16",
+        "--main_process_port 0 --num_machines 1",
+    ):
         assert faults(tmp_path, path.read_text(), flags) == ([], []), flags
 
 
@@ -75,41 +106,73 @@ def test_a_misspelt_key_is_found_with_its_line_and_the_fix(tmp_path):
     assert errors == [f"{tmp_path}/{TYPO_SAID}"] and warnings == []
 
 
-@pytest.mark.parametrize(("text", "flags", "key"), [
-    (FSDP2.replace("num_processes: 8", "num_processes: 9") + "parallelism_config:\n"
-     "  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 4\n",
-     "--num_processes 8", "parallelism_config"),
-    (FSDP2 + "  fsdp_sharding_strategy: SHARD_GRAD_OP\n", "--fsdp_version 1", "fsdp_sharding_strategy"),
-    (FSDP2.replace("version: 2", "version: 1") + "  fsdp_sync_module_states: false\n",
-     "--fsdp_cpu_ram_efficient_loading false", "fsdp_sync_module_states"),
-    (FSDP2 + "deepspeed_config:\n  zero_stage: 2\n", "--multi_gpu", "deepspeed_config"),
-    (ZERO + "  zero_stage: 2\n  offload_param_device: cpu\n", "--zero_stage 3 --zero3_save_16bit_model true",
-     "offload_param_device"),
-    (ZERO + "  zero_stage: 3\n", "--zero3_save_16bit_model true", "zero3_save_16bit_model"),
-    ("distributed_type: 'NO'\nnum_processes: 2\n", "--num_processes 1", "distributed_type"),
-    ("distributed_type: 'NO'\nnum_processes: 2\n", "--cpu", "distributed_type"),
-    ("distributed_type: MULTI_GPU\nnum_processes: 4\ngpu_ids: 0,1\n", "--gpu_ids all", "gpu_ids"),
-], ids=lambda value: value if str(value).startswith("--") else "")
-def test_a_value_that_the_command_line_overrides_is_judged_as_overridden(text, flags, key, tmp_path):
+@pytest.mark.parametrize(
+    ("text", "flags", "key"),
+    [
+        (
+            FSDP2.replace("num_processes: 8", "num_processes: 9") + "parallelism_config:\n"
+            "  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 4\n",
+            "--num_processes 8",
+            "parallelism_config",
+        ),
+        (
+            FSDP2 + "  fsdp_sharding_strategy: SHARD_GRAD_OP\n",
+            "--fsdp_version 1",
+            "fsdp_sharding_strategy",
+        ),
+        (
+            FSDP2.replace("version: 2", "version: 1") + "  fsdp_sync_module_states: false\n",
+            "--fsdp_cpu_ram_efficient_loading false",
+            "fsdp_sync_module_states",
+        ),
+        (FSDP2 + "deepspeed_config:\n  zero_stage: 2\n", "--multi_gpu", "deepspeed_config"),
+        (
+            ZERO + "  zero_stage: 2\n  offload_param_device: cpu\n",
+            "--zero_stage 3 --zero3_save_16bit_model true",
+            "offload_param_device",
+        ),
+        (ZERO + "  zero_stage: 3\n", "--zero3_save_16bit_model true", "zero3_save_16bit_model"),
+        ("distributed_type: 'NO'\nnum_processes: 2\n", "--num_processes 1", "distributed_type"),
+        ("distributed_type: 'NO'\nnum_processes: 2\n", "--cpu", "distributed_type"),
+        (
+            "distributed_type: MULTI_GPU\nnum_processes: 4\ngpu_ids: 0,1\n",
+            "--gpu_ids all",
+            "gpu_ids",
+        ),
+    ],
+    ids=lambda value: value if str(value).startswith("--") else "",
+)
+def test_a_value_that_the_command_line_overrides_is_judged_as_overridden(
+    text, flags, key, tmp_path
+):
     assert any(f".{key}:" in error or f" {key}:" in error for error in faults(tmp_path, text)[0])
     assert faults(tmp_path, text, flags)[0] == []
 
 
 def test_a_flag_that_does_not_count_makes_no_fault(tmp_path):
     ddp = "distributed_type: MULTI_GPU\nnum_processes: 4\n"
-    assert faults(tmp_path, ddp, "--fsdp_version 2 --fsdp_offload_params true --zero_stage 3") == ([], [])
+    assert faults(tmp_path, ddp, "--fsdp_version 2 --fsdp_offload_params true --zero_stage 3") == (
+        [],
+        [],
+    )
 
 
 class TestDeepSpeedJson:
-    CONTENT = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}, "gradient_accumulation_steps": "auto",
-               "train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto"}
+    CONTENT = {
+        "zero_optimization": {"stage": 2},
+        "bf16": {"enabled": True},
+        "gradient_accumulation_steps": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "train_batch_size": "auto",
+    }
     YAML = ZERO + "  deepspeed_config_file: ds.json\n"
 
     def test_it_is_checked_too(self, tmp_path):
         wrong = self.CONTENT | {"gradient_cliping": 1.0}
         (tmp_path / "ds.json").write_text(json.dumps(wrong, indent=1))
         assert faults(tmp_path, self.YAML)[0] == [
-            f"{tmp_path}/ds.json:11: gradient_cliping: no such key: DeepSpeed says nothing; fix: gradient_clipping"]
+            f"{tmp_path}/ds.json:11: gradient_cliping: no such key: DeepSpeed says nothing; fix: gradient_clipping"
+        ]
 
     def test_one_that_is_named_on_the_command_line_counts(self, tmp_path):
         (tmp_path / "ds.json").write_text(json.dumps(self.CONTENT | {"zero_optimisation": {}}))
@@ -144,10 +207,14 @@ class TestStart:
         def start(text, *flags):
             (tmp_path / "config.yaml").write_text(text)
             command = [PYTHON, BIN, "launch", "--config_file", "config.yaml", "recipes/llama.py"]
-            parents = [SimpleNamespace(cmdline=lambda: ["sh"], cwd=lambda: "/"),
-                       SimpleNamespace(cmdline=lambda: command, cwd=lambda: str(tmp_path))]
+            parents = [
+                SimpleNamespace(cmdline=lambda: ["sh"], cwd=lambda: "/"),
+                SimpleNamespace(cmdline=lambda: command, cwd=lambda: str(tmp_path)),
+            ]
             monkeypatch.setattr(psutil.Process, "parents", lambda self: parents)
-            monkeypatch.setattr(sys, "argv", ["llama.py", "--output_dir", str(tmp_path / "run"), *flags])
+            monkeypatch.setattr(
+                sys, "argv", ["llama.py", "--output_dir", str(tmp_path / "run"), *flags]
+            )
             monkeypatch.chdir(tmp_path)
             code = 0
             try:
@@ -163,7 +230,9 @@ class TestStart:
         assert code == 64 and said.splitlines() == [
             f"error: {TYPO_SAID}",
             "error: config.yaml:8: fsdp_config.fsdp_offlod_params: no such key: accelerate says nothing; "
-            "fix: fsdp_offload_params", "error: --max_length 0: must be above 0"]
+            "fix: fsdp_offload_params",
+            "error: --max_length 0: must be above 0",
+        ]
 
     def test_what_the_recipes_do_not_run_under_ends_it(self, start):
         code, said = start(ZERO + "  zero_stage: 2\n  gradient_accumulation_steps: 4\n")
@@ -182,7 +251,9 @@ class TestStart:
     def test_the_planner_gets_the_launchers_file(self, start):
         start(FSDP2)
         command = preflight.plan_command(SimpleNamespace(num_processes=8), 5)
-        begin = "python scripts/plan_memory.py --config_file config.yaml --num_processes 8 --longest 5"
+        begin = (
+            "python scripts/plan_memory.py --config_file config.yaml --num_processes 8 --longest 5"
+        )
         assert command.startswith(begin)
 
 

@@ -25,8 +25,12 @@ EXPLICIT = {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}
 def make_model_and_tokenizer():
     shape = dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 2)
     shape |= dict.fromkeys(("hidden_size", "intermediate_size"), 64)
-    shape |= {"vocab_size": 320, "max_position_embeddings": 512, "tie_word_embeddings": False,
-              "num_local_experts": None}
+    shape |= {
+        "vocab_size": 320,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+        "num_local_experts": None,
+    }
     args = Namespace(**shape, dtype="float32", device="cpu", seed=0)
     tokenizer = make_tokenizer([], args)
     return make_model(tokenizer, args), tokenizer
@@ -45,7 +49,9 @@ def pair_of(row, tokenizer, max_length=100):
 
 
 class TestRows:
-    @pytest.mark.parametrize("prompt", [{}, {"prompt": None}, {"prompt": "Say a."}], ids=["none", "null", "text"])
+    @pytest.mark.parametrize(
+        "prompt", [{}, {"prompt": None}, {"prompt": "Say a."}], ids=["none", "null", "text"]
+    )
     def test_answers_that_begin_with_the_prompt_are_parted_where_they_differ(self, prompt, tiny):
         whole = {"chosen": [USER, GOOD], "rejected": [USER, BAD]}
         assert pair_of(prompt | whole, tiny[1]) == pair_of(EXPLICIT, tiny[1])
@@ -65,20 +71,32 @@ class TestRows:
         found = llama_dpo.tokenize_answers(row, tiny[1], 4)
         assert found["truncated"] and found["length"] == 4
 
-    @pytest.mark.parametrize(("row", "why"), [
-        ({"prompt": "a", "chosen": "b"}, "has the columns prompt, chosen; needs chosen and rejected"),
-        ({"question": "a", "answer": "b"}, "has the columns question, answer; needs chosen and rejected"),
-        (EXPLICIT | {"rejected": "b"}, "both texts or both lists"),
-        ({"prompt": [USER], "chosen": "a", "rejected": "b"}, "prompt, of the same kind"),
-        ({"prompt": "a", "chosen": "b", "rejected": " "}, "has no text in rejected"),
-        (EXPLICIT | {"chosen": [GOOD | {"content": ""}]}, "has no answer to train on"),
-        (EXPLICIT | {"chosen": [{"role": "assistant", "content": None}]}, "has no text"),
-        ({"prompt": "", "chosen": "b", "rejected": "c"}, "has no prompt"),
-        ({"chosen": "b", "rejected": "c"}, "has no prompt"),
-        (EXPLICIT | {"rejected": [GOOD]}, "no two different answers"),
-        ({"prompt": "x" * 200, "chosen": "b", "rejected": "c"}, "within --max_length 100: 200 tokens are prompt"),
-        ({"prompt": "x" * 98, "chosen": "abc", "rejected": "abd"}, "no two different answers"),
-    ])
+    @pytest.mark.parametrize(
+        ("row", "why"),
+        [
+            (
+                {"prompt": "a", "chosen": "b"},
+                "has the columns prompt, chosen; needs chosen and rejected",
+            ),
+            (
+                {"question": "a", "answer": "b"},
+                "has the columns question, answer; needs chosen and rejected",
+            ),
+            (EXPLICIT | {"rejected": "b"}, "both texts or both lists"),
+            ({"prompt": [USER], "chosen": "a", "rejected": "b"}, "prompt, of the same kind"),
+            ({"prompt": "a", "chosen": "b", "rejected": " "}, "has no text in rejected"),
+            (EXPLICIT | {"chosen": [GOOD | {"content": ""}]}, "has no answer to train on"),
+            (EXPLICIT | {"chosen": [{"role": "assistant", "content": None}]}, "has no text"),
+            ({"prompt": "", "chosen": "b", "rejected": "c"}, "has no prompt"),
+            ({"chosen": "b", "rejected": "c"}, "has no prompt"),
+            (EXPLICIT | {"rejected": [GOOD]}, "no two different answers"),
+            (
+                {"prompt": "x" * 200, "chosen": "b", "rejected": "c"},
+                "within --max_length 100: 200 tokens are prompt",
+            ),
+            ({"prompt": "x" * 98, "chosen": "abc", "rejected": "abd"}, "no two different answers"),
+        ],
+    )
     def test_a_row_that_cannot_be_used_says_why(self, row, why, tiny):
         with pytest.raises(ValueError) as error:
             llama_dpo.tokenize_answers(row, tiny[1], 100)
@@ -89,12 +107,18 @@ class TestRows:
         args = Namespace(dataset_num_proc=None, skip_bad_rows=False, dataset_train_split="train")
         tokenize = partial(llama_dpo.tokenize_answers, tokenizer=tiny[1], max_length=9)
         name = str(tmp_path / "pairs.csv")
-        found, counts = rows.read_split(name, None, "train", tokenize, args, True, llama_dpo.BAD_PAIR)
-        assert tiny[1].decode(found[0]["chosen_ids"]) == "2<|end_of_text|>" and counts.startswith("1, 0 truncated")
+        found, counts = rows.read_split(
+            name, None, "train", tokenize, args, True, llama_dpo.BAD_PAIR
+        )
+        assert tiny[1].decode(found[0]["chosen_ids"]) == "2<|end_of_text|>" and counts.startswith(
+            "1, 0 truncated"
+        )
 
 
-PAIRS = [{"prompt_ids": [5, 6], "chosen_ids": [7, 8, 9], "rejected_ids": [10], "row": 3},
-         {"prompt_ids": [11], "chosen_ids": [12], "rejected_ids": [13, 14], "row": 8}]
+PAIRS = [
+    {"prompt_ids": [5, 6], "chosen_ids": [7, 8, 9], "rejected_ids": [10], "row": 3},
+    {"prompt_ids": [11], "chosen_ids": [12], "rejected_ids": [13, 14], "row": 8},
+]
 
 
 def batch_of(numbers, learn_prompts=False, varlen=False):
@@ -105,7 +129,11 @@ class TestBatches:
     def test_chosen_lines_come_first_padded_on_the_right(self):
         batch = batch_of([1, 0])
         assert batch["inputs"]["input_ids"].tolist() == [
-            [11, 12, 0, 0, 0], [5, 6, 7, 8, 9], [11, 13, 14, 0, 0], [5, 6, 10, 0, 0]]
+            [11, 12, 0, 0, 0],
+            [5, 6, 7, 8, 9],
+            [11, 13, 14, 0, 0],
+            [5, 6, 10, 0, 0],
+        ]
         assert batch["pairs"].tolist() == [1, 0] and batch["row"] == [8, 3]
         assert batch["lengths"].tolist() == [[1, 3], [2, 1]]
 
@@ -114,7 +142,11 @@ class TestBatches:
         assert batch["targets"].tolist() == [7, 8, 9, 12, 10, 13, 14]
         before = batch["inputs"]["input_ids"].flatten()[batch["positions"]]
         assert before.tolist() == [6, 7, 8, 11, 6, 11, 13]
-        assert batch["counts"].tolist() == [2, 4, 5 + 2 + 3 + 3]  # pairs, learnt of chosen lines, tokens
+        assert batch["counts"].tolist() == [
+            2,
+            4,
+            5 + 2 + 3 + 3,
+        ]  # pairs, learnt of chosen lines, tokens
 
     def test_orpo_learns_the_prompts_of_chosen_lines_too(self):
         batch = batch_of([0, 1], learn_prompts=True)
@@ -125,15 +157,31 @@ class TestBatches:
         inputs = batch["inputs"]
         assert inputs["input_ids"].tolist() == [[11, 12, 5, 6, 7, 8, 9, 11, 13, 14, 5, 6, 10]]
         assert inputs["position_ids"].tolist() == [[0, 1, 0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2]]
-        assert inputs["cu_seq_lens_q"].tolist() == inputs["cu_seq_lens_k"].tolist() == [0, 2, 7, 10, 13]
+        assert (
+            inputs["cu_seq_lens_q"].tolist()
+            == inputs["cu_seq_lens_k"].tolist()
+            == [0, 2, 7, 10, 13]
+        )
         assert (inputs["max_length_q"], inputs["max_length_k"]) == (5, 5)
         before = inputs["input_ids"].flatten()[batch["positions"]]
-        assert before.tolist() == [11, 6, 7, 8, 11, 13, 6] and batch["targets"].tolist() == [12, 7, 8, 9, 13, 14, 10]
+        assert before.tolist() == [11, 6, 7, 8, 11, 13, 6] and batch["targets"].tolist() == [
+            12,
+            7,
+            8,
+            9,
+            13,
+            14,
+            10,
+        ]
 
     @pytest.mark.parametrize("varlen", [False, True])
     def test_a_rank_without_rows_takes_part_with_nothing(self, varlen):
         batch = batch_of([], varlen=varlen)
-        assert batch["inputs"]["input_ids"].tolist() == [[0]] and batch["counts"].tolist() == [0, 0, 0]
+        assert batch["inputs"]["input_ids"].tolist() == [[0]] and batch["counts"].tolist() == [
+            0,
+            0,
+            0,
+        ]
 
 
 class LargestLogits(TorchDispatchMode):
@@ -168,14 +216,24 @@ class TestLogps:
 
         def logp_of(prompt, answer):
             ids = torch.tensor([prompt + answer])
-            by_token = model(input_ids=ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])
+            by_token = (
+                model(input_ids=ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])
+            )
             return by_token[len(prompt) - 1 :].sum().item()
 
-        wanted = [[logp_of(pair["prompt_ids"], pair[name]) for pair in PAIRS]
-                  for name in ("chosen_ids", "rejected_ids")]
+        wanted = [
+            [logp_of(pair["prompt_ids"], pair[name]) for pair in PAIRS]
+            for name in ("chosen_ids", "rejected_ids")
+        ]
         of_prompts = logp_of([5], [6]) * learn_prompts
-        flat = batch_of([0, 1], learn_prompts, varlen=True)  # sdpa keeps its rows apart by their positions
-        for mib, one in ((256, batch), (2 * 320 * 4 / 2**20, batch), (256, flat)):  # at once, and two tokens at a time
+        flat = batch_of(
+            [0, 1], learn_prompts, varlen=True
+        )  # sdpa keeps its rows apart by their positions
+        for mib, one in (
+            (256, batch),
+            (2 * 320 * 4 / 2**20, batch),
+            (256, flat),
+        ):  # at once, and two tokens at a time
             with prepared(model, mib):
                 answers, prompts = llama_dpo.answer_logps(model, one)
             torch.testing.assert_close(answers, torch.tensor(wanted))
@@ -186,7 +244,9 @@ class TestLogps:
         for mib in (256, 2 * 320 * 4 / 2**20):
             with prepared(model, mib), LargestLogits(model.lm_head) as largest:
                 sum(part.sum() for part in llama_dpo.answer_logps(model, batch)).backward()
-            seen.append((largest.rows, torch.nn.utils.get_total_norm([w.grad for w in model.parameters()])))
+            seen.append(
+                (largest.rows, torch.nn.utils.get_total_norm([w.grad for w in model.parameters()]))
+            )
             model.zero_grad()
         assert [rows for rows, _ in seen] == [8, 2]
         torch.testing.assert_close(seen[1][1], seen[0][1])
@@ -197,11 +257,15 @@ class TestLogps:
             sums = llama_dpo.compare_answers(model, batch_of([]), torch.zeros(2, 2), args)
             sums[0].backward()
         assert sums.tolist() == [0.0] * 8
-        assert all(weight.grad is not None and not weight.grad.any() for weight in model.parameters())
+        assert all(
+            weight.grad is not None and not weight.grad.any() for weight in model.parameters()
+        )
         model.zero_grad()
 
     def test_the_reference_is_the_model_without_its_adapters(self, tiny):
-        model = get_peft_model(make_model_and_tokenizer()[0], LoraConfig(target_modules="all-linear"))
+        model = get_peft_model(
+            make_model_and_tokenizer()[0], LoraConfig(target_modules="all-linear")
+        )
         llama_dpo.loss_in_head(model, 256)
         batch, args = batch_of([0, 1]), Namespace(loss_type="sigmoid", beta=0.5)
         with torch.no_grad():
@@ -214,19 +278,24 @@ class TestLogps:
         sums = llama_dpo.compare_answers(model, batch, None, args)
         torch.testing.assert_close(sums[2:4], 0.5 * (changed - before).sum(1))
         torch.testing.assert_close(sums, llama_dpo.compare_answers(model, batch, before.T, args))
-        assert all(weight.requires_grad == ("lora" in name) for name, weight in model.named_parameters())
+        assert all(
+            weight.requires_grad == ("lora" in name) for name, weight in model.named_parameters()
+        )
 
 
 class TestLosses:
     scores, lengths = torch.tensor([[1.0, -2.0], [-1.0, 1.0]]), torch.tensor([[2, 4], [1, 2]])
     sigmoid = staticmethod(lambda x: math.log(1 + math.exp(-x)))
 
-    @pytest.mark.parametrize(("loss_type", "wanted"), [
-        ("sigmoid", [sigmoid(0.5 * 2), sigmoid(0.5 * -3)]),
-        ("sigmoid_norm", [sigmoid(0.5 * 1.5), sigmoid(0.5 * -1)]),
-        ("ipo", [(1.5 - 1) ** 2, (-1 - 1) ** 2]),
-        ("hinge", [0.0, 2.5]),
-    ])
+    @pytest.mark.parametrize(
+        ("loss_type", "wanted"),
+        [
+            ("sigmoid", [sigmoid(0.5 * 2), sigmoid(0.5 * -3)]),
+            ("sigmoid_norm", [sigmoid(0.5 * 1.5), sigmoid(0.5 * -1)]),
+            ("ipo", [(1.5 - 1) ** 2, (-1 - 1) ** 2]),
+            ("hinge", [0.0, 2.5]),
+        ],
+    )
     def test_by_hand(self, loss_type, wanted):
         found = llama_dpo.preference_losses(self.scores, self.lengths, loss_type, 0.5)
         assert found.tolist() == pytest.approx(wanted, rel=1e-6)
@@ -239,14 +308,28 @@ class TestLosses:
     def test_sums_over_pairs(self):
         logps = torch.tensor([[-3.0, -8.0], [-4.0, -6.0]])
         known = torch.tensor([[-5.0, -5.0], [-7.0, -7.0]])
-        with mock.patch.object(llama_dpo, "answer_logps", lambda model, batch: (logps, torch.tensor(-1.0))):
-            sums = llama_dpo.compare_answers(None, batch_of([0, 1]), known, Namespace(loss_type="sigmoid", beta=0.1))
-            orpo = llama_dpo.compare_answers(None, batch_of([0, 1]), None, Namespace(loss_type="orpo", beta=0.1))
+        with mock.patch.object(
+            llama_dpo, "answer_logps", lambda model, batch: (logps, torch.tensor(-1.0))
+        ):
+            sums = llama_dpo.compare_answers(
+                None, batch_of([0, 1]), known, Namespace(loss_type="sigmoid", beta=0.1)
+            )
+            orpo = llama_dpo.compare_answers(
+                None, batch_of([0, 1]), None, Namespace(loss_type="orpo", beta=0.1)
+            )
         means = dict(zip(llama_dpo.METRICS, (sums[2:] / 2).tolist(), strict=True))
-        wanted = {"rewards/chosen": 0.05, "rewards/rejected": 0.1, "rewards/margins": -0.05, "rewards/accuracies": 0.5,
-                  "logps/chosen": -5.5, "logps/rejected": -5.0}
+        wanted = {
+            "rewards/chosen": 0.05,
+            "rewards/rejected": 0.1,
+            "rewards/margins": -0.05,
+            "rewards/accuracies": 0.5,
+            "logps/chosen": -5.5,
+            "logps/rejected": -5.0,
+        }
         assert means == pytest.approx(wanted, abs=1e-6)
-        assert sums[0].item() == pytest.approx(self.sigmoid(0.1) + self.sigmoid(-0.2)) and sums[1] == 0
+        assert (
+            sums[0].item() == pytest.approx(self.sigmoid(0.1) + self.sigmoid(-0.2)) and sums[1] == 0
+        )
         assert orpo[1].item() == pytest.approx(3 + 8 + 1)
         assert orpo[6].item() == pytest.approx(-3 / 3 - 8 / 1)  # by token
 
@@ -255,7 +338,11 @@ def test_the_maker_gives_each_row_a_right_and_a_wrong_answer(tmp_path, monkeypat
     flags = "--num_train_rows 40 --num_test_rows 20 --num_demonstrations 16".split()
     monkeypatch.setattr("sys.argv", ["make", str(tmp_path), *flags])
     files = make_tiny_preferences.make_rows(make_tiny_preferences.parse_args())
-    assert {name: len(found) for name, found in files.items()} == {"train": 40, "test": 20, "demonstrations": 16}
+    assert {name: len(found) for name, found in files.items()} == {
+        "train": 40,
+        "test": 20,
+        "demonstrations": 16,
+    }
     assert all(row["chosen"] != row["rejected"] for row in files["train"] + files["test"])
     asked = {name: {json.dumps(row["prompt"]) for row in found} for name, found in files.items()}
     assert not asked["test"] & (asked["train"] | asked["demonstrations"])

@@ -31,7 +31,13 @@ def options_of(accelerator, **options):
 def with_engine(stage=None, fsdp=None, **settings):
     zero = SimpleNamespace(zero_stage=stage) if stage is not None else None
     state = SimpleNamespace(deepspeed_plugin=zero, fsdp_plugin=fsdp)
-    kind = DistributedType.FSDP if fsdp else DistributedType.DEEPSPEED if zero else DistributedType.MULTI_GPU
+    kind = (
+        DistributedType.FSDP
+        if fsdp
+        else DistributedType.DEEPSPEED
+        if zero
+        else DistributedType.MULTI_GPU
+    )
     return fake_accelerator(distributed_type=kind, state=state, **settings)
 
 
@@ -49,8 +55,15 @@ def test_weights_that_are_split_do_not():
 
 @pytest.fixture
 def folder(tmp_path):
-    config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-                         num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=True)  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
     model = AutoModelForCausalLM.from_config(config, dtype="bfloat16")
     model.generation_config = GenerationConfig(max_new_tokens=7)
     model.save_pretrained(tmp_path)
@@ -59,16 +72,27 @@ def folder(tmp_path):
 
 def test_under_fsdp_only_rank_0_reads_and_the_others_make_the_same_model(folder, monkeypatch):
     told = []
-    monkeypatch.setattr(model_weights, "broadcast_object_list", lambda objects: told.append(objects[0]) or told[:1])
+    monkeypatch.setattr(
+        model_weights, "broadcast_object_list", lambda objects: told.append(objects[0]) or told[:1]
+    )
     options = {"dtype": "float32", "attn_implementation": "sdpa", "quantization_config": None}
     plugin = SimpleNamespace(cpu_ram_efficient_loading=True, ignored_modules=None)
-    ranks = [with_engine(fsdp=plugin, num_processes=2, is_main_process=main) for main in (True, False)]
+    ranks = [
+        with_engine(fsdp=plugin, num_processes=2, is_main_process=main) for main in (True, False)
+    ]
     first = model_weights.load_pretrained(AutoModelForCausalLM, ranks[0], str(folder), **options)
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("a second rank reads"))
+    monkeypatch.setattr(
+        AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("a second rank reads")
+    )
     other = model_weights.load_pretrained(AutoModelForCausalLM, ranks[1], str(folder), **options)
 
-    facts = [{name: (weight.shape, weight.dtype, weight.device) for name, weight in model.named_parameters()}
-             for model in (first, other)]  # fmt: skip
+    facts = [
+        {
+            name: (weight.shape, weight.dtype, weight.device)
+            for name, weight in model.named_parameters()
+        }
+        for model in (first, other)
+    ]
     assert facts[0] == facts[1]
     assert other.lm_head.weight is other.model.embed_tokens.weight
     assert other.generation_config.max_new_tokens == 7 and not other.training
@@ -78,10 +102,20 @@ def test_under_fsdp_only_rank_0_reads_and_the_others_make_the_same_model(folder,
 
 def test_a_model_whose_buffers_are_saved_is_read_by_each_rank_of_fsdp2(tmp_path, monkeypatch):
     """accelerate's fsdp2_load_full_state_dict takes them for sharded parameters: 'Tensor' has no 'device_mesh'."""
-    shape = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
-             "decoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "vocab_size": 64}  # fmt: skip
+    shape = {
+        "d_model": 8,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 8,
+        "decoder_ffn_dim": 8,
+        "vocab_size": 64,
+    }
     BartForConditionalGeneration(BartConfig(**shape)).save_pretrained(tmp_path)
-    monkeypatch.setattr(model_weights, "broadcast_object_list", lambda objects: pytest.fail("only rank 0 has read"))
+    monkeypatch.setattr(
+        model_weights, "broadcast_object_list", lambda objects: pytest.fail("only rank 0 has read")
+    )
     monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")
     plugin = SimpleNamespace(cpu_ram_efficient_loading=True, ignored_modules=None)
     rank = with_engine(fsdp=plugin, num_processes=2, is_main_process=False, is_fsdp2=True)
@@ -92,7 +126,9 @@ def test_a_model_whose_buffers_are_saved_is_read_by_each_rank_of_fsdp2(tmp_path,
 
 
 def test_modules_that_fsdp1_ignores_are_read_by_each_rank(folder, monkeypatch):
-    monkeypatch.setattr(model_weights, "broadcast_object_list", lambda objects: pytest.fail("only rank 0 has read"))
+    monkeypatch.setattr(
+        model_weights, "broadcast_object_list", lambda objects: pytest.fail("only rank 0 has read")
+    )
     monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")
     plugin = SimpleNamespace(cpu_ram_efficient_loading=True, ignored_modules="lm_head")
     rank = with_engine(fsdp=plugin, num_processes=2, is_main_process=False)
@@ -101,10 +137,16 @@ def test_modules_that_fsdp1_ignores_are_read_by_each_rank(folder, monkeypatch):
     assert model.lm_head.weight.abs().sum() > 0 and not plugin.cpu_ram_efficient_loading
 
 
-@pytest.mark.parametrize(("stage", "precision", "dtype"), [
-    (None, "bf16", "float32"), (0, "bf16", "bfloat16"), (2, "fp16", "float16"), (2, "no", "float32"),
-    (3, "bf16", "float32"),
-])
+@pytest.mark.parametrize(
+    ("stage", "precision", "dtype"),
+    [
+        (None, "bf16", "float32"),
+        (0, "bf16", "bfloat16"),
+        (2, "fp16", "float16"),
+        (2, "no", "float32"),
+        (3, "bf16", "float32"),
+    ],
+)
 def test_deepspeed_gets_the_type_to_which_it_would_cast(stage, precision, dtype):
     accelerator = with_engine(stage, device=GPU, mixed_precision=precision)
     assert options_of(accelerator, dtype="float32")["dtype"] == dtype

@@ -15,13 +15,17 @@ from mask_probe import ARCHITECTURES, PADDING, distance_from_alone, leak, packed
 ALONE = 1e-6
 PLANTED = 0.1  # what a planted leak moves at least
 PLANTS = {
-    "an all-ones mask": lambda batch: batch | {"attention_mask": torch.ones_like(batch["input_ids"])},
+    "an all-ones mask": lambda batch: (
+        batch | {"attention_mask": torch.ones_like(batch["input_ids"])}
+    ),
     "positions that run on": lambda batch: batch | {"position_ids": torch.arange(24).expand(2, -1)},
     "a cache": lambda batch: batch | {"use_cache": True},
 }
 # flex_attention runs uncompiled: its mask is the same, and compiling takes a minute on a CPU
-pytestmark = [pytest.mark.filterwarnings("ignore:flex_attention called without"),
-              pytest.mark.filterwarnings("ignore:_compile flag")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:flex_attention called without"),
+    pytest.mark.filterwarnings("ignore:_compile flag"),
+]
 
 
 @pytest.fixture(params=["eager", "sdpa", "flex_attention"])
@@ -46,12 +50,19 @@ def batch_of(tiny, layout):
     """(batch, owners) of five rows of two lengths as the recipe tokenises and lays them out."""
     tokenizer = llama.load_tokenizer(tiny / "model")
     texts = (tiny / "data" / "train.jsonl").read_text().splitlines()
-    rows = [llama.tokenize_row(json.loads(text), tokenizer, 1024) | {"row": i} for i, text in enumerate(texts[:5])]
+    rows = [
+        llama.tokenize_row(json.loads(text), tokenizer, 1024) | {"row": i}
+        for i, text in enumerate(texts[:5])
+    ]
     lines, options = LAYOUTS[layout]
     lengths = (12, 100, 9, 100, 7)  # so that the short ones fit into one line of the longest
-    chosen = [row | {key: row[key][-n:] for key in ("input_ids", "labels")}
-              for row, n in zip(rows, lengths, strict=True)]
-    inputs = llama.collate(Dataset.from_list(chosen), lines, tokenizer.pad_token_id, **options)["inputs"]
+    chosen = [
+        row | {key: row[key][-n:] for key in ("input_ids", "labels")}
+        for row, n in zip(rows, lengths, strict=True)
+    ]
+    inputs = llama.collate(Dataset.from_list(chosen), lines, tokenizer.pad_token_id, **options)[
+        "inputs"
+    ]
     owners = torch.full_like(inputs["input_ids"], PADDING)
     for number, row in enumerate(chosen):  # wherever it was put: by its tokens
         tokens = torch.tensor(row["input_ids"])
@@ -88,7 +99,10 @@ def test_a_batch_of_the_recipe_keeps_rows_and_padding_apart(layout, model, tiny)
 
 def test_the_probe_finds_padding_that_is_seen(model, tiny):
     batch, owners = batch_of(tiny, "padded")
-    batch["input_ids"], owners = batch["input_ids"].flip(1), owners.flip(1)  # to the left, where causal models look
+    batch["input_ids"], owners = (
+        batch["input_ids"].flip(1),
+        owners.flip(1),
+    )  # to the left, where causal models look
     batch["attention_mask"] = torch.ones_like(owners)
     assert leak(model, batch, owners) > PLANTED
     assert distance_from_alone(model, batch, owners) > PLANTED

@@ -22,7 +22,9 @@ from validate_planner import BASE, config_of, recipe_arguments
 LAUNCHER, read_config = launch_command_parser(), functools.cache(read_config)
 SMALL = config_of(BASE | {"width": 128, "depth": 2, "vocab": 1000})
 # 3.5 billion parameters: what a rank holds is weights, which more GPUs share
-WIDE = config_of(BASE | {"width": 4096, "ratio": 3.5, "depth": 16, "heads": 32, "kv_heads": 8, "vocab": 1000})
+WIDE = config_of(
+    BASE | {"width": 4096, "ratio": 3.5, "depth": 16, "heads": 32, "kv_heads": 8, "vocab": 1000}
+)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,9 @@ def planned(command, card, **values):
     config = plan_memory.read_config(None, REPO / launch.config_file)
     plan = plan_of(args, config, launch.num_processes, launch.num_machines, launch.mixed_precision)
     options = SimpleNamespace(longest=None, learnt_share=1.0)
-    device = closed_form(plan, read_config(args.model_name_or_path), plan_memory.batch_of(args, options))[0]
+    device = closed_form(
+        plan, read_config(args.model_name_or_path), plan_memory.batch_of(args, options)
+    )[0]
     return sum((device | constants_of(plan, device)).values()), args
 
 
@@ -92,35 +96,56 @@ def test_the_largest_batch_and_length_fit_and_larger_ones_do_not(choose, call):
     _, report = choose(call)
     for row in report["rows"][::3]:
         limits = {
-            "per_device_train_batch_size": (row["largest_per_device_train_batch_size"], LINES_AT_MOST),
+            "per_device_train_batch_size": (
+                row["largest_per_device_train_batch_size"],
+                LINES_AT_MOST,
+            ),
             "max_length": (row["largest_max_length"], SMALL.max_position_embeddings),
         }
         for name, (size, most) in limits.items():
             assert planned(row["command"], report["card"], **{name: size})[0] <= report["card"]
-            assert size == most or planned(row["command"], report["card"], **{name: size + 1})[0] > report["card"]
+            assert (
+                size == most
+                or planned(row["command"], report["card"], **{name: size + 1})[0] > report["card"]
+            )
 
 
 def listed(flags, ranks, machines=None):
     """The rows of the small model on a card that holds all, in their order, without their limits."""
     options = SimpleNamespace(
-        num_processes=ranks, num_machines=machines, mixed_precision=None, longest=None, learnt_share=1.0, words=flags
+        num_processes=ranks,
+        num_machines=machines,
+        mixed_precision=None,
+        longest=None,
+        learnt_share=1.0,
+        words=flags,
     )
     args = recipe_arguments(flags)
     with memory_choice.models_built_once():
-        return memory_choice.rows_of(memory_choice.launch_of(options, args, SMALL, 8 * GIB), args, ranks)
+        return memory_choice.rows_of(
+            memory_choice.launch_of(options, args, SMALL, 8 * GIB), args, ranks
+        )
 
 
 def test_the_cheaper_comes_first_and_offload_last():
     rows = listed([], 4)
     order = [(row.file, row.weights, row.plan.args.gradient_checkpointing) for row in rows]
     cheaper = [
-        ("ddp.yaml", "LoRA", False), ("fsdp2_shard_grad_op.yaml", "LoRA", False), ("fsdp.yaml", "LoRA", False),
-        ("ddp.yaml", "LoRA, nf4", False), ("ddp.yaml", "LoRA, nf4 dq", False), ("ddp.yaml", "LoRA", True),
-        ("ddp.yaml", "full", False), ("fsdp.yaml", "full", False), ("ddp.yaml", "full", True),
-    ]  # fmt: skip
+        ("ddp.yaml", "LoRA", False),
+        ("fsdp2_shard_grad_op.yaml", "LoRA", False),
+        ("fsdp.yaml", "LoRA", False),
+        ("ddp.yaml", "LoRA, nf4", False),
+        ("ddp.yaml", "LoRA, nf4 dq", False),
+        ("ddp.yaml", "LoRA", True),
+        ("ddp.yaml", "full", False),
+        ("fsdp.yaml", "full", False),
+        ("ddp.yaml", "full", True),
+    ]
     assert order[0] == cheaper[0] and [row for row in order if row in cheaper] == cheaper
     kept = [row for row in rows if "offload" not in row.file]
-    assert kept == rows[: len(kept)] and [row.cost for row in kept] == sorted(row.cost for row in kept)
+    assert kept == rows[: len(kept)] and [row.cost for row in kept] == sorted(
+        row.cost for row in kept
+    )
     assert all("on the host" in row.reasons[0] and row.host for row in rows[len(kept) :])
 
 
@@ -131,7 +156,13 @@ def test_int8_is_never_listed_with_fsdp_and_no_file_twice():
     assert {"fsdp.yaml", "fsdp2_full_shard.yaml"} & {row.file for row in rows} == {"fsdp.yaml"}
 
 
-GROUPS = [(1, None, set()), (3, None, set()), (4, None, {"fsdp2"}), (4, 2, {"fsdp1", "fsdp2"}), (4, 4, {"fsdp2"})]
+GROUPS = [
+    (1, None, set()),
+    (3, None, set()),
+    (4, None, {"fsdp2"}),
+    (4, 2, {"fsdp1", "fsdp2"}),
+    (4, 4, {"fsdp2"}),
+]
 
 
 @pytest.mark.parametrize("ranks, machines, versions", GROUPS)
@@ -143,13 +174,27 @@ def test_groups_are_listed_where_they_can_be_formed(ranks, machines, versions):
 
 def test_what_the_user_gave_stays(choose):
     flags = "--use_peft --gradient_checkpointing --lora_r 4 --lora_target_modules q_proj v_proj --learning_rate 0.001"
-    _, report = choose(f"small --gpu 6GiB --num_gpus 2 --mixed_precision fp16 --dataset_name rows.jsonl {flags}")
-    assert {row["weights"] for row in report["rows"]} == {"LoRA", "LoRA, int8", "LoRA, nf4", "LoRA, nf4 dq"}
+    _, report = choose(
+        f"small --gpu 6GiB --num_gpus 2 --mixed_precision fp16 --dataset_name rows.jsonl {flags}"
+    )
+    assert {row["weights"] for row in report["rows"]} == {
+        "LoRA",
+        "LoRA, int8",
+        "LoRA, nf4",
+        "LoRA, nf4 dq",
+    }
     for row in report["rows"]:
         _, args = planned(row["command"], report["card"])
         assert args.gradient_checkpointing and args.use_peft and args.dtype == "float16"
-        assert (args.lora_r, args.lora_target_modules, args.learning_rate) == (4, ["q_proj", "v_proj"], 0.001)
-        assert args.dataset_name == "rows.jsonl" and "--num_processes 2 --mixed_precision fp16" in row["command"]
+        assert (args.lora_r, args.lora_target_modules, args.learning_rate) == (
+            4,
+            ["q_proj", "v_proj"],
+            0.001,
+        )
+        assert (
+            args.dataset_name == "rows.jsonl"
+            and "--num_processes 2 --mixed_precision fp16" in row["command"]
+        )
 
 
 def test_nothing_fits_and_each_change_is_enough(choose):
@@ -171,7 +216,9 @@ def test_nothing_fits_and_each_change_is_enough(choose):
 
 def test_where_offload_alone_fits_more_gpus_are_proposed(choose):
     batch = "--per_device_train_batch_size 1 --max_length 32"
-    code, report = choose(f"wide --gpu 2.3GiB {batch} --use_peft --load_in_4bit --gradient_checkpointing")
+    code, report = choose(
+        f"wide --gpu 2.3GiB {batch} --use_peft --load_in_4bit --gradient_checkpointing"
+    )
     assert code == 0 and all("offload" in row["config_file"] for row in report["rows"])
     assert "offload" not in report["closest"]["config_file"]
     more = next(one for one in report["changes"] if "GPUs" in one["change"])
@@ -183,13 +230,22 @@ def test_where_offload_alone_fits_more_gpus_are_proposed(choose):
 
 
 def test_the_terminal_shows_a_table_and_the_launch(models, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["plan_memory.py", str(models / "small"), "--gpu", "h200", "--num_gpus", "4"])
+    monkeypatch.setattr(
+        sys, "argv", ["plan_memory.py", str(models / "small"), "--gpu", "h200", "--num_gpus", "4"]
+    )
     assert plan_memory.main() == 0
     told = capsys.readouterr().out
     assert max(map(len, told.replace(str(models), "").splitlines())) <= 120
     assert " more: --json -" in told and "LoRA, nf4 dq" in told and "full weights" in told
-    launches = [part.replace("\\\n", " ") for part in told.split("\n\n") if part.startswith("accelerate launch")]
-    assert [planned(command, CARDS["h200"] * GIB)[1].use_peft for command in launches] == [True, False]
+    launches = [
+        part.replace("\\\n", " ")
+        for part in told.split("\n\n")
+        if part.startswith("accelerate launch")
+    ]
+    assert [planned(command, CARDS["h200"] * GIB)[1].use_peft for command in launches] == [
+        True,
+        False,
+    ]
 
 
 WRONG = {
@@ -227,5 +283,7 @@ def test_the_search_is_short(bend, root):
 def test_every_file_and_engine_is_known():
     """A new YAML is tried, a link in place of the file that it leads to."""
     assert {path.name for path in memory_choice.config_files()} == {
-        path.name for path in (REPO / "accelerate_configs").glob("*.yaml") if path.name != "fsdp2_full_shard.yaml"
+        path.name
+        for path in (REPO / "accelerate_configs").glob("*.yaml")
+        if path.name != "fsdp2_full_shard.yaml"
     }

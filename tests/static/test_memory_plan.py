@@ -1,6 +1,5 @@
 """The planner's closed form: the peak that torch's own trackers see, and states by the published arithmetic."""
 
-
 import pytest
 from memory_plan import Batch, Plan, closed_form, strategy_for
 from memory_trace import measure
@@ -10,11 +9,25 @@ from validate_planner import BASE, config_of, recipe_arguments
 GB = 10**9
 SMALL = BASE | {"width": 128, "depth": 2, "vocab": 1000}
 LLAMA = {
-    "1B": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
-           "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": True},
-    "8B": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-           "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False},
-}  # fmt: skip
+    "1B": {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "tie_word_embeddings": True,
+    },
+    "8B": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "tie_word_embeddings": False,
+    },
+}
 
 
 def args(*flags):
@@ -32,7 +45,9 @@ def states(plan, config):
 
 
 def peaks(plan, config, batch, truth):
-    return sum(closed_form(plan, config, batch)[0].values()), sum(truth(plan, config, batch).values())
+    return sum(closed_form(plan, config, batch)[0].values()), sum(
+        truth(plan, config, batch).values()
+    )
 
 
 REAL = {
@@ -63,17 +78,29 @@ def test_pieces_of_a_large_head_are_counted(precision, flags):
 
 
 # The paper's 1.9 for stage 3, and 2 bytes more for each gradient, which the recipes have added in fp32
-@pytest.mark.parametrize("stage, gigabytes", [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9 + 2 * 7.5 / 64)])
+@pytest.mark.parametrize(
+    "stage, gigabytes", [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9 + 2 * 7.5 / 64)]
+)
 def test_states_are_those_of_the_zero_paper(stage, gigabytes):
     """7.5 billion parameters on 64 GPUs (arXiv 1910.02054, figure 1)."""
     config = AutoConfig.for_model(
-        "llama", hidden_size=4096, intermediate_size=4 * 4096, num_hidden_layers=28, num_attention_heads=32,
-        vocab_size=100, tie_word_embeddings=True)  # fmt: skip
+        "llama",
+        hidden_size=4096,
+        intermediate_size=4 * 4096,
+        num_hidden_layers=28,
+        num_attention_heads=32,
+        vocab_size=100,
+        tie_word_embeddings=True,
+    )
     plan = Plan(args(), "zero", stage, ranks=64, shards=64, mixed_precision="bf16")
     strategy = strategy_for(plan, config)[0]
     elements = sum(weight.numel for weight in strategy.weights)
     assert elements == pytest.approx(7.5e9, rel=0.003)
     held = strategy.at_rest()[0]
     of_states = sum(held[name] for name in ("parameters", "master copies", "optimizer"))
-    gradients = held.get("gradients", 2 * elements / (64 if stage == 2 else 1))  # before ZeRO-3 they come and go
-    assert (of_states + gradients) * 7.5e9 / elements == pytest.approx(gigabytes * GB, abs=0.05 * GB)
+    gradients = held.get(
+        "gradients", 2 * elements / (64 if stage == 2 else 1)
+    )  # before ZeRO-3 they come and go
+    assert (of_states + gradients) * 7.5e9 / elements == pytest.approx(
+        gigabytes * GB, abs=0.05 * GB
+    )

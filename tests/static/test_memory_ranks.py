@@ -15,19 +15,34 @@ from model_shapes import Unplannable
 from transformers import AutoConfig
 from validate_planner import recipe_arguments
 
-SHAPE = {"hidden_size": 320, "intermediate_size": 640, "num_attention_heads": 5, "num_key_value_heads": 5,
-         "num_hidden_layers": 2, "vocab_size": 320}  # fmt: skip
+SHAPE = {
+    "hidden_size": 320,
+    "intermediate_size": 640,
+    "num_attention_heads": 5,
+    "num_key_value_heads": 5,
+    "num_hidden_layers": 2,
+    "vocab_size": 320,
+}
 TRACKED = json.loads((REPO / "results" / "planner_ranks.json").read_text())["rows"]
-RUNS = [row for row in json.loads((REPO / "results" / "parity.json").read_text())["rows"]
-        if row["group"] == "strategies"]  # fmt: skip
-CLASSES = {"parameters": ("parameters", "adapters", "unsharded"), "gradients": ("gradients",),
-           "optimizer": ("optimizer",), "master": ("master copies",)}  # fmt: skip
+RUNS = [
+    row
+    for row in json.loads((REPO / "results" / "parity.json").read_text())["rows"]
+    if row["group"] == "strategies"
+]
+CLASSES = {
+    "parameters": ("parameters", "adapters", "unsharded"),
+    "gradients": ("gradients",),
+    "optimizer": ("optimizer",),
+    "master": ("master copies",),
+}
 
 
 def plan_of_run(row):
     read = as_read(load(str(CONFIGS / f"{row['config']}.yaml")).content)
     machines = 2 if row["config"] == "fsdp1_hybrid_shard" else 1  # which the rehearsal simulates
-    return plan_of(recipe_arguments(parity.WEIGHTS[row["weights"]]), read, row["ranks"], machines, "no")
+    return plan_of(
+        recipe_arguments(parity.WEIGHTS[row["weights"]]), read, row["ranks"], machines, "no"
+    )
 
 
 def held_at_the_step(plan, monkeypatch):
@@ -57,7 +72,9 @@ def test_a_rank_holds_what_the_planner_says(row, monkeypatch):
     assert bool(planned.get("master copies")) == ("master" in row["held"])
 
 
-@pytest.mark.parametrize("row", TRACKED, ids=lambda row: f"{row['config']}-{row['job'].replace(' ', '-')}")
+@pytest.mark.parametrize(
+    "row", TRACKED, ids=lambda row: f"{row['config']}-{row['job'].replace(' ', '-')}"
+)
 def test_the_peak_is_that_of_live_tensors(row):
     """Measured by scripts/track_ranks.py; the tests of tests/cpu measure some of them again."""
     compared = track_ranks.compare(row)

@@ -1,6 +1,5 @@
 """What the planner counts at rest: the live tensors' bytes, peft's own counts, and the published arithmetic."""
 
-
 import pytest
 import torch
 from fakes import fake_accelerator
@@ -37,7 +36,9 @@ def at_rest(config, *flags, **how):
 
 
 def live_bytes(tensors):
-    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+    return sum(
+        {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()
+    )
 
 
 def scales_of(model):
@@ -45,7 +46,11 @@ def scales_of(model):
     for module in model.modules():
         state = getattr(getattr(module, "weight", None), "quant_state", None)
         if state is not None:
-            yield from (state.absmax, state.code, *((state.state2.absmax, state.state2.code) if state.nested else ()))
+            yield from (
+                state.absmax,
+                state.code,
+                *((state.state2.absmax, state.state2.code) if state.nested else ()),
+            )
         if getattr(getattr(module, "weight", None), "SCB", None) is not None:
             yield module.weight.SCB
 
@@ -60,7 +65,13 @@ KINDS = {
     "LoRA, bf16": ["--use_peft", "--dtype", "bfloat16"],
     "int8": ["--use_peft", "--load_in_8bit"],
     "nf4": ["--use_peft", "--load_in_4bit"],
-    "nf4, double": ["--use_peft", "--load_in_4bit", "--bnb_4bit_use_double_quant", "--dtype", "bfloat16"],
+    "nf4, double": [
+        "--use_peft",
+        "--load_in_4bit",
+        "--bnb_4bit_use_double_quant",
+        "--dtype",
+        "bfloat16",
+    ],
     "fp4": ["--use_peft", "--load_in_4bit", "--bnb_4bit_quant_type", "fp4"],
 }
 
@@ -79,7 +90,12 @@ def test_states_are_the_live_tensors_bytes(flags, tied, tmp_path):
         if weight.requires_grad:
             weight.grad = torch.zeros_like(weight)
     optimizer.step()
-    states = [value for state in optimizer.state.values() for name, value in state.items() if name not in SHARED]
+    states = [
+        value
+        for state in optimizer.state.values()
+        for name, value in state.items()
+        if name not in SHARED
+    ]
     planned = at_rest(config, *flags)
     assert planned["parameters"] + planned.get("adapters", 0) == live_bytes(model.parameters())
     assert planned["optimizer"] == live_bytes(states)
@@ -120,7 +136,9 @@ def test_seven_billion_parameters_in_half_precision_take_56_gigabytes():
     """Two bytes for the weight, two for its gradient, four for AdamW's two numbers, all in half precision."""
     held = at_rest(llama(SEVEN), "--dtype", "bfloat16")
     parameters = held["parameters"] / 2
-    assert (held["parameters"] * 2 + held["optimizer"]) * 7e9 / parameters == pytest.approx(56 * GB, rel=1e-6)
+    assert (held["parameters"] * 2 + held["optimizer"]) * 7e9 / parameters == pytest.approx(
+        56 * GB, rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("ranks, whole", [(1, 8), (2, 12), (8, 12)])
@@ -128,11 +146,17 @@ def test_without_a_wrap_policy_a_parameter_takes_up_to_24_bytes(ranks, whole):
     """16 / N at rest, while sums of micro-batches are held; besides the whole model, unless a rank has it anyway, its
     whole gradients, and autograd's flat copy of them. On two ranks live tensors take the same 20 bytes."""
     plan = Plan(
-        recipe_arguments(["--gradient_accumulation_steps", "2"]), "fsdp1", ranks=ranks, shards=ranks, wraps=False
+        recipe_arguments(["--gradient_accumulation_steps", "2"]),
+        "fsdp1",
+        ranks=ranks,
+        shards=ranks,
+        wraps=False,
     )
     model = llama(SMALL, hidden_size=512, intermediate_size=2048)
     held = closed_form(plan, model, Batch(1, 1, 1))[0]
-    assert sum(held.values()) / build(plan.args, model).num_parameters() == pytest.approx(16 / ranks + whole, rel=0.02)
+    assert sum(held.values()) / build(plan.args, model).num_parameters() == pytest.approx(
+        16 / ranks + whole, rel=0.02
+    )
 
 
 def test_a_missing_field_of_a_config_is_one_line(tmp_path):

@@ -30,8 +30,15 @@ class Tokenizer:
 
 
 def arguments(**changes):
-    values = {"text_column": "text", "streaming": False, "shuffle_buffer_size": 4, "num_eval_documents": 0, "seed": 3,
-              "max_length": LENGTH, "skip_bad_rows": False}
+    values = {
+        "text_column": "text",
+        "streaming": False,
+        "shuffle_buffer_size": 4,
+        "num_eval_documents": 0,
+        "seed": 3,
+        "max_length": LENGTH,
+        "skip_bad_rows": False,
+    }
     return Namespace(**values | changes)
 
 
@@ -79,10 +86,16 @@ class TestStream:
         ids, places, numbers = torch.cat([block[:, :-1] for block in blocks], 1)
         assert (numbers == 0).sum() < LENGTH and (numbers[: len(numbers) - LENGTH] > 0).all()
         order = list(dict.fromkeys(numbers[numbers > 0].tolist()))
-        assert sorted(order) == [i for i, text in enumerate(texts, 1) if text] and order != sorted(order)
-        assert ids[numbers > 0].tolist() == sum((tokens_of(texts[number - 1]) for number in order), [])
+        assert sorted(order) == [i for i, text in enumerate(texts, 1) if text] and order != sorted(
+            order
+        )
+        assert ids[numbers > 0].tolist() == sum(
+            (tokens_of(texts[number - 1]) for number in order), []
+        )
 
-    def test_each_token_but_the_first_of_its_document_is_learnt_once_also_across_a_cut(self, corpus, args):
+    def test_each_token_but_the_first_of_its_document_is_learnt_once_also_across_a_cut(
+        self, corpus, args
+    ):
         path, texts = corpus
         learnt = []
         for block, _ in blocks_of(path, args):
@@ -90,7 +103,9 @@ class TestStream:
             before = block[0, :-1][batch["supervised"]["positions"]]
             learnt += zip(before.tolist(), batch["supervised"]["targets"].tolist(), strict=True)
         tokens = [tokens_of(text) for text in texts]
-        assert sorted(learnt) == sorted(pair for line in tokens for pair in zip(line, line[1:], strict=False))
+        assert sorted(learnt) == sorted(
+            pair for line in tokens for pair in zip(line, line[1:], strict=False)
+        )
 
     def test_the_next_pass_has_the_same_documents_in_another_order(self, corpus, args):
         path, texts = corpus
@@ -112,7 +127,9 @@ class TestStream:
         for stopped in range(1, len(whole)):
             assert equal(blocks_of(path, args, whole[stopped - 1][1], passes=2), whole[stopped:])
         places = [position for _, position in whole]
-        assert any(place["token"] and place["document"] % 4 for place in places)  # in a document, in a window
+        assert any(
+            place["token"] and place["document"] % 4 for place in places
+        )  # in a document, in a window
 
     def test_files_that_a_stream_has_behind_it_are_not_read_again(self, corpus, tmp_path):
         args, lines = arguments(streaming=True), corpus[0].read_text().splitlines(keepends=True)
@@ -123,7 +140,9 @@ class TestStream:
         whole = list(blocks_of(folder, args))
         stopped = next(i for i, (_, position) in enumerate(whole, 1) if position["document"] >= 16)
         (folder / "train-0.jsonl").write_text("not JSON\n")
-        assert len(whole) > stopped + 3 and equal(blocks_of(folder, args, whole[stopped - 1][1]), whole[stopped:])
+        assert len(whole) > stopped + 3 and equal(
+            blocks_of(folder, args, whole[stopped - 1][1]), whole[stopped:]
+        )
         with pytest.raises(ValueError, match="train-0.jsonl, line 1"):
             list(blocks_of(folder, args))
 
@@ -137,7 +156,9 @@ class TestStream:
         path, texts = corpus
         args.num_eval_documents = 5
         found, _ = opened(path, args)
-        numbers = [number for number, *_ in recipe.read_documents(found.skip(5), recipe.START, 1, args)]
+        numbers = [
+            number for number, *_ in recipe.read_documents(found.skip(5), recipe.START, 1, args)
+        ]
         assert sorted(numbers) == list(range(6, len(texts) + 1))
 
     @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet"])
@@ -155,7 +176,9 @@ class TestStream:
         (tmp_path / "books" / "old").mkdir(parents=True)
         for i, name in enumerate(["a.txt", "b.txt", "old/c.txt"]):
             (tmp_path / "books" / name).write_text(f"w{i} w{i}\nw{i}\n")
-        ids, _, numbers = torch.cat([block[:, :-1] for block, _ in blocks_of(tmp_path / "books", args)], 1)
+        ids, _, numbers = torch.cat(
+            [block[:, :-1] for block, _ in blocks_of(tmp_path / "books", args)], 1
+        )
         found = [ids[numbers == number].tolist() for number in (1, 2, 3)]
         assert found == [[10, 10, 10, END], [11, 11, 11, END], [12, 12, 12, END]]
 
@@ -165,17 +188,30 @@ def block(*documents, length=LENGTH):
     made, filled = torch.zeros(3, length + 1, dtype=torch.int32), 0
     for number, tokens in documents:
         places = range(len(tokens))
-        made[:, filled : filled + len(tokens)] = torch.tensor([[*map(int, tokens)], places, [number for _ in places]])
+        made[:, filled : filled + len(tokens)] = torch.tensor(
+            [[*map(int, tokens)], places, [number for _ in places]]
+        )
         filled += len(tokens)
     return made
 
 
 class TestBatch:
     def test_numbers_by_hand(self):
-        batch = recipe.make_batch([block((7, [11, 12, 13]), (4, [21, 22]), (9, [31, 32, 33, 34])),
-                                   block((9, [34, 35, 1]))], LENGTH)
-        assert batch["inputs"]["input_ids"].tolist() == [[11, 12, 13, 21, 22, 31, 32, 33], [34, 35, 1, 0, 0, 0, 0, 0]]
-        assert batch["inputs"]["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0, 1, 2], [0, 1, 2, 0, 0, 0, 0, 0]]
+        batch = recipe.make_batch(
+            [
+                block((7, [11, 12, 13]), (4, [21, 22]), (9, [31, 32, 33, 34])),
+                block((9, [34, 35, 1])),
+            ],
+            LENGTH,
+        )
+        assert batch["inputs"]["input_ids"].tolist() == [
+            [11, 12, 13, 21, 22, 31, 32, 33],
+            [34, 35, 1, 0, 0, 0, 0, 0],
+        ]
+        assert batch["inputs"]["position_ids"].tolist() == [
+            [0, 1, 2, 0, 1, 0, 1, 2],
+            [0, 1, 2, 0, 0, 0, 0, 0],
+        ]
         assert batch["supervised"]["positions"].tolist() == [0, 1, 3, 5, 6, 7, 8, 9]
         assert batch["supervised"]["targets"].tolist() == [12, 13, 22, 32, 33, 34, 35, 1]
         assert batch["counts"].tolist() == [8, 11] and batch["row"] == [4, 7, 9]
@@ -187,10 +223,15 @@ class TestBatch:
         assert len(batch["supervised"]["targets"]) == 0
 
     def test_for_flash_attention_all_is_one_line_with_the_ends_of_its_documents(self):
-        blocks = [block((7, [11, 12, 13]), (4, [21, 22]), (9, [31, 32, 33, 34])), block((9, range(9)))]
+        blocks = [
+            block((7, [11, 12, 13]), (4, [21, 22]), (9, [31, 32, 33, 34])),
+            block((9, range(9))),
+        ]
         inputs = recipe.make_batch(blocks, LENGTH, varlen=True)["inputs"]
         assert inputs["input_ids"].shape == inputs["position_ids"].shape == (1, 2 * LENGTH)
-        assert inputs["cu_seq_lens_q"].tolist() == inputs["cu_seq_lens_k"].tolist() == [0, 3, 5, 8, 16]
+        assert (
+            inputs["cu_seq_lens_q"].tolist() == inputs["cu_seq_lens_k"].tolist() == [0, 3, 5, 8, 16]
+        )
         assert inputs["max_length_q"] == inputs["max_length_k"] == 8
 
 
@@ -233,7 +274,9 @@ def reach(model, inputs, owners):
 
 
 class TestMasks:
-    def test_a_token_sees_its_document_alone_and_of_that_its_window_alone(self, attention, long_batch):
+    def test_a_token_sees_its_document_alone_and_of_that_its_window_alone(
+        self, attention, long_batch
+    ):
         inputs, owners = long_batch
         model = mistral(attention, WINDOW)
         longest = int(owners.unique(return_counts=True)[1].max())
@@ -298,7 +341,7 @@ class TestBadDocuments:
 
     def test_empty_documents_are_passed_over(self, tmp_path, args):
         (tmp_path / "train.jsonl").write_text('{"text": ""}\n\n{"text": " \\n"}\n' + GOOD)
-        (first, position), = blocks_of(tmp_path / "train.jsonl", args)
+        ((first, position),) = blocks_of(tmp_path / "train.jsonl", args)
         assert first[0, :4].tolist() == [11, 12, 13, END] and position["left_out"] == 0
 
 

@@ -51,18 +51,25 @@ def load_vit(args, accelerator):
     vit.load_classifier(vit.AutoModelForImageClassification, None, [], args, accelerator)
 
 
-@pytest.mark.parametrize(("mixed_precision", "dtype", "computes_in"), [
-    ("bf16", "float32", torch.bfloat16),
-    ("bf16", "bfloat16", torch.bfloat16),
-    ("fp16", "float32", torch.float16),
-    ("no", "float32", torch.float32),
-    ("no", "bfloat16", torch.bfloat16),
-])
-@pytest.mark.parametrize(("recipe", "auto_class", "load"), [
-    (llama, llama.AutoModelForCausalLM, load_llama),
-    (t5, t5.AutoModelForSeq2SeqLM, load_t5),
-    (vit, vit.AutoModelForImageClassification, load_vit),
-], ids=["llama", "t5", "vit"])
+@pytest.mark.parametrize(
+    ("mixed_precision", "dtype", "computes_in"),
+    [
+        ("bf16", "float32", torch.bfloat16),
+        ("bf16", "bfloat16", torch.bfloat16),
+        ("fp16", "float32", torch.float16),
+        ("no", "float32", torch.float32),
+        ("no", "bfloat16", torch.bfloat16),
+    ],
+)
+@pytest.mark.parametrize(
+    ("recipe", "auto_class", "load"),
+    [
+        (llama, llama.AutoModelForCausalLM, load_llama),
+        (t5, t5.AutoModelForSeq2SeqLM, load_t5),
+        (vit, vit.AutoModelForImageClassification, load_vit),
+    ],
+    ids=["llama", "t5", "vit"],
+)
 def test_4_bit_weights_are_multiplied_in_what_mixed_precision_says(
     recipe, auto_class, load, mixed_precision, dtype, computes_in, monkeypatch
 ):
@@ -73,7 +80,9 @@ def test_4_bit_weights_are_multiplied_in_what_mixed_precision_says(
         load(args, accelerator_with(mixed_precision))
     (config,) = found.value.args
     assert config.bnb_4bit_compute_dtype == computes_in
-    assert config.bnb_4bit_quant_storage == getattr(torch, dtype)  # as before: it only says how the bytes are packed
+    assert config.bnb_4bit_quant_storage == getattr(
+        torch, dtype
+    )  # as before: it only says how the bytes are packed
 
 
 def loaded(folder, monkeypatch, *flags, **facts):
@@ -105,10 +114,15 @@ def step_of(model):
         kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16):
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
         loss = model(input_ids=ids, labels=ids).loss
     loss.backward()
-    gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    gradients = {
+        name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None
+    }
     return loss.detach(), gradients, sum(kept.values())
 
 
@@ -129,7 +143,9 @@ def test_inputs_of_adapters_are_not_copied_and_nothing_else_changes(tiny, monkey
 
 
 def test_nor_are_those_of_experts_and_what_is_beside_them(tiny_of, monkeypatch):
-    args = arguments(mixtral, monkeypatch, "--model_name_or_path", str(tiny_of("mixtral") / "model"), *LORA)
+    args = arguments(
+        mixtral, monkeypatch, "--model_name_or_path", str(tiny_of("mixtral") / "model"), *LORA
+    )
     models = []
     for autocasts in (True, False):
         torch.manual_seed(0)
@@ -140,12 +156,18 @@ def test_nor_are_those_of_experts_and_what_is_beside_them(tiny_of, monkeypatch):
     assert_same_with_less(*models)
 
 
-@pytest.mark.parametrize(("flags", "facts"), [
-    (LORA, {"is_fsdp2": True}),  # casts weights, and does not autocast
-    (LORA, {"native_amp": False}),  # nor does DeepSpeed, nor anybody without mixed precision
-    ((*LORA, "--use_dora"), {}),  # which takes norms in the dtype of its input
-], ids=["FSDP2", "no autocast", "DoRA"])
-def test_peft_casts_where_autocast_does_not_or_results_would_change(flags, facts, tiny, monkeypatch):
+@pytest.mark.parametrize(
+    ("flags", "facts"),
+    [
+        (LORA, {"is_fsdp2": True}),  # casts weights, and does not autocast
+        (LORA, {"native_amp": False}),  # nor does DeepSpeed, nor anybody without mixed precision
+        ((*LORA, "--use_dora"), {}),  # which takes norms in the dtype of its input
+    ],
+    ids=["FSDP2", "no autocast", "DoRA"],
+)
+def test_peft_casts_where_autocast_does_not_or_results_would_change(
+    flags, facts, tiny, monkeypatch
+):
     assert casts_of(loaded(tiny, monkeypatch, *flags, **facts)) == {True}
 
 
@@ -165,7 +187,9 @@ def test_int8_products_do_not_log_a_line_each(tiny, monkeypatch, caplog):
     loaded(tiny, monkeypatch, "--use_peft", "--load_in_8bit")
     state = MatmulLtState()
     state.CB, state.SCB = torch.ones(4, 8, dtype=torch.int8), torch.ones(4)
-    MatMul8bitLt.apply(torch.ones(2, 8, dtype=torch.bfloat16), torch.ones(4, 8), None, None, state)  # of a GPU
+    MatMul8bitLt.apply(
+        torch.ones(2, 8, dtype=torch.bfloat16), torch.ones(4, 8), None, None, state
+    )  # of a GPU
     assert caplog.records == []
 
 

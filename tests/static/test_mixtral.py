@@ -17,13 +17,18 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 ONE_PROCESS = fake_accelerator()
 LAYERS, EXPERTS, TOP_K = 3, 5, 2
-ROWS = [{"input_ids": np.arange(1, n + 1), "labels": np.arange(1, n + 1), "row": n} for n in (7, 2, 4)]
+ROWS = [
+    {"input_ids": np.arange(1, n + 1), "labels": np.arange(1, n + 1), "row": n} for n in (7, 2, 4)
+]
 
 
 def logits_of(batch, seed=0):
     """Router logits of each layer that depend on the token alone, as if each row went through the same model."""
     table = torch.randn(LAYERS, 100, EXPERTS, generator=torch.Generator().manual_seed(seed))
-    return tuple(table[layer, batch["inputs"]["input_ids"].flatten()].requires_grad_() for layer in range(LAYERS))
+    return tuple(
+        table[layer, batch["inputs"]["input_ids"].flatten()].requires_grad_()
+        for layer in range(LAYERS)
+    )
 
 
 def loss_of(rows, seed=0):
@@ -33,7 +38,11 @@ def loss_of(rows, seed=0):
 
 def test_a_batch_tells_the_router_loss_which_token_is_of_which_row():
     batch = mixtral.collate_rows(ROWS, pad_token_id=99)
-    assert batch["inputs"]["input_ids"].tolist() == [[1, 2, 3, 4, 5, 6, 7], [1, 2, *[99] * 5], [1, 2, 3, 4, *[99] * 3]]
+    assert batch["inputs"]["input_ids"].tolist() == [
+        [1, 2, 3, 4, 5, 6, 7],
+        [1, 2, *[99] * 5],
+        [1, 2, 3, 4, *[99] * 3],
+    ]
     routed = {name: numbers.tolist() for name, numbers in batch["routed"].items()}
     places, row = [*range(7), 7, 8, 14, 15, 16, 17], [0] * 7 + [1] * 2 + [2] * 4
     assert routed == {"places": places, "row": row, "lengths": [7, 2, 4]}
@@ -43,7 +52,9 @@ def test_a_batch_tells_the_router_loss_which_token_is_of_which_row():
 
 
 def test_for_flash_attention_the_rows_lie_in_one_line():
-    padded, flat = (mixtral.collate_rows(ROWS, pad_token_id=99, varlen=varlen) for varlen in (False, True))
+    padded, flat = (
+        mixtral.collate_rows(ROWS, pad_token_id=99, varlen=varlen) for varlen in (False, True)
+    )
     inputs = flat["inputs"]
     assert inputs["input_ids"].tolist() == [[1, 2, 3, 4, 5, 6, 7, 1, 2, 1, 2, 3, 4]]
     assert inputs["position_ids"].tolist() == [[*range(7), 0, 1, *range(4)]]
@@ -52,10 +63,14 @@ def test_for_flash_attention_the_rows_lie_in_one_line():
     for name in ("counts", "row"):
         assert list(flat[name]) == list(padded[name])
     assert flat["supervised"]["targets"].equal(padded["supervised"]["targets"])
-    before = [batch["inputs"]["input_ids"].flatten()[batch["supervised"]["positions"]] for batch in (padded, flat)]
+    before = [
+        batch["inputs"]["input_ids"].flatten()[batch["supervised"]["positions"]]
+        for batch in (padded, flat)
+    ]
     assert before[0].equal(before[1])
-    (loss, load), (flat_loss, flat_load) = (mixtral.router_loss(logits_of(batch), batch["routed"], TOP_K)
-                                            for batch in (padded, flat))
+    (loss, load), (flat_loss, flat_load) = (
+        mixtral.router_loss(logits_of(batch), batch["routed"], TOP_K) for batch in (padded, flat)
+    )
     assert loss.item() == pytest.approx(flat_loss.item(), rel=1e-6) and load.equal(flat_load)
 
 
@@ -67,7 +82,11 @@ def test_a_rank_without_rows_adds_nothing(varlen):
     logits = logits_of(batch)
     loss, load = mixtral.router_loss(logits, batch["routed"], TOP_K)
     loss.backward()
-    assert loss == 0 and load.tolist() == [[0] * EXPERTS] * LAYERS and all((layer.grad == 0).all() for layer in logits)
+    assert (
+        loss == 0
+        and load.tolist() == [[0] * EXPERTS] * LAYERS
+        and all((layer.grad == 0).all() for layer in logits)
+    )
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['row']} tokens")
@@ -75,18 +94,26 @@ def test_of_one_row_loss_and_gradient_are_those_of_transformers(row):
     batch = mixtral.collate_rows([row], pad_token_id=99)
     ours, theirs = logits_of(batch), logits_of(batch)
     loss, _ = mixtral.router_loss(ours, batch["routed"], TOP_K)
-    expected = row["row"] * load_balancing_loss_func(theirs, EXPERTS, TOP_K)  # weighted with its tokens
+    expected = row["row"] * load_balancing_loss_func(
+        theirs, EXPERTS, TOP_K
+    )  # weighted with its tokens
     torch.testing.assert_close(loss, expected)
-    for mine, other in zip(torch.autograd.grad(loss, ours), torch.autograd.grad(expected, theirs), strict=True):
+    for mine, other in zip(
+        torch.autograd.grad(loss, ours), torch.autograd.grad(expected, theirs), strict=True
+    ):
         torch.testing.assert_close(mine, other)
 
 
 def test_by_hand():
     # One layer, two experts, one a token: of three tokens two pick the first, with 0.8, one the second, with 0.6
-    batch = mixtral.collate_rows([{"input_ids": np.arange(3), "labels": np.arange(3), "row": 1}], pad_token_id=99)
+    batch = mixtral.collate_rows(
+        [{"input_ids": np.arange(3), "labels": np.arange(3), "row": 1}], pad_token_id=99
+    )
     logits = torch.tensor([[0.8, 0.2], [0.8, 0.2], [0.4, 0.6]]).log()
     loss, load = mixtral.router_loss((logits,), batch["routed"], 1)
-    assert loss.item() == pytest.approx(3 * 2 * (2 / 3 * (0.8 + 0.8 + 0.4) / 3 + 1 / 3 * (0.2 + 0.2 + 0.6) / 3))
+    assert loss.item() == pytest.approx(
+        3 * 2 * (2 / 3 * (0.8 + 0.8 + 0.4) / 3 + 1 / 3 * (0.2 + 0.2 + 0.6) / 3)
+    )
     assert load.tolist() == [[2, 1]]
 
 
@@ -98,24 +125,36 @@ def test_it_adds_up_however_the_batch_is_cut_and_padding_has_no_part():
         assert torch.equal(sum(load for _, load in parts), load)
     batch = mixtral.collate_rows(ROWS, pad_token_id=99)
     mask = (batch["inputs"]["input_ids"] != 99).long()
-    of_batch = load_balancing_loss_func(logits_of(batch), EXPERTS, TOP_K, mask)  # why it is not used as it is
+    of_batch = load_balancing_loss_func(
+        logits_of(batch), EXPERTS, TOP_K, mask
+    )  # why it is not used as it is
     assert abs(of_batch - whole / 13) > 0.01
     assert load.sum(1).tolist() == [13 * TOP_K] * LAYERS
 
 
 def test_even_routing_costs_the_experts_a_token_and_more_is_worse():
-    batch = mixtral.collate_rows([{"input_ids": np.arange(EXPERTS), "labels": np.arange(EXPERTS), "row": 1}], 99)
-    even = torch.eye(EXPERTS) + torch.eye(EXPERTS).roll(1, 0)  # each expert is picked by two of five tokens
+    batch = mixtral.collate_rows(
+        [{"input_ids": np.arange(EXPERTS), "labels": np.arange(EXPERTS), "row": 1}], 99
+    )
+    even = torch.eye(EXPERTS) + torch.eye(EXPERTS).roll(
+        1, 0
+    )  # each expert is picked by two of five tokens
     loss, _ = mixtral.router_loss((even,), batch["routed"], TOP_K)
     assert loss.item() / EXPERTS == pytest.approx(TOP_K)
-    skewed, _ = mixtral.router_loss((even + torch.tensor([9.0, 8, 0, 0, 0]),), batch["routed"], TOP_K)
+    skewed, _ = mixtral.router_loss(
+        (even + torch.tensor([9.0, 8, 0, 0, 0]),), batch["routed"], TOP_K
+    )
     assert skewed > 1.5 * loss
 
 
 def test_going_down_its_gradient_evens_the_load():
     generator = torch.Generator().manual_seed(0)
-    batch = mixtral.collate_rows([{"input_ids": np.arange(200), "labels": np.arange(200), "row": 1}], 0)
-    tokens = torch.randn(200, 16, generator=generator) + 2  # not around zero: some experts are liked by most
+    batch = mixtral.collate_rows(
+        [{"input_ids": np.arange(200), "labels": np.arange(200), "row": 1}], 0
+    )
+    tokens = (
+        torch.randn(200, 16, generator=generator) + 2
+    )  # not around zero: some experts are liked by most
     router = torch.randn(16, EXPERTS, generator=generator).requires_grad_()
     loads = []
     for _ in range(100):
@@ -138,7 +177,12 @@ def load(tiny_of, monkeypatch):
     """A function from flags to arguments and the tiny mixture as the recipe loads it."""
 
     def load(*flags, model=None):
-        command = ["mixtral.py", "--model_name_or_path", str(model or tiny_of("mixtral") / "model"), *flags]
+        command = [
+            "mixtral.py",
+            "--model_name_or_path",
+            str(model or tiny_of("mixtral") / "model"),
+            *flags,
+        ]
         monkeypatch.setattr(sys, "argv", command)
         args = mixtral.parse_args()
         return args, mixtral.load_mixture(args, ONE_PROCESS)
@@ -146,8 +190,11 @@ def load(tiny_of, monkeypatch):
     return load
 
 
-@pytest.mark.parametrize("flags", [[], ["--gradient_checkpointing"], ["--use_peft"],
-                                   ["--use_peft", "--gradient_checkpointing"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "flags",
+    [[], ["--gradient_checkpointing"], ["--use_peft"], ["--use_peft", "--gradient_checkpointing"]],
+    ids=" ".join,
+)
 def test_what_is_trained_has_gradients_from_both_losses_also_without_rows(flags, load):
     args, model = load(*flags)
     mixtral.loss_in_head(model, 256)
@@ -159,18 +206,36 @@ def test_what_is_trained_has_gradients_from_both_losses_also_without_rows(flags,
     loss, aux_loss, routed = mixtral.summed_losses(model, batch, TOP_K)
     assert routed.sum(1).tolist() == [13 * TOP_K] * len(routed)
     assert len(routed) == model.config.num_hidden_layers  # recomputed or not, each layer's once
-    gradients = torch.autograd.grad(aux_loss, list(trained.values()), retain_graph=True, allow_unused=True)
-    early = [name for name, grad in zip(trained, gradients, strict=True) if grad is not None and grad.abs().sum() > 0]
+    gradients = torch.autograd.grad(
+        aux_loss, list(trained.values()), retain_graph=True, allow_unused=True
+    )
+    early = [
+        name
+        for name, grad in zip(trained, gradients, strict=True)
+        if grad is not None and grad.abs().sum() > 0
+    ]
     assert any(".experts." in name for name in early) and any("q_proj" in name for name in early)
     loss.backward()
-    assert all(weight.grad.abs().sum() > 0 for name, weight in trained.items() if not flags or "lora_B" in name)
+    assert all(
+        weight.grad.abs().sum() > 0
+        for name, weight in trained.items()
+        if not flags or "lora_B" in name
+    )
 
 
-@pytest.mark.parametrize(("flags", "router", "modules"), [
-    (["--lora_r", "4"], "frozen", ATTENTION | {"experts"}),
-    (["--lora_target_parameters"], "frozen", ATTENTION),
-    (["--lora_target_parameters", "gate.weight", "experts.down_proj"], "trained", ATTENTION | {"experts", "gate"}),
-], ids=["default", "no experts", "router too"])
+@pytest.mark.parametrize(
+    ("flags", "router", "modules"),
+    [
+        (["--lora_r", "4"], "frozen", ATTENTION | {"experts"}),
+        (["--lora_target_parameters"], "frozen", ATTENTION),
+        (
+            ["--lora_target_parameters", "gate.weight", "experts.down_proj"],
+            "trained",
+            ATTENTION | {"experts", "gate"},
+        ),
+    ],
+    ids=["default", "no experts", "router too"],
+)
 def test_adapters_sit_where_the_flags_say(flags, router, modules, load):
     args, model = load("--use_peft", *flags)
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
@@ -179,9 +244,15 @@ def test_adapters_sit_where_the_flags_say(flags, router, modules, load):
     assert {part for part in parts if part.endswith(("_proj", "gate", "experts"))} == modules
     top_k, factor, text = mixtral.read_mixture(model, args)
     experts = sum(weight.numel() for name, weight in trained.items() if ".experts." in name)
-    if not flags[0].startswith("--lora_t"):  # 2 layers x 4 experts x rank 4 x (in + out) of both matrices
+    if not flags[0].startswith(
+        "--lora_t"
+    ):  # 2 layers x 4 experts x rank 4 x (in + out) of both matrices
         assert experts == 2 * 4 * 4 * ((320 + 2 * 128) + (128 + 320))
-    assert (top_k, factor) == (2, 0.001) and f"; {experts:,} of " in text and f"router {router}" in text
+    assert (
+        (top_k, factor) == (2, 0.001)
+        and f"; {experts:,} of " in text
+        and f"router {router}" in text
+    )
 
 
 def test_full_weights_train_router_and_experts(load):
@@ -207,7 +278,9 @@ def test_parameters_that_are_not_there_are_refused(load, capsys):
 def test_dropout_on_what_is_no_layer_is_refused(load, monkeypatch):
     def problems(*flags):
         monkeypatch.setattr(sys, "argv", ["mixtral.py", "--lora_dropout", "0.1", *flags])
-        return [problem for broken, problem in preflight.rules_of_values(mixtral.parse_args()) if broken]
+        return [
+            problem for broken, problem in preflight.rules_of_values(mixtral.parse_args()) if broken
+        ]
 
     assert "--lora_dropout is for adapters of linear layers" in problems("--use_peft")[0]
     assert problems("--use_peft", "--lora_target_parameters") == [] == problems()
@@ -219,10 +292,15 @@ def test_a_mixture_of_which_little_would_be_quantized_is_refused(flag, tmp_path,
     shape = dict.fromkeys(names, 1) | {"hidden_size": 64, "vocab_size": 64}
     args = Namespace(load_in_4bit=False, load_in_8bit=False, use_peft=True)
     setattr(args, flag, True)
-    for config in (MixtralConfig(**shape, intermediate_size=256), LlamaConfig(**shape, intermediate_size=256)):
+    for config in (
+        MixtralConfig(**shape, intermediate_size=256),
+        LlamaConfig(**shape, intermediate_size=256),
+    ):
         AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / config.model_type)
         quantization = BitsAndBytesConfig(**{flag: True})
-        model = AutoModelForCausalLM.from_pretrained(tmp_path / config.model_type, quantization_config=quantization)
+        model = AutoModelForCausalLM.from_pretrained(
+            tmp_path / config.model_type, quantization_config=quantization
+        )
         if config.model_type == "llama":
             preflight.check_model(args, model, 0)
             continue

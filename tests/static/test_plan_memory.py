@@ -16,25 +16,42 @@ from validate_planner import BASE, config_of, recipe_arguments
 WRAP = "TRANSFORMER_BASED_WRAP"
 SMALL = BASE | {"width": 128, "depth": 2, "vocab": 1000}
 YAMLS = {  # engine, stage, shards, reshards, what is offloaded of parameters and optimizer; on 4 ranks of 2 machines
-    "single": ("single", 0, 1, True, False, False), "ddp": ("ddp", 0, 4, True, False, False),
-    "fsdp": ("fsdp2", 0, 4, True, False, False), "fsdp2_full_shard": ("fsdp2", 0, 4, True, False, False),
+    "single": ("single", 0, 1, True, False, False),
+    "ddp": ("ddp", 0, 4, True, False, False),
+    "fsdp": ("fsdp2", 0, 4, True, False, False),
+    "fsdp2_full_shard": ("fsdp2", 0, 4, True, False, False),
     "fsdp2_shard_grad_op": ("fsdp2", 0, 4, False, False, False),
     "fsdp2_hybrid_shard": ("fsdp2", 0, 2, True, False, False),
-    "fsdp2_cpu_offload": ("fsdp2", 0, 4, True, True, True), "fsdp1_full_shard": ("fsdp1", 0, 4, True, False, False),
+    "fsdp2_cpu_offload": ("fsdp2", 0, 4, True, True, True),
+    "fsdp1_full_shard": ("fsdp1", 0, 4, True, False, False),
     "fsdp1_hybrid_shard": ("fsdp1", 0, 2, True, False, False),
     "fsdp1_shard_grad_op": ("fsdp1", 0, 4, False, False, False),
-    "fsdp1_no_shard": ("fsdp1", 0, 1, False, False, False), "deepspeed_zero0": ("zero", 0, 4, True, False, False),
-    "deepspeed_zero1": ("zero", 1, 4, True, False, False), "deepspeed_zero2": ("zero", 2, 4, True, False, False),
+    "fsdp1_no_shard": ("fsdp1", 0, 1, False, False, False),
+    "deepspeed_zero0": ("zero", 0, 4, True, False, False),
+    "deepspeed_zero1": ("zero", 1, 4, True, False, False),
+    "deepspeed_zero2": ("zero", 2, 4, True, False, False),
     "deepspeed_zero2_offload": ("zero", 2, 4, True, False, True),
     "deepspeed_zero3": ("zero", 3, 4, True, False, False),
-    "deepspeed_zero3_offload": ("zero", 3, 4, True, True, True)}  # fmt: skip
+    "deepspeed_zero3_offload": ("zero", 3, 4, True, True, True),
+}
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in (REPO / "accelerate_configs").glob("*.yaml")))
+@pytest.mark.parametrize(
+    "name", sorted(path.stem for path in (REPO / "accelerate_configs").glob("*.yaml"))
+)
 def test_a_yaml_is_planned_as_what_it_runs(name):
     config = as_read(load(REPO / "accelerate_configs" / f"{name}.yaml").content)
-    plan = plan_of(recipe_arguments([]), config, 1 if name == "single" else 4, 1 if name == "single" else 2)
-    found = plan.engine, plan.stage, plan.shards, plan.reshards, plan.offloads_parameters, plan.offloads_optimizer
+    plan = plan_of(
+        recipe_arguments([]), config, 1 if name == "single" else 4, 1 if name == "single" else 2
+    )
+    found = (
+        plan.engine,
+        plan.stage,
+        plan.shards,
+        plan.reshards,
+        plan.offloads_parameters,
+        plan.offloads_optimizer,
+    )
     assert found == YAMLS[name] and plan.mixed_precision == "bf16"
 
 
@@ -72,7 +89,10 @@ def test_a_wrong_call_is_one_line(words, tmp_path, capsys, monkeypatch):
     configs = {path.stem: path for path in (REPO / "accelerate_configs").glob("*.yaml")}
     config_of(SMALL).save_pretrained(tmp_path / "model")
     contents = {"unknown": {"hidden_size": 8}, "strange": {"model_type": "no such"}}
-    contents |= {"wide": {"model_type": "llama", "hidden_size": "wide"}, "picture": {"model_type": "vit"}}
+    contents |= {
+        "wide": {"model_type": "llama", "hidden_size": "wide"},
+        "picture": {"model_type": "vit"},
+    }
     contents["impossible"] = {"model_type": "llama", "vocab_size": -5}
     for name, content in contents.items():
         (tmp_path / name).mkdir()
@@ -84,15 +104,24 @@ def test_a_wrong_call_is_one_line(words, tmp_path, capsys, monkeypatch):
     except SystemExit as error:
         code = error.code
     told = capsys.readouterr().err.strip()
-    assert code == 64 and REFUSED[words] in told and "Traceback" not in told and len(told.splitlines()) <= 2
+    assert (
+        code == 64
+        and REFUSED[words] in told
+        and "Traceback" not in told
+        and len(told.splitlines()) <= 2
+    )
 
 
 def test_evaluation_with_larger_batches_is_planned(tmp_path):
-    plan = plan_of(recipe_arguments(["--per_device_eval_batch_size", "64"]), {"distributed_type": "NO"}, 1)
+    plan = plan_of(
+        recipe_arguments(["--per_device_eval_batch_size", "64"]), {"distributed_type": "NO"}, 1
+    )
     plan.args.eval_strategy = "epoch"
     with_evaluation = sum(closed_form(plan, config_of(SMALL), Batch(1, 512, 512))[0].values())
     plan.args.eval_strategy = "no"
-    assert with_evaluation > 2 * sum(closed_form(plan, config_of(SMALL), Batch(1, 512, 512))[0].values())
+    assert with_evaluation > 2 * sum(
+        closed_form(plan, config_of(SMALL), Batch(1, 512, 512))[0].values()
+    )
 
 
 @pytest.mark.parametrize("family", ["mistral", "qwen2"])

@@ -14,10 +14,22 @@ FORMATS = {
     "prompt, completion": {"prompt": QUESTION, "completion": ANSWER},
     "question, answer": {"question": QUESTION, "answer": ANSWER},
     "instruction, output": {"instruction": QUESTION, "input": "", "output": ANSWER},
-    "messages": {"messages": [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]},
-    "prompt and completion as messages": {"prompt": [{"role": "user", "content": QUESTION}],
-                                          "completion": [{"role": "assistant", "content": ANSWER}]},
-    "columns that are not used": {"prompt": QUESTION, "completion": ANSWER, "skill": "spell", "messages": None},
+    "messages": {
+        "messages": [
+            {"role": "user", "content": QUESTION},
+            {"role": "assistant", "content": ANSWER},
+        ]
+    },
+    "prompt and completion as messages": {
+        "prompt": [{"role": "user", "content": QUESTION}],
+        "completion": [{"role": "assistant", "content": ANSWER}],
+    },
+    "columns that are not used": {
+        "prompt": QUESTION,
+        "completion": ANSWER,
+        "skill": "spell",
+        "messages": None,
+    },
 }
 
 
@@ -36,7 +48,9 @@ def test_all_formats_become_the_same_row(name, tokenizer):
     row = llama.tokenize_row(FORMATS[name], tokenizer, 1024)
     assert row == llama.tokenize_row(FORMATS["prompt, completion"], tokenizer, 1024)
     assert supervised(row, tokenizer) == ANSWER + "<|end_of_turn|>"
-    assert row["labels"][-1] == row["input_ids"][-1]  # the last token is supervised: the end of the turn
+    assert (
+        row["labels"][-1] == row["input_ids"][-1]
+    )  # the last token is supervised: the end of the turn
 
 
 def test_the_input_of_an_instruction_follows_it(tokenizer):
@@ -45,7 +59,13 @@ def test_the_input_of_an_instruction_follows_it(tokenizer):
 
 
 def test_every_answer_of_a_conversation_is_supervised_and_nothing_else(tokenizer):
-    turns = [("system", "Be brief."), ("user", "a"), ("assistant", "one"), ("user", "b"), ("assistant", "two")]
+    turns = [
+        ("system", "Be brief."),
+        ("user", "a"),
+        ("assistant", "one"),
+        ("user", "b"),
+        ("assistant", "two"),
+    ]
     row = {"messages": [{"role": role, "content": content} for role, content in turns]}
     text = supervised(llama.tokenize_row(row, tokenizer, 1024), tokenizer)
     assert text == "one<|end_of_turn|>two<|end_of_turn|>"
@@ -54,19 +74,27 @@ def test_every_answer_of_a_conversation_is_supervised_and_nothing_else(tokenizer
 def test_a_pad_token_equal_to_the_end_of_turn_does_no_harm(tokenizer):
     tokenizer.pad_token = "<|end_of_turn|>"
     answers = ("a", "a longer one")
-    rows = [llama.tokenize_row({"prompt": QUESTION, "completion": text}, tokenizer, 1024) for text in answers]
+    rows = [
+        llama.tokenize_row({"prompt": QUESTION, "completion": text}, tokenizer, 1024)
+        for text in answers
+    ]
     for row in rows:
         assert row["labels"][-1] == tokenizer.pad_token_id  # its end of turn is learnt
-    learnt = llama.collate(Dataset.from_list([row | {"row": 1} for row in rows]), [[0], [1]], tokenizer.pad_token_id)
+    learnt = llama.collate(
+        Dataset.from_list([row | {"row": 1} for row in rows]), [[0], [1]], tokenizer.pad_token_id
+    )
     told = [label for row in rows for label in row["labels"] if label != -100]
     assert learnt["supervised"]["targets"].tolist() == told  # and the padding is not
 
 
 def test_a_prompt_is_tokenised_as_generation_will_see_it(tokenizer):
     row = llama.tokenize_row({"prompt": QUESTION, "completion": ANSWER}, tokenizer, 1024)
-    prompt = tokenizer.apply_chat_template([{"role": "user", "content": QUESTION}], add_generation_prompt=True,
-                                           return_dict=False)
-    assert row["input_ids"][: len(prompt)] == prompt and row["labels"][: len(prompt)] == [-100] * len(prompt)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": QUESTION}], add_generation_prompt=True, return_dict=False
+    )
+    assert row["input_ids"][: len(prompt)] == prompt and row["labels"][: len(prompt)] == [
+        -100
+    ] * len(prompt)
 
 
 def test_without_a_chat_template_the_default_ends_the_answer_with_eos(tokenizer):
@@ -76,15 +104,21 @@ def test_without_a_chat_template_the_default_ends_the_answer_with_eos(tokenizer)
 
 
 def test_a_template_that_leaves_the_turn_open_gets_an_end(tokenizer):
-    turns = "{% for turn in messages %}{{ turn['role'] + ': ' + turn['content'] + '\n' }}{% endfor %}"
+    turns = (
+        "{% for turn in messages %}{{ turn['role'] + ': ' + turn['content'] + '\n' }}{% endfor %}"
+    )
     tokenizer.chat_template = turns + "{{ 'assistant: ' if add_generation_prompt }}"
     row = llama.tokenize_row({"prompt": QUESTION, "completion": ANSWER}, tokenizer, 1024)
-    assert supervised(row, tokenizer).endswith(tokenizer.eos_token) and ANSWER in supervised(row, tokenizer)
+    assert supervised(row, tokenizer).endswith(tokenizer.eos_token) and ANSWER in supervised(
+        row, tokenizer
+    )
 
 
 def test_long_rows_lose_their_end_and_say_so(tokenizer):
     full = llama.tokenize_row({"prompt": QUESTION, "completion": ANSWER}, tokenizer, 1024)
-    cut = llama.tokenize_row({"prompt": QUESTION, "completion": ANSWER}, tokenizer, len(full["input_ids"]) - 3)
+    cut = llama.tokenize_row(
+        {"prompt": QUESTION, "completion": ANSWER}, tokenizer, len(full["input_ids"]) - 3
+    )
     assert not full["truncated"] and cut["truncated"]
     assert cut["input_ids"] == full["input_ids"][:-3] and cut["labels"] == full["labels"][:-3]
 
@@ -93,10 +127,14 @@ def test_a_template_that_rewrites_earlier_answers_teaches_the_last_alone(tokeniz
     tokenizer.chat_template = (
         "{% for turn in messages %}{{ '<|' + turn['role'] + '|>' }}"
         "{{ '(thinks) ' if loop.last and turn['role'] == 'assistant' }}{{ turn['content'] + '<|end_of_turn|>' }}"
-        "{% endfor %}{{ '<|assistant|>' if add_generation_prompt }}")
+        "{% endfor %}{{ '<|assistant|>' if add_generation_prompt }}"
+    )
     turns = [("user", "a"), ("assistant", "one"), ("user", "b"), ("assistant", "two")]
     row = {"messages": [{"role": role, "content": content} for role, content in turns]}
-    assert supervised(llama.tokenize_row(row, tokenizer, 1024), tokenizer) == "(thinks) two<|end_of_turn|>"
+    assert (
+        supervised(llama.tokenize_row(row, tokenizer, 1024), tokenizer)
+        == "(thinks) two<|end_of_turn|>"
+    )
 
 
 def test_a_conversation_that_ends_with_a_question_teaches_no_end_after_it(tokenizer):
@@ -107,15 +145,22 @@ def test_a_conversation_that_ends_with_a_question_teaches_no_end_after_it(tokeni
     assert supervised(row, tokenizer) == "one" + tokenizer.eos_token and row["labels"][-1] == -100
 
 
-@pytest.mark.parametrize(("row", "says"), [
-    ({"text": "a"}, "has the columns text; needs messages | prompt, completion"),
-    ({"prompt": "a", "completion": 5}, "message 2 (assistant) has no text: its content is 5; content has"),
-    ({"prompt": None, "completion": "b"}, "message 1 (user) has no text: its content is null"),
-    ({"prompt": "a", "completion": ""}, "no answer to train on"),
-    ({"messages": [{"role": "user", "content": "a"}]}, "no answer to train on"),
-    ({"messages": [{"role": "user"}]}, "message 1 (user) has no text: it has no content"),
-    ({"messages": ["a"]}, "message 1 is not an object with role and content"),
-], ids=json.dumps)
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"text": "a"}, "has the columns text; needs messages | prompt, completion"),
+        (
+            {"prompt": "a", "completion": 5},
+            "message 2 (assistant) has no text: its content is 5; content has",
+        ),
+        ({"prompt": None, "completion": "b"}, "message 1 (user) has no text: its content is null"),
+        ({"prompt": "a", "completion": ""}, "no answer to train on"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "no answer to train on"),
+        ({"messages": [{"role": "user"}]}, "message 1 (user) has no text: it has no content"),
+        ({"messages": ["a"]}, "message 1 is not an object with role and content"),
+    ],
+    ids=json.dumps,
+)
 def test_rows_that_cannot_be_used_say_why(row, says, tokenizer):
     with pytest.raises(ValueError, match=re.escape(says)):
         llama.tokenize_row(row, tokenizer, 1024)
@@ -130,22 +175,48 @@ def with_answer(content=ANSWER, before=(), **keys):
 CALL = [{"function": {"name": "spell", "arguments": {"word": "lamp"}}}]
 
 
-@pytest.mark.parametrize(("row", "says"), [
-    (with_answer() | {"tools": [{"name": "spell"}]}, "has tools, which this recipe does not pass to the chat"),
-    (with_answer() | {"functions": '[{"name": "spell"}]'}, "has functions, which"),
-    (with_answer("", tool_calls=CALL), "message 2 (assistant) has tool_calls, and tool calls are not"),
-    (with_answer(None, tool_calls=CALL), "message 2 (assistant) has tool_calls, and tool calls are not"),
-    (with_answer(function_call=CALL[0]), "message 2 (assistant) has function_call"),
-    (with_answer(before=[{"role": "tool", "content": "5"}]), "message 2 (tool) has the role of a tool"),
-    (with_answer([{"type": "text", "text": "a"}]),
-     "message 2 (assistant) has no text: its content is a list of 1 part"),
-    (with_answer(None), "message 2 (assistant) has no text: its content is null"),
-    (with_answer(reasoning_content="l, a, m, p"),
-     "message 2 (assistant) has reasoning_content, which the chat template drops"),
-    (with_answer(name="Ann", thinking="hm"), "has name, thinking, which the chat template drops"),
-    (with_answer(weight=0), "has weight 0, but what the assistant says is trained on"),
-    (with_answer(before=[{"role": "user", "content": "b", "train": True}]), "what the user says is not trained on"),
-], ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (
+            with_answer() | {"tools": [{"name": "spell"}]},
+            "has tools, which this recipe does not pass to the chat",
+        ),
+        (with_answer() | {"functions": '[{"name": "spell"}]'}, "has functions, which"),
+        (
+            with_answer("", tool_calls=CALL),
+            "message 2 (assistant) has tool_calls, and tool calls are not",
+        ),
+        (
+            with_answer(None, tool_calls=CALL),
+            "message 2 (assistant) has tool_calls, and tool calls are not",
+        ),
+        (with_answer(function_call=CALL[0]), "message 2 (assistant) has function_call"),
+        (
+            with_answer(before=[{"role": "tool", "content": "5"}]),
+            "message 2 (tool) has the role of a tool",
+        ),
+        (
+            with_answer([{"type": "text", "text": "a"}]),
+            "message 2 (assistant) has no text: its content is a list of 1 part",
+        ),
+        (with_answer(None), "message 2 (assistant) has no text: its content is null"),
+        (
+            with_answer(reasoning_content="l, a, m, p"),
+            "message 2 (assistant) has reasoning_content, which the chat template drops",
+        ),
+        (
+            with_answer(name="Ann", thinking="hm"),
+            "has name, thinking, which the chat template drops",
+        ),
+        (with_answer(weight=0), "has weight 0, but what the assistant says is trained on"),
+        (
+            with_answer(before=[{"role": "user", "content": "b", "train": True}]),
+            "what the user says is not trained on",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 def test_what_would_be_trained_on_wrongly_is_refused(row, says, tokenizer):
     with pytest.raises(ValueError, match=re.escape(says)):
         llama.tokenize_row(row, tokenizer, 1024)
@@ -153,9 +224,14 @@ def test_what_would_be_trained_on_wrongly_is_refused(row, says, tokenizer):
 
 def test_what_is_null_empty_or_only_describes_a_message_is_as_if_absent(tokenizer):
     plain = llama.tokenize_row(with_answer(), tokenizer, 1024)
-    for row in (with_answer() | {"tools": None}, with_answer() | {"tools": "[]"}, with_answer(tool_calls=[]),
-                with_answer(tool_calls=None, reasoning_content="", name=None), with_answer(weight=1),
-                with_answer(id="x7", timestamp=12)):
+    for row in (
+        with_answer() | {"tools": None},
+        with_answer() | {"tools": "[]"},
+        with_answer(tool_calls=[]),
+        with_answer(tool_calls=None, reasoning_content="", name=None),
+        with_answer(weight=1),
+        with_answer(id="x7", timestamp=12),
+    ):
         assert llama.tokenize_row(row, tokenizer, 1024) == plain
 
 
@@ -163,14 +239,17 @@ def test_a_key_that_the_template_writes_is_trained_on(tokenizer):
     tokenizer.chat_template = (
         "{% for turn in messages %}{{ '<|' + turn['role'] + '|>' }}"
         "{% if turn.reasoning_content %}{{ '(' + turn.reasoning_content + ') ' }}{% endif %}"
-        "{{ turn['content'] + '<|end_of_turn|>' }}{% endfor %}{{ '<|assistant|>' if add_generation_prompt }}")
+        "{{ turn['content'] + '<|end_of_turn|>' }}{% endfor %}{{ '<|assistant|>' if add_generation_prompt }}"
+    )
     row = llama.tokenize_row(with_answer(reasoning_content="hm", id="x7"), tokenizer, 1024)
     assert supervised(row, tokenizer) == "(hm) " + ANSWER + "<|end_of_turn|>"
     with pytest.raises(ValueError, match="has name, which the chat template drops"):
         llama.tokenize_row(with_answer(reasoning_content="hm", name="Ann"), tokenizer, 1024)
 
 
-@pytest.mark.parametrize("keys", [{"tool_calls": CALL}, {"reasoning_content": "hm"}, {"weight": 0.5}])
+@pytest.mark.parametrize(
+    "keys", [{"tool_calls": CALL}, {"reasoning_content": "hm"}, {"weight": 0.5}]
+)
 def test_preferences_are_checked_like_conversations(keys, tokenizer):
     question = with_answer()["messages"][:1]
     chosen, rejected = ([{"role": "assistant", "content": text}] for text in ("good", "bad"))
@@ -178,26 +257,45 @@ def test_preferences_are_checked_like_conversations(keys, tokenizer):
     with pytest.raises(ValueError, match="message 2 .assistant. has " + next(iter(keys))):
         llama_dpo.tokenize_answers(row, tokenizer, 1024)
     with pytest.raises(ValueError, match="has tools"):
-        llama_dpo.tokenize_answers({"prompt": "a", "chosen": "b", "rejected": "c", "tools": ["t"]}, tokenizer, 1024)
+        llama_dpo.tokenize_answers(
+            {"prompt": "a", "chosen": "b", "rejected": "c", "tools": ["t"]}, tokenizer, 1024
+        )
 
 
-@pytest.mark.parametrize("row", [
-    with_answer() | {"tools": ["spell"]}, with_answer("", tool_calls=CALL), with_answer(reasoning_content="hm"),
-], ids=["tools", "tool_calls", "reasoning"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        with_answer() | {"tools": ["spell"]},
+        with_answer("", tool_calls=CALL),
+        with_answer(reasoning_content="hm"),
+    ],
+    ids=["tools", "tool_calls", "reasoning"],
+)
 def test_a_recipe_copied_alone_refuses_them_too(row, monkeypatch):
     monkeypatch.setattr(llama, "rows", None)
     monkeypatch.setattr(llama_dpo, "rows", None)
-    with pytest.raises(ValueError, match="a row has (tools|tool_calls|reasoning_content): remove them"):
+    with pytest.raises(
+        ValueError, match="a row has (tools|tool_calls|reasoning_content): remove them"
+    ):
         llama.row_to_messages(row)
     question, answer = row["messages"]
-    pair = {"prompt": [question], "chosen": [answer], "rejected": [answer], "tools": row.get("tools")}
+    pair = {
+        "prompt": [question],
+        "chosen": [answer],
+        "rejected": [answer],
+        "tools": row.get("tools"),
+    }
     with pytest.raises(ValueError, match="a row has (tool|reasoning_content).*: remove them"):
         llama_dpo.row_to_pair(pair)
 
 
 @pytest.mark.parametrize("num_rows", [1, 11, 12, 13, 210])
-@pytest.mark.parametrize(("batch_size", "accumulation", "ranks"), [(12, 1, 1), (3, 4, 1), (3, 2, 2), (1, 3, 4)])
-def test_an_epoch_has_every_row_once_in_the_same_steps_however_it_is_cut(num_rows, batch_size, accumulation, ranks):
+@pytest.mark.parametrize(
+    ("batch_size", "accumulation", "ranks"), [(12, 1, 1), (3, 4, 1), (3, 2, 2), (1, 3, 4)]
+)
+def test_an_epoch_has_every_row_once_in_the_same_steps_however_it_is_cut(
+    num_rows, batch_size, accumulation, ranks
+):
     window = accumulation * ranks
     batches = llama.global_batches(num_rows, batch_size, window, num_epochs=2, seed=0)
     assert len(batches) % window == 0

@@ -12,13 +12,16 @@ DRIFTS = {  # what a careless edit changes: a text of the recipe, and what it be
     "a comment": ("# rooms: what is left in a line", "# rooms: of a line"),
     "a constant in a function": ("/ num_tokens, 700", "/ num_tokens, 600"),
     "the order of branches": (
-        "    if args.load_in_4bit:",
-        "    if not args.load_in_4bit:\n        pass\n    if args.load_in_4bit:",
+        "    if args.load_in_8bit:",
+        "    if not args.load_in_8bit:\n        pass\n    if args.load_in_8bit:",
     ),
     "a docstring": ("in nats and fp32.", "in nats."),
     "a constant of the module": ('"question": "answer"}', '"question": "reply"}'),
     "a decorator": ("@torch.no_grad()\n", ""),
-    "a name of an argument": ("def best_fit(lengths, capacity):", "def best_fit(lengths, capacity, *, more=0):"),
+    "a name of an argument": (
+        "def best_fit(lengths, capacity):",
+        "def best_fit(lengths, capacity, *, more=0):",
+    ),
 }
 
 
@@ -61,10 +64,13 @@ def test_a_fix_goes_the_way_that_is_said(folder):
     assert (folder / "llama.py").read_text() == LLAMA.replace(old, new)
 
 
-@pytest.mark.parametrize("old, new", [
-    ("# ---- Prepare ----", "# ---- Preparation ----"),
-    ("    # ---- Resume ----\n", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("# ---- Prepare ----", "# ---- Preparation ----"),
+        ("    # ---- Resume ----\n", ""),
+    ],
+)
 def test_other_banners_are_found(old, new, folder):
     (folder / "mistral.py").write_text(LLAMA.replace(old, new))
     found = sync(folder, "--check")
@@ -72,11 +78,15 @@ def test_other_banners_are_found(old, new, folder):
 
 
 def test_what_is_a_recipes_own_may_differ(folder):
-    (folder / "mistral.py").write_text(LLAMA.replace('default="runs/llama"', 'default="runs/mistral"'))
+    (folder / "mistral.py").write_text(
+        LLAMA.replace('default="runs/llama"', 'default="runs/mistral"')
+    )
     assert sync(folder, "--check").returncode == 0
 
 
-@pytest.mark.parametrize("arguments", [[], ["--fix"], ["--fix", "--from", "recipes/rows.py"], ["--check", "--fix"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["--fix"], ["--fix", "--from", "recipes/rows.py"], ["--check", "--fix"]]
+)
 def test_a_wrong_call_is_one_line(arguments, folder):
     found = sync(folder, *arguments)
     assert found.returncode == 64 and len(found.output.splitlines()) == 1

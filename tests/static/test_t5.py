@@ -19,11 +19,27 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BartConfig, M2M10
 
 SOURCE, TARGET = "the dog sees a ship", "nuka zovo pizu"
 NO_COLUMNS, NO_LANGUAGES = (None, None), (None, None)
-SHAPE = {"vocab_size": 320, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-         "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 64,
-         "dropout": 0.0, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 1,
-         "forced_eos_token_id": None, "scale_embedding": True}
-ALONE = SimpleNamespace(unwrap_model=lambda model: model)  # what summed_target_loss asks of an Accelerator
+SHAPE = {
+    "vocab_size": 320,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "max_position_embeddings": 64,
+    "dropout": 0.0,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 1,
+    "forced_eos_token_id": None,
+    "scale_embedding": True,
+}
+ALONE = SimpleNamespace(
+    unwrap_model=lambda model: model
+)  # what summed_target_loss asks of an Accelerator
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +51,13 @@ def tokenizer(tiny_of):
 def tokenized(tiny_of, tokenizer):
     """The first ten test rows."""
     lines = (tiny_of("t5") / "data" / "test.jsonl").read_text().splitlines()[:10]
-    rows = [t5.tokenize_pair(json.loads(line), tokenizer, NO_COLUMNS, NO_LANGUAGES, "", 64, 64) for line in lines]
-    return Dataset.from_list([row | {"row": i} for i, row in enumerate(rows, 1)]).with_format("numpy")
+    rows = [
+        t5.tokenize_pair(json.loads(line), tokenizer, NO_COLUMNS, NO_LANGUAGES, "", 64, 64)
+        for line in lines
+    ]
+    return Dataset.from_list([row | {"row": i} for i, row in enumerate(rows, 1)]).with_format(
+        "numpy"
+    )
 
 
 def models(tiny):
@@ -47,28 +68,39 @@ def models(tiny):
         yield type(config).__name__, AutoModelForSeq2SeqLM.from_config(config).eval()
 
 
-@pytest.mark.parametrize(("row", "columns", "languages"), [
-    ({"source": SOURCE, "target": TARGET}, NO_COLUMNS, NO_LANGUAGES),
-    ({"text": SOURCE, "summary": TARGET, "title": "a ship"}, NO_COLUMNS, NO_LANGUAGES),
-    ({"text": SOURCE, "title": TARGET, "summary": "a ship"}, (None, "title"), NO_LANGUAGES),
-    ({"report": SOURCE, "headline": TARGET}, ("report", "headline"), NO_LANGUAGES),
-    ({"translation": {"en": SOURCE, "de": TARGET}}, NO_COLUMNS, ("en", "de")),
-    ({"translation": {"de": TARGET, "en": SOURCE}}, NO_COLUMNS, ("en_XX", "de_DE")),
-], ids=str)
+@pytest.mark.parametrize(
+    ("row", "columns", "languages"),
+    [
+        ({"source": SOURCE, "target": TARGET}, NO_COLUMNS, NO_LANGUAGES),
+        ({"text": SOURCE, "summary": TARGET, "title": "a ship"}, NO_COLUMNS, NO_LANGUAGES),
+        ({"text": SOURCE, "title": TARGET, "summary": "a ship"}, (None, "title"), NO_LANGUAGES),
+        ({"report": SOURCE, "headline": TARGET}, ("report", "headline"), NO_LANGUAGES),
+        ({"translation": {"en": SOURCE, "de": TARGET}}, NO_COLUMNS, ("en", "de")),
+        ({"translation": {"de": TARGET, "en": SOURCE}}, NO_COLUMNS, ("en_XX", "de_DE")),
+    ],
+    ids=str,
+)
 def test_all_forms_of_rows_become_the_same_pair(row, columns, languages):
     assert t5.source_and_target(row, columns, languages) == [SOURCE, TARGET]
 
 
-@pytest.mark.parametrize(("row", "says"), [
-    ({"source": " ", "target": TARGET}, "has no source text in source:  "),
-    ({"source": SOURCE, "target": ""}, "has no target text in target"),
-    ({"source": SOURCE, "target": None}, "has no target text in target: None"),
-    ({"source": SOURCE, "target": 5}, "has no target text in target: 5"),
-    ({"text": SOURCE, "title": TARGET}, "has the columns text, title; needs source and target"),
-    ({"translation": {"en": SOURCE, "de": TARGET}}, "has the columns translation; needs source and target"),
-    ({}, "has the columns none"),
-    ({"source": SOURCE, "target": "\ud800"}, "surrogates not allowed"),
-], ids=str)
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"source": " ", "target": TARGET}, "has no source text in source:  "),
+        ({"source": SOURCE, "target": ""}, "has no target text in target"),
+        ({"source": SOURCE, "target": None}, "has no target text in target: None"),
+        ({"source": SOURCE, "target": 5}, "has no target text in target: 5"),
+        ({"text": SOURCE, "title": TARGET}, "has the columns text, title; needs source and target"),
+        (
+            {"translation": {"en": SOURCE, "de": TARGET}},
+            "has the columns translation; needs source and target",
+        ),
+        ({}, "has the columns none"),
+        ({"source": SOURCE, "target": "\ud800"}, "surrogates not allowed"),
+    ],
+    ids=str,
+)
 def test_a_row_that_cannot_be_used_says_why(row, says, tokenizer):
     with pytest.raises(ValueError) as error:
         t5.tokenize_pair(row, tokenizer, NO_COLUMNS, NO_LANGUAGES, "", 64, 64)
@@ -82,7 +114,9 @@ class TestTokens:
         assert tokenizer.decode(row["input_ids"]) == f"say: {SOURCE}</s>"
         assert tokenizer.decode(row["labels"]) == f"{TARGET}</s>" and row["target"] == TARGET
         assert not row["truncated"] and row["length"] == len(row["input_ids"]) + len(row["labels"])
-        assert row["longest"] == len(row["input_ids"]) and row["largest"] == max(row["input_ids"] + row["labels"])
+        assert row["longest"] == len(row["input_ids"]) and row["largest"] == max(
+            row["input_ids"] + row["labels"]
+        )
 
     def test_long_texts_lose_their_end_but_not_eos_nor_the_reference(self, tokenizer):
         pair = {"source": SOURCE, "target": TARGET}
@@ -91,8 +125,14 @@ class TestTokens:
         for limits in ((5, 4), (6, 3)):
             row = t5.tokenize_pair(pair, tokenizer, NO_COLUMNS, NO_LANGUAGES, "", *limits)
             assert row["truncated"] and (len(row["input_ids"]), len(row["labels"])) == limits
-            assert row["input_ids"][-1] == row["labels"][-1] == tokenizer.eos_token_id and row["target"] == TARGET
-            assert row["input_ids"][:4] == whole["input_ids"][:4] and row["labels"][:2] == whole["labels"][:2]
+            assert (
+                row["input_ids"][-1] == row["labels"][-1] == tokenizer.eos_token_id
+                and row["target"] == TARGET
+            )
+            assert (
+                row["input_ids"][:4] == whole["input_ids"][:4]
+                and row["labels"][:2] == whole["labels"][:2]
+            )
 
     def test_eos_is_put_where_the_tokenizer_puts_none(self, tiny_of):
         bare = AutoTokenizer.from_pretrained(tiny_of("t5") / "model")
@@ -103,7 +143,10 @@ class TestTokens:
 
     def test_the_hash_knows_where_the_source_ends(self, tokenizer):
         pairs = [{"source": "dog dog", "target": "ship"}, {"source": "dog", "target": "dog ship"}]
-        hashes = {t5.tokenize_pair(pair, tokenizer, NO_COLUMNS, NO_LANGUAGES, "", 64, 64)["hash"] for pair in pairs}
+        hashes = {
+            t5.tokenize_pair(pair, tokenizer, NO_COLUMNS, NO_LANGUAGES, "", 64, 64)["hash"]
+            for pair in pairs
+        }
         assert len(hashes) == 2
 
 
@@ -114,9 +157,16 @@ class TestLoss:
             loss, alone = t5.summed_target_loss(ALONE, model, batch), 0
             for row in tokenized.with_format(None):
                 labels = torch.tensor([row["labels"]])
-                alone += model(input_ids=torch.tensor([row["input_ids"]]), labels=labels).loss * labels.numel()
-            torch.testing.assert_close(loss, alone, rtol=1e-5, atol=0, msg=lambda text, name=name: f"{name}: {text}")
-            assert batch["counts"][0] == sum(map(len, tokenized["labels"][:])) and batch["row"] == list(range(1, 11))
+                alone += (
+                    model(input_ids=torch.tensor([row["input_ids"]]), labels=labels).loss
+                    * labels.numel()
+                )
+            torch.testing.assert_close(
+                loss, alone, rtol=1e-5, atol=0, msg=lambda text, name=name: f"{name}: {text}"
+            )
+            assert batch["counts"][0] == sum(map(len, tokenized["labels"][:])) and batch[
+                "row"
+            ] == list(range(1, 11))
             assert batch["counts"][1] == tokenized["length"][:].sum()
 
     def test_a_rank_without_rows_adds_nothing_and_takes_part_in_every_layer(self, tiny_of):
@@ -129,17 +179,33 @@ class TestLoss:
             assert all(gradient is not None and not gradient.any() for gradient in gradients), name
 
 
-def test_one_module_holds_the_embedding_and_the_model_computes_and_saves_the_same(tiny_of, tokenized, tmp_path):
+def test_one_module_holds_the_embedding_and_the_model_computes_and_saves_the_same(
+    tiny_of, tokenized, tmp_path
+):
     batch = t5.collate_pairs(tokenized.__getitems__([0, 1]), 0)
     for name, model in models(tiny_of("t5")):
         model.save_pretrained(tmp_path / name)
         arguments = Namespace(
-            model_name_or_path=str(tmp_path / name), dtype="float32", attn_implementation="sdpa", load_in_8bit=False,
-            load_in_4bit=False, forced_bos_token="dog", max_source_length=64, max_target_length=64, dry_run=False,
-            generation_max_length=None, gradient_checkpointing=False, use_peft=False)
-        loaded = t5.load_seq2seq(arguments, fake_accelerator(), SimpleNamespace(get_vocab=lambda: {"dog": 7}))
+            model_name_or_path=str(tmp_path / name),
+            dtype="float32",
+            attn_implementation="sdpa",
+            load_in_8bit=False,
+            load_in_4bit=False,
+            forced_bos_token="dog",
+            max_source_length=64,
+            max_target_length=64,
+            dry_run=False,
+            generation_max_length=None,
+            gradient_checkpointing=False,
+            use_peft=False,
+        )
+        loaded = t5.load_seq2seq(
+            arguments, fake_accelerator(), SimpleNamespace(get_vocab=lambda: {"dog": 7})
+        )
         weight = loaded.get_input_embeddings().weight
-        embeddings = [module for module in loaded.modules() if getattr(module, "weight", None) is weight]
+        embeddings = [
+            module for module in loaded.modules() if getattr(module, "weight", None) is weight
+        ]
         assert len(embeddings) == 2 and embeddings[1] is loaded.get_output_embeddings(), name
         losses = [t5.summed_target_loss(ALONE, each, batch) for each in (loaded.eval(), model)]
         torch.testing.assert_close(*losses)
@@ -148,17 +214,29 @@ def test_one_module_holds_the_embedding_and_the_model_computes_and_saves_the_sam
         assert not any(getattr(module, "layerdrop", 0) for module in loaded.modules())
 
 
-@pytest.mark.parametrize(("change", "says"), [
-    ({"max_source_length": 65}, "has 64 positions: use 64 or less"),
-    ({"generation_max_length": 65}, "has 64 positions: use 64 or less"),
-    ({"forced_bos_token": "dgo"}, "--forced_bos_token dgo: no such token"),
-], ids=" ".join)
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"max_source_length": 65}, "has 64 positions: use 64 or less"),
+        ({"generation_max_length": 65}, "has 64 positions: use 64 or less"),
+        ({"forced_bos_token": "dgo"}, "--forced_bos_token dgo: no such token"),
+    ],
+    ids=" ".join,
+)
 def test_what_the_model_or_tokenizer_has_not_is_refused(change, says, tmp_path, capsys):
     AutoModelForSeq2SeqLM.from_config(BartConfig(**SHAPE)).save_pretrained(tmp_path)
     arguments = dict(
-        model_name_or_path=str(tmp_path), dtype="float32", attn_implementation="sdpa", load_in_8bit=False,
-        load_in_4bit=False, forced_bos_token=None, max_source_length=64, max_target_length=64, dry_run=False,
-        generation_max_length=None)
+        model_name_or_path=str(tmp_path),
+        dtype="float32",
+        attn_implementation="sdpa",
+        load_in_8bit=False,
+        load_in_4bit=False,
+        forced_bos_token=None,
+        max_source_length=64,
+        max_target_length=64,
+        dry_run=False,
+        generation_max_length=None,
+    )
     with pytest.raises(SystemExit, match="64"):
         tokenizer = SimpleNamespace(get_vocab=lambda: {"dog": 7})
         t5.load_seq2seq(Namespace(**arguments | change), fake_accelerator(), tokenizer)
@@ -180,7 +258,10 @@ class TestMetrics:
 
     def test_they_are_those_of_the_libraries(self):
         found = t5.text_metrics(self.TEXTS, self.TARGETS)
-        assert found["eval_bleu"] == sacrebleu.metrics.BLEU().corpus_score(self.TEXTS, [self.TARGETS]).score
+        assert (
+            found["eval_bleu"]
+            == sacrebleu.metrics.BLEU().corpus_score(self.TEXTS, [self.TARGETS]).score
+        )
         for name in ("rouge1", "rouge2", "rougeL"):
             scorer = rouge_scorer.RougeScorer([name], use_stemmer=True)
             pairs = zip(self.TARGETS, self.TEXTS, strict=True)
@@ -189,14 +270,18 @@ class TestMetrics:
 
     def test_they_span_nothing_right_to_all_right(self):
         assert set(t5.text_metrics(["x y z w v"], ["a b c d e"]).values()) == {0.0}
-        assert list(t5.text_metrics(["a b c d e"], ["a b c d e"]).values()) == pytest.approx([100] * 5)
+        assert list(t5.text_metrics(["a b c d e"], ["a b c d e"]).values()) == pytest.approx(
+            [100] * 5
+        )
 
     def test_predictions_stand_beside_their_targets(self, tokenized, tokenizer, tmp_path):
         written = [(row, f" größer {row}") for row in range(1, 11)]
         metrics = t5.keep_texts(written, tokenized, tokenizer, tmp_path)
         text = (tmp_path / "predictions.jsonl").read_text(encoding="utf-8")
         lines = [json.loads(line) for line in text.splitlines()]
-        assert [line["row"] for line in lines] == list(range(1, 11)) and metrics["eval_exact_match"] == 0
+        assert [line["row"] for line in lines] == list(range(1, 11)) and metrics[
+            "eval_exact_match"
+        ] == 0
         assert [line["target"] for line in lines] == tokenized["target"][:].tolist()
         assert lines[4]["prediction"] == "größer 5" and "größer 5" in text
         assert lines[4]["source"] + "</s>" == tokenizer.decode(tokenized[4]["input_ids"])

@@ -32,18 +32,41 @@ LENGTHS = [7, 1, 10, 6]
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}  # fp32, added in another order
 
 
-def by_row(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=None, window_size=(-1, -1), enable_gqa=False):
+def by_row(
+    query,
+    key,
+    value,
+    cu_seq_q,
+    cu_seq_k,
+    max_q,
+    max_k,
+    *,
+    scale=None,
+    window_size=(-1, -1),
+    enable_gqa=False,
+):
     """What torch documents of varlen_attn, row by row: [tokens, heads, head_dim]."""
-    assert query.dim() == 3 and cu_seq_q.dtype == torch.int32 and cu_seq_q.equal(cu_seq_k) and max_q == max_k
-    assert int(cu_seq_q.diff().max()) == max_q and int(cu_seq_q[-1]) == len(query) == len(key) == len(value)
+    assert (
+        query.dim() == 3
+        and cu_seq_q.dtype == torch.int32
+        and cu_seq_q.equal(cu_seq_k)
+        and max_q == max_k
+    )
+    assert int(cu_seq_q.diff().max()) == max_q and int(cu_seq_q[-1]) == len(query) == len(
+        key
+    ) == len(value)
     assert query.shape[1] == key.shape[1] or enable_gqa
     rows, ends = [], cu_seq_q.tolist()
     left, right = window_size
     for start, end in zip(ends, ends[1:], strict=False):
         distance = torch.arange(end - start)[:, None] - torch.arange(end - start)
-        seen = (distance <= (left if left >= 0 else end)) & (distance >= -(right if right >= 0 else end))
+        seen = (distance <= (left if left >= 0 else end)) & (
+            distance >= -(right if right >= 0 else end)
+        )
         parts = (tensor[start:end].transpose(0, 1)[None] for tensor in (query, key, value))
-        row = scaled_dot_product_attention(*parts, attn_mask=seen, scale=scale, enable_gqa=enable_gqa)
+        row = scaled_dot_product_attention(
+            *parts, attn_mask=seen, scale=scale, enable_gqa=enable_gqa
+        )
         rows.append(row[0].transpose(0, 1))
     return torch.cat(rows)
 
@@ -83,7 +106,10 @@ def test_logits_and_gradients_are_those_of_each_row_alone(architecture, groups, 
     ours, theirs = pair_of(architecture)
     batch, owners = in_one_line(*LENGTHS)
     logits = ours(**batch).logits[0]
-    alone = [theirs(input_ids=batch["input_ids"][owners == row][None], use_cache=False).logits[0] for row in range(4)]
+    alone = [
+        theirs(input_ids=batch["input_ids"][owners == row][None], use_cache=False).logits[0]
+        for row in range(4)
+    ]
     torch.testing.assert_close(logits, torch.cat(alone), **CLOSE)
     assert len(calls) == 2  # once a layer
     assert leak(ours, batch, owners) == 0 and distance_from_alone(ours, batch, owners) < 1e-6
@@ -124,7 +150,8 @@ def test_the_recipes_loss_is_that_of_padded_rows(checkpointing, calls):
         model.train()
         if checkpointing:
             getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)(
-                {"use_reentrant": False})
+                {"use_reentrant": False}
+            )
         llama.loss_in_head(model, 256)
         loss = llama.summed_loss(model, llama.collate(source, lines, 0, **options))
         loss.backward()
@@ -149,15 +176,22 @@ def test_without_the_ends_nothing_is_computed(calls):
         ours(**batch)
 
 
-IMPOSSIBLE = {"softcap": 50.0, "s_aux": torch.zeros(4), "dropout": 0.1, "is_causal": False,
-              "position_bias": torch.zeros(1)}
+IMPOSSIBLE = {
+    "softcap": 50.0,
+    "s_aux": torch.zeros(4),
+    "dropout": 0.1,
+    "is_causal": False,
+    "position_bias": torch.zeros(1),
+}
 
 
 @pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_what_the_kernel_cannot_do_is_an_error(name, calls):
     query, ends = torch.zeros(1, 4, 3, 16), llama.ends_of_rows([3])
     with pytest.raises(ValueError, match=name):
-        varlen.varlen_attention(torch.nn.Module(), query, query, query, None, **ends, **{name: IMPOSSIBLE[name]})
+        varlen.varlen_attention(
+            torch.nn.Module(), query, query, query, None, **ends, **{name: IMPOSSIBLE[name]}
+        )
     assert not calls
 
 
@@ -166,7 +200,10 @@ def test_the_real_kernel_takes_these_shapes():
     """Forward and backward pass on tensors without memory: arguments and shapes, not numbers."""
     model = random_model("mistral", "varlen", torch.bfloat16).to("meta")
     batch, _ = in_one_line(*LENGTHS)
-    batch = {name: value.to("meta") if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+    batch = {
+        name: value.to("meta") if isinstance(value, torch.Tensor) else value
+        for name, value in batch.items()
+    }
     logits = model(**batch).logits
     assert logits.shape == (1, 24, 320) and logits.dtype == torch.bfloat16
     logits.sum().backward()
@@ -179,12 +216,22 @@ MODELS = {
     "qwen3": (Qwen3Config(**SHAPE), None),
     "mixtral": (MixtralConfig(**SHAPE, num_local_experts=2), None),
     "gemma2": (Gemma2Config(**SHAPE), "its attention takes softcap"),
-    "gpt_oss": (GptOssConfig(**SHAPE, num_local_experts=2, layer_types=["sliding_attention", "full_attention"]),
-                "its attention takes s_aux"),
-    "llama4": (Llama4TextConfig(**SHAPE, num_local_experts=2), "it has layers of chunked_attention"),
+    "gpt_oss": (
+        GptOssConfig(
+            **SHAPE, num_local_experts=2, layer_types=["sliding_attention", "full_attention"]
+        ),
+        "its attention takes s_aux",
+    ),
+    "llama4": (
+        Llama4TextConfig(**SHAPE, num_local_experts=2),
+        "it has layers of chunked_attention",
+    ),
     "qwen3_next": (Qwen3NextConfig(), "it has layers of linear_attention"),
     "gpt2": (GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=320), "attn_pdrop 0.1"),
-    "gpt_neo": (GPTNeoConfig(num_layers=1, attention_types=[[["global"], 1]]), "do not tell their attention"),
+    "gpt_neo": (
+        GPTNeoConfig(num_layers=1, attention_types=[[["global"], 1]]),
+        "do not tell their attention",
+    ),
     "dropout": (LlamaConfig(**SHAPE, attention_dropout=0.1), "attention_dropout 0.1"),
     "small heads": (LlamaConfig(**SHAPE | {"head_dim": 20}), "20 features"),
 }

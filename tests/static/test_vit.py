@@ -35,22 +35,39 @@ def halves(mode="RGB", size=(8, 8)):
 
 def batch_of(contents, numbers, labels=None, **options):
     """The batch that the recipe makes of these files."""
-    files = [{"image": {"bytes": content, "path": f"{i}.png"}} for i, content in enumerate(contents, 1)]
+    files = [
+        {"image": {"bytes": content, "path": f"{i}.png"}} for i, content in enumerate(contents, 1)
+    ]
     images = Dataset.from_list(files, features=Features({"image": Image(decode=False)}))
-    found = {"row": range(1, len(contents) + 1), "labels": np.array(labels or [0] * len(contents)),
-             "weights": np.ones(len(contents), dtype=np.float32)}
+    found = {
+        "row": range(1, len(contents) + 1),
+        "labels": np.array(labels or [0] * len(contents)),
+        "weights": np.ones(len(contents), dtype=np.float32),
+    }
     source = Dataset.from_dict(found).cast_column("weights", Value("float32")).with_format("numpy")
     options = {"processor": PROCESSOR, "size": SIZE} | options
     return vit.collate_images(numbers, images, source, **options)
 
 
 def arguments(name, **changes):
-    return Namespace(**{
-        "dataset_name": str(name), "dataset_config": None, "dataset_train_split": "train",
-        "dataset_test_split": "test", "eval_dataset_name": None, "eval_strategy": "epoch",
-        "image_column_name": "image", "label_column_name": None,
-        "problem_type": None, "class_weights": "none", "skip_bad_rows": False, "dataset_num_proc": None,
-        "augmentation": "none"} | changes)
+    return Namespace(
+        **{
+            "dataset_name": str(name),
+            "dataset_config": None,
+            "dataset_train_split": "train",
+            "dataset_test_split": "test",
+            "eval_dataset_name": None,
+            "eval_strategy": "epoch",
+            "image_column_name": "image",
+            "label_column_name": None,
+            "problem_type": None,
+            "class_weights": "none",
+            "skip_bad_rows": False,
+            "dataset_num_proc": None,
+            "augmentation": "none",
+        }
+        | changes
+    )
 
 
 def folder_of(path, **classes):
@@ -63,35 +80,61 @@ def folder_of(path, **classes):
 
 
 def noise(seed=0):
-    return Pillow.fromarray(np.random.default_rng(seed).integers(0, 256, (40, 30, 3), dtype=np.uint8))
+    return Pillow.fromarray(
+        np.random.default_rng(seed).integers(0, 256, (40, 30, 3), dtype=np.uint8)
+    )
 
 
 class TestImages:
-    @pytest.mark.parametrize(("mode", "kind"), [
-        ("L", "PNG"), ("LA", "PNG"), ("1", "PNG"), ("P", "PNG"), ("RGBA", "PNG"), ("P", "GIF"), ("RGB", "BMP"),
-        ("RGB", "WEBP"), ("CMYK", "JPEG"), ("L", "JPEG")])
+    @pytest.mark.parametrize(
+        ("mode", "kind"),
+        [
+            ("L", "PNG"),
+            ("LA", "PNG"),
+            ("1", "PNG"),
+            ("P", "PNG"),
+            ("RGBA", "PNG"),
+            ("P", "GIF"),
+            ("RGB", "BMP"),
+            ("RGB", "WEBP"),
+            ("CMYK", "JPEG"),
+            ("L", "JPEG"),
+        ],
+    )
     def test_every_kind_becomes_rgb(self, mode, kind):
-        pixels = batch_of([encoded(halves(mode), kind)], [0], processor=NO_MEAN)["inputs"]["pixel_values"]
+        pixels = batch_of([encoded(halves(mode), kind)], [0], processor=NO_MEAN)["inputs"][
+            "pixel_values"
+        ]
         assert pixels.shape == (1, 3, 8, 8)
         assert (pixels[..., :3] > 0.9).all() and (pixels[..., 5:] < 0.1).all()
 
     def test_a_turned_photo_is_put_upright(self):
         lying = halves().rotate(90)  # its white half is below
         turned = lying.getexif()
-        turned[0x0112] = 6  # to be turned by 90 degrees clockwise, which puts what is below on the left
+        turned[0x0112] = (
+            6  # to be turned by 90 degrees clockwise, which puts what is below on the left
+        )
         content = encoded(lying, "JPEG", exif=turned, quality=95)
         pixels = batch_of([content], [0], processor=NO_MEAN)["inputs"]["pixel_values"]
         assert (pixels[..., :3] > 0.9).all() and (pixels[..., 5:] < 0.1).all()
 
     def test_images_of_any_size_make_one_batch(self):
-        batch = batch_of([encoded(halves(size=size)) for size in ((8, 8), (40, 10), (1, 30))], [0, 1, 2], [0, 1, 1])
+        batch = batch_of(
+            [encoded(halves(size=size)) for size in ((8, 8), (40, 10), (1, 30))],
+            [0, 1, 2],
+            [0, 1, 1],
+        )
         assert batch["inputs"]["pixel_values"].shape == (3, 3, 8, 8) and batch["row"] == [1, 2, 3]
         assert batch["counts"].tolist() == [3, 3] and batch["labels"].tolist() == [0, 1, 1]
 
     def test_a_rank_without_rows_has_an_image_and_no_label(self):
         batch = batch_of([encoded(halves())], [])
         assert batch["inputs"]["pixel_values"].shape == (1, 3, 8, 8)
-        assert batch["counts"].tolist() == [0, 0] and batch["labels"].shape == (0,) and batch["row"] == []
+        assert (
+            batch["counts"].tolist() == [0, 0]
+            and batch["labels"].shape == (0,)
+            and batch["row"] == []
+        )
 
     def test_without_augmentation_pixels_are_those_of_the_models_own_processor(self):
         pixels = batch_of([encoded(noise())], [0])["inputs"]["pixel_values"]
@@ -147,10 +190,18 @@ class TestBadImages:
     PNG, JPEG, BMP = encoded(noise()), encoded(noise(), "JPEG"), encoded(noise(), "BMP")
     DEEP = encoded(Pillow.fromarray(np.full((8, 8), 40000, dtype=np.uint16)))
 
-    @pytest.mark.parametrize(("content", "says"), [
-        (b"", "none that Pillow knows"), (b"not an image", "none that Pillow knows"), (PNG[:-500], "truncated"),
-        (JPEG[:-200], "truncated"), (BMP[:-500], "truncated"), (DEEP, "more than 8 bits"),
-    ], ids=["empty", "text", "cut PNG", "cut JPEG", "cut BMP", "16 bits"])
+    @pytest.mark.parametrize(
+        ("content", "says"),
+        [
+            (b"", "none that Pillow knows"),
+            (b"not an image", "none that Pillow knows"),
+            (PNG[:-500], "truncated"),
+            (JPEG[:-200], "truncated"),
+            (BMP[:-500], "truncated"),
+            (DEEP, "more than 8 bits"),
+        ],
+        ids=["empty", "text", "cut PNG", "cut JPEG", "cut BMP", "16 bits"],
+    )
     def test_each_is_named_with_its_cause(self, content, says, tmp_path):
         path = tmp_path / "cat" / "1.png"
         path.parent.mkdir()
@@ -159,9 +210,18 @@ class TestBadImages:
             rows.check_image({"bytes": None, "path": str(path)}, "cat")
         assert str(path) in str(raised.value)
 
-    @pytest.mark.parametrize("content", [
-        PNG, JPEG, JPEG + b"\0" * 100, BMP, encoded(noise(), "WEBP"), encoded(halves("P"), "GIF"),
-    ], ids=["PNG", "JPEG", "padded JPEG", "BMP", "WEBP", "GIF"])
+    @pytest.mark.parametrize(
+        "content",
+        [
+            PNG,
+            JPEG,
+            JPEG + b"\0" * 100,
+            BMP,
+            encoded(noise(), "WEBP"),
+            encoded(halves("P"), "GIF"),
+        ],
+        ids=["PNG", "JPEG", "padded JPEG", "BMP", "WEBP", "GIF"],
+    )
     def test_sound_ones_pass(self, content):
         assert rows.check_image({"bytes": content, "path": None}, "cat") >= 0
 
@@ -174,7 +234,9 @@ class TestBadImages:
     def test_one_that_is_broken_behind_its_head_is_named_when_it_is_decoded(self, capsys):
         broken = bytearray(self.PNG)
         broken[60:] = b"\0" * (len(broken) - 60 - 12) + broken[-12:]
-        rows.check_image({"bytes": bytes(broken), "path": "1.png"}, "cat")  # the cheap check does not see it
+        rows.check_image(
+            {"bytes": bytes(broken), "path": "1.png"}, "cat"
+        )  # the cheap check does not see it
         with pytest.raises(SystemExit, match="65"):
             batch_of([bytes(broken)], [0])
         assert "1.png: cannot be decoded" in capsys.readouterr().err
@@ -189,7 +251,10 @@ class TestFolders:
         assert classes == ["cat", "dog"] and found["labels"][:].tolist() == [0, 0, 0, 1, 1]
         assert told["train rows"] == "5, 0 left out" and told["labels"] == "2 classes: cat 3, dog 2"
         assert len(eval_images) == 1 and eval_found["labels"][:].tolist() == [0]
-        assert images[4]["image"] == {"bytes": None, "path": str(tmp_path / "train" / "dog" / "1.png")}
+        assert images[4]["image"] == {
+            "bytes": None,
+            "path": str(tmp_path / "train" / "dog" / "1.png"),
+        }
 
     def test_a_folder_without_splits_is_trained_on_and_not_evaluated_on(self, tmp_path):
         folder_of(tmp_path, cat=1, dog=1)
@@ -202,12 +267,28 @@ class TestFolders:
         (tmp_path / "a" / "cat" / "0.png").write_bytes(encoded(halves(size=(50, 50))))
         assert vit.load_data(arguments(tmp_path / "a"))[1]["hash"][:].tolist() != hashes[0]
 
-    @pytest.mark.parametrize(("spoil", "says"), [
-        (lambda folder: (folder / "train" / "cat" / "a.txt").write_text("hello"), "cat/a.txt: is no whole image"),
-        (lambda folder: (folder / "train" / "loose.png").write_bytes(encoded(noise())), "loose.png: has no class"),
-        (lambda folder: folder_of(folder / "train" / "cat", deep=1), "cat/deep/0.png: has no class"),
-        (lambda folder: folder_of(folder / "test", bird=1), "'bird' is that of no training row: those have cat, dog"),
-    ], ids=["no image", "no folder", "too deep", "class that is not trained"])
+    @pytest.mark.parametrize(
+        ("spoil", "says"),
+        [
+            (
+                lambda folder: (folder / "train" / "cat" / "a.txt").write_text("hello"),
+                "cat/a.txt: is no whole image",
+            ),
+            (
+                lambda folder: (folder / "train" / "loose.png").write_bytes(encoded(noise())),
+                "loose.png: has no class",
+            ),
+            (
+                lambda folder: folder_of(folder / "train" / "cat", deep=1),
+                "cat/deep/0.png: has no class",
+            ),
+            (
+                lambda folder: folder_of(folder / "test", bird=1),
+                "'bird' is that of no training row: those have cat, dog",
+            ),
+        ],
+        ids=["no image", "no folder", "too deep", "class that is not trained"],
+    )
     def test_what_cannot_be_used_is_named_or_left_out(self, spoil, says, tmp_path, capsys):
         for split in ("train", "test"):
             folder_of(tmp_path / split, cat=2, dog=2)
@@ -217,9 +298,14 @@ class TestFolders:
         assert says in capsys.readouterr().err
         told = vit.load_data(arguments(tmp_path, skip_bad_rows=True))[-1]
         counts = sorted([told["train rows"], told["eval rows"]])
-        assert counts[0] == "4, 0 left out" and counts[1] in ("4, 1 left out", "5, 0 left out, 1 more for their label")
+        assert counts[0] == "4, 0 left out" and counts[1] in (
+            "4, 1 left out",
+            "5, 0 left out, 1 more for their label",
+        )
 
-    @pytest.mark.parametrize(("classes", "says"), [({"cat": 2}, "nothing to tell apart"), ({}, "no images in it")])
+    @pytest.mark.parametrize(
+        ("classes", "says"), [({"cat": 2}, "nothing to tell apart"), ({}, "no images in it")]
+    )
     def test_fewer_than_two_classes_are_an_error(self, classes, says, tmp_path, capsys):
         folder_of(tmp_path, **classes)
         with pytest.raises(SystemExit, match="65"):
@@ -229,9 +315,13 @@ class TestFolders:
 
 class TestDataSets:
     def written(self, path, labels, feature, column="labels"):
-        images = [{"bytes": encoded(halves(size=(8 + i, 8))), "path": None} for i in range(len(labels))]
+        images = [
+            {"bytes": encoded(halves(size=(8 + i, 8))), "path": None} for i in range(len(labels))
+        ]
         features = Features({"image": Image(), column: feature})
-        Dataset.from_dict({"image": images, column: labels}, features=features).to_parquet(path / "train.parquet")
+        Dataset.from_dict({"image": images, column: labels}, features=features).to_parquet(
+            path / "train.parquet"
+        )
         return path / "train.parquet"
 
     def test_numbered_classes_keep_their_order_and_names(self, tmp_path):
@@ -255,8 +345,12 @@ class TestDataSets:
         assert vit.load_data(arguments(file, label_column_name="kind"))[4] == ["a", "b"]
 
     def test_images_stay_encoded_until_a_batch_is_made(self, tmp_path):
-        images, found, *_ = vit.load_data(arguments(self.written(tmp_path, ["a", "b"], Value("string"))))
-        assert images[0]["image"]["bytes"].startswith(b"\x89PNG") and "image" not in found.column_names
+        images, found, *_ = vit.load_data(
+            arguments(self.written(tmp_path, ["a", "b"], Value("string")))
+        )
+        assert (
+            images[0]["image"]["bytes"].startswith(b"\x89PNG") and "image" not in found.column_names
+        )
 
 
 def test_pixels_get_the_type_of_the_weights():
@@ -281,19 +375,22 @@ def test_batches_do_not_depend_on_who_makes_them(tmp_path):
 MIB = 2**20
 
 
-@pytest.mark.parametrize(("flags", "device", "cores", "ranks", "shared", "workers"), [
-    ([], "cuda", 8, 1, 1024 * MIB, 8),
-    ([], "cuda", 8, 4, 1024 * MIB, 2),
-    ([], "cuda", 128, 4, 1024 * MIB, 16),
-    ([], "cuda", 2, 4, 1024 * MIB, 0),
-    ([], "cuda", 16, 1, 64 * MIB, 10),  # Docker's default: 32 MiB for three batches of each
-    ([], "cuda", 16, 8, 64 * MIB, 1),
-    ([], "cuda", 16, 1, 0, 0),
-    ([], "cpu", 8, 1, 1024 * MIB, 0),
-    (["--dataloader_num_workers", "3"], "cuda", 1, 1, 0, 3),
-    (["--dataloader_num_workers", "0"], "cuda", 8, 1, 1024 * MIB, 0),
-    (["--dataloader_num_workers", "3"], "cpu", 1, 1, 1024 * MIB, 3),
-])
+@pytest.mark.parametrize(
+    ("flags", "device", "cores", "ranks", "shared", "workers"),
+    [
+        ([], "cuda", 8, 1, 1024 * MIB, 8),
+        ([], "cuda", 8, 4, 1024 * MIB, 2),
+        ([], "cuda", 128, 4, 1024 * MIB, 16),
+        ([], "cuda", 2, 4, 1024 * MIB, 0),
+        ([], "cuda", 16, 1, 64 * MIB, 10),  # Docker's default: 32 MiB for three batches of each
+        ([], "cuda", 16, 8, 64 * MIB, 1),
+        ([], "cuda", 16, 1, 0, 0),
+        ([], "cpu", 8, 1, 1024 * MIB, 0),
+        (["--dataloader_num_workers", "3"], "cuda", 1, 1, 0, 3),
+        (["--dataloader_num_workers", "0"], "cuda", 8, 1, 1024 * MIB, 0),
+        (["--dataloader_num_workers", "3"], "cpu", 1, 1, 1024 * MIB, 3),
+    ],
+)
 def test_workers_are_the_cores_of_a_rank_and_fit_into_shared_memory(
     flags, device, cores, ranks, shared, workers, monkeypatch
 ):
