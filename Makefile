@@ -145,13 +145,13 @@ quickstart-mixtral:
 check: install-dev  ## lint and the static tests, under a minute
 	ruff check .
 	python scripts/sync_recipes.py --check
-	python -m pytest -q -n 2 tests/static
+	python -m pytest -q -n 2 tests/unit
 
 fix: install-dev  ## let the linter mend what it can
 	ruff check --fix .
 
 test: check  ## all tests that need no GPU; gpu tests show as skipped
-	python -m pytest -q -rs -n 2 --dist worksteal tests/cpu tests/gpu
+	python -m pytest -q -rs -n 2 --dist worksteal tests/launch tests/gpu
 
 proof: install  ## measure every strategy and the planner, about 90 minutes on two cores; write the README's tables
 	python scripts/parity.py --json results/parity.json

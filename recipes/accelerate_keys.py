@@ -3,7 +3,7 @@
 Sources: accelerate 1.15 `commands/config/config_args.py` (ClusterConfig), `commands/launch.py` (the launcher's options
 that the sections of a file set), `utils/launch.py` (what it hands on) and `utils/dataclasses.py` (who reads it);
 deepspeed 0.19 `runtime/config.py`, `runtime/precision_config.py` and `runtime/zero/`.
-`tests/static/test_check_config.py` holds every list against the installed packages.
+`tests/unit/test_check_config.py` holds every list against the installed packages.
 """
 
 BOOL, INT, NUMBER, TEXT, LIST = "true or false", "a whole number", "a number", "text", "a list"

@@ -1,6 +1,6 @@
 """Workarounds for faults of other libraries: what is wrong, in which version it was seen, and what is done until then.
 
-tests/cpu/test_upstream.py shows each fault as it is without the workaround: where it is mended, that test fails and
+tests/launch/test_upstream.py shows each fault as it is without the workaround: where it is mended, that test fails and
 the workaround can go. A recipe imports this file before all that takes seconds to import.
 """
 

@@ -13,7 +13,7 @@ A start falls back to the interpreter itself, and says why, where it would diffe
 while they were imported has another value, or the server is gone. What differs all the same: the process is a child of
 the server, with the server's command line and environment in /proc, its memory contains the server's pages, hashes of
 texts are salted as the server's are, and warnings of imports are not printed. So tests of such things start cold, and
-tests/cpu/test_warm.py compares a warm with a cold launch under each engine, bit for bit.
+tests/launch/test_warm.py compares a warm with a cold launch under each engine, bit for bit.
 
 For Linux, and for CPU ranks: where there is a GPU, CUDA_VISIBLE_DEVICES has to be empty.
 """

@@ -13,7 +13,7 @@ CONFIGS = REPO / "accelerate_configs"
 RECIPE = str(REPO / "recipes" / "llama.py")
 INTERPRETER = (
     sys.executable
-)  # which starts cold; tests/cpu/conftest.py puts another program in its place
+)  # which starts cold; tests/launch/conftest.py puts another program in its place
 TIMEOUT = 400  # seconds; a cold launch takes 10-30 on two idle cores
 
 

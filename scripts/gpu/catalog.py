@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from .cell import Cell
 
 CUDA = "it asks about CUDA itself"
-MINUTES_ON_A_CPU = "the quick example takes minutes on a CPU, where tests/cpu runs it"
+MINUTES_ON_A_CPU = "the quick example takes minutes on a CPU, where tests/launch runs it"
 # What recipes/llama.py imports besides the libraries that a model needs anyway
 RECIPE = ("datasets", "peft")
 
@@ -183,7 +183,7 @@ def correct_cells():
             "no leak, a planted one is seen",
             200,
             needs=("pytest",),
-            cuda_only="tests/static/test_masks.py has the attentions of a CPU",
+            cuda_only="tests/unit/test_masks.py has the attentions of a CPU",
         ),
         Cell(
             "masks.packed_rows",

@@ -76,7 +76,7 @@ def test_a_rank_holds_what_the_planner_says(row, monkeypatch):
     "row", TRACKED, ids=lambda row: f"{row['config']}-{row['job'].replace(' ', '-')}"
 )
 def test_the_peak_is_that_of_live_tensors(row):
-    """Measured by scripts/track_ranks.py; the tests of tests/cpu measure some of them again."""
+    """Measured by scripts/track_ranks.py; the tests of tests/launch measure some of them again."""
     compared = track_ranks.compare(row)
     assert abs(compared["error"]) < 0.05 and abs(compared["beside_bucket"]) < 0.05
 

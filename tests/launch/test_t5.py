@@ -27,7 +27,7 @@ def texts_of(folder):
 
 
 def test_two_ranks_write_the_texts_of_one_process(tiny, one_process, tmp_path):
-    """Under FSDP1, where generation needs what is in no layer gathered; of others tests/cpu/test_recipes.py sees to it
+    """Under FSDP1, where generation needs what is in no layer gathered; of others tests/launch/test_recipes.py sees to it
     that ROUGE, BLEU and exact match are those of one process."""
     job, reference = (
         parity.Run("t5", "fsdp1_full_shard", 2, *parity.CUT[2], recipe="t5"),

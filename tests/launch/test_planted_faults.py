@@ -28,14 +28,14 @@ FSDP2_NO_SHARD = (
 )
 
 # ---- Faults that a test finds: the test, what its assertion says, and the fault as (file, old text, new text) ----
-COLLECTIVES = "tests/static/test_recipes.py::TestRecipe::test_every_rank_takes_part_in_every_collective_call[llama.py]"
+COLLECTIVES = "tests/unit/test_recipes.py::TestRecipe::test_every_rank_takes_part_in_every_collective_call[llama.py]"
 SHARDING_KEY = (
-    "tests/static/test_configs.py::TestConfig::test_it_uses_the_sharding_key_of_its_version"
+    "tests/unit/test_configs.py::TestConfig::test_it_uses_the_sharding_key_of_its_version"
 )
-PACKED = "tests/static/test_masks.py::test_packed_documents_do_not_see_each_other[llama-sdpa]"
-LAID_OUT = "tests/static/test_masks.py::test_a_batch_of_the_recipe_keeps_rows_and_padding_apart[llama-sdpa-packed]"
-END_OF_TURN = "tests/static/test_rows.py::test_a_pad_token_equal_to_the_end_of_turn_does_no_harm"
-TRAINED = "tests/static/test_adapters.py::test_exactly_what_should_train_is_trained[--use_peft]"
+PACKED = "tests/unit/test_masks.py::test_packed_documents_do_not_see_each_other[llama-sdpa]"
+LAID_OUT = "tests/unit/test_masks.py::test_a_batch_of_the_recipe_keeps_rows_and_padding_apart[llama-sdpa-packed]"
+END_OF_TURN = "tests/unit/test_rows.py::test_a_pad_token_equal_to_the_end_of_turn_does_no_harm"
+TRAINED = "tests/unit/test_adapters.py::test_exactly_what_should_train_is_trained[--use_peft]"
 EXPORT = "    export_model(accelerator, model, tokenizer, output_dir)\n"
 GATHER = "        weights = model_weights.whole_weights(accelerator, model)\n"
 FOUND_BY_A_TEST = {
