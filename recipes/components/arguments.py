@@ -1,0 +1,292 @@
+"""The arguments that recipes share, in groups; names and meanings are transformers' and TRL's.
+
+A recipe's own dataclass inherits from CommonArguments and from the groups that it supports. Checks
+and components take the group that they need, so a type checker sees what a recipe has.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from components.cli import MAY_CHANGE, Above, AtLeast, Below, ReadBy, arg
+
+Optimizer = Literal[
+    "adamw_torch_fused", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"
+]
+LearningRateSchedule = Literal[
+    "linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"
+]
+SamplingStrategy = Literal["random", "sequential", "group_by_length"]
+Tracker = Literal[
+    "none",
+    "all",
+    "tensorboard",
+    "wandb",
+    "trackio",
+    "comet_ml",
+    "mlflow",
+    "clearml",
+    "dvclive",
+    "swanlab",
+    "aim",
+]
+
+
+def full_name_of_dtype(name: str) -> str:
+    """Return torch's name of a dtype, of which accelerate knows three as bf16, fp16 and fp32."""
+    return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(name, name)
+
+
+def without_dashes(name: str) -> str:
+    """Return the name of an argument that may have been given as the flag."""
+    return name.lstrip("-")
+
+
+@dataclass(kw_only=True)
+class ModelArguments:
+    """Which model is trained, and what it computes with."""
+
+    GROUP: ClassVar[str] = "Model"
+    model_name_or_path: str = arg("", "hub id or folder of the model")
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"], ReadBy(full_name_of_dtype)] = arg(
+        "float32", "type of the weights; bfloat16 halves a frozen base"
+    )
+    no_master_weights: Annotated[bool, MAY_CHANGE] = arg(
+        False,
+        "with --dtype bfloat16 and without --use_peft: train weights of which there is no fp32 "
+        "copy, as single.yaml and ddp.yaml would have it; this halves their memory and loses "
+        "updates below 1/256 of a weight",
+    )
+    attn_implementation: Annotated[str, MAY_CHANGE] = arg(
+        "sdpa",
+        "eager, sdpa, flex_attention, varlen (torch's own FlashAttention), flash_attention_2, "
+        "_3, _4, or the hub id of a kernel",
+    )
+    gradient_checkpointing: Annotated[bool, MAY_CHANGE] = arg(
+        False, "recompute activations in the backward pass: much less memory, a third more compute"
+    )
+    tf32: bool = arg(False, "multiply fp32 matrices in TF32")
+
+
+@dataclass(kw_only=True)
+class CompileArguments:
+    """Compiling the model's layers."""
+
+    GROUP: ClassVar[str] = "Model"
+    torch_compile: Annotated[bool, MAY_CHANGE] = arg(
+        False, "compile each kind of layer once, which takes a minute at the start"
+    )
+
+
+@dataclass(kw_only=True)
+class LossInHeadArguments:
+    """The loss of causal language models, computed in pieces inside of the output head."""
+
+    GROUP: ClassVar[str] = "Model"
+    max_logits_mib: Annotated[float | None, Above(0), MAY_CHANGE] = arg(
+        None,
+        "MiB of fp32 logits that are held at a time; a larger loss is computed in pieces "
+        "[a 64th of the GPU's whole memory, 256 on a CPU]",
+    )
+
+
+@dataclass(kw_only=True)
+class LigerArguments:
+    """Liger's kernels."""
+
+    GROUP: ClassVar[str] = "Model"
+    use_liger_kernel: Annotated[bool, MAY_CHANGE] = arg(
+        False, "use Liger's Triton kernels for norms, rotary positions and MLPs"
+    )
+
+
+@dataclass(kw_only=True)
+class QuantizationArguments:
+    """The quantized base under adapters."""
+
+    GROUP: ClassVar[str] = "Quantized base (bitsandbytes)"
+    load_in_8bit: bool = arg(False, "load the base in int8 (LLM.int8)")
+    load_in_4bit: bool = arg(False, "load the base in 4 bits (QLoRA)")
+    bnb_4bit_quant_type: Literal["nf4", "fp4"] = arg("nf4", "4-bit number format")
+    bnb_4bit_use_double_quant: bool = arg(
+        False, "quantize the scales too, which saves 0.37 bits per parameter"
+    )
+
+
+@dataclass(kw_only=True)
+class AdapterArguments:
+    """LoRA adapters."""
+
+    GROUP: ClassVar[str] = "Adapters (peft)"
+    use_peft: bool = arg(False, "train LoRA adapters on a frozen base")
+    lora_r: Annotated[int, Above(0)] = arg(16, "rank")
+    lora_alpha: Annotated[float, Above(0)] = arg(
+        32, "scale: alpha / r, or alpha / sqrt(r) with --use_rslora"
+    )
+    lora_dropout: Annotated[float, AtLeast(0), Below(1)] = arg(
+        0.0, "dropout on the input of the adapters"
+    )
+    lora_target_modules: list[str] = arg(["all-linear"], "names of the layers that get adapters")
+
+
+@dataclass(kw_only=True)
+class LoraVariantArguments:
+    """Variants of LoRA for linear layers."""
+
+    GROUP: ClassVar[str] = "Adapters (peft)"
+    use_rslora: bool = arg(False, "rank-stabilized scale")
+    use_dora: bool = arg(False, "weight-decomposed LoRA")
+
+
+@dataclass(kw_only=True)
+class DataArguments:
+    """Where the data come from."""
+
+    GROUP: ClassVar[str] = "Data"
+    dataset_name: str = arg("", "hub id, folder, or .json, .jsonl, .csv or .parquet file")
+    dataset_config: str | None = arg(None, "configuration of a hub data set")
+    dataset_train_split: str = arg("train", "split to train on")
+    dataset_test_split: Annotated[str, MAY_CHANGE] = arg(
+        "test", "split to evaluate on, if there is one"
+    )
+    eval_dataset_name: Annotated[str | None, MAY_CHANGE] = arg(
+        None, "evaluate on this file or data set instead"
+    )
+    skip_bad_rows: bool = arg(False, "leave out and count the rows that cannot be used")
+
+
+@dataclass(kw_only=True)
+class LengthArguments:
+    """How long a row may be."""
+
+    GROUP: ClassVar[str] = "Data"
+    max_length: Annotated[int, Above(0)] = arg(1024, "tokens per row; longer rows lose their end")
+
+
+@dataclass(kw_only=True)
+class RowArguments:
+    """Data sets whose rows are prepared before training."""
+
+    GROUP: ClassVar[str] = "Data"
+    dataset_num_proc: Annotated[int | None, Above(0), MAY_CHANGE] = arg(
+        None, "processes that prepare rows"
+    )
+    dataloader_num_workers: Annotated[int, AtLeast(0), MAY_CHANGE] = arg(
+        0, "processes per GPU that make batches"
+    )
+
+
+@dataclass(kw_only=True)
+class SamplingArguments:
+    """The order of the rows."""
+
+    GROUP: ClassVar[str] = "Data"
+    train_sampling_strategy: SamplingStrategy = arg(
+        "random", "order of the rows; group_by_length pads less"
+    )
+
+
+@dataclass(kw_only=True)
+class TrainingArguments:
+    """Batches, optimizer and schedule."""
+
+    GROUP: ClassVar[str] = "Training"
+    per_device_train_batch_size: Annotated[int, Above(0), MAY_CHANGE] = arg(
+        8, "rows per GPU and micro-batch"
+    )
+    gradient_accumulation_steps: Annotated[int, Above(0), MAY_CHANGE] = arg(
+        1, "micro-batches per optimizer step"
+    )
+    num_train_epochs: Annotated[float | None, Above(0)] = arg(3.0, "passes over the data")
+    max_steps: int = arg(-1, "optimizer steps, instead of epochs, if positive")
+    optim: Optimizer = arg("adamw_torch_fused", "AdamW of torch or of bitsandbytes")
+    learning_rate: Annotated[float, Above(0)] = arg(
+        2e-5, "peak of the learning rate; adapters want about ten times more"
+    )
+    lr_scheduler_type: LearningRateSchedule = arg("linear", "schedule after the warmup")
+    warmup_steps: Annotated[float, AtLeast(0)] = arg(
+        0, "optimizer steps of warmup; below 1 a share of all steps"
+    )
+    weight_decay: Annotated[float, AtLeast(0)] = arg(
+        0.0, "weight decay of AdamW, not on biases and norms"
+    )
+    max_grad_norm: Annotated[float, AtLeast(0)] = arg(
+        1.0, "clip the global norm of the gradient; 0: do not"
+    )
+    seed: Annotated[int, AtLeast(0)] = arg(
+        42, "seed of adapters, dropout and the order of the rows"
+    )
+
+
+@dataclass(kw_only=True)
+class EvaluationArguments:
+    """When to evaluate."""
+
+    GROUP: ClassVar[str] = "Evaluation and logs"
+    per_device_eval_batch_size: Annotated[int, Above(0), MAY_CHANGE] = arg(8, "rows per GPU")
+    eval_strategy: Annotated[Literal["no", "steps", "epoch"], MAY_CHANGE] = arg(
+        "epoch", "when to evaluate, besides after the last step"
+    )
+    eval_steps: Annotated[int, Above(0), MAY_CHANGE] = arg(
+        500, "optimizer steps between evaluations"
+    )
+    logging_steps: Annotated[int, Above(0), MAY_CHANGE] = arg(
+        1,
+        "optimizer steps between lines of metrics.jsonl; in between nothing waits for the device",
+    )
+    report_to: Annotated[Tracker, MAY_CHANGE] = arg("none", "tracker that gets the metrics too")
+
+
+@dataclass(kw_only=True)
+class EvalOnStartArguments:
+    """An evaluation before the first step."""
+
+    GROUP: ClassVar[str] = "Evaluation and logs"
+    eval_on_start: Annotated[bool, MAY_CHANGE] = arg(False, "evaluate before the first step too")
+
+
+@dataclass(kw_only=True)
+class RunArguments:
+    """The folder of the run, its checkpoints, and what happens when something fails."""
+
+    GROUP: ClassVar[str] = "Run and checkpoints"
+    output_dir: Annotated[str, MAY_CHANGE] = arg("", "folder of checkpoints, logs and result")
+    save_steps: Annotated[int, AtLeast(0), MAY_CHANGE] = arg(
+        500, "optimizer steps between checkpoints; 0: only when the run is stopped"
+    )
+    save_total_limit: Annotated[int, Above(0), MAY_CHANGE] = arg(2, "newest checkpoints kept")
+    resume_from_checkpoint: Annotated[str, MAY_CHANGE] = arg(
+        "auto", "auto (the newest that verifies), none (start anew) or a checkpoint's folder"
+    )
+    allow_change: Annotated[list[str], ReadBy(without_dashes), MAY_CHANGE] = arg(
+        [], "arguments that may differ from the checkpoint's although they change the run"
+    )
+    nonfinite: Annotated[Literal["stop", "skip"], MAY_CHANGE] = arg(
+        "stop",
+        "what to do when loss or gradient are not finite; such a step never changes the weights",
+    )
+    nonfinite_budget: Annotated[int, AtLeast(0), MAY_CHANGE] = arg(
+        10, "steps that --nonfinite skip may leave out"
+    )
+    ddp_timeout: Annotated[int, Above(0), MAY_CHANGE] = arg(
+        1800,
+        "seconds that ranks wait for each other, also while one prepares the rows or writes a "
+        "checkpoint; then each prints its stacks and ends. If preparing the rows takes longer, "
+        "first run the same command with --num_processes 1 and --dry_run, which fills the cache",
+    )
+    dry_run: Annotated[bool, MAY_CHANGE] = arg(
+        False,
+        "check arguments, strategy, data and disk, print the start summary and how to plan the "
+        "memory, and stop; no weights are loaded",
+    )
+
+
+@dataclass(kw_only=True)
+class CommonArguments(
+    RunArguments,
+    EvaluationArguments,
+    TrainingArguments,
+    DataArguments,
+    AdapterArguments,
+    ModelArguments,
+):
+    """What every recipe takes."""

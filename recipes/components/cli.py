@@ -1,0 +1,255 @@
+"""A recipe's command line, read into a dataclass by transformers' HfArgumentParser.
+
+    @dataclass(kw_only=True)
+    class Arguments(CommonArguments):
+        packing: bool = arg(False, "fill each line of a batch with several rows")
+
+    args = parse_arguments(Arguments, __doc__)
+
+Each field is a flag: its type says how the value is read, `arg` gives default and help, and
+markers in Annotated give bounds. A recipe that changes only the default of a shared flag writes
+`learning_rate: float = 1e-6`; help and bounds remain those of the class that it inherits from.
+"""
+
+import copy
+import dataclasses
+import difflib
+import json
+import math
+import os
+import sys
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+import yaml
+from transformers.hf_argparser import HfArgumentParser
+
+from components.exits import Exit
+from components.status import fail
+
+A = TypeVar("A")
+CONFIG_FLAG = "--config"
+
+
+# ---- Markers of a field: Annotated[int, Above(0), MAY_CHANGE] ----
+@dataclass(frozen=True)
+class Above:
+    """The value has to be greater."""
+
+    bound: float
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """The value has to be this or greater."""
+
+    bound: float
+
+
+@dataclass(frozen=True)
+class Below:
+    """The value has to be smaller."""
+
+    bound: float
+
+
+@dataclass(frozen=True)
+class ReadBy:
+    """The text on the command line is read by this function, which may raise a ValueError."""
+
+    function: Callable[[str], Any]
+
+
+@dataclass(frozen=True)
+class AnyNumber:
+    """The flag may be given without a value, which means an empty list."""
+
+
+@dataclass(frozen=True)
+class MayChange:
+    """A resumed run may have another value, since it changes nothing that is trained on."""
+
+
+MAY_CHANGE = MayChange()
+
+
+def arg(default: Any, help: str) -> Any:
+    """Return a dataclass field that is a flag, with its default and its help."""
+    metadata = {"help": help}
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def markers_of(kind: type) -> dict[str, tuple[Any, ...]]:
+    """Return the markers of each field: of the class that annotates it with any, nearest first."""
+    markers: dict[str, tuple[Any, ...]] = {}
+    for owner in kind.__mro__:
+        for name, hint in vars(owner).get("__annotations__", {}).items():
+            if typing.get_origin(hint) is typing.Annotated:
+                markers.setdefault(name, hint.__metadata__)
+    return markers
+
+
+def may_change(kind: type) -> set[str]:
+    """Return the names of the arguments that a resumed run may have otherwise."""
+    return {name for name, markers in markers_of(kind).items() if MAY_CHANGE in markers}
+
+
+# ---- Reading ----
+def parse_arguments(kind: type[A], description: str = "", words: Sequence[str] | None = None) -> A:
+    """Return `kind` filled from the command line, or from `words`.
+
+    `--config FILE` reads arguments from a YAML or JSON file first, also from a run.json; those
+    on the command line override them. A wrong call ends with one line per problem and code 64.
+    """
+    words = list(sys.argv[1:] if words is None else words)
+    parser = RecipeParser(kind, description=description)
+    config, words = take_config(parser, words)
+    (arguments,) = parser.parse_args_into_dataclasses([*config, *words], look_for_args_file=False)
+    problems = find_out_of_bounds(arguments)
+    if problems:
+        fail(Exit.USAGE, *problems)
+    return arguments
+
+
+class RecipeParser(HfArgumentParser):
+    """HfArgumentParser with groups by topic, and wrong calls told in one line with code 64."""
+
+    def __init__(self, kind: type, description: str = "") -> None:
+        super().__init__(
+            kind, description=description, usage="%(prog)s [--flag value ...]", allow_abbrev=False
+        )
+
+    def _add_dataclass_arguments(self, dtype: type) -> None:
+        """Add a flag for each field, in the group of the class that declares it."""
+        hints = typing.get_type_hints(dtype)
+        markers = markers_of(dtype)
+        fields = {field.name: field for field in dataclasses.fields(dtype)}
+        groups = {}
+        for owner in reversed(dtype.__mro__):
+            title = vars(owner).get("GROUP")
+            if title is not None and title not in groups:
+                groups[title] = self.add_argument_group(title)
+            for name in vars(owner).get("__annotations__", {}):
+                if name not in fields:
+                    continue
+                field = copy.copy(fields.pop(name))
+                field.type = hints[name]
+                field.metadata = {"help": help_of(dtype, name).replace("%", "%%")}
+                self._parse_dataclass_field(groups[owner.GROUP], field)
+                apply_markers(self._option_string_actions[f"--{name}"], markers.get(name, ()))
+        self.add_argument(CONFIG_FLAG, metavar="FILE", help="read arguments from this YAML or JSON")
+
+    def error(self, message: str) -> NoReturn:
+        """End with 64 and one line; a flag that does not exist is told with the nearest one."""
+        suggestions = []
+        unknown = message.partition("unrecognized arguments: ")[2].split()
+        if unknown:
+            wrong = unknown[0].partition("=")[0]
+            close = difflib.get_close_matches(wrong, self._option_string_actions, 1)
+            suggestions = [f"did you mean {flag}?" for flag in close]
+        fail(Exit.USAGE, message, *suggestions)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse what is not known: HfArgumentParser would return it, and raise a ValueError."""
+        namespace, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return namespace, unknown
+
+
+def help_of(kind: type, name: str) -> str:
+    """Return the help of a field, which stands where the field was first declared."""
+    for owner in kind.__mro__:
+        field = getattr(owner, "__dataclass_fields__", {}).get(name)
+        if field is not None and "help" in field.metadata:
+            return field.metadata["help"]
+    raise TypeError(f"{kind.__name__}.{name} has no help")
+
+
+def apply_markers(action: Any, markers: Sequence[Any]) -> None:
+    """Let the markers of a field change how its flag is read."""
+    for marker in markers:
+        if isinstance(marker, ReadBy):
+            action.type = marker.function
+        if isinstance(marker, AnyNumber):
+            action.nargs = "*"
+
+
+def find_out_of_bounds(arguments: Any) -> list[str]:
+    """Return a line for each number that is out of bounds."""
+    problems = []
+    for name, markers in markers_of(type(arguments)).items():
+        value = getattr(arguments, name)
+        if value is None:
+            continue
+        for marker in markers:
+            rule = broken_rule(value, marker)
+            if rule is not None:
+                problems.append(f"--{name} {value}: must be {rule}")
+    return problems
+
+
+def broken_rule(value: float, marker: Any) -> str | None:
+    """Return in words what a value has to be and is not, or None if it is."""
+    match marker:
+        case Above(bound) if not bound < value < math.inf:
+            return f"above {bound}"
+        case AtLeast(bound) if not bound <= value < math.inf:
+            return f"{bound} or more"
+        case Below(bound) if not value < bound:
+            return f"below {bound}"
+    return None
+
+
+# ---- Arguments from a file ----
+def take_config(parser: RecipeParser, words: list[str]) -> tuple[list[str], list[str]]:
+    """Return the words that `--config FILE` stands for, and the words without it."""
+    for place, word in enumerate(words):
+        flag, equals, path = word.partition("=")
+        if flag != CONFIG_FLAG:
+            continue
+        rest = words[place + 1 :]
+        if not equals:
+            if not rest:
+                fail(Exit.USAGE, f"argument {CONFIG_FLAG}: expected one argument")
+            path, *rest = rest
+        return words_of_file(parser, path), words[:place] + rest
+    return [], words
+
+
+def words_of_file(parser: RecipeParser, path: str) -> list[str]:
+    """Return the arguments in a YAML or JSON file as words of the command line."""
+    words = []
+    for name, value in read_arguments(path).items():
+        flag = f"--{name}"
+        action = parser._option_string_actions.get(flag)
+        if action is None:
+            close = difflib.get_close_matches(flag, parser._option_string_actions, 1)
+            meaning = f"; did you mean {close[0].lstrip('-')}?" if close else ""
+            fail(Exit.USAGE, f"{CONFIG_FLAG} {path}: {name} is not an argument{meaning}")
+        if value is None or (value == [] and action.nargs != "*"):
+            continue
+        values = value if isinstance(value, list) else [value]
+        words += [flag, *map(str, values)]
+    return words
+
+
+def read_arguments(path: str) -> Mapping[str, Any]:
+    """Return the arguments in a file: its top level, or what a run.json has under "arguments"."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file) if path.endswith(".json") else yaml.safe_load(file)
+    except OSError as error:
+        fail(Exit.USAGE, f"{CONFIG_FLAG} {path}: {os.strerror(error.errno or 0)}")
+    except (ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())[:200]
+        fail(Exit.USAGE, f"{CONFIG_FLAG} {path}: cannot be read: {reason}")
+    if isinstance(content, dict) and isinstance(content.get("arguments"), dict):
+        content = content["arguments"]
+    if not isinstance(content, dict):
+        fail(Exit.USAGE, f"{CONFIG_FLAG} {path}: has no arguments, such as `learning_rate: 2e-5`")
+    return content

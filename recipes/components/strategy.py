@@ -1,0 +1,131 @@
+"""The strategy that YAML and launcher ask for: the Accelerator, and what is really in force."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from accelerate import (
+    Accelerator,
+    DistributedDataParallelKwargs,
+    DistributedType,
+    InitProcessGroupKwargs,
+)
+from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin
+from accelerate.utils.dataclasses import TorchDynamoPlugin
+
+from components import upstream
+from components.arguments import CommonArguments, CompileArguments
+
+FSDP2_NAMES = {  # by (hybrid, reshards after the forward pass)
+    (False, True): "FULL_SHARD",
+    (False, False): "SHARD_GRAD_OP",
+    (True, True): "HYBRID_SHARD",
+    (True, False): "HYBRID_SHARD_ZERO2",
+}
+# The watch over the ranks speaks before the process group gives up
+SECONDS_AFTER_THE_WATCH = 60
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """What accelerate really runs, whatever it was asked for.
+
+    Attributes:
+        name: "one process", "DDP", "FSDP2 FULL_SHARD", "DeepSpeed ZeRO-3", ...
+        fsdp_version: 1 or 2; 0 without FSDP.
+        zero_stage: 0 to 3; None without DeepSpeed.
+    """
+
+    name: str
+    fsdp_version: int = 0
+    zero_stage: int | None = None
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether an engine that can shard is in force; FSDP's NO_SHARD and ZeRO-0 count too."""
+        return self.fsdp_version > 0 or self.zero_stage is not None
+
+    @classmethod
+    def of(cls, accelerator: Accelerator) -> "Strategy":
+        """Return the strategy of an Accelerator."""
+        if accelerator.distributed_type == DistributedType.DEEPSPEED:
+            stage = accelerator.state.deepspeed_plugin.zero_stage
+            return cls(f"DeepSpeed ZeRO-{stage}", zero_stage=stage)
+        if accelerator.distributed_type != DistributedType.FSDP:
+            return cls("one process" if accelerator.num_processes == 1 else "DDP")
+        plugin = accelerator.state.fsdp_plugin
+        if plugin.fsdp_version == 1:
+            return cls(f"FSDP1 {fsdp1_name(accelerator)}", fsdp_version=1)
+        hybrid = getattr(accelerator.parallelism_config, "dp_replicate_size", 1) > 1
+        name = FSDP2_NAMES[hybrid, bool(plugin.reshard_after_forward)]
+        return cls(f"FSDP2 {name}", fsdp_version=2)
+
+
+def fsdp1_name(accelerator: Accelerator) -> str:
+    """Return the name of the strategy that FSDP1 really runs.
+
+    Over one rank torch turns each of them into NO_SHARD (torch/distributed/fsdp/_init_utils.py,
+    _init_core_state), and hybrid ones shard over the GPUs of one host.
+    """
+    asked = accelerator.state.fsdp_plugin.sharding_strategy.name
+    shards = accelerator.num_processes
+    if asked.startswith(("_HYBRID", "HYBRID")):
+        shards = getattr(torch, accelerator.device.type).device_count()
+    return asked if shards > 1 else "NO_SHARD"
+
+
+def compute_dtype(dtype: str, accelerator: Accelerator) -> str:
+    """Return the name of the dtype of matrix products: mixed precision's, or the weights' own."""
+    return {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision, dtype)
+
+
+def new_accelerator(args: CommonArguments) -> Accelerator:
+    """Return the Accelerator that YAML, launcher and arguments ask for.
+
+    Raises:
+        RuntimeError, ValueError, ImportError: if accelerate cannot run what it was asked for.
+    """
+    dynamo = None
+    if isinstance(args, CompileArguments) and args.torch_compile:
+        dynamo = TorchDynamoPlugin(backend="inductor", use_regional_compilation=True)
+    timeout = timedelta(seconds=args.ddp_timeout + SECONDS_AFTER_THE_WATCH)
+    return Accelerator(
+        gradient_accumulation_plugin=GradientAccumulationPlugin(
+            args.gradient_accumulation_steps, sync_with_dataloader=False
+        ),
+        dataloader_config=DataLoaderConfiguration(even_batches=False, non_blocking=True),
+        dynamo_plugin=dynamo,
+        kwargs_handlers=[
+            # DDP would hold the gradients twice: its own and those in its buckets
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True),
+            InitProcessGroupKwargs(timeout=timeout),
+        ],
+        log_with=None if args.report_to == "none" else args.report_to,
+        project_dir=args.output_dir,
+    )
+
+
+def set_up_engine(args: CommonArguments, accelerator: Accelerator) -> None:
+    """Set what accelerate does not hand to the engine itself, and the precision of products."""
+    upstream.reduce_each_micro_batch(accelerator)
+    upstream.reduce_in_fp32(accelerator)
+    upstream.tell_deepspeed_of_loop(
+        accelerator, args.max_grad_norm, args.per_device_train_batch_size
+    )
+    torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = args.tf32  # torch allows it for convolutions by default
+
+
+def backward(accelerator: Accelerator, loss: torch.Tensor) -> None:
+    """Back-propagate this micro-batch's part of a loss that is a sum over the optimizer step.
+
+    Engines average gradients over ranks, and accelerate divides the loss by the accumulation
+    steps: both are undone, so that gradients add up to those of the whole step's loss.
+
+    Args:
+        loss: the micro-batch's sum, divided by the count of the whole step over all ranks.
+    """
+    num_parts = accelerator.gradient_accumulation_steps * accelerator.num_processes
+    # Where the loss is not finite, 0 * loss is not 0: then the gradient, which all ranks share, is
+    # not finite either, and all of them leave the step out.
+    accelerator.backward(loss * (num_parts + 0 * loss.detach()))

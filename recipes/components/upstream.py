@@ -1,0 +1,265 @@
+"""Workarounds for other libraries: what is wrong, where it is reported, and what is done until then.
+
+Each is one function, called by its name where it acts. tests/launch/test_upstream.py and
+tests/unit/components/test_upstream.py show the harm that is done without it: where such a test
+passes without the workaround, the library is fixed and the workaround goes.
+`python scripts/workarounds.py` prints the list.
+
+Other libraries are imported inside of the functions, since the first of these run before that.
+"""
+
+import contextlib
+import functools
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from accelerate import Accelerator
+
+
+@dataclass(frozen=True)
+class Workaround:
+    """Where a fault is reported or stands in the source, and the version in which it was seen."""
+
+    link: str
+    seen: str
+
+
+def workaround(link: str, seen: str) -> Callable:
+    """Mark a function as a workaround; `workarounds` lists all of them."""
+
+    def mark(function: Callable) -> Callable:
+        function.workaround = Workaround(link, seen)  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def workarounds() -> dict[str, Callable]:
+    """Return the workarounds of this module by name, in the order in which they stand."""
+    return {name: value for name, value in globals().items() if hasattr(value, "workaround")}
+
+
+# ---- At the start ----
+def start_faster() -> None:
+    """Have the libraries import less than they would. To be called before any is imported."""
+    import_bitsandbytes_uncompiled()
+    ask_for_deepspeed_without_importing_it()
+
+
+@workaround("bitsandbytes/backends/default/ops.py", seen="bitsandbytes 0.50")
+def import_bitsandbytes_uncompiled() -> None:
+    """Import bitsandbytes, if it is installed, without torch's compiler.
+
+    bitsandbytes calls torch.compile while it is imported, which imports torch._inductor: half a
+    second of each start, since peft imports bitsandbytes and transformers' schedules import peft.
+    Here its functions are compiled when they are first called.
+    """
+    with compiling_at_first_call(), contextlib.suppress(ImportError):
+        import bitsandbytes  # noqa: F401  for what its import does
+
+
+@contextlib.contextmanager
+def compiling_at_first_call() -> Iterator[None]:
+    """Let torch.compile return functions that it compiles when they are first called."""
+    import torch
+
+    compile_at_once = torch.compile
+
+    def compile_later(function: Callable | None = None, **options: Any) -> Callable:
+        if function is None:
+            return functools.partial(compile_later, **options)
+
+        @functools.cache
+        def compiled() -> Callable:
+            return compile_at_once(function, **options)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return compiled()(*args, **kwargs)
+
+        return call
+
+    torch.compile = compile_later
+    try:
+        yield
+    finally:
+        torch.compile = compile_at_once
+
+
+@workaround("accelerate/utils/other.py, extract_model_from_parallel", seen="accelerate 1.15")
+def ask_for_deepspeed_without_importing_it() -> None:
+    """Let accelerate unwrap a model without importing deepspeed, which takes up to a second.
+
+    accelerate imports it to ask whether a model is DeepSpeed's engine. No model is, as long as
+    nobody has imported it.
+    """
+    from accelerate.utils import other
+
+    is_installed = other.is_deepspeed_available
+    other.is_deepspeed_available = lambda: "deepspeed" in sys.modules and is_installed()
+
+
+# ---- Accelerator ----
+@workaround("https://github.com/huggingface/accelerate/issues/2531", seen="accelerate 1.15")
+def reduce_each_micro_batch(accelerator: "Accelerator") -> None:
+    """Have FSDP reduce gradients in each micro-batch.
+
+    Under `no_sync` every rank would hold whole gradients, which sharding is there to avoid.
+    """
+    from accelerate import DistributedType
+
+    if accelerator.distributed_type != DistributedType.FSDP:
+        return
+    plugin = accelerator.state.fsdp_plugin
+    if accelerator.is_fsdp2 or plugin.sharding_strategy.name != "NO_SHARD":
+        accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = True
+
+
+@workaround("https://github.com/huggingface/accelerate/issues/1970", seen="accelerate 1.15")
+def tell_deepspeed_of_loop(
+    accelerator: "Accelerator", max_grad_norm: float, micro_batch_size: int
+) -> None:
+    """Tell DeepSpeed's engine what the loop's own calls do not reach it with.
+
+    Its engine ignores the argument of clip_grad_norm_, and without the size of a micro-batch
+    accelerate asks for a data loader in `prepare`.
+    """
+    plugin = accelerator.state.deepspeed_plugin
+    if plugin:
+        plugin.deepspeed_config["gradient_clipping"] = max_grad_norm
+        plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = micro_batch_size
+
+
+@workaround("deepspeed/runtime/engine.py, _do_optimizer_sanity_check", seen="deepspeed 0.19")
+def reduce_in_fp32(accelerator: "Accelerator") -> None:
+    """Under mixed precision, keep in fp32 what upstream would round.
+
+    This is about reduced gradients, FSDP1's buffers and FSDP2's outputs. accelerate and DeepSpeed
+    reduce gradients between ranks in the type that is computed in, and ZeRO adds micro-batches in
+    it too. Each addition then keeps 8 bits in bf16. In fp32 a reduction takes twice the traffic,
+    and ZeRO-2 and 3 keep 2 more bytes per gradient element. DeepSpeed refuses to add in fp32 under
+    ZeRO-0, turns ZeRO-1 into another optimizer and keeps a second copy on the GPU under ZeRO-2
+    with offload (stage_1_and_2.py, _use_compact_grad_partition_buffer): these add micro-batches in
+    the type that is computed in.
+    """
+    import torch
+    from accelerate import DistributedType
+
+    if accelerator.distributed_type == DistributedType.FSDP:
+        plugin = accelerator.state.fsdp_plugin
+        policy = plugin.mixed_precision_policy
+        if policy and accelerator.is_fsdp2:
+            # Without output_dtype=None the loss, which is a sum, would be rounded
+            plugin.mixed_precision_policy = replace(
+                policy, reduce_dtype=torch.float32, output_dtype=None
+            )
+        elif policy:
+            # Without buffer_dtype=None the frequencies of rotary positions would be rounded, by
+            # 0.4 % in bf16
+            plugin.mixed_precision_policy = replace(
+                policy, reduce_dtype=torch.float32, buffer_dtype=None
+            )
+    if accelerator.state.deepspeed_plugin:
+        reduce_in_fp32_under_deepspeed(accelerator.state.deepspeed_plugin)
+
+
+def reduce_in_fp32_under_deepspeed(plugin: Any) -> None:
+    """Set the types of reductions and of added gradients, unless the config does."""
+    config = plugin.deepspeed_config
+    config.setdefault("communication_data_type", "fp32")
+    offload = config.get("zero_optimization", {}).get("offload_optimizer") or {}
+    offloads = offload.get("device", "none") != "none"
+    if plugin.zero_stage == 3 or (plugin.zero_stage == 2 and not offloads):
+        config.setdefault("data_types", {"grad_accum_dtype": "fp32"})
+
+
+# ---- Model ----
+@workaround("bitsandbytes/nn/modules.py, Linear4bit", seen="bitsandbytes 0.50")
+def keep_4bit_weights_as_loaded(model: "torch.nn.Module") -> None:
+    """Stop a CPU from repacking 4-bit weights, after which gradients stop at their layers."""
+    for module in model.modules():
+        module.support_avx512bf16_for_cpu = False
+
+
+@workaround("bitsandbytes/autograd/_functions.py", seen="bitsandbytes 0.50")
+def silence_int8_casts() -> None:
+    """Stop bitsandbytes from warning in each int8 layer and pass that it casts bf16 to fp16."""
+    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
+
+
+@workaround("transformers/modeling_utils.py", seen="transformers 5.17 to 5.23")
+def enable_gradient_checkpointing(model: Any) -> None:
+    """Recompute activations in the backward pass; older transformers have another name for it."""
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    if enable is None:
+        enable = model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+
+
+# ---- Adapters ----
+@workaround("deepspeed/runtime/engine.py, _configure_distributed_model", seen="deepspeed 0.19")
+def cast_for_zero3(model: "torch.nn.Module", accelerator: "Accelerator") -> None:
+    """Under ZeRO-3 in bf16 or fp16, cast what peft has made to the dtype that is computed in.
+
+    DeepSpeed casts the whole model in its other stages, and makes fp32 master weights of what is
+    trained. With ZeRO-3 it leaves out models that were loaded into it, so that adapters and copied
+    heads would stay in fp32: inputs of adapters are then cast twice, and a copied head fails.
+    """
+    import torch
+
+    plugin = accelerator.state.deepspeed_plugin
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
+    if not plugin or plugin.zero_stage != 3 or dtype is None:
+        return
+    for weight in model.parameters():
+        if weight.requires_grad and not hasattr(weight, "ds_id"):
+            weight.data = weight.data.to(dtype)
+
+
+@workaround("peft/tuners/tuners_utils.py, cast_input_dtype_enabled", seen="peft 0.21")
+def leave_casts_to_autocast(
+    model: "torch.nn.Module", accelerator: "Accelerator", use_dora: bool
+) -> None:
+    """Stop peft from casting the inputs of adapters where autocast casts them anyway.
+
+    peft casts the input of each adapter to the dtype of its weights, fp32, and autocast casts that
+    copy back to bf16 or fp16. Both copies are needless, and the second is kept for the backward
+    pass: query, key and value share one input, but each keeps a copy of its own. Loss and gradients
+    are bit for bit the same without these copies; with --lora_dropout they agree to a rounding,
+    since dropout then computes in the dtype of the input.
+
+    The cast stays in two cases. FSDP2 and DeepSpeed do not autocast but cast the weights, adapters
+    included: there it does nothing where the types agree, and is needed where they do not. DoRA
+    takes the norms of whole weights in the dtype of this input, so that its results would change.
+    """
+    autocasts = accelerator.native_amp and not accelerator.is_fsdp2
+    if not autocasts or use_dora:
+        return
+    for module in model.modules():
+        if hasattr(module, "cast_input_dtype_enabled"):  # peft's layers; those of experts ignore it
+            module.cast_input_dtype_enabled = False
+
+
+@workaround("https://github.com/pytorch/pytorch/issues/104690", seen="torch 2.13")
+def wrap_adapters_for_fsdp1(model: "torch.nn.Module", accelerator: "Accelerator") -> None:
+    """Give FSDP1 units of adapters only: it would keep gradients for the frozen base otherwise."""
+    from accelerate import DistributedType
+    from peft.utils.other import fsdp_auto_wrap_policy
+
+    if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
+        accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
+
+
+# ---- Export ----
+@workaround("peft/utils/save_and_load.py, get_peft_model_state_dict", seen="peft 0.21")
+def remove_fsdp1_wrappers(model: "torch.nn.Module") -> None:
+    """Take FSDP1's wrappers out of a model, inside of which peft finds no adapters to save."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if "_fsdp_wrapped_module" in child._modules:
+                module._modules[name] = child.module
