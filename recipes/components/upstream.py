@@ -12,7 +12,7 @@ import contextlib
 import functools
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -253,6 +253,54 @@ def wrap_adapters_for_fsdp1(model: "torch.nn.Module", accelerator: "Accelerator"
 
     if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
         accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
+
+
+# ---- Optimizer ----
+@workaround("deepspeed/runtime/engine.py, _take_model_step", seen="deepspeed 0.19")
+def check_gradients_of_zero0(
+    optimizer: "torch.optim.Optimizer", accelerator: "Accelerator"
+) -> None:
+    """Leave out a step of ZeRO-0 whose gradients are not finite; to be called before `prepare`.
+
+    Its engine steps inside of backward, without a check in fp32; it reads `overflow`.
+    """
+    import torch
+
+    def drop_nonfinite(optimizer: Any, *_: Any) -> None:
+        gradients = []
+        for group in optimizer.param_groups:
+            gradients += [weight.grad for weight in group["params"] if weight.grad is not None]
+        optimizer.overflow = not torch.nn.utils.get_total_norm(gradients).isfinite().item()
+        if optimizer.overflow:
+            optimizer.zero_grad()  # without gradients nothing is stepped
+
+    plugin = accelerator.state.deepspeed_plugin
+    if plugin and plugin.zero_stage == 0:
+        optimizer.overflow = False  # type: ignore[attr-defined]
+        optimizer.register_step_pre_hook(drop_nonfinite)
+
+
+@workaround(
+    "deepspeed/runtime/fp16/unfused_optimizer.py, initialize_optimizer_states",
+    seen="deepspeed 0.19",
+)
+def undo_allocating_step(
+    masters: Iterable[tuple["torch.Tensor", "torch.Tensor"]], optimizer: "torch.optim.Optimizer"
+) -> None:
+    """Undo the step with zero gradients by which DeepSpeed allocates AdamW's state under ZeRO-0.
+
+    That is in bf16 and fp16. The step decays the master weights, and it is counted: the bias
+    correction of the first real step would be that of a second one and shorten it to 0.74 of its
+    length. The moments are zero after it.
+
+    Args:
+        masters: the weights, each with its fp32 master weight.
+        optimizer: the one that DeepSpeed wraps.
+    """
+    for weight, master in masters:
+        master.data.copy_(weight)
+        entry = optimizer.state[master]
+        entry["step"] = entry["step"] * 0  # a tensor of torch's, a number of bitsandbytes'
 
 
 # ---- Export ----
