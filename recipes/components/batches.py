@@ -1,0 +1,218 @@
+"""Which rows make which batch of a run: a function of seed and epoch only.
+
+So a run continues at any step without reading what lies before it, and the same rows make the same
+optimizer step on any number of ranks.
+"""
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+
+from components.arguments import CommonArguments
+from components.watch import leave_process_group
+
+Line = list[int]  # numbers of the rows that stand in one line of a batch
+Collate = Callable[[Sequence[Any]], dict[str, Any]]
+SORTED_STEPS = 50  # optimizer steps whose rows group_by_length sorts at a time
+
+
+def one_per_line(num_rows: int) -> list[Line]:
+    """Return lines of one row each."""
+    return [[row] for row in range(num_rows)]
+
+
+def best_fit(lengths: Sequence[int] | np.ndarray, capacity: int) -> list[Line]:
+    """Return lines of at most `capacity` tokens by best-fit decreasing (arXiv 2404.10830).
+
+    Rows are placed from the longest to the shortest, each in the line that it fills best.
+
+    Args:
+        lengths: tokens of each row, none above `capacity`.
+    """
+    lines: list[Line] = []
+    rooms: list[tuple[int, int]] = []  # what is left in a line, and the line, in order
+    shortest = min(lengths)
+    for row in np.argsort(-np.asarray(lengths), kind="stable").tolist():
+        place = bisect_left(rooms, (lengths[row], 0))
+        if place < len(rooms):
+            room, line = rooms.pop(place)
+        else:
+            room, line = capacity, len(lines)
+            lines.append([])
+        lines[line].append(row)
+        if room - lengths[row] >= shortest:
+            insort(rooms, (room - lengths[row], line))
+    return lines
+
+
+def global_batches(
+    num_lines: int,
+    batch_size: int,
+    batches_per_step: int,
+    num_epochs: int = 1,
+    seed: int | None = None,
+    lengths: np.ndarray | None = None,
+) -> list[list[int]]:
+    """Return the batches of all ranks and epochs, in order, as lists of line numbers.
+
+    accelerate gives batch j to rank j % ranks. Empty batches fill each epoch up to whole steps.
+
+    Args:
+        batches_per_step: micro-batches of an optimizer step over all ranks.
+        seed: of the order of each epoch; None keeps the lines in their order.
+        lengths: of the lines; each SORTED_STEPS steps are then sorted by length.
+    """
+    batches = []
+    for epoch in range(num_epochs):
+        order = np.arange(num_lines)
+        if seed is not None:
+            order = np.random.default_rng((seed, epoch)).permutation(num_lines)
+        if lengths is not None:
+            order = sort_in_parts(order, lengths, SORTED_STEPS * batch_size * batches_per_step)
+        for start in range(0, num_lines, batch_size):
+            batches.append(order[start : start + batch_size].tolist())
+        missing = -len(batches) % batches_per_step
+        batches += [[] for _ in range(missing)]
+    return batches
+
+
+def sort_in_parts(order: np.ndarray, lengths: np.ndarray, size: int) -> np.ndarray:
+    """Return an order in which each part of `size` lines begins with its longest."""
+    parts = np.split(order, range(size, len(order), size))
+    return np.concatenate([part[np.argsort(-lengths[part], kind="stable")] for part in parts])
+
+
+class BatchPlan:
+    """The batches of a whole run, and how many steps they make.
+
+    Attributes:
+        rows_per_step: lines of an optimizer step over all ranks.
+        steps_per_epoch: optimizer steps of a pass over the data; the last one may be shorter.
+        total_steps: optimizer steps of the run.
+        evaluate_after: the steps after which to evaluate; 0 is before the first.
+    """
+
+    def __init__(
+        self,
+        num_lines: int,
+        args: CommonArguments,
+        accelerator: Accelerator,
+        order: str = "random",
+        lengths: np.ndarray | None = None,
+    ) -> None:
+        """Plan the batches of `num_lines` lines.
+
+        Args:
+            order: --train_sampling_strategy: random, sequential or group_by_length.
+            lengths: tokens of each line, which group_by_length needs.
+        """
+        accumulation = args.gradient_accumulation_steps
+        self.batches_per_step = accumulation * accelerator.num_processes
+        self.rows_per_step = args.per_device_train_batch_size * self.batches_per_step
+        self.steps_per_epoch = math.ceil(num_lines / self.rows_per_step)
+        self.total_steps = args.max_steps
+        if args.max_steps <= 0:
+            assert args.num_train_epochs is not None
+            self.total_steps = math.ceil(args.num_train_epochs * self.steps_per_epoch)
+        self.evaluate_after = evaluation_steps(args, self.steps_per_epoch, self.total_steps)
+        self.num_lines = num_lines
+        self._batch_size = args.per_device_train_batch_size
+        self._seed = None if order == "sequential" else args.seed
+        self._lengths = lengths if order == "group_by_length" else None
+
+    def batches(self, first_step: int) -> list[list[int]]:
+        """Return the batches of all ranks from a step to the end of the run."""
+        num_epochs = math.ceil(self.total_steps / self.steps_per_epoch)
+        batches = global_batches(
+            self.num_lines,
+            self._batch_size,
+            self.batches_per_step,
+            num_epochs,
+            self._seed,
+            self._lengths,
+        )
+        first = first_step * self.batches_per_step
+        return batches[first : self.total_steps * self.batches_per_step]
+
+    def describe(self, unit: str, tokens_per_line: float = 0) -> str:
+        """Return the batch as a line of the summary. unit: what a line is, rows or lines."""
+        text = f"{self.rows_per_step} {unit}"
+        if tokens_per_line:
+            text += f", about {tokens_per_line * self.rows_per_step:,.0f} tokens"
+        return f"{text}; {self.total_steps} steps"
+
+
+def evaluation_steps(
+    args: CommonArguments, steps_per_epoch: int, total_steps: int
+) -> frozenset[int]:
+    """Return the steps after which --eval_strategy and --eval_on_start evaluate."""
+    if args.eval_strategy == "no":
+        return frozenset()
+    every = {"steps": args.eval_steps, "epoch": steps_per_epoch}[args.eval_strategy]
+    steps = set(range(every, total_steps + 1, every))
+    steps.add(total_steps)
+    if getattr(args, "eval_on_start", False):
+        steps.add(0)
+    return frozenset(steps)
+
+
+def make_loader(
+    items: Sequence[Any],
+    batches: Sequence[list[int]],
+    collate: Collate,
+    accelerator: Accelerator,
+    num_workers: int,
+) -> DataLoader:
+    """Return this rank's part of a list of batches, on its device.
+
+    Args:
+        items: what `collate` gets of each number in a batch.
+        batches: of all ranks; as many as a multiple of their number.
+    """
+    loader = DataLoader(
+        items,  # type: ignore[arg-type]  # a list is a data set by its interface
+        batch_sampler=batches,
+        collate_fn=collate,
+        num_workers=num_workers,
+        pin_memory=accelerator.device.type == "cuda",
+        worker_init_fn=leave_process_group,
+        # Of its own, since a loader draws a number when it starts: dropout is drawn from the
+        # global one, which is seeded for each step
+        generator=torch.Generator(),
+    )
+    return accelerator.prepare(loader)
+
+
+def training_loader(
+    plan: BatchPlan,
+    lines: Sequence[Line],
+    collate: Collate,
+    accelerator: Accelerator,
+    first_step: int,
+    num_workers: int = 0,
+) -> DataLoader:
+    """Return a loader of this rank's micro-batches from `first_step` to the end of the run.
+
+    Args:
+        collate: makes a batch of a list of lines.
+        first_step: steps that are done already.
+    """
+    return make_loader(lines, plan.batches(first_step), collate, accelerator, num_workers)
+
+
+def evaluation_loader(
+    num_rows: int,
+    collate: Collate,
+    args: CommonArguments,
+    accelerator: Accelerator,
+    num_workers: int = 0,
+) -> DataLoader:
+    """Return a loader of this rank's evaluation batches, of one row per line, in their order."""
+    batches = global_batches(num_rows, args.per_device_eval_batch_size, accelerator.num_processes)
+    return make_loader(one_per_line(num_rows), batches, collate, accelerator, num_workers)
