@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
-from components.arguments import CommonArguments
+from components.arguments import CommonArguments, EvalOnStartArguments, SamplingArguments
 from components.watch import leave_process_group
 
 Line = list[int]  # numbers of the rows that stand in one line of a batch
@@ -100,45 +100,28 @@ class BatchPlan:
 
     def __init__(
         self,
-        num_lines: int,
         args: CommonArguments,
         accelerator: Accelerator,
-        order: str = "random",
+        num_lines: int,
         lengths: np.ndarray | None = None,
     ) -> None:
         """Plan the batches of `num_lines` lines.
 
         Args:
-            order: --train_sampling_strategy: random, sequential or group_by_length.
-            lengths: tokens of each line, which group_by_length needs.
+            lengths: tokens of each line, which --train_sampling_strategy group_by_length needs.
         """
-        accumulation = args.gradient_accumulation_steps
-        self.batches_per_step = accumulation * accelerator.num_processes
-        self.rows_per_step = args.per_device_train_batch_size * self.batches_per_step
+        self._args = args
+        self._accelerator = accelerator
+        self._num_lines = num_lines
+        self._lengths = lengths
+        self._batches_per_step = args.gradient_accumulation_steps * accelerator.num_processes
+        self.rows_per_step = args.per_device_train_batch_size * self._batches_per_step
         self.steps_per_epoch = math.ceil(num_lines / self.rows_per_step)
         self.total_steps = args.max_steps
         if args.max_steps <= 0:
             assert args.num_train_epochs is not None
             self.total_steps = math.ceil(args.num_train_epochs * self.steps_per_epoch)
         self.evaluate_after = evaluation_steps(args, self.steps_per_epoch, self.total_steps)
-        self.num_lines = num_lines
-        self._batch_size = args.per_device_train_batch_size
-        self._seed = None if order == "sequential" else args.seed
-        self._lengths = lengths if order == "group_by_length" else None
-
-    def batches(self, first_step: int) -> list[list[int]]:
-        """Return the batches of all ranks from a step to the end of the run."""
-        num_epochs = math.ceil(self.total_steps / self.steps_per_epoch)
-        batches = global_batches(
-            self.num_lines,
-            self._batch_size,
-            self.batches_per_step,
-            num_epochs,
-            self._seed,
-            self._lengths,
-        )
-        first = first_step * self.batches_per_step
-        return batches[first : self.total_steps * self.batches_per_step]
 
     def describe(self, unit: str, tokens_per_line: float = 0) -> str:
         """Return the batch as a line of the summary. unit: what a line is, rows or lines."""
@@ -146,6 +129,65 @@ class BatchPlan:
         if tokens_per_line:
             text += f", about {tokens_per_line * self.rows_per_step:,.0f} tokens"
         return f"{text}; {self.total_steps} steps"
+
+    def batches_from(self, first_step: int) -> list[list[int]]:
+        """Return the batches of all ranks from a step to the end of the run."""
+        order = "random"
+        if isinstance(self._args, SamplingArguments):
+            order = self._args.train_sampling_strategy
+        batches = global_batches(
+            self._num_lines,
+            self._args.per_device_train_batch_size,
+            self._batches_per_step,
+            num_epochs=math.ceil(self.total_steps / self.steps_per_epoch),
+            seed=None if order == "sequential" else self._args.seed,
+            lengths=self._lengths if order == "group_by_length" else None,
+        )
+        first = first_step * self._batches_per_step
+        return batches[first : self.total_steps * self._batches_per_step]
+
+    def training_loader(
+        self, lines: Sequence[Any], collate: Collate, first_step: int, num_workers: int = 0
+    ) -> DataLoader:
+        """Return a loader of this rank's micro-batches to the end of the run, on its device.
+
+        Args:
+            lines: what `collate` gets of each line in a batch.
+            first_step: steps that are done already.
+        """
+        return self._loader(lines, self.batches_from(first_step), collate, num_workers)
+
+    def evaluation_loader(
+        self, num_rows: int, collate: Collate, num_workers: int = 0
+    ) -> DataLoader | None:
+        """Return a loader of this rank's evaluation batches, one row per line; None without rows."""
+        if num_rows == 0:
+            return None
+        batches = global_batches(
+            num_rows, self._args.per_device_eval_batch_size, self._accelerator.num_processes
+        )
+        return self._loader(one_per_line(num_rows), batches, collate, num_workers)
+
+    def _loader(
+        self,
+        items: Sequence[Any],
+        batches: Sequence[list[int]],
+        collate: Collate,
+        num_workers: int,
+    ) -> DataLoader:
+        """Return this rank's part of the batches of all ranks."""
+        loader = DataLoader(
+            items,  # type: ignore[arg-type]  # a list has all that a data set needs
+            batch_sampler=batches,
+            collate_fn=collate,
+            num_workers=num_workers,
+            pin_memory=self._accelerator.device.type == "cuda",
+            worker_init_fn=leave_process_group,
+            # Of its own, since a loader draws a number when it starts: dropout is drawn from the
+            # global one, which is seeded for each step
+            generator=torch.Generator(),
+        )
+        return self._accelerator.prepare(loader)
 
 
 def evaluation_steps(
@@ -157,62 +199,6 @@ def evaluation_steps(
     every = {"steps": args.eval_steps, "epoch": steps_per_epoch}[args.eval_strategy]
     steps = set(range(every, total_steps + 1, every))
     steps.add(total_steps)
-    if getattr(args, "eval_on_start", False):
+    if isinstance(args, EvalOnStartArguments) and args.eval_on_start:
         steps.add(0)
     return frozenset(steps)
-
-
-def make_loader(
-    items: Sequence[Any],
-    batches: Sequence[list[int]],
-    collate: Collate,
-    accelerator: Accelerator,
-    num_workers: int,
-) -> DataLoader:
-    """Return this rank's part of a list of batches, on its device.
-
-    Args:
-        items: what `collate` gets of each number in a batch.
-        batches: of all ranks; as many as a multiple of their number.
-    """
-    loader = DataLoader(
-        items,  # type: ignore[arg-type]  # a list is a data set by its interface
-        batch_sampler=batches,
-        collate_fn=collate,
-        num_workers=num_workers,
-        pin_memory=accelerator.device.type == "cuda",
-        worker_init_fn=leave_process_group,
-        # Of its own, since a loader draws a number when it starts: dropout is drawn from the
-        # global one, which is seeded for each step
-        generator=torch.Generator(),
-    )
-    return accelerator.prepare(loader)
-
-
-def training_loader(
-    plan: BatchPlan,
-    lines: Sequence[Line],
-    collate: Collate,
-    accelerator: Accelerator,
-    first_step: int,
-    num_workers: int = 0,
-) -> DataLoader:
-    """Return a loader of this rank's micro-batches from `first_step` to the end of the run.
-
-    Args:
-        collate: makes a batch of a list of lines.
-        first_step: steps that are done already.
-    """
-    return make_loader(lines, plan.batches(first_step), collate, accelerator, num_workers)
-
-
-def evaluation_loader(
-    num_rows: int,
-    collate: Collate,
-    args: CommonArguments,
-    accelerator: Accelerator,
-    num_workers: int = 0,
-) -> DataLoader:
-    """Return a loader of this rank's evaluation batches, of one row per line, in their order."""
-    batches = global_batches(num_rows, args.per_device_eval_batch_size, accelerator.num_processes)
-    return make_loader(one_per_line(num_rows), batches, collate, accelerator, num_workers)

@@ -13,6 +13,12 @@ NOT_TRAINED_ON = -100
 COLUMNS = ["input_ids", "labels", "row"]
 
 
+def describe_packing(lines: Sequence[Line], lengths: np.ndarray, capacity: int) -> str:
+    """Return how full packed lines are, for the summary."""
+    full = lengths.sum() / (len(lines) * capacity)
+    return f"{len(lengths)} rows in {len(lines)} lines of {capacity} tokens, {full:.1%} full"
+
+
 def takes_one_line(attn_implementation: str) -> bool:
     """Return whether the rows of a batch are to lie in one line without padding.
 

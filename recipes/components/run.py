@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from components import checkpoint, folder, nonfinite, upstream
-from components.arguments import CommonArguments
+from components.arguments import CommonArguments, EvalOnStartArguments
 from components.changes import find_changes
 from components.ending import conclude, end_all_ranks, end_as_done
 from components.exits import Exit
@@ -92,7 +92,8 @@ class Run:
         self._speed = f"{counts}_per_second"
         self._num_seen: Any = 0  # a number, or a tensor that the device may not have finished
         self._saved_step = 0
-        self._evaluated = not getattr(args, "eval_on_start", False)
+        evaluates_first = isinstance(args, EvalOnStartArguments) and args.eval_on_start
+        self._evaluated = not evaluates_first
         self.step = 0
 
     # ---- Before the loop ----
@@ -512,7 +513,8 @@ class Run:
             for name in (folder.METRICS, folder.NONFINITE_ROWS):
                 cut_back(self._folder / name, self.step, self._evaluated)
         accelerator.print(
-            f"Continuing from {path}, made with {progress['strategy']} on {progress['ranks']} ranks",
+            f"Continuing from {path}, made with {progress['strategy']} on {progress['ranks']} "
+            "ranks",
             flush=True,
         )
 

@@ -156,7 +156,7 @@ class Watch:
                 self._end_this_rank(gone, hangs, timeout)
 
     def _take_signal_for_main_thread(self) -> None:
-        """Act on a signal while the main thread waits in C++, where Python's handlers do not run."""
+        """Act on a signal while the main thread waits in C++, where Python's handlers wait too."""
         number = os.read(self._woken, 1)[0]
         if signal.getsignal(number) != self.on_signal:
             return
@@ -206,11 +206,14 @@ class Watch:
             os._exit(told.get("exit_code") or Exit.FAILED)
         why = f"{kind.__name__}: {error}"
         if kind.__name__ == "NoMatchingPeftModuleError":
-            code, text = Exit.USAGE, f"error: --lora_target_modules: {error}"
+            code = Exit.USAGE
+            text = f"error: --lora_target_modules: {error}"
         elif is_about_a_file(error, self._output_dir):
-            code, text = Exit.CANNOT_WRITE, f"error: cannot read or write: {error}"
+            code = Exit.CANNOT_WRITE
+            text = f"error: cannot read or write: {error}"
         else:
-            code, text = Exit.FAILED, f"error: {why}"
+            code = Exit.FAILED
+            text = f"error: {why}"
         if code == Exit.FAILED:
             sys.__excepthook__(kind, error, trace)
         else:
