@@ -160,7 +160,7 @@ class BatchPlan:
     def evaluation_loader(
         self, num_rows: int, collate: Collate, num_workers: int = 0
     ) -> DataLoader | None:
-        """Return a loader of this rank's evaluation batches, one row per line; None without rows."""
+        """Return a loader of this rank's evaluation batches, or None if there are no rows."""
         if num_rows == 0:
             return None
         batches = global_batches(

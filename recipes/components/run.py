@@ -45,7 +45,10 @@ from components.watch import Watch
 T = TypeVar("T")
 # The names under which a count stands in metrics.jsonl and in checkpoints
 COUNTED = {"tokens": "num_input_tokens_seen", "images": "num_images_seen"}
-ANEW = "For a new run pass another --output_dir, or --resume_from_checkpoint none to replace the model."
+ANEW = (
+    "For a new run pass another --output_dir, or --resume_from_checkpoint none to replace the "
+    "model."
+)
 
 
 class Stateful(Protocol):

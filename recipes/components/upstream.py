@@ -1,4 +1,4 @@
-"""Workarounds for other libraries: what is wrong, where it is reported, and what is done until then.
+"""Workarounds for other libraries: what is wrong, where it is reported, and what is done.
 
 Each is one function, called by its name where it acts. tests/launch/test_upstream.py and
 tests/unit/components/test_upstream.py show the harm that is done without it: where such a test
@@ -301,6 +301,24 @@ def undo_allocating_step(
         master.data.copy_(weight)
         entry = optimizer.state[master]
         entry["step"] = entry["step"] * 0  # a tensor of torch's, a number of bitsandbytes'
+
+
+@workaround("bitsandbytes/optim/optimizer.py, GlobalOptimManager", seen="bitsandbytes 0.50")
+def keep_embeddings_in_32_bits(model: "torch.nn.Module") -> None:
+    """Have bitsandbytes' 8-bit optimizers keep 32-bit state for embeddings.
+
+    It advises so itself, and transformers' Trainer does it: the gradients of rare tokens are too
+    uneven for 8 bits. To be called before the optimizer is made.
+    """
+    import torch
+    from bitsandbytes.optim import GlobalOptimManager
+
+    manager = GlobalOptimManager.get_instance()
+    # It is one for the process, and knows weights by their place in an optimizer's groups
+    manager.initialize()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            manager.register_module_override(module, "weight", {"optim_bits": 32})
 
 
 # ---- Export ----
