@@ -14,8 +14,34 @@ from components.arguments import (
     LoraVariantArguments,
     QuantizationArguments,
 )
+from components.loading import build_without_weights, loading
 from components.model_checks import check_adapters
 from components.strategy import compute_dtype
+from components.weights import read_weights
+
+
+def load_pretrained(
+    auto_class: Any, args: CommonArguments, accelerator: Accelerator, **options: Any
+) -> Any:
+    """Return the model of a folder or hub id, quantized as the arguments ask for.
+
+    Ends with 64 if it cannot be loaded. With --dry_run it has no weights, only their shapes.
+
+    Args:
+        auto_class: one of transformers' AutoModel classes.
+        options: further arguments of from_pretrained.
+    """
+    options = {
+        "dtype": args.dtype,
+        "attn_implementation": args.attn_implementation,
+        "quantization_config": quantization(args, accelerator),
+        "trust_remote_code": False,
+        **options,
+    }
+    with loading("model", args.model_name_or_path):
+        if args.dry_run:
+            return build_without_weights(auto_class, args.model_name_or_path, **options)
+        return read_weights(auto_class, accelerator, args.model_name_or_path, **options)
 
 
 def quantization(
