@@ -6,8 +6,9 @@ optimizer step on any number of ranks.
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,11 +16,20 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
 from components.arguments import CommonArguments, EvalOnStartArguments, SamplingArguments
+from components.rows import Rows
 from components.watch import leave_process_group
 
 Line = list[int]  # numbers of the rows that stand in one line of a batch
-Collate = Callable[[Sequence[Any]], dict[str, Any]]
 SORTED_STEPS = 50  # optimizer steps whose rows group_by_length sorts at a time
+
+
+class Collator(Protocol):
+    """What makes a batch of lines, numbers of rows of a data set, of which it reads `columns`."""
+
+    @property
+    def columns(self) -> list[str]: ...
+
+    def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]: ...
 
 
 def one_per_line(num_rows: int) -> list[Line]:
@@ -104,12 +114,15 @@ class BatchPlan:
         accelerator: Accelerator,
         num_lines: int,
         lengths: np.ndarray | None = None,
+        num_workers: int = 0,
     ) -> None:
         """Plan the batches of `num_lines` lines.
 
         Args:
             lengths: tokens of each line, which --train_sampling_strategy group_by_length needs.
+            num_workers: processes per rank that make batches; 0 makes them in this one.
         """
+        self._num_workers = num_workers
         self._args = args
         self._accelerator = accelerator
         self._num_lines = num_lines
@@ -147,40 +160,39 @@ class BatchPlan:
         return batches[first : self.total_steps * self._batches_per_step]
 
     def training_loader(
-        self, lines: Sequence[Any], collate: Collate, first_step: int, num_workers: int = 0
+        self, rows: Rows, lines: Sequence[Line], collate: Collator, first_step: int
     ) -> DataLoader:
         """Return a loader of this rank's micro-batches to the end of the run, on its device.
 
         Args:
-            lines: what `collate` gets of each line in a batch.
+            lines: numbers of the rows that stand in each line.
             first_step: steps that are done already.
         """
-        return self._loader(lines, self.batches_from(first_step), collate, num_workers)
+        return self._loader(rows, lines, self.batches_from(first_step), collate)
 
-    def evaluation_loader(
-        self, num_rows: int, collate: Collate, num_workers: int = 0
-    ) -> DataLoader | None:
-        """Return a loader of this rank's evaluation batches, or None if there are no rows."""
-        if num_rows == 0:
+    def evaluation_loader(self, rows: Rows | None, collate: Collator) -> DataLoader | None:
+        """Return a loader of this rank's evaluation batches, one row per line; None if no rows."""
+        if rows is None:
             return None
         batches = global_batches(
-            num_rows, self._args.per_device_eval_batch_size, self._accelerator.num_processes
+            len(rows), self._args.per_device_eval_batch_size, self._accelerator.num_processes
         )
-        return self._loader(one_per_line(num_rows), batches, collate, num_workers)
+        return self._loader(rows, one_per_line(len(rows)), batches, collate)
 
     def _loader(
         self,
-        items: Sequence[Any],
+        rows: Rows,
+        lines: Sequence[Line],
         batches: Sequence[list[int]],
-        collate: Collate,
-        num_workers: int,
+        collate: Collator,
     ) -> DataLoader:
         """Return this rank's part of the batches of all ranks."""
+        source = rows.dataset.select_columns(collate.columns)
         loader = DataLoader(
-            items,  # type: ignore[arg-type]  # a list has all that a data set needs
+            lines,  # type: ignore[arg-type]  # a list has all that a data set needs
             batch_sampler=batches,
-            collate_fn=collate,
-            num_workers=num_workers,
+            collate_fn=partial(collate, source),
+            num_workers=self._num_workers,
             pin_memory=self._accelerator.device.type == "cuda",
             worker_init_fn=leave_process_group,
             # Of its own, since a loader draws a number when it starts: dropout is drawn from the

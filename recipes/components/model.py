@@ -1,5 +1,6 @@
 """The model: a quantized base, adapters, kernels, and what saves memory."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -45,13 +46,19 @@ def load_pretrained(
 
 
 def quantization(
-    args: CommonArguments, accelerator: Accelerator
+    args: CommonArguments, accelerator: Accelerator, skip_modules: list[str] | None = None
 ) -> "transformers.BitsAndBytesConfig | None":
-    """Return bitsandbytes' config for --load_in_8bit or --load_in_4bit, or None."""
+    """Return bitsandbytes' config for --load_in_8bit or --load_in_4bit, or None.
+
+    Args:
+        skip_modules: regular expressions of modules that stay as they are.
+    """
     if not isinstance(args, QuantizationArguments):
         return None
     if args.load_in_8bit:
-        return transformers.BitsAndBytesConfig(load_in_8bit=True)
+        return transformers.BitsAndBytesConfig(
+            load_in_8bit=True, llm_int8_skip_modules=skip_modules
+        )
     if not args.load_in_4bit:
         return None
     # The library's own defaults are fp4, float32 and uint8: always say all four
@@ -61,6 +68,7 @@ def quantization(
         bnb_4bit_quant_storage=args.dtype,
         bnb_4bit_compute_dtype=compute_dtype(args.dtype, accelerator),
         bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant,
+        llm_int8_skip_modules=skip_modules,
     )
 
 
@@ -79,19 +87,32 @@ def set_up_layers(model: "transformers.PreTrainedModel", args: CommonArguments) 
 
 
 def add_adapters(
-    model: torch.nn.Module, args: CommonArguments, accelerator: Accelerator, **options: Any
+    model: torch.nn.Module,
+    args: CommonArguments,
+    accelerator: Accelerator,
+    new_modules: Sequence[str] = (),
+    **options: Any,
 ) -> torch.nn.Module:
     """Return the model with LoRA adapters if --use_peft asks for them.
 
     Args:
-        options: further arguments of peft's LoraConfig, such as task_type and modules_to_save.
+        new_modules: names of modules that are trained whole beside adapters.
+        options: further arguments of peft's LoraConfig, such as task_type.
     """
     if not args.use_peft:
         return model
     from peft import get_peft_model
 
     check_adapters(model, args.lora_target_modules)
-    model = get_peft_model(model, lora_config(args, **options))
+    computes_in_16_bits = accelerator.mixed_precision != "no"
+    config = lora_config(args, modules_to_save=list(new_modules) or None, **options)
+    # Adapters of a 16-bit base become fp32, except where FSDP2 wants one type in a unit
+    to_fp32 = computes_in_16_bits or not accelerator.is_fsdp2 or not new_modules
+    model = get_peft_model(model, config, autocast_adapter_dtype=to_fp32)
+    if new_modules and computes_in_16_bits:
+        for weight in model.parameters():  # the new modules get the type of the adapters
+            if weight.requires_grad:
+                weight.data = weight.data.float()
     use_dora = isinstance(args, LoraVariantArguments) and args.use_dora
     upstream.leave_casts_to_autocast(model, accelerator, use_dora)
     upstream.cast_for_zero3(model, accelerator)
@@ -100,18 +121,18 @@ def add_adapters(
 
 
 def lora_config(args: AdapterArguments, **options: Any) -> Any:
-    """Return peft's LoraConfig of the arguments and of further options."""
+    """Return peft's LoraConfig of the arguments and of further options, which come first."""
     from peft import LoraConfig
 
-    targets: Any = args.lora_target_modules
-    if targets == ["all-linear"]:
-        targets = "all-linear"
+    known: dict[str, Any] = {
+        "r": args.lora_r,
+        "lora_alpha": args.lora_alpha,
+        "lora_dropout": args.lora_dropout,
+        "target_modules": args.lora_target_modules,
+    }
+    if args.lora_target_modules == ["all-linear"]:
+        known["target_modules"] = "all-linear"
     if isinstance(args, LoraVariantArguments):
-        options = {"use_rslora": args.use_rslora, "use_dora": args.use_dora, **options}
-    return LoraConfig(
-        r=args.lora_r,
-        lora_alpha=args.lora_alpha,
-        lora_dropout=args.lora_dropout,
-        target_modules=targets,
-        **options,
-    )
+        known["use_rslora"] = args.use_rslora
+        known["use_dora"] = args.use_dora
+    return LoraConfig(**(known | options))

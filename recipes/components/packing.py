@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -10,7 +10,6 @@ import torch
 from components.batches import Line, best_fit
 
 NOT_TRAINED_ON = -100
-COLUMNS = ["input_ids", "labels", "row"]
 
 
 def describe_packing(lines: Sequence[Line], lengths: np.ndarray, capacity: int) -> str:
@@ -53,23 +52,24 @@ class TokenCollator:
         positions: [n], in the flattened batch, of the tokens whose next one is trained on.
         targets: [n], those next tokens.
         counts: n, and tokens without padding.
+        lengths: tokens of each row, on the host.
         row: numbers of the rows in their file, from 1, on the host.
 
     Attributes:
-        source: a data set with the columns input_ids, labels (-100: not trained on) and row.
         width: pad lines to it; 0 pads to the longest of the batch.
         refit: put the rows of a batch into as few lines as are needed.
         one_line: put them into one line, for FlashAttention.
     """
 
-    source: Any
+    columns: ClassVar[list[str]] = ["input_ids", "labels", "row"]
     pad_token_id: int
     width: int = 0
     refit: bool = False
     one_line: bool = False
 
-    def __call__(self, lines: Sequence[Line]) -> dict[str, Any]:
-        rows = self._read(lines)
+    def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
+        """Return a batch of lines of `source`: numbers of its rows, [] on a rank without any."""
+        rows = self._read(source, lines)
         laid_out = self._lay_out(rows, lines)
         lengths = [len(row["input_ids"]) for row in rows]
         ids, labels, positions = self._fill(laid_out)
@@ -84,16 +84,17 @@ class TokenCollator:
             "positions": torch.from_numpy(trained_on - 1),
             "targets": torch.from_numpy(labels.ravel()[trained_on]),
             "counts": torch.tensor([len(trained_on), sum(lengths)]),
+            "lengths": lengths,
             "row": [int(row["row"]) for row in rows],
         }
 
-    def _read(self, lines: Sequence[Line]) -> list[Mapping[str, Any]]:
+    def _read(self, source: Any, lines: Sequence[Line]) -> list[Mapping[str, Any]]:
         """Return the rows of all lines in order; one without content for a rank that has none."""
         numbers = [row for line in lines for row in line]
         if not numbers:
             label = NOT_TRAINED_ON
             return [{"input_ids": [self.pad_token_id], "labels": [label], "row": 0}]
-        return self.source.__getitems__(numbers)
+        return source.__getitems__(numbers)
 
     def _lay_out(
         self, rows: Sequence[Mapping[str, Any]], lines: Sequence[Line]

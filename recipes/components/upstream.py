@@ -201,6 +201,64 @@ def enable_gradient_checkpointing(model: Any) -> None:
     enable({"use_reentrant": False})
 
 
+@workaround("transformers/modeling_utils.py, initialize_weights", seen="transformers 5.23")
+@contextlib.contextmanager
+def drawing_new_weights_from(seed: int) -> Iterator[None]:
+    """Draw the weights that a file does not hold from this seed.
+
+    Under ZeRO-3 some models have drawn before, on some ranks more than on others.
+    """
+    from accelerate.utils import set_seed
+    from transformers import PreTrainedModel
+
+    draw = PreTrainedModel.initialize_weights
+
+    def draw_from_seed(model: Any) -> Any:
+        set_seed(seed)
+        return draw(model)
+
+    PreTrainedModel.initialize_weights = draw_from_seed
+    try:
+        yield
+    finally:
+        PreTrainedModel.initialize_weights = draw
+
+
+@workaround("transformers/modeling_utils.py, _initialize_missing_keys", seen="transformers 5.23")
+def share_new_modules(
+    model: "torch.nn.Module", names: Iterable[str], accelerator: "Accelerator"
+) -> None:
+    """Give these modules on every rank the weights of rank 0, under FSDP.
+
+    There transformers makes new weights on rank 0 only; the other ranks have noise, or meta
+    tensors, which all look alike to accelerate's optimizer, so that it would train only one.
+    """
+    from accelerate import DistributedType
+    from accelerate.utils import gather_object
+
+    if accelerator.distributed_type != DistributedType.FSDP:
+        return
+    for name in names:
+        module = model.get_submodule(name)
+        weights = module.cpu().state_dict() if accelerator.is_main_process else None
+        module.load_state_dict(gather_object([weights])[0], assign=True)
+
+
+@workaround(
+    "accelerate/utils/fsdp_utils.py, fsdp2_prepare_auto_wrap_policy", seen="accelerate 1.15"
+)
+def leave_embeddings_to_accelerate(model: Any) -> None:
+    """Take embeddings out of the modules that are wrapped whole: accelerate wraps them itself."""
+    wrapped = model._no_split_modules or ()
+    model._no_split_modules = {name for name in wrapped if not name.endswith("Embeddings")}
+
+
+@workaround("transformers/core_model_loading.py", seen="transformers 5.23")
+def save_weights_by_their_own_names(model: Any) -> None:
+    """Stop ZeRO-3 from saving weights by the names of BERT's first files, gamma and beta."""
+    model._weight_conversions = None
+
+
 # ---- Adapters ----
 @workaround("deepspeed/runtime/engine.py, _configure_distributed_model", seen="deepspeed 0.19")
 def cast_for_zero3(model: "torch.nn.Module", accelerator: "Accelerator") -> None:
