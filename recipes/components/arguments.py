@@ -186,6 +186,19 @@ class SamplingArguments:
 
 
 @dataclass(kw_only=True)
+class LabelArguments:
+    """What labels are, and how much rows weigh."""
+
+    GROUP: ClassVar[str] = "Data"
+    problem_type: Literal["single_label_classification", "regression"] | None = arg(
+        None, "what the labels are, instead of what they look like"
+    )
+    class_weights: Literal["none", "balanced"] = arg(
+        "none", "weights of rows in the loss; balanced: all classes weigh the same"
+    )
+
+
+@dataclass(kw_only=True)
 class TrainingArguments:
     """Batches, optimizer and schedule."""
 

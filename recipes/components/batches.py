@@ -32,9 +32,17 @@ class Collator(Protocol):
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]: ...
 
 
-def one_per_line(num_rows: int) -> list[Line]:
-    """Return lines of one row each."""
-    return [[row] for row in range(num_rows)]
+class OnePerLine(Sequence[Line]):
+    """Lines of one row each, made when they are read."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._num_rows = num_rows
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def __getitem__(self, number: int) -> Line:  # type: ignore[override]  # no slices
+        return [number]
 
 
 def best_fit(lengths: Sequence[int] | np.ndarray, capacity: int) -> list[Line]:
@@ -143,8 +151,18 @@ class BatchPlan:
             text += f", about {tokens_per_line * self.rows_per_step:,.0f} tokens"
         return f"{text}; {self.total_steps} steps"
 
-    def batches_from(self, first_step: int) -> list[list[int]]:
-        """Return the batches of all ranks from a step to the end of the run."""
+    @property
+    def num_epochs(self) -> int:
+        """The passes over the data that the run begins."""
+        return math.ceil(self.total_steps / self.steps_per_epoch)
+
+    def batches_from(self, first_step: int, number_epochs: bool = False) -> list[list[int]]:
+        """Return the batches of all ranks from a step to the end of the run.
+
+        Args:
+            number_epochs: count lines on through the epochs, as line + epoch x lines, so that what
+                is drawn for a row can differ from epoch to epoch.
+        """
         order = "random"
         if isinstance(self._args, SamplingArguments):
             order = self._args.train_sampling_strategy
@@ -152,23 +170,35 @@ class BatchPlan:
             self._num_lines,
             self._args.per_device_train_batch_size,
             self._batches_per_step,
-            num_epochs=math.ceil(self.total_steps / self.steps_per_epoch),
+            num_epochs=self.num_epochs,
             seed=None if order == "sequential" else self._args.seed,
             lengths=self._lengths if order == "group_by_length" else None,
         )
+        if number_epochs:
+            batches_per_epoch = self.steps_per_epoch * self._batches_per_step
+            for number, batch in enumerate(batches):
+                offset = number // batches_per_epoch * self._num_lines
+                batches[number] = [line + offset for line in batch]
         first = first_step * self._batches_per_step
         return batches[first : self.total_steps * self._batches_per_step]
 
     def training_loader(
-        self, rows: Rows, lines: Sequence[Line], collate: Collator, first_step: int
+        self,
+        rows: Rows,
+        lines: Sequence[Line],
+        collate: Collator,
+        first_step: int,
+        number_epochs: bool = False,
     ) -> DataLoader:
         """Return a loader of this rank's micro-batches to the end of the run, on its device.
 
         Args:
             lines: numbers of the rows that stand in each line.
             first_step: steps that are done already.
+            number_epochs: as in `batches_from`; `lines` then has those of all epochs.
         """
-        return self._loader(rows, lines, self.batches_from(first_step), collate)
+        batches = self.batches_from(first_step, number_epochs)
+        return self._loader(rows, lines, batches, collate)
 
     def evaluation_loader(self, rows: Rows | None, collate: Collator) -> DataLoader | None:
         """Return a loader of this rank's evaluation batches, one row per line; None if no rows."""
@@ -177,7 +207,7 @@ class BatchPlan:
         batches = global_batches(
             len(rows), self._args.per_device_eval_batch_size, self._accelerator.num_processes
         )
-        return self._loader(rows, one_per_line(len(rows)), batches, collate)
+        return self._loader(rows, OnePerLine(len(rows)), batches, collate)
 
     def _loader(
         self,

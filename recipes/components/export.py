@@ -11,11 +11,18 @@ from components.weights import whole_weights
 
 
 def save_model(
-    accelerator: Accelerator, model: torch.nn.Module, processor: Any, output_dir: str
+    accelerator: Accelerator,
+    model: torch.nn.Module,
+    processor: Any,
+    output_dir: str,
+    config: Any = None,
 ) -> None:
     """Write the model, or its adapters, and its tokenizer or image processor.
 
     Every rank takes part; rank 0, which then has the whole weights, writes.
+
+    Args:
+        config: is written too; beside adapters nothing else tells the names of classes.
     """
     weights = whole_weights(accelerator, model)
     if not accelerator.is_main_process:
@@ -29,6 +36,8 @@ def save_model(
             state_dict[exported_name(name)] = weight
     inner.save_pretrained(output_dir, state_dict=state_dict)
     processor.save_pretrained(output_dir)
+    if config is not None:
+        config.save_pretrained(output_dir)
 
 
 def exported_name(name: str) -> str:

@@ -135,7 +135,9 @@ def head_comes_last(model: Any) -> bool:
 
     The model is run on one token, with a body and a head that compute nothing.
     """
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = model
+    if hasattr(model, "get_base_model"):  # peft's
+        inner = model.get_base_model()
     probe = torch.zeros(1, 1, 1)
     body = replaced_forward(inner.base_model, lambda *_, **__: BodyOutput(probe))
     head = replaced_forward(model.get_output_embeddings(), lambda _: probe)

@@ -4,12 +4,12 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
-from components.cli import arg
+from components.arguments import LabelArguments
 from components.columns import shorten
 from components.exits import Exit
 from components.rows import Rows
@@ -17,19 +17,6 @@ from components.status import fail
 
 NO_LABELS = ("", "nan", "inf", "-inf")
 NAMED_ROWS = 3  # of those that cannot be used
-
-
-@dataclass(kw_only=True)
-class LabelArguments:
-    """What labels are, and how much rows weigh."""
-
-    GROUP: ClassVar[str] = "Data"
-    problem_type: Literal["single_label_classification", "regression"] | None = arg(
-        None, "what the labels are, instead of what they look like"
-    )
-    class_weights: Literal["none", "balanced"] = arg(
-        "none", "weights of rows in the loss; balanced: all classes weigh the same"
-    )
 
 
 # ---- One label ----

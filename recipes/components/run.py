@@ -133,13 +133,14 @@ class Run:
             end_all_ranks(self._accelerator, Exit.USAGE, changes.refusal)
         self._end_if_done()
 
-    def summarize(self, model: torch.nn.Module, notes: Mapping[str, str]) -> None:
+    def summarize(self, model: torch.nn.Module, notes: Mapping[str, str], longest: int = 0) -> None:
         """Print what is really in force, and write run.json; --dry_run ends here.
 
         Args:
             notes: lines of the summary that the recipe knows: of rows, batches and the loss.
+            longest: tokens of the longest row, if the memory planner knows such models.
         """
-        summarize(self._accelerator, self._args, model, notes, self._identity)
+        summarize(self._accelerator, self._args, model, notes, self._identity, longest)
 
     def resume(
         self,
@@ -269,13 +270,12 @@ class Run:
         self._save_if_new(self._progress())
         self._end(code, message)
 
-    def finish(self) -> None:
-        """Tell that all is done, on every rank."""
+    def finish(self, hint: str) -> None:
+        """Tell that all is done, on every rank, and print a hint about what to do next."""
         conclude(self._accelerator, "done", Exit.DONE)
         seconds = time.perf_counter() - self._metrics.start
         self._accelerator.print(
-            f"Trained in {seconds:.0f} s; the model is in {self._folder}. "
-            f'Ask it: python scripts/generate.py {self._folder} --prompt "..."'
+            f"Trained in {seconds:.0f} s; the model is in {self._folder}. {hint}"
         )
         self._accelerator.end_training()
 

@@ -259,6 +259,20 @@ def save_weights_by_their_own_names(model: Any) -> None:
     model._weight_conversions = None
 
 
+@workaround("deepspeed/runtime/engine.py, forward", seen="deepspeed 0.19")
+def cast_pixels(model: "torch.nn.Module") -> None:
+    """Give the model, before its forward, pixels in the type of its weights.
+
+    DeepSpeed in bf16 does not cast them, and not every model does so itself.
+    """
+
+    def cast(model: "torch.nn.Module", inputs: Any, named: dict[str, Any]) -> Any:
+        dtype = next(model.parameters()).dtype
+        return inputs, {"pixel_values": named["pixel_values"].to(dtype)}
+
+    model.register_forward_pre_hook(cast, with_kwargs=True)
+
+
 # ---- Adapters ----
 @workaround("deepspeed/runtime/engine.py, _configure_distributed_model", seen="deepspeed 0.19")
 def cast_for_zero3(model: "torch.nn.Module", accelerator: "Accelerator") -> None:

@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 
 def read_weights(auto_class: Any, accelerator: Accelerator, name: str, **options: Any) -> Any:
-    """Return auto_class.from_pretrained(name, **options), with as few copies on the host as possible.
+    """Return auto_class.from_pretrained(name, **options), with few copies on the host.
 
     FSDP broadcasts the weights of rank 0, but transformers 5 reads them on every rank
     (modeling_utils.py: no test of the rank): 8 ranks of an 8B model in fp32 would take 256 GB of a
@@ -100,7 +100,9 @@ def load_on_rank_0(
 
 
 def reserve_memory(model: Any, types: Mapping[str, torch.dtype]) -> Any:
-    """Give the parameters of a skeleton memory that is never written to, and so takes none; return it.
+    """Give the parameters of a skeleton memory that is never written to, and return it.
+
+    Such memory takes no room.
 
     types: {name: dtype}, which from_pretrained may choose parameter by parameter. The parameters
     cannot stay on the meta device, since accelerate tells them apart by their address.
