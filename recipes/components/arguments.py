@@ -4,6 +4,7 @@ A recipe's own dataclass inherits from CommonArguments and from the groups that 
 and components take the group that they need, so a type checker sees what a recipe has.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -302,3 +303,7 @@ class CommonArguments(
     ModelArguments,
 ):
     """What every recipe takes."""
+
+    def find_own_conflicts(self) -> Iterable[str]:
+        """Return a line with the fix for each conflict between a recipe's own arguments."""
+        return ()

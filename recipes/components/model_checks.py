@@ -1,4 +1,4 @@
-"""What of a model, once it is there, cannot be trained on the rows or under the strategy at hand."""
+"""What of a model cannot be trained on the rows, with the arguments or under the strategy."""
 
 import difflib
 import inspect
