@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from importlib import metadata
 
 import torch
-import varlen
 from accelerate import Accelerator
 from accelerate.utils import compare_versions
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from components import varlen
 from components.arguments import (
     CommonArguments,
     CompileArguments,

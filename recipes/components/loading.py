@@ -4,14 +4,14 @@ A dry run makes the model from its config, with shapes only, and reads no weight
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from rows import OFFLINE
 from transformers import AutoConfig
 
+from components.data_files import OFFLINE
 from components.exits import Exit
 from components.status import fail
 
@@ -71,32 +71,6 @@ def has_tokenizer_files(folder: str) -> bool:
     return False
 
 
-def load_or_build(
-    auto_class: Any,
-    name: str,
-    *,
-    dry_run: bool,
-    load: Callable[..., Any] | None = None,
-    **options: Any,
-) -> Any:
-    """Return the model of a folder or hub id; in a dry run a model of its config without weights.
-
-    Ends with 64 if there is none.
-
-    Args:
-        auto_class: such as AutoModelForCausalLM.
-        load: called as load(auto_class, name, **options); auto_class.from_pretrained if None.
-        options: arguments of from_pretrained. With output_loading_info the model comes with a
-            report, as there.
-    """
-    with loading("model", name):
-        if dry_run:
-            return build_without_weights(auto_class, name, **options)
-        if load is not None:
-            return load(auto_class, name, **options)
-        return auto_class.from_pretrained(name, **options)
-
-
 def build_without_weights(
     auto_class: Any,
     name: str,
@@ -106,10 +80,12 @@ def build_without_weights(
     output_loading_info: bool = False,
     **options: Any,
 ) -> Any:
-    """Return what from_pretrained would, not quantized, with parameters on the meta device.
+    """Return what auto_class.from_pretrained would, not quantized and on the meta device.
 
     Args:
-        options: those of the config, and others of from_pretrained that do not concern it.
+        auto_class: one of transformers' AutoModel classes.
+        options: further arguments of from_pretrained. With output_loading_info the model comes
+            with a report, as there.
     """
     of_config = {key: value for key, value in options.items() if key not in ONLY_FOR_WEIGHTS}
     config = AutoConfig.from_pretrained(name, **of_config)

@@ -7,12 +7,11 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import torch
-import varlen
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
-from whole_state import running_statistics
 
+from components import varlen
 from components.arguments import (
     CommonArguments,
     ExpertAdapterArguments,
@@ -21,6 +20,7 @@ from components.arguments import (
     QuantizationArguments,
 )
 from components.exits import Exit
+from components.state import running_statistics
 from components.status import fail
 from components.strategy import Strategy
 
