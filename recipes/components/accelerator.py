@@ -3,10 +3,11 @@
 from accelerate import Accelerator
 
 from components.arguments import CommonArguments
-from components.checks import REHEARSE, check_launch, find_problems
+from components.checks import check_launch, find_problems
 from components.exits import Exit
 from components.status import fail
 from components.strategy import new_accelerator, set_up_engine
+from components.strategy_checks import how_to_rehearse
 
 
 def make_accelerator(args: CommonArguments) -> Accelerator:
@@ -22,7 +23,7 @@ def make_accelerator(args: CommonArguments) -> Accelerator:
         fail(
             Exit.USAGE,
             f"accelerate cannot run what the launcher was asked for: {reason}",
-            REHEARSE,
+            how_to_rehearse(),
         )
     problems = find_problems(args, accelerator)
     if problems:

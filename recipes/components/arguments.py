@@ -4,10 +4,11 @@ A recipe's own dataclass inherits from CommonArguments and from the groups that 
 and components take the group that they need, so a type checker sees what a recipe has.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from components.cli import MAY_CHANGE, Above, AtLeast, Below, ReadBy, arg
+from components.cli import MAY_CHANGE, Above, AnyNumber, AtLeast, Below, ReadBy, arg
 
 Optimizer = Literal[
     "adamw_torch_fused", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"
@@ -135,6 +136,18 @@ class LoraVariantArguments:
     GROUP: ClassVar[str] = "Adapters (peft)"
     use_rslora: bool = arg(False, "rank-stabilized scale")
     use_dora: bool = arg(False, "weight-decomposed LoRA")
+
+
+@dataclass(kw_only=True)
+class ExpertAdapterArguments:
+    """LoRA of experts, which are parameters of a mixture and no layers."""
+
+    GROUP: ClassVar[str] = "Adapters (peft)"
+    lora_target_parameters: Annotated[list[str], AnyNumber()] = arg(
+        ["experts.gate_up_proj", "experts.down_proj"],
+        "ends of the names of further parameters that get adapters, such as those of experts; "
+        "gate.weight trains most routers too; without a value: none",
+    )
 
 
 @dataclass(kw_only=True)
@@ -303,3 +316,7 @@ class CommonArguments(
     ModelArguments,
 ):
     """What every recipe takes."""
+
+    def find_own_conflicts(self) -> Iterable[str]:
+        """Return a line with the fix for each conflict between a recipe's own arguments."""
+        return ()

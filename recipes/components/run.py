@@ -27,6 +27,7 @@ from components.changes import find_changes
 from components.ending import conclude, end_all_ranks, end_as_done
 from components.exits import Exit
 from components.metrics import Metrics, cut_back, finite_or_none, peak_memory_gib
+from components.model_checks import check_under_strategy
 from components.optimizer import Schedule
 from components.startup import imports_are_done
 from components.state import (
@@ -133,14 +134,22 @@ class Run:
             end_all_ranks(self._accelerator, Exit.USAGE, changes.refusal)
         self._end_if_done()
 
-    def summarize(self, model: torch.nn.Module, notes: Mapping[str, str], longest: int = 0) -> None:
+    def summarize(
+        self,
+        model: torch.nn.Module,
+        notes: Mapping[str, str],
+        planned_row: int | None = None,
+    ) -> None:
         """Print what is really in force, and write run.json; --dry_run ends here.
+
+        Ends with 64 if the strategy in force cannot train this model.
 
         Args:
             notes: lines of the summary that the recipe knows: of rows, batches and the loss.
-            longest: tokens of the longest row, if the memory planner knows such models.
+            planned_row: tokens of the longest row, if the planner knows the recipe's models.
         """
-        summarize(self._accelerator, self._args, model, notes, self._identity, longest)
+        check_under_strategy(self._accelerator, self._args, model)
+        summarize(self._accelerator, self._args, model, notes, self._identity, planned_row)
 
     def resume(
         self,
