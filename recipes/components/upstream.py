@@ -12,7 +12,7 @@ import contextlib
 import functools
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -255,6 +255,54 @@ def wrap_adapters_for_fsdp1(model: "torch.nn.Module", accelerator: "Accelerator"
         accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
 
 
+# ---- Optimizer ----
+@workaround("deepspeed/runtime/engine.py, _take_model_step", seen="deepspeed 0.19")
+def check_gradients_of_zero0(
+    optimizer: "torch.optim.Optimizer", accelerator: "Accelerator"
+) -> None:
+    """Leave out a step of ZeRO-0 whose gradients are not finite; to be called before `prepare`.
+
+    Its engine steps inside of backward, without a check in fp32; it reads `overflow`.
+    """
+    import torch
+
+    def drop_nonfinite(optimizer: Any, *_: Any) -> None:
+        gradients = []
+        for group in optimizer.param_groups:
+            gradients += [weight.grad for weight in group["params"] if weight.grad is not None]
+        optimizer.overflow = not torch.nn.utils.get_total_norm(gradients).isfinite().item()
+        if optimizer.overflow:
+            optimizer.zero_grad()  # without gradients nothing is stepped
+
+    plugin = accelerator.state.deepspeed_plugin
+    if plugin and plugin.zero_stage == 0:
+        optimizer.overflow = False  # type: ignore[attr-defined]
+        optimizer.register_step_pre_hook(drop_nonfinite)
+
+
+@workaround(
+    "deepspeed/runtime/fp16/unfused_optimizer.py, initialize_optimizer_states",
+    seen="deepspeed 0.19",
+)
+def undo_allocating_step(
+    masters: Iterable[tuple["torch.Tensor", "torch.Tensor"]], optimizer: "torch.optim.Optimizer"
+) -> None:
+    """Undo the step with zero gradients by which DeepSpeed allocates AdamW's state under ZeRO-0.
+
+    That is in bf16 and fp16. The step decays the master weights, and it is counted: the bias
+    correction of the first real step would be that of a second one and shorten it to 0.74 of its
+    length. The moments are zero after it.
+
+    Args:
+        masters: the weights, each with its fp32 master weight.
+        optimizer: the one that DeepSpeed wraps.
+    """
+    for weight, master in masters:
+        master.data.copy_(weight)
+        entry = optimizer.state[master]
+        entry["step"] = entry["step"] * 0  # a tensor of torch's, a number of bitsandbytes'
+
+
 # ---- Export ----
 @workaround("peft/utils/save_and_load.py, get_peft_model_state_dict", seen="peft 0.21")
 def remove_fsdp1_wrappers(model: "torch.nn.Module") -> None:
@@ -263,3 +311,22 @@ def remove_fsdp1_wrappers(model: "torch.nn.Module") -> None:
         for name, child in list(module.named_children()):
             if "_fsdp_wrapped_module" in child._modules:
                 module._modules[name] = child.module
+
+
+# ---- 8-bit optimizers ----
+@workaround("bitsandbytes/optim/optimizer.py, GlobalOptimManager", seen="bitsandbytes 0.50")
+def keep_embeddings_in_32_bits(model: "torch.nn.Module") -> None:
+    """Have bitsandbytes' 8-bit optimizers keep 32-bit state for embeddings.
+
+    bitsandbytes advises it, and transformers' Trainer does it: the gradients of rare tokens are too
+    uneven for 8 bits. To be called before the optimizer is made. bitsandbytes has one record for
+    the process, which knows weights by their place in an optimizer's groups, so it is cleared.
+    """
+    import torch
+    from bitsandbytes.optim import GlobalOptimManager
+
+    manager = GlobalOptimManager.get_instance()
+    manager.initialize()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            manager.register_module_override(module, "weight", {"optim_bits": 32})
