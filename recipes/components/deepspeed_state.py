@@ -83,7 +83,7 @@ def restore_master_state(
 
 
 # ---- ZeRO-1 to 3 ----
-def zero_weights(engine: Any) -> dict[str, torch.Tensor]:
+def zero_weights(engine: Any) -> dict[str, Any]:
     """Return {name: weight} of what ZeRO-1 to 3 train, each linked with its optimizer state.
 
     In ZeRO-1 and 2 DeepSpeed 0.19 links only the first parameter group, and none before the first
@@ -100,7 +100,7 @@ def zero_weights(engine: Any) -> dict[str, torch.Tensor]:
     return weights
 
 
-def zero_parts(engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def zero_parts(engine: Any) -> Iterator[tuple[str, Any]]:
     """Yield (name, whole tensor) of all that ZeRO-1 to 3 train, one at a time.
 
     They come out of the flat parts of the fp32 weights and their state that the ranks hold
@@ -122,7 +122,8 @@ def restore_zero_state(engine: Any, state: Tensors) -> None:
     zero = engine.optimizer
     make_zero_moments(zero, state)
     for name, weight in zero_weights(engine).items():
-        saved = {None: state[name]}  # DeepSpeed's key for the fp32 weight itself
+        # None is DeepSpeed's key for the fp32 weight itself
+        saved: dict[str | None, torch.Tensor] = {None: state[name]}
         for key in MOMENTS:
             saved[key] = state[f"state.{name}.{key}"]
         if hasattr(weight, "ds_tensor"):

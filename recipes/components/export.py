@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from accelerate.utils.other import extract_model_from_parallel
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -12,9 +11,7 @@ from components.deepspeed_state import clean_name
 from components.strategy import Strategy
 
 
-def save_model(
-    accelerator: Accelerator, model: torch.nn.Module, processor: Any, output_dir: str
-) -> None:
+def save_model(accelerator: Accelerator, model: Any, processor: Any, output_dir: str) -> None:
     """Write the folder that `from_pretrained` loads; that of adapters is for peft.
 
     Every rank takes part; rank 0, which has the whole weights, writes.
@@ -27,18 +24,18 @@ def save_model(
     weights = whole_weights(accelerator, model)
     if not accelerator.is_main_process:
         return
-    model = extract_model_from_parallel(model, keep_torch_compile=False)
-    upstream.remove_fsdp1_wrappers(model)
-    tied = getattr(model, "all_tied_weights_keys", {})
+    unwrapped: Any = extract_model_from_parallel(model, keep_torch_compile=False)
+    upstream.remove_fsdp1_wrappers(unwrapped)
+    tied = getattr(unwrapped, "all_tied_weights_keys", {})
     exported = {}
     for name, weight in weights.items():
         if name not in tied:  # these are written once
             exported[clean_name(name)] = weight
-    model.save_pretrained(output_dir, state_dict=exported)
+    unwrapped.save_pretrained(output_dir, state_dict=exported)
     processor.save_pretrained(output_dir)
 
 
-def whole_weights(accelerator: Accelerator, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def whole_weights(accelerator: Accelerator, model: Any) -> dict[str, Any]:
     """Return the weights by name, whole and on the host of rank 0. Every rank takes part.
 
     Of a model with adapters, FSDP2 and ZeRO-3 gather only what is trained: gathering the frozen

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
@@ -48,16 +48,15 @@ class LossInHead:
     To be made before `prepare`, and after adapters were added.
     """
 
-    def __init__(
-        self, model: torch.nn.Module, max_logits_mib: float | None, device: torch.device
-    ) -> None:
+    def __init__(self, model: Any, max_logits_mib: float | None, device: torch.device) -> None:
         """Take the place of the forward pass of the model's output head.
 
         Args:
+            model: of transformers, with peft's adapters or without.
             max_logits_mib: MiB of fp32 logits that are held at a time; None for the default.
             device: the device that the model will be on, of which the default is a share.
         """
-        self._head = model.get_output_embeddings()
+        self._head: Any = model.get_output_embeddings()
         self._head_forward: Callable[[torch.Tensor], torch.Tensor] = self._head.forward
         self._is_plain = type(self._head) is torch.nn.Linear  # no adapters, not quantized
         self._model_changes_logits = changes_logits_after_head(model)
@@ -177,7 +176,7 @@ class HiddenStates:
         return None
 
 
-def changes_logits_after_head(model: torch.nn.Module) -> bool:
+def changes_logits_after_head(model: Any) -> bool:
     """Return whether a model caps or scales what its output head returns.
 
     Nothing is computed: body and head are replaced by functions that return one tensor, and the
@@ -226,7 +225,7 @@ class LossInPieces(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
+        ctx: Any,
         hidden: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
@@ -261,13 +260,14 @@ class LossInPieces(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Return the gradients of hidden states, weight and bias, None for what is frozen."""
+        (gradient,) = gradients
         hidden, weight, bias, targets = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        of_hidden = torch.empty_like(hidden) if wants_hidden else None
-        of_weight = zeros_to_add_to(weight) if wants_weight else None
-        of_bias = zeros_to_add_to(bias) if wants_bias else None
+        of_hidden: Any = torch.empty_like(hidden) if wants_hidden else None
+        of_weight: Any = zeros_to_add_to(weight) if wants_weight else None
+        of_bias: Any = zeros_to_add_to(bias) if wants_bias else None
         weight_used = cast(weight, ctx.compute_dtype).requires_grad_(wants_weight)
         bias_used = cast(bias, ctx.compute_dtype)
         if wants_bias:
@@ -297,7 +297,7 @@ class LossInPieces(torch.autograd.Function):
         return of_hidden, of_weight, of_bias, None, None
 
 
-def cast(tensor: torch.Tensor | None, dtype: torch.dtype | None) -> torch.Tensor | None:
+def cast(tensor: Any, dtype: torch.dtype | None) -> Any:
     """Return the tensor without its history, in `dtype` unless that is None; None for no tensor."""
     if tensor is None:
         return None

@@ -1,6 +1,7 @@
 """AdamW, and a schedule that counts the optimizer steps that changed the weights."""
 
 import math
+from typing import Any
 
 import torch
 import transformers
@@ -39,7 +40,7 @@ class Schedule:
         """Steps that the schedule has taken."""
         return self._schedule.last_epoch
 
-    def get_last_lr(self) -> list[float]:
+    def get_last_lr(self) -> list[Any]:
         """Return the rate of each parameter group for the next optimizer step."""
         return self._schedule.get_last_lr()
 

@@ -133,8 +133,8 @@ def gather_fsdp_state(
     # every rank, also on those that have none, which is a KeyError.
     options = replace(WHOLE, ignore_frozen_params=not is_fsdp1(model))
     weights, optimizer_state = get_state_dict(model, optimizer, options=options)
-    entries = optimizer_state.get("state", {})
-    state = {name: weights[name] for name in entries}
+    entries: Any = optimizer_state.get("state", {})
+    state: dict[str, Any] = {name: weights[name] for name in entries}
     state.update(flatten("state", entries))
     return state
 
@@ -243,11 +243,11 @@ def fsdp1_parts(model: torch.nn.Module) -> dict[torch.Tensor, slice]:
     of one and the beginning of another, all of some, and nothing of others (torch/distributed/fsdp/
     _flat_param.py, _ShardParamInfo). Without it, the weights would have to be whole on each rank.
     """
-    parts = {}
+    parts: dict[torch.Tensor, slice] = {}
     for module in FullyShardedDataParallel.fsdp_modules(model):
         if module._handle is None:
             continue
-        flat = module._handle.flat_param
+        flat: Any = module._handle.flat_param
         for weight, info in zip(flat._params, flat._shard_param_infos, strict=True):
             parts[weight] = NOTHING
             if info.in_shard:
@@ -290,7 +290,7 @@ def trained_weights(
     return weights
 
 
-def saved_key(optimizer: torch.optim.Optimizer, key: str) -> str:
+def saved_key(optimizer: Any, key: str) -> str:
     """Return the name under which a checkpoint has an entry of optimizer state.
 
     bitsandbytes nests its own entries in state_dict(), so that FSDP does not take them for tensors

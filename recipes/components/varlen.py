@@ -22,12 +22,14 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv
 
 try:
-    from torch.nn.attention.varlen import varlen_attn
+    from torch.nn.attention import varlen as torch_varlen
+except ImportError:  # torch 2.9 and older
+    torch_varlen = None
 
-    PARAMETERS = frozenset(inspect.signature(varlen_attn).parameters)
-except ImportError:
-    varlen_attn = None
-    PARAMETERS = frozenset()
+KERNEL: Any = getattr(torch_varlen, "varlen_attn", None)
+PARAMETERS = frozenset()  # what this torch's kernel takes
+if KERNEL is not None:
+    PARAMETERS = frozenset(inspect.signature(KERNEL).parameters)
 
 NAME = "varlen"
 # What models may hand to their attention, and this kernel cannot take into account
@@ -98,7 +100,7 @@ def varlen_attention(
 
     dtype = kernel_dtype(query)
     ends = ends.to(query.device)
-    out = varlen_attn(
+    out = KERNEL(
         tokens_first(query, dtype),
         tokens_first(key, dtype),
         tokens_first(value, dtype),

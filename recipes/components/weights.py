@@ -48,7 +48,7 @@ def may_broadcast(accelerator: Accelerator, options: Mapping[str, Any]) -> bool:
     if accelerator.distributed_type != DistributedType.FSDP or accelerator.num_processes == 1:
         return False
     is_quantized = options.get("quantization_config") is not None
-    return accelerator.state.fsdp_plugin.cpu_ram_efficient_loading and not is_quantized
+    return fsdp_plugin(accelerator).cpu_ram_efficient_loading and not is_quantized
 
 
 def can_be_broadcast(model: torch.nn.Module, accelerator: Accelerator) -> bool:
@@ -57,7 +57,7 @@ def can_be_broadcast(model: torch.nn.Module, accelerator: Accelerator) -> bool:
     FSDP1 leaves out ignored modules; accelerate's broadcast for FSDP2 fails at buffers that are
     saved, such as BART's final_logits_bias.
     """
-    if accelerator.state.fsdp_plugin.ignored_modules is not None:
+    if fsdp_plugin(accelerator).ignored_modules is not None:
         return False
     saved = model.state_dict()
     has_saved_buffers = any(name in saved for name, _ in model.named_buffers())
@@ -66,9 +66,14 @@ def can_be_broadcast(model: torch.nn.Module, accelerator: Accelerator) -> bool:
 
 def read_on_every_rank(accelerator: Accelerator) -> None:
     """Have FSDP take each rank's own weights, and transformers read them on each rank."""
-    accelerator.state.fsdp_plugin.cpu_ram_efficient_loading = False
+    fsdp_plugin(accelerator).cpu_ram_efficient_loading = False
     # transformers 5.17 would fill the weights of the other ranks with zeros
     os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
+
+
+def fsdp_plugin(accelerator: Accelerator) -> Any:
+    """Return accelerate's settings of FSDP, which is in force."""
+    return accelerator.state.fsdp_plugin
 
 
 def stays_whole(accelerator: Accelerator) -> bool:
