@@ -6,6 +6,7 @@ Only the logits of tokens that are trained on are computed, and never more of th
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,15 +38,23 @@ def tokens_per_piece(logits_mib: float, vocabulary: int) -> int:
     return max(int(logits_mib * 2**20 / (4 * vocabulary)), 1)
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """The tokens whose losses are asked for: positions in the flattened batch, and targets."""
+
+    positions: torch.Tensor
+    targets: torch.Tensor
+
+
 class LossInHead:
     """The cross-entropy of the tokens that are trained on, as what the model's output head returns.
 
     Inside of the head's forward pass every strategy has its weight whole, and gathers it once. So
-    the head's forward is replaced: while a loss is asked for, it returns the cross-entropy of each
-    token instead of logits. At other times the model is as it was. A model that changes its logits
-    after its head (Gemma 2, Granite, Cohere) gets those of the tokens that are trained on.
+    the head's forward is replaced: when a loss is asked for, it returns the cross-entropy of each
+    token instead of logits. A model that changes its logits after its head (Gemma 2, Granite,
+    Cohere) gets those of the tokens that are trained on.
 
-    To be made before `prepare`, and after adapters were added.
+    To be made after adapters were added, and before `prepare`.
     """
 
     def __init__(self, model: Any, max_logits_mib: float | None, device: torch.device) -> None:
@@ -63,8 +72,7 @@ class LossInHead:
         # The embedding's, since ZeRO-3 has cut the head's weight already
         vocabulary = model.get_input_embeddings().num_embeddings
         self._piece = tokens_per_piece(logits_mib(max_logits_mib, device), vocabulary)
-        self._positions: torch.Tensor | None = None
-        self._targets: torch.Tensor | None = None
+        self._wanted: Wanted | None = None
         # Not compiled, since the number of tokens differs from batch to batch
         self._head.forward = torch.compiler.disable(self._forward_of_head)
 
@@ -106,8 +114,8 @@ class LossInHead:
 
         Instead of logits the output has what its head has returned.
         """
-        with self._asked_for(positions, targets):
-            output = model(**inputs, use_cache=False)
+        self._wanted = Wanted(positions, targets)
+        output = model(**inputs, use_cache=False)
         losses = output.logits
         if self._model_changes_logits:
             losses = cross_entropy(output.logits.float(), targets, reduction="none")
@@ -120,32 +128,30 @@ class LossInHead:
             how = "which the model changes after its head"
         return f"logits only of tokens that are trained on, {how}"
 
-    # ---- Inside of the head ----
-    @contextlib.contextmanager
-    def _asked_for(self, positions: torch.Tensor, targets: torch.Tensor) -> Iterator[None]:
-        """Have the head return the losses of these tokens meanwhile."""
-        self._positions = positions
-        self._targets = targets
-        try:
-            yield
-        finally:
-            self._positions = None
-            self._targets = None
+    def forget_batch(self) -> None:
+        """Let go of the last batch; from then on the head returns logits again.
 
+        Until the next one is asked for it is kept, since the backward pass may compute the head
+        again: FSDP's activation checkpointing can wrap it.
+        """
+        self._wanted = None
+
+    # ---- Inside of the head ----
     def _forward_of_head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the losses that are asked for, or the logits of a model that changes them.
+        """Return the losses that are asked for, or the logits if the model has to change them.
 
         Args:
             hidden: [rows, tokens, features].
         """
-        if self._positions is None or self._targets is None:
+        if self._wanted is None:
             return self._head_forward(hidden)
-        hidden = hidden.flatten(0, 1)[self._positions]
+        targets = self._wanted.targets
+        hidden = hidden.flatten(0, 1)[self._wanted.positions]
         if self._model_changes_logits:
             return self._head_forward(hidden)
-        if len(self._targets) <= self._piece:
-            return self._losses_at_once(hidden, self._targets)
-        return self._losses_in_pieces(hidden, self._targets)
+        if len(targets) <= self._piece:
+            return self._losses_at_once(hidden, targets)
+        return self._losses_in_pieces(hidden, targets)
 
     def _losses_at_once(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return cross_entropy(self._head_forward(hidden).float(), targets, reduction="none")
@@ -260,9 +266,10 @@ class LossInPieces(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(  # type: ignore[override]  once_differentiable hides its first argument's name
+        ctx: Any, gradient: torch.Tensor
+    ) -> Any:
         """Return the gradients of hidden states, weight and bias, None for what is frozen."""
-        (gradient,) = gradients
         hidden, weight, bias, targets = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         of_hidden: Any = torch.empty_like(hidden) if wants_hidden else None
