@@ -1,183 +1,227 @@
-"""Cross-entropy without the logits of prompts and padding, in pieces where they are many.
+"""The loss of causal language models, computed inside of their output head.
 
-The logits of a batch are often its largest tensor: 8 rows of 1,024 tokens with a vocabulary of
-128,256 take 4 GiB in fp32, and their gradient as much. Only tokens that are trained on need any.
+Only the logits of tokens that are trained on are computed, and never more of them at a time than
+--max_logits_mib allows.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy
-from torch.utils.checkpoint import checkpoint as recompute
+from torch.utils.checkpoint import checkpoint
 
-# Of a GPU's memory, for fp32 logits at a time: 1.25 GiB of 80; for a moment the loss takes about
-# three times that
+# Of a GPU's memory, for fp32 logits at a time: 1.25 GiB of 80. For a moment the loss takes about
+# three times that.
 LOGITS_SHARE = 1 / 64
-LOGITS_MIB_ON_A_CPU = 256
+LOGITS_MIB_ON_CPU = 256
 
 
 def logits_mib(max_logits_mib: float | None, device: torch.device) -> float:
-    """Return how many MiB of fp32 logits are computed at a time.
+    """Return how many MiB of fp32 logits are held at a time.
 
-    The share is of a GPU's whole memory, not of what is free, so that a resumed run and the memory
-    planner find the same.
+    That is --max_logits_mib, or a share of the GPU's memory, or 256 on a CPU. The share is of the
+    whole memory, not of what is free, so that a resumed run and the memory planner find the same.
     """
     if max_logits_mib is not None:
         return max_logits_mib
     if device.type != "cuda":
-        return LOGITS_MIB_ON_A_CPU
+        return LOGITS_MIB_ON_CPU
     return LOGITS_SHARE * torch.cuda.get_device_properties(device).total_memory / 2**20
 
 
-class LossInHead:
-    """The loss of the tokens that are trained on, computed inside of the model's output head.
+def tokens_per_piece(logits_mib: float, vocabulary: int) -> int:
+    """Return how many tokens' fp32 logits fit into so many MiB, at least one."""
+    return max(int(logits_mib * 2**20 / (4 * vocabulary)), 1)
 
-    Inside of the head every strategy has its weight whole, and gathers it once. Positions and
-    targets reach it through this object, past the model's own forward. A model that changes its
-    logits after its head (Gemma 2, Granite, Cohere) gets those of these tokens only, and their loss
-    is computed from its output.
+
+@dataclass(frozen=True)
+class Wanted:
+    """The tokens whose losses are asked for: positions in the flattened batch, and targets."""
+
+    positions: torch.Tensor
+    targets: torch.Tensor
+
+
+class LossInHead:
+    """The cross-entropy of the tokens that are trained on, as what the model's output head returns.
+
+    Inside of the head's forward pass every strategy has its weight whole, and gathers it once. So
+    the head's forward is replaced: when a loss is asked for, it returns the cross-entropy of each
+    token instead of logits. A model that changes its logits after its head (Gemma 2, Granite,
+    Cohere) gets those of the tokens that are trained on.
+
+    To be made after adapters were added, and before `prepare`.
     """
 
-    def __init__(
-        self, model: Any, max_logits_mib: float | None, device: torch.device | None = None
-    ) -> None:
-        """Replace the forward of the model's output head. To be called before `prepare`.
+    def __init__(self, model: Any, max_logits_mib: float | None, device: torch.device) -> None:
+        """Take the place of the forward pass of the model's output head.
 
         Args:
-            max_logits_mib: MiB of fp32 logits that are held at a time; None for a share of the
-                memory of `device`.
+            model: of transformers, with peft's adapters or without.
+            max_logits_mib: MiB of fp32 logits that are held at a time; None for the default.
+            device: the device that the model will be on, of which the default is a share.
         """
+        self._head: Any = model.get_output_embeddings()
+        self._head_forward: Callable[[torch.Tensor], torch.Tensor] = self._head.forward
+        self._is_plain = type(self._head) is torch.nn.Linear  # no adapters, not quantized
+        self._model_changes_logits = changes_logits_after_head(model)
+        # The embedding's, since ZeRO-3 has cut the head's weight already
         vocabulary = model.get_input_embeddings().num_embeddings
-        mib = logits_mib(max_logits_mib, device or torch.device("cpu"))
-        self._head = model.get_output_embeddings()
-        self._logits_of = self._head.forward
-        self._tokens_at_a_time = max(int(mib * 2**20 / (4 * vocabulary)), 1)
-        self._head_comes_last = head_comes_last(model)
-        # Others have adapters, or are quantized
-        self._is_linear = type(self._head) is torch.nn.Linear
-        self._positions = torch.empty(0, dtype=torch.long)
-        self._targets = torch.empty(0, dtype=torch.long)
+        self._piece = tokens_per_piece(logits_mib(max_logits_mib, device), vocabulary)
+        self._wanted: Wanted | None = None
+        # Not compiled, since the number of tokens differs from batch to batch
         self._head.forward = torch.compiler.disable(self._forward_of_head)
 
-    def __str__(self) -> str:
-        """Say how the loss is computed, for the start summary."""
-        if not self._head_comes_last:
-            return "logits of trained tokens only, which the model changes after its head"
-        return f"logits of trained tokens only, {self._tokens_at_a_time:,} at a time"
-
     def __call__(self, model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
-        """Return the cross-entropy summed over a batch's tokens, in nats and fp32.
+        """Return the cross-entropy summed over the tokens of a batch, in nats and fp32.
 
         Args:
-            batch: inputs, positions and targets, as components.packing.TokenCollator makes them.
+            model: as `prepare` returned it.
+            batch: with `inputs`, the model's arguments, and `positions` and `targets` as `losses`
+                takes them.
         """
-        losses, _ = self.run(model, batch["inputs"], batch["positions"], batch["targets"])
-        return losses.sum()
+        return self.losses(model, batch["inputs"], batch["positions"], batch["targets"]).sum()
 
-    def run(
+    def losses(
         self,
         model: torch.nn.Module,
         inputs: Mapping[str, Any],
         positions: torch.Tensor,
         targets: torch.Tensor,
-        **options: Any,
+    ) -> torch.Tensor:
+        """Return the cross-entropy of each token, [tokens], in nats and fp32.
+
+        Args:
+            model: as `prepare` returned it.
+            inputs: the model's arguments.
+            positions: of the tokens whose next one is trained on, in the flattened batch, [tokens].
+            targets: those next tokens, [tokens].
+        """
+        return self.losses_and_output(model, inputs, positions, targets)[0]
+
+    def losses_and_output(
+        self,
+        model: torch.nn.Module,
+        inputs: Mapping[str, Any],
+        positions: torch.Tensor,
+        targets: torch.Tensor,
     ) -> tuple[torch.Tensor, Any]:
-        """Return the cross-entropy of each token, [n], in nats and fp32, and the model's output.
+        """Return what `losses` does, and what else the model has put out.
 
-        Args:
-            inputs: what the model takes, [lines, tokens].
-            positions: [n], in the flattened lines, of the tokens whose next one is predicted.
-            targets: [n], those next tokens.
-            options: further arguments of the model.
+        Instead of logits the output has what its head has returned.
         """
-        self._positions = positions
-        self._targets = targets
-        output = model(**inputs, use_cache=False, **options)
-        if self._head_comes_last:
-            return output.logits, output
-        return self._cross_entropy(output.logits, targets), output
+        self._wanted = Wanted(positions, targets)
+        output = model(**inputs, use_cache=False)
+        losses = output.logits
+        if self._model_changes_logits:
+            losses = cross_entropy(output.logits.float(), targets, reduction="none")
+        return losses, output
 
+    def __str__(self) -> str:
+        """Return how the loss is computed, for the summary of a run."""
+        how = f"{self._piece:,} at a time"
+        if self._model_changes_logits:
+            how = "which the model changes after its head"
+        return f"logits only of tokens that are trained on, {how}"
+
+    def forget_batch(self) -> None:
+        """Let go of the last batch; from then on the head returns logits again.
+
+        Until the next one is asked for it is kept, since the backward pass may compute the head
+        again: FSDP's activation checkpointing can wrap it.
+        """
+        self._wanted = None
+
+    # ---- Inside of the head ----
     def _forward_of_head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return losses, [n], or logits, [n, vocabulary], in place of all logits.
+        """Return the losses that are asked for, or the logits if the model has to change them.
 
         Args:
-            hidden: [lines, tokens, features].
+            hidden: [rows, tokens, features].
         """
-        hidden = hidden.flatten(0, 1)[self._positions]
-        targets = self._targets
-        if not self._head_comes_last:
-            return self._logits_of(hidden)
-        size = self._tokens_at_a_time
-        if len(targets) <= size:
-            return self._losses_of(hidden, targets)
-        if self._is_linear:
-            # Read here: FSDP makes another tensor of the weight during the forward pass
-            weight, bias = self._head.weight, self._head.bias
-            return LossInPieces.apply(hidden, weight, bias, targets, size)
-        losses = []
-        for part, part_targets in zip(hidden.split(size), targets.split(size), strict=True):
-            losses.append(recompute(self._losses_of, part, part_targets, use_reentrant=False))
-        return torch.cat(losses)
+        if self._wanted is None:
+            return self._head_forward(hidden)
+        targets = self._wanted.targets
+        hidden = hidden.flatten(0, 1)[self._wanted.positions]
+        if self._model_changes_logits:
+            return self._head_forward(hidden)
+        if len(targets) <= self._piece:
+            return self._losses_at_once(hidden, targets)
+        return self._losses_in_pieces(hidden, targets)
 
-    def _losses_of(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the cross-entropy of each token, [n], by the head's own forward."""
-        return self._cross_entropy(self._logits_of(hidden), targets)
+    def _losses_at_once(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(self._head_forward(hidden).float(), targets, reduction="none")
 
-    @staticmethod
-    def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return cross_entropy(logits.float(), targets, reduction="none")
-
-
-def head_comes_last(model: Any) -> bool:
-    """Return whether a causal language model returns what its output head returns, unchanged.
-
-    The model is run on one token, with a body and a head that compute nothing.
-    """
-    inner = model
-    if hasattr(model, "get_base_model"):  # peft's
-        inner = model.get_base_model()
-    probe = torch.zeros(1, 1, 1)
-    body = replaced_forward(inner.base_model, lambda *_, **__: BodyOutput(probe))
-    head = replaced_forward(model.get_output_embeddings(), lambda _: probe)
-    with body, head:
-        return inner(input_ids=torch.zeros(1, 1, dtype=torch.long)).logits is probe
+    def _losses_in_pieces(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if self._is_plain:
+            # The weight is read here, since FSDP has it whole only during the forward pass
+            return LossInPieces.apply(
+                hidden, self._head.weight, self._head.bias, targets, self._piece
+            )
+        parts = zip(hidden.split(self._piece), targets.split(self._piece), strict=True)
+        return torch.cat(
+            [checkpoint(self._losses_at_once, *part, use_reentrant=False) for part in parts]
+        )
 
 
-class BodyOutput:
-    """What a model's body returns, with None for all that a probe does not need."""
+# ---- Does the model change its logits after its head? ----
+class HiddenStates:
+    """What a model's body puts out, reduced to its last hidden states; all else is None."""
 
-    def __init__(self, hidden: torch.Tensor) -> None:
-        self.last_hidden_state = hidden
+    def __init__(self, last_hidden_state: torch.Tensor) -> None:
+        self.last_hidden_state = last_hidden_state
 
-    def __getitem__(self, place: int) -> torch.Tensor:
+    def __getitem__(self, index: int) -> torch.Tensor:
         return self.last_hidden_state
 
     def __getattr__(self, name: str) -> None:
         return None
 
 
+def changes_logits_after_head(model: Any) -> bool:
+    """Return whether a model caps or scales what its output head returns.
+
+    Nothing is computed: body and head are replaced by functions that return one tensor, and the
+    question is whether the model puts out that very tensor.
+    """
+    if hasattr(model, "get_base_model"):  # of peft
+        model = model.get_base_model()
+    marker = torch.zeros(1, 1, 1)
+
+    def body(*_: Any, **__: Any) -> HiddenStates:
+        return HiddenStates(marker)
+
+    def head(_: Any) -> torch.Tensor:
+        return marker
+
+    with (
+        replaced_forward(model.base_model, body),
+        replaced_forward(model.get_output_embeddings(), head),
+    ):
+        output = model(input_ids=torch.zeros(1, 1, dtype=torch.long))
+    return output.logits is not marker
+
+
 @contextlib.contextmanager
 def replaced_forward(module: torch.nn.Module, forward: Callable) -> Iterator[None]:
-    """Give a module another forward within this context."""
-    own = vars(module).get("forward")
+    """Have a module call another function meanwhile."""
+    own = vars(module).get("forward")  # if it was replaced before: otherwise it is the class's
     module.forward = forward
     try:
         yield
     finally:
-        if own is None:
-            del module.forward
-        else:
+        del module.forward
+        if own is not None:
             module.forward = own
 
 
+# ---- In pieces ----
 class LossInPieces(torch.autograd.Function):
-    """Cross-entropy of each token under a linear head, with never more than a piece of the logits.
-
-    Its arguments are hidden, [tokens, features]; weight, [vocabulary, features], and bias,
-    [vocabulary] or None, of the head; targets, [tokens]; and the tokens of a piece. It returns nats
-    in fp32, [tokens].
+    """The cross-entropy of each token under an output head, with few rows of logits at a time.
 
     The backward pass computes each piece again, as torch.utils.checkpoint does, but adds up the
     pieces' gradients of weight and bias in fp32 and rounds once. Autograd would add them in the
@@ -194,13 +238,23 @@ class LossInPieces(torch.autograd.Function):
         targets: torch.Tensor,
         piece: int,
     ) -> torch.Tensor:
+        """Return the losses of all tokens, [tokens], in nats and fp32.
+
+        Args:
+            hidden: [tokens, features].
+            weight: of the head, [vocabulary, features].
+            bias: of the head, [vocabulary], or None.
+            targets: [tokens].
+            piece: tokens whose logits are held at a time.
+        """
         device_type = hidden.device.type
-        autocasts = torch.is_autocast_enabled(device_type)
-        ctx.compute_dtype = torch.get_autocast_dtype(device_type) if autocasts else None
+        ctx.compute_dtype = None
+        if torch.is_autocast_enabled(device_type):
+            ctx.compute_dtype = torch.get_autocast_dtype(device_type)
         ctx.piece = piece
         ctx.save_for_backward(hidden, weight, bias, targets)
-        # Cast here, once: autocast would keep a cast that was made without gradients, and hand it to
-        # the next user of the weight.
+        # Cast here, once: autocast would keep a cast that was made without gradients, and hand it
+        # to the next user of the weight.
         weight = cast(weight, ctx.compute_dtype)
         bias = cast(bias, ctx.compute_dtype)
         losses = []
@@ -211,21 +265,23 @@ class LossInPieces(torch.autograd.Function):
         return torch.cat(losses)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    @once_differentiable
+    def backward(  # type: ignore[override]  once_differentiable hides its first argument's name
+        ctx: Any, gradient: torch.Tensor
+    ) -> Any:
+        """Return the gradients of hidden states, weight and bias, None for what is frozen."""
         hidden, weight, bias, targets = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        of_hidden = torch.empty_like(hidden) if wants_hidden else None
-        of_weight = zeros_to_add_to(weight) if wants_weight else None
-        of_bias = zeros_to_add_to(bias) if wants_bias else None
+        of_hidden: Any = torch.empty_like(hidden) if wants_hidden else None
+        of_weight: Any = zeros_to_add_to(weight) if wants_weight else None
+        of_bias: Any = zeros_to_add_to(bias) if wants_bias else None
         weight_used = cast(weight, ctx.compute_dtype).requires_grad_(wants_weight)
         bias_used = cast(bias, ctx.compute_dtype)
         if wants_bias:
             bias_used.requires_grad_()
 
-        for start in reversed(
-            range(0, len(targets), ctx.piece)
-        ):  # the order in which autograd adds up
+        starts = range(0, len(targets), ctx.piece)
+        for start in reversed(starts):  # the order in which autograd adds up
             part = slice(start, start + ctx.piece)
             hidden_part = cast(hidden[part], ctx.compute_dtype).requires_grad_(wants_hidden)
             with torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):

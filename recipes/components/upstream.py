@@ -375,24 +375,6 @@ def undo_allocating_step(
         entry["step"] = entry["step"] * 0  # a tensor of torch's, a number of bitsandbytes'
 
 
-@workaround("bitsandbytes/optim/optimizer.py, GlobalOptimManager", seen="bitsandbytes 0.50")
-def keep_embeddings_in_32_bits(model: "torch.nn.Module") -> None:
-    """Have bitsandbytes' 8-bit optimizers keep 32-bit state for embeddings.
-
-    It advises so itself, and transformers' Trainer does it: the gradients of rare tokens are too
-    uneven for 8 bits. To be called before the optimizer is made.
-    """
-    import torch
-    from bitsandbytes.optim import GlobalOptimManager
-
-    manager = GlobalOptimManager.get_instance()
-    # It is one for the process, and knows weights by their place in an optimizer's groups
-    manager.initialize()
-    for module in model.modules():
-        if isinstance(module, torch.nn.Embedding):
-            manager.register_module_override(module, "weight", {"optim_bits": 32})
-
-
 # ---- Export ----
 @workaround("peft/utils/save_and_load.py, get_peft_model_state_dict", seen="peft 0.21")
 def remove_fsdp1_wrappers(model: "torch.nn.Module") -> None:
@@ -401,3 +383,22 @@ def remove_fsdp1_wrappers(model: "torch.nn.Module") -> None:
         for name, child in list(module.named_children()):
             if "_fsdp_wrapped_module" in child._modules:
                 module._modules[name] = child.module
+
+
+# ---- 8-bit optimizers ----
+@workaround("bitsandbytes/optim/optimizer.py, GlobalOptimManager", seen="bitsandbytes 0.50")
+def keep_embeddings_in_32_bits(model: "torch.nn.Module") -> None:
+    """Have bitsandbytes' 8-bit optimizers keep 32-bit state for embeddings.
+
+    bitsandbytes advises it, and transformers' Trainer does it: the gradients of rare tokens are too
+    uneven for 8 bits. To be called before the optimizer is made. bitsandbytes has one record for
+    the process, which knows weights by their place in an optimizer's groups, so it is cleared.
+    """
+    import torch
+    from bitsandbytes.optim import GlobalOptimManager
+
+    manager = GlobalOptimManager.get_instance()
+    manager.initialize()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            manager.register_module_override(module, "weight", {"optim_bits": 32})

@@ -2,13 +2,13 @@
 
 It is the kernel of torch.nn.attention.varlen (torch 2.11 and newer). torch's sdpa keeps packed rows
 apart by a mask of [tokens, tokens], which its FlashAttention kernel does not take. This attention
-is told where each row ends instead (`packing.ends_of_rows`), computes nothing between rows, and
-holds no mask.
+is told where each row ends instead (`ends_of_rows` in components/packing.py), computes nothing
+between rows, and holds no mask.
 
-To import this module registers the name with transformers (AttentionInterface); model_checks.py
-refuses models for which `find_problem` has a reason. The name must not contain "flash", or
-transformers would look for a package. It is not registered with transformers' masks, so that no
-mask is made and nothing is read from the device.
+Importing this module registers the name with transformers (AttentionInterface). The name must not
+contain "flash", or transformers would look for a package. It is not registered with transformers'
+masks, so that no mask is made and nothing is read from the device. Models for which `problem_of`
+has a reason are refused.
 """
 
 import inspect
@@ -22,12 +22,14 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv
 
 try:
-    from torch.nn.attention.varlen import varlen_attn
+    from torch.nn.attention import varlen as torch_varlen
+except ImportError:  # torch 2.9 and older
+    torch_varlen = None
 
-    PARAMETERS = frozenset(inspect.signature(varlen_attn).parameters)
-except ImportError:
-    varlen_attn = None
-    PARAMETERS = frozenset()
+KERNEL: Any = getattr(torch_varlen, "varlen_attn", None)
+PARAMETERS = frozenset()  # what this torch's kernel takes
+if KERNEL is not None:
+    PARAMETERS = frozenset(inspect.signature(KERNEL).parameters)
 
 NAME = "varlen"
 # What models may hand to their attention, and this kernel cannot take into account
@@ -41,28 +43,26 @@ def is_available() -> bool:
     return "window_size" in PARAMETERS
 
 
+# ---- Attention ----
 def varlen_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    cu_seq_lens_q: torch.Tensor | None = None,
-    max_length_q: int | None = None,
-    **others: Any,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute causal attention over rows in one line, each of which sees only itself.
 
     Args:
         query: [1, heads, tokens, head_dim].
-        key, value: the same with as many heads, or with a divisor of their number.
-        scaling: factor of the scores; None for 1 / sqrt(head_dim).
-        sliding_window: the most tokens that each one sees, itself included; None for no bound.
-        cu_seq_lens_q: where each row begins, and the end, int32, [rows + 1].
-        max_length_q: tokens of the longest row.
+        key: the same with as many heads, or with a divisor of their number.
+        value: the same as key.
+        attention_mask: None.
+        options: `cu_seq_lens_q`, where each row begins, and the end, int32, [rows + 1];
+            `max_length_q`, tokens of the longest row; `scaling`, factor of the scores, None for
+            1 / sqrt(head_dim); `sliding_window`, the most tokens that each one sees, itself
+            included, None for no bound. Others are as transformers' attention functions take them.
 
     Returns:
         [1, tokens, heads, head_dim] and None, as transformers' attention functions do.
@@ -70,24 +70,26 @@ def varlen_attention(
     Raises:
         ValueError: for what the kernel cannot do, and without the ends of the rows.
     """
-    given = impossible_arguments(module, attention_mask, dropout, others)
+    given = impossible_arguments(module, attention_mask, options)
     if given:
         raise ValueError(
             f"--attn_implementation {NAME} cannot do what this model asks for: {', '.join(given)}"
         )
-    if cu_seq_lens_q is None or max_length_q is None or query.shape[0] != 1:
+    ends = options.get("cu_seq_lens_q")
+    longest = options.get("max_length_q")
+    if ends is None or longest is None or query.shape[0] != 1:
         raise ValueError(
             f"--attn_implementation {NAME} needs all rows in one line, "
             "with cu_seq_lens_q and max_length_q"
         )
 
-    window = (-1, 0)  # no bound on the left, nothing on the right
-    if sliding_window is not None:
-        window = (sliding_window - 1, 0)
-    options: dict[str, Any] = {"scale": scaling, "window_size": window}
+    kernel_options: dict[str, Any] = {
+        "scale": options.get("scaling"),
+        "window_size": window_of(options.get("sliding_window")),
+    }
     groups = query.shape[1] // key.shape[1]
     if groups > 1 and "enable_gqa" in PARAMETERS:
-        options["enable_gqa"] = True
+        kernel_options["enable_gqa"] = True
     elif groups > 1:
         key = repeat_kv(key, groups)
         value = repeat_kv(value, groups)
@@ -97,27 +99,39 @@ def varlen_attention(
         value = torch.nn.functional.pad(value, [0, head_dim - value_dim])
 
     dtype = kernel_dtype(query)
-    query, key, value = (part[0].transpose(0, 1).to(dtype) for part in (query, key, value))
-    ends = cu_seq_lens_q.to(query.device)
-    out = varlen_attn(query, key, value, ends, ends, max_length_q, max_length_q, **options)
+    ends = ends.to(query.device)
+    out = KERNEL(
+        tokens_first(query, dtype),
+        tokens_first(key, dtype),
+        tokens_first(value, dtype),
+        ends,
+        ends,
+        longest,
+        longest,
+        **kernel_options,
+    )
     return out[None, ..., :value_dim], None
 
 
 def impossible_arguments(
-    module: torch.nn.Module,
-    attention_mask: torch.Tensor | None,
-    dropout: float,
-    others: Mapping[str, Any],
+    module: torch.nn.Module, attention_mask: torch.Tensor | None, options: Mapping[str, Any]
 ) -> list[str]:
     """Return the names of a model's arguments to its attention that the kernel cannot do."""
-    given = [name for name in UNKNOWN if others.get(name) is not None]
-    if dropout:
+    given = [name for name in UNKNOWN if options.get(name) is not None]
+    if options.get("dropout"):
         given.append("dropout")
     if attention_mask is not None:
         given.append("attention_mask")
-    if others.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+    if options.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         given.append("is_causal=False")
     return given
+
+
+def window_of(sliding_window: int | None) -> tuple[int, int]:
+    """Return how many tokens each one sees to its left and to its right; -1: no bound."""
+    if sliding_window is None:
+        return (-1, 0)
+    return (sliding_window - 1, 0)
 
 
 def kernel_dtype(query: torch.Tensor) -> torch.dtype:
@@ -128,7 +142,13 @@ def kernel_dtype(query: torch.Tensor) -> torch.dtype:
     return query.dtype
 
 
-def find_problem(model: Any) -> str | None:
+def tokens_first(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return [1, heads, tokens, head_dim] as the kernel takes it, [tokens, heads, head_dim]."""
+    return tensor[0].transpose(0, 1).to(dtype)
+
+
+# ---- For which models ----
+def problem_of(model: Any) -> str | None:
     """Return why this attention would be wrong for a model of transformers, or None."""
     config = model.config.get_text_config()
     calls = attention_calls(model)
@@ -137,7 +157,16 @@ def find_problem(model: Any) -> str | None:
     for name in UNKNOWN:
         if any(re.search(rf"\b{name}=", call) for call in calls):
             return f"its attention takes {name}"
+    problem = problem_of_layer_types(config, calls)
+    if problem is None:
+        problem = problem_of_dropout(config)
+    if problem is None:
+        problem = problem_of_heads(config)
+    return problem
 
+
+def problem_of_layer_types(config: Any, calls: list[str]) -> str | None:
+    """Return why layers of other kinds or sliding windows would be wrong, or None."""
     layer_types = set(getattr(config, "layer_types", None) or [])
     others = layer_types - {"full_attention", "sliding_attention"}
     if others:
@@ -147,19 +176,28 @@ def find_problem(model: Any) -> str | None:
         slides = bool(getattr(config, "sliding_window", None))
     if slides and not all("sliding_window=" in call for call in calls):
         return "its sliding window is only in its masks"
+    return None
 
+
+def problem_of_dropout(config: Any) -> str | None:
+    """Return which dropout of attention weights would be left out, or None."""
     for name in DROPOUTS:
         rate = getattr(config, name, None)
         if rate:
             return f"its config has {name} {rate}, and the kernel drops nothing out"
+    return None
+
+
+def problem_of_heads(config: Any) -> str | None:
+    """Return why the kernel does not take heads of this size, or None."""
     head_dim = getattr(config, "head_dim", None)
     head_dim = head_dim or config.hidden_size // config.num_attention_heads
-    if head_dim % 8 or head_dim > LARGEST_HEAD:
-        return (
-            f"its heads have {head_dim} features, "
-            f"and the kernel takes multiples of 8 up to {LARGEST_HEAD}"
-        )
-    return None
+    if head_dim % 8 == 0 and head_dim <= LARGEST_HEAD:
+        return None
+    return (
+        f"its heads have {head_dim} features, "
+        f"and the kernel takes multiples of 8 up to {LARGEST_HEAD}"
+    )
 
 
 def attention_calls(model: Any) -> list[str]:

@@ -1,18 +1,20 @@
-"""Weights on their way in and out: read once per host where possible, and gathered to be saved."""
+"""A pretrained model's weights, read once per host where possible."""
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedType, init_empty_weights
 from accelerate.utils import broadcast_object_list
-from accelerate.utils.other import extract_model_from_parallel
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import AutoConfig
 
+# Options of from_pretrained that from_config does not take
+ONLY_FOR_LOADING = ("quantization_config", "output_loading_info", "ignore_mismatched_sizes")
 
-def read_weights(auto_class: Any, accelerator: Accelerator, name: str, **options: Any) -> Any:
+
+def load_pretrained(auto_class: Any, accelerator: Accelerator, name: str, **options: Any) -> Any:
     """Return auto_class.from_pretrained(name, **options), with few copies on the host.
 
     FSDP broadcasts the weights of rank 0, but transformers 5 reads them on every rank
@@ -22,50 +24,100 @@ def read_weights(auto_class: Any, accelerator: Accelerator, name: str, **options
     which it casts them before it makes its master weights. Left to transformers are ZeRO-3, which
     splits weights while it loads, and models with new weights, which must be drawn on the host on
     any device.
+
+    Args:
+        auto_class: of transformers, such as AutoModelForCausalLM.
+        name: hub id or folder of the model.
+        options: further arguments of from_pretrained; dtype and attn_implementation are needed
+            under FSDP.
     """
-    fsdp = None
-    if accelerator.distributed_type == DistributedType.FSDP:
-        fsdp = accelerator.state.fsdp_plugin
-    zero = accelerator.state.deepspeed_plugin
-    quantized = options.get("quantization_config") is not None
-
-    if fsdp and fsdp.cpu_ram_efficient_loading and accelerator.num_processes > 1 and not quantized:
+    if may_broadcast(accelerator, options):
         skeleton = make_skeleton(auto_class, name, options)
-        if getattr(skeleton.config, "quantization_config", None):  # only the files are quantized
-            return auto_class.from_pretrained(name, **options)
-        if can_be_broadcast(skeleton, accelerator):
+        has_quantized_files = getattr(skeleton.config, "quantization_config", None)
+        if not has_quantized_files and can_be_broadcast(skeleton, accelerator):
             return load_on_rank_0(auto_class, accelerator, name, options, skeleton)
-        fsdp.cpu_ram_efficient_loading = False
-        # transformers 5.17 would fill the weights of the other ranks with zeros
-        os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
-
-    stays_whole = fsdp is None and (zero is None or zero.zero_stage < 3)
-    if stays_whole and not options.get("output_loading_info"):
-        casts_to = {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision)
-        if zero and casts_to and not quantized:
-            options["dtype"] = casts_to
-        if accelerator.device.type == "cuda":
-            options["device_map"] = {"": accelerator.device}
+        if not has_quantized_files:
+            read_on_every_rank(accelerator)
+    elif stays_whole(accelerator) and not options.get("output_loading_info"):
+        options |= options_of_whole_model(accelerator, options)
     return auto_class.from_pretrained(name, **options)
 
 
+def may_broadcast(accelerator: Accelerator, options: Mapping[str, Any]) -> bool:
+    """Return whether FSDP is asked to broadcast the weights of rank 0, and can do so."""
+    if accelerator.distributed_type != DistributedType.FSDP or accelerator.num_processes == 1:
+        return False
+    is_quantized = options.get("quantization_config") is not None
+    return fsdp_plugin(accelerator).cpu_ram_efficient_loading and not is_quantized
+
+
 def can_be_broadcast(model: torch.nn.Module, accelerator: Accelerator) -> bool:
-    """Whether FSDP gives all of the model's tensors to the other ranks.
+    """Return whether FSDP gives all of the model's tensors to the other ranks.
 
     FSDP1 leaves out ignored modules; accelerate's broadcast for FSDP2 fails at buffers that are
     saved, such as BART's final_logits_bias.
     """
-    if accelerator.state.fsdp_plugin.ignored_modules is not None:
+    if fsdp_plugin(accelerator).ignored_modules is not None:
         return False
     saved = model.state_dict()
-    return not (accelerator.is_fsdp2 and any(name in saved for name, _ in model.named_buffers()))
+    has_saved_buffers = any(name in saved for name, _ in model.named_buffers())
+    return not (accelerator.is_fsdp2 and has_saved_buffers)
+
+
+def read_on_every_rank(accelerator: Accelerator) -> None:
+    """Have FSDP take each rank's own weights, and transformers read them on each rank."""
+    fsdp_plugin(accelerator).cpu_ram_efficient_loading = False
+    # transformers 5.17 would fill the weights of the other ranks with zeros
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
+
+
+def fsdp_plugin(accelerator: Accelerator) -> Any:
+    """Return accelerate's settings of FSDP, which is in force."""
+    return accelerator.state.fsdp_plugin
+
+
+def stays_whole(accelerator: Accelerator) -> bool:
+    """Return whether each rank computes with whole weights of its own: not FSDP, not ZeRO-3."""
+    zero = accelerator.state.deepspeed_plugin
+    if accelerator.distributed_type == DistributedType.FSDP:
+        return False
+    return zero is None or zero.zero_stage < 3
+
+
+def options_of_whole_model(accelerator: Accelerator, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of from_pretrained by which weights go straight to where they are used."""
+    found: dict[str, Any] = {}
+    dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision)
+    is_quantized = options.get("quantization_config") is not None
+    if accelerator.state.deepspeed_plugin and dtype and not is_quantized:
+        found["dtype"] = dtype
+    if accelerator.device.type == "cuda":
+        found["device_map"] = {"": accelerator.device}
+    return found
+
+
+# ---- FSDP: rank 0 reads, the others get its weights in `prepare` ----
+@dataclass(frozen=True)
+class LoadedOnRank0:
+    """What the other ranks have to know of the model that rank 0 has loaded.
+
+    Attributes:
+        dtypes: of each parameter by name, which from_pretrained may choose one by one.
+        loading_info: what from_pretrained says about missing weights, if it was asked.
+    """
+
+    dtypes: Mapping[str, torch.dtype]
+    generation_config: Any
+    loading_info: Any
 
 
 def make_skeleton(auto_class: Any, name: str, options: Mapping[str, Any]) -> Any:
     """Return the model of a config: parameters on the meta device, buffers with their values."""
     how = {key: options[key] for key in ("dtype", "attn_implementation")}
-    for_loading = {"quantization_config", "output_loading_info", "ignore_mismatched_sizes", *how}
-    of_config = {key: value for key, value in options.items() if key not in for_loading}
+    of_config = {}
+    for key, value in options.items():
+        if key not in ONLY_FOR_LOADING and key not in how:
+            of_config[key] = value
     config = AutoConfig.from_pretrained(name, **of_config)
     with init_empty_weights(include_buffers=False):
         model = auto_class.from_config(config, **how)
@@ -78,58 +130,46 @@ def load_on_rank_0(
     accelerator: Accelerator,
     name: str,
     options: Mapping[str, Any],
-    skeleton: Any,
+    skeleton: torch.nn.Module,
 ) -> Any:
     """Return from_pretrained's result on rank 0; elsewhere the skeleton, in untouched memory.
 
     The strategy must broadcast the parameters. Loading info, if asked for, is rank 0's everywhere.
     """
-    model = None
-    told = None
+    wants_info = bool(options.get("output_loading_info"))
+    model: Any = skeleton
+    loaded = None
     if accelerator.is_main_process:
-        loaded = auto_class.from_pretrained(name, **options)
-        model, *info = loaded if isinstance(loaded, tuple) else (loaded,)
-        types = {key: weight.dtype for key, weight in model.named_parameters()}
-        told = types, getattr(model, "generation_config", None), info
-    types, generation_config, info = broadcast_object_list([told])[0]
+        model = auto_class.from_pretrained(name, **options)
+        loading_info = None
+        if wants_info:
+            model, loading_info = model
+        dtypes = {key: weight.dtype for key, weight in model.named_parameters()}
+        generation_config = getattr(model, "generation_config", None)
+        loaded = LoadedOnRank0(dtypes, generation_config, loading_info)
+    loaded = broadcast_object_list([loaded])[0]
     if not accelerator.is_main_process:
-        model = reserve_memory(skeleton, types).eval()
-        if generation_config is not None:
-            model.generation_config = generation_config
-    return (model, *info) if info else model
-
-
-def reserve_memory(model: Any, types: Mapping[str, torch.dtype]) -> Any:
-    """Give the parameters of a skeleton memory that is never written to, and return it.
-
-    Such memory takes no room.
-
-    types: {name: dtype}, which from_pretrained may choose parameter by parameter. The parameters
-    cannot stay on the meta device, since accelerate tells them apart by their address.
-    """
-    reserved = {}  # (meta weight, its new one) by the identity of the first: tied weights stay one
-    for prefix, module in model.named_modules():
-        for key, weight in module.named_parameters(prefix, recurse=False):
-            if id(weight) not in reserved:
-                empty = torch.empty(weight.shape, dtype=types.get(key, weight.dtype))
-                reserved[id(weight)] = weight, torch.nn.Parameter(empty, weight.requires_grad)
-            module._parameters[key.rpartition(".")[2]] = reserved[id(weight)][1]
+        reserve_memory(model, loaded.dtypes)
+        model.eval()
+        if loaded.generation_config is not None:
+            model.generation_config = loaded.generation_config
+    if wants_info:
+        return model, loaded.loading_info
     return model
 
 
-def whole_weights(accelerator: Accelerator, model: Any) -> dict[str, torch.Tensor]:
-    """Return the weights by name, whole and on the host of rank 0.
+def reserve_memory(model: torch.nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
+    """Give the parameters of a skeleton memory that is never written to, and so takes none.
 
-    Of a model with adapters, FSDP2 and ZeRO-3 gather only what is trained: gathering the frozen base
-    as well would take as much host memory as the model has.
+    They cannot stay on the meta device, since accelerate tells them apart by their address.
+
+    Args:
+        dtypes: by name; other parameters keep theirs.
     """
-    adapters_only = hasattr(extract_model_from_parallel(model), "peft_config")
-    zero = accelerator.state.deepspeed_plugin
-    if adapters_only and accelerator.is_fsdp2:
-        options = StateDictOptions(
-            full_state_dict=True, cpu_offload=True, ignore_frozen_params=True
-        )
-        return get_model_state_dict(model, options=options)
-    if adapters_only and zero and zero.zero_stage == 3:
-        return model._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=True)
-    return accelerator.get_state_dict(model)
+    reserved: dict[torch.Tensor, torch.nn.Parameter] = {}  # tied weights stay one
+    for prefix, module in model.named_modules():
+        for key, weight in module.named_parameters(prefix, recurse=False):
+            if weight not in reserved:
+                empty = torch.empty(weight.shape, dtype=dtypes.get(key, weight.dtype))
+                reserved[weight] = torch.nn.Parameter(empty, weight.requires_grad)
+            module._parameters[key.rpartition(".")[2]] = reserved[weight]
