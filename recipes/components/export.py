@@ -11,7 +11,9 @@ from components.deepspeed_state import clean_name
 from components.strategy import Strategy
 
 
-def save_model(accelerator: Accelerator, model: Any, processor: Any, output_dir: str) -> None:
+def save_model(
+    accelerator: Accelerator, model: Any, processor: Any, output_dir: str, config: Any = None
+) -> None:
     """Write the folder that `from_pretrained` loads; that of adapters is for peft.
 
     Every rank takes part; rank 0, which has the whole weights, writes.
@@ -20,6 +22,7 @@ def save_model(accelerator: Accelerator, model: Any, processor: Any, output_dir:
         model: as `prepare` returned it. On rank 0 it cannot be trained further, since it loses
             FSDP1's wrappers.
         processor: the tokenizer or image processor that belongs to the model.
+        config: is written too; beside adapters nothing else tells the names of classes.
     """
     weights = whole_weights(accelerator, model)
     if not accelerator.is_main_process:
@@ -33,6 +36,8 @@ def save_model(accelerator: Accelerator, model: Any, processor: Any, output_dir:
             exported[clean_name(name)] = weight
     unwrapped.save_pretrained(output_dir, state_dict=exported)
     processor.save_pretrained(output_dir)
+    if config is not None:
+        config.save_pretrained(output_dir)
 
 
 def whole_weights(accelerator: Accelerator, model: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import torch
 import transformers
 from accelerate import Accelerator
 
-from components import upstream
+from components import upstream, weights
 from components.arguments import (
     AdapterArguments,
     CommonArguments,
@@ -18,7 +18,6 @@ from components.arguments import (
 from components.loading import build_without_weights, loading
 from components.model_checks import check_adapters
 from components.strategy import compute_dtype
-from components.weights import read_weights
 
 
 def load_pretrained(
@@ -42,7 +41,7 @@ def load_pretrained(
     with loading("model", args.model_name_or_path):
         if args.dry_run:
             return build_without_weights(auto_class, args.model_name_or_path, **options)
-        return read_weights(auto_class, accelerator, args.model_name_or_path, **options)
+        return weights.load_pretrained(auto_class, accelerator, args.model_name_or_path, **options)
 
 
 def quantization(
