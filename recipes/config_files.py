@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 import yaml
+
 from config_rules import IGNORED, STOPS, UNREADABLE, check, finding, worst_first, written_in
 
 # A config has at most this many entries and levels: more than all known keys together.

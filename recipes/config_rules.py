@@ -14,8 +14,9 @@ from difflib import get_close_matches
 from functools import cache
 from itertools import count
 
-import accelerate_keys as keys
 import yaml
+
+import accelerate_keys as keys
 
 STOPS, IGNORED, COSTS, ADVICE = (
     "stops",

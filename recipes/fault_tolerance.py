@@ -35,6 +35,9 @@ import psutil
 import torch
 import xxhash
 from accelerate.utils import broadcast_object_list, gather_object
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
 from run_status import (
     HOST,
     RANK,
@@ -48,8 +51,6 @@ from run_status import (
     told_by_others,
     write_file,
 )
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 from whole_state import (
     first_nonfinite,
     gather_state,

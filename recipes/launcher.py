@@ -13,10 +13,11 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import accelerate_keys as keys
 import psutil
 from accelerate.commands.config.config_args import default_config_file
 from accelerate.commands.launch import launch_command_parser
+
+import accelerate_keys as keys
 from config_files import find_faults, place_of, read, read_deepspeed
 from config_rules import IGNORED, full_name, read_value
 

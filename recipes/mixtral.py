@@ -1,1237 +1,359 @@
-"""Instruction tuning of a mixture of experts, Mixtral the example: full or LoRA, experts included (LoRA not under FSDP1).
+"""Instruction tuning of mixtures of experts, Mixtral as the example, with the router's loss.
 
 The YAML file owns the strategy, the command line everything about learning:
 
-    accelerate launch --config_file accelerate_configs/fsdp.yaml --num_processes 8 recipes/mixtral.py --dtype bfloat16 --use_peft
-    accelerate launch --config_file accelerate_configs/fsdp.yaml --num_processes 8 recipes/mixtral.py --gradient_checkpointing \
-        --model_name_or_path mistralai/Mixtral-8x7B-v0.1 --dataset_name rows.jsonl --router_aux_loss_coef 0.02
-    accelerate launch --config_file accelerate_configs/deepspeed_zero2.yaml --num_processes 4 recipes/mixtral.py --learning_rate 1e-5
+    accelerate launch --config_file accelerate_configs/fsdp.yaml recipes/mixtral.py
+    accelerate launch --config_file accelerate_configs/fsdp.yaml --num_processes 8 \
+        recipes/mixtral.py --model_name_or_path mistralai/Mixtral-8x7B-v0.1 --dtype bfloat16 \
+        --dataset_name rows.jsonl --use_peft --learning_rate 2e-4
 
-The router's balancing loss, which is added, is computed by row, so that the curve does not depend on how a batch is cut. A
-good run prints how much of the experts is trained, and a falling loss; in metrics.jsonl aux_loss and max_expert_load tell
-whether all experts stay in use. Under single.yaml and ddp.yaml float32 experts multiply in float32: autocast knows no grouped
-products. Left out: int8 and 4-bit (bitsandbytes packs no experts), packing, compilation, Liger. The same command goes on. Exit
-codes: 0 done, 64 usage, 65 data, 69 no hub, 70 not finite, 73 cannot write, 75 stopped and saved. To make it yours: grep EDIT.
+A good run prints a summary with one row as the model sees it, a loss that falls, a largest load of
+an expert that stays small, and the folder that `from_pretrained` loads. The same command again
+continues from the newest checkpoint. Exit codes: components/exits.py. To make it yours:
+python scripts/copy_recipe.py mixtral my_project, then look for EDIT.
 """
 
-import argparse
-import gc
-import json
-import math
-import os
-import sys
-import time
-from contextlib import nullcontext
-from dataclasses import replace
-from datetime import timedelta
-from functools import partial
-from pathlib import Path
-from resource import RUSAGE_SELF, getrusage
-from unittest import mock
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
-COPY_ALL = 'copy all files that the section "Your own recipe" of README.md names, and install requirements.txt, or copy none'
-try:  # beside this file: how a run is called and what becomes of it; workarounds for other libraries
-    import run_status
-    import upstream
-except ModuleNotFoundError as error:
-    run_status = upstream = None  # this file was copied alone
-    beside = [
-        path.name
-        for path in Path(__file__).parent.glob("*.py")
-        if path.stem
-        in ("fault_tolerance", "head_loss", "model_weights", "preflight", "run_status", "upstream")
-    ]
-    if beside:
-        print(
-            f"error: {beside[0]} lies beside this recipe, and the module {error.name} is missing: {COPY_ALL}",
-            file=sys.stderr,
-        )
-        sys.exit(64)
+from components.arguments import (
+    CommonArguments,
+    ExpertAdapterArguments,
+    LengthArguments,
+    LossInHeadArguments,
+    RowArguments,
+    SamplingArguments,
+)
+from components.cli import AtLeast, arg
+from components.startup import start
 
 
-def stop(code, *problems):
-    """Print the problems and end this process with `code`; the launcher then ends the other ranks."""
-    if run_status:
-        run_status.fail(code, *problems)
-    print("\n".join(f"error: {problem}" for problem in problems), file=sys.stderr, flush=True)
-    sys.exit(code)
+@dataclass(kw_only=True)
+class Arguments(
+    CommonArguments,
+    LengthArguments,
+    SamplingArguments,
+    RowArguments,
+    LossInHeadArguments,
+    ExpertAdapterArguments,
+):
+    """Instruction tuning of mixtures of experts."""
 
+    GROUP: ClassVar[str] = "Mixture of experts"
+    model_name_or_path: str = "allenai/OLMoE-1B-7B-0924"  # Apache-2.0
+    dataset_name: str = "HuggingFaceTB/smoltalk"  # EDIT: yours (this one: Apache-2.0, 2,260 rows)
+    output_dir: str = "runs/mixtral"
+    router_aux_loss_coef: Annotated[float | None, AtLeast(0)] = arg(
+        None, "weight of the router's loss; 0: do not train on it [that of the model's config]"
+    )
 
-def full_name_of_dtype(name):
-    """Return torch's name of a dtype, of which accelerate knows three as bf16, fp16 and fp32."""
-    return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(name, name)
-
-
-def parse_args():
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    # Model
-    parser.add_argument(
-        "--model_name_or_path", default="allenai/OLMoE-1B-7B-0924", help="hub id or folder"
-    )  # the default one: Apache-2.0
-    parser.add_argument(
-        "--dtype",
-        type=full_name_of_dtype,
-        default="float32",
-        choices=["float32", "bfloat16", "float16"],
-        help="of the weights; bfloat16 halves a frozen base",
-    )
-    parser.add_argument(
-        "--no_master_weights",
-        action="store_true",
-        help="with --dtype bfloat16 and without --use_peft: train weights of which there is no fp32 copy, as single.yaml "
-        "and ddp.yaml would have it; they take half the memory, and updates below 1/256 of a weight are lost",
-    )
-    parser.add_argument(
-        "--attn_implementation",
-        default="sdpa",
-        help="eager, sdpa, flex_attention, varlen (torch's own FlashAttention), flash_attention_2, _3, _4, or a hub kernel id",
-    )
-    parser.add_argument(
-        "--gradient_checkpointing",
-        action="store_true",
-        help="recompute activations in the backward pass: much less memory, about a third more compute",
-    )
-    parser.add_argument("--tf32", action="store_true", help="multiply fp32 matrices in TF32")
-    parser.add_argument(
-        "--max_logits_mib",
-        type=float,
-        help="fp32 logits at a time; the loss of more is computed in pieces [a 64th of the GPU's whole memory, 256 on a CPU]",
-    )
-    parser.add_argument(
-        "--router_aux_loss_coef",
-        type=float,
-        help="weight of the router loss; 0: do not train on it [that of the model's config]",
-    )
-    # Adapters
-    parser.add_argument(
-        "--use_peft", action="store_true", help="train LoRA adapters on a frozen base"
-    )
-    parser.add_argument("--lora_r", type=int, default=16, help="rank")
-    parser.add_argument("--lora_alpha", type=float, default=32, help="scale: alpha / r")
-    parser.add_argument(
-        "--lora_dropout",
-        type=float,
-        default=0.0,
-        help="on the input of the adapters of linear layers",
-    )
-    parser.add_argument(
-        "--lora_target_modules",
-        nargs="+",
-        default=["all-linear"],
-        help="names of the linear layers that get adapters",
-    )
-    parser.add_argument(
-        "--lora_target_parameters",
-        nargs="*",
-        default=["experts.gate_up_proj", "experts.down_proj"],
-        help="how the names of other parameters that get adapters end: those of experts; gate.weight trains most routers too; nothing behind it: none",
-    )
-    # Data
-    parser.add_argument(
-        "--dataset_name",
-        default="HuggingFaceTB/smoltalk",
-        help="hub id, folder, or .json, .jsonl, .csv, .parquet file",
-    )  # EDIT: yours (this one: Apache-2.0, 2,260 rows)
-    parser.add_argument(
-        "--dataset_config",
-        help="configuration of a hub data set [everyday-conversations of the default one]",
-    )
-    parser.add_argument("--dataset_train_split", default="train", help="split to train on")
-    parser.add_argument(
-        "--dataset_test_split", default="test", help="split to evaluate on, if there is one"
-    )
-    parser.add_argument("--eval_dataset_name", help="evaluate on this file or data set instead")
-    parser.add_argument(
-        "--max_length", type=int, default=1024, help="tokens a row; longer rows lose their end"
-    )
-    parser.add_argument(
-        "--skip_bad_rows",
-        action="store_true",
-        help="leave out and count the rows that cannot be used",
-    )
-    parser.add_argument(
-        "--train_sampling_strategy",
-        default="random",
-        choices=["random", "sequential", "group_by_length"],
-        help="order of the rows; group_by_length pads less",
-    )
-    parser.add_argument("--dataset_num_proc", type=int, help="processes that tokenise")
-    parser.add_argument(
-        "--dataloader_num_workers", type=int, default=0, help="processes a rank that make batches"
-    )
-    # Learning
-    parser.add_argument(
-        "--per_device_train_batch_size", type=int, default=8, help="rows a rank and micro-batch"
-    )
-    parser.add_argument("--per_device_eval_batch_size", type=int, default=8, help="rows a rank")
-    parser.add_argument(
-        "--gradient_accumulation_steps", type=int, default=1, help="micro-batches an optimizer step"
-    )
-    parser.add_argument("--num_train_epochs", type=float, default=3.0, help="passes over the data")
-    parser.add_argument(
-        "--max_steps", type=int, default=-1, help="optimizer steps, instead of epochs, if positive"
-    )
-    parser.add_argument(
-        "--optim",
-        default="adamw_torch_fused",
-        choices=[
-            "adamw_torch_fused",
-            "adamw_torch",
-            "adamw_8bit",
-            "paged_adamw_8bit",
-            "paged_adamw_32bit",
-        ],
-        help="AdamW of torch, or of bitsandbytes",
-    )
-    parser.add_argument(
-        "--learning_rate", type=float, default=2e-5, help="peak; adapters want about ten times more"
-    )
-    parser.add_argument(
-        "--lr_scheduler_type",
-        default="linear",
-        choices=["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"],
-        help="schedule after the warm-up",
-    )
-    parser.add_argument(
-        "--warmup_steps",
-        type=float,
-        default=0,
-        help="optimizer steps; below 1 a share of all steps",
-    )
-    parser.add_argument("--weight_decay", type=float, default=0.0, help="not on biases and norms")
-    parser.add_argument(
-        "--max_grad_norm",
-        type=float,
-        default=1.0,
-        help="clip the global norm of the gradient; 0: do not",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=42, help="of adapters, dropout and the order of the rows"
-    )
-    # Evaluation, logs, result
-    parser.add_argument(
-        "--eval_strategy",
-        default="epoch",
-        choices=["no", "steps", "epoch"],
-        help="when to evaluate",
-    )
-    parser.add_argument(
-        "--eval_steps", type=int, default=500, help="optimizer steps between evaluations"
-    )
-    parser.add_argument(
-        "--logging_steps",
-        type=int,
-        default=1,
-        help="optimizer steps between lines of metrics.jsonl; in between nothing waits for the device",
-    )
-    parser.add_argument(
-        "--report_to",
-        default="none",
-        choices=[
-            "none",
-            "all",
-            "tensorboard",
-            "wandb",
-            "trackio",
-            "comet_ml",
-            "mlflow",
-            "clearml",
-            "dvclive",
-            "swanlab",
-            "aim",
-        ],
-        help="tracker",
-    )
-    parser.add_argument("--output_dir", default="runs/mixtral", help="folder of the result")
-    parser.add_argument(
-        "--ddp_timeout",
-        type=int,
-        default=1800,
-        help=(
-            "seconds that ranks wait for each other, also while one prepares the rows or writes a"
-            " checkpoint; then each prints its stacks and ends. If preparing the rows takes longer, first"
-            " run the same command with --num_processes 1 and --dry_run, which fills the cache"
-        ),
-    )
-    if run_status:
-        run_status.add_arguments(parser)
-    parser.set_defaults(
-        load_in_8bit=False,
-        load_in_4bit=False,
-        use_rslora=False,
-        use_dora=False,
-        torch_compile=False,
-    )  # other recipes offer these
-    parser.error = lambda message: stop(
-        64, message, *(run_status.meant(message, parser) if run_status else [])
-    )
-    args = parser.parse_args()
-    if args.attn_implementation == "varlen" and not run_status:
-        stop(
-            64,
-            "--attn_implementation varlen needs preflight.py, varlen.py and what they import beside this file",
-        )
-    args.dataset_config = args.dataset_config or {
-        "HuggingFaceTB/smoltalk": "everyday-conversations"
-    }.get(args.dataset_name)
-    return args
+    def __post_init__(self) -> None:
+        if self.dataset_name == "HuggingFaceTB/smoltalk" and self.dataset_config is None:
+            self.dataset_config = "everyday-conversations"
 
 
 if __name__ == "__main__":
-    parse_args()  # a wrong flag is told at once: the imports that follow take seconds
-    gc.disable()  # a fifth of them is spent looking for garbage, of which imports make none
-if upstream:
-    upstream.start_faster()
+    # Before the imports below, which take seconds: a wrong flag is refused at once
+    args = start(Arguments, __doc__)
 
-import numpy as np
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
 import torch
-import xxhash
-from accelerate import (
-    Accelerator,
-    DistributedDataParallelKwargs,
-    DistributedType,
-    InitProcessGroupKwargs,
-)
-from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin, set_seed
-from accelerate.utils.dataclasses import TorchDynamoPlugin
-from accelerate.utils.other import extract_model_from_parallel
-from datasets import load_dataset
-from peft import LoraConfig, get_peft_model
-from peft.utils.other import fsdp_auto_wrap_policy
-from torch.nn.functional import cross_entropy
-from torch.utils.checkpoint import checkpoint as recompute
+from accelerate import Accelerator
+from accelerate.utils import set_seed
 from torch.utils.data import DataLoader
-from tqdm.auto import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, get_scheduler
+from transformers import AutoModelForCausalLM
 
-try:  # what keeps a run from being lost; what is refused and told at its start; reading of rows, bad ones named
-    import fault_tolerance
-    import head_loss
-    import model_weights
-    import preflight
-    import rows
-except ModuleNotFoundError as error:
-    fault_tolerance = head_loss = model_weights = preflight = rows = None  # it trains without them
-    if run_status:
-        stop(
-            64,
-            f"run_status.py lies beside this recipe, and the module {error.name} is missing: {COPY_ALL}",
-        )
+from components.accelerator import make_accelerator
+from components.batches import BatchPlan, Line, OnePerLine
+from components.chat import load_tokenizer, show_trained_tokens, tokenize_conversation
+from components.conversations import find_messages, validate_conversation, validate_message_keys
+from components.exits import Exit
+from components.export import save_model
+from components.head_loss import LossInHead
+from components.model import add_adapters, load_pretrained, set_up_layers
+from components.model_checks import check_model
+from components.optimizer import make_optimizer
+from components.packing import TokenCollator, takes_one_line
+from components.rows import Rows, describe_rows, read_splits
+from components.run import Run
+from components.status import fail
+from components.strategy import backward
 
 # EDIT: yours, {prompt's column: answer's}, besides messages
-ROW_FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}
-LOGITS_SHARE = (
-    1 / 64
-)  # of a GPU's memory, for fp32 logits at a time: 1.25 GiB of 80; the loss takes about three times that for a moment
-SUPERVISED = {}  # positions and targets of the batch at hand: the way to the output head that leads past the model's forward
-DEFAULT_CHAT_TEMPLATE = (
-    "{{ bos_token or '' }}{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}"  # for tokenizers that bring none
-    "{{ eos_token if m.role == 'assistant' }}{{ '\n' }}{% endfor %}{{ '<|assistant|>\n' if add_generation_prompt }}"
-)
+PROMPT_AND_ANSWER = {"prompt": "completion", "instruction": "output", "question": "answer"}
 
 
-def make_accelerator(args):
-    """Return the Accelerator, which must exist before the model loads; stop with 64 if it cannot run what launcher and arguments ask."""
-    try:
-        accelerator = Accelerator(
-            gradient_accumulation_plugin=GradientAccumulationPlugin(
-                args.gradient_accumulation_steps, sync_with_dataloader=False
-            ),
-            dataloader_config=DataLoaderConfiguration(even_batches=False, non_blocking=True),
-            dynamo_plugin=TorchDynamoPlugin(backend="inductor", use_regional_compilation=True)
-            if args.torch_compile
-            else None,
-            kwargs_handlers=[
-                DistributedDataParallelKwargs(
-                    gradient_as_bucket_view=True
-                ),  # else DDP holds gradients twice
-                InitProcessGroupKwargs(timeout=timedelta(seconds=max(args.ddp_timeout, 1) + 60)),
-            ],  # the watch over the ranks speaks first
-            log_with=None if args.report_to == "none" else args.report_to,
-            project_dir=args.output_dir,
-        )
-    except (RuntimeError, ValueError, ImportError) as error:
-        stop(
-            64,
-            f"accelerate cannot run what the launcher was asked for: {str(error).splitlines()[0]}",
-            *([preflight.REHEARSE] if preflight else []),
-        )
-    if preflight and (problems := preflight.find_problems(args, accelerator)):
-        stop(64, *problems)
-    fsdp = (
-        accelerator.state.fsdp_plugin
-        if accelerator.distributed_type == DistributedType.FSDP
-        else None
-    )
-    if fsdp and (
-        accelerator.is_fsdp2 or fsdp.sharding_strategy.name != "NO_SHARD"
-    ):  # no_sync would hold whole gradients (huggingface/accelerate#2531)
-        accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = True
-    reduce_in_fp32(accelerator)
-    if (
-        zero := accelerator.state.deepspeed_plugin
-    ):  # the loop's own calls do not reach its engine (huggingface/accelerate#1970)
-        zero.deepspeed_config.update(
-            gradient_clipping=args.max_grad_norm,
-            train_micro_batch_size_per_gpu=args.per_device_train_batch_size,
-        )
-    torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = args.tf32  # torch allows it for convolutions by default
-    return accelerator
+# ---- Data ----
+def tokenize_row(row: Mapping[str, Any], tokenizer: Any, max_length: int) -> dict[str, Any]:
+    """Return the tokens of a row, and which of them are trained on. EDIT: your own columns."""
+    messages = find_messages(row, PROMPT_AND_ANSWER)
+    messages = validate_conversation(messages, row, PROMPT_AND_ANSWER)
+    validate_message_keys(row, messages, tokenizer)
+    return tokenize_conversation(messages, tokenizer, max_length)
 
 
-def reduce_in_fp32(accelerator):
-    """Under mixed precision, keep in fp32 what upstream would round: reduced gradients, FSDP1's buffers, FSDP2's outputs.
-
-    accelerate and DeepSpeed reduce gradients between ranks in the type that is computed in, and ZeRO adds micro-batches
-    in it too. Each addition then keeps 8 bits in bf16. In fp32 a reduction takes twice the traffic, and ZeRO-2 and 3
-    keep 2 more bytes per gradient element. DeepSpeed refuses to add in fp32 under ZeRO-0, turns ZeRO-1 into another
-    optimizer (engine.py, _do_optimizer_sanity_check) and keeps a second copy on the GPU under ZeRO-2 with offload
-    (stage_1_and_2.py, _use_compact_grad_partition_buffer): these add micro-batches in the type that is computed in."""
-    fsdp = (
-        accelerator.state.fsdp_plugin
-        if accelerator.distributed_type == DistributedType.FSDP
-        else None
-    )
-    if fsdp and fsdp.mixed_precision_policy and accelerator.is_fsdp2:
-        # Without output_dtype=None the loss, which is a sum, would be rounded
-        policy = replace(fsdp.mixed_precision_policy, reduce_dtype=torch.float32, output_dtype=None)
-        fsdp.mixed_precision_policy = policy
-    elif fsdp and fsdp.mixed_precision_policy:
-        # Without buffer_dtype=None the frequencies of rotary positions would be rounded: 0.4 % in bf16
-        policy = replace(fsdp.mixed_precision_policy, reduce_dtype=torch.float32, buffer_dtype=None)
-        fsdp.mixed_precision_policy = policy
-    zero = accelerator.state.deepspeed_plugin
-    if zero:
-        zero.deepspeed_config.setdefault("communication_data_type", "fp32")
-        offload = zero.deepspeed_config.get("zero_optimization", {}).get("offload_optimizer") or {}
-        offloads = offload.get("device", "none") != "none"
-        if zero.zero_stage == 3 or (zero.zero_stage == 2 and not offloads):
-            zero.deepspeed_config.setdefault("data_types", {"grad_accum_dtype": "fp32"})
+def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
+    """Return the rows to train on and those to evaluate on. EDIT: filters, mixtures, sources."""
+    prepare = partial(tokenize_row, tokenizer=tokenizer, max_length=args.max_length)
+    return read_splits(args, prepare, evaluate=args.eval_strategy != "no")
 
 
-def row_to_messages(row):
-    """Return a row as a list of {"role", "content"}; with rows.py a ValueError says why it is none. EDIT: your own columns."""
-    messages, pair = (
-        row.get("messages"),
-        next((pair for pair in ROW_FORMATS.items() if set(pair) <= set(row)), None),
-    )
-    if not messages and pair:
-        ask = (
-            "\n\n".join([row[pair[0]], row["input"]])
-            if pair[0] == "instruction" and row.get("input")
-            else row[pair[0]]
-        )
-        messages = (
-            ask + row[pair[1]]
-            if isinstance(ask, list)
-            else [{"role": "user", "content": ask}, {"role": "assistant", "content": row[pair[1]]}]
-        )
-    if rows:
-        return rows.checked(messages, row, ROW_FORMATS)
-    others = [
-        key
-        for message in messages
-        for key in message
-        if key not in ("role", "content") and message[key]
-    ]
-    others += [column for column in ("tools", "functions") if row.get(column)]
-    if others:  # the chat template may drop them: rows.py finds that out
-        raise ValueError(
-            f"a row has {', '.join(others)}: remove them, or copy all files beside this recipe that README.md names"
-        )
-    return [
-        message | {"content": "" + message["content"]} for message in messages
-    ]  # text, or it ends here
+@dataclass(frozen=True)
+class RoutedCollator(TokenCollator):
+    """Make a batch of rows, and say which of its tokens are of which row.
 
-
-def tokenize_row(row, tokenizer, max_length):
-    """Return input_ids, labels (-100 except on what the assistant says, its end of turn included), whether the row was cut,
-    and number, largest and hash of its tokens."""
-    messages = row_to_messages(row)
-    if rows:
-        rows.check_keys(row, messages, tokenizer)
-    text = tokenizer.apply_chat_template(messages, tokenize=False)
-    learnt, end = (
-        bytearray(len(text) + 1),
-        len(text.rstrip()),
-    )  # a flag a character: by place, since the pad token may end turns (huggingface/trl#976)
-    for i in (i for i, message in enumerate(messages) if message["role"] == "assistant"):
-        before = tokenizer.apply_chat_template(
-            messages[:i], tokenize=False, add_generation_prompt=True
-        )
-        after = (
-            tokenizer.apply_chat_template(messages[: i + 1], tokenize=False)
-            if i + 1 < len(messages)
-            else text
-        ).rstrip()
-        if (
-            text.startswith(before) and text.startswith(after) and len(after) > len(before)
-        ):  # some templates rewrite answers before the last
-            learnt[len(before) : len(after)] = b"\1" * (len(after) - len(before))
-    if learnt[end - 1] and not text[:end].endswith(tuple(tokenizer.get_added_vocab())):  # left open
-        text, learnt[end:] = (
-            text[:end] + tokenizer.eos_token,
-            b"\1" * (len(tokenizer.eos_token) + 1),
-        )
-    encoded = tokenizer(
-        text.encode().decode(), add_special_tokens=False, return_offsets_mapping=True
-    )  # encode: no lone surrogates
-    labels = [
-        token if learnt[start] else -100
-        for token, (start, _) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
-    ]
-    answers = [
-        place for place, label in enumerate(labels) if place > 0 and label != -100
-    ]  # the first token is never predicted
-    if not answers:
-        raise ValueError("has no answer in the text that the chat template makes of it")
-    if answers[0] >= max_length:
-        raise ValueError(
-            f"has no answer within --max_length {max_length}: {answers[0]} tokens are prompt"
-        )
-    tokens = np.array(encoded["input_ids"][:max_length], dtype=np.int32)
-    return {
-        "input_ids": tokens.tolist(),
-        "labels": labels[:max_length],
-        "truncated": len(labels) > max_length,
-        "length": len(tokens),
-        "largest": int(tokens.max()),
-        "hash": xxhash.xxh3_64_intdigest(tokens) >> 1,
-    }
-
-
-def load_split(name, config, split, tokenizer, args):
-    """Return the tokenised rows of a split of a file, folder or hub id, and their counts as text; (None, "none") without that split."""
-    tokenize = partial(tokenize_row, tokenizer=tokenizer, max_length=args.max_length)
-    if rows:
-        return rows.read_split(
-            name,
-            config,
-            split,
-            tokenize,
-            args,
-            required=split == args.dataset_train_split or args.eval_dataset_name,
-        )
-    reader = {".csv": "csv", ".parquet": "parquet"}.get(Path(name).suffix, "json")
-    found = (
-        load_dataset(reader, data_files=name, split="train")
-        if Path(name).is_file()
-        else load_dataset(name, config).get(split)
-    )
-    if not found:
-        return None, "none"
-    done = found.map(tokenize, remove_columns=found.column_names, num_proc=args.dataset_num_proc)
-    return done.add_column("row", np.arange(1, len(done) + 1)).with_format("numpy"), str(len(done))
-
-
-def load_data(args, tokenizer):
-    """Return the training rows, the evaluation rows or None, and the counts of both. EDIT: filters, mixtures, sources."""
-    train_rows, counts = load_split(
-        args.dataset_name, args.dataset_config, args.dataset_train_split, tokenizer, args
-    )
-    name, config = (
-        (args.eval_dataset_name, None)
-        if args.eval_dataset_name
-        else (args.dataset_name, args.dataset_config)
-    )
-    wanted = args.eval_strategy != "no" and (
-        args.eval_dataset_name
-        or not Path(name).exists()
-        or any(Path(name).rglob(f"{args.dataset_test_split}*"))
-    )
-    eval_rows, eval_counts = (
-        load_split(name, config, args.dataset_test_split, tokenizer, args)
-        if wanted
-        else (None, "none")
-    )
-    return train_rows, eval_rows, {"train rows": counts, "eval rows": eval_counts}
-
-
-def global_batches(num_lines, batch_size, window, num_epochs=1, seed=None, lengths=None):
-    """Return the batches of a whole run as lists of line numbers, a function of seed and epoch; accelerate deals batch j to rank
-    j % ranks. Empty ones fill an epoch up to whole windows (accumulation x ranks). With lengths each 50 windows are sorted."""
-    batches = []
-    for epoch in range(num_epochs):
-        order = (
-            np.arange(num_lines)
-            if seed is None
-            else np.random.default_rng((seed, epoch)).permutation(num_lines)
-        )
-        if lengths is not None:
-            parts = np.split(
-                order, range(50 * batch_size * window, num_lines, 50 * batch_size * window)
-            )
-            order = np.concatenate(
-                [part[np.argsort(-lengths[part], kind="stable")] for part in parts]
-            )
-        batches += [
-            order[start : start + batch_size].tolist() for start in range(0, num_lines, batch_size)
-        ]
-        batches += [[]] * (-len(batches) % window)
-    return batches
-
-
-def wants_one_line(args):
-    """Return whether the rows of a batch are to lie in one line without padding: FlashAttention is told where each ends, or it would
-    read that from the device in every layer."""
-    return "flash" in args.attn_implementation or args.attn_implementation == "varlen"
-
-
-def ends_of_rows(lengths):
-    """Return what attention has to know of rows of these lengths that lie in one line, as arguments of the model: made here, so that no
-    layer has to read it from the device."""
-    ends = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
-    longest = int(max(lengths))
-    return {
-        "cu_seq_lens_q": ends,
-        "cu_seq_lens_k": ends,
-        "max_length_q": longest,
-        "max_length_k": longest,
-    }
-
-
-def collate_rows(documents, pad_token_id, varlen=False):
-    """Return a batch of tokenised rows; without any, on a rank that still takes part, the model sees one token, of which nothing is learnt.
-    inputs: input_ids, [rows, tokens], padded on the right, where no token looks; with varlen all in one line without padding, for FlashAttention
-    row: numbers in the file, from 1, on the host
-    supervised: positions, [n], in the flattened batch, whose next token is learnt, and that token, targets, [n]
-    routed: places, [m], in the flattened batch of all but padding, the row of each, [m], from 0, and the rows' lengths, [rows]; counts: n and m"""
-    lengths = np.array([len(row["input_ids"]) for row in documents], dtype=np.int64)
-    shape = max(len(documents), 1), max(lengths, default=1)
-    ids, labels = np.full(shape, pad_token_id), np.full(shape, -100)
-    for i, (row, end) in enumerate(zip(documents, lengths, strict=True)):
-        ids[i, :end], labels[i, 1:end] = (
-            row["input_ids"],
-            row["labels"][1:],
-        )  # nothing comes before the first
-    places = np.flatnonzero(np.arange(shape[1]) < lengths[:, None])
-    routed = {"places": places, "row": places // shape[1], "lengths": lengths}
-    inputs = {}
-    if varlen:
-        kept = places if len(documents) else np.zeros(1, dtype=np.int64)
-        ids, labels = ids.reshape(1, -1)[:, kept], labels.reshape(1, -1)[:, kept]
-        inputs = ends_of_rows(lengths if len(documents) else [1]) | {
-            "position_ids": torch.from_numpy(kept[None] % shape[1])
-        }
-        routed["places"] = np.arange(len(places))
-    learnt = np.flatnonzero(labels != -100)
-    return {
-        "inputs": {"input_ids": torch.from_numpy(ids)} | inputs,
-        "routed": {name: torch.from_numpy(array) for name, array in routed.items()},
-        "supervised": {
-            "positions": torch.from_numpy(learnt - 1),
-            "targets": torch.from_numpy(labels.ravel()[learnt]),
-        },
-        "counts": torch.tensor([len(learnt), len(places)]),
-        "row": [int(row["row"]) for row in documents],
-    }
-
-
-def load_tokenizer(name):
-    """Return the tokenizer, in any case with a chat template and a pad token; preflight stops with 64 or 69 if there is none."""
-    with preflight.loading("tokenizer", name) if preflight else nullcontext():
-        tokenizer = AutoTokenizer.from_pretrained(
-            name, padding_side="right", trust_remote_code=False
-        )
-    tokenizer.chat_template = tokenizer.chat_template or DEFAULT_CHAT_TEMPLATE
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    return tokenizer
-
-
-def cast_for_zero3(model, accelerator):
-    """Under ZeRO-3 in bf16 or fp16, cast what peft has made to the dtype that is computed in.
-
-    DeepSpeed casts the whole model in its other stages, and makes fp32 master weights of what is
-    trained. With ZeRO-3 it leaves out models that were loaded into it, so that adapters and copied
-    heads would stay in fp32: inputs of adapters are then cast twice, and a copied head fails.
+    Besides what TokenCollator says, a batch has under "routed":
+        places: [m], in the flattened batch, of all tokens but padding.
+        row: [m], the row of each of them, from 0.
+        lengths: [rows], tokens of each row.
     """
-    zero = accelerator.state.deepspeed_plugin
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
-    if not zero or zero.zero_stage != 3 or dtype is None:
-        return
-    for weight in model.parameters():
-        if weight.requires_grad and not hasattr(weight, "ds_id"):
-            weight.data = weight.data.to(dtype)
+
+    def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
+        batch = super().__call__(source, lines)
+        # On a rank without rows the model sees one token, which counts for nothing
+        lengths = torch.tensor(batch["lengths"] if lines else [], dtype=torch.long)
+        rows = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        places = torch.arange(len(rows))
+        if not self.one_line:
+            width = batch["inputs"]["input_ids"].shape[1]
+            first_places = lengths.cumsum(0) - lengths
+            places = places - first_places[rows] + rows * width
+        batch["routed"] = {"places": places, "row": rows, "lengths": lengths}
+        batch["counts"][1] = len(rows)
+        return batch
 
 
-def leave_casts_to_autocast(model, args, accelerator):
-    """Stop peft from casting the inputs of adapters where autocast casts them anyway.
+# ---- Model ----
+def load_model(args: Arguments, accelerator: Accelerator) -> torch.nn.Module:
+    """Return the mixture, with adapters as asked for; end with 64 if it has no router loss."""
+    model = load_pretrained(AutoModelForCausalLM, args, accelerator)
+    # router_loss is the form by row of this function
+    has_loss = hasattr(sys.modules[type(model).__module__], "load_balancing_loss_func")
+    has_experts = any(".experts." in name for name, _ in model.named_parameters())
+    has_factor = hasattr(model.config.get_text_config(), "router_aux_loss_coef")
+    if not (has_loss and has_experts and has_factor):
+        fail(
+            Exit.USAGE,
+            f"{type(model).__name__} has no router loss in transformers: train it with "
+            "recipes/llama.py",
+        )
+    set_up_layers(model, args)
+    return add_adapters(
+        model,
+        args,
+        accelerator,
+        task_type="CAUSAL_LM",
+        target_modules=lora_layers(model, args.lora_target_modules),
+        target_parameters=args.lora_target_parameters,
+    )
 
-    peft casts the input of each adapter to the dtype of its weights, fp32, and autocast casts that
-    copy back to bf16 or fp16. Both copies are needless, and the second is kept for the backward
-    pass: query, key and value share one input, but each keeps a copy of its own. Loss and gradients
-    are bit for bit the same without these copies; with --lora_dropout they agree to a rounding,
-    since dropout then computes in the dtype of the input.
 
-    The cast stays in two cases. FSDP2 and DeepSpeed do not autocast but cast the weights, adapters
-    included: there it does nothing where the types agree, and is needed where they do not. DoRA
-    takes the norms of whole weights in the dtype of this input, so that its results would change.
+def lora_layers(model: torch.nn.Module, names: list[str]) -> list[str]:
+    """Return the names of the linear layers that get adapters.
+
+    "all-linear" is spelled out: to peft it means experts and router too for some mixtures, and for
+    others neither (peft's _convert_peft_config_moe).
     """
-    autocasts = accelerator.native_amp and not accelerator.is_fsdp2
-    if not autocasts or args.use_dora:
-        return
-    for module in model.modules():
-        if hasattr(module, "cast_input_dtype_enabled"):  # peft's layers; those of experts ignore it
-            module.cast_input_dtype_enabled = False
+    if names != ["all-linear"]:
+        return names
+    linear = set()
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            linear.add(name.split(".")[-1])
+    return sorted(linear - {"lm_head"})
 
 
-def load_mixture(args, accelerator):
-    """Return the model, with adapters as asked for; stop with 64 if it cannot be loaded or is none with a router loss."""
-    read = AutoModelForCausalLM.from_pretrained
-    if model_weights:
-        read = partial(model_weights.load_pretrained, AutoModelForCausalLM, accelerator)
-    with preflight.loading("model", args.model_name_or_path, args) if preflight else nullcontext():
-        model = read(
-            args.model_name_or_path,
-            dtype=args.dtype,
-            attn_implementation=args.attn_implementation,
-            trust_remote_code=False,
-        )
-    known = hasattr(
-        sys.modules[type(model).__module__], "load_balancing_loss_func"
-    )  # of which router_loss is the form by row
-    if (
-        not known
-        or not any(".experts." in name for name, _ in model.named_parameters())
-        or not hasattr(model.config.get_text_config(), "router_aux_loss_coef")
-    ):
-        stop(
-            64,
-            f"{type(model).__name__} has no router loss in transformers: train it with recipes/llama.py",
-        )
-    if args.gradient_checkpointing:  # called gradient_checkpointing_enable in older transformers
-        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)(
-            {"use_reentrant": False}
-        )
-    if args.use_peft:
-        # "all-linear" by name: to peft it means experts and router too for some mixtures, for others neither (_convert_peft_config_moe)
-        linear = {
-            name.split(".")[-1]
-            for name, module in model.named_modules()
-            if isinstance(module, torch.nn.Linear)
-        } - {"lm_head"}
-        layers = (
-            sorted(linear)
-            if args.lora_target_modules == ["all-linear"]
-            else args.lora_target_modules
-        )
-        if preflight:
-            preflight.check_adapters(model, args.lora_target_modules)
-        model = get_peft_model(
-            model,
-            LoraConfig(
-                task_type="CAUSAL_LM",
-                r=args.lora_r,
-                lora_alpha=args.lora_alpha,
-                lora_dropout=args.lora_dropout,
-                target_modules=layers,
-                target_parameters=args.lora_target_parameters,
-            ),
-        )
-        leave_casts_to_autocast(model, args, accelerator)
-        cast_for_zero3(model, accelerator)
-        if (
-            accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2
-        ):  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
-            accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
-    return model
-
-
-def read_mixture(model, args):
-    """Return how many experts a token takes, what the router loss is multiplied with, and a line on both and on what is trained."""
-    config, weights = model.config.get_text_config(), [*model.named_parameters()]
-    top_k, factor = (
-        config.num_experts_per_tok,
-        config.router_aux_loss_coef
-        if args.router_aux_loss_coef is None
-        else args.router_aux_loss_coef,
-    )
-    sizes = [
-        (getattr(weight, "ds_numel", weight.numel()), weight.requires_grad)
-        for name, weight in weights
-        if ".experts." in name
-    ]  # ds_: ZeRO-3
-    total, trained = (
-        sum(size for size, _ in sizes),
-        sum(size for size, is_trained in sizes if is_trained),
-    )
-    router = (
-        "trained"
-        if any(
-            weight.requires_grad and (".gate." in name or ".router." in name)
-            for name, weight in weights
-        )
-        else "frozen"
-    )
-    return (
-        top_k,
-        factor,
-        f"{top_k} a token; {trained:,} of {total:,} parameters trained; router {router}, {factor:g} x its loss is added",
-    )
-
-
-def keep_embeddings_in_32_bits(model):
-    """Have bitsandbytes' 8-bit optimizers keep 32-bit state for embeddings, as it advises and transformers' Trainer
-    does: the gradients of rare tokens are too uneven for 8 bits. To be called before the optimizer is made."""
-    from bitsandbytes.optim import GlobalOptimManager
-
-    manager = GlobalOptimManager.get_instance()
-    manager.initialize()  # it is one for the process, and knows weights by their place in an optimizer's groups
-    for module in model.modules():
-        if isinstance(module, torch.nn.Embedding):
-            manager.register_module_override(module, "weight", {"optim_bits": 32})
-
-
-def make_optimizer(model, args):
-    """Return AdamW over what is trained, without weight decay on biases and norms."""
-    groups = [
-        {"params": [], "weight_decay": args.weight_decay},
-        {"params": [], "weight_decay": 0.0},
-    ]
+def describe_experts(model: torch.nn.Module, top_k: int, factor: float) -> str:
+    """Return how many experts a token takes, and what is trained of them and of the router."""
+    total = trained = 0
+    router = "frozen"
     for name, weight in model.named_parameters():
-        if weight.requires_grad:
-            spared = "norm" in name.lower() or ".ln_" in name or name.endswith("bias")
-            groups[int(spared)]["params"].append(weight)
-    # DeepSpeed drops an empty one, and the schedule then fails
-    groups = [group for group in groups if group["params"]]
-    if args.optim.startswith("adamw_torch"):
-        return torch.optim.AdamW(
-            groups, lr=args.learning_rate, fused=args.optim == "adamw_torch_fused"
-        )
-    from bitsandbytes import optim  # AdamW8bit, PagedAdamW8bit, PagedAdamW32bit
-
-    if args.optim.endswith("8bit"):
-        keep_embeddings_in_32_bits(model)
-    return getattr(optim, args.optim.replace("paged_", "Paged").replace("adamw_", "AdamW"))(
-        groups, lr=args.learning_rate
-    )
-
-
-def logits_mib(args, device):
-    """Return how many MiB of fp32 logits are computed at a time: --max_logits_mib, or a share of the GPU's memory, or 256 on a CPU.
-
-    The share is of the whole memory, not of what is free, so that a run that resumes and scripts/plan_memory.py find the same."""
-    if args.max_logits_mib is not None:
-        return args.max_logits_mib
-    if device.type != "cuda":
-        return 256
-    return LOGITS_SHARE * torch.cuda.get_device_properties(device).total_memory / 2**20
-
-
-def loss_in_head(model, max_logits_mib):
-    """Make the model's output head return the cross-entropy of each token that SUPERVISED names, in nats and fp32, [tokens], and never more
-    logits than max_logits_mib. Return how, as text. Inside the head every strategy has its weight whole, and gathers it once.
-
-    A model that changes its logits after its head (Gemma 2, Granite, Cohere) gets those of these tokens instead, [tokens, vocabulary]."""
-    inner, head, vocab = (
-        getattr(model, "get_base_model", lambda: model)(),
-        model.get_output_embeddings(),
-        model.get_input_embeddings().num_embeddings,
-    )
-    piece, logits_of, own = (
-        max(int(max_logits_mib * 2**20 / (4 * vocab)), 1),
-        head.forward,
-        torch.zeros(1, 1, 1),
-    )
-    with (
-        mock.patch.object(
-            inner.base_model, "forward", lambda *_, **__: mock.MagicMock(last_hidden_state=own)
-        ),
-        mock.patch.object(head, "forward", lambda _: own),
-    ):
-        comes_last = (
-            inner(input_ids=torch.zeros(1, 1, dtype=torch.long)).logits is own
-        )  # Gemma 2, Granite and Cohere cap or scale logits
-    plain = type(head) is torch.nn.Linear  # else it has adapters, or is quantized
-
-    def losses_of(hidden, targets):
-        return cross_entropy(logits_of(hidden).float(), targets, reduction="none")
-
-    @torch.compiler.disable
-    def forward(hidden):
-        hidden, targets = hidden.flatten(0, 1)[SUPERVISED["positions"]], SUPERVISED["targets"]
-        if not comes_last:
-            return logits_of(hidden)
-        if len(targets) <= piece:
-            return losses_of(hidden, targets)
-        if (
-            head_loss and plain
-        ):  # what FSDP makes of the weight during the forward pass, so it is read here
-            return head_loss.LossInPieces.apply(hidden, head.weight, head.bias, targets, piece)
-        parts = zip(hidden.split(piece), targets.split(piece), strict=True)
-        return torch.cat([recompute(losses_of, *part, use_reentrant=False) for part in parts])
-
-    head.forward = forward
-    return f"logits of learnt tokens alone, {f'{piece:,} at a time' if comes_last else 'which the model changes after its head'}"
-
-
-def losses_in_output(logits):
-    """Return the cross-entropy of each token that SUPERVISED names, [tokens], from what a model with loss_in_head has put out."""
+        if ".experts." in name:
+            size = getattr(weight, "ds_numel", weight.numel())  # ds_numel: split by ZeRO-3
+            total += size
+            trained += size if weight.requires_grad else 0
+        if weight.requires_grad and (".gate." in name or ".router." in name):
+            router = "trained"
     return (
-        logits
-        if logits.dim() == 1
-        else cross_entropy(logits.float(), SUPERVISED["targets"], reduction="none")
+        f"{top_k} per token; {trained:,} of {total:,} parameters trained; router {router}, "
+        f"{factor:g} x its loss is added"
     )
 
 
-def router_loss(router_logits, routed, top_k):
-    """Return the router loss of a batch, summed over rows, a row weighted with its tokens, and the tokens each expert gets, [layers, experts].
-    router_logits: of each layer, [tokens of the flattened batch, experts]. routed: as in `collate_rows`.
+# ---- Loss ----
+def router_loss(
+    router_logits: Sequence[torch.Tensor], routed: Mapping[str, torch.Tensor], top_k: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the router loss of a batch, summed over rows, and the tokens that each expert gets.
 
-    A row's loss is that of transformers' load_balancing_loss_func for this row alone: the number of experts times the sum over them of how often
-    a token picks one and how likely it is picked, means over the row's tokens and all layers; top_k where all is even. Over a batch that function
-    depends on what lies together in it, padding too. By row, as in DeepSeek (arXiv 2405.04434, 2412.19437), it adds up like the cross-entropy."""
-    probabilities = (
-        torch.stack(router_logits)[:, routed["places"]].float().softmax(-1)
-    )  # [layers, tokens, experts]
-    picked = torch.zeros_like(probabilities).scatter(-1, probabilities.topk(top_k).indices, 1.0)
+    A row's loss is that of transformers' load_balancing_loss_func for this row only: the number of
+    experts times the sum over them of how often a token picks one and how likely it is picked,
+    means over the row's tokens and all layers; top_k where all is even. Over a batch that function
+    depends on what lies together in it, padding too. By row, as in DeepSeek (arXiv 2405.04434,
+    2412.19437), and with each row weighted by its tokens, it adds up like the cross-entropy.
+
+    Args:
+        router_logits: of each layer, [tokens of the flattened batch, experts].
+        routed: as in RoutedCollator.
+
+    Returns:
+        A scalar in fp32, and [layers, experts].
+    """
+    logits = torch.stack(tuple(router_logits))[:, routed["places"]]
+    probabilities = logits.float().softmax(-1)  # [layers, tokens, experts]
+    chosen = probabilities.topk(top_k).indices
+    picked = torch.zeros_like(probabilities).scatter(-1, chosen, 1.0)
     num_layers, _, num_experts = probabilities.shape
     nothing = probabilities.new_zeros(len(routed["lengths"]), num_experts)
-    often, likely = (
-        nothing.index_add(0, routed["row"], of_token.sum(0)) for of_token in (picked, probabilities)
-    )  # [rows, experts]
-    return (
-        num_experts * (often * likely).sum(1) / (num_layers**2 * routed["lengths"])
-    ).sum(), picked.sum(1)  # two means, times tokens
+    often = nothing.index_add(0, routed["row"], picked.sum(0))  # [rows, experts]
+    likely = nothing.index_add(0, routed["row"], probabilities.sum(0))
+    # Two means over tokens and layers, times tokens
+    losses = num_experts * (often * likely).sum(1) / (num_layers**2 * routed["lengths"])
+    return losses.sum(), picked.sum(1)
 
 
-def summed_losses(model, batch, top_k):
-    """Return the cross-entropy summed over a batch's supervised tokens, in nats, the router loss summed over its tokens, both in fp32, and
-    the tokens each expert gets, [layers, experts]. The aux_loss in the model's output, over padding too, is left alone."""
-    SUPERVISED.update(batch["supervised"])
-    out = model(**batch["inputs"], use_cache=False, output_router_logits=True)
-    return losses_in_output(out.logits).sum(), *router_loss(
-        out.router_logits, batch["routed"], top_k
+def summed_losses(
+    model: torch.nn.Module, token_loss: LossInHead, batch: Mapping[str, Any], top_k: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return cross-entropy and router loss summed over a batch, in fp32, and the experts' load.
+
+    The aux_loss in the model's own output, over padding too, is not used.
+    """
+    inputs = {**batch["inputs"], "output_router_logits": True}
+    losses, output = token_loss.losses_and_output(
+        model, inputs, batch["positions"], batch["targets"]
     )
+    return losses.sum(), *router_loss(output.router_logits, batch["routed"], top_k)
 
 
-def means_of(accelerator, sums, load, counts):
-    """Return loss, in nats a supervised token, router loss a token, and of all layers' experts the largest load, in even shares.
-    sums: of both losses on this rank. load: its tokens an expert, [layers, experts]. counts: supervised tokens and tokens of all ranks."""
+def mean_losses(
+    accelerator: Accelerator, sums: torch.Tensor, load: torch.Tensor, counts: torch.Tensor
+) -> dict[str, float]:
+    """Return the losses per token, and the largest load of an expert of any layer in even shares.
+
+    Args:
+        sums: of both losses, on this rank.
+        load: tokens that each expert got on this rank, [layers, experts].
+        counts: tokens that are trained on, and all tokens, of all ranks.
+    """
     sums, load = accelerator.reduce((sums, load))
     loss, aux_loss = (sums / counts).tolist()
-    return {
-        "loss": loss,
-        "aux_loss": aux_loss,
-        "max_expert_load": (load / load.mean(1, keepdim=True)).max().item(),
-    }
+    largest = (load / load.mean(1, keepdim=True)).max().item()
+    return {"loss": loss, "aux_loss": aux_loss, "max_expert_load": largest}
 
 
 @torch.no_grad()
-def evaluate_mixture(accelerator, model, loader, step, top_k):
-    """Return the same over exactly the evaluation rows, and the perplexity, of the cross-entropy alone; None: asked to stop."""
+def evaluate(
+    run: Run,
+    accelerator: Accelerator,
+    model: torch.nn.Module,
+    token_loss: LossInHead,
+    loader: DataLoader,
+    top_k: int,
+) -> None:
+    """Log the losses and the perplexity of exactly the evaluation rows."""
     model.eval()
-    sums, load, counts = 0, 0, 0
-    for batch in loader:
-        loss, aux_loss, batch_load = summed_losses(model, batch, top_k)
-        sums, load, counts = (
-            sums + torch.stack([loss, aux_loss]),
-            load + batch_load,
-            counts + batch["counts"],
-        )
-        if fault_tolerance and fault_tolerance.stop_asked(accelerator):
-            return None
+    sums: Any = 0
+    load: Any = 0
+    counts: Any = 0
+    for batch in run.interruptible(loader):
+        loss, aux_loss, batch_load = summed_losses(model, token_loss, batch, top_k)
+        sums = sums + torch.stack([loss, aux_loss])
+        load = load + batch_load
+        counts = counts + batch["counts"]
     model.train()
-    means = {
-        f"eval_{name}": mean
-        for name, mean in means_of(accelerator, sums, load, accelerator.reduce(counts)).items()
-    }
-    return {"step": step, "eval_perplexity": math.exp(min(means["eval_loss"], 700))} | means
-
-
-def export_model(accelerator, model, tokenizer, output_dir):
-    """Write the folder that `from_pretrained` (adapters: peft) loads. Every rank takes part, rank 0, which has the whole weights, writes."""
-    if model_weights:
-        weights = model_weights.whole_weights(accelerator, model)
-    else:
-        weights = accelerator.get_state_dict(model)
-    if accelerator.is_main_process:
-        model = extract_model_from_parallel(model, keep_torch_compile=False)
-        for module in list(model.modules()):  # peft finds nothing inside of FSDP1's wrappers
-            module._modules.update(
-                {
-                    name: child.module
-                    for name, child in module.named_children()
-                    if "_fsdp_wrapped_module" in child._modules
-                }
-            )
-        tied, clean = (
-            getattr(model, "all_tied_weights_keys", {}),
-            lambda name: name.replace("_orig_mod.", "").removeprefix("module."),
-        )
-        model.save_pretrained(
-            output_dir,
-            state_dict={
-                clean(name): weight for name, weight in weights.items() if name not in tied
-            },
-        )  # tied ones once
-        tokenizer.save_pretrained(output_dir)
-
-
-def leave_process_group(worker_id):
-    """Give a process that makes batches a process group of its own: signals to the rank's group are
-    not for it. No lambda, since Python 3.14 does not fork workers but pickles what they are given."""
-    os.setsid()
-
-
-def main():
-    gc.freeze()  # all that was imported stays
-    gc.enable()
-    args = parse_args()
-    if fault_tolerance:
-        fault_tolerance.start_run(args)
-    if preflight:
-        preflight.check_launch(args)
-    # ---- Accelerator and seed ----
-    accumulation, output_dir = args.gradient_accumulation_steps, Path(args.output_dir)
-    accelerator = make_accelerator(args)
-    set_seed(args.seed)
-    checkpoint, progress = (
-        None,
-        {
-            "step": 0,
-            "schedule_steps": 0,
-            "num_input_tokens_seen": 0,
-            "nonfinite_steps": 0,
-            "evaluated": True,
-        },
+    means = mean_losses(accelerator, sums, load, accelerator.reduce(counts))
+    metrics = {f"eval_{name}": mean for name, mean in means.items()}
+    metrics["eval_perplexity"] = math.exp(min(means["loss"], 700))
+    run.log_evaluation(
+        metrics,
+        f"loss {means['loss']:.4f}, perplexity {metrics['eval_perplexity']:.2f} on held-out rows",
     )
-    if fault_tolerance:
-        fault_tolerance.watch_ranks(accelerator, args)
-        fault_tolerance.make_output_dir(accelerator, args)
-        checkpoint, progress = fault_tolerance.find_checkpoint(accelerator, args, progress)
-    else:
-        output_dir.mkdir(parents=True, exist_ok=True)
 
-    # ---- Tokenizer and data ----
+
+def main(args: Arguments) -> None:
+    run = Run(args)  # from here on signals stop it, and status.json tells how it ends
+    accelerator = make_accelerator(args)
+    run.join(accelerator)
+    set_seed(args.seed)
+
+    # ---- Data ----
     tokenizer = load_tokenizer(args.model_name_or_path)
     with accelerator.local_main_process_first():  # the others read its cache
-        train_rows, eval_rows, told = load_data(args, tokenizer)
-    lengths, window = (
-        train_rows["length"][:],
-        accumulation * accelerator.num_processes,
-    )  # window: micro-batches of an optimizer step
-    facts = {
-        "rows_per_step": args.per_device_train_batch_size * window,
-        "data": xxhash.xxh3_128_hexdigest(train_rows["hash"][:].tobytes()),
-    }
-    if checkpoint:
-        preflight.check_changes(accelerator, args, progress, facts)
-    steps_per_epoch = math.ceil(len(train_rows) / facts["rows_per_step"])
-    total_steps = (
-        args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * steps_per_epoch)
+        train_rows, eval_rows = load_data(args, tokenizer)
+    lengths = train_rows.lengths
+    plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
+    run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
+    collator = RoutedCollator(
+        pad_token_id=tokenizer.pad_token_id, one_line=takes_one_line(args.attn_implementation)
     )
-    if checkpoint:
-        fault_tolerance.end_if_done(accelerator, args, progress, total_steps)
-    order = {
-        "random": (args.seed, None),
-        "sequential": (None, None),
-        "group_by_length": (args.seed, lengths),
-    }[args.train_sampling_strategy]
-    batches = global_batches(
-        len(train_rows),
-        args.per_device_train_batch_size,
-        window,
-        math.ceil(total_steps / steps_per_epoch),
-        *order,
+    lines = OnePerLine(len(train_rows))
+    train_loader = plan.training_loader(train_rows, lines, collator, first_step=run.step)
+    eval_loader = plan.evaluation_loader(eval_rows, collator)
+
+    # ---- Model, optimizer, schedule ----
+    model = load_model(args, accelerator)
+    config = model.config.get_text_config()
+    top_k = config.num_experts_per_tok
+    factor = args.router_aux_loss_coef
+    if factor is None:
+        factor = config.router_aux_loss_coef
+    token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
+    largest_token = max(tokenizer.pad_token_id, train_rows.dataset["largest"][:].max())
+    one_line = collator.one_line
+    check_model(
+        args, model, largest_token, lengths.max(), shares_lines=one_line, in_one_line=one_line
     )
-    columns, collate = (
-        ["input_ids", "labels", "row"],
-        partial(collate_rows, pad_token_id=tokenizer.pad_token_id, varlen=wants_one_line(args)),
-    )
-    options = {
-        "collate_fn": collate,
-        "num_workers": args.dataloader_num_workers,
-        "pin_memory": accelerator.device.type == "cuda",
-        "worker_init_fn": leave_process_group,
-    }
-    batches = batches[progress["step"] * window : total_steps * window]
-    train_loader = DataLoader(train_rows.select_columns(columns), batch_sampler=batches, **options)
-    if eval_rows:
-        batches = global_batches(
-            len(eval_rows), args.per_device_eval_batch_size, accelerator.num_processes
-        )
-        eval_loader = accelerator.prepare(
-            DataLoader(eval_rows.select_columns(columns), batch_sampler=batches, **options)
-        )
-
-    # ---- Model ----
-    model = load_mixture(args, accelerator)
-    top_k, factor, told["experts"] = read_mixture(model, args)
-    told["loss"] = loss_in_head(model, logits_mib(args, accelerator.device))
-    if preflight:
-        preflight.report_start(
-            accelerator, args, model, tokenizer, train_rows, train_rows, total_steps, facts, told
-        )
-    else:
-        accelerator.print("no checkpoints: fault_tolerance.py is not beside this recipe")
-
-    # ---- Optimizer and schedule ----
-    optimizer = make_optimizer(model, args)
-    if fault_tolerance:
-        fault_tolerance.check_gradients(accelerator, optimizer)
-    warmup_steps = (
-        math.ceil(args.warmup_steps * total_steps)
-        if args.warmup_steps < 1
-        else int(args.warmup_steps)
-    )
-    schedule = get_scheduler(args.lr_scheduler_type, optimizer, warmup_steps, total_steps)
-
-    # ---- Prepare ----
-    # Without the schedule, which would step once per rank (accelerate#2926)
-    model, optimizer, train_loader = accelerator.prepare(model, optimizer, train_loader)
-    if fault_tolerance:
-        fault_tolerance.undo_allocating_step(accelerator, model, optimizer)
-    accelerator.init_trackers("mixtral", {key: str(value) for key, value in vars(args).items()})
-
-    # ---- Resume ----
-    if checkpoint:
-        fault_tolerance.resume(accelerator, model, optimizer, schedule, args, checkpoint, progress)
+    notes = describe_rows(train_rows, eval_rows)
+    notes["batch"] = plan.describe("rows", lengths.mean())
+    notes["experts"] = describe_experts(model, top_k, factor)
+    notes["loss"] = str(token_loss)
+    notes["sample"] = show_trained_tokens(train_rows.dataset[0], tokenizer)
+    run.summarize(model, notes)
+    optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    run.resume(model, optimizer, schedule)
 
     # ---- Train ----
-    eval_every = {"no": total_steps, "steps": args.eval_steps, "epoch": steps_per_epoch}[
-        args.eval_strategy
-    ]
-    metrics_file = open(
-        output_dir / "metrics.jsonl" if accelerator.is_main_process else os.devnull,
-        "a" if checkpoint else "w",
-        buffering=1,
-    )
-    bar = tqdm(
-        desc="Training",
-        total=total_steps,
-        initial=progress["step"],
-        unit="step",
-        disable=not accelerator.is_main_process,
-    )
+    measure = partial(evaluate, run, accelerator, model, token_loss, eval_loader, top_k)
+    if eval_loader and run.owes_evaluation(plan.evaluate_after):
+        measure()
     model.train()
-    step, num_tokens_seen = progress["step"], progress["num_input_tokens_seen"]
-    loader, start, tokens_before = iter(train_loader), time.perf_counter(), num_tokens_seen
-    while True:  # here `step` steps are done
-        progress |= {
-            "evaluated": step == progress["step"] and progress["evaluated"],
-            "schedule_steps": schedule.state_dict()["last_epoch"],
-        }
-        progress |= {
-            "step": step,
-            "num_input_tokens_seen": num_tokens_seen,
-            "arguments": vars(args) | facts,
-        }
-        if (
-            eval_rows
-            and not progress["evaluated"]
-            and (step % eval_every == 0 or step == total_steps)
-        ):
-            if metrics := evaluate_mixture(accelerator, model, eval_loader, step, top_k):
-                metrics_file.write(json.dumps(metrics) + "\n")
-                accelerator.log(metrics, step=step)
-                if accelerator.is_main_process:
-                    bar.write(
-                        "step {step}: loss {eval_loss:.4f}, perplexity {eval_perplexity:.2f} on held-out rows".format(
-                            **metrics
-                        )
-                    )
-            progress["evaluated"] = metrics is not None
-        if fault_tolerance:
-            fault_tolerance.keep(accelerator, model, optimizer, args, progress, bar)
-        if step >= total_steps:
-            break
-        step += 1
-        micro_batches, losses, sums, load, applied = (
-            [next(loader) for _ in range(accumulation)],
-            [],
-            0,
-            0,
-            True,
-        )
-        # For dropout, so that no random state has to be saved; after next, whose first call draws a number
-        generator = torch.cuda if accelerator.device.type == "cuda" else torch.default_generator
-        generator.manual_seed(
-            int(
-                np.random.SeedSequence((args.seed, step, accelerator.process_index)).generate_state(
-                    1
-                )[0]
-            )
-        )
-        counts = accelerator.reduce(
-            sum(batch["counts"] for batch in micro_batches)
-        )  # of the whole window, over all ranks
+    batches = iter(train_loader)
+    for step in run.steps():
+        micro_batches = [next(batches) for _ in range(args.gradient_accumulation_steps)]
+        # Both losses are sums over the whole step, on all ranks, divided by their counts
+        counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
+        losses, sums, load, grad_norm = [], 0, 0, None
         for batch in micro_batches:
             with accelerator.accumulate(model):
-                loss, aux_loss, batch_load = summed_losses(model, batch, top_k)
-                sums, load = (
-                    sums + torch.stack([loss.detach(), aux_loss.detach()]),
-                    load + batch_load,
-                )
+                loss, aux_loss, batch_load = summed_losses(model, token_loss, batch, top_k)
+                sums = sums + torch.stack([loss.detach(), aux_loss.detach()])
+                load = load + batch_load
                 loss = loss / counts[0] + factor * aux_loss / counts[1]
                 losses.append(loss.detach())
-                # Backends average over ranks, accelerate divides by the accumulation steps: undo both. 0 * loss is no 0
-                # where the loss is not finite: then the gradient, which all ranks share, is not finite either
-                accelerator.backward(loss * (window + 0 * losses[-1]))
+                backward(accelerator, loss)
                 if accelerator.sync_gradients:
-                    grad_norm = accelerator.clip_grad_norm_(
-                        model.parameters(), args.max_grad_norm or math.inf
-                    )
-                    if fault_tolerance:
-                        applied = fault_tolerance.hold_back(
-                            accelerator, optimizer, grad_norm, step, micro_batches, losses
-                        )
+                    max_norm = args.max_grad_norm or math.inf
+                    grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)
+                    run.guard(grad_norm, losses, micro_batches)
                 optimizer.step()
+                schedule.step()
                 optimizer.zero_grad()
-        num_tokens_seen = num_tokens_seen + counts[1]
-        if (
-            step % args.logging_steps == 0 or step == total_steps
-        ):  # only here the device is waited for
-            means, norm = (
-                means_of(accelerator, sums, load, counts),
-                math.nan if grad_norm is None else float(grad_norm),
-            )
-            metrics = {
-                "step": step,
-                "epoch": step / steps_per_epoch,
-                **{name: value if math.isfinite(value) else None for name, value in means.items()},
-                "grad_norm": norm if math.isfinite(norm) else None,
-                "learning_rate": schedule.get_last_lr()[0],
-                "num_input_tokens_seen": int(num_tokens_seen),
-                "tokens_per_second": int(num_tokens_seen - tokens_before)
-                / (time.perf_counter() - start),
-                "peak_memory_gib": (
-                    torch.cuda.max_memory_allocated() or getrusage(RUSAGE_SELF).ru_maxrss * 1024
-                )
-                / 2**30,
-            }
-            metrics_file.write(json.dumps(metrics) + "\n")
-            accelerator.log(
-                {name: value for name, value in metrics.items() if value is not None}, step=step
-            )
-            bar.set_postfix(loss=f"{means['loss']:.4f}", refresh=False)
-            finite = (
-                means["loss"] if grad_norm is None or accelerator.scaler else means["loss"] + norm
-            )  # fp16's scale may be too large
-            if not fault_tolerance and not math.isfinite(finite):
-                stop(
-                    70,
-                    f"the loss or gradient of step {step} is not finite; without fault_tolerance.py nothing is saved",
-                )
-        if applied and not accelerator.optimizer_step_was_skipped:
-            schedule.step()
-        bar.update()
+        means = partial(mean_losses, accelerator, sums, load, counts)
+        run.log_step(None, grad_norm, counts[1], epoch=step / plan.steps_per_epoch, more=means)
+        if eval_loader and step in plan.evaluate_after:
+            measure()
 
-    # ---- Evaluate and save ----
-    bar.close()
-    export_model(accelerator, model, tokenizer, output_dir)
-    if fault_tolerance:
-        fault_tolerance.conclude(accelerator, "done", 0)
-    accelerator.print(
-        f'Trained in {time.perf_counter() - start:.0f} s; the model is in {output_dir}. Ask it: python scripts/generate.py {output_dir} --prompt "..."'
-    )
-    accelerator.end_training()
+    # ---- Save ----
+    save_model(accelerator, model, tokenizer, args.output_dir)
+    run.finish(f'Ask it: python scripts/generate.py {args.output_dir} --prompt "..."')
 
 
 if __name__ == "__main__":
-    main()
+    main(args)

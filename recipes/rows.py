@@ -17,8 +17,9 @@ import numpy as np
 import xxhash
 from datasets import Dataset, Features, Value, load_dataset
 from datasets import Image as ImageColumn
-from fault_tolerance import fail
 from PIL import Image
+
+from fault_tolerance import fail
 
 TEXT = dict.fromkeys(
     "prompt completion chosen rejected instruction input output question answer".split(), str

@@ -1,1240 +1,349 @@
-"""Classification of images, ViT the example, others of AutoModelForImageClassification too: full, LoRA or QLoRA, under any strategy.
+"""Image classification and regression with any model of AutoModelForImageClassification, ViT here.
 
 The YAML file owns the strategy, the command line everything about learning:
 
     accelerate launch --config_file accelerate_configs/fsdp.yaml recipes/vit.py
-    accelerate launch --config_file accelerate_configs/ddp.yaml --num_processes 4 recipes/vit.py --dataset_name photos --augmentation flip
-    accelerate launch --config_file accelerate_configs/deepspeed_zero2.yaml --num_processes 8 recipes/vit.py --use_peft --learning_rate 5e-4
+    accelerate launch --config_file accelerate_configs/ddp.yaml --num_processes 4 \
+        recipes/vit.py --dataset_name photos --augmentation flip
+    accelerate launch --config_file accelerate_configs/deepspeed_zero2.yaml --num_processes 8 \
+        recipes/vit.py --use_peft --learning_rate 5e-4
 
-A good run prints a summary, an accuracy that rises, and the folder that `from_pretrained` loads. The same command goes on from the newest
-checkpoint. Exit codes: 0 done, 64 usage, 65 data, 69 no hub, 70 not finite, 73 cannot write, 75 stopped and saved. Yours: grep EDIT.
+A good run prints a summary with the classes, an accuracy that rises, and the folder that
+`from_pretrained` loads. The same command again continues from the newest checkpoint. Exit codes:
+components/exits.py. To make it yours: python scripts/copy_recipe.py vit my_project, then look for
+EDIT.
 """
 
-import argparse
-import gc
-import json
-import logging
-import math
-import os
-import shutil
-import sys
-import time
-from collections import Counter
-from contextlib import nullcontext
-from dataclasses import replace
-from datetime import timedelta
-from functools import partial
-from pathlib import Path
-from resource import RUSAGE_SELF, getrusage
-from unittest import mock
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
-COPY_ALL = 'copy all files that the section "Your own recipe" of README.md names, and install requirements.txt, or copy none'
-try:  # beside this file: how a run is called and what becomes of it; workarounds for other libraries
-    import run_status
-    import upstream
-except ModuleNotFoundError as error:
-    run_status = upstream = None  # this file was copied alone
-    beside = [
-        path.name
-        for path in Path(__file__).parent.glob("*.py")
-        if path.stem in ("fault_tolerance", "model_weights", "preflight", "run_status", "upstream")
-    ]
-    if beside:
-        print(
-            f"error: {beside[0]} lies beside this recipe, and the module {error.name} is missing: {COPY_ALL}",
-            file=sys.stderr,
-        )
-        sys.exit(64)
+from components.arguments import (
+    CommonArguments,
+    CompileArguments,
+    EvalOnStartArguments,
+    LabelArguments,
+    LoraVariantArguments,
+    QuantizationArguments,
+    RowArguments,
+)
+from components.cli import MAY_CHANGE, AtLeast, arg
+from components.startup import start
 
 
-def stop(code, *problems):
-    """Print the problems and end this process with `code`; the launcher then ends the other ranks."""
-    if run_status:
-        run_status.fail(code, *problems)
-    print("\n".join(f"error: {problem}" for problem in problems), file=sys.stderr, flush=True)
-    sys.exit(code)
+@dataclass(kw_only=True)
+class Arguments(
+    CommonArguments,
+    EvalOnStartArguments,
+    LabelArguments,
+    RowArguments,
+    CompileArguments,
+    QuantizationArguments,
+    LoraVariantArguments,
+):
+    """Image classification."""
 
-
-def full_name_of_dtype(name):
-    """Return torch's name of a dtype, of which accelerate knows three as bf16, fp16 and fp32."""
-    return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(name, name)
-
-
-def parse_args():
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    GROUP: ClassVar[str] = "Data"
+    model_name_or_path: str = "google/vit-base-patch16-224-in21k"  # Apache-2.0
+    # EDIT: yours (this one: MIT, 1,034 photos of leaves, 3 classes)
+    dataset_name: str = arg(
+        "AI-Lab-Makerere/beans",
+        "hub id, .parquet file, or folder of CLASS/IMAGE, also in train/ and test/",
     )
-    # Model
-    parser.add_argument(
-        "--model_name_or_path", default="google/vit-base-patch16-224-in21k", help="hub id or folder"
-    )  # the default one: Apache-2.0
-    parser.add_argument(
-        "--dtype",
-        type=full_name_of_dtype,
-        default="float32",
-        choices=["float32", "bfloat16", "float16"],
-        help="of the weights; bfloat16 halves a frozen base",
+    output_dir: str = "runs/vit"
+    image_column_name: str = arg(
+        "image", "column of the image, in data sets that are not folders of images"
     )
-    parser.add_argument(
-        "--no_master_weights",
-        action="store_true",
-        help="with --dtype bfloat16 and without --use_peft: train weights of which there is no fp32 copy, as single.yaml "
-        "and ddp.yaml would have it; they take half the memory, and updates below 1/256 of a weight are lost",
+    label_column_name: str | None = arg(
+        None,
+        "column of the label: text or whole numbers name classes, other numbers are predicted "
+        "[label, or labels]",
     )
-    parser.add_argument(
-        "--attn_implementation",
-        default="sdpa",
-        help="eager (for models without attention too), sdpa, flex_attention, flash_attention_2, _3, _4, or a hub kernel id",
+    augmentation: Literal["crop_flip", "flip", "none"] = arg(
+        "crop_flip",
+        "of training images: a random resized crop and a horizontal flip, drawn anew in each epoch",
     )
-    parser.add_argument(
-        "--gradient_checkpointing",
-        action="store_true",
-        help="recompute activations in the backward pass: much less memory, about a third more compute",
+    dataloader_num_workers: Annotated[int | None, AtLeast(0), MAY_CHANGE] = arg(
+        None, "processes per GPU that decode images [as many as cores and shared memory allow]"
     )
-    parser.add_argument(
-        "--torch_compile",
-        action="store_true",
-        help="compile each kind of layer once; a minute at the start (not with FlashAttention)",
-    )
-    parser.add_argument("--tf32", action="store_true", help="multiply fp32 matrices in TF32")
-    # Adapters, and the quantized base under them (bitsandbytes)
-    parser.add_argument("--load_in_8bit", action="store_true", help="LLM.int8")
-    parser.add_argument("--load_in_4bit", action="store_true", help="QLoRA")
-    parser.add_argument(
-        "--bnb_4bit_quant_type", default="nf4", choices=["nf4", "fp4"], help="4-bit number format"
-    )
-    parser.add_argument(
-        "--bnb_4bit_use_double_quant",
-        action="store_true",
-        help="quantize the scales too: 0.37 bit a parameter less",
-    )
-    parser.add_argument(
-        "--use_peft", action="store_true", help="train LoRA adapters on a frozen base"
-    )
-    parser.add_argument("--lora_r", type=int, default=16, help="rank")
-    parser.add_argument(
-        "--lora_alpha",
-        type=float,
-        default=32,
-        help="scale: alpha / r, or alpha / sqrt(r) with --use_rslora",
-    )
-    parser.add_argument(
-        "--lora_dropout", type=float, default=0.0, help="on the input of the adapters"
-    )
-    parser.add_argument(
-        "--lora_target_modules",
-        nargs="+",
-        default=["all-linear"],
-        help="names of the layers that get adapters",
-    )
-    parser.add_argument("--use_rslora", action="store_true", help="rank-stabilised scale")
-    parser.add_argument("--use_dora", action="store_true", help="weight-decomposed LoRA")
-    # Data
-    parser.add_argument(
-        "--dataset_name",
-        default="AI-Lab-Makerere/beans",
-        help="hub id, .parquet file, or folder of CLASS/IMAGE, also in train/ and test/",
-    )  # EDIT: yours (this one: MIT, 1,034 photos of leaves, 3 classes)
-    parser.add_argument("--dataset_config", help="configuration of a hub data set")
-    parser.add_argument("--dataset_train_split", default="train", help="split to train on")
-    parser.add_argument(
-        "--dataset_test_split", default="test", help="split to evaluate on, if there is one"
-    )
-    parser.add_argument(
-        "--eval_dataset_name", help="evaluate on this folder, file or data set instead"
-    )
-    parser.add_argument(
-        "--image_column_name",
-        default="image",
-        help="column of the image, in data sets that are no folders of images",
-    )
-    parser.add_argument(
-        "--label_column_name",
-        help="column of the label: text or whole numbers name classes, other numbers are learnt as such [label, or labels]",
-    )
-    parser.add_argument(
-        "--problem_type",
-        choices=["single_label_classification", "regression"],
-        help="instead of what the labels say",
-    )
-    parser.add_argument(
-        "--class_weights",
-        default="none",
-        choices=["none", "balanced"],
-        help="of rows in the loss; balanced: all classes weigh the same",
-    )
-    parser.add_argument(
-        "--augmentation",
-        default="crop_flip",
-        choices=["crop_flip", "flip", "none"],
-        help="of training images: a random resized crop and a horizontal flip, drawn anew in each epoch",
-    )
-    parser.add_argument(
-        "--skip_bad_rows",
-        action="store_true",
-        help="leave out and count the images that cannot be used",
-    )
-    parser.add_argument(
-        "--dataset_num_proc", type=int, help="processes that check the images at the start"
-    )
-    parser.add_argument(
-        "--dataloader_num_workers",
-        type=int,
-        help=(
-            "processes per rank that decode images and make batches [on a GPU the cores per rank, at most 16]"
-        ),
-    )
-    # Learning
-    parser.add_argument(
-        "--per_device_train_batch_size", type=int, default=8, help="rows a rank and micro-batch"
-    )
-    parser.add_argument("--per_device_eval_batch_size", type=int, default=8, help="rows a rank")
-    parser.add_argument(
-        "--gradient_accumulation_steps", type=int, default=1, help="micro-batches an optimizer step"
-    )
-    parser.add_argument("--num_train_epochs", type=float, default=3.0, help="passes over the data")
-    parser.add_argument(
-        "--max_steps", type=int, default=-1, help="optimizer steps, instead of epochs, if positive"
-    )
-    parser.add_argument(
-        "--optim",
-        default="adamw_torch_fused",
-        choices=[
-            "adamw_torch_fused",
-            "adamw_torch",
-            "adamw_8bit",
-            "paged_adamw_8bit",
-            "paged_adamw_32bit",
-        ],
-        help="AdamW of torch, or of bitsandbytes",
-    )
-    parser.add_argument(
-        "--learning_rate", type=float, default=2e-5, help="peak; adapters want about ten times more"
-    )
-    parser.add_argument(
-        "--lr_scheduler_type",
-        default="linear",
-        choices=["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"],
-        help="schedule after the warm-up",
-    )
-    parser.add_argument(
-        "--warmup_steps",
-        type=float,
-        default=0,
-        help="optimizer steps; below 1 a share of all steps",
-    )
-    parser.add_argument("--weight_decay", type=float, default=0.0, help="not on biases and norms")
-    parser.add_argument(
-        "--max_grad_norm",
-        type=float,
-        default=1.0,
-        help="clip the global norm of the gradient; 0: do not",
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=42,
-        help="of head, adapters, dropout, augmentation and the order of the rows",
-    )
-    # Evaluation, logs, result
-    parser.add_argument(
-        "--eval_strategy",
-        default="epoch",
-        choices=["no", "steps", "epoch"],
-        help="when to evaluate",
-    )
-    parser.add_argument(
-        "--eval_on_start", action="store_true", help="evaluate before the first step too"
-    )
-    parser.add_argument(
-        "--eval_steps", type=int, default=500, help="optimizer steps between evaluations"
-    )
-    parser.add_argument(
-        "--logging_steps",
-        type=int,
-        default=1,
-        help="optimizer steps between lines of metrics.jsonl; in between nothing waits for the device",
-    )
-    parser.add_argument(
-        "--report_to",
-        default="none",
-        choices=[
-            "none",
-            "all",
-            "tensorboard",
-            "wandb",
-            "trackio",
-            "comet_ml",
-            "mlflow",
-            "clearml",
-            "dvclive",
-            "swanlab",
-            "aim",
-        ],
-        help="tracker",
-    )
-    parser.add_argument("--output_dir", default="runs/vit", help="folder of the result")
-    parser.add_argument(
-        "--ddp_timeout",
-        type=int,
-        default=1800,
-        help=(
-            "seconds that ranks wait for each other, also while one prepares the rows or writes a"
-            " checkpoint; then each prints its stacks and ends. If preparing the rows takes longer, first"
-            " run the same command with --num_processes 1 and --dry_run, which fills the cache"
-        ),
-    )
-    if run_status:
-        run_status.add_arguments(parser)
-    parser.error = lambda message: stop(
-        64, message, *(run_status.meant(message, parser) if run_status else [])
-    )
-    return parser.parse_args()
 
 
 if __name__ == "__main__":
-    parse_args()  # a wrong flag is told at once: the imports that follow take seconds
-    gc.disable()  # a fifth of them is spent looking for garbage, of which imports make none
-if upstream:
-    upstream.start_faster()
+    # Before the imports below, which take seconds: a wrong flag is refused at once
+    args = start(Arguments, __doc__)
+
+import math
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
-import xxhash
-from accelerate import (
-    Accelerator,
-    DistributedDataParallelKwargs,
-    DistributedType,
-    InitProcessGroupKwargs,
-)
-from accelerate.utils import (
-    DataLoaderConfiguration,
-    GradientAccumulationPlugin,
-    gather_object,
-    set_seed,
-)
-from accelerate.utils.dataclasses import TorchDynamoPlugin
-from accelerate.utils.other import extract_model_from_parallel
-from datasets import features, load_dataset
-from peft import LoraConfig, get_peft_model
-from peft.utils.other import fsdp_auto_wrap_policy
+from accelerate import Accelerator
+from accelerate.utils import set_seed
 from PIL import Image, ImageOps
-from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader
-from tqdm.auto import tqdm
-from transformers import (
-    AutoModelForImageClassification,
-    BitsAndBytesConfig,
-    PreTrainedModel,
-    get_scheduler,
+from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+from components import upstream
+from components.accelerator import make_accelerator
+from components.batches import BatchPlan, Line, OnePerLine
+from components.classifier import evaluate_classifier, load_classifier, weighted_row_losses
+from components.export import save_model
+from components.images import check_image, decode_image, open_image_splits
+from components.labels import (
+    Classes,
+    add_labels,
+    class_of,
+    find_classes,
+    label_as_number,
+    label_as_text,
+    label_tensors,
 )
-from transformers.models.auto.image_processing_auto import (
-    AutoImageProcessor,
-)  # transformers' own wanted torchvision
+from components.loading import loading
+from components.optimizer import make_optimizer
+from components.rows import Rows, describe_rows, prepare_rows
+from components.run import Run
+from components.strategy import backward
 
-try:  # what keeps a run from being lost; what is refused and told at its start; reading of rows, bad ones named
-    import fault_tolerance
-    import model_weights
-    import preflight
-    import rows
-except ModuleNotFoundError as error:
-    fault_tolerance = model_weights = preflight = rows = None  # it trains without them
-    if run_status:
-        stop(
-            64,
-            f"run_status.py lies beside this recipe, and the module {error.name} is missing: {COPY_ALL}",
-        )
+MOST_WORKERS = 16
+BATCHES_PER_WORKER = 3  # up to two are ready, and a third is being made
+FP32_BYTES = 4
 
 
-def make_accelerator(args):
-    """Return the Accelerator, which must exist before the model loads; stop with 64 if it cannot run what launcher and arguments ask."""
-    try:
-        accelerator = Accelerator(
-            gradient_accumulation_plugin=GradientAccumulationPlugin(
-                args.gradient_accumulation_steps, sync_with_dataloader=False
-            ),
-            dataloader_config=DataLoaderConfiguration(even_batches=False, non_blocking=True),
-            dynamo_plugin=TorchDynamoPlugin(backend="inductor", use_regional_compilation=True)
-            if args.torch_compile
-            else None,
-            kwargs_handlers=[
-                DistributedDataParallelKwargs(
-                    gradient_as_bucket_view=True
-                ),  # else DDP holds gradients twice
-                InitProcessGroupKwargs(timeout=timedelta(seconds=max(args.ddp_timeout, 1) + 60)),
-            ],  # the watch over the ranks speaks first
-            log_with=None if args.report_to == "none" else args.report_to,
-            project_dir=args.output_dir,
-        )
-    except (RuntimeError, ValueError, ImportError) as error:
-        stop(
-            64,
-            f"accelerate cannot run what the launcher was asked for: {str(error).splitlines()[0]}",
-            *([preflight.REHEARSE] if preflight else []),
-        )
-    if preflight and (problems := preflight.find_problems(args, accelerator)):
-        stop(64, *problems)
-    fsdp = (
-        accelerator.state.fsdp_plugin
-        if accelerator.distributed_type == DistributedType.FSDP
-        else None
-    )
-    if fsdp and (
-        accelerator.is_fsdp2 or fsdp.sharding_strategy.name != "NO_SHARD"
-    ):  # no_sync would hold whole gradients (huggingface/accelerate#2531)
-        accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = True
-    reduce_in_fp32(accelerator)
-    if (
-        zero := accelerator.state.deepspeed_plugin
-    ):  # the loop's own calls do not reach its engine (huggingface/accelerate#1970)
-        zero.deepspeed_config.update(
-            gradient_clipping=args.max_grad_norm,
-            train_micro_batch_size_per_gpu=args.per_device_train_batch_size,
-        )
-    torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = args.tf32  # torch allows it for convolutions by default
-    return accelerator
+# ---- Data ----
+def label_image(row: Mapping[str, Any], class_names: Sequence[str] | None) -> dict[str, Any]:
+    """Return an image's label, as text and as a number, and a hash of both; it is not decoded.
 
-
-def reduce_in_fp32(accelerator):
-    """Under mixed precision, keep in fp32 what upstream would round: reduced gradients, FSDP1's buffers, FSDP2's outputs.
-
-    accelerate and DeepSpeed reduce gradients between ranks in the type that is computed in, and ZeRO adds micro-batches
-    in it too. Each addition then keeps 8 bits in bf16. In fp32 a reduction takes twice the traffic, and ZeRO-2 and 3
-    keep 2 more bytes per gradient element. DeepSpeed refuses to add in fp32 under ZeRO-0, turns ZeRO-1 into another
-    optimizer (engine.py, _do_optimizer_sanity_check) and keeps a second copy on the GPU under ZeRO-2 with offload
-    (stage_1_and_2.py, _use_compact_grad_partition_buffer): these add micro-batches in the type that is computed in."""
-    fsdp = (
-        accelerator.state.fsdp_plugin
-        if accelerator.distributed_type == DistributedType.FSDP
-        else None
-    )
-    if fsdp and fsdp.mixed_precision_policy and accelerator.is_fsdp2:
-        # Without output_dtype=None the loss, which is a sum, would be rounded
-        policy = replace(fsdp.mixed_precision_policy, reduce_dtype=torch.float32, output_dtype=None)
-        fsdp.mixed_precision_policy = policy
-    elif fsdp and fsdp.mixed_precision_policy:
-        # Without buffer_dtype=None the frequencies of rotary positions would be rounded: 0.4 % in bf16
-        policy = replace(fsdp.mixed_precision_policy, reduce_dtype=torch.float32, buffer_dtype=None)
-        fsdp.mixed_precision_policy = policy
-    zero = accelerator.state.deepspeed_plugin
-    if zero:
-        zero.deepspeed_config.setdefault("communication_data_type", "fp32")
-        offload = zero.deepspeed_config.get("zero_optimization", {}).get("offload_optimizer") or {}
-        offloads = offload.get("device", "none") != "none"
-        if zero.zero_stage == 3 or (zero.zero_stage == 2 and not offloads):
-            zero.deepspeed_config.setdefault("data_types", {"grad_accum_dtype": "fp32"})
-
-
-def label_image(row, names):
-    """Return an image's label as text and as number, inf where it is none, and a hash of both. names: of a data set that numbers its classes."""
-    label = (
-        row["label"] if names is None else dict(enumerate(names)).get(row["label"])
-    )  # -1 stands for none
-    known = rows.check_image(row["image"], label) if rows else 0
-    label_text = (
-        str(label).strip().removesuffix(".0" * isinstance(label, float))
-    )  # readers make 2.0 of 2 where a number is missing
+    Args:
+        class_names: of a data set that numbers its classes.
+    """
+    label = class_of(row["label"], class_names)
+    content = check_image(row["image"], label)
     return {
-        "label_text": label_text,
-        "number": math.inf if isinstance(row["label"], str) else float(row["label"]),
-        "hash": known,
+        "label_text": label_as_text(label),
+        "number": label_as_number(row["label"]),
+        "hash": content,
     }
 
 
-def load_images(name, config, split, args):
-    """Return the images of a split of a folder, file or hub id, not decoded, their rows with labels, where `row` is the place among the images,
-    from 1, and the number of rows as text; (None, None, "none") without that split."""
-    alone = (
-        {"path": "parquet", "data_files": {split: name}}
-        if Path(name).is_file()
-        else {"path": name, "name": config}
-    )
-    found = (
-        rows.open_images(name, config, split, args) if rows else load_dataset(**alone).get(split)
-    )
-    if not found:
-        return None, None, "none"
-    columns = {
-        args.image_column_name: "image",
-        args.label_column_name or ("labels" if "labels" in found.features else "label"): "label",
-    }
-    images = (
-        found.select_columns([*columns])
-        .rename_columns(columns)
-        .cast_column("image", features.Image(decode=False))
-    )
-    label = partial(label_image, names=getattr(images.features["label"], "names", None))
-    if rows:
-        others = [column for column in found.column_names if column not in columns]
-        return images, *rows.tokenize_split(
-            images, name, split, label, args, {"label_text": "", "number": 0.0, "hash": 0}, others
-        )
-    done = images.map(label, remove_columns=images.column_names, num_proc=args.dataset_num_proc)
-    return (
-        images,
-        done.add_column("row", np.arange(1, len(done) + 1)).with_format("numpy"),
-        str(len(done)),
-    )
+@dataclass(frozen=True)
+class Images:
+    """The rows of a split and their images, which stay encoded.
+
+    Attributes:
+        rows: the labels; `row` is the place of the image in `encoded`, from 1.
+        encoded: all images of the split, in the column image.
+    """
+
+    rows: Rows
+    encoded: Any
 
 
-def find_classes(found, args):
-    """Return {name of a class: its rows} in the order of numbers, then of the alphabet; {} where numbers are learnt: some are not whole."""
-    labels = Counter(zip(found["number"][:].tolist(), found["label_text"][:].tolist(), strict=True))
-    if (
-        args.problem_type == "regression"
-        or not args.problem_type
-        and any(number % 1 > 0 for number, _ in labels)
-    ):
-        return {}
-    return {name: number_of_rows for (_, name), number_of_rows in sorted(labels.items())}
+def load_data(args: Arguments) -> tuple[Images, Images | None, Classes]:
+    """Return the images to train on, those to evaluate on, and the classes. EDIT: filters."""
+    prepared: list[Images | None] = []
+    classes = None
+    for split in open_image_splits(args, evaluate=args.eval_strategy != "no"):
+        if split is None:
+            prepared.append(None)
+            continue
+        prepare = partial(label_image, class_names=split.class_names("label"))
+        rows = prepare_rows(split, prepare, args)
+        if classes is None:  # of the training rows, which come first
+            column = args.label_column_name or "label"
+            classes = find_classes(rows, args, args.dataset_name, column)
+        prepared.append(Images(add_labels(rows, classes, args), split.dataset))
+    train_images, eval_images = prepared
+    return train_images, eval_images, classes
 
 
-def add_labels(found, counts, classes, name, split, args):
-    """Return the rows with labels and weights as the loss needs them, and their counts. Stops with 65, or with --skip_bad_rows leaves them
-    out, where a label is that of no training row, or no number. name, split: where the rows are from."""
-    number_of = {label: number for number, label in enumerate(classes)}
-    labels = (
-        np.array([number_of.get(text, -1) for text in found["label_text"][:].tolist()])
-        if classes
-        else found["number"][:].astype(np.float32)
-    )
-    unfit = np.flatnonzero(labels < 0 if classes else ~np.isfinite(labels)).tolist()
-    if unfit and (not args.skip_bad_rows or len(unfit) == len(found)):
-        why = (
-            f"is that of no training row: those have {', '.join(classes)[:200]}"
-            if classes
-            else "is no number"
-        )
-        source = rows.source_of(name, split) if rows else f"{name}, {split}, row"
-        stop(
-            65,
-            *(
-                f"{source} {found[i]['row']}: its label {str(found[i]['label_text'])!r} {why}"
-                for i in unfit[:3]
-            ),
-            f"{len(unfit)} rows cannot be used: fix them{', or leave them out with --skip_bad_rows' if len(unfit) < len(found) else ''}",
-        )
-    if unfit:
-        kept = np.delete(np.arange(len(found)), unfit)
-        found, labels, counts = (
-            found.select(kept),
-            labels[kept],
-            f"{counts}, {len(unfit)} more for their label",
-        )
-    weights = np.ones(len(labels), dtype=np.float32)
-    if args.class_weights == "balanced":
-        weights = np.array(
-            [sum(classes.values()) / len(classes) / number for number in classes.values()],
-            dtype=np.float32,
-        )[labels]
-    return found.add_column("labels", labels).add_column("weights", weights).with_format(
-        "numpy"
-    ), counts
+def augment(
+    picture: Image.Image, size: tuple[int, int], augmentation: str, rng: np.random.Generator
+) -> Image.Image:
+    """Return a training image of this size, cropped and mirrored at random.
 
+    The crop has 8 to 100 % of the area, and a shape of 3:4 to 4:3. Half of all are mirrored.
 
-def load_data(args):
-    """Return images and rows to train on, those to evaluate on or None, names of the classes ([]: numbers are learnt), what to tell. EDIT: filters"""
-    train_images, train_rows, counts = load_images(
-        args.dataset_name, args.dataset_config, args.dataset_train_split, args
-    )
-    name, config = (
-        (args.eval_dataset_name, None)
-        if args.eval_dataset_name
-        else (args.dataset_name, args.dataset_config)
-    )
-    eval_images, eval_rows, eval_counts = (
-        load_images(name, config, args.dataset_test_split, args)
-        if args.eval_strategy != "no"
-        else (None, None, "none")
-    )
-    classes = find_classes(train_rows, args)
-    if len(classes) == 1:
-        stop(
-            65,
-            f"{args.dataset_name}: all images have the label {list(classes)[0]!r}: there is nothing to tell apart",
-        )
-    if args.class_weights == "balanced" and not classes:
-        stop(64, "--class_weights balanced: the labels are numbers to learn, not classes")
-    train_rows, counts = add_labels(
-        train_rows, counts, classes, args.dataset_name, args.dataset_train_split, args
-    )
-    if eval_rows:
-        eval_rows, eval_counts = add_labels(
-            eval_rows, eval_counts, classes, name, args.dataset_test_split, args
-        )
-    labels = (
-        f"{len(classes)} classes: {', '.join(f'{name} {number}' for name, number in classes.items())[:400]}"
-        if classes
-        else "numbers"
-    )
-    sample = f"{train_images[int(train_rows['row'][0]) - 1]['image']['path']} -> {train_rows['label_text'][0]}"
-    return (
-        train_images,
-        train_rows,
-        eval_images,
-        eval_rows,
-        list(classes),
-        {"train rows": counts, "eval rows": eval_counts, "labels": labels, "sample": sample},
-    )
-
-
-def global_batches(num_lines, batch_size, window, num_epochs=1, seed=None, lengths=None):
-    """Return the batches of a whole run as lists of line numbers, a function of seed and epoch; accelerate deals batch j to rank
-    j % ranks. Empty ones fill an epoch up to whole windows (accumulation x ranks). With lengths each 50 windows are sorted."""
-    batches = []
-    for epoch in range(num_epochs):
-        order = (
-            np.arange(num_lines)
-            if seed is None
-            else np.random.default_rng((seed, epoch)).permutation(num_lines)
-        )
-        if lengths is not None:
-            parts = np.split(
-                order, range(50 * batch_size * window, num_lines, 50 * batch_size * window)
-            )
-            order = np.concatenate(
-                [part[np.argsort(-lengths[part], kind="stable")] for part in parts]
-            )
-        batches += [
-            order[start : start + batch_size].tolist() for start in range(0, num_lines, batch_size)
-        ]
-        batches += [[]] * (-len(batches) % window)
-    return batches
-
-
-def augment(picture, size, augmentation, rng):
-    """Return a training image, cropped to 8 to 100 % of its area, 3:4 to 4:3 in shape, and then of this size, (height, width); half are mirrored."""
+    Args:
+        size: (height, width) of the result.
+    """
     if "crop" in augmentation:
-        area, shape = (
-            picture.width * picture.height * rng.uniform(0.08, 1),
-            math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3))),
-        )
-        width, height = (
-            min(picture.width, math.sqrt(area * shape)),
-            min(picture.height, math.sqrt(area / shape)),
-        )  # torchvision draws again
-        left, top = rng.uniform(0, picture.width - width), rng.uniform(0, picture.height - height)
-        picture = picture.resize(
-            size[::-1], Image.Resampling.BILINEAR, box=(left, top, left + width, top + height)
-        )
-    return ImageOps.mirror(picture) if "flip" in augmentation and rng.random() < 0.5 else picture
+        area = picture.width * picture.height * rng.uniform(0.08, 1)
+        shape = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
+        # torchvision would draw again where the crop is larger than the image
+        width = min(picture.width, math.sqrt(area * shape))
+        height = min(picture.height, math.sqrt(area / shape))
+        left = rng.uniform(0, picture.width - width)
+        top = rng.uniform(0, picture.height - height)
+        box = (left, top, left + width, top + height)
+        picture = picture.resize(size[::-1], Image.Resampling.BILINEAR, box=box)
+    if "flip" in augmentation and rng.random() < 0.5:
+        return ImageOps.mirror(picture)
+    return picture
 
 
-def collate_images(numbers, images, source, processor, size, augmentation="none", seed=0):
-    """Return rows of `source` as a batch. inputs: pixel_values, [rows, channels, height, width]. labels, weights: [rows]. counts: weights, rows.
-    row: places in `images`, from 1, on the host. A number is row + epoch x rows: what is drawn depends on seed, epoch and row alone."""
-    found, pictures = (
-        source.__getitems__([number % len(source) for number in numbers]) if numbers else [],
-        [],
-    )
-    for number, row in zip(numbers, found, strict=True):
-        image, rng = (
-            images[int(row["row"]) - 1]["image"],
-            np.random.default_rng((seed, number // len(source), int(row["row"]))),
-        )
-        with rows.decoding(image) if rows else nullcontext():
-            picture = features.Image(mode="RGB").decode_example(image)  # turns it upright, too
-        pictures.append(augment(picture, size, augmentation, rng))
-    of_its_size = {"do_resize": False, "do_center_crop": False} if "crop" in augmentation else {}
-    inputs = processor(
-        pictures or [Image.new("RGB", size[::-1])], return_tensors="pt", **of_its_size
-    )  # a rank without rows still takes part
-    labels, weights = (
-        torch.from_numpy(np.array([row[name] for row in found], dtype=source.features[name].dtype))
-        for name in ("labels", "weights")
-    )
-    return {
-        "inputs": {"pixel_values": inputs["pixel_values"]},
-        "labels": labels,
-        "weights": weights,
-        "counts": torch.tensor([weights.sum(), len(found)]),
-        "row": [int(row["row"]) for row in found],
-    }
+@dataclass(frozen=True)
+class ImageCollator:
+    """Make a batch of labeled images.
 
+    A line is one number: row + epoch x rows, since what is drawn for an image depends on seed,
+    epoch and row only. A batch has inputs: pixel_values, [rows, channels, height, width]; labels
+    and weights, [rows]; counts: the sum of the weights, and rows; row: places in `encoded`, from 1,
+    on the host.
 
-def cast_pixels(model, inputs, named):
-    """Give the model, before its forward, pixels in the type of its weights: DeepSpeed in bf16 does not, and not every model does so itself."""
-    return inputs, {"pixel_values": named["pixel_values"].to(next(model.parameters()).dtype)}
-
-
-def share_new_modules(model, names, accelerator):
-    """Give these modules on every rank the weights of rank 0. Under FSDP transformers makes new weights there alone; the other ranks have
-    noise, or meta tensors, which all look alike to accelerate's optimizer, so that it would train one of them only."""
-    for name in names if accelerator.distributed_type == DistributedType.FSDP else []:
-        module = model.get_submodule(name)
-        weights = module.cpu().state_dict() if accelerator.is_main_process else None
-        module.load_state_dict(gather_object([weights])[0], assign=True)
-
-
-def compute_dtype(args, accelerator):
-    """Return the name of the dtype of matrix products: mixed precision's, or else the weights' own."""
-    return {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision, args.dtype)
-
-
-def cast_for_zero3(model, accelerator):
-    """Under ZeRO-3 in bf16 or fp16, cast what peft has made to the dtype that is computed in.
-
-    DeepSpeed casts the whole model in its other stages, and makes fp32 master weights of what is
-    trained. With ZeRO-3 it leaves out models that were loaded into it, so that adapters and copied
-    heads would stay in fp32: inputs of adapters are then cast twice, and a copied head fails.
+    Attributes:
+        encoded: images, in the column image.
+        size: (height, width) that the model gets.
+        seed: of the augmentation.
     """
-    zero = accelerator.state.deepspeed_plugin
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
-    if not zero or zero.zero_stage != 3 or dtype is None:
-        return
-    for weight in model.parameters():
-        if weight.requires_grad and not hasattr(weight, "ds_id"):
-            weight.data = weight.data.to(dtype)
 
+    columns: ClassVar[list[str]] = ["labels", "weights", "row"]
+    encoded: Any
+    processor: Any
+    size: tuple[int, int]
+    augmentation: str = "none"
+    seed: int = 0
 
-def leave_casts_to_autocast(model, args, accelerator):
-    """Stop peft from casting the inputs of adapters where autocast casts them anyway.
-
-    peft casts the input of each adapter to the dtype of its weights, fp32, and autocast casts that
-    copy back to bf16 or fp16. Both copies are needless, and the second is kept for the backward
-    pass: query, key and value share one input, but each keeps a copy of its own. Loss and gradients
-    are bit for bit the same without these copies; with --lora_dropout they agree to a rounding,
-    since dropout then computes in the dtype of the input.
-
-    The cast stays in two cases. FSDP2 and DeepSpeed do not autocast but cast the weights, adapters
-    included: there it does nothing where the types agree, and is needed where they do not. DoRA
-    takes the norms of whole weights in the dtype of this input, so that its results would change.
-    """
-    autocasts = accelerator.native_amp and not accelerator.is_fsdp2
-    if not autocasts or args.use_dora:
-        return
-    for module in model.modules():
-        if hasattr(module, "cast_input_dtype_enabled"):  # peft's layers; those of experts ignore it
-            module.cast_input_dtype_enabled = False
-
-
-def load_classifier(auto_class, task_type, classes, args, accelerator):
-    """Return auto_class's model with a head for these classes, or [] for one number, quantized and with adapters (task_type: peft's) as asked for;
-    preflight stops with 64. What the weights on disk do not hold, the head and of some models a pooler, is new: trained whole beside adapters."""
-    outside = [
-        r"(?!.*\.\d).*"
-    ]  # of the blocks, whose names have a number: a layer that is new must not be quantized
-    quantization = (
-        BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=outside)
-        if args.load_in_8bit
-        else None
-    )
-    if (
-        args.load_in_4bit
-    ):  # the library's own defaults are fp4, float32 and uint8: always say all four
-        quantization = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type=args.bnb_4bit_quant_type,
-            bnb_4bit_quant_storage=args.dtype,
-            bnb_4bit_compute_dtype=compute_dtype(args, accelerator),
-            bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant,
-            llm_int8_skip_modules=outside,
-        )
-    head = (
-        {
-            "id2label": dict(enumerate(classes)),
-            "label2id": {name: i for i, name in enumerate(classes)},
-        }
-        if classes
-        else {"num_labels": 1}
-    )
-    head["problem_type"] = "single_label_classification" if classes else "regression"
-    seeded = mock.patch.object(
-        PreTrainedModel,
-        "initialize_weights",
-        lambda model, draw=PreTrainedModel.initialize_weights: set_seed(args.seed) or draw(model),
-    )
-    read = auto_class.from_pretrained
-    if model_weights:
-        read = partial(model_weights.load_pretrained, auto_class, accelerator)
-    with (
-        seeded,
-        preflight.loading("model", args.model_name_or_path, args) if preflight else nullcontext(),
-    ):  # under ZeRO-3 some models have drawn before
-        model, report = read(
-            args.model_name_or_path,
-            dtype=args.dtype,
-            attn_implementation=args.attn_implementation,
-            quantization_config=quantization,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            trust_remote_code=False,
-            **head,
-        )
-    new = [
-        *report["missing_keys"],
-        *(name for name, *_ in report["mismatched_keys"]),
-    ]  # peft trains a classifier of several layers as one
-    new = sorted(
-        {
-            "classifier" if name.startswith("classifier.") else name.rpartition(".")[0]
-            for name in new
-        }
-    )
-    share_new_modules(model, new, accelerator)
-    set_seed(args.seed)  # for adapters: ranks that made no new weights have drawn less
-    model._no_split_modules = {
-        name for name in model._no_split_modules or () if not name.endswith("Embeddings")
-    }  # accelerate makes them a unit itself
-    model._weight_conversions = (
-        None  # else ZeRO-3 saves weights by the names of BERT's first files, gamma and beta
-    )
-    if args.gradient_checkpointing:  # called gradient_checkpointing_enable in older transformers
-        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)(
-            {"use_reentrant": False}
-        )
-    if args.load_in_8bit:  # in bf16 bitsandbytes warns in each layer and pass that it uses float16
-        logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
-    model.apply(
-        lambda module: setattr(module, "support_avx512bf16_for_cpu", False)
-    )  # else a CPU repacks 4-bit weights, and gradients stop there
-    if args.use_peft:
-        if preflight:
-            preflight.check_adapters(model, args.lora_target_modules)
-        model = get_peft_model(
-            model,
-            LoraConfig(
-                task_type=task_type,
-                r=args.lora_r,
-                lora_alpha=args.lora_alpha,
-                lora_dropout=args.lora_dropout,
-                use_rslora=args.use_rslora,
-                use_dora=args.use_dora,
-                modules_to_save=new or None,
-                target_modules="all-linear"
-                if args.lora_target_modules == ["all-linear"]
-                else args.lora_target_modules,
-            ),
-            autocast_adapter_dtype=accelerator.mixed_precision != "no" or not accelerator.is_fsdp2,
-        )  # to fp32; FSDP2 wants one type in a unit:
-        for weight in (
-            model.parameters() if accelerator.mixed_precision != "no" else []
-        ):  # the new modules get that of the adapters
-            weight.data = weight.data.float() if weight.requires_grad else weight.data
-        leave_casts_to_autocast(model, args, accelerator)
-        cast_for_zero3(model, accelerator)
-        if (
-            accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2
-        ):  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
-            accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
-    return model
-
-
-def keep_embeddings_in_32_bits(model):
-    """Have bitsandbytes' 8-bit optimizers keep 32-bit state for embeddings, as it advises and transformers' Trainer
-    does: the gradients of rare tokens are too uneven for 8 bits. To be called before the optimizer is made."""
-    from bitsandbytes.optim import GlobalOptimManager
-
-    manager = GlobalOptimManager.get_instance()
-    manager.initialize()  # it is one for the process, and knows weights by their place in an optimizer's groups
-    for module in model.modules():
-        if isinstance(module, torch.nn.Embedding):
-            manager.register_module_override(module, "weight", {"optim_bits": 32})
-
-
-def make_optimizer(model, args):
-    """Return AdamW over what is trained, without weight decay on biases and norms."""
-    groups = [
-        {"params": [], "weight_decay": args.weight_decay},
-        {"params": [], "weight_decay": 0.0},
-    ]
-    for name, weight in model.named_parameters():
-        if weight.requires_grad:
-            spared = "norm" in name.lower() or ".ln_" in name or name.endswith("bias")
-            groups[int(spared)]["params"].append(weight)
-    # DeepSpeed drops an empty one, and the schedule then fails
-    groups = [group for group in groups if group["params"]]
-    if args.optim.startswith("adamw_torch"):
-        return torch.optim.AdamW(
-            groups, lr=args.learning_rate, fused=args.optim == "adamw_torch_fused"
-        )
-    from bitsandbytes import optim  # AdamW8bit, PagedAdamW8bit, PagedAdamW32bit
-
-    if args.optim.endswith("8bit"):
-        keep_embeddings_in_32_bits(model)
-    return getattr(optim, args.optim.replace("paged_", "Paged").replace("adamw_", "AdamW"))(
-        groups, lr=args.learning_rate
-    )
-
-
-def summed_row_loss(model, batch):
-    """Return cross-entropy, or squared error, summed over a batch's rows, each times its weight, and the logits, [rows, classes or 1]; both in
-    fp32. There are none on a rank without rows, though its model runs too."""
-    labels = batch["labels"]
-    logits = model(**batch["inputs"]).logits.float()[: len(labels)]
-    losses = (
-        (logits[:, 0] - labels) ** 2
-        if labels.is_floating_point()
-        else cross_entropy(logits, labels, reduction="none")
-    )
-    return (losses * batch["weights"]).sum(), logits
-
-
-def metrics_of(predicted, labels):
-    """Return accuracy and macro F1, over the classes that occur or are told; of numbers mean squared error and Pearson's correlation, 0 where
-    all are equal. predicted, labels: [rows], int64 or float32."""
-    if labels.is_floating_point():
-        correlation = (
-            np.corrcoef(predicted, labels)[0, 1]
-            if min(len(predicted.unique()), len(labels.unique())) > 1
-            else 0.0
-        )
+    def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
+        numbers = [number for line in lines for number in line]
+        rows = []
+        if numbers:
+            rows = source.__getitems__([number % len(source) for number in numbers])
+        pictures = []
+        for number, row in zip(numbers, rows, strict=True):
+            pictures.append(self._draw(int(row["row"]), epoch=number // len(source)))
+        options = {}
+        if "crop" in self.augmentation:  # they have their size
+            options = {"do_resize": False, "do_center_crop": False}
+        # A rank without rows takes part with one image
+        pictures = pictures or [Image.new("RGB", self.size[::-1])]
+        inputs = self.processor(pictures, return_tensors="pt", **options)
+        labels = label_tensors(rows, source)
         return {
-            "eval_mse": (predicted - labels).square().mean().item(),
-            "eval_pearson": float(correlation),
+            "inputs": {"pixel_values": inputs["pixel_values"]},
+            **labels,
+            "counts": torch.tensor([labels["weights"].sum(), len(rows)]),
+            "row": [int(row["row"]) for row in rows],
         }
-    classes = int(max(predicted.max(), labels.max())) + 1
-    right, told, true = (
-        part.bincount(minlength=classes)
-        for part in (labels[predicted == labels], predicted, labels)
-    )
-    return {
-        "eval_accuracy": (right.sum() / true.sum()).item(),
-        "eval_f1": (2 * right / (told + true)).nanmean().item(),
-    }  # NaN: neither
+
+    def _draw(self, row: int, epoch: int) -> Image.Image:
+        """Return the image of a row, upright and augmented."""
+        picture = decode_image(self.encoded[row - 1]["image"])
+        rng = np.random.default_rng((self.seed, epoch, row))
+        return augment(picture, self.size, self.augmentation, rng)
 
 
-@torch.no_grad()
-def evaluate_rows(accelerator, model, loader, step):
-    """Return loss, as in training, and metrics over exactly the evaluation rows; None: asked to stop."""
-    model.eval()
-    total, pairs = torch.zeros(2, device=accelerator.device), []
-    for batch in loader:
-        loss, logits = summed_row_loss(model, batch)
-        total += torch.stack([loss, batch["counts"][0]])
-        predicted = logits[:, 0] if batch["labels"].is_floating_point() else logits.argmax(1)
-        pairs.append(torch.stack([predicted, batch["labels"]]).cpu())
-        if fault_tolerance and fault_tolerance.stop_asked(accelerator):
-            return None
-    model.train()
-    loss, weight = accelerator.reduce(total).tolist()
-    predicted, labels = torch.cat(gather_object(pairs), dim=1)
-    return {"step": step, "eval_loss": loss / weight} | metrics_of(predicted, labels)
+def load_processor(name: str) -> tuple[Any, tuple[int, int]]:
+    """Return the image processor, and height and width of what it makes."""
+    with loading("image processor", name):
+        # The same pixels with and without torchvision
+        processor = AutoImageProcessor.from_pretrained(name, backend="pil")
+    pixels = processor(Image.new("RGB", (64, 64)), return_tensors="pt")["pixel_values"]
+    height, width = pixels.shape[-2:]
+    return processor, (height, width)
 
 
-def export_model(accelerator, model, tokenizer, output_dir):
-    """Write the folder that `from_pretrained` (adapters: peft) loads. Every rank takes part, rank 0, which has the whole weights, writes."""
-    if model_weights:
-        weights = model_weights.whole_weights(accelerator, model)
-    else:
-        weights = accelerator.get_state_dict(model)
-    if accelerator.is_main_process:
-        model = extract_model_from_parallel(model, keep_torch_compile=False)
-        for module in list(model.modules()):  # peft finds nothing inside of FSDP1's wrappers
-            module._modules.update(
-                {
-                    name: child.module
-                    for name, child in module.named_children()
-                    if "_fsdp_wrapped_module" in child._modules
-                }
-            )
-        tied, clean = (
-            getattr(model, "all_tied_weights_keys", {}),
-            lambda name: name.replace("_orig_mod.", "").removeprefix("module."),
-        )
-        model.save_pretrained(
-            output_dir,
-            state_dict={
-                clean(name): weight for name, weight in weights.items() if name not in tied
-            },
-        )  # tied ones once
-        tokenizer.save_pretrained(output_dir)
-
-
-def choose_num_workers(args, accelerator, batch_bytes):
+def choose_num_workers(args: Arguments, accelerator: Accelerator, size: tuple[int, int]) -> int:
     """Return how many processes decode images for each rank.
 
     --dataloader_num_workers decides. Without it: one per core of the rank, at most 16, and none
-    where the cores train the model. Images do not depend on the number, since what is drawn depends
-    on seed, epoch and row. Workers hand over batches in shared memory. A container has 64 MiB of it
-    by default, and a worker that finds none left ends with a bus error: so there are no more
-    workers than it has room for. batch_bytes: of the pixels of a batch.
+    where the cores train the model. Images do not depend on the number. Workers hand over batches
+    in shared memory. A container has 64 MiB of it by default, and a worker that finds none left
+    ends with a bus error: so there are no more workers than it has room for.
     """
     if args.dataloader_num_workers is not None:
         return args.dataloader_num_workers
     if accelerator.device.type == "cpu":
         return 0
     gpus = max(torch.cuda.device_count(), 1)
-    ranks = int(
-        os.environ.get("LOCAL_WORLD_SIZE", min(accelerator.num_processes, gpus))
-    )  # of this host
-    workers = min(16, len(os.sched_getaffinity(0)) // ranks)
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", min(accelerator.num_processes, gpus)))
+    workers = min(MOST_WORKERS, len(os.sched_getaffinity(0)) // ranks_here)
     if os.path.isdir("/dev/shm"):
-        # Each has up to two batches ready and makes a third; half is for the workers of an evaluation
-        room = shutil.disk_usage("/dev/shm").free // ranks // 2
-        workers = min(workers, room // (3 * batch_bytes))
+        rows = max(args.per_device_train_batch_size, args.per_device_eval_batch_size)
+        batch_bytes = rows * 3 * size[0] * size[1] * FP32_BYTES  # three colors
+        # Half of the room is for the workers of an evaluation
+        room = shutil.disk_usage("/dev/shm").free // ranks_here // 2
+        workers = min(workers, room // (BATCHES_PER_WORKER * batch_bytes))
     return workers
 
 
-def leave_process_group(worker_id):
-    """Give a process that makes batches a process group of its own: signals to the rank's group are
-    not for it. No lambda, since Python 3.14 does not fork workers but pickles what they are given."""
-    os.setsid()
-
-
-def main():
-    gc.freeze()  # all that was imported stays
-    gc.enable()
-    args = parse_args()
-    if fault_tolerance:
-        fault_tolerance.start_run(args)
-    if preflight:
-        preflight.check_launch(args)
-    # ---- Accelerator and seed ----
-    accumulation, output_dir = args.gradient_accumulation_steps, Path(args.output_dir)
+def main(args: Arguments) -> None:
+    run = Run(args, counts="images")  # from here on signals stop it, and status.json tells of it
     accelerator = make_accelerator(args)
+    run.join(accelerator)
     set_seed(args.seed)
-    checkpoint, progress = (
-        None,
-        {
-            "step": 0,
-            "schedule_steps": 0,
-            "num_images_seen": 0,
-            "nonfinite_steps": 0,
-            "evaluated": not args.eval_on_start,
-        },
-    )
-    if fault_tolerance:
-        fault_tolerance.watch_ranks(accelerator, args)
-        fault_tolerance.make_output_dir(accelerator, args)
-        checkpoint, progress = fault_tolerance.find_checkpoint(accelerator, args, progress)
-    else:
-        output_dir.mkdir(parents=True, exist_ok=True)
 
-    # ---- Tokenizer and data ----
-    with (
-        preflight.loading("image processor", args.model_name_or_path)
-        if preflight
-        else nullcontext()
-    ):
-        processor = AutoImageProcessor.from_pretrained(
-            args.model_name_or_path, backend="pil"
-        )  # the same pixels with and without torchvision
-    size = tuple(
-        processor(Image.new("RGB", (64, 64)), return_tensors="pt")["pixel_values"].shape[-2:]
-    )  # height and width that the model gets
+    # ---- Data ----
+    processor, size = load_processor(args.model_name_or_path)
     with accelerator.local_main_process_first():  # the others read its cache
-        train_images, train_rows, eval_images, eval_rows, classes, told = load_data(args)
-    window = accumulation * accelerator.num_processes  # micro-batches of an optimizer step
-    facts = {
-        "rows_per_step": args.per_device_train_batch_size * window,
-        "data": xxhash.xxh3_128_hexdigest(train_rows["hash"][:].tobytes()),
-    }
-    if checkpoint:
-        preflight.check_changes(accelerator, args, progress, facts)
-    steps_per_epoch = math.ceil(len(train_rows) / facts["rows_per_step"])
-    total_steps = (
-        args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * steps_per_epoch)
+        train_images, eval_images, classes = load_data(args)
+    train_rows = train_images.rows
+    eval_rows = eval_images.rows if eval_images else None
+    num_workers = choose_num_workers(args, accelerator, size)
+    plan = BatchPlan(args, accelerator, len(train_rows), num_workers=num_workers)
+    run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
+    train_loader = plan.training_loader(
+        train_rows,
+        OnePerLine(len(train_rows) * plan.num_epochs),
+        ImageCollator(train_images.encoded, processor, size, args.augmentation, args.seed),
+        first_step=run.step,
+        number_epochs=True,
     )
-    if checkpoint:
-        fault_tolerance.end_if_done(accelerator, args, progress, total_steps)
-    batches = global_batches(
-        len(train_rows),
-        args.per_device_train_batch_size,
-        window,
-        math.ceil(total_steps / steps_per_epoch),
-        args.seed,
-    )
-    numbers = [
-        [row + i // (steps_per_epoch * window) * len(train_rows) for row in batch]
-        for i, batch in enumerate(batches)
-    ]  # tell the epoch too
-    numbers = numbers[progress["step"] * window : total_steps * window]
-    make = partial(collate_images, processor=processor, size=size, seed=args.seed)
-    largest_batch = max(args.per_device_train_batch_size, args.per_device_eval_batch_size)
-    batch_bytes = largest_batch * 3 * size[0] * size[1] * 4  # three colors in fp32
-    workers = choose_num_workers(args, accelerator, batch_bytes)
-    told["workers"] = f"{workers} processes per rank decode images"
-    options = {
-        "num_workers": workers,
-        "pin_memory": accelerator.device.type == "cuda",
-        "worker_init_fn": leave_process_group,
-    }
-    make_train = partial(
-        make, images=train_images, source=train_rows, augmentation=args.augmentation
-    )
-    train_loader = DataLoader(
-        range(len(train_rows) * len(batches)),
-        batch_sampler=numbers,
-        collate_fn=make_train,
-        **options,
-    )
-    if eval_rows:
-        batches = global_batches(
-            len(eval_rows), args.per_device_eval_batch_size, accelerator.num_processes
-        )
-        make_eval = partial(make, images=eval_images, source=eval_rows)
-        eval_loader = accelerator.prepare(
-            DataLoader(
-                range(len(eval_rows)), batch_sampler=batches, collate_fn=make_eval, **options
-            )
-        )
+    eval_loader = None
+    if eval_images is not None:
+        collator = ImageCollator(eval_images.encoded, processor, size)
+        eval_loader = plan.evaluation_loader(eval_rows, collator)
 
-    # ---- Model ----
-    model = load_classifier(AutoModelForImageClassification, None, classes, args, accelerator)
+    # ---- Model, optimizer, schedule ----
+    model = load_classifier(AutoModelForImageClassification, args, classes.names, accelerator)
     config = model.config
-    model.register_forward_pre_hook(cast_pixels, with_kwargs=True)
-    if preflight:
-        preflight.report_start(
-            accelerator, args, model, processor, train_rows, train_rows, total_steps, facts, told
-        )
-    else:
-        accelerator.print("no checkpoints: fault_tolerance.py is not beside this recipe")
-
-    # ---- Optimizer and schedule ----
-    optimizer = make_optimizer(model, args)
-    if fault_tolerance:
-        fault_tolerance.check_gradients(accelerator, optimizer)
-    warmup_steps = (
-        math.ceil(args.warmup_steps * total_steps)
-        if args.warmup_steps < 1
-        else int(args.warmup_steps)
-    )
-    schedule = get_scheduler(args.lr_scheduler_type, optimizer, warmup_steps, total_steps)
-
-    # ---- Prepare ----
-    # Without the schedule, which would step once per rank (accelerate#2926)
-    model, optimizer, train_loader = accelerator.prepare(model, optimizer, train_loader)
-    if fault_tolerance:
-        fault_tolerance.undo_allocating_step(accelerator, model, optimizer)
-    accelerator.init_trackers("vit", {key: str(value) for key, value in vars(args).items()})
-
-    # ---- Resume ----
-    if checkpoint:
-        fault_tolerance.resume(accelerator, model, optimizer, schedule, args, checkpoint, progress)
+    upstream.cast_pixels(model)
+    notes = describe_rows(train_rows, eval_rows)
+    first = train_rows.dataset[0]
+    path = train_images.encoded[int(first["row"]) - 1]["image"]["path"]
+    notes["labels"] = classes.describe()
+    notes["workers"] = f"{num_workers} processes per rank decode images"
+    notes["batch"] = plan.describe("rows")
+    notes["sample"] = f"{path} -> {first['label_text']}"
+    run.summarize(model, notes)
+    optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    run.resume(model, optimizer, schedule)
 
     # ---- Train ----
-    eval_every = {"no": total_steps, "steps": args.eval_steps, "epoch": steps_per_epoch}[
-        args.eval_strategy
-    ]
-    metrics_file = open(
-        output_dir / "metrics.jsonl" if accelerator.is_main_process else os.devnull,
-        "a" if checkpoint else "w",
-        buffering=1,
-    )
-    bar = tqdm(
-        desc="Training",
-        total=total_steps,
-        initial=progress["step"],
-        unit="step",
-        disable=not accelerator.is_main_process,
-    )
+    measure = partial(evaluate_classifier, run, accelerator, model, eval_loader)
+    if eval_loader and run.owes_evaluation(plan.evaluate_after):
+        measure()
     model.train()
-    step, num_images_seen = progress["step"], progress["num_images_seen"]
-    loader, start, images_before = iter(train_loader), time.perf_counter(), num_images_seen
-    while True:  # here `step` steps are done
-        progress |= {
-            "evaluated": step == progress["step"] and progress["evaluated"],
-            "schedule_steps": schedule.state_dict()["last_epoch"],
-        }
-        progress |= {
-            "step": step,
-            "num_images_seen": num_images_seen,
-            "arguments": vars(args) | facts,
-        }
-        if (
-            eval_rows
-            and not progress["evaluated"]
-            and (step % eval_every == 0 or step == total_steps)
-        ):
-            if metrics := evaluate_rows(accelerator, model, eval_loader, step):
-                metrics_file.write(json.dumps(metrics) + "\n")
-                accelerator.log(metrics, step=step)
-                if accelerator.is_main_process:
-                    bar.write(
-                        f"step {step}: {', '.join(f'{name[5:]} {value:.4f}' for name, value in metrics.items() if name != 'step')} on held-out rows"
-                    )
-            progress["evaluated"] = metrics is not None
-        if fault_tolerance:
-            fault_tolerance.keep(accelerator, model, optimizer, args, progress, bar)
-        if step >= total_steps:
-            break
-        step += 1
-        micro_batches, losses, applied = [next(loader) for _ in range(accumulation)], [], True
-        # For dropout, so that no random state has to be saved; after next, whose first call draws a number
-        generator = torch.cuda if accelerator.device.type == "cuda" else torch.default_generator
-        generator.manual_seed(
-            int(
-                np.random.SeedSequence((args.seed, step, accelerator.process_index)).generate_state(
-                    1
-                )[0]
-            )
-        )
-        weight, num_images = accelerator.reduce(
-            sum(batch["counts"] for batch in micro_batches)
-        )  # of the whole window, over all ranks
+    batches = iter(train_loader)
+    for step in run.steps():
+        micro_batches = [next(batches) for _ in range(args.gradient_accumulation_steps)]
+        # The loss is a sum over the rows of the whole step, on all ranks, divided by their weight
+        counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
+        weight, num_images = counts
+        losses, grad_norm = [], None
         for batch in micro_batches:
             with accelerator.accumulate(model):
-                loss = summed_row_loss(model, batch)[0] / weight
+                loss = weighted_row_losses(model, batch)[0] / weight
                 losses.append(loss.detach())
-                # Backends average over ranks, accelerate divides by the accumulation steps: undo both. 0 * loss is no 0
-                # where the loss is not finite: then the gradient, which all ranks share, is not finite either
-                accelerator.backward(loss * (window + 0 * losses[-1]))
+                backward(accelerator, loss)
                 if accelerator.sync_gradients:
-                    grad_norm = accelerator.clip_grad_norm_(
-                        model.parameters(), args.max_grad_norm or math.inf
-                    )
-                    if fault_tolerance:
-                        applied = fault_tolerance.hold_back(
-                            accelerator, optimizer, grad_norm, step, micro_batches, losses
-                        )
+                    max_norm = args.max_grad_norm or math.inf
+                    grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)
+                    run.guard(grad_norm, losses, micro_batches)
                 optimizer.step()
+                schedule.step()
                 optimizer.zero_grad()
-        num_images_seen = num_images_seen + num_images.long()
-        if (
-            step % args.logging_steps == 0 or step == total_steps
-        ):  # only here the device is waited for
-            loss, norm = (
-                accelerator.reduce(sum(losses)).item(),
-                math.nan if grad_norm is None else float(grad_norm),
-            )
-            metrics = {
-                "step": step,
-                "epoch": step / steps_per_epoch,
-                "loss": loss if math.isfinite(loss) else None,
-                "grad_norm": norm if math.isfinite(norm) else None,
-                "learning_rate": schedule.get_last_lr()[0],
-                "num_images_seen": int(num_images_seen),
-                "images_per_second": int(num_images_seen - images_before)
-                / (time.perf_counter() - start),
-                "peak_memory_gib": (
-                    torch.cuda.max_memory_allocated() or getrusage(RUSAGE_SELF).ru_maxrss * 1024
-                )
-                / 2**30,
-            }
-            metrics_file.write(json.dumps(metrics) + "\n")
-            accelerator.log(
-                {name: value for name, value in metrics.items() if value is not None}, step=step
-            )
-            bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
-            if not fault_tolerance and not math.isfinite(
-                loss if grad_norm is None or accelerator.scaler else loss + norm
-            ):  # fp16's scale may be too large
-                stop(
-                    70,
-                    f"the loss or gradient of step {step} is not finite; without fault_tolerance.py nothing is saved",
-                )
-        if applied and not accelerator.optimizer_step_was_skipped:
-            schedule.step()
-        bar.update()
+        epoch = step / plan.steps_per_epoch
+        run.log_step(sum(losses), grad_norm, num_images.long(), epoch)
+        if eval_loader and step in plan.evaluate_after:
+            measure()
 
-    # ---- Evaluate and save ----
-    bar.close()
-    export_model(accelerator, model, processor, output_dir)
-    if accelerator.is_main_process:
-        config.save_pretrained(
-            output_dir
-        )  # of adapters nothing else tells the names of the classes
-    if fault_tolerance:
-        fault_tolerance.conclude(accelerator, "done", 0)
-    accelerator.print(
-        f"Trained in {time.perf_counter() - start:.0f} s; the model is in {output_dir}, its curve: python scripts/plot_loss.py {output_dir}"
-    )
-    accelerator.end_training()
+    # ---- Save ----
+    save_model(accelerator, model, processor, args.output_dir, config)
+    run.finish(f"Its curve: python scripts/plot_loss.py {args.output_dir}")
 
 
 if __name__ == "__main__":
-    main()
+    main(args)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 RECORDINGS = Path(__file__).with_name("recordings")
 # Of the machine, not of the recipe
-MEASURED = ("tokens_per_second", "samples_per_second", "peak_memory_gib")
+MEASURED = ("tokens_per_second", "images_per_second", "peak_memory_gib")
 STEPS = ["--max_steps", "20", "--save_steps", "10", "--eval_strategy", "steps", "--eval_steps", "10"]
 CASES = {
     "llama": [],

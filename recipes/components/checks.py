@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from accelerate import Accelerator
-from launcher import find_launch_faults
 
 from components.arguments import (
     CommonArguments,
@@ -21,6 +20,7 @@ from components.device_checks import find_device_problems
 from components.exits import Exit
 from components.status import RANK, fail
 from components.strategy_checks import find_strategy_problems
+from launcher import find_launch_faults
 
 
 def check_launch(args: CommonArguments) -> None:

@@ -24,8 +24,8 @@ from safetensors.torch import load_file, save_file
 from components import checkpoint, folder, nonfinite, upstream
 from components.arguments import CommonArguments, EvalOnStartArguments
 from components.changes import find_changes
-from components.ending import conclude, end_all_ranks, end_as_done
 from components.deepspeed_state import master_weights
+from components.ending import conclude, end_all_ranks, end_as_done
 from components.exits import Exit
 from components.metrics import Metrics, cut_back, finite_or_none, peak_memory_gib
 from components.model_checks import check_under_strategy
