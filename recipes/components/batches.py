@@ -200,13 +200,20 @@ class BatchPlan:
         batches = self.batches_from(first_step, number_epochs)
         return self._loader(rows, lines, batches, collate)
 
-    def evaluation_loader(self, rows: Rows | None, collate: Collator) -> DataLoader | None:
-        """Return a loader of this rank's evaluation batches, one row per line; None if no rows."""
+    def evaluation_loader(
+        self, rows: Rows | None, collate: Collator, numbers: range | None = None
+    ) -> DataLoader | None:
+        """Return a loader of this rank's evaluation batches, one row per line; None if no rows.
+
+        Args:
+            numbers: of the rows to evaluate on; None for all.
+        """
         if rows is None:
             return None
-        batches = global_batches(
-            len(rows), self._args.per_device_eval_batch_size, self._accelerator.num_processes
-        )
+        numbers = range(len(rows)) if numbers is None else numbers
+        size = self._args.per_device_eval_batch_size
+        batches = global_batches(len(numbers), size, self._accelerator.num_processes)
+        batches = [[numbers[place] for place in batch] for batch in batches]
         return self._loader(rows, OnePerLine(len(rows)), batches, collate)
 
     def _loader(

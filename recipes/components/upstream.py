@@ -327,6 +327,23 @@ def wrap_adapters_for_fsdp1(model: "torch.nn.Module", accelerator: "Accelerator"
         accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
 
 
+@workaround("peft/peft_model.py, disable_adapter", seen="peft 0.21")
+@contextlib.contextmanager
+def without_adapters() -> Iterator[None]:
+    """Run models without their adapters within this context.
+
+    peft's disable_adapter changes requires_grad, of which FSDP and ZeRO keep a record.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    disabled = BaseTunerLayer.disable_adapters
+    BaseTunerLayer.disable_adapters = True
+    try:
+        yield
+    finally:
+        BaseTunerLayer.disable_adapters = disabled
+
+
 # ---- Optimizer ----
 @workaround("deepspeed/runtime/engine.py, _take_model_step", seen="deepspeed 0.19")
 def check_gradients_of_zero0(
