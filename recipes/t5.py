@@ -1,368 +1,147 @@
-"""Sequence to sequence: summaries, translations, answers, with any encoder-decoder, T5 the example: full, LoRA or QLoRA.
+"""Sequence to sequence with any encoder-decoder, T5 as the example: summaries, translations, answers.
 
 The YAML file owns the strategy, the command line everything about learning:
 
     accelerate launch --config_file accelerate_configs/fsdp.yaml recipes/t5.py
-    accelerate launch --config_file accelerate_configs/ddp.yaml --num_processes 4 recipes/t5.py \
-        --model_name_or_path facebook/bart-base --dataset_name rows.jsonl --source_column report --target_column headline
-    accelerate launch --config_file accelerate_configs/deepspeed_zero3.yaml --num_processes 8 recipes/t5.py --use_peft
+    accelerate launch --config_file accelerate_configs/ddp.yaml --num_processes 4 \
+        recipes/t5.py --model_name_or_path facebook/bart-base --dataset_name rows.jsonl \
+        --source_column report --target_column headline
+    accelerate launch --config_file accelerate_configs/deepspeed_zero3.yaml --num_processes 8 \
+        recipes/t5.py --use_peft
 
-A good run prints a summary with one row as the model sees it, texts that it writes for held-out rows and a ROUGE that rises, and
-the folder that `from_pretrained` loads, with predictions.jsonl of the last evaluation. fp16 is too narrow for T5: use bf16. The same
-command again goes on from the newest checkpoint. Exit codes: 0 done, 64 usage, 65 data, 69 no hub, 70 not finite, 73 cannot write,
-75 stopped and saved. To make it yours: grep EDIT.
+A good run prints a summary with one row as the model sees it, texts that it writes for held-out
+rows and a ROUGE that rises, and the folder that `from_pretrained` loads, with predictions.jsonl of
+the last evaluation. fp16 is too narrow for T5: use bf16. The same command again continues from the
+newest checkpoint. Exit codes: components/exits.py. To make it yours:
+python scripts/copy_recipe.py t5 my_project, then look for EDIT.
 """
 
-import argparse
-import gc
-import json
-import logging
-import math
-import os
-import sys
-import time
-from contextlib import nullcontext
-from dataclasses import replace
-from datetime import timedelta
-from functools import partial
-from pathlib import Path
-from resource import RUSAGE_SELF, getrusage
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
-COPY_ALL = 'copy all files that the section "Your own recipe" of README.md names, and install requirements.txt, or copy none'
-try:  # beside this file: how a run is called and what becomes of it; workarounds for other libraries
-    import run_status
-    import upstream
-except ModuleNotFoundError as error:
-    run_status = upstream = None  # this file was copied alone
-    beside = [
-        path.name
-        for path in Path(__file__).parent.glob("*.py")
-        if path.stem in ("fault_tolerance", "model_weights", "preflight", "run_status", "upstream")
-    ]
-    if beside:
-        print(
-            f"error: {beside[0]} lies beside this recipe, and the module {error.name} is missing: {COPY_ALL}",
-            file=sys.stderr,
-        )
-        sys.exit(64)
+from components.arguments import (
+    CommonArguments,
+    CompileArguments,
+    EvalOnStartArguments,
+    LoraVariantArguments,
+    QuantizationArguments,
+    RowArguments,
+    SamplingArguments,
+)
+from components.cli import MAY_CHANGE, Above, arg
+from components.startup import start
 
 
-def stop(code, *problems):
-    """Print the problems and end this process with `code`; the launcher then ends the other ranks."""
-    if run_status:
-        run_status.fail(code, *problems)
-    print("\n".join(f"error: {problem}" for problem in problems), file=sys.stderr, flush=True)
-    sys.exit(code)
+@dataclass(kw_only=True)
+class Arguments(
+    CommonArguments,
+    EvalOnStartArguments,
+    SamplingArguments,
+    RowArguments,
+    CompileArguments,
+    QuantizationArguments,
+    LoraVariantArguments,
+):
+    """Sequence to sequence."""
 
-
-def full_name_of_dtype(name):
-    """Return torch's name of a dtype, of which accelerate knows three as bf16, fp16 and fp32."""
-    return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(name, name)
-
-
-def parse_args():
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    GROUP: ClassVar[str] = "Sources and targets"
+    model_name_or_path: str = "google/flan-t5-small"  # Apache-2.0
+    # EDIT: yours (this one: CC0, 18,949 bills of the US Congress and their summaries)
+    dataset_name: str = "FiscalNote/billsum"
+    output_dir: str = "runs/t5"
+    learning_rate: float = arg(
+        1e-4, "peak of the learning rate; BART wants less, 3e-5; adapters want ten times more"
     )
-    # Model
-    parser.add_argument(
-        "--model_name_or_path", default="google/flan-t5-small", help="hub id or folder"
-    )  # the default one: Apache-2.0
-    parser.add_argument(
-        "--dtype",
-        type=full_name_of_dtype,
-        default="float32",
-        choices=["float32", "bfloat16", "float16"],
-        help="of the weights; bfloat16 halves a frozen base",
+    source_column: str | None = arg(
+        None,
+        "column of the text that is read [document, article, text, dialogue, question, prompt or "
+        "source: the first that is there]",
     )
-    parser.add_argument(
-        "--no_master_weights",
-        action="store_true",
-        help="with --dtype bfloat16 and without --use_peft: train weights of which there is no fp32 copy, as single.yaml "
-        "and ddp.yaml would have it; they take half the memory, and updates below 1/256 of a weight are lost",
+    target_column: str | None = arg(
+        None,
+        "column of the text that is to be written [summary, highlights, answer, completion or "
+        "target: what goes with the source]",
     )
-    parser.add_argument(
-        "--attn_implementation",
-        default="sdpa",
-        help="eager, sdpa, flex_attention, flash_attention_2, _3, _4, or a hub kernel id",
+    source_lang: str | None = arg(
+        None,
+        "language of the source in rows {translation: {en: ..., de: ...}}, and in tokenizers that "
+        "are told it",
     )
-    parser.add_argument(
-        "--gradient_checkpointing",
-        action="store_true",
-        help="recompute activations in the backward pass: much less memory, about a third more compute",
+    target_lang: str | None = arg(None, "language of the target")
+    source_prefix: str = arg(
+        "",
+        "put before every source text: T5 tells its tasks apart by 'summarize: ', 'translate "
+        "English to German: ' and the like",
     )
-    parser.add_argument(
-        "--torch_compile",
-        action="store_true",
-        help="compile each kind of layer once; a minute at the start (not with FlashAttention)",
+    max_source_length: Annotated[int, Above(0)] = arg(
+        1024, "tokens of a source, prefix included; longer ones lose their end"
     )
-    parser.add_argument("--tf32", action="store_true", help="multiply fp32 matrices in TF32")
-    # Adapters, and the quantized base under them (bitsandbytes)
-    parser.add_argument("--load_in_8bit", action="store_true", help="LLM.int8")
-    parser.add_argument("--load_in_4bit", action="store_true", help="QLoRA")
-    parser.add_argument(
-        "--bnb_4bit_quant_type", default="nf4", choices=["nf4", "fp4"], help="4-bit number format"
+    max_target_length: Annotated[int, Above(0)] = arg(
+        128,
+        "tokens of a target in the loss; longer ones lose their end, though not in ROUGE and BLEU",
     )
-    parser.add_argument(
-        "--bnb_4bit_use_double_quant",
-        action="store_true",
-        help="quantize the scales too: 0.37 bit a parameter less",
+    predict_with_generate: Annotated[bool, MAY_CHANGE] = arg(
+        True,
+        "evaluations write texts, for ROUGE, BLEU and exact match; without it only the loss, "
+        "which is faster (the default of transformers)",
     )
-    parser.add_argument(
-        "--use_peft", action="store_true", help="train LoRA adapters on a frozen base"
+    generation_max_length: Annotated[int | None, Above(0), MAY_CHANGE] = arg(
+        None, "tokens that are written at most [--max_target_length]"
     )
-    parser.add_argument("--lora_r", type=int, default=16, help="rank")
-    parser.add_argument(
-        "--lora_alpha",
-        type=float,
-        default=32,
-        help="scale: alpha / r, or alpha / sqrt(r) with --use_rslora",
+    generation_num_beams: Annotated[int, Above(0), MAY_CHANGE] = arg(
+        1, "beams of the search; 1: greedy"
     )
-    parser.add_argument(
-        "--lora_dropout", type=float, default=0.0, help="on the input of the adapters"
+    forced_bos_token: str | None = arg(
+        None, "token that every text begins with: for mBART and NLLB that of the target's language"
     )
-    parser.add_argument(
-        "--lora_target_modules",
-        nargs="+",
-        default=["all-linear"],
-        help="names of the layers that get adapters",
-    )
-    parser.add_argument("--use_rslora", action="store_true", help="rank-stabilised scale")
-    parser.add_argument("--use_dora", action="store_true", help="weight-decomposed LoRA")
-    # Data
-    parser.add_argument(
-        "--dataset_name",
-        default="FiscalNote/billsum",
-        help="hub id, folder, or .json, .jsonl, .csv, .parquet file",
-    )  # EDIT: yours (this one: CC0, 18,949 bills of the US Congress and their summaries)
-    parser.add_argument("--dataset_config", help="configuration of a hub data set")
-    parser.add_argument("--dataset_train_split", default="train", help="split to train on")
-    parser.add_argument(
-        "--dataset_test_split", default="test", help="split to evaluate on, if there is one"
-    )
-    parser.add_argument("--eval_dataset_name", help="evaluate on this file or data set instead")
-    parser.add_argument(
-        "--source_column",
-        help="column of the text that is read [document, article, text, dialogue, question, prompt or source: the first that is there]",
-    )
-    parser.add_argument(
-        "--target_column",
-        help="column of the text that is to be written [summary, highlights, answer, completion or target: what goes with it]",
-    )
-    parser.add_argument(
-        "--source_lang",
-        help="language of the source in rows {translation: {en: ..., de: ...}}, and in tokenizers that are told it",
-    )
-    parser.add_argument("--target_lang", help="language of the target")
-    parser.add_argument(
-        "--source_prefix",
-        default="",
-        help="put before every source text: T5 tells its tasks apart by 'summarize: ', 'translate English to German: ' and the like",
-    )
-    parser.add_argument(
-        "--max_source_length",
-        type=int,
-        default=1024,
-        help="tokens of a source, prefix included; longer ones lose their end",
-    )
-    parser.add_argument(
-        "--max_target_length",
-        type=int,
-        default=128,
-        help="tokens of a target in the loss; longer ones lose their end, though not in ROUGE and BLEU",
-    )
-    parser.add_argument(
-        "--skip_bad_rows",
-        action="store_true",
-        help="leave out and count the rows that cannot be used",
-    )
-    parser.add_argument(
-        "--train_sampling_strategy",
-        default="random",
-        choices=["random", "sequential", "group_by_length"],
-        help="order of the rows; group_by_length pads less",
-    )
-    parser.add_argument("--dataset_num_proc", type=int, help="processes that tokenise")
-    parser.add_argument(
-        "--dataloader_num_workers", type=int, default=0, help="processes a rank that make batches"
-    )
-    # Learning
-    parser.add_argument(
-        "--per_device_train_batch_size", type=int, default=8, help="rows a rank and micro-batch"
-    )
-    parser.add_argument("--per_device_eval_batch_size", type=int, default=8, help="rows a rank")
-    parser.add_argument(
-        "--gradient_accumulation_steps", type=int, default=1, help="micro-batches an optimizer step"
-    )
-    parser.add_argument("--num_train_epochs", type=float, default=3.0, help="passes over the data")
-    parser.add_argument(
-        "--max_steps", type=int, default=-1, help="optimizer steps, instead of epochs, if positive"
-    )
-    parser.add_argument(
-        "--optim",
-        default="adamw_torch_fused",
-        choices=[
-            "adamw_torch_fused",
-            "adamw_torch",
-            "adamw_8bit",
-            "paged_adamw_8bit",
-            "paged_adamw_32bit",
-        ],
-        help="AdamW of torch, or of bitsandbytes",
-    )
-    parser.add_argument(
-        "--learning_rate",
-        type=float,
-        default=1e-4,
-        help="peak; BART wants less, 3e-5; adapters want about ten times more",
-    )
-    parser.add_argument(
-        "--lr_scheduler_type",
-        default="linear",
-        choices=["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"],
-        help="schedule after the warm-up",
-    )
-    parser.add_argument(
-        "--warmup_steps",
-        type=float,
-        default=0,
-        help="optimizer steps; below 1 a share of all steps",
-    )
-    parser.add_argument("--weight_decay", type=float, default=0.0, help="not on biases and norms")
-    parser.add_argument(
-        "--max_grad_norm",
-        type=float,
-        default=1.0,
-        help="clip the global norm of the gradient; 0: do not",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=42, help="of adapters, dropout and the order of the rows"
-    )
-    # Evaluation, logs, result
-    parser.add_argument(
-        "--eval_strategy",
-        default="epoch",
-        choices=["no", "steps", "epoch"],
-        help="when to evaluate",
-    )
-    parser.add_argument(
-        "--eval_on_start", action="store_true", help="evaluate before the first step too"
-    )
-    parser.add_argument(
-        "--eval_steps", type=int, default=500, help="optimizer steps between evaluations"
-    )
-    parser.add_argument(
-        "--predict_with_generate",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="evaluations write texts, for ROUGE, BLEU and exact match; --no-predict_with_generate: loss alone, faster (the default of transformers)",
-    )
-    parser.add_argument(
-        "--generation_max_length",
-        type=int,
-        help="tokens that are written at most [--max_target_length]",
-    )
-    parser.add_argument(
-        "--generation_num_beams", type=int, default=1, help="beams of the search; 1: greedy"
-    )
-    parser.add_argument(
-        "--forced_bos_token",
-        help="token that every text begins with: for mBART and NLLB that of the target's language",
-    )
-    parser.add_argument(
-        "--logging_steps",
-        type=int,
-        default=1,
-        help="optimizer steps between lines of metrics.jsonl; in between nothing waits for the device",
-    )
-    parser.add_argument(
-        "--report_to",
-        default="none",
-        choices=[
-            "none",
-            "all",
-            "tensorboard",
-            "wandb",
-            "trackio",
-            "comet_ml",
-            "mlflow",
-            "clearml",
-            "dvclive",
-            "swanlab",
-            "aim",
-        ],
-        help="tracker",
-    )
-    parser.add_argument("--output_dir", default="runs/t5", help="folder of the result")
-    parser.add_argument(
-        "--ddp_timeout",
-        type=int,
-        default=1800,
-        help=(
-            "seconds that ranks wait for each other, also while one prepares the rows or writes a"
-            " checkpoint; then each prints its stacks and ends. If preparing the rows takes longer, first"
-            " run the same command with --num_processes 1 and --dry_run, which fills the cache"
-        ),
-    )
-    if run_status:
-        run_status.add_arguments(parser)
-    parser.error = lambda message: stop(
-        64, message, *(run_status.meant(message, parser) if run_status else [])
-    )
-    return parser.parse_args()
 
 
 if __name__ == "__main__":
-    parse_args()  # a wrong flag is told at once: the imports that follow take seconds
-    gc.disable()  # a fifth of them is spent looking for garbage, of which imports make none
-if upstream:
-    upstream.start_faster()
+    # Before the imports below, which take seconds: a wrong flag is refused at once
+    args = start(Arguments, __doc__)
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import sacrebleu
 import torch
-import xxhash
-from accelerate import (
-    Accelerator,
-    DistributedDataParallelKwargs,
-    DistributedType,
-    InitProcessGroupKwargs,
-)
-from accelerate.utils import (
-    DataLoaderConfiguration,
-    GradientAccumulationPlugin,
-    gather_object,
-    set_seed,
-)
-from accelerate.utils.dataclasses import TorchDynamoPlugin
-from accelerate.utils.other import extract_model_from_parallel
-from datasets import load_dataset
-from peft import LoraConfig, get_peft_model
-from peft.utils.other import fsdp_auto_wrap_policy
+from accelerate import Accelerator
+from accelerate.utils import gather_object, set_seed
 from rouge_score.rouge_scorer import RougeScorer
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BitsAndBytesConfig, get_scheduler
+from transformers import AutoModelForSeq2SeqLM
 
-try:  # what keeps a run from being lost; what is refused and told at its start; reading of rows, bad ones named
-    import fault_tolerance
-    import model_weights
-    import preflight
-    import rows
-except ModuleNotFoundError as error:
-    fault_tolerance = model_weights = preflight = rows = None  # it trains without them
-    if run_status:
-        stop(
-            64,
-            f"run_status.py lies beside this recipe, and the module {error.name} is missing: {COPY_ALL}",
-        )
+from components import upstream
+from components.accelerator import make_accelerator
+from components.batches import BatchPlan, Line, OnePerLine
+from components.chat import (
+    NOT_TRAINED_ON,
+    hash_of_tokens,
+    load_text_tokenizer,
+    without_lone_surrogates,
+)
+from components.columns import list_columns, shorten
+from components.exits import Exit
+from components.export import save_model
+from components.generation import generate
+from components.model import add_adapters, load_pretrained, set_up_layers
+from components.model_checks import check_model
+from components.optimizer import make_optimizer
+from components.rows import Rows, describe_rows, read_splits
+from components.run import Run
+from components.status import fail
+from components.strategy import backward
 
-PAIRS = {
+# EDIT: yours, {column of the source: column of the target}; or translation, with --source_lang
+SOURCE_AND_TARGET = {
     "document": "summary",
     "article": "highlights",
     "text": "summary",
@@ -370,799 +149,354 @@ PAIRS = {
     "question": "answer",
     "prompt": "completion",
     "source": "target",
-}  # EDIT: yours. Columns of source and target; or translation, with --source_lang
+}
+START_OF_TARGET = -1  # in the hash of a row: no token
+SHOWN_PREDICTIONS = 3
 
 
-def make_accelerator(args):
-    """Return the Accelerator, which must exist before the model loads; stop with 64 if it cannot run what launcher and arguments ask."""
-    try:
-        accelerator = Accelerator(
-            gradient_accumulation_plugin=GradientAccumulationPlugin(
-                args.gradient_accumulation_steps, sync_with_dataloader=False
-            ),
-            dataloader_config=DataLoaderConfiguration(even_batches=False, non_blocking=True),
-            dynamo_plugin=TorchDynamoPlugin(backend="inductor", use_regional_compilation=True)
-            if args.torch_compile
-            else None,
-            kwargs_handlers=[
-                DistributedDataParallelKwargs(
-                    gradient_as_bucket_view=True
-                ),  # else DDP holds gradients twice
-                InitProcessGroupKwargs(timeout=timedelta(seconds=max(args.ddp_timeout, 1) + 60)),
-            ],  # the watch over the ranks speaks first
-            log_with=None if args.report_to == "none" else args.report_to,
-            project_dir=args.output_dir,
-        )
-    except (RuntimeError, ValueError, ImportError) as error:
-        stop(
-            64,
-            f"accelerate cannot run what the launcher was asked for: {str(error).splitlines()[0]}",
-            *([preflight.REHEARSE] if preflight else []),
-        )
-    if preflight and (problems := preflight.find_problems(args, accelerator)):
-        stop(64, *problems)
-    fsdp = (
-        accelerator.state.fsdp_plugin
-        if accelerator.distributed_type == DistributedType.FSDP
-        else None
-    )
-    if fsdp and (
-        accelerator.is_fsdp2 or fsdp.sharding_strategy.name != "NO_SHARD"
-    ):  # no_sync would hold whole gradients (huggingface/accelerate#2531)
-        accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = True
-    reduce_in_fp32(accelerator)
-    if (
-        zero := accelerator.state.deepspeed_plugin
-    ):  # the loop's own calls do not reach its engine (huggingface/accelerate#1970)
-        zero.deepspeed_config.update(
-            gradient_clipping=args.max_grad_norm,
-            train_micro_batch_size_per_gpu=args.per_device_train_batch_size,
-        )
-    torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = args.tf32  # torch allows it for convolutions by default
-    return accelerator
+# ---- Data ----
+def source_and_target(
+    row: Mapping[str, Any],
+    columns: Sequence[str | None],
+    languages: Sequence[str | None],
+) -> list[str]:
+    """Return the text of a row that is read and the one to be written. EDIT: your own form.
 
+    Args:
+        columns: of source and target; None for those of SOURCE_AND_TARGET.
+        languages: of source and target; None if there are none.
 
-def reduce_in_fp32(accelerator):
-    """Under mixed precision, keep in fp32 what upstream would round: reduced gradients, FSDP1's buffers, FSDP2's outputs.
-
-    accelerate and DeepSpeed reduce gradients between ranks in the type that is computed in, and ZeRO adds micro-batches
-    in it too. Each addition then keeps 8 bits in bf16. In fp32 a reduction takes twice the traffic, and ZeRO-2 and 3
-    keep 2 more bytes per gradient element. DeepSpeed refuses to add in fp32 under ZeRO-0, turns ZeRO-1 into another
-    optimizer (engine.py, _do_optimizer_sanity_check) and keeps a second copy on the GPU under ZeRO-2 with offload
-    (stage_1_and_2.py, _use_compact_grad_partition_buffer): these add micro-batches in the type that is computed in."""
-    fsdp = (
-        accelerator.state.fsdp_plugin
-        if accelerator.distributed_type == DistributedType.FSDP
-        else None
-    )
-    if fsdp and fsdp.mixed_precision_policy and accelerator.is_fsdp2:
-        # Without output_dtype=None the loss, which is a sum, would be rounded
-        policy = replace(fsdp.mixed_precision_policy, reduce_dtype=torch.float32, output_dtype=None)
-        fsdp.mixed_precision_policy = policy
-    elif fsdp and fsdp.mixed_precision_policy:
-        # Without buffer_dtype=None the frequencies of rotary positions would be rounded: 0.4 % in bf16
-        policy = replace(fsdp.mixed_precision_policy, reduce_dtype=torch.float32, buffer_dtype=None)
-        fsdp.mixed_precision_policy = policy
-    zero = accelerator.state.deepspeed_plugin
-    if zero:
-        zero.deepspeed_config.setdefault("communication_data_type", "fp32")
-        offload = zero.deepspeed_config.get("zero_optimization", {}).get("offload_optimizer") or {}
-        offloads = offload.get("device", "none") != "none"
-        if zero.zero_stage == 3 or (zero.zero_stage == 2 and not offloads):
-            zero.deepspeed_config.setdefault("data_types", {"grad_accum_dtype": "fp32"})
-
-
-def source_and_target(row, columns, languages):
-    """Return the text of a row that is read and the one to be written; a ValueError says why there are none. EDIT: your own form.
-    columns, languages: of source and target; None: the column is that of PAIRS, there is no such language"""
-    if all(languages) and isinstance(
-        row.get("translation"), dict
-    ):  # en_XX is a token of mBART, en the key of the row
-        row, columns = (
-            row["translation"],
-            [
-                column or language.split("_")[0]
-                for column, language in zip(columns, languages, strict=True)
-            ],
-        )
-    known = next((pair for pair in PAIRS.items() if set(pair) <= set(row)), ("source", "target"))
-    columns = [column or other for column, other in zip(columns, known, strict=True)]
-    if not set(columns) <= set(row):
+    Raises:
+        ValueError: if the row has no such texts.
+    """
+    if all(languages) and isinstance(row.get("translation"), dict):
+        row = row["translation"]
+        # en_XX is a token of mBART, en the key of the row
+        keys = [language.split("_")[0] for language in languages if language]
+    else:
+        keys = known_columns(row)
+    chosen = [column or key for column, key in zip(columns, keys, strict=True)]
+    if not set(chosen) <= set(row):
         raise ValueError(
-            f"has the columns {', '.join(row)[:80] or 'none'}; needs {' and '.join(columns)}: see --source_column and --source_lang"
+            f"has the columns {list_columns(row)}; needs {' and '.join(chosen)}: "
+            "see --source_column and --source_lang"
         )
-    for what, column in zip(("source", "target"), columns, strict=True):
+    for what, column in zip(("source", "target"), chosen, strict=True):
         if not isinstance(row[column], str) or not row[column].strip():
-            raise ValueError(f"has no {what} text in {column}: {str(row[column])[:80]}")
-    return [row[column].encode().decode() for column in columns]  # encode: no lone surrogates
+            raise ValueError(f"has no {what} text in {column}: {shorten(row[column])}")
+    return [without_lone_surrogates(row[column]) for column in chosen]
 
 
-def cut_tokens(tokenizer, max_length, **text):
-    """Return at most max_length tokens of text=... or text_target=..., eos among them, and whether some were cut off."""
+def known_columns(row: Mapping[str, Any]) -> list[str]:
+    """Return the first pair of SOURCE_AND_TARGET that a row has, or the last of all."""
+    for source, target in SOURCE_AND_TARGET.items():
+        if source in row and target in row:
+            return [source, target]
+    return ["source", "target"]
+
+
+def cut_tokens(tokenizer: Any, max_length: int, **text: str) -> tuple[list[int], bool]:
+    """Return at most max_length tokens, eos among them, and whether some were cut off.
+
+    Args:
+        text: text=... of a source, text_target=... of a target.
+    """
     tokens = tokenizer(**text, truncation=True, max_length=max_length)["input_ids"]
-    truncated = len(tokens) == max_length < len(tokenizer(**text, verbose=False)["input_ids"])
+    was_cut = False
+    if len(tokens) == max_length:
+        was_cut = len(tokenizer(**text, verbose=False)["input_ids"]) > max_length
     if tokenizer.eos_token_id not in [None, *tokens]:  # a decoder's tokenizer adds none
         tokens = [*tokens[: max_length - 1], tokenizer.eos_token_id]
-    return tokens, truncated
+    return tokens, was_cut
 
 
-def tokenize_pair(row, tokenizer, columns, languages, prefix, max_source_length, max_target_length):
-    """Return the tokens of both texts and their numbers; the target, never cut, for the metrics; whether some tokens were cut off."""
+def tokenize_pair(
+    row: Mapping[str, Any],
+    tokenizer: Any,
+    columns: Sequence[str | None],
+    languages: Sequence[str | None],
+    prefix: str,
+    max_lengths: tuple[int, int],
+) -> dict[str, Any]:
+    """Return the tokens of both texts, and the target as it is, never cut, for the metrics.
+
+    Args:
+        columns, languages: as in `source_and_target`.
+        max_lengths: tokens of a source and of a target.
+    """
     source, target = source_and_target(row, columns, languages)
-    input_ids, source_cut = cut_tokens(tokenizer, max_source_length, text=prefix + source)
-    labels, target_cut = cut_tokens(tokenizer, max_target_length, text_target=target)
-    tokens = np.array([*input_ids, -1, *labels], dtype=np.int32)  # -1: where the target begins
+    max_source_length, max_target_length = max_lengths
+    input_ids, source_was_cut = cut_tokens(tokenizer, max_source_length, text=prefix + source)
+    labels, target_was_cut = cut_tokens(tokenizer, max_target_length, text_target=target)
+    tokens = np.array([*input_ids, START_OF_TARGET, *labels], dtype=np.int32)
     return {
         "input_ids": input_ids,
         "labels": labels,
         "target": target,
-        "truncated": source_cut or target_cut,
-        "length": len(tokens) - 1,
+        "truncated": source_was_cut or target_was_cut,
+        "length": len(input_ids) + len(labels),
         "longest": max(len(input_ids), len(labels)),
         "largest": int(tokens.max()),
-        "hash": xxhash.xxh3_64_intdigest(tokens) >> 1,
+        "hash": hash_of_tokens(tokens),
     }
 
 
-def load_pairs(name, config, split, tokenizer, args):
-    """Return the tokenised rows of a split of a file, folder or hub id, and their counts as text; (None, "none") without that split."""
-    columns, languages = (
-        (args.source_column, args.target_column),
-        (args.source_lang, args.target_lang),
-    )
-    if rows:
-        found = rows.open_split(
-            name,
-            config,
-            split,
-            split == args.dataset_train_split or args.eval_dataset_name,
-            [*columns, *PAIRS, *PAIRS.values()],
-        )
-    else:
-        reader = {".csv": "csv", ".parquet": "parquet"}.get(Path(name).suffix, "json")
-        found = (
-            load_dataset(reader, data_files=name, split="train")
-            if Path(name).is_file()
-            else load_dataset(name, config).get(split)
-        )
-    if not found:
-        return None, "none"
-    tokenize = partial(
+def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
+    """Return the rows to train on and those to evaluate on. EDIT: filters, mixtures, sources."""
+    prepare = partial(
         tokenize_pair,
         tokenizer=tokenizer,
-        columns=columns,
-        languages=languages,
+        columns=(args.source_column, args.target_column),
+        languages=(args.source_lang, args.target_lang),
         prefix=args.source_prefix,
-        max_source_length=args.max_source_length,
-        max_target_length=args.max_target_length,
+        max_lengths=(args.max_source_length, args.max_target_length),
     )
-    if rows:
-        return rows.tokenize_split(
-            found, name, split, tokenize, args, rows.NOTHING | {"target": "", "longest": 0}
-        )
-    done = found.map(tokenize, remove_columns=found.column_names, num_proc=args.dataset_num_proc)
-    return done.add_column("row", np.arange(1, len(done) + 1)).with_format("numpy"), str(len(done))
-
-
-def load_data(args, tokenizer):
-    """Return the training rows, the evaluation rows or None, and what to tell of them. EDIT: filters, mixtures, sources."""
-    train_rows, counts = load_pairs(
-        args.dataset_name, args.dataset_config, args.dataset_train_split, tokenizer, args
+    texts = [*SOURCE_AND_TARGET, *SOURCE_AND_TARGET.values()]
+    texts += [column for column in (args.source_column, args.target_column) if column]
+    return read_splits(
+        args,
+        prepare,
+        evaluate=args.eval_strategy != "no",
+        text_columns=texts,
+        limits=("max_source_length", "max_target_length"),
     )
-    name, config = (
-        (args.eval_dataset_name, None)
-        if args.eval_dataset_name
-        else (args.dataset_name, args.dataset_config)
-    )
-    wanted = args.eval_strategy != "no" and (
-        args.eval_dataset_name
-        or not Path(name).exists()
-        or any(Path(name).rglob(f"{args.dataset_test_split}*"))
-    )
-    eval_rows, eval_counts = (
-        load_pairs(name, config, args.dataset_test_split, tokenizer, args)
-        if wanted
-        else (None, "none")
-    )
-    sample = " -> ".join(tokenizer.decode(train_rows[0][name]) for name in ("input_ids", "labels"))
-    return train_rows, eval_rows, {"train rows": counts, "eval rows": eval_counts, "sample": sample}
 
 
-def global_batches(num_lines, batch_size, window, num_epochs=1, seed=None, lengths=None):
-    """Return the batches of a whole run as lists of line numbers, a function of seed and epoch; accelerate deals batch j to rank
-    j % ranks. Empty ones fill an epoch up to whole windows (accumulation x ranks). With lengths each 50 windows are sorted."""
-    batches = []
-    for epoch in range(num_epochs):
-        order = (
-            np.arange(num_lines)
-            if seed is None
-            else np.random.default_rng((seed, epoch)).permutation(num_lines)
-        )
-        if lengths is not None:
-            parts = np.split(
-                order, range(50 * batch_size * window, num_lines, 50 * batch_size * window)
-            )
-            order = np.concatenate(
-                [part[np.argsort(-lengths[part], kind="stable")] for part in parts]
-            )
-        batches += [
-            order[start : start + batch_size].tolist() for start in range(0, num_lines, batch_size)
-        ]
-        batches += [[]] * (-len(batches) % window)
-    return batches
+@dataclass(frozen=True)
+class PairCollator:
+    """Make a batch of sources and targets, padded on the right.
 
-
-def collate_pairs(found, pad_token_id):
-    """Return rows as a batch, padded on the right. inputs: input_ids and attention_mask, [rows, source tokens]. labels: [rows, target tokens],
-    -100 where padded. counts: target tokens, and tokens of both sides without padding. row: numbers in the file, from 1, on the host"""
-    pairs = found or [
-        {"input_ids": [pad_token_id], "labels": [-100]}
-    ]  # a rank without rows still takes part
-    ids, labels = ([torch.tensor(pair[name]) for pair in pairs] for name in ("input_ids", "labels"))
-    inputs = {
-        "input_ids": pad_sequence(ids, batch_first=True, padding_value=pad_token_id),
-        "attention_mask": pad_sequence(
-            [torch.ones_like(tokens) for tokens in ids], batch_first=True
-        ),
-    }
-    num_targets, num_sources = (
-        sum(len(row["labels"]) for row in found),
-        sum(len(row["input_ids"]) for row in found),
-    )
-    return {
-        "inputs": inputs,
-        "labels": pad_sequence(labels, batch_first=True, padding_value=-100),
-        "counts": torch.tensor([num_targets, num_targets + num_sources]),
-        "row": [int(row["row"]) for row in found],
-    }
-
-
-def load_seq2seq_tokenizer(args):
-    """Return the tokenizer, in any case with a pad token; preflight stops with 64 or 69 if there is none."""
-    languages = (
-        {"src_lang": args.source_lang, "tgt_lang": args.target_lang} if args.source_lang else {}
-    )  # mBART and NLLB mark texts by it
-    with preflight.loading("tokenizer", args.model_name_or_path) if preflight else nullcontext():
-        tokenizer = AutoTokenizer.from_pretrained(
-            args.model_name_or_path, padding_side="right", trust_remote_code=False, **languages
-        )
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    return tokenizer
-
-
-def compute_dtype(args, accelerator):
-    """Return the name of the dtype of matrix products: mixed precision's, or else the weights' own."""
-    return {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision, args.dtype)
-
-
-def cast_for_zero3(model, accelerator):
-    """Under ZeRO-3 in bf16 or fp16, cast what peft has made to the dtype that is computed in.
-
-    DeepSpeed casts the whole model in its other stages, and makes fp32 master weights of what is
-    trained. With ZeRO-3 it leaves out models that were loaded into it, so that adapters and copied
-    heads would stay in fp32: inputs of adapters are then cast twice, and a copied head fails.
+    A batch has inputs: input_ids and attention_mask, [rows, source tokens]; labels, [rows, target
+    tokens], -100 where padded; counts: target tokens, and tokens of both sides without padding;
+    row: numbers of the rows in their file, from 1, on the host.
     """
-    zero = accelerator.state.deepspeed_plugin
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
-    if not zero or zero.zero_stage != 3 or dtype is None:
-        return
-    for weight in model.parameters():
-        if weight.requires_grad and not hasattr(weight, "ds_id"):
-            weight.data = weight.data.to(dtype)
+
+    columns: ClassVar[list[str]] = ["input_ids", "labels", "row"]
+    pad_token_id: int
+
+    def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
+        rows = source.__getitems__([row for line in lines for row in line]) if lines else []
+        # A rank without rows takes part with one token
+        nothing = {"input_ids": [self.pad_token_id], "labels": [NOT_TRAINED_ON]}
+        pairs = rows or [nothing]
+        ids = [torch.tensor(pair["input_ids"]) for pair in pairs]
+        masks = [torch.ones_like(tokens) for tokens in ids]
+        labels = [torch.tensor(pair["labels"]) for pair in pairs]
+        num_targets = sum(len(row["labels"]) for row in rows)
+        num_sources = sum(len(row["input_ids"]) for row in rows)
+        return {
+            "inputs": {
+                "input_ids": pad_sequence(ids, True, self.pad_token_id),
+                "attention_mask": pad_sequence(masks, True),
+            },
+            "labels": pad_sequence(labels, True, NOT_TRAINED_ON),
+            "counts": torch.tensor([num_targets, num_targets + num_sources]),
+            "row": [int(row["row"]) for row in rows],
+        }
 
 
-def leave_casts_to_autocast(model, args, accelerator):
-    """Stop peft from casting the inputs of adapters where autocast casts them anyway.
-
-    peft casts the input of each adapter to the dtype of its weights, fp32, and autocast casts that
-    copy back to bf16 or fp16. Both copies are needless, and the second is kept for the backward
-    pass: query, key and value share one input, but each keeps a copy of its own. Loss and gradients
-    are bit for bit the same without these copies; with --lora_dropout they agree to a rounding,
-    since dropout then computes in the dtype of the input.
-
-    The cast stays in two cases. FSDP2 and DeepSpeed do not autocast but cast the weights, adapters
-    included: there it does nothing where the types agree, and is needed where they do not. DoRA
-    takes the norms of whole weights in the dtype of this input, so that its results would change.
-    """
-    autocasts = accelerator.native_amp and not accelerator.is_fsdp2
-    if not autocasts or args.use_dora:
-        return
-    for module in model.modules():
-        if hasattr(module, "cast_input_dtype_enabled"):  # peft's layers; those of experts ignore it
-            module.cast_input_dtype_enabled = False
-
-
-def load_seq2seq(args, accelerator, tokenizer):
-    """Return the model, quantized and with adapters as asked for; preflight stops with 64 if it cannot be loaded."""
-    quantization = BitsAndBytesConfig(load_in_8bit=True) if args.load_in_8bit else None
-    if (
-        args.load_in_4bit
-    ):  # the library's own defaults are fp4, float32 and uint8: always say all four
-        quantization = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type=args.bnb_4bit_quant_type,
-            bnb_4bit_quant_storage=args.dtype,
-            bnb_4bit_compute_dtype=compute_dtype(args, accelerator),
-            bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant,
-        )
-    read = AutoModelForSeq2SeqLM.from_pretrained
-    if model_weights:
-        read = partial(model_weights.load_pretrained, AutoModelForSeq2SeqLM, accelerator)
-    with preflight.loading("model", args.model_name_or_path, args) if preflight else nullcontext():
-        model = read(
-            args.model_name_or_path,
-            dtype=args.dtype,
-            attn_implementation=args.attn_implementation,
-            quantization_config=quantization,
-            trust_remote_code=False,
-        )
+# ---- Model ----
+def load_model(args: Arguments, accelerator: Accelerator, tokenizer: Any) -> torch.nn.Module:
+    """Return the model, quantized and with adapters as asked for."""
+    model = load_pretrained(AutoModelForSeq2SeqLM, args, accelerator)
     if args.forced_bos_token:  # saved with a whole model; adapters have no such file
-        model.generation_config.forced_bos_token_id = tokenizer.get_vocab().get(
-            args.forced_bos_token
-        ) or stop(64, f"--forced_bos_token {args.forced_bos_token}: no such token")
-    if max(args.max_source_length, args.max_target_length, args.generation_max_length or 0) > (
-        places := getattr(model.config, "max_position_embeddings", math.inf)
-    ):
-        stop(
-            64,
-            f"--max_source_length, --max_target_length, --generation_max_length: {args.model_name_or_path} has {places} positions: use {places} or less",
+        model.generation_config.forced_bos_token_id = find_token(tokenizer, args.forced_bos_token)
+    check_positions(model, args)
+    upstream.leave_out_no_layers(model)
+    upstream.share_embedding_modules(model)
+    set_up_layers(model, args)
+    return add_adapters(model, args, accelerator, task_type="SEQ_2_SEQ_LM")
+
+
+def find_token(tokenizer: Any, token: str) -> int:
+    """Return the id of --forced_bos_token; end with 64 if there is no such token."""
+    vocabulary = tokenizer.get_vocab()
+    if token not in vocabulary:
+        fail(Exit.USAGE, f"--forced_bos_token {token}: no such token")
+    return vocabulary[token]
+
+
+def check_positions(model: Any, args: Arguments) -> None:
+    """End with 64 if texts may be longer than the model has positions."""
+    places = getattr(model.config, "max_position_embeddings", math.inf)
+    lengths = [args.max_source_length, args.max_target_length, args.generation_max_length or 0]
+    if max(lengths) > places:
+        fail(
+            Exit.USAGE,
+            "--max_source_length, --max_target_length, --generation_max_length: "
+            f"{args.model_name_or_path} has {places} positions: use {places} or less",
         )
-    shared = model.get_input_embeddings()
-    for module in list(model.modules()):
-        module.layerdrop = 0.0  # of BART and its kin: a layer that one rank alone leaves out would keep the others waiting
-        for name, child in list(module.named_children()):
-            if (
-                type(child) is type(shared) and child.weight is shared.weight
-            ):  # of encoder and decoder: FSDP2 wants a weight in one module
-                setattr(module, name, shared)
-    if args.gradient_checkpointing:  # called gradient_checkpointing_enable in older transformers
-        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)(
-            {"use_reentrant": False}
-        )
-    if args.load_in_8bit:  # in bf16 bitsandbytes warns in each layer and pass that it uses float16
-        logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
-    model.apply(
-        lambda module: setattr(module, "support_avx512bf16_for_cpu", False)
-    )  # else a CPU repacks 4-bit weights, and gradients stop there
-    if args.use_peft:
-        if preflight:
-            preflight.check_adapters(model, args.lora_target_modules)
-        model = get_peft_model(
-            model,
-            LoraConfig(
-                task_type="SEQ_2_SEQ_LM",
-                r=args.lora_r,
-                lora_alpha=args.lora_alpha,
-                lora_dropout=args.lora_dropout,
-                use_rslora=args.use_rslora,
-                use_dora=args.use_dora,
-                target_modules="all-linear"
-                if args.lora_target_modules == ["all-linear"]
-                else args.lora_target_modules,
-            ),
-        )
-        leave_casts_to_autocast(model, args, accelerator)
-        cast_for_zero3(model, accelerator)
-        if (
-            accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2
-        ):  # else FSDP1 keeps gradients for the frozen base (pytorch#104690)
-            accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
-    return model
 
 
-def keep_embeddings_in_32_bits(model):
-    """Have bitsandbytes' 8-bit optimizers keep 32-bit state for embeddings, as it advises and transformers' Trainer
-    does: the gradients of rare tokens are too uneven for 8 bits. To be called before the optimizer is made."""
-    from bitsandbytes.optim import GlobalOptimManager
+def summed_target_loss(
+    accelerator: Accelerator, model: torch.nn.Module, batch: Mapping[str, Any]
+) -> torch.Tensor:
+    """Return the cross-entropy summed over a batch's target tokens, in nats and fp32.
 
-    manager = GlobalOptimManager.get_instance()
-    manager.initialize()  # it is one for the process, and knows weights by their place in an optimizer's groups
-    for module in model.modules():
-        if isinstance(module, torch.nn.Embedding):
-            manager.register_module_override(module, "weight", {"optim_bits": 32})
-
-
-def make_optimizer(model, args):
-    """Return AdamW over what is trained, without weight decay on biases and norms."""
-    groups = [
-        {"params": [], "weight_decay": args.weight_decay},
-        {"params": [], "weight_decay": 0.0},
-    ]
-    for name, weight in model.named_parameters():
-        if weight.requires_grad:
-            spared = "norm" in name.lower() or ".ln_" in name or name.endswith("bias")
-            groups[int(spared)]["params"].append(weight)
-    # DeepSpeed drops an empty one, and the schedule then fails
-    groups = [group for group in groups if group["params"]]
-    if args.optim.startswith("adamw_torch"):
-        return torch.optim.AdamW(
-            groups, lr=args.learning_rate, fused=args.optim == "adamw_torch_fused"
-        )
-    from bitsandbytes import optim  # AdamW8bit, PagedAdamW8bit, PagedAdamW32bit
-
-    if args.optim.endswith("8bit"):
-        keep_embeddings_in_32_bits(model)
-    return getattr(optim, args.optim.replace("paged_", "Paged").replace("adamw_", "AdamW"))(
-        groups, lr=args.learning_rate
-    )
-
-
-def summed_target_loss(accelerator, model, batch):
-    """Return the cross-entropy summed over a batch's target tokens, in nats and fp32. The decoder reads the labels, moved by one as the
-    model does it: M2M100, NLLB and Blenderbot do so in their forward alone, where they compute a mean too, which is not used."""
-    labels, shift = (
-        batch["labels"],
-        getattr(accelerator.unwrap_model(model), "prepare_decoder_input_ids_from_labels", None),
-    )
-    reads = {"decoder_input_ids": shift(labels=labels)} if shift else {"labels": labels}
-    logits = model(**batch["inputs"], **reads, use_cache=False).logits
+    The decoder reads the labels, moved by one as the model does it: M2M100, NLLB and Blenderbot do
+    so in their forward only, where they compute a mean too, which is not used.
+    """
+    labels = batch["labels"]
+    unwrapped: Any = accelerator.unwrap_model(model)
+    decoder_inputs = {"labels": labels}
+    if hasattr(unwrapped, "prepare_decoder_input_ids_from_labels"):
+        moved = unwrapped.prepare_decoder_input_ids_from_labels(labels=labels)
+        decoder_inputs = {"decoder_input_ids": moved}
+    logits = model(**batch["inputs"], **decoder_inputs, use_cache=False).logits
     return cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum")
 
 
-def generate(accelerator, model, inputs, options):
-    """Return the tokens that the model writes, [rows, tokens]. Every rank takes part, until the last one has finished.
-    FSDP gathers what is in no layer, such as embeddings and head, in the forward of the whole model; generate calls the encoder
-    alone first (huggingface/transformers#21667). Layers gather themselves, ZeRO-3 all modules. The model must have run before."""
-    if accelerator.is_fsdp2:
-        model.unshard()
-    gathered = FullyShardedDataParallel.summon_full_params(
-        model, recurse=False, writeback=False
-    )  # by FSDP1; else it does nothing
-    with gathered, accelerator.autocast():
-        return accelerator.unwrap_model(model).generate(
-            **inputs, **options, synced_gpus=accelerator.num_processes > 1
-        )
+# ---- Evaluation ----
+def text_metrics(texts: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
+    """Return ROUGE-1, -2 and -L, BLEU and exact match, in percent.
 
-
-def text_metrics(texts, targets):
-    """Return the means of ROUGE-1, -2 and -L (F-measure of stemmed words, as in transformers' run_summarization), BLEU and exact
-    match, in percent. ROUGE reads a to z and digits alone, BLEU parts words as European languages do: EDIT both for others."""
+    ROUGE is the mean F-measure of stemmed words, as in transformers' run_summarization; it reads
+    only a to z and digits, and BLEU parts words as European languages do: EDIT both for others.
+    """
     scorer = RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
     scores = [scorer.score(target, text) for text, target in zip(texts, targets, strict=True)]
-    metrics = {
-        f"eval_{name}": 100 * float(np.mean([score[name].fmeasure for score in scores]))
-        for name in scores[0]
-    }
-    metrics["eval_bleu"] = sacrebleu.corpus_bleu(
-        texts, [targets], force=True
-    ).score  # force: it may end in " ."
-    metrics["eval_exact_match"] = 100 * float(
-        np.mean([text == target for text, target in zip(texts, targets, strict=True)])
-    )
+    metrics = {}
+    for name in scores[0]:
+        metrics[f"eval_{name}"] = 100 * float(np.mean([score[name].fmeasure for score in scores]))
+    # force: a text may end in " ."
+    metrics["eval_bleu"] = sacrebleu.corpus_bleu(texts, [targets], force=True).score
+    matches = [text == target for text, target in zip(texts, targets, strict=True)]
+    metrics["eval_exact_match"] = 100 * float(np.mean(matches))
     return metrics
 
 
-def keep_texts(written, eval_rows, tokenizer, output_dir):
-    """Write predictions.jsonl, show its beginning and return the metrics. written: (row, text) of every evaluation row, in order."""
-    texts, targets = (
-        [text.strip() for _, text in written],
-        [target.strip() for target in eval_rows["target"][:].tolist()],
-    )
-    sources = [
-        tokenizer.decode(tokens, skip_special_tokens=True) for tokens in eval_rows["input_ids"][:]
-    ]  # as the model reads them
-    lines = [
-        {"row": row, "source": source, "prediction": text, "target": target}
-        for (row, _), source, text, target in zip(written, sources, texts, targets, strict=True)
-    ]
-    Path(output_dir, "predictions.jsonl").write_text(
-        "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8"
-    )
-    for line in lines[:3]:
-        tqdm.write("{source:.200} -> {prediction:.200} (should be: {target:.200})".format(**line))
+def keep_predictions(
+    written: Sequence[tuple[int, str]], rows: Rows, tokenizer: Any, output_dir: str
+) -> dict[str, float]:
+    """Write predictions.jsonl, show its beginning and return the metrics.
+
+    Args:
+        written: number in the file and text of every evaluation row, in order.
+    """
+    texts = [text.strip() for _, text in written]
+    targets = [target.strip() for target in rows.dataset["target"][:].tolist()]
+    lines = []
+    for place, tokens in enumerate(rows.dataset["input_ids"][:]):
+        lines.append(
+            {
+                "row": written[place][0],
+                "source": tokenizer.decode(tokens, skip_special_tokens=True),  # as it is read
+                "prediction": texts[place],
+                "target": targets[place],
+            }
+        )
+    with open(Path(output_dir, "predictions.jsonl"), "w", encoding="utf-8") as file:
+        for line in lines:
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    for line in lines[:SHOWN_PREDICTIONS]:
+        source, prediction, target = (str(line[key])[:200] for key in list(line)[1:])
+        tqdm.write(f"{source} -> {prediction} (should be: {target})")
     return text_metrics(texts, targets)
 
 
 @torch.no_grad()
-def evaluate_texts(accelerator, model, loader, eval_rows, tokenizer, args, step):
-    """Return the loss, in nats a target token, over exactly the evaluation rows, on rank 0 the metrics of texts too; None: asked to stop."""
+def evaluate(
+    run: Run,
+    accelerator: Accelerator,
+    model: torch.nn.Module,
+    rows: Rows,
+    loader: DataLoader,
+    tokenizer: Any,
+    args: Arguments,
+) -> None:
+    """Log the loss, in nats per target token, and the metrics of texts, over exactly these rows."""
     model.eval()
-    total, written = torch.zeros(2, device=accelerator.device), []
+    total = torch.zeros(2, device=accelerator.device)
+    written: list[tuple[int, str]] = []
     options = {
         "max_new_tokens": args.generation_max_length or args.max_target_length,
         "num_beams": args.generation_num_beams,
         "do_sample": False,
     }
-    for batch in loader:
-        total += torch.stack([summed_target_loss(accelerator, model, batch), batch["counts"][0]])
+    for batch in run.interruptible(loader):
+        loss = summed_target_loss(accelerator, model, batch)
+        total += torch.stack([loss, batch["counts"][0]])
         if args.predict_with_generate:
-            texts = tokenizer.batch_decode(
-                generate(accelerator, model, batch["inputs"], options), skip_special_tokens=True
-            )
-            written += zip(
-                batch["row"], texts, strict=False
-            )  # a rank without rows wrote for nothing
-        if fault_tolerance and fault_tolerance.stop_asked(accelerator):
-            return None
+            tokens = generate(accelerator, model, batch["inputs"], **options)
+            texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
+            # A rank without rows wrote for nothing
+            written += zip(batch["row"], texts, strict=False)
     model.train()
-    loss, num_tokens = accelerator.reduce(total).tolist()
-    metrics, written = (
-        {"step": step, "eval_loss": loss / num_tokens},
-        sorted(gather_object(written)),
-    )
+    loss, num_targets = accelerator.reduce(total).tolist()
+    metrics = {"eval_loss": loss / num_targets}
+    written = sorted(gather_object(written))
     if written and accelerator.is_main_process:
-        metrics |= keep_texts(written, eval_rows, tokenizer, args.output_dir)
-    return metrics
+        metrics |= keep_predictions(written, rows, tokenizer, args.output_dir)
+    listed = [f"{name.removeprefix('eval_')} {value:.4f}" for name, value in metrics.items()]
+    run.log_evaluation(metrics, f"{', '.join(listed)} on held-out rows")
 
 
-def export_model(accelerator, model, tokenizer, output_dir):
-    """Write the folder that `from_pretrained` (adapters: peft) loads. Every rank takes part, rank 0, which has the whole weights, writes."""
-    if model_weights:
-        weights = model_weights.whole_weights(accelerator, model)
-    else:
-        weights = accelerator.get_state_dict(model)
-    if accelerator.is_main_process:
-        model = extract_model_from_parallel(model, keep_torch_compile=False)
-        for module in list(model.modules()):  # peft finds nothing inside of FSDP1's wrappers
-            module._modules.update(
-                {
-                    name: child.module
-                    for name, child in module.named_children()
-                    if "_fsdp_wrapped_module" in child._modules
-                }
-            )
-        tied, clean = (
-            getattr(model, "all_tied_weights_keys", {}),
-            lambda name: name.replace("_orig_mod.", "").removeprefix("module."),
-        )
-        model.save_pretrained(
-            output_dir,
-            state_dict={
-                clean(name): weight for name, weight in weights.items() if name not in tied
-            },
-        )  # tied ones once
-        tokenizer.save_pretrained(output_dir)
-
-
-def leave_process_group(worker_id):
-    """Give a process that makes batches a process group of its own: signals to the rank's group are
-    not for it. No lambda, since Python 3.14 does not fork workers but pickles what they are given."""
-    os.setsid()
-
-
-def main():
-    gc.freeze()  # all that was imported stays
-    gc.enable()
-    args = parse_args()
-    if fault_tolerance:
-        fault_tolerance.start_run(args)
-    if preflight:
-        preflight.check_launch(args)
-    # ---- Accelerator and seed ----
-    accumulation, output_dir = args.gradient_accumulation_steps, Path(args.output_dir)
+def main(args: Arguments) -> None:
+    run = Run(args)  # from here on signals stop it, and status.json tells how it ends
     accelerator = make_accelerator(args)
+    run.join(accelerator)
     set_seed(args.seed)
-    checkpoint, progress = (
-        None,
-        {
-            "step": 0,
-            "schedule_steps": 0,
-            "num_input_tokens_seen": 0,
-            "nonfinite_steps": 0,
-            "evaluated": not args.eval_on_start,
-        },
-    )
-    if fault_tolerance:
-        fault_tolerance.watch_ranks(accelerator, args)
-        fault_tolerance.make_output_dir(accelerator, args)
-        checkpoint, progress = fault_tolerance.find_checkpoint(accelerator, args, progress)
-    else:
-        output_dir.mkdir(parents=True, exist_ok=True)
 
-    # ---- Tokenizer and data ----
-    tokenizer = load_seq2seq_tokenizer(args)
+    # ---- Data ----
+    languages = {}
+    if args.source_lang:  # mBART and NLLB mark texts by it
+        languages = {"src_lang": args.source_lang, "tgt_lang": args.target_lang}
+    tokenizer = load_text_tokenizer(args.model_name_or_path, **languages)
     with accelerator.local_main_process_first():  # the others read its cache
-        train_rows, eval_rows, told = load_data(args, tokenizer)
-    lengths, window = (
-        train_rows["length"][:],
-        accumulation * accelerator.num_processes,
-    )  # window: micro-batches of an optimizer step
-    facts = {
-        "rows_per_step": args.per_device_train_batch_size * window,
-        "data": xxhash.xxh3_128_hexdigest(train_rows["hash"][:].tobytes()),
-    }
-    if checkpoint:
-        preflight.check_changes(accelerator, args, progress, facts)
-    steps_per_epoch = math.ceil(len(train_rows) / facts["rows_per_step"])
-    total_steps = (
-        args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * steps_per_epoch)
-    )
-    if checkpoint:
-        fault_tolerance.end_if_done(accelerator, args, progress, total_steps)
-    order = {
-        "random": (args.seed, None),
-        "sequential": (None, None),
-        "group_by_length": (args.seed, lengths),
-    }[args.train_sampling_strategy]
-    batches = global_batches(
-        len(train_rows),
-        args.per_device_train_batch_size,
-        window,
-        math.ceil(total_steps / steps_per_epoch),
-        *order,
-    )
-    columns, make_batch = (
-        ["input_ids", "labels", "row"],
-        partial(collate_pairs, pad_token_id=tokenizer.pad_token_id),
-    )
-    options = {
-        "collate_fn": make_batch,
-        "num_workers": args.dataloader_num_workers,
-        "pin_memory": accelerator.device.type == "cuda",
-        "worker_init_fn": leave_process_group,
-    }
-    train_loader = DataLoader(
-        train_rows.select_columns(columns),
-        batch_sampler=batches[progress["step"] * window : total_steps * window],
-        **options,
-    )
-    if eval_rows:
-        batches = global_batches(
-            len(eval_rows), args.per_device_eval_batch_size, accelerator.num_processes
-        )
-        eval_loader = accelerator.prepare(
-            DataLoader(eval_rows.select_columns(columns), batch_sampler=batches, **options)
-        )
+        train_rows, eval_rows = load_data(args, tokenizer)
+    lengths = train_rows.lengths
+    plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
+    run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
+    collator = PairCollator(tokenizer.pad_token_id)
+    lines = OnePerLine(len(train_rows))
+    train_loader = plan.training_loader(train_rows, lines, collator, first_step=run.step)
+    eval_loader = plan.evaluation_loader(eval_rows, collator)
 
-    # ---- Model ----
-    model = load_seq2seq(args, accelerator, tokenizer)
-    if preflight:
-        preflight.report_start(
-            accelerator, args, model, tokenizer, train_rows, train_rows, total_steps, facts, told
-        )
-    else:
-        accelerator.print("no checkpoints: fault_tolerance.py is not beside this recipe")
-
-    # ---- Optimizer and schedule ----
-    optimizer = make_optimizer(model, args)
-    if fault_tolerance:
-        fault_tolerance.check_gradients(accelerator, optimizer)
-    warmup_steps = (
-        math.ceil(args.warmup_steps * total_steps)
-        if args.warmup_steps < 1
-        else int(args.warmup_steps)
-    )
-    schedule = get_scheduler(args.lr_scheduler_type, optimizer, warmup_steps, total_steps)
-
-    # ---- Prepare ----
-    # Without the schedule, which would step once per rank (accelerate#2926)
-    model, optimizer, train_loader = accelerator.prepare(model, optimizer, train_loader)
-    if fault_tolerance:
-        fault_tolerance.undo_allocating_step(accelerator, model, optimizer)
-    accelerator.init_trackers("t5", {key: str(value) for key, value in vars(args).items()})
-
-    # ---- Resume ----
-    if checkpoint:
-        fault_tolerance.resume(accelerator, model, optimizer, schedule, args, checkpoint, progress)
+    # ---- Model, optimizer, schedule ----
+    model = load_model(args, accelerator, tokenizer)
+    first = train_rows.dataset[0]
+    largest_token = max(tokenizer.pad_token_id, train_rows.dataset["largest"][:].max())
+    check_model(args, model, largest_token, longest_row=train_rows.dataset["longest"][:].max())
+    notes = describe_rows(train_rows, eval_rows)
+    notes["batch"] = plan.describe("rows", lengths.mean())
+    notes["sample"] = " -> ".join(tokenizer.decode(first[name]) for name in ("input_ids", "labels"))
+    run.summarize(model, notes)
+    optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    run.resume(model, optimizer, schedule)
 
     # ---- Train ----
-    eval_every = {"no": total_steps, "steps": args.eval_steps, "epoch": steps_per_epoch}[
-        args.eval_strategy
-    ]
-    metrics_file = open(
-        output_dir / "metrics.jsonl" if accelerator.is_main_process else os.devnull,
-        "a" if checkpoint else "w",
-        buffering=1,
-    )
-    bar = tqdm(
-        desc="Training",
-        total=total_steps,
-        initial=progress["step"],
-        unit="step",
-        disable=not accelerator.is_main_process,
-    )
+    measure = partial(evaluate, run, accelerator, model, eval_rows, eval_loader, tokenizer, args)
+    if eval_loader and run.owes_evaluation(plan.evaluate_after):
+        measure()
     model.train()
-    step, num_tokens_seen = progress["step"], progress["num_input_tokens_seen"]
-    loader, start, tokens_before = iter(train_loader), time.perf_counter(), num_tokens_seen
-    while True:  # here `step` steps are done
-        progress |= {
-            "evaluated": step == progress["step"] and progress["evaluated"],
-            "schedule_steps": schedule.state_dict()["last_epoch"],
-        }
-        progress |= {
-            "step": step,
-            "num_input_tokens_seen": num_tokens_seen,
-            "arguments": vars(args) | facts,
-        }
-        if (
-            eval_rows
-            and not progress["evaluated"]
-            and (step % eval_every == 0 or step == total_steps)
-        ):
-            if metrics := evaluate_texts(
-                accelerator, model, eval_loader, eval_rows, tokenizer, args, step
-            ):
-                metrics_file.write(json.dumps(metrics) + "\n")
-                accelerator.log(metrics, step=step)
-                if accelerator.is_main_process:
-                    bar.write(
-                        f"step {step}: {', '.join(f'{name[5:]} {value:.4f}' for name, value in metrics.items() if name != 'step')} on held-out rows"
-                    )
-            progress["evaluated"] = metrics is not None
-        if fault_tolerance:
-            fault_tolerance.keep(accelerator, model, optimizer, args, progress, bar)
-        if step >= total_steps:
-            break
-        step += 1
-        micro_batches, losses, applied = [next(loader) for _ in range(accumulation)], [], True
-        # For dropout, so that no random state has to be saved; after next, whose first call draws a number
-        generator = torch.cuda if accelerator.device.type == "cuda" else torch.default_generator
-        generator.manual_seed(
-            int(
-                np.random.SeedSequence((args.seed, step, accelerator.process_index)).generate_state(
-                    1
-                )[0]
-            )
-        )
-        num_targets, num_tokens = accelerator.reduce(
-            sum(batch["counts"] for batch in micro_batches)
-        )  # of the whole window, over all ranks
+    batches = iter(train_loader)
+    for step in run.steps():
+        micro_batches = [next(batches) for _ in range(args.gradient_accumulation_steps)]
+        # The loss is a sum over the targets of the whole step, on all ranks, divided by their number
+        counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
+        num_targets, num_tokens = counts
+        losses, grad_norm = [], None
         for batch in micro_batches:
             with accelerator.accumulate(model):
                 loss = summed_target_loss(accelerator, model, batch) / num_targets
                 losses.append(loss.detach())
-                # Backends average over ranks, accelerate divides by the accumulation steps: undo both. 0 * loss is no 0
-                # where the loss is not finite: then the gradient, which all ranks share, is not finite either
-                accelerator.backward(loss * (window + 0 * losses[-1]))
+                backward(accelerator, loss)
                 if accelerator.sync_gradients:
-                    grad_norm = accelerator.clip_grad_norm_(
-                        model.parameters(), args.max_grad_norm or math.inf
-                    )
-                    if fault_tolerance:
-                        applied = fault_tolerance.hold_back(
-                            accelerator, optimizer, grad_norm, step, micro_batches, losses
-                        )
+                    max_norm = args.max_grad_norm or math.inf
+                    grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)
+                    run.guard(grad_norm, losses, micro_batches)
                 optimizer.step()
+                schedule.step()
                 optimizer.zero_grad()
-        num_tokens_seen = num_tokens_seen + num_tokens
-        if (
-            step % args.logging_steps == 0 or step == total_steps
-        ):  # only here the device is waited for
-            loss, norm = (
-                accelerator.reduce(sum(losses)).item(),
-                math.nan if grad_norm is None else float(grad_norm),
-            )
-            metrics = {
-                "step": step,
-                "epoch": step / steps_per_epoch,
-                "loss": loss if math.isfinite(loss) else None,
-                "grad_norm": norm if math.isfinite(norm) else None,
-                "learning_rate": schedule.get_last_lr()[0],
-                "num_input_tokens_seen": int(num_tokens_seen),
-                "tokens_per_second": int(num_tokens_seen - tokens_before)
-                / (time.perf_counter() - start),
-                "peak_memory_gib": (
-                    torch.cuda.max_memory_allocated() or getrusage(RUSAGE_SELF).ru_maxrss * 1024
-                )
-                / 2**30,
-            }
-            metrics_file.write(json.dumps(metrics) + "\n")
-            accelerator.log(
-                {name: value for name, value in metrics.items() if value is not None}, step=step
-            )
-            bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
-            if not fault_tolerance and not math.isfinite(
-                loss if grad_norm is None or accelerator.scaler else loss + norm
-            ):  # fp16's scale may be too large
-                stop(
-                    70,
-                    f"the loss or gradient of step {step} is not finite; without fault_tolerance.py nothing is saved",
-                )
-        if applied and not accelerator.optimizer_step_was_skipped:
-            schedule.step()
-        bar.update()
+        run.log_step(sum(losses), grad_norm, num_tokens, epoch=step / plan.steps_per_epoch)
+        if eval_loader and step in plan.evaluate_after:
+            measure()
 
-    # ---- Evaluate and save ----
-    bar.close()
-    export_model(accelerator, model, tokenizer, output_dir)
-    if fault_tolerance:
-        fault_tolerance.conclude(accelerator, "done", 0)
-    accelerator.print(
-        f"Trained in {time.perf_counter() - start:.0f} s; the model is in {output_dir}{', its texts in predictions.jsonl' * bool(eval_rows and args.predict_with_generate)}. To go on:\n  python scripts/plot_loss.py {output_dir}"
-    )
-    accelerator.end_training()
+    # ---- Save ----
+    save_model(accelerator, model, tokenizer, args.output_dir)
+    run.finish(f"Its curve: python scripts/plot_loss.py {args.output_dir}")
 
 
 if __name__ == "__main__":
-    main()
+    main(args)

@@ -34,11 +34,15 @@ def load_tokenizer(name: str) -> Any:
     return tokenizer
 
 
-def load_text_tokenizer(name: str) -> Any:
-    """Return the tokenizer of a folder or hub id, with a pad token, which pads on the right."""
+def load_text_tokenizer(name: str, **options: Any) -> Any:
+    """Return the tokenizer of a folder or hub id, with a pad token, which pads on the right.
+
+    Args:
+        options: further arguments of from_pretrained, such as src_lang.
+    """
     with loading("tokenizer", name):
         tokenizer = transformers.AutoTokenizer.from_pretrained(
-            name, padding_side="right", trust_remote_code=False
+            name, padding_side="right", trust_remote_code=False, **options
         )
     if not tokenizer.pad_token:
         tokenizer.pad_token = tokenizer.eos_token

@@ -141,7 +141,10 @@ class RecipeParser(HfArgumentParser):
                 field.type = hints[name]
                 field.metadata = {"help": help_of(dtype, name).replace("%", "%%")}
                 self._parse_dataclass_field(groups[owner.GROUP], field)
-                apply_markers(self._option_string_actions[f"--{name}"], markers.get(name, ()))
+                flags = self._option_string_actions
+                apply_markers(flags[f"--{name}"], markers.get(name, ()))
+                if f"--no_{name}" in flags:  # argparse's own form of it
+                    flags[f"--no-{name}"] = flags[f"--no_{name}"]
         self.add_argument(
             CONFIG_FLAG,
             metavar="FILE",

@@ -273,6 +273,40 @@ def cast_pixels(model: "torch.nn.Module") -> None:
     model.register_forward_pre_hook(cast, with_kwargs=True)
 
 
+@workaround("https://github.com/huggingface/transformers/issues/21667", seen="transformers 5.23")
+@contextlib.contextmanager
+def gathered_outside_of_layers(model: Any, accelerator: "Accelerator") -> Iterator[None]:
+    """Have FSDP hold whole, within this context, what is in no layer.
+
+    It gathers embeddings and head in the forward of the whole model; generate calls the encoder by
+    itself first. Layers gather themselves, and ZeRO-3 all modules.
+    """
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    if accelerator.is_fsdp2:
+        model.unshard()
+    # Of FSDP1; it does nothing to other models
+    with FullyShardedDataParallel.summon_full_params(model, recurse=False, writeback=False):
+        yield
+
+
+@workaround("transformers/models/bart/modeling_bart.py, layerdrop", seen="transformers 5.23")
+def leave_out_no_layers(model: "torch.nn.Module") -> None:
+    """Turn off layerdrop: a layer that one rank leaves out would keep the others waiting."""
+    for module in model.modules():
+        module.layerdrop = 0.0  # type: ignore[assignment]
+
+
+@workaround("torch/distributed/fsdp/_fully_shard", seen="torch 2.13")
+def share_embedding_modules(model: Any) -> None:
+    """Let encoder and decoder have one embedding module: FSDP2 wants a weight in one module."""
+    shared = model.get_input_embeddings()
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is type(shared) and child.weight is shared.weight:
+                setattr(module, name, shared)
+
+
 # ---- Adapters ----
 @workaround("deepspeed/runtime/engine.py, _configure_distributed_model", seen="deepspeed 0.19")
 def cast_for_zero3(model: "torch.nn.Module", accelerator: "Accelerator") -> None:

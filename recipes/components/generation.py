@@ -1,0 +1,29 @@
+"""Text that a model writes while it is trained, under every strategy."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from components import upstream
+
+
+def generate(
+    accelerator: Accelerator,
+    model: torch.nn.Module,
+    inputs: Mapping[str, torch.Tensor],
+    **options: Any,
+) -> torch.Tensor:
+    """Return the tokens that the model writes, [rows, tokens].
+
+    Every rank takes part, until the last one has finished. The model must have run before.
+
+    Args:
+        inputs: what the model reads, [rows, tokens].
+        options: of transformers' generate.
+    """
+    is_synced = accelerator.num_processes > 1
+    with upstream.gathered_outside_of_layers(model, accelerator), accelerator.autocast():
+        unwrapped: Any = accelerator.unwrap_model(model)
+        return unwrapped.generate(**inputs, **options, synced_gpus=is_synced)
