@@ -15,6 +15,7 @@ from datasets import Dataset
 from mask_probe import ARCHITECTURES, SHAPE, distance_from_alone, leak, packed_batch, random_model
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
+    AttentionInterface,
     AutoModelForCausalLM,
     Gemma2Config,
     GPT2Config,
@@ -80,6 +81,9 @@ def calls(monkeypatch):
         seen.append((query.dtype, key.dtype, value.dtype))
         return by_row(query, key, value, *arguments, **options)
 
+    # components/varlen.py registers its own under the same name
+    known = AttentionInterface._global_mapping
+    monkeypatch.setitem(known, varlen.NAME, varlen.varlen_attention)
     monkeypatch.setattr(varlen, "varlen_attn", watched)
     monkeypatch.setattr(varlen, "PARAMETERS", frozenset({"window_size", "enable_gqa"}))
     return seen

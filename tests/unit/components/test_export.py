@@ -1,0 +1,134 @@
+"""The exported folder has each weight once, under the name that `from_pretrained` knows."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from components.export import save_model, whole_weights
+from fakes import fake_accelerator
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
+
+
+class Processor:
+    """A tokenizer, as far as it matters here."""
+
+    def save_pretrained(self, folder):
+        Path(folder, "tokenizer.json").write_text("{}")
+
+
+def rank(**settings):
+    """An accelerator that gathers what the model says of itself."""
+    return fake_accelerator(get_state_dict=lambda model: model.state_dict(), **settings)
+
+
+def model_of(tied=False):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE, tie_word_embeddings=tied))
+
+
+def saved(model, folder):
+    save_model(rank(), model, Processor(), str(folder))
+    return {path.name for path in folder.iterdir()}
+
+
+def assert_same_weights(model, other):
+    for (name, weight), loaded in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(weight, loaded), name
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_from_pretrained_loads_what_was_trained(tied, tmp_path):
+    model = model_of(tied)
+    files = saved(model, tmp_path)
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= files
+    assert_same_weights(model, AutoModelForCausalLM.from_pretrained(tmp_path))
+    assert ("lm_head.weight" in load_file(tmp_path / "model.safetensors")) == (not tied)
+
+
+def test_only_the_main_process_writes(tmp_path):
+    save_model(rank(is_main_process=False), model_of(), Processor(), str(tmp_path))
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_compiled_layers_are_exported_under_their_own_names(tied, tmp_path):
+    model = model_of(tied)
+    names = set(model.state_dict())
+    for number, layer in enumerate(model.model.layers):
+        model.model.layers[number] = torch.compile(layer, backend="eager")
+    saved(torch.compile(model, backend="eager"), tmp_path)
+    if tied:
+        names.remove("lm_head.weight")
+    assert set(load_file(tmp_path / "model.safetensors")) == names
+    assert_same_weights(model_of(tied), AutoModelForCausalLM.from_pretrained(tmp_path))
+
+
+def with_adapters():
+    torch.manual_seed(1)
+    config = LoraConfig(target_modules="all-linear", init_lora_weights=False)
+    return get_peft_model(model_of(), config)
+
+
+def test_of_adapters_only_they_are_exported_and_peft_loads_them(tmp_path):
+    model = with_adapters()
+    files = saved(model, tmp_path)
+    assert "adapter_model.safetensors" in files and "model.safetensors" not in files
+    assert_same_weights(model, PeftModel.from_pretrained(model_of(), tmp_path))
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_adapters_inside_of_fsdp1s_wrappers_are_exported_too(one_rank, tmp_path):
+    model = with_adapters()
+    layer_class = type(model.get_base_model().model.layers[0])
+    wrapped = FullyShardedDataParallel(
+        model,
+        auto_wrap_policy=ModuleWrapPolicy({layer_class}),
+        use_orig_params=True,
+        device_id=torch.device("cpu"),
+    )
+    saved(wrapped, tmp_path / "wrapped")
+    saved(with_adapters(), tmp_path / "plain")
+    name = "adapter_model.safetensors"
+    assert (tmp_path / "wrapped" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+
+
+def test_of_a_sharded_model_with_adapters_the_frozen_base_is_not_gathered():
+    """It would take as much memory of the host as the whole model has."""
+    asked = []
+
+    class Engine(torch.nn.Module):
+        """DeepSpeed's, as far as it is asked here."""
+
+        def __init__(self, model):
+            super().__init__()
+            self.peft_config = model.peft_config
+
+        def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters):
+            asked.append(exclude_frozen_parameters)
+            return {"lora_A.weight": torch.ones(1)}
+
+    accelerator = rank(distributed_type="DEEPSPEED")
+    accelerator.state.deepspeed_plugin = type("Plugin", (), {"zero_stage": 3})()
+    assert set(whole_weights(accelerator, Engine(with_adapters()))) == {"lora_A.weight"}
+    assert asked == [True]

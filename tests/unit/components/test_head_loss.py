@@ -1,0 +1,435 @@
+"""The loss in the output head is that of all logits, and never holds them.
+
+In process, on random numbers and tiny random models in fp32.
+"""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from components.head_loss import (
+    LossInHead,
+    LossInPieces,
+    changes_logits_after_head,
+    logits_mib,
+    replaced_forward,
+    tokens_per_piece,
+)
+from peft import LoraConfig, get_peft_model
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    CohereConfig,
+    Gemma2Config,
+    GPT2Config,
+    GptOssConfig,
+    GraniteConfig,
+    LlamaConfig,
+    MixtralConfig,
+    Qwen3Config,
+)
+
+CPU = torch.device("cpu")
+SHAPE = {
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "head_dim": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+NO_DROPOUT = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
+MODELS = {
+    "llama": LlamaConfig(**SHAPE),
+    "tied": LlamaConfig(**SHAPE, tie_word_embeddings=True),
+    "gpt2": GPT2Config(
+        vocab_size=320, n_embd=32, n_layer=2, n_head=4, n_positions=128, **NO_DROPOUT
+    ),
+    "gemma2, which caps its logits": Gemma2Config(
+        **SHAPE, final_logit_softcapping=2.0, sliding_window=16
+    ),
+}
+
+
+def model_of(name):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(
+        MODELS[name], attn_implementation="eager", dtype=torch.float32
+    )
+
+
+@dataclass(frozen=True)
+class Row:
+    """Tokens, of which the first `prompt` are not trained on."""
+
+    ids: list[int]
+    prompt: int
+
+
+def random_rows():
+    chance = np.random.default_rng(0)
+    rows = []
+    for _ in range(40):
+        length = int(chance.integers(4, 40))
+        prompt = max(int(chance.integers(0, length - 1)), 1)  # nothing comes before the first token
+        rows.append(Row(chance.integers(1, 320, length).tolist(), prompt))
+    return rows
+
+
+ROWS = random_rows()
+
+
+def batch_of(lines, width):
+    """A batch of lines, each of one row or of several that do not see each other."""
+    ids = torch.zeros(len(lines), width, dtype=torch.long)
+    position_ids = torch.zeros_like(ids)
+    is_target = torch.zeros_like(ids, dtype=torch.bool)
+    for number, line in enumerate(lines):
+        start = 0
+        for row in line:
+            end = start + len(row.ids)
+            ids[number, start:end] = torch.tensor(row.ids)
+            position_ids[number, start:end] = torch.arange(len(row.ids))
+            is_target[number, start + row.prompt : end] = True
+            start = end
+    inputs = {"input_ids": ids}
+    if any(len(line) > 1 for line in lines):
+        inputs["position_ids"] = position_ids
+    places = is_target.flatten().nonzero()[:, 0]
+    return {"inputs": inputs, "positions": places - 1, "targets": ids.flatten()[places]}
+
+
+LAYOUTS = {
+    "padded": batch_of([[row] for row in ROWS], 40),
+    "packed": batch_of([ROWS[start : start + 2] for start in range(0, 40, 2)], 80),
+    "in one line": batch_of([ROWS], sum(len(row.ids) for row in ROWS)),
+}
+
+
+@pytest.fixture
+def batch():
+    return LAYOUTS["padded"]
+
+
+def loss_one_by_one(model):
+    """The loss summed over the rows one by one, by transformers' own forward pass."""
+    total = torch.zeros(())
+    for row in ROWS:
+        ids = torch.tensor([row.ids])
+        logits = model(input_ids=ids).logits[0, row.prompt - 1 : -1].float()
+        total = total + torch.nn.functional.cross_entropy(
+            logits, ids[0, row.prompt :], reduction="sum"
+        )
+    return total
+
+
+def norm_after(loss, model):
+    model.zero_grad()
+    loss.backward()
+    return torch.nn.utils.get_total_norm([weight.grad for weight in model.parameters()]).item()
+
+
+# ---- The loss ----
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_loss_is_that_of_the_rows_one_by_one(name, layout):
+    plain = model_of(name)
+    loss = loss_one_by_one(plain)
+    norm = norm_after(loss, plain)
+    for mib in (256, 0.02):  # at once, and in pieces of 16 tokens
+        model = model_of(name)
+        token_loss = LossInHead(model, mib, CPU)
+        ours = token_loss(model, LAYOUTS[layout])
+        assert ("after its head" in str(token_loss)) == name.startswith("gemma2")
+        assert ours.dtype == torch.float32 and ours.item() == pytest.approx(loss.item(), rel=1e-6)
+        assert norm_after(ours, model) == pytest.approx(norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2, which caps its logits"])
+@pytest.mark.parametrize("mib", [256, 0.02], ids=["at once", "in pieces"])
+def test_each_tokens_loss_comes_beside_what_else_the_model_puts_out(name, mib, batch):
+    model = model_of(name)
+    logits = model(**batch["inputs"]).logits.flatten(0, 1)[batch["positions"]]
+    wanted = torch.nn.functional.cross_entropy(logits, batch["targets"], reduction="none")
+    token_loss = LossInHead(model, mib, CPU)
+    inputs = batch["inputs"] | {"output_hidden_states": True}
+    losses, output = token_loss.losses_and_output(
+        model, inputs, batch["positions"], batch["targets"]
+    )
+    torch.testing.assert_close(losses, wanted)
+    assert len(output.hidden_states) == 3
+    alone = token_loss.losses(model, batch["inputs"], batch["positions"], batch["targets"])
+    assert alone.equal(losses) and token_loss(model, batch).equal(losses.sum())
+
+
+def test_a_rank_without_rows_adds_nothing_and_still_has_a_gradient():
+    model = model_of("llama")
+    nothing = torch.zeros(0, dtype=torch.long)
+    batch = {
+        "inputs": {"input_ids": torch.zeros(1, 1, dtype=torch.long)},
+        "positions": nothing,
+        "targets": nothing,
+    }
+    loss = LossInHead(model, None, CPU)(model, batch)
+    loss.backward()
+    assert loss == 0
+    assert all(not weight.grad.any() for weight in model.parameters())
+
+
+def test_a_loss_in_which_nothing_is_asked_for_leaves_the_logits_as_they_are(batch):
+    model = model_of("llama")
+    wanted = model(**batch["inputs"]).logits
+    token_loss = LossInHead(model, None, CPU)
+    assert model(**batch["inputs"]).logits.equal(wanted)
+    token_loss(model, batch)
+    token_loss.forget_batch()
+    assert model(**batch["inputs"]).logits.equal(wanted)
+
+
+@pytest.mark.parametrize("mib", [256, 0.02], ids=["at once", "in pieces"])
+def test_two_models_do_not_take_each_others_tokens(mib, batch):
+    """What is asked for belongs to one object, not to the process."""
+    models = [model_of("llama"), model_of("tied")]
+    losses = [LossInHead(model, mib, CPU) for model in models]
+    alone = losses[0](models[0], batch)
+    fewer = batch | {"positions": batch["positions"][:5], "targets": batch["targets"][:5]}
+    losses[0](models[0], fewer)
+    again = losses[0](models[0], batch)
+    losses[1](models[1], fewer)
+    again.backward()
+    assert again.equal(alone)
+
+
+def test_a_head_that_the_backward_pass_computes_again_has_the_same_gradient(batch):
+    """FSDP's activation checkpointing can wrap the head."""
+    gradients = []
+    for is_wrapped in (False, True):
+        model = model_of("llama")
+        token_loss = LossInHead(model, 0.02, CPU)
+        if is_wrapped:
+            model.lm_head = checkpoint_wrapper(model.lm_head)
+        token_loss(model, batch).backward()
+        gradients.append([weight.grad for weight in model.parameters()])
+    for plain, wrapped in zip(*gradients, strict=True):
+        assert plain.equal(wrapped)
+
+
+def test_a_compiled_head_gives_the_same_loss(batch):
+    """accelerate's regional compilation compiles the head by itself."""
+    model = model_of("llama")
+    token_loss = LossInHead(model, 0.02, CPU)
+    wanted = token_loss(model, batch)
+    model.lm_head = torch.compile(model.lm_head, backend="eager")
+    fewer = batch | {"positions": batch["positions"][:5], "targets": batch["targets"][:5]}
+    token_loss(model, fewer)
+    assert token_loss(model, batch).equal(wanted)
+
+
+# ---- Models that change their logits ----
+FEW = SHAPE | {"num_hidden_layers": 1}
+ROUTED = FEW | {"num_local_experts": 2}
+PUT_OUT_WHAT_THE_HEAD_RETURNS = {
+    "llama": LlamaConfig(**FEW),
+    "qwen3": Qwen3Config(**FEW, tie_word_embeddings=True),
+    "gpt2": GPT2Config(vocab_size=320, n_embd=32, n_layer=1, n_head=4),
+    "bloom": BloomConfig(vocab_size=320, hidden_size=32, n_layer=1, n_head=4),
+    "mixtral, with its router's loss": MixtralConfig(**ROUTED, output_router_logits=True),
+    "gpt_oss": GptOssConfig(**ROUTED),
+    "gemma2 without a cap": Gemma2Config(**FEW, final_logit_softcapping=None),
+}
+CAP_OR_SCALE_IT = {
+    "gemma2": Gemma2Config(**FEW, final_logit_softcapping=2.0),
+    "granite": GraniteConfig(**FEW, logits_scaling=8.0),
+    "cohere": CohereConfig(**FEW),
+}
+
+
+@pytest.mark.parametrize("name", [*PUT_OUT_WHAT_THE_HEAD_RETURNS, *CAP_OR_SCALE_IT])
+def test_models_that_change_their_logits_after_the_head_are_found(name):
+    changes = name in CAP_OR_SCALE_IT
+    config = (PUT_OUT_WHAT_THE_HEAD_RETURNS | CAP_OR_SCALE_IT)[name]
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    forwards = [vars(module).get("forward") for module in model.modules()]
+    assert changes_logits_after_head(model) == changes
+    assert [vars(module).get("forward") for module in model.modules()] == forwards
+    adapted = get_peft_model(model, LoraConfig(target_modules="all-linear"))
+    assert changes_logits_after_head(adapted) == changes
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_forward_is_put_back_also_after_an_error(is_replaced):
+    layer = torch.nn.Linear(2, 2)
+    if is_replaced:
+        layer.forward = lambda hidden: hidden + 1
+    before = vars(layer).get("forward")
+    with pytest.raises(RuntimeError), replaced_forward(layer, lambda hidden: hidden):
+        assert layer(1) == 1
+        raise RuntimeError
+    assert vars(layer).get("forward") is before
+
+
+# ---- How many at a time ----
+def test_the_pieces_of_the_loss_grow_with_the_whole_memory_of_a_gpu(monkeypatch):
+    """Of the whole, so that a run that resumes beside others finds the same."""
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * 2**30)
+    )
+    gpu = torch.device("cuda:0")
+    assert (logits_mib(None, gpu), logits_mib(None, CPU)) == (1280, 256)
+    assert (logits_mib(7, gpu), logits_mib(7, CPU)) == (7, 7)
+
+
+def test_a_piece_is_what_fits_and_never_nothing():
+    assert tokens_per_piece(1, 16384) == 16  # of 4 x 16,384 bytes each
+    assert tokens_per_piece(0.001, 16384) == 1
+    model = model_of("llama")
+    assert str(LossInHead(model, 256, CPU)) == (
+        "logits only of tokens that are trained on, 209,715 at a time"
+    )
+
+
+class LargestTensor(TorchDispatchMode):
+    """Elements of the largest tensor that any operation returns."""
+
+    size = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        result = function(*arguments, **(options or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                self.size = max(self.size, tensor.numel())
+        return result
+
+
+def test_logits_of_all_tokens_are_never_there(batch):
+    torch.manual_seed(0)
+    changes = {
+        "vocab_size": 16384,
+        "num_hidden_layers": 1,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+    }
+    seen = {}
+    for mib in (256, 1):
+        model = AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE | changes))
+        token_loss = LossInHead(model, mib, CPU)
+        with LargestTensor() as largest:
+            token_loss(model, batch).backward()
+        seen[mib] = largest.size
+    num_targets = len(batch["targets"])
+    assert seen[256] == num_targets * 16384 < batch["inputs"]["input_ids"].numel() * 16384
+    assert seen[1] == max(16 * 16384, 16384 * 8)  # 16 tokens of 4 x 16,384 bytes are 1 MiB
+
+
+# ---- Gradients of pieces ----
+class Recomputed(torch.nn.Linear):
+    """A head that is no plain Linear, as one with adapters: autograd adds up its pieces."""
+
+
+def head_gradients(
+    num_pieces, kind=torch.nn.Linear, dtype=None, scale=1.0, bias=False, frozen=False
+):
+    """Losses of 1,024 random tokens, under autocast to dtype, and three gradients.
+
+    These are of hidden states, the head's weight and its bias.
+    """
+    torch.manual_seed(0)
+    hidden = torch.randn(1, 1024, 64)
+    targets = torch.randint(512, (1024,))
+    model = AutoModelForCausalLM.from_config(
+        LlamaConfig(**SHAPE | {"vocab_size": 512, "hidden_size": 64})
+    )
+    model.lm_head = head = kind(64, 512, bias=bias)
+    head.weight.requires_grad_(not frozen)
+    token_loss = LossInHead(model, 1024 / num_pieces * 512 * 4 / 2**20, CPU)
+    hidden.requires_grad_()
+    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+        losses = losses_behind(token_loss, model, hidden, targets)
+    assert losses.shape == (1024,) and losses.dtype == torch.float32
+    (losses.sum() * scale).backward()
+    return losses.detach(), hidden.grad, head.weight.grad, head.bias.grad if bias else None
+
+
+def losses_behind(token_loss, model, hidden, targets):
+    """The losses of all tokens of a model whose body puts out these hidden states."""
+
+    def body(*_, **__):
+        return SimpleNamespace(
+            last_hidden_state=hidden, past_key_values=None, hidden_states=None, attentions=None
+        )
+
+    positions = torch.arange(len(targets))
+    inputs = {"input_ids": torch.zeros(1, len(targets), dtype=torch.long)}
+    with replaced_forward(model.base_model, body):
+        return token_loss.losses(model, inputs, positions, targets)
+
+
+def test_the_heads_gradient_in_bf16_is_as_exact_in_many_pieces_as_in_one():
+    exact = head_gradients(1)[2]
+    errors = [
+        ((head_gradients(pieces, dtype=torch.bfloat16)[2] - exact).norm() / exact.norm()).item()
+        for pieces in (1, 16, 64)
+    ]
+    # One rounding to eight bits. Added up in bf16 the error is 1.6 times as large in 16 pieces,
+    # and 3 times in 64
+    assert max(errors) < 1.1 * errors[0] < 0.005, errors
+
+
+HEADS = {
+    "plain": {},
+    "bias": {"bias": True},
+    "frozen": {"frozen": True},
+    "scaled": {"scale": 65536.0},
+    "frozen in bf16": {"frozen": True, "dtype": torch.bfloat16},
+}
+
+
+@pytest.mark.parametrize("options", HEADS.values(), ids=HEADS)
+def test_pieces_give_bit_for_bit_what_recomputation_gives(options):
+    for ours, recomputed in zip(
+        head_gradients(16, **options), head_gradients(16, Recomputed, **options), strict=True
+    ):
+        assert (ours is None and recomputed is None) or ours.equal(recomputed)
+
+
+def test_a_frozen_head_gets_no_gradient():
+    assert head_gradients(16, frozen=True)[2] is None
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "lm_head"]], ids=str)
+def test_adapters_on_the_head_or_beside_it_get_the_gradient_of_all_logits(targets, batch):
+    gradients = []
+    for mib in (None, 256, 0.02):
+        torch.manual_seed(1)
+        model = get_peft_model(
+            model_of("llama"), LoraConfig(target_modules=targets, init_lora_weights=False)
+        )
+        if mib is None:
+            logits = model(**batch["inputs"]).logits.flatten(0, 1)[batch["positions"]]
+            loss = torch.nn.functional.cross_entropy(logits, batch["targets"], reduction="sum")
+        else:
+            loss = LossInHead(model, mib, CPU)(model, batch)
+        loss.backward()
+        gradients.append([weight.grad for weight in model.parameters() if weight.requires_grad])
+    for plain, *ours in zip(*gradients, strict=True):
+        for gradient in ours:
+            torch.testing.assert_close(gradient, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_a_weight_that_was_multiplied_without_gradients_still_gets_them():
+    """Autocast keeps what it has cast, with or without a history."""
+    torch.manual_seed(0)
+    weight, hidden = torch.randn(8, 4, requires_grad=True), torch.randn(6, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        first = LossInPieces.apply(hidden, weight, None, torch.arange(6), 2).sum()
+        second = torch.nn.functional.linear(hidden, weight).float().sum()
+    (first_gradient,) = torch.autograd.grad(first, weight)
+    (second_gradient,) = torch.autograd.grad(second, weight)
+    assert first_gradient.any() and second_gradient.any()

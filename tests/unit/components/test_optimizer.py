@@ -1,0 +1,174 @@
+"""What decays and what does not; a schedule that advances with the weights and not otherwise."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from bitsandbytes.optim import AdamW8bit, PagedAdamW8bit, PagedAdamW32bit
+from components.arguments import TrainingArguments
+from components.optimizer import make_adamw, make_optimizer, warmup_steps
+from fakes import fake_accelerator
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaConfig
+
+SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 16}
+LLAMA = LlamaConfig(**SMALL, intermediate_size=8)
+GPT2 = GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=16)
+BLOOM = BloomConfig(hidden_size=8, n_layer=1, n_head=1, vocab_size=16)
+
+
+# ---- AdamW ----
+@pytest.mark.parametrize("config", [LLAMA, GPT2, BLOOM], ids=lambda config: config.model_type)
+def test_biases_and_norms_do_not_decay(config):
+    model = AutoModelForCausalLM.from_config(config)
+    decayed, kept = make_adamw(model, TrainingArguments(weight_decay=0.1)).param_groups
+    assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
+    assert {weight.dim() for weight in decayed["params"]} == {2}
+    assert {weight.dim() for weight in kept["params"]} == {1}
+
+
+def names_of(model, optimizer):
+    """The names of what an optimizer steps."""
+    stepped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    return [name for name, weight in model.named_parameters() if id(weight) in stepped]
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_with_adapters_they_are_stepped_and_nothing_else(use_dora):
+    model = get_peft_model(
+        AutoModelForCausalLM.from_config(LLAMA),
+        LoraConfig(target_modules="all-linear", use_dora=use_dora),
+    )
+    stepped = names_of(model, make_adamw(model, TrainingArguments()))
+    assert stepped == [name for name, _ in model.named_parameters() if "lora_" in name]
+
+
+def test_without_adapters_every_weight_is_stepped():
+    model = AutoModelForCausalLM.from_config(LLAMA)
+    stepped = names_of(model, make_adamw(model, TrainingArguments()))
+    assert stepped == [name for name, _ in model.named_parameters()]
+
+
+def test_there_is_no_group_of_nothing():
+    """DeepSpeed drops an empty one, and the schedule then fails."""
+    model = torch.nn.Linear(2, 2, bias=False)
+    (group,) = make_adamw(model, TrainingArguments()).param_groups
+    assert group["params"] == [model.weight]
+
+
+KINDS = {
+    "adamw_torch": torch.optim.AdamW,
+    "adamw_torch_fused": torch.optim.AdamW,
+    "adamw_8bit": AdamW8bit,
+    "paged_adamw_8bit": PagedAdamW8bit,
+    "paged_adamw_32bit": PagedAdamW32bit,
+}
+
+
+@pytest.mark.parametrize("optim", KINDS)
+def test_each_name_is_its_optimizer(optim):
+    args = TrainingArguments(optim=optim, learning_rate=1e-3)
+    optimizer = make_adamw(torch.nn.Linear(2, 2), args)
+    assert type(optimizer) is KINDS[optim]
+    assert [group["lr"] for group in optimizer.param_groups] == [1e-3, 1e-3]
+    assert bool(optimizer.defaults.get("fused")) == (optim == "adamw_torch_fused")
+
+
+def test_embeddings_keep_32_bits_of_state_under_an_8_bit_optimizer():
+    model = torch.nn.Sequential(torch.nn.Embedding(64, 128), torch.nn.Linear(128, 64))
+    optimizer = make_adamw(model, TrainingArguments(optim="adamw_8bit", learning_rate=1e-3))
+    model(torch.arange(4)).sum().backward()
+    optimizer.step()
+    assert optimizer.state[model[0].weight]["state1"].dtype == torch.float32
+    assert optimizer.state[model[1].weight]["state1"].dtype == torch.uint8
+
+
+# ---- Schedule ----
+def made(total_steps=10, **arguments):
+    """An accelerator, and the schedule of a tiny model."""
+    state = SimpleNamespace(deepspeed_plugin=None, fsdp_plugin=None)
+    accelerator = fake_accelerator(
+        state=state, sync_gradients=True, optimizer_step_was_skipped=False
+    )
+    args = TrainingArguments(**{"learning_rate": 1.0} | arguments)
+    optimizer, schedule = make_optimizer(torch.nn.Linear(2, 2), args, accelerator, total_steps)
+    optimizer.step()  # so that torch does not warn
+    return accelerator, schedule
+
+
+@pytest.mark.parametrize(
+    ("given", "total", "steps"), [(0, 10, 0), (3, 10, 3), (0.25, 10, 3), (0.5, 7, 4), (1, 10, 1)]
+)
+def test_warmup_below_1_is_a_share_of_all_steps_rounded_up(given, total, steps):
+    assert warmup_steps(TrainingArguments(warmup_steps=given), total) == steps
+
+
+def test_the_rate_warms_up_and_falls():
+    _, schedule = made(total_steps=6, warmup_steps=2)
+    rates = []
+    for _ in range(6):
+        schedule.step()
+        rates.append(schedule.learning_rate)
+    assert rates == [0, 0.5, 1, 0.75, 0.5, 0.25]  # those that the optimizer had
+    assert schedule.get_last_lr() == [0, 0] and schedule.steps == 6
+
+
+def test_it_stays_while_gradients_are_accumulated():
+    accelerator, schedule = made()
+    accelerator.sync_gradients = False
+    schedule.step()
+    schedule.step()
+    assert (schedule.steps, schedule.learning_rate) == (0, 1.0)
+    accelerator.sync_gradients = True
+    schedule.step()
+    assert schedule.steps == 1
+
+
+def test_it_stays_at_a_step_that_the_loss_scale_left_out():
+    accelerator, schedule = made()
+    schedule.step()
+    accelerator.optimizer_step_was_skipped = True
+    schedule.step()
+    assert schedule.steps == 1
+    assert schedule.learning_rate == 0.9  # what that step had, and what the next one has
+    accelerator.optimizer_step_was_skipped = False
+    schedule.step()
+    assert (schedule.steps, schedule.learning_rate) == (2, 0.9)
+
+
+def test_it_stays_at_the_one_step_for_which_it_is_held():
+    accelerator, schedule = made()
+    schedule.hold()
+    accelerator.sync_gradients = False
+    schedule.step()
+    accelerator.sync_gradients = True
+    schedule.step()
+    assert (schedule.steps, schedule.learning_rate) == (0, 1.0)
+    schedule.step()
+    assert schedule.steps == 1
+
+
+def test_a_resumed_schedule_has_the_rates_of_one_that_was_not_stopped():
+    _, first = made(warmup_steps=2, lr_scheduler_type="cosine")
+    for _ in range(4):
+        first.step()
+    _, second = made(warmup_steps=2, lr_scheduler_type="cosine")
+    second.advance(4)
+    assert second.steps == first.steps == 4
+    assert second.get_last_lr() == first.get_last_lr()
+    assert second.learning_rate == first.get_last_lr()[0]
+    first.step()
+    second.step()
+    assert second.learning_rate == first.learning_rate
+
+
+def test_a_step_of_zero_0_whose_gradients_are_not_finite_changes_nothing():
+    """Its engine steps inside of backward, before anybody else can look."""
+    state = SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=0), fsdp_plugin=None)
+    model = torch.nn.Linear(2, 2)
+    optimizer, _ = make_optimizer(model, TrainingArguments(), fake_accelerator(state=state), 10)
+    before = model.weight.clone()
+    for weight in model.parameters():
+        weight.grad = torch.full_like(weight, float("nan"))
+    optimizer.step()
+    assert optimizer.overflow and model.weight.equal(before)

@@ -1,0 +1,279 @@
+"""`--attn_implementation varlen`: rows in one line give what each row gives alone.
+
+The kernel runs only on GPUs (tests/gpu/test_masks_on_gpu.py). Here a plain function with its
+arguments stands in for it, so that registration, shapes, grouped heads, windows and the ends of
+rows are shown; what the real one takes is looked at on tensors without memory.
+"""
+
+import pytest
+import torch
+from components import varlen
+from components.head_loss import LossInHead
+from mask_probe import ARCHITECTURES, SHAPE, distance_from_alone, leak, packed_batch, random_model
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPT2Config,
+    GPTNeoConfig,
+    GptOssConfig,
+    Llama4TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Qwen3Config,
+    Qwen3NextConfig,
+)
+
+LENGTHS = [7, 1, 10, 6]
+CLOSE = {"rtol": 1e-4, "atol": 1e-6}  # fp32, added in another order
+
+
+def by_row(query, key, value, *ends, scale=None, window_size=(-1, -1), enable_gqa=False):
+    """What torch documents of varlen_attn, row by row: [tokens, heads, head_dim]."""
+    cu_seq_q, cu_seq_k, max_q, max_k = ends
+    assert query.dim() == 3 and len(query) == len(key) == len(value)
+    assert cu_seq_q.dtype == torch.int32 and cu_seq_q.equal(cu_seq_k)
+    assert int(cu_seq_q[-1]) == len(query)
+    assert int(cu_seq_q.diff().max()) == max_q == max_k
+    assert query.shape[1] == key.shape[1] or enable_gqa
+    rows = []
+    starts = cu_seq_q.tolist()
+    for start, end in zip(starts, starts[1:], strict=False):
+        seen = seen_within(end - start, *window_size)
+        parts = [tensor[start:end].transpose(0, 1)[None] for tensor in (query, key, value)]
+        row = scaled_dot_product_attention(
+            *parts, attn_mask=seen, scale=scale, enable_gqa=enable_gqa
+        )
+        rows.append(row[0].transpose(0, 1))
+    return torch.cat(rows)
+
+
+def seen_within(length, left, right):
+    """Who sees whom in a row, [length, length]; -1: no bound on that side."""
+    distance = torch.arange(length)[:, None] - torch.arange(length)
+    seen = torch.ones(length, length, dtype=torch.bool)
+    if left >= 0:
+        seen &= distance <= left
+    if right >= 0:
+        seen &= distance >= -right
+    return seen
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    """Under the name of this module's attention recipes/varlen.py still registers its own."""
+    known = AttentionInterface._global_mapping
+    monkeypatch.setitem(known, varlen.NAME, varlen.varlen_attention)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The stand-in instead of the kernel; the dtypes of its queries, keys and values."""
+    seen = []
+
+    def watched(query, key, value, *arguments, **options):
+        seen.append((query.dtype, key.dtype, value.dtype))
+        return by_row(query, key, value, *arguments, **options)
+
+    monkeypatch.setattr(varlen, "KERNEL", watched)
+    monkeypatch.setattr(varlen, "PARAMETERS", frozenset({"window_size", "enable_gqa"}))
+    return seen
+
+
+def ends_of(lengths):
+    """Where rows of these lengths in one line begin and end, as arguments of the model."""
+    ends = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    longest = max(lengths)
+    return {
+        "cu_seq_lens_q": ends,
+        "cu_seq_lens_k": ends,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
+
+
+def in_one_line(*lengths):
+    """(batch, owners) of random rows of these lengths, with their ends."""
+    batch, owners = packed_batch(list(lengths))
+    return batch | ends_of(lengths), owners
+
+
+def pair_of(architecture):
+    """The same model with this attention and with sdpa."""
+    ours = random_model(architecture, "varlen")
+    theirs = random_model(architecture, "sdpa")
+    theirs.load_state_dict(ours.state_dict())
+    return ours, theirs
+
+
+@pytest.mark.parametrize("groups", [True, False], ids=["grouped", "repeated"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_logits_and_gradients_are_those_of_each_row_alone(architecture, groups, calls, monkeypatch):
+    if not groups:
+        monkeypatch.setattr(varlen, "PARAMETERS", frozenset({"window_size"}))
+    ours, theirs = pair_of(architecture)
+    batch, owners = in_one_line(*LENGTHS)
+    logits = ours(**batch).logits[0]
+    rows = []
+    for row in range(4):
+        ids = batch["input_ids"][owners == row]
+        rows.append(theirs(input_ids=ids[None], use_cache=False).logits[0])
+    alone = torch.cat(rows)
+    torch.testing.assert_close(logits, alone, **CLOSE)
+    assert len(calls) == 2  # once per layer
+    assert leak(ours, batch, owners) == 0
+    assert distance_from_alone(ours, batch, owners) < 1e-6
+    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))
+    (logits * weights).sum().backward()
+    (alone * weights).sum().backward()
+    for (name, one), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_nothing_is_read_to_find_out_whether_rows_are_packed(calls, monkeypatch):
+    """The other attentions have transformers look at the positions, and wait for the device."""
+    asked = []
+    monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", asked.append)
+    batch, _ = in_one_line(*LENGTHS)
+    ours, theirs = pair_of("mistral")
+    ours(**batch)
+    assert calls and not asked
+    theirs(**batch)
+    assert asked
+
+
+def test_wrong_ends_are_seen(calls):
+    ours, _ = pair_of("llama")
+    batch, owners = in_one_line(*LENGTHS)
+    assert leak(ours, batch | ends_of([24]), owners) > 0.1
+
+
+def padded(batch, owners):
+    """The same rows, each in a line of its own."""
+    rows = [batch["input_ids"][owners == row] for row in range(len(LENGTHS))]
+    return {"input_ids": torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)}
+
+
+def places_of_targets(width):
+    """Positions of the tokens whose next one is trained on, where lines are so wide; None: one."""
+    places = []
+    start = 0
+    for length in LENGTHS:
+        places += range(start, start + length - 1)
+        start += length if width is None else width
+    return torch.tensor(places)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_loss_is_that_of_padded_rows(checkpointing, calls):
+    batch, owners = in_one_line(*LENGTHS)
+    del batch["use_cache"]  # the loss says so itself
+    rows = [(batch, places_of_targets(None)), (padded(batch, owners), places_of_targets(10))]
+    found = []
+    for model, (inputs, positions) in zip(pair_of("llama"), rows, strict=True):
+        model.train()
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        token_loss = LossInHead(model, 256, torch.device("cpu"))
+        targets = inputs["input_ids"].flatten()[positions + 1]
+        loss = token_loss.losses(model, inputs, positions, targets).sum()
+        loss.backward()
+        norm = torch.nn.utils.get_total_norm([weight.grad for weight in model.parameters()])
+        found.append((loss.item(), norm.item()))
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    assert len(calls) == 2 * (1 + checkpointing)
+
+
+def test_under_autocast_the_kernel_gets_what_it_takes(calls):
+    """Rotary positions and Qwen's norms leave queries and keys in fp32."""
+    ours, _ = pair_of("qwen3")
+    with torch.autocast("cpu", torch.bfloat16):
+        ours(**in_one_line(*LENGTHS)[0]).logits.sum().backward()
+    assert set(calls) == {(torch.bfloat16,) * 3}
+
+
+def test_without_the_ends_nothing_is_computed(calls):
+    ours, _ = pair_of("llama")
+    batch, _ = packed_batch(LENGTHS)
+    with pytest.raises(ValueError, match="needs all rows in one line, with cu_seq_lens_q"):
+        ours(**batch)
+
+
+IMPOSSIBLE = {
+    "softcap": 50.0,
+    "s_aux": torch.zeros(4),
+    "dropout": 0.1,
+    "is_causal": False,
+    "position_bias": torch.zeros(1),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_what_the_kernel_cannot_do_is_an_error(name, calls):
+    query = torch.zeros(1, 4, 3, 16)
+    options = ends_of([3]) | {name: IMPOSSIBLE[name]}
+    with pytest.raises(ValueError, match=name):
+        varlen.varlen_attention(torch.nn.Module(), query, query, query, None, **options)
+    assert not calls
+
+
+@pytest.mark.skipif(not varlen.is_available(), reason="this torch has no varlen_attn")
+def test_the_real_kernel_takes_these_shapes():
+    """Forward and backward pass on tensors without memory: arguments and shapes, not numbers."""
+    model = random_model("mistral", "varlen", torch.bfloat16).to("meta")
+    batch, _ = in_one_line(*LENGTHS)
+    for name, value in batch.items():
+        if isinstance(value, torch.Tensor):
+            batch[name] = value.to("meta")
+    logits = model(**batch).logits
+    assert logits.shape == (1, 24, 320) and logits.dtype == torch.bfloat16
+    logits.sum().backward()
+    assert all(weight.grad.shape == weight.shape for weight in model.parameters())
+
+
+# ---- For which models ----
+MIXTURE = SHAPE | {"num_local_experts": 2}
+SINKS = MIXTURE | {"layer_types": ["sliding_attention", "full_attention"]}
+RIGHT = {
+    "llama": LlamaConfig(**SHAPE),
+    "mistral": MistralConfig(**SHAPE),
+    "qwen3": Qwen3Config(**SHAPE),
+    "mixtral": MixtralConfig(**MIXTURE),
+}
+WRONG = {
+    "gemma2": Gemma2Config(**SHAPE),
+    "gpt_oss": GptOssConfig(**SINKS),
+    "llama4": Llama4TextConfig(**MIXTURE),
+    "qwen3_next": Qwen3NextConfig(),
+    "gpt2": GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=320),
+    "gpt_neo": GPTNeoConfig(num_layers=1, attention_types=[[["global"], 1]]),
+    "dropout": LlamaConfig(**SHAPE, attention_dropout=0.1),
+    "small heads": LlamaConfig(**SHAPE | {"head_dim": 20}),
+}
+REASONS = {
+    "gemma2": "its attention takes softcap",
+    "gpt_oss": "its attention takes s_aux",
+    "llama4": "it has layers of chunked_attention",
+    "qwen3_next": "it has layers of linear_attention",
+    "gpt2": "attn_pdrop 0.1",
+    "gpt_neo": "do not tell their attention",
+    "dropout": "attention_dropout 0.1",
+    "small heads": "20 features",
+}
+
+
+def problem_with(config):
+    with torch.device("meta"):
+        return varlen.problem_of(AutoModelForCausalLM.from_config(config))
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_models_for_which_it_is_right_are_taken(name):
+    assert problem_with(RIGHT[name]) is None
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_models_for_which_it_would_be_wrong_are_named(name):
+    assert REASONS[name] in problem_with(WRONG[name])

@@ -1,0 +1,177 @@
+"""Weights are in host memory as rarely as possible: which rank reads them, and where to."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate import DistributedType
+from components import weights
+from components.weights import load_pretrained
+from fakes import fake_accelerator
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    BartConfig,
+    BartForConditionalGeneration,
+    GenerationConfig,
+    LlamaConfig,
+)
+
+GPU = torch.device("cuda", 1)
+
+
+def options_of(accelerator, **options):
+    """What load_pretrained hands to from_pretrained."""
+    seen = {}
+    auto_class = SimpleNamespace(from_pretrained=lambda name, **options: seen.update(options))
+    load_pretrained(auto_class, accelerator, "model", **options)
+    return seen
+
+
+def with_engine(stage=None, fsdp=None, **settings):
+    zero = SimpleNamespace(zero_stage=stage) if stage is not None else None
+    state = SimpleNamespace(deepspeed_plugin=zero, fsdp_plugin=fsdp)
+    kind = DistributedType.MULTI_GPU
+    if fsdp:
+        kind = DistributedType.FSDP
+    elif zero:
+        kind = DistributedType.DEEPSPEED
+    return fake_accelerator(distributed_type=kind, state=state, **settings)
+
+
+@pytest.mark.parametrize("stage", [None, 0, 1, 2])
+def test_weights_that_stay_whole_go_straight_to_the_gpu(stage):
+    assert options_of(with_engine(stage, device=GPU))["device_map"] == {"": GPU}
+    assert "device_map" not in options_of(with_engine(stage))
+
+
+def test_weights_that_are_split_do_not():
+    fsdp = SimpleNamespace(cpu_ram_efficient_loading=False)
+    assert "device_map" not in options_of(with_engine(stage=3, device=GPU))
+    assert "device_map" not in options_of(with_engine(fsdp=fsdp, device=GPU))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype="bfloat16")
+    model.generation_config = GenerationConfig(max_new_tokens=7)
+    model.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def facts_of(model):
+    facts = {}
+    for name, weight in model.named_parameters():
+        facts[name] = (weight.shape, weight.dtype, weight.device)
+    return facts
+
+
+def test_under_fsdp_only_rank_0_reads_and_the_others_make_the_same_model(folder, monkeypatch):
+    told = []
+    monkeypatch.setattr(
+        weights, "broadcast_object_list", lambda objects: told.append(objects[0]) or told[:1]
+    )
+    options = {"dtype": "float32", "attn_implementation": "sdpa", "quantization_config": None}
+    plugin = SimpleNamespace(cpu_ram_efficient_loading=True, ignored_modules=None)
+    ranks = [
+        with_engine(fsdp=plugin, num_processes=2, is_main_process=main) for main in (True, False)
+    ]
+    first = load_pretrained(AutoModelForCausalLM, ranks[0], str(folder), **options)
+    monkeypatch.setattr(
+        AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("a second rank reads")
+    )
+    other = load_pretrained(AutoModelForCausalLM, ranks[1], str(folder), **options)
+
+    assert facts_of(first) == facts_of(other)
+    assert other.lm_head.weight is other.model.embed_tokens.weight
+    assert other.generation_config.max_new_tokens == 7 and not other.training
+    for name, buffer in first.named_buffers():
+        assert torch.equal(buffer, other.get_buffer(name)), name
+
+
+def test_a_model_whose_buffers_are_saved_is_read_by_each_rank_of_fsdp2(tmp_path, monkeypatch):
+    """accelerate's fsdp2_load_full_state_dict takes them for sharded parameters, and fails."""
+    shape = {
+        "d_model": 8,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 8,
+        "decoder_ffn_dim": 8,
+        "vocab_size": 64,
+    }
+    BartForConditionalGeneration(BartConfig(**shape)).save_pretrained(tmp_path)
+    monkeypatch.setattr(
+        weights, "broadcast_object_list", lambda objects: pytest.fail("only rank 0 has read")
+    )
+    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")
+    plugin = SimpleNamespace(cpu_ram_efficient_loading=True, ignored_modules=None)
+    rank = with_engine(fsdp=plugin, num_processes=2, is_main_process=False, is_fsdp2=True)
+    options = {"dtype": "float32", "attn_implementation": "sdpa"}
+    model = load_pretrained(AutoModelForSeq2SeqLM, rank, str(tmp_path), **options)
+    assert not plugin.cpu_ram_efficient_loading and model.final_logits_bias.shape == (1, 64)
+    assert os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] == "false"
+
+
+def test_modules_that_fsdp1_ignores_are_read_by_each_rank(folder, monkeypatch):
+    monkeypatch.setattr(
+        weights, "broadcast_object_list", lambda objects: pytest.fail("only rank 0 has read")
+    )
+    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")
+    plugin = SimpleNamespace(cpu_ram_efficient_loading=True, ignored_modules="lm_head")
+    rank = with_engine(fsdp=plugin, num_processes=2, is_main_process=False)
+    options = {"dtype": "float32", "attn_implementation": "sdpa"}
+    model = load_pretrained(AutoModelForCausalLM, rank, str(folder), **options)
+    assert model.lm_head.weight.abs().sum() > 0 and not plugin.cpu_ram_efficient_loading
+
+
+@pytest.mark.parametrize(
+    ("stage", "precision", "dtype"),
+    [
+        (None, "bf16", "float32"),
+        (0, "bf16", "bfloat16"),
+        (2, "fp16", "float16"),
+        (2, "no", "float32"),
+        (3, "bf16", "float32"),
+    ],
+)
+def test_deepspeed_gets_the_type_to_which_it_would_cast(stage, precision, dtype):
+    accelerator = with_engine(stage, device=GPU, mixed_precision=precision)
+    assert options_of(accelerator, dtype="float32")["dtype"] == dtype
+
+
+def test_new_weights_are_drawn_on_the_host():
+    """So that a new head is the same under every strategy: a GPU draws other numbers."""
+    assert "device_map" not in options_of(with_engine(device=GPU), output_loading_info=True)
+
+
+def test_quantized_weights_keep_the_type_that_was_asked_for():
+    """DeepSpeed does not cast them."""
+    accelerator = with_engine(2, device=GPU, mixed_precision="bf16")
+    options = options_of(accelerator, dtype="float32", quantization_config=object())
+    assert options["dtype"] == "float32"
+
+
+def test_every_rank_is_told_which_weights_are_new(folder, monkeypatch):
+    """What rank 0 has found out while it loaded decides what all of them do next."""
+    told = []
+    monkeypatch.setattr(
+        weights, "broadcast_object_list", lambda objects: told.append(objects[0]) or told[:1]
+    )
+    options = {"dtype": "float32", "attn_implementation": "sdpa", "output_loading_info": True}
+    plugin = SimpleNamespace(cpu_ram_efficient_loading=True, ignored_modules=None)
+    for rank in (0, 1):
+        accelerator = with_engine(fsdp=plugin, num_processes=2, is_main_process=rank == 0)
+        model, info = load_pretrained(AutoModelForCausalLM, accelerator, str(folder), **options)
+        assert not info["missing_keys"] and model.config.vocab_size == 64
