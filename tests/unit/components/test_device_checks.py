@@ -14,153 +14,21 @@ from components.checks import find_problems
 from components.cli import parse_arguments
 from components.device_checks import find_device_problems
 from example_arguments import ClassifierArguments, language_model_arguments
+from fakes import fake_accelerator
 
 PACKAGES = {"flash-attn", "flash-attn-3", "flash-attn-4", "kernels", "liger-kernel"}
-AMPERE, ADA, HOPPER, TURING = (8, 0), (8, 9), (9, 0), (7, 5)
-REFUSED = {  # flags, capability of the GPU or None for a CPU, packages that are there: what is said
-    "flash attention on a CPU": (
-        ["--attn_implementation", "flash_attention_2"],
-        None,
-        PACKAGES,
-        "needs a GPU: use",
-    ),
-    "flex attention on a CPU": (
-        ["--attn_implementation", "flex_attention"],
-        None,
-        PACKAGES,
-        "needs a GPU: use",
-    ),
-    "a hub kernel on a CPU": (
-        ["--attn_implementation", "kernels-community/fa3"],
-        None,
-        PACKAGES,
-        "needs a GPU: use",
-    ),
-    "flash attention that is not installed": (
-        ["--attn_implementation", "flash_attention_2"],
-        HOPPER,
-        set(),
-        "pip install flash-attn",
-    ),
-    "a hub kernel without the package": (
-        ["--attn_implementation", "kernels-community/flash-attn2"],
-        HOPPER,
-        set(),
-        "pip install kernels",
-    ),
-    "flash attention 2 on Turing": (
-        ["--attn_implementation", "flash_attention_2"],
-        TURING,
-        PACKAGES,
-        "8.0 or more",
-    ),
-    "flash attention 4 without its package": (
-        ["--attn_implementation", "flash_attention_4"],
-        HOPPER,
-        {"flash-attn"},
-        "pip install flash-attn-4,",
-    ),
-    "flash attention 4 on Ampere": (
-        ["--attn_implementation", "flash_attention_4"],
-        AMPERE,
-        PACKAGES,
-        "9.0 or more",
-    ),
-    "flash attention 3 on Ampere": (
-        ["--attn_implementation", "flash_attention_3"],
-        AMPERE,
-        PACKAGES,
-        "9.0 or more",
-    ),
-    "an attention that nobody knows": (
-        ["--attn_implementation", "varlne"],
-        HOPPER,
-        PACKAGES,
-        "no attention has this name: did you mean varlen? Available: eager, flash",
-    ),
-    "varlen on a CPU": (["--attn_implementation", "varlen"], None, PACKAGES, "needs an NVIDIA GPU"),
-    "varlen on Turing": (
-        ["--attn_implementation", "varlen", "--dtype", "float16", "--use_peft"],
-        TURING,
-        PACKAGES,
-        "8.0 or more",
-    ),
-    "Liger on a CPU": (["--use_liger_kernel"], None, PACKAGES, "Triton kernels need a GPU"),
-    "Liger that is not installed": (
-        ["--use_liger_kernel"],
-        HOPPER,
-        set(),
-        "pip install liger-kernel",
-    ),
-    "TF32 on a CPU": (["--tf32"], None, PACKAGES, "compute capability 8.0"),
-    "TF32 on Turing": (["--tf32"], TURING, PACKAGES, "compute capability 8.0"),
-    "bf16 weights without a master copy": (
-        ["--dtype", "bfloat16"],
-        AMPERE,
-        set(),
-        "use --dtype float32",
-    ),
-    "no master copy of what has one": (
-        ["--no_master_weights"],
-        AMPERE,
-        set(),
-        "it changes nothing",
-    ),
-    "paging without a GPU": (
-        ["--optim", "paged_adamw_8bit"],
-        None,
-        PACKAGES,
-        "adamw_8bit or adamw_torch_fused",
-    ),
-}
-ACCEPTED = {
-    "nothing": ([], None, set()),
-    "flash attention 2": (
-        ["--attn_implementation", "flash_attention_2", "--packing"],
-        AMPERE,
-        {"flash-attn"},
-    ),
-    "flash attention 3": (["--attn_implementation", "flash_attention_3"], HOPPER, {"flash-attn-3"}),
-    "a hub kernel": (
-        ["--attn_implementation", "kernels-community/flash-attn2"],
-        AMPERE,
-        {"kernels"},
-    ),
-    "Liger, TF32, flex": (
-        ["--use_liger_kernel", "--tf32", "--attn_implementation", "flex_attention"],
-        ADA,
-        PACKAGES,
-    ),
-    "packing": (["--packing"], None, set()),
-    "bf16 weights whose loss of updates is asked for": (
-        ["--dtype", "bfloat16", "--no_master_weights"],
-        AMPERE,
-        set(),
-    ),
-    "adapters on bf16 weights": (["--dtype", "bfloat16", "--use_peft"], AMPERE, set()),
-    "varlen": (
-        ["--attn_implementation", "varlen", "--dtype", "bfloat16", "--use_peft", "--packing"],
-        AMPERE,
-        set(),
-    ),
-    "padding free, by length": (
-        ["--padding_free", "--train_sampling_strategy", "group_by_length"],
-        None,
-        set(),
-    ),
-}
+TURING = (7, 5)
+AMPERE = (8, 0)
+ADA = (8, 9)
+HOPPER = (9, 0)
+FLASH = ["--attn_implementation", "flash_attention_2"]
+HUB_FLASH = ["--attn_implementation", "kernels-community/flash-attn2"]
 
 
 def accelerator_on(capability, mixed_precision="fp16", **settings):
     """An Accelerator of one process on such a GPU, on a CPU if there is none."""
-    return SimpleNamespace(
-        device=SimpleNamespace(type="cuda" if capability else "cpu"),
-        mixed_precision=mixed_precision,
-        num_processes=1,
-        distributed_type="NO",
-        state=SimpleNamespace(deepspeed_plugin=None, fsdp_plugin=None),
-        **settings,
-    )
+    device = SimpleNamespace(type="cuda" if capability else "cpu")
+    return fake_accelerator(device=device, mixed_precision=mixed_precision, **settings)
 
 
 @pytest.fixture
@@ -186,16 +54,187 @@ def problems_of(monkeypatch):
     return find
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_run_is_refused_with_the_reason(name, problems_of):
-    flags, capability, packages, says = REFUSED[name]
+@pytest.mark.parametrize(
+    ("flags", "capability", "packages", "says"),
+    [
+        pytest.param(
+            ["--attn_implementation", "flash_attention_2"],
+            None,
+            PACKAGES,
+            "needs a GPU: use",
+            id="flash attention on a CPU",
+        ),
+        pytest.param(
+            ["--attn_implementation", "flex_attention"],
+            None,
+            PACKAGES,
+            "needs a GPU: use",
+            id="flex attention on a CPU",
+        ),
+        pytest.param(
+            ["--attn_implementation", "kernels-community/fa3"],
+            None,
+            PACKAGES,
+            "needs a GPU: use",
+            id="a hub kernel on a CPU",
+        ),
+        pytest.param(
+            ["--attn_implementation", "flash_attention_2"],
+            HOPPER,
+            set(),
+            "pip install flash-attn",
+            id="flash attention that is not installed",
+        ),
+        pytest.param(
+            ["--attn_implementation", "kernels-community/flash-attn2"],
+            HOPPER,
+            set(),
+            "pip install kernels",
+            id="a hub kernel without the package",
+        ),
+        pytest.param(
+            ["--attn_implementation", "flash_attention_2"],
+            TURING,
+            PACKAGES,
+            "8.0 or more",
+            id="flash attention 2 on Turing",
+        ),
+        pytest.param(
+            ["--attn_implementation", "flash_attention_4"],
+            HOPPER,
+            {"flash-attn"},
+            "pip install flash-attn-4,",
+            id="flash attention 4 without its package",
+        ),
+        pytest.param(
+            ["--attn_implementation", "flash_attention_4"],
+            AMPERE,
+            PACKAGES,
+            "9.0 or more",
+            id="flash attention 4 on Ampere",
+        ),
+        pytest.param(
+            ["--attn_implementation", "flash_attention_3"],
+            AMPERE,
+            PACKAGES,
+            "9.0 or more",
+            id="flash attention 3 on Ampere",
+        ),
+        pytest.param(
+            ["--attn_implementation", "varlne"],
+            HOPPER,
+            PACKAGES,
+            "no attention has this name: did you mean varlen? Available: eager, flash",
+            id="an attention that nobody knows",
+        ),
+        pytest.param(
+            ["--attn_implementation", "varlen"],
+            None,
+            PACKAGES,
+            "needs an NVIDIA GPU",
+            id="varlen on a CPU",
+        ),
+        pytest.param(
+            ["--attn_implementation", "varlen", "--dtype", "float16", "--use_peft"],
+            TURING,
+            PACKAGES,
+            "8.0 or more",
+            id="varlen on Turing",
+        ),
+        pytest.param(
+            ["--use_liger_kernel"], None, PACKAGES, "Triton kernels need a GPU", id="Liger on a CPU"
+        ),
+        pytest.param(
+            ["--use_liger_kernel"],
+            HOPPER,
+            set(),
+            "pip install liger-kernel",
+            id="Liger that is not installed",
+        ),
+        pytest.param(["--tf32"], None, PACKAGES, "compute capability 8.0", id="TF32 on a CPU"),
+        pytest.param(["--tf32"], TURING, PACKAGES, "compute capability 8.0", id="TF32 on Turing"),
+        pytest.param(
+            ["--dtype", "bfloat16"],
+            AMPERE,
+            set(),
+            "use --dtype float32",
+            id="bf16 weights without a master copy",
+        ),
+        pytest.param(
+            ["--no_master_weights"],
+            AMPERE,
+            set(),
+            "it changes nothing",
+            id="no master copy of what has one",
+        ),
+        pytest.param(
+            ["--optim", "paged_adamw_8bit"],
+            None,
+            PACKAGES,
+            "adamw_8bit or adamw_torch_fused",
+            id="paging without a GPU",
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused_with_the_reason(flags, capability, packages, says, problems_of):
     found = problems_of(flags, capability, packages)
     assert len(found) == 1 and says in found[0] and found[0].startswith(flags[0]), found
 
 
-@pytest.mark.parametrize("name", ACCEPTED)
-def test_what_can_run_is_not(name, problems_of):
-    assert problems_of(*ACCEPTED[name]) == []
+@pytest.mark.parametrize(
+    ("flags", "capability", "packages"),
+    [
+        pytest.param([], None, set(), id="nothing"),
+        pytest.param(
+            ["--attn_implementation", "flash_attention_2", "--packing"],
+            AMPERE,
+            {"flash-attn"},
+            id="flash attention 2",
+        ),
+        pytest.param(
+            ["--attn_implementation", "flash_attention_3"],
+            HOPPER,
+            {"flash-attn-3"},
+            id="flash attention 3",
+        ),
+        pytest.param(
+            ["--attn_implementation", "kernels-community/flash-attn2"],
+            AMPERE,
+            {"kernels"},
+            id="a hub kernel",
+        ),
+        pytest.param(
+            ["--use_liger_kernel", "--tf32", "--attn_implementation", "flex_attention"],
+            ADA,
+            PACKAGES,
+            id="Liger, TF32, flex",
+        ),
+        pytest.param(["--packing"], None, set(), id="packing"),
+        pytest.param(
+            ["--dtype", "bfloat16", "--no_master_weights"],
+            AMPERE,
+            set(),
+            id="bf16 weights whose loss of updates is asked for",
+        ),
+        pytest.param(
+            ["--dtype", "bfloat16", "--use_peft"], AMPERE, set(), id="adapters on bf16 weights"
+        ),
+        pytest.param(
+            ["--attn_implementation", "varlen", "--dtype", "bfloat16", "--use_peft", "--packing"],
+            AMPERE,
+            set(),
+            id="varlen",
+        ),
+        pytest.param(
+            ["--padding_free", "--train_sampling_strategy", "group_by_length"],
+            None,
+            set(),
+            id="padding free, by length",
+        ),
+    ],
+)
+def test_what_can_run_is_not(flags, capability, packages, problems_of):
+    assert problems_of(flags, capability, packages) == []
 
 
 def test_a_package_is_one_that_pip_knows():
@@ -241,15 +280,10 @@ def test_fp8_is_refused_where_it_replaces_the_output_head(backend, refused, monk
     assert len(found) == refused and all("use backend: AO" in problem for problem in found)
 
 
-EMULATED = "no bf16 hardware"
-FLASH = ["--attn_implementation", "flash_attention_2"]
-HUB_FLASH = ["--attn_implementation", "kernels-community/flash-attn2"]
-
-
 @pytest.mark.parametrize(
     ("flags", "capability", "mixed_precision", "says"),
     [
-        ([], TURING, "bf16", f"(compute capability 7.5) has {EMULATED}"),
+        ([], TURING, "bf16", "(compute capability 7.5) has no bf16 hardware"),
         (["--use_peft", "--load_in_4bit"], TURING, "bf16", "pass --mixed_precision fp16"),
         (["--use_peft", "--dtype", "bfloat16"], TURING, "no", "use --dtype float32"),
         (["--use_peft", "--dtype", "bfloat16"], TURING, "fp16", None),  # multiplies in fp16
@@ -296,4 +330,5 @@ def test_compiling_on_a_cpu_needs_a_compiler(is_there, problems_of, monkeypatch,
     compiler.touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path) if is_there else os.devnull)
     found = problems_of(["--torch_compile"])
-    assert len(found) == (not is_there) and all("put a compiler" in problem for problem in found)
+    assert len(found) == (not is_there)
+    assert all("put a compiler" in problem for problem in found)

@@ -76,7 +76,8 @@ def layout_of(flags):
     ids=lambda value: value.model_type if hasattr(value, "model_type") else "",
 )
 def test_models_that_cannot_keep_packed_rows_apart_are_refused(config, says, flags, capsys):
-    args, model = language_model_arguments(*flags), shapes_of(config)
+    args = language_model_arguments(*flags)
+    model = shapes_of(config)
     if says is None or not flags:
         check_model(args, model, 0, **layout_of(flags))
         return
@@ -140,7 +141,8 @@ def test_liger_is_refused_where_it_has_left_the_model_as_it_was(capsys):
 
 class TestEmbeddings:
     def test_a_token_without_an_embedding_is_refused(self, capsys):
-        args, model = language_model_arguments(), LlamaForCausalLM(LlamaConfig(**TINY))
+        args = language_model_arguments()
+        model = LlamaForCausalLM(LlamaConfig(**TINY))
         check_model(args, model, 15)
         with pytest.raises(SystemExit, match="64"):
             check_model(args, model, 16)
