@@ -1,0 +1,194 @@
+"""What arguments forbid by themselves, and faults of the launcher's file, are told all at once."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from components.arguments import CommonArguments
+from components.checks import check_launch, find_conflicts
+from components.cli import parse_arguments
+from components.summary import plan_command
+from example_arguments import MixtureArguments, language_model_arguments
+
+FSDP2 = (
+    "distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16\nfsdp_config:\n"
+    "  fsdp_version: 2\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+)
+TYPO = FSDP2 + "  fsdp_reshard_after_foward: false\n"
+TYPO_SAID = (
+    "config.yaml:7: fsdp_config.fsdp_reshard_after_foward: no such key: accelerate says nothing; "
+    "fix: fsdp_reshard_after_forward"
+)
+ZERO = "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n"
+
+
+def conflicts(*flags):
+    return list(find_conflicts(language_model_arguments(*flags)))
+
+
+def test_nothing_is_wrong_with_the_defaults():
+    assert conflicts() == []
+
+
+def test_a_recipes_own_rules_stand_beside_its_arguments():
+    assert conflicts("--packing", "--padding_free") == ["--packing and --padding_free: choose one"]
+    assert conflicts("--packing") == conflicts("--padding_free") == []
+
+
+@dataclass(kw_only=True)
+class PlainArguments(CommonArguments):
+    """Of a recipe that offers neither a quantized base nor variants of LoRA."""
+
+    GROUP = "Example"
+    model_name_or_path: str = "gpt2"
+
+
+def test_rules_about_what_a_recipe_does_not_offer_do_not_run():
+    args = parse_arguments(PlainArguments, words=["--use_peft", "--lora_dropout", "0.1"])
+    assert list(find_conflicts(args)) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "names", "leaves_out"),
+    [
+        (["--load_in_4bit"], "--load_in_4bit: a quantized base", ["8bit", "rslora", "dora"]),
+        (["--load_in_8bit"], "--load_in_8bit: a quantized base", ["4bit", "rslora", "dora"]),
+        (["--use_dora"], "--use_dora: for adapters only", ["bit", "rslora"]),
+        (["--use_rslora", "--use_dora"], "--use_rslora and --use_dora: for adapters only", ["bit"]),
+    ],
+)
+def test_only_the_flags_that_were_given_are_named(flags, names, leaves_out):
+    (problem,) = conflicts(*flags)
+    assert problem.startswith(names) and "add --use_peft" in problem
+    assert not any(word in problem for word in leaves_out)
+
+
+def test_two_quantizations_exclude_each_other():
+    (problem,) = conflicts("--load_in_8bit", "--load_in_4bit", "--use_peft")
+    assert problem == "--load_in_8bit and --load_in_4bit: choose one"
+
+
+def test_float16_weights_are_trained_only_under_adapters():
+    (problem,) = conflicts("--dtype", "float16")
+    assert problem.startswith("float16 weights cannot be trained without an fp32 master copy: use")
+    assert conflicts("--dtype", "float16", "--use_peft") == []
+
+
+def test_dropout_on_what_is_no_layer_is_refused():
+    def conflicts(*flags):
+        words = ["--lora_dropout", "0.1", *flags]
+        return list(find_conflicts(parse_arguments(MixtureArguments, words=words)))
+
+    assert "--lora_dropout is for adapters of linear layers" in conflicts("--use_peft")[0]
+    assert conflicts("--use_peft", "--lora_target_parameters") == [] == conflicts()
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32"), ("bfloat16", "bfloat16")],
+)
+def test_dtypes_have_accelerates_names_too(given, dtype):
+    assert language_model_arguments("--dtype", given).dtype == dtype
+
+
+def test_other_dtypes_are_refused(capsys):
+    with pytest.raises(SystemExit, match="64"):
+        language_model_arguments("--dtype", "int8")
+    assert "invalid choice: 'int8'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name", ["./missing", "/nowhere/missing", "runs/full/missing", "~/missing"]
+)
+def test_a_folder_that_is_missing_is_not_asked_of_the_hub(name):
+    (problem,) = conflicts("--model_name_or_path", name)
+    assert problem == f"--model_name_or_path {Path(name)}: no such folder"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "meta-llama/Llama-3.1-8B"])
+def test_hub_ids_are_not_folders(name):
+    assert conflicts("--model_name_or_path", name) == []
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    (problem,) = conflicts("--model_name_or_path", str(tmp_path))
+    assert problem == f"--model_name_or_path {tmp_path}: no config.json in it"
+
+
+def test_an_output_folder_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "run").touch()
+    (problem,) = conflicts("--output_dir", str(tmp_path / "run"))
+    assert problem == f"--output_dir {tmp_path / 'run'}: is a file"
+
+
+def test_only_a_folder_is_continued_from(tmp_path):
+    assert conflicts("--resume_from_checkpoint", str(tmp_path)) == []
+    assert conflicts("--resume_from_checkpoint", "none") == []
+    (problem,) = conflicts("--resume_from_checkpoint", "newest")
+    assert problem == "--resume_from_checkpoint newest: neither auto nor none nor a folder"
+
+
+def test_only_what_is_an_argument_is_allowed_to_change():
+    assert conflicts("--allow_change", "data", "seed", "lora_r") == []
+    (problem,) = conflicts("--allow_change", "sed", "data", "lorar")
+    assert problem == "--allow_change lorar sed: not the name of an argument"
+
+
+class TestLaunch:
+    """check_launch of a process whose parent is a launcher."""
+
+    @pytest.fixture
+    def start(self, tmp_path, monkeypatch, capsys):
+        def start(text, *flags):
+            (tmp_path / "config.yaml").write_text(text)
+            program = ["python", "accelerate", "launch"]
+            command = [*program, "--config_file", "config.yaml", "recipes/llama.py"]
+            parents = [
+                SimpleNamespace(cmdline=lambda: ["sh"], cwd=lambda: "/"),
+                SimpleNamespace(cmdline=lambda: command, cwd=lambda: str(tmp_path)),
+            ]
+            monkeypatch.setattr(psutil.Process, "parents", lambda self: parents)
+            monkeypatch.setattr(sys, "argv", ["llama.py"])
+            monkeypatch.chdir(tmp_path)
+            code = 0
+            try:
+                check_launch(language_model_arguments(*flags))
+            except SystemExit as error:
+                code = error.code
+            return code, capsys.readouterr().err
+
+        return start
+
+    def test_a_fault_ends_it_with_one_line_each_and_what_is_wrong_with_the_arguments(self, start):
+        code, said = start(TYPO + "  fsdp_offlod_params: true\n", "--use_dora")
+        assert code == 64 and said.splitlines() == [
+            f"error: {TYPO_SAID}",
+            "error: config.yaml:8: fsdp_config.fsdp_offlod_params: no such key: accelerate says "
+            "nothing; fix: fsdp_offload_params",
+            "error: --use_dora: for adapters only: add --use_peft",
+        ]
+
+    def test_what_the_recipes_do_not_run_under_ends_it(self, start):
+        code, said = start(ZERO + "  zero_stage: 2\n  gradient_accumulation_steps: 4\n")
+        assert code == 64 and "command line: --gradient_accumulation_steps; fix: delete" in said
+
+    def test_what_only_costs_is_a_warning(self, start):
+        code, said = start(FSDP2.replace("fsdp_version", "version"))
+        says = "warning: config.yaml:5: fsdp_config.version: only the launcher completes this name"
+        assert code == 0 and said.startswith(says)
+
+    def test_a_file_that_cannot_be_read_again_is_said(self, start):
+        code, said = start("[")
+        says = "warning: the launcher's config is not checked: config.yaml cannot be read"
+        assert code == 0 and said.startswith(says)
+
+    def test_the_planner_gets_the_launchers_file(self, start):
+        start(FSDP2)
+        command = plan_command(SimpleNamespace(num_processes=8), 5)
+        begin = (
+            "python scripts/plan_memory.py --config_file config.yaml --num_processes 8 --longest 5"
+        )
+        assert command.startswith(begin)

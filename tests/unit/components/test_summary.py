@@ -1,0 +1,353 @@
+"""The start summary says what is in force, in one order; run.json and a dry run follow from it."""
+
+import json
+import shlex
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate import DistributedType
+from components import summary
+from components.status import process_status
+from components.strategy import Strategy
+from components.summary import ModelSize, bytes_on_disk, plan_command, summarize, unused_gpus
+from example_arguments import language_model_arguments
+from fakes import fake_accelerator
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MixtralConfig
+
+MIXTURE = MixtralConfig(
+    hidden_size=8,
+    intermediate_size=64,
+    num_hidden_layers=1,
+    num_attention_heads=1,
+    num_key_value_heads=1,
+    vocab_size=16,
+)
+LLAMA = LlamaConfig(
+    hidden_size=8,
+    intermediate_size=8,
+    num_hidden_layers=1,
+    num_attention_heads=1,
+    vocab_size=16,
+)
+ONE_PROCESS = Strategy("one process")
+DDP = Strategy("DDP")
+FSDP2 = Strategy("FSDP2 FULL_SHARD", fsdp_version=2)
+ZERO3 = Strategy("DeepSpeed ZeRO-3", zero_stage=3)
+NOTES = {"sample": "one [[row]]", "batch": "8 rows; 3 steps", "train rows": "24", "loss": "whole"}
+IDENTITY = {"rows_per_step": 8, "data": "abc"}
+
+
+@pytest.fixture
+def start(monkeypatch, tmp_path):
+    """A function from model, flags and what is in force to the lines in run.json."""
+
+    def start(
+        config,
+        flags=(),
+        strategy=ONE_PROCESS,
+        notes=NOTES,
+        device="cpu",
+        sync_each_batch=False,
+        **settings,
+    ):
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        monkeypatch.setattr(summary, "Strategy", SimpleNamespace(of=lambda _: strategy))
+        plugin_kwargs = {"sync_each_batch": True} if sync_each_batch else {}
+        accelerator = fake_accelerator(
+            device=SimpleNamespace(type=device),
+            gradient_state=SimpleNamespace(plugin_kwargs=plugin_kwargs),
+            **settings,
+        )
+        args = language_model_arguments("--output_dir", str(tmp_path), *flags)
+        summarize(accelerator, args, model, notes, IDENTITY)
+        return json.loads((tmp_path / "run.json").read_text())["summary"]
+
+    return start
+
+
+class TestLines:
+    def test_they_are_printed_in_one_order_and_aligned(self, start, capsys):
+        lines = start(LLAMA, ["--use_peft"], notes={"packing": "full", **NOTES})
+        printed = capsys.readouterr().out.splitlines()
+        assert [line.split(":")[0].strip() for line in printed] == list(lines)
+        assert list(lines) == [
+            "model",
+            "strategy",
+            "precision",
+            "kernels",
+            "batch",
+            "checkpoints",
+            "train rows",
+            "loss",
+            "sample",
+            "packing",
+        ]
+        assert printed[0] == "      model: gpt2, 728 parameters, 728 trained (100.00%)"
+        assert printed[1] == "   strategy: one process, 1 x cpu"
+        assert printed[2] == "  precision: weights float32, mixed precision no, quantization no"
+        assert printed[3] == "    kernels: attention sdpa"
+        assert printed[4] == "      batch: 8 rows; 3 steps"
+        assert printed[5] == "checkpoints: every 500 steps"
+        assert printed[-2:] == ["     sample: one [[row]]", "    packing: full"]
+
+    @pytest.mark.parametrize(
+        ("flags", "says"),
+        [
+            (["--load_in_8bit"], "int8"),
+            (["--load_in_4bit"], "nf4"),
+            (["--load_in_4bit", "--bnb_4bit_quant_type", "fp4"], "fp4"),
+        ],
+    )
+    def test_the_quantization_is_named(self, flags, says, start):
+        assert start(LLAMA, flags)["precision"].endswith(f"quantization {says}")
+
+    def test_kernels_are_named(self, start):
+        flags = ["--torch_compile", "--use_liger_kernel", "--tf32"]
+        says = "attention sdpa, torch.compile of each kind of layer, Liger, TF32"
+        assert start(LLAMA, flags)["kernels"] == says
+
+    def test_without_save_steps_a_checkpoint_is_of_a_stop(self, start):
+        assert start(LLAMA, ["--save_steps", "0"])["checkpoints"] == "when the run is stopped"
+
+    @pytest.mark.parametrize(
+        ("strategy", "sync_each_batch", "says"),
+        [
+            (DDP, False, "reduced once per step"),
+            (Strategy("DeepSpeed ZeRO-1", zero_stage=1), False, "reduced once per step"),
+            (ZERO3, False, "reduced in each micro-batch, so that no rank holds them whole"),
+            (FSDP2, True, "reduced in each micro-batch, so that no rank holds them whole"),
+        ],
+        ids=lambda value: getattr(value, "name", None),
+    )
+    def test_it_says_when_gradients_are_reduced(self, strategy, sync_each_batch, says, start):
+        accumulate = ["--gradient_accumulation_steps", "2"]
+        several = {"num_processes": 2, "sync_each_batch": sync_each_batch}
+        assert start(LLAMA, accumulate, strategy, **several)["gradients"] == says
+        assert "gradients" not in start(LLAMA, accumulate, strategy)
+        assert "gradients" not in start(LLAMA, [], strategy, **several)
+
+
+def test_the_size_counts_what_is_trained():
+    model = LlamaForCausalLM(LLAMA)
+    total = model.num_parameters()
+    assert ModelSize.of(model) == ModelSize(total, total)
+    model = get_peft_model(model, LoraConfig(target_modules=["q_proj"], r=2))
+    assert ModelSize.of(model) == ModelSize(total + 32, 32)  # 2 x 8 and 8 x 2
+
+
+class TestRunJson:
+    def test_it_has_all_that_a_run_is(self, start, tmp_path, monkeypatch):
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+        monkeypatch.setenv("FSDP_VERSION", "2")
+        monkeypatch.setenv("ACCELERATE_API_TOKEN", "secret")
+        monkeypatch.setenv("HOME_OF", "mine")
+        lines = start(LLAMA, ["--seed", "7"])
+        run = json.loads((tmp_path / "run.json").read_text())
+        assert list(run) == ["summary", "arguments", *IDENTITY, "launch", "versions"]
+        assert run["summary"] == lines and run["arguments"]["seed"] == 7
+        assert {key: run[key] for key in IDENTITY} == IDENTITY
+        assert run["launch"]["ACCELERATE_MIXED_PRECISION"] == "no"
+        assert run["launch"]["FSDP_VERSION"] == "2"
+        assert not {"ACCELERATE_API_TOKEN", "HOME_OF"} & set(run["launch"])
+        assert run["versions"]["torch"] == torch.__version__
+
+    def test_only_the_main_process_writes_and_prints(self, tmp_path, capsys):
+        args = language_model_arguments("--output_dir", str(tmp_path))
+        accelerator = fake_accelerator(is_main_process=False)
+        summarize(accelerator, args, LlamaForCausalLM(LLAMA), NOTES, IDENTITY)
+        assert not (tmp_path / "run.json").exists() and capsys.readouterr().out == ""
+
+
+class TestExperts:
+    @pytest.mark.parametrize(
+        ("flags", "mixed_precision", "strategy", "computes_in"),
+        [
+            ([], "bf16", DDP, "float32"),
+            ([], "no", DDP, "float32"),
+            ([], "no", FSDP2, "float32"),
+            (["--dtype", "float16", "--use_peft"], "no", DDP, "float16"),
+        ],
+    )
+    def test_those_without_a_kernel_are_told_at_the_start(
+        self, flags, mixed_precision, strategy, computes_in, start
+    ):
+        warning = start(MIXTURE, flags, strategy, device="cuda", mixed_precision=mixed_precision)[
+            "warning"
+        ]
+        assert f"multiplied in {computes_in}" in warning
+        assert "use --dtype bfloat16 --use_peft" in warning
+
+    @pytest.mark.parametrize(
+        ("config", "flags", "device", "strategy"),
+        [
+            (MIXTURE, [], "cuda", FSDP2),  # casts the weights
+            (MIXTURE, ["--dtype", "bfloat16", "--use_peft"], "cuda", DDP),
+            (MIXTURE, [], "cpu", DDP),
+            (LlamaConfig(num_hidden_layers=1), [], "cuda", DDP),  # has no experts
+        ],
+        ids=["cast", "bf16 base", "CPU", "no experts"],
+    )
+    def test_nothing_is_told_where_they_have_one(self, config, flags, device, strategy, start):
+        lines = start(config, flags, strategy, device=device, mixed_precision="bf16")
+        assert "warning" not in lines
+
+
+class TestUnusedGpus:
+    """Shipped YAMLs ask for one process: on a host with several GPUs that is said loudly."""
+
+    @pytest.fixture
+    def accelerator(self, monkeypatch):
+        def accelerator(kind, ranks, here, gpus, replicas=1):
+            monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+            monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
+            plugin = SimpleNamespace(fsdp_version=2, reshard_after_forward=True)
+            return SimpleNamespace(
+                distributed_type=kind,
+                num_processes=ranks,
+                device=SimpleNamespace(type="cuda"),
+                is_main_process=True,
+                state=SimpleNamespace(fsdp_plugin=plugin),
+                gradient_state=SimpleNamespace(plugin_kwargs={}),
+                parallelism_config=SimpleNamespace(dp_replicate_size=replicas),
+                mixed_precision="bf16",
+            )
+
+        return accelerator
+
+    @pytest.mark.parametrize(
+        ("case", "strategy", "says"),
+        [
+            (
+                (DistributedType.FSDP, 1, 1, 8),
+                FSDP2,
+                "1 of 8 GPUs is used, and nothing is sharded: "
+                "pass --num_processes 8 to accelerate launch",
+            ),
+            (
+                (DistributedType.DEEPSPEED, 1, 1, 4),
+                ZERO3,
+                "1 of 4 GPUs is used, and nothing is sharded: "
+                "pass --num_processes 4 to accelerate launch",
+            ),
+            (
+                (DistributedType.MULTI_GPU, 1, 1, 2),
+                ONE_PROCESS,
+                "1 of 2 GPUs is used: pass --num_processes 2 to accelerate launch",
+            ),
+            (
+                (DistributedType.MULTI_GPU, 2, 2, 8),
+                DDP,
+                "2 of 8 GPUs are used: pass --num_processes 8 to accelerate launch",
+            ),
+            (
+                (DistributedType.FSDP, 8, 4, 8),
+                FSDP2,
+                "4 of 8 GPUs are used on each host: pass --num_processes 16 to accelerate launch",
+            ),
+            (
+                (DistributedType.FSDP, 4, 4, 8, 2),
+                Strategy("FSDP2 HYBRID_SHARD", fsdp_version=2),
+                "4 of 8 GPUs are used: pass --num_processes 8 to "
+                "accelerate launch and enlarge the mesh in the YAML to match",
+            ),
+            ((DistributedType.FSDP, 8, 8, 8), FSDP2, None),
+            ((DistributedType.NO, 1, 1, 8), ONE_PROCESS, None),  # single.yaml: asked for one
+        ],
+    )
+    def test_fewer_processes_than_gpus_are_told_with_the_flag(
+        self, case, strategy, says, accelerator
+    ):
+        assert unused_gpus(accelerator(*case), strategy) == says
+
+    def test_it_heads_the_start_summary(self, accelerator, capsys, tmp_path):
+        args = language_model_arguments("--output_dir", str(tmp_path))
+        model = torch.nn.Linear(1, 1)
+        model.config = SimpleNamespace(_attn_implementation="sdpa")
+        for gpus, first in (
+            (8, "    WARNING: 1 of 8 GPUs is used, and nothing is sharded"),
+            (1, "      model: "),
+        ):
+            fsdp = accelerator(DistributedType.FSDP, 1, 1, gpus)
+            summarize(fsdp, args, model, NOTES, IDENTITY)
+            assert capsys.readouterr().out.startswith(first)
+
+
+class TestDryRun:
+    @pytest.fixture
+    def end(self, monkeypatch, tmp_path, capsys):
+        """A function from free bytes and options to exit code and output of a dry run."""
+        monkeypatch.setattr(sys, "argv", ["recipes/llama.py", "--dry_run", "--seed", "7"])
+        monkeypatch.setattr(summary, "find_launch", lambda: None)
+        ended = []
+
+        def end(free, flags=(), planned_row=None):
+            usage = SimpleNamespace(free=free)
+            monkeypatch.setattr(summary.shutil, "disk_usage", lambda path: usage)
+            folder = tmp_path / "deep" / "run"
+            args = language_model_arguments("--dry_run", "--output_dir", str(folder), *flags)
+            accelerator = fake_accelerator(
+                print=print,
+                wait_for_everyone=lambda: None,
+                end_training=lambda: ended.append(True),
+            )
+            with pytest.raises(SystemExit) as error:
+                summarize(accelerator, args, LlamaForCausalLM(LLAMA), NOTES, IDENTITY, planned_row)
+            assert ended.pop() and not folder.parent.exists()
+            return error.value.code, capsys.readouterr()
+
+        process_status.cache_clear()
+        yield end
+        process_status.cache_clear()
+
+    def test_it_says_what_the_disk_needs_and_ends_with_0(self, end):
+        code, said = end(free=2**31)
+        assert code == 0 and process_status().state == "done"
+        disk, last = said.out.splitlines()[-2:]
+        assert disk.startswith("       disk: checkpoints and result take up to 2.71e-05 GiB, 2 GiB")
+        assert last == "Dry run: all of this fits together; nothing was trained or written."
+        assert "plan: " not in said.out
+
+    def test_a_disk_without_room_is_refused_with_73(self, end):
+        needed = 728 * (12 * 3 + 4)
+        assert end(free=needed)[0] == 0
+        code, said = end(free=needed - 1)
+        assert code == 73 and process_status().state == "failed"
+        assert f"error: {needed:,} bytes are needed for checkpoints and result" in said.err
+
+    def test_the_plan_is_the_call_with_another_first_word(self, end):
+        _, said = end(free=2**31, planned_row=12)
+        plan = said.out.splitlines()[-2]
+        assert plan == (
+            "       plan: python scripts/plan_memory.py --config_file YAML --num_processes 1 "
+            "--longest 12 recipes/llama.py --seed 7"
+        )
+
+
+@pytest.mark.parametrize(
+    ("flags", "elements"),
+    [
+        ([], 12 * 10 * 3 + 4 * 1000),
+        (["--save_total_limit", "5"], 12 * 10 * 6 + 4 * 1000),
+        (["--dtype", "bfloat16"], 12 * 10 * 3 + 2 * 1000),
+        (["--use_peft"], 12 * 10 * 3 + 4 * 10),
+    ],
+)
+def test_checkpoints_and_result_are_counted_in_bytes(flags, elements):
+    args = language_model_arguments(*flags)
+    assert bytes_on_disk(args, ModelSize(total=1000, trained=10)) == elements
+
+
+def test_the_plan_has_what_the_launcher_was_given(monkeypatch):
+    given = {"num_machines": 2, "mixed_precision": "fp16", "gpu_ids": "all"}
+    launch = SimpleNamespace(config_file="my configs/fsdp.yaml", given=given)
+    monkeypatch.setattr(summary, "find_launch", lambda: launch)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    words = shlex.split(plan_command(SimpleNamespace(num_processes=16), 5))
+    assert words[2:] == [
+        *["--config_file", "my configs/fsdp.yaml", "--num_processes", "16"],
+        *["--num_machines", "2", "--mixed_precision", "fp16", "--longest", "5", "train.py"],
+    ]
