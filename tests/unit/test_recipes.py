@@ -11,8 +11,8 @@ import pytest
 from launching import REPO, run
 
 NAMES = "run_status upstream fault_tolerance head_loss model_weights preflight rows varlen whole_state".split()
-NAMES += "launcher config_files config_rules accelerate_keys".split()
 COMPANIONS = [REPO / "recipes" / f"{name}.py" for name in NAMES]
+COMPONENTS = sorted((REPO / "recipes" / "components").glob("*.py"))
 USED = {
     "fault_tolerance",
     "head_loss",
@@ -168,11 +168,11 @@ def check_collectives(path):
         )
 
 
-@pytest.mark.parametrize("path", COMPANIONS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*COMPANIONS, *COMPONENTS], ids=lambda path: path.name)
 def test_a_companion_keeps_the_same_rules_and_knows_no_recipe(path):
     check_collectives(path)
     assert not missing_from_requirements(
-        imports_of(path) - {companion.stem for companion in COMPANIONS}
+        imports_of(path) - {"components", *(companion.stem for companion in COMPANIONS)}
     )
     assert (
         "pickle" not in path.read_text().replace("unpickled", "")
