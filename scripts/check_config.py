@@ -19,6 +19,7 @@ code of the corrected file. A DeepSpeed JSON that a YAML points to is fixed as a
 """
 
 import argparse
+import io
 import json
 import os.path
 import sys
@@ -80,7 +81,8 @@ def main() -> None:
         ]
     else:
         reports = [report_on(path, args.num_processes, args.recipes) for path in args.files]
-    sys.stdout.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # YAML may hold what no terminal can show.
+        sys.stdout.reconfigure(errors="backslashreplace")
     if args.json:
         print(json.dumps(reports, indent=2))
     else:

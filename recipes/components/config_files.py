@@ -174,9 +174,15 @@ def yaml_pointing_to(file: ConfigFile) -> dict:
 
 def place_of(item: Finding, file: ConfigFile) -> str:
     """Return where a finding's key is, as FILE:LINE, or FILE if no line can be named."""
-    if item.in_json:
-        file = file.deepspeed
+    file = file_of(item, file)
     line = file.line_of(item.path)
     if line is None:
         return str(file.path)
     return f"{file.path}:{line}"
+
+
+def file_of(item: Finding, file: ConfigFile) -> ConfigFile:
+    """Return the one of a config and its DeepSpeed JSON that a finding is about."""
+    if item.in_json and file.deepspeed is not None:
+        return file.deepspeed
+    return file

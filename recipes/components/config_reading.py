@@ -53,7 +53,7 @@ def as_read(content: dict, deepspeed: dict | None = None) -> dict:
         deepspeed: content of the DeepSpeed JSON that the YAML points to. Its settings get their
             names in the YAML.
     """
-    config = dict(keys.TOP_LEVEL_DEFAULTS)
+    config: dict[str, Any] = dict(keys.TOP_LEVEL_DEFAULTS)
     config["fsdp_config"] = dict(keys.FSDP_DEFAULTS)
     config["deepspeed_config"] = dict(keys.DEEPSPEED_DEFAULTS)
     for setting in known_settings(content):

@@ -223,7 +223,8 @@ def in_words_of_the_version(config: Config, key: str) -> list[Edit] | str:
     value = wanted
     if version == 2:
         value = wanted in ("FULL_SHARD", "HYBRID_SHARD")
-    edits = [set_value(f"fsdp_config.{right_key}", value)]
+    edits: list[Edit] = []
     if key != right_key:
-        edits.insert(0, rename(f"fsdp_config.{key}", right_key))
+        edits.append(rename(f"fsdp_config.{key}", right_key))
+    edits.append(set_value(f"fsdp_config.{right_key}", value))
     return edits

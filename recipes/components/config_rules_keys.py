@@ -210,9 +210,7 @@ def misplaced(unknown: UnknownKey, meant: KeyPath) -> Finding:
     """A key of another section, which perhaps only another engine reads."""
     section = meant[:-1]
     more = f"; its place is {'.'.join(section) or 'the top level'}"
-    own_section = keys.SECTION_OF_ENGINE.get(unknown.engine)
-    of_engines = set(keys.SECTION_OF_ENGINE.values()) - {own_section}
-    if section and section[0] in of_engines:
+    if section and is_of_another_engine(section[0], unknown.engine):
         return unknown.found(
             f"{more}, which {unknown.engine} does not read", [delete(unknown.path)]
         )
@@ -220,6 +218,14 @@ def misplaced(unknown: UnknownKey, meant: KeyPath) -> Finding:
         return written_beside(unknown, meant, more)
     edits = [delete(unknown.path), set_value(meant, unknown.value)]
     return unknown.found(more, edits)
+
+
+def is_of_another_engine(section: str, engine: str | None) -> bool:
+    """Return whether only another engine than this one reads a section."""
+    return any(
+        section == own_section and engine != reader
+        for reader, own_section in keys.SECTION_OF_ENGINE.items()
+    )
 
 
 def written_beside(unknown: UnknownKey, meant: KeyPath, more: str = "") -> Finding:

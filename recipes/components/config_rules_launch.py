@@ -55,7 +55,7 @@ def sections_of_others_are_not_read(
     config: Config, others: dict[str, str], fix: str | list
 ) -> Iterator[Finding]:
     """Beside the section of the engine the others are too much; without it the engine is wrong."""
-    own_section = keys.SECTION_OF_ENGINE.get(config.engine)
+    own_section = keys.SECTION_OF_ENGINE.get(str(config.engine))
     if config.written.get(own_section):
         reason = f"{config.engine} runs and does not read it"
         for section in others.values():

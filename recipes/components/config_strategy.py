@@ -14,6 +14,8 @@ HYBRID = {"FULL_SHARD": "HYBRID_SHARD", "SHARD_GRAD_OP": "HYBRID_SHARD_ZERO2"}
 SPLIT_FROM_STAGE = {"parameters": 3, "gradients": 2, "optimizer": 1, "master": 1}
 ZERO_STRATEGIES = ("NO_SHARD", "ZeRO-1", "ZeRO-2", "FULL_SHARD")
 
+Engine = Literal["single", "ddp", "fsdp1", "fsdp2", "zero"]
+
 
 @dataclass(frozen=True)
 class ConfigStrategy:
@@ -28,7 +30,7 @@ class ConfigStrategy:
         offload: the keys that offload something.
     """
 
-    engine: Literal["single", "ddp", "fsdp1", "fsdp2", "zero"]
+    engine: Engine
     strategy: str | None
     stage: int | None
     replicas: int
@@ -62,10 +64,10 @@ def strategy_of(config: dict) -> ConfigStrategy:
     )
 
 
-def engine_of(distributed_type: Any, fsdp: dict) -> str:
+def engine_of(distributed_type: Any, fsdp: dict) -> Engine:
     """Return the engine that runs under a distributed_type."""
     if distributed_type == "FSDP":
-        return f"fsdp{fsdp.get('fsdp_version', 1)}"
+        return "fsdp2" if fsdp.get("fsdp_version", 1) == 2 else "fsdp1"
     if distributed_type == "DEEPSPEED":
         return "zero"
     if str(distributed_type).startswith("MULTI"):
@@ -106,7 +108,7 @@ def shards_of(asked: ConfigStrategy, processes: int, processes_per_node: int) ->
         count = 1
     elif asked.strategy == "HYBRID_SHARD":
         count = processes_per_node
-    stage = 3  # FSDP also splits parameters at rest, in each of its sharded strategies.
-    if asked.engine == "zero":
-        stage = asked.stage
+    stage = asked.stage
+    if stage is None:  # FSDP also splits parameters at rest, in each of its sharded strategies.
+        stage = 3
     return {kind: count if stage >= first else 1 for kind, first in SPLIT_FROM_STAGE.items()}

@@ -198,16 +198,19 @@ def find_launch_faults() -> tuple[list[str], list[str]]:
     """
     try:
         launch = find_launch()
-        if launch is None or launch.config_file is None:
-            return [], []
-        return faults_of(launch)
+        if launch is not None:
+            return faults_of(launch)
     except ValueError as error:
         return [], [f"the launcher's config is not checked: {error}"]
+    return [], []
 
 
 def faults_of(launch: Launch) -> tuple[list[str], list[str]]:
     """Return the (errors, warnings) of a Launch. Raises ValueError if its file cannot be read."""
-    file = read(launch.config_file, launch.config_file.suffix == ".json")
+    path = launch.config_file
+    if path is None:
+        return [], []
+    file = read(path, as_json=path.suffix == ".json")
     file = replace(file, content=overridden(file.content, launch.given))
     file.deepspeed = read_deepspeed(file, launch.folder)
     findings, _ = find_faults(file, for_recipes=True, folder=launch.folder)

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.config_files import ConfigFile, find_faults, load
+from components.config_files import ConfigFile, file_of, find_faults, load
 from components.config_findings import STOPS, WISHES, Finding
 
 from configs.description import describe
@@ -121,8 +121,7 @@ def as_objects(findings: list[Finding], file: ConfigFile) -> list[dict]:
 
 def as_object(item: Finding, file: ConfigFile) -> dict:
     """Return a finding as a dict, with its file and line."""
-    if item.in_json:
-        file = file.deepspeed
+    file = file_of(item, file)
     return {
         "severity": item.severity,
         "kind": item.kind,

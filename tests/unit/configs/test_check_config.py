@@ -37,25 +37,37 @@ def test_a_shipped_file_passes_and_every_key_has_an_effect(path, check, capsys):
     assert "warning" not in said
 
 
-def test_exit_codes(tmp_path, check, capsys):
-    good = write(tmp_path, FULL2, "good.yaml")
-    bad = write(tmp_path, FSDP1 + "  fsdp_versoin: 2\n", "bad.yaml")
-    costly = write(tmp_path, DDP + "enable_cpu_affinity: true\n", "costly.yaml")
-    for words, code in (
-        ([good], 0),
-        ([costly], 0),
-        ([costly, "--strict"], 65),
-        ([good, bad], 65),
-        ([tmp_path / "none.yaml"], 64),
-        ([good, "--no_such_flag"], 64),
-        ([good, bad, "--fix", "--output", "x"], 64),
-        ([bad, "--output", "x"], 64),
-        ([bad, "--fix", "--output", bad], 64),
-        ([tmp_path], 64),
-        ([good, "--num_processes", "0"], 64),
-        ([good, "--num_processes", "-1"], 64),
-    ):
-        assert check(*words) == code, words
+@pytest.fixture
+def files(tmp_path):
+    """A right file, a wrong one, and one that works but costs, by name."""
+    return {
+        "good": write(tmp_path, FULL2, "good.yaml"),
+        "bad": write(tmp_path, FSDP1 + "  fsdp_versoin: 2\n", "bad.yaml"),
+        "costly": write(tmp_path, DDP + "enable_cpu_affinity: true\n", "costly.yaml"),
+        "missing": tmp_path / "none.yaml",
+        "folder": tmp_path,
+    }
+
+
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        ("{good}", 0),
+        ("{costly}", 0),
+        ("{costly} --strict", 65),
+        ("{good} {bad}", 65),
+        ("{missing}", 64),
+        ("{good} --no_such_flag", 64),
+        ("{good} {bad} --fix --output x", 64),
+        ("{bad} --output x", 64),
+        ("{bad} --fix --output {bad}", 64),
+        ("{folder}", 64),
+        ("{good} --num_processes 0", 64),
+        ("{good} --num_processes -1", 64),
+    ],
+)
+def test_exit_codes(call, code, files, check, capsys):
+    assert check(*call.format(**files).split()) == code
     assert "Traceback" not in capsys.readouterr().err
 
 
