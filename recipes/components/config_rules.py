@@ -2,9 +2,11 @@
 
 `scripts/check_config.py` checks any file by them, and each recipe the file that its launcher read
 (launch_command.py). Most rules are about accelerate and DeepSpeed and hold for anybody's file; the
-others are wishes of the recipes here (config_findings.WISHES). The facts come from the sources that
-accelerate_keys.py and deepspeed_keys.py name. tests/unit/components/test_config_rules.py proves the
-important ones with accelerate's launcher and plugins.
+others are wishes of the recipes here (config_findings.WISHES).
+
+A rule is a function that is named after what must hold and yields a finding where it does not. The
+facts come from the sources that accelerate_keys.py and deepspeed_keys.py name. The tests of these
+modules prove the important ones with accelerate's launcher and plugins.
 """
 
 from dataclasses import replace

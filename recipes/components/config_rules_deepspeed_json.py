@@ -177,7 +177,7 @@ def unknown_in_json(data: dict) -> Iterator[KeyPath]:
 
 
 def unknown_key_of_json(data: dict, path: KeyPath, names: Names) -> UnknownKey:
-    """Return what is known of a key that DeepSpeed does not know."""
+    """Return a key that DeepSpeed does not know, with what becomes of it and may be meant."""
     value = data
     for key in path:
         value = value[key]

@@ -174,7 +174,7 @@ def is_in_words_of_the_other_version(value: object, version: int) -> bool:
 
 
 def said_as_to_the_other_version(config: Config, key: str) -> Finding:
-    """A strategy under the right key, in words that this version of FSDP does not take."""
+    """Return the finding on a strategy under the right key, in words that only the other reads."""
     reason = f"{config.fsdp_written[key]} is how FSDP{3 - config.fsdp_version} says it"
     if config.fsdp[key] == "NO_SHARD":
         reason += NO_SHARD_IN_FSDP2
@@ -192,7 +192,7 @@ def keys_agree(config: Config, read: str, unread: str) -> Iterator[Finding]:
 
 
 def under_the_other_key(config: Config, key: str) -> Finding:
-    """A strategy under the key that this version of FSDP does not read: the default runs."""
+    """Return the finding on a strategy under the key that is not read: the default runs."""
     version = config.fsdp_version
     wanted = config.fsdp[key]
     runs = strategy_run(config.read)

@@ -110,13 +110,13 @@ class UnknownKey:
     """A key that nothing reads where it is.
 
     Attributes:
-        path: of the key.
-        value: beside it.
-        kind: of the finding: what becomes of it.
+        path: the key and the sections above it.
+        value: what is written behind it.
+        kind: STOPS or IGNORED: what accelerate or DeepSpeed does with it.
         reason: the same in words.
-        names: that it may mean; () where none are looked for.
-        content: of the whole file.
-        engine: of the file.
+        names: what it may mean; () if its right name is not looked for.
+        content: the whole file.
+        engine: the distributed_type of the file; None in a DeepSpeed JSON.
     """
 
     path: KeyPath
@@ -143,7 +143,7 @@ class UnknownKey:
 
 
 def unknown_in_yaml(config: Config, path: KeyPath, is_searched: bool) -> UnknownKey:
-    """Return what is known of a key that accelerate does not know."""
+    """Return a key that accelerate does not know, with what becomes of it and may be meant."""
     value = config.written
     for key in path:
         value = value[key]
@@ -178,7 +178,10 @@ def judge_unknown(unknown: UnknownKey) -> Finding:
 
 
 def owned_by_the_recipe(unknown: UnknownKey) -> Finding:
-    """A setting of the command line; DeepSpeed has some of them in its section too."""
+    """Return the finding on a setting that the recipes take from their command line.
+
+    DeepSpeed has some of these in its section too: there they are not unknown.
+    """
     key = unknown.key
     place = ("deepspeed_config", key)
     if unknown.engine != "DEEPSPEED" or key not in keys.DEEPSPEED or place == unknown.path:
@@ -191,7 +194,7 @@ def owned_by_the_recipe(unknown: UnknownKey) -> Finding:
 
 
 def removed_from_accelerate(unknown: UnknownKey) -> Finding:
-    """A key of older versions of accelerate."""
+    """Return the finding on a key that only older versions of accelerate read."""
     more = "; older versions knew this one"
     replacement = keys.REMOVED[unknown.path]
     if replacement is None:
@@ -200,20 +203,22 @@ def removed_from_accelerate(unknown: UnknownKey) -> Finding:
 
 
 def like_no_other(unknown: UnknownKey) -> Finding:
-    """A key that is like none that accelerate knows; a whole section is left to its author."""
+    """Return the finding on a key that resembles no known one.
+
+    A section that resembles none is not deleted with all its keys: a person has to choose.
+    """
     if unknown.names and not isinstance(unknown.value, dict):
         return unknown.found("", [delete(unknown.path)])
     return unknown.found("", "delete it, or its right name")
 
 
 def misplaced(unknown: UnknownKey, meant: KeyPath) -> Finding:
-    """A key of another section, which perhaps only another engine reads."""
+    """Return the finding on a key of another section, which the engine may not even read."""
     section = meant[:-1]
     more = f"; its place is {'.'.join(section) or 'the top level'}"
     if section and is_of_another_engine(section[0], unknown.engine):
-        return unknown.found(
-            f"{more}, which {unknown.engine} does not read", [delete(unknown.path)]
-        )
+        more += f", which {unknown.engine} does not read"
+        return unknown.found(more, [delete(unknown.path)])
     if meant[-1] in written_in(unknown.content, *section):
         return written_beside(unknown, meant, more)
     edits = [delete(unknown.path), set_value(meant, unknown.value)]
@@ -229,7 +234,7 @@ def is_of_another_engine(section: str, engine: str | None) -> bool:
 
 
 def written_beside(unknown: UnknownKey, meant: KeyPath, more: str = "") -> Finding:
-    """A key whose right name is in the file too."""
+    """Return the finding on a key whose right name is in the file too."""
     name = meant[-1]
     more += f"; {name} is written too"
     if name != unknown.key:
@@ -304,7 +309,7 @@ def unreadable(path: KeyPath, value: Any, kind: Kind, has_processes: bool = True
 
 
 def not_text(path: KeyPath, value: Any) -> Finding:
-    """A value that must be text; the items of a list are joined by commas."""
+    """Return the finding on a value that must be text; the fix joins a list by commas."""
     text = str(value)
     if isinstance(value, list):
         text = ",".join(map(str, value))

@@ -38,7 +38,7 @@ class ConfigStrategy:
     offload: tuple[str, ...]
 
     def __getitem__(self, name: str) -> Any:
-        """Return an attribute by its name: the scripts were written for a dict."""
+        """Return an attribute by its name, for callers that were written for a dict."""
         return getattr(self, name)
 
 
