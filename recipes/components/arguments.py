@@ -4,10 +4,11 @@ A recipe's own dataclass inherits from CommonArguments and from the groups that 
 and components take the group that they need, so a type checker sees what a recipe has.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from components.cli import MAY_CHANGE, Above, AtLeast, Below, ReadBy, arg
+from components.cli import MAY_CHANGE, Above, AnyNumber, AtLeast, Below, ReadBy, arg
 
 Optimizer = Literal[
     "adamw_torch_fused", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"
@@ -138,6 +139,18 @@ class LoraVariantArguments:
 
 
 @dataclass(kw_only=True)
+class ExpertAdapterArguments:
+    """LoRA of experts, which are parameters of a mixture and no layers."""
+
+    GROUP: ClassVar[str] = "Adapters (peft)"
+    lora_target_parameters: Annotated[list[str], AnyNumber()] = arg(
+        ["experts.gate_up_proj", "experts.down_proj"],
+        "ends of the names of further parameters that get adapters, such as those of experts; "
+        "gate.weight trains most routers too; without a value: none",
+    )
+
+
+@dataclass(kw_only=True)
 class DataArguments:
     """Where the data come from."""
 
@@ -182,6 +195,19 @@ class SamplingArguments:
     GROUP: ClassVar[str] = "Data"
     train_sampling_strategy: SamplingStrategy = arg(
         "random", "order of the rows; group_by_length pads less"
+    )
+
+
+@dataclass(kw_only=True)
+class LabelArguments:
+    """What labels are, and how much rows weigh."""
+
+    GROUP: ClassVar[str] = "Data"
+    problem_type: Literal["single_label_classification", "regression"] | None = arg(
+        None, "what the labels are, instead of what they look like"
+    )
+    class_weights: Literal["none", "balanced"] = arg(
+        "none", "weights of rows in the loss; balanced: all classes weigh the same"
     )
 
 
@@ -290,3 +316,7 @@ class CommonArguments(
     ModelArguments,
 ):
     """What every recipe takes."""
+
+    def find_own_conflicts(self) -> Iterable[str]:
+        """Return a line with the fix for each conflict between a recipe's own arguments."""
+        return ()

@@ -11,6 +11,7 @@ markers in Annotated give bounds. A recipe that changes only the default of a sh
 `learning_rate: float = 1e-6`; help and bounds remain those of the class that it inherits from.
 """
 
+import argparse
 import copy
 import dataclasses
 import difflib
@@ -141,7 +142,12 @@ class RecipeParser(HfArgumentParser):
                 field.metadata = {"help": help_of(dtype, name).replace("%", "%%")}
                 self._parse_dataclass_field(groups[owner.GROUP], field)
                 apply_markers(self._option_string_actions[f"--{name}"], markers.get(name, ()))
-        self.add_argument(CONFIG_FLAG, metavar="FILE", help="read arguments from this YAML or JSON")
+        self.add_argument(
+            CONFIG_FLAG,
+            metavar="FILE",
+            default=argparse.SUPPRESS,  # take_config has read it: it is no argument of the recipe
+            help="read arguments from this YAML or JSON",
+        )
 
     def error(self, message: str) -> NoReturn:
         """End with 64 and one line; a flag that does not exist is told with the nearest one."""

@@ -1,4 +1,4 @@
-"""Workarounds for other libraries: what is wrong, where it is reported, and what is done until then.
+"""Workarounds for other libraries: what is wrong, where it is reported, and what is done.
 
 Each is one function, called by its name where it acts. tests/launch/test_upstream.py and
 tests/unit/components/test_upstream.py show the harm that is done without it: where such a test
@@ -12,7 +12,7 @@ import contextlib
 import functools
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -201,6 +201,78 @@ def enable_gradient_checkpointing(model: Any) -> None:
     enable({"use_reentrant": False})
 
 
+@workaround("transformers/modeling_utils.py, initialize_weights", seen="transformers 5.23")
+@contextlib.contextmanager
+def drawing_new_weights_from(seed: int) -> Iterator[None]:
+    """Draw the weights that a file does not hold from this seed.
+
+    Under ZeRO-3 some models have drawn before, on some ranks more than on others.
+    """
+    from accelerate.utils import set_seed
+    from transformers import PreTrainedModel
+
+    draw = PreTrainedModel.initialize_weights
+
+    def draw_from_seed(model: Any) -> Any:
+        set_seed(seed)
+        return draw(model)
+
+    PreTrainedModel.initialize_weights = draw_from_seed
+    try:
+        yield
+    finally:
+        PreTrainedModel.initialize_weights = draw
+
+
+@workaround("transformers/modeling_utils.py, _initialize_missing_keys", seen="transformers 5.23")
+def share_new_modules(
+    model: "torch.nn.Module", names: Iterable[str], accelerator: "Accelerator"
+) -> None:
+    """Give these modules on every rank the weights of rank 0, under FSDP.
+
+    There transformers makes new weights on rank 0 only; the other ranks have noise, or meta
+    tensors, which all look alike to accelerate's optimizer, so that it would train only one.
+    """
+    from accelerate import DistributedType
+    from accelerate.utils import gather_object
+
+    if accelerator.distributed_type != DistributedType.FSDP:
+        return
+    for name in names:
+        module = model.get_submodule(name)
+        weights = module.cpu().state_dict() if accelerator.is_main_process else None
+        module.load_state_dict(gather_object([weights])[0], assign=True)
+
+
+@workaround(
+    "accelerate/utils/fsdp_utils.py, fsdp2_prepare_auto_wrap_policy", seen="accelerate 1.15"
+)
+def leave_embeddings_to_accelerate(model: Any) -> None:
+    """Take embeddings out of the modules that are wrapped whole: accelerate wraps them itself."""
+    wrapped = model._no_split_modules or ()
+    model._no_split_modules = {name for name in wrapped if not name.endswith("Embeddings")}
+
+
+@workaround("transformers/core_model_loading.py", seen="transformers 5.23")
+def save_weights_by_their_own_names(model: Any) -> None:
+    """Stop ZeRO-3 from saving weights by the names of BERT's first files, gamma and beta."""
+    model._weight_conversions = None
+
+
+@workaround("deepspeed/runtime/engine.py, forward", seen="deepspeed 0.19")
+def cast_pixels(model: "torch.nn.Module") -> None:
+    """Give the model, before its forward, pixels in the type of its weights.
+
+    DeepSpeed in bf16 does not cast them, and not every model does so itself.
+    """
+
+    def cast(model: "torch.nn.Module", inputs: Any, named: dict[str, Any]) -> Any:
+        dtype = next(model.parameters()).dtype
+        return inputs, {"pixel_values": named["pixel_values"].to(dtype)}
+
+    model.register_forward_pre_hook(cast, with_kwargs=True)
+
+
 # ---- Adapters ----
 @workaround("deepspeed/runtime/engine.py, _configure_distributed_model", seen="deepspeed 0.19")
 def cast_for_zero3(model: "torch.nn.Module", accelerator: "Accelerator") -> None:
@@ -255,6 +327,54 @@ def wrap_adapters_for_fsdp1(model: "torch.nn.Module", accelerator: "Accelerator"
         accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
 
 
+# ---- Optimizer ----
+@workaround("deepspeed/runtime/engine.py, _take_model_step", seen="deepspeed 0.19")
+def check_gradients_of_zero0(
+    optimizer: "torch.optim.Optimizer", accelerator: "Accelerator"
+) -> None:
+    """Leave out a step of ZeRO-0 whose gradients are not finite; to be called before `prepare`.
+
+    Its engine steps inside of backward, without a check in fp32; it reads `overflow`.
+    """
+    import torch
+
+    def drop_nonfinite(optimizer: Any, *_: Any) -> None:
+        gradients = []
+        for group in optimizer.param_groups:
+            gradients += [weight.grad for weight in group["params"] if weight.grad is not None]
+        optimizer.overflow = not torch.nn.utils.get_total_norm(gradients).isfinite().item()
+        if optimizer.overflow:
+            optimizer.zero_grad()  # without gradients nothing is stepped
+
+    plugin = accelerator.state.deepspeed_plugin
+    if plugin and plugin.zero_stage == 0:
+        optimizer.overflow = False  # type: ignore[attr-defined]
+        optimizer.register_step_pre_hook(drop_nonfinite)
+
+
+@workaround(
+    "deepspeed/runtime/fp16/unfused_optimizer.py, initialize_optimizer_states",
+    seen="deepspeed 0.19",
+)
+def undo_allocating_step(
+    masters: Iterable[tuple["torch.Tensor", "torch.Tensor"]], optimizer: "torch.optim.Optimizer"
+) -> None:
+    """Undo the step with zero gradients by which DeepSpeed allocates AdamW's state under ZeRO-0.
+
+    That is in bf16 and fp16. The step decays the master weights, and it is counted: the bias
+    correction of the first real step would be that of a second one and shorten it to 0.74 of its
+    length. The moments are zero after it.
+
+    Args:
+        masters: the weights, each with its fp32 master weight.
+        optimizer: the one that DeepSpeed wraps.
+    """
+    for weight, master in masters:
+        master.data.copy_(weight)
+        entry = optimizer.state[master]
+        entry["step"] = entry["step"] * 0  # a tensor of torch's, a number of bitsandbytes'
+
+
 # ---- Export ----
 @workaround("peft/utils/save_and_load.py, get_peft_model_state_dict", seen="peft 0.21")
 def remove_fsdp1_wrappers(model: "torch.nn.Module") -> None:
@@ -263,3 +383,22 @@ def remove_fsdp1_wrappers(model: "torch.nn.Module") -> None:
         for name, child in list(module.named_children()):
             if "_fsdp_wrapped_module" in child._modules:
                 module._modules[name] = child.module
+
+
+# ---- 8-bit optimizers ----
+@workaround("bitsandbytes/optim/optimizer.py, GlobalOptimManager", seen="bitsandbytes 0.50")
+def keep_embeddings_in_32_bits(model: "torch.nn.Module") -> None:
+    """Have bitsandbytes' 8-bit optimizers keep 32-bit state for embeddings.
+
+    bitsandbytes advises it, and transformers' Trainer does it: the gradients of rare tokens are too
+    uneven for 8 bits. To be called before the optimizer is made. bitsandbytes has one record for
+    the process, which knows weights by their place in an optimizer's groups, so it is cleared.
+    """
+    import torch
+    from bitsandbytes.optim import GlobalOptimManager
+
+    manager = GlobalOptimManager.get_instance()
+    manager.initialize()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            manager.register_module_override(module, "weight", {"optim_bits": 32})

@@ -1,0 +1,32 @@
+"""The Accelerator of a recipe, or one line for each reason why it cannot run what it is asked."""
+
+from accelerate import Accelerator
+
+from components.arguments import CommonArguments
+from components.checks import check_launch, find_problems
+from components.exits import Exit
+from components.status import fail
+from components.strategy import new_accelerator, set_up_engine
+from components.strategy_checks import how_to_rehearse
+
+
+def make_accelerator(args: CommonArguments) -> Accelerator:
+    """Return the Accelerator, which has to exist before the model is loaded.
+
+    Ends with 64 if it cannot run what YAML, launcher and arguments ask for.
+    """
+    check_launch(args)
+    try:
+        accelerator = new_accelerator(args)
+    except (RuntimeError, ValueError, ImportError) as error:
+        reason = str(error).splitlines()[0]
+        fail(
+            Exit.USAGE,
+            f"accelerate cannot run what the launcher was asked for: {reason}",
+            how_to_rehearse(),
+        )
+    problems = find_problems(args, accelerator)
+    if problems:
+        fail(Exit.USAGE, *problems)
+    set_up_engine(args, accelerator)
+    return accelerator

@@ -1,0 +1,105 @@
+"""Rows that cannot be used: the cause in one line, and the message that names them."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+BLANK = "is blank"  # the problem of a line without text
+MAX_LENGTH = 300  # characters of a cause
+NUM_NAMED = 3  # rows that a message names; it counts the others
+TOO_LONG = re.compile(r"(\d+) tokens are prompt")
+
+
+def explain(error: Exception) -> str:
+    """Return why a row cannot be used, in one line that continues "train.jsonl, line 7: "."""
+    if isinstance(error, json.JSONDecodeError):
+        problem = BLANK
+        if error.doc.strip():
+            problem = f"is not JSON: {error.msg} at column {error.colno}"
+    elif type(error) is ValueError:  # raised for this row, by a check
+        problem = str(error)
+    else:
+        problem = f"cannot be used: {type(error).__name__}: {error}"
+    printable = problem.encode(errors="backslashreplace").decode()
+    return in_one_line(printable)
+
+
+def explain_cause(error: BaseException) -> str:
+    """Return in one line why a file cannot be read: what the error was raised from, if known."""
+    return in_one_line(str(error.__cause__ or error))
+
+
+def in_one_line(text: str) -> str:
+    """Return a text without line breaks, cut off where it is long."""
+    return " ".join(text.split())[:MAX_LENGTH]
+
+
+def without_blank(problems: Mapping[int, str]) -> dict[int, str]:
+    """Return the problems that are not blank lines: between rows those do no harm."""
+    return {number: problem for number, problem in problems.items() if problem != BLANK}
+
+
+def report_some(problems: Mapping[int, str], prefix: str, name: str, num_rows: int) -> list[str]:
+    """Return the message for rows that cannot be used where others can.
+
+    Args:
+        problems: {number of a row, from 1: its problem}.
+        prefix: what stands before the number of a row: "train.jsonl, line".
+        name: the data set.
+        num_rows: all rows, including blank lines.
+    """
+    unit = prefix.split()[-1]
+    count = f"{len(problems)} of {num_rows} {unit}s cannot be used"
+    advice = "fix them, or leave them out with --skip_bad_rows"
+    return [*name_first(problems, prefix), f"{name}: {count}: {advice}"]
+
+
+def report_all(problems: Mapping[int, str], prefix: str, name: str, recipe: str) -> list[str]:
+    """Return the message for a data set without a single row that can be used.
+
+    Nobody is advised to leave such rows out. If all have the same problem, it is told once, with
+    its fix.
+
+    Args:
+        problems, prefix, name: as in `report_some`.
+        recipe: file of the function that prepares the rows, for a fix that edits it.
+    """
+    unit = prefix.split()[-1]
+    first = next(iter(problems))
+    texts = list(problems.values())
+    if len(problems) == 1:
+        return [f"{prefix} {first}, the only one: {with_fix(texts, recipe)}"]
+    none = f"{name}: none of the {len(problems)} {unit}s can be used"
+    if are_alike(texts):
+        reason = f"{prefix} {first}: {with_fix(texts, recipe)}"
+        return [f"{none}, all for the same reason: {reason}"]
+    return [*name_first(problems, prefix), f"{none}: fix them"]
+
+
+def name_first(problems: Mapping[int, str], prefix: str) -> list[str]:
+    """Return a line for each of the first rows that cannot be used."""
+    first = list(problems.items())[:NUM_NAMED]
+    return [f"{prefix} {number}: {problem}" for number, problem in first]
+
+
+def are_alike(problems: Sequence[str]) -> bool:
+    """Return whether all problems are the same up to the first colon, whatever their numbers."""
+    kinds = {re.sub(r"\d+", "", problem.split(": ")[0]) for problem in problems}
+    return len(kinds) == 1
+
+
+def with_fix(problems: Sequence[str], recipe: str) -> str:
+    """Return the problem that all rows share, with its fix.
+
+    The fix is not part of a row's own problem, since the cache may have read the row for another
+    recipe, and since it may depend on all rows.
+    """
+    problem = problems[0]
+    too_long = [TOO_LONG.search(text) for text in problems]
+    lengths = [int(found[1]) for found in too_long if found is not None]
+    if len(lengths) == len(problems):
+        text = problem.split(": ")[0]
+        return f"{text}: raise --max_length, the longest prompt has {max(lengths)} tokens"
+    if re.search(r"edit \w+$", problem):
+        return f"{problem} in {recipe}"
+    return problem

@@ -1,0 +1,246 @@
+"""Which rows make which batch of a run: a function of seed and epoch only.
+
+So a run continues at any step without reading what lies before it, and the same rows make the same
+optimizer step on any number of ranks.
+"""
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+
+from components.arguments import CommonArguments, EvalOnStartArguments, SamplingArguments
+from components.rows import Rows
+from components.watch import leave_process_group
+
+Line = list[int]  # numbers of the rows that stand in one line of a batch
+SORTED_STEPS = 50  # optimizer steps whose rows group_by_length sorts at a time
+
+
+class Collator(Protocol):
+    """What makes a batch of lines, numbers of rows of a data set, of which it reads `columns`."""
+
+    @property
+    def columns(self) -> list[str]: ...
+
+    def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]: ...
+
+
+class OnePerLine(Sequence[Line]):
+    """Lines of one row each, made when they are read."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._num_rows = num_rows
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def __getitem__(self, number: int) -> Line:  # type: ignore[override]  # no slices
+        return [number]
+
+
+def best_fit(lengths: Sequence[int] | np.ndarray, capacity: int) -> list[Line]:
+    """Return lines of at most `capacity` tokens by best-fit decreasing (arXiv 2404.10830).
+
+    Rows are placed from the longest to the shortest, each in the line that it fills best.
+
+    Args:
+        lengths: tokens of each row, none above `capacity`.
+    """
+    lines: list[Line] = []
+    rooms: list[tuple[int, int]] = []  # what is left in a line, and the line, in order
+    shortest = min(lengths)
+    for row in np.argsort(-np.asarray(lengths), kind="stable").tolist():
+        place = bisect_left(rooms, (lengths[row], 0))
+        if place < len(rooms):
+            room, line = rooms.pop(place)
+        else:
+            room, line = capacity, len(lines)
+            lines.append([])
+        lines[line].append(row)
+        if room - lengths[row] >= shortest:
+            insort(rooms, (room - lengths[row], line))
+    return lines
+
+
+def global_batches(
+    num_lines: int,
+    batch_size: int,
+    batches_per_step: int,
+    num_epochs: int = 1,
+    seed: int | None = None,
+    lengths: np.ndarray | None = None,
+) -> list[list[int]]:
+    """Return the batches of all ranks and epochs, in order, as lists of line numbers.
+
+    accelerate gives batch j to rank j % ranks. Empty batches fill each epoch up to whole steps.
+
+    Args:
+        batches_per_step: micro-batches of an optimizer step over all ranks.
+        seed: of the order of each epoch; None keeps the lines in their order.
+        lengths: of the lines; each SORTED_STEPS steps are then sorted by length.
+    """
+    batches = []
+    for epoch in range(num_epochs):
+        order = np.arange(num_lines)
+        if seed is not None:
+            order = np.random.default_rng((seed, epoch)).permutation(num_lines)
+        if lengths is not None:
+            order = sort_in_parts(order, lengths, SORTED_STEPS * batch_size * batches_per_step)
+        for start in range(0, num_lines, batch_size):
+            batches.append(order[start : start + batch_size].tolist())
+        missing = -len(batches) % batches_per_step
+        batches += [[] for _ in range(missing)]
+    return batches
+
+
+def sort_in_parts(order: np.ndarray, lengths: np.ndarray, size: int) -> np.ndarray:
+    """Return an order in which each part of `size` lines begins with its longest."""
+    parts = np.split(order, range(size, len(order), size))
+    return np.concatenate([part[np.argsort(-lengths[part], kind="stable")] for part in parts])
+
+
+class BatchPlan:
+    """The batches of a whole run, and how many steps they make.
+
+    Attributes:
+        rows_per_step: lines of an optimizer step over all ranks.
+        steps_per_epoch: optimizer steps of a pass over the data; the last one may be shorter.
+        total_steps: optimizer steps of the run.
+        evaluate_after: the steps after which to evaluate; 0 is before the first.
+    """
+
+    def __init__(
+        self,
+        args: CommonArguments,
+        accelerator: Accelerator,
+        num_lines: int,
+        lengths: np.ndarray | None = None,
+        num_workers: int = 0,
+    ) -> None:
+        """Plan the batches of `num_lines` lines.
+
+        Args:
+            lengths: tokens of each line, which --train_sampling_strategy group_by_length needs.
+            num_workers: processes per rank that make batches; 0 makes them in this one.
+        """
+        self._num_workers = num_workers
+        self._args = args
+        self._accelerator = accelerator
+        self._num_lines = num_lines
+        self._lengths = lengths
+        self._batches_per_step = args.gradient_accumulation_steps * accelerator.num_processes
+        self.rows_per_step = args.per_device_train_batch_size * self._batches_per_step
+        self.steps_per_epoch = math.ceil(num_lines / self.rows_per_step)
+        self.total_steps = args.max_steps
+        if args.max_steps <= 0:
+            assert args.num_train_epochs is not None
+            self.total_steps = math.ceil(args.num_train_epochs * self.steps_per_epoch)
+        self.evaluate_after = evaluation_steps(args, self.steps_per_epoch, self.total_steps)
+
+    def describe(self, unit: str, tokens_per_line: float = 0) -> str:
+        """Return the batch as a line of the summary. unit: what a line is, rows or lines."""
+        text = f"{self.rows_per_step} {unit}"
+        if tokens_per_line:
+            text += f", about {tokens_per_line * self.rows_per_step:,.0f} tokens"
+        return f"{text}; {self.total_steps} steps"
+
+    @property
+    def num_epochs(self) -> int:
+        """The passes over the data that the run begins."""
+        return math.ceil(self.total_steps / self.steps_per_epoch)
+
+    def batches_from(self, first_step: int, number_epochs: bool = False) -> list[list[int]]:
+        """Return the batches of all ranks from a step to the end of the run.
+
+        Args:
+            number_epochs: count lines on through the epochs, as line + epoch x lines, so that what
+                is drawn for a row can differ from epoch to epoch.
+        """
+        order = "random"
+        if isinstance(self._args, SamplingArguments):
+            order = self._args.train_sampling_strategy
+        batches = global_batches(
+            self._num_lines,
+            self._args.per_device_train_batch_size,
+            self._batches_per_step,
+            num_epochs=self.num_epochs,
+            seed=None if order == "sequential" else self._args.seed,
+            lengths=self._lengths if order == "group_by_length" else None,
+        )
+        if number_epochs:
+            batches_per_epoch = self.steps_per_epoch * self._batches_per_step
+            for number, batch in enumerate(batches):
+                offset = number // batches_per_epoch * self._num_lines
+                batches[number] = [line + offset for line in batch]
+        first = first_step * self._batches_per_step
+        return batches[first : self.total_steps * self._batches_per_step]
+
+    def training_loader(
+        self,
+        rows: Rows,
+        lines: Sequence[Line],
+        collate: Collator,
+        first_step: int,
+        number_epochs: bool = False,
+    ) -> DataLoader:
+        """Return a loader of this rank's micro-batches to the end of the run, on its device.
+
+        Args:
+            lines: numbers of the rows that stand in each line.
+            first_step: steps that are done already.
+            number_epochs: as in `batches_from`; `lines` then has those of all epochs.
+        """
+        batches = self.batches_from(first_step, number_epochs)
+        return self._loader(rows, lines, batches, collate)
+
+    def evaluation_loader(self, rows: Rows | None, collate: Collator) -> DataLoader | None:
+        """Return a loader of this rank's evaluation batches, one row per line; None if no rows."""
+        if rows is None:
+            return None
+        batches = global_batches(
+            len(rows), self._args.per_device_eval_batch_size, self._accelerator.num_processes
+        )
+        return self._loader(rows, OnePerLine(len(rows)), batches, collate)
+
+    def _loader(
+        self,
+        rows: Rows,
+        lines: Sequence[Line],
+        batches: Sequence[list[int]],
+        collate: Collator,
+    ) -> DataLoader:
+        """Return this rank's part of the batches of all ranks."""
+        source = rows.dataset.select_columns(collate.columns)
+        loader = DataLoader(
+            lines,  # type: ignore[arg-type]  # a list has all that a data set needs
+            batch_sampler=batches,
+            collate_fn=partial(collate, source),
+            num_workers=self._num_workers,
+            pin_memory=self._accelerator.device.type == "cuda",
+            worker_init_fn=leave_process_group,
+            # Of its own, since a loader draws a number when it starts: dropout is drawn from the
+            # global one, which is seeded for each step
+            generator=torch.Generator(),
+        )
+        return self._accelerator.prepare(loader)
+
+
+def evaluation_steps(
+    args: CommonArguments, steps_per_epoch: int, total_steps: int
+) -> frozenset[int]:
+    """Return the steps after which --eval_strategy and --eval_on_start evaluate."""
+    if args.eval_strategy == "no":
+        return frozenset()
+    every = {"steps": args.eval_steps, "epoch": steps_per_epoch}[args.eval_strategy]
+    steps = set(range(every, total_steps + 1, every))
+    steps.add(total_steps)
+    if isinstance(args, EvalOnStartArguments) and args.eval_on_start:
+        steps.add(0)
+    return frozenset(steps)

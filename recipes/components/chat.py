@@ -1,0 +1,164 @@
+"""Conversations as tokens, and which of them are trained on: what the assistant says."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import transformers
+import xxhash
+
+from components.loading import loading
+
+Message = Mapping[str, Any]
+NOT_TRAINED_ON = -100
+# For tokenizers that bring no template
+DEFAULT_CHAT_TEMPLATE = (
+    "{{ bos_token or '' }}"
+    "{% for m in messages %}"
+    "{{ '<|' + m.role + '|>\n' + m.content }}"
+    "{{ eos_token if m.role == 'assistant' }}"
+    "{{ '\n' }}"
+    "{% endfor %}"
+    "{{ '<|assistant|>\n' if add_generation_prompt }}"
+)
+
+
+def load_tokenizer(name: str) -> Any:
+    """Return the tokenizer of a folder or hub id, with a chat template and a pad token.
+
+    Ends with 64 if there is none, and with 69 if the hub cannot be reached.
+    """
+    tokenizer = load_text_tokenizer(name)
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = DEFAULT_CHAT_TEMPLATE
+    return tokenizer
+
+
+def load_text_tokenizer(name: str) -> Any:
+    """Return the tokenizer of a folder or hub id, with a pad token, which pads on the right."""
+    with loading("tokenizer", name):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            name, padding_side="right", trust_remote_code=False
+        )
+    if not tokenizer.pad_token:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def tokenize_conversation(
+    messages: Sequence[Message], tokenizer: Any, max_length: int
+) -> dict[str, Any]:
+    """Return the tokens of a conversation, and those that are trained on.
+
+    These are the assistant's, its end of turn included, by their place in the text: the pad token
+    may end turns too (huggingface/trl#976).
+
+    Args:
+        messages: validated, so that there is an answer.
+
+    Returns:
+        input_ids and labels (-100: not trained on), at most max_length of each; truncated, whether
+        the end is missing; length, largest and hash of the tokens.
+
+    Raises:
+        ValueError: if nothing is left to train on.
+    """
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    is_trained_on = np.zeros(len(text) + 1, dtype=bool)  # by character
+    for start, end in assistant_spans(messages, text, tokenizer):
+        is_trained_on[start:end] = True
+    text, is_trained_on = close_last_turn(text, is_trained_on, tokenizer)
+    encoded = tokenizer(
+        without_lone_surrogates(text), add_special_tokens=False, return_offsets_mapping=True
+    )
+    labels = []
+    for token, (start, _) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+        labels.append(token if is_trained_on[start] else NOT_TRAINED_ON)
+    first = first_trained_on(labels)
+    if first is None:
+        raise ValueError("has no answer in the text that the chat template makes of it")
+    if first >= max_length:
+        raise ValueError(
+            f"has no answer within --max_length {max_length}: {first} tokens are prompt"
+        )
+    tokens = np.array(encoded["input_ids"][:max_length], dtype=np.int32)
+    return {
+        "input_ids": tokens.tolist(),
+        "labels": labels[:max_length],
+        "truncated": len(labels) > max_length,
+        "length": len(tokens),
+        "largest": int(tokens.max()),
+        "hash": hash_of_tokens(tokens),
+    }
+
+
+def assistant_spans(
+    messages: Sequence[Message], text: str, tokenizer: Any
+) -> list[tuple[int, int]]:
+    """Return first character and end of what the assistant says in the text of a conversation.
+
+    A turn is what a conversation that ends with it has more than the prompt before it. Where a
+    template rewrites earlier turns, that is not in the text, and the turn is not trained on.
+    """
+    spans = []
+    for place, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        before = tokenizer.apply_chat_template(
+            messages[:place], tokenize=False, add_generation_prompt=True
+        )
+        after = text
+        if place + 1 < len(messages):
+            after = tokenizer.apply_chat_template(messages[: place + 1], tokenize=False)
+        after = after.rstrip()
+        is_in_text = text.startswith(before) and text.startswith(after)
+        if is_in_text and len(after) > len(before):
+            spans.append((len(before), len(after)))
+    return spans
+
+
+def close_last_turn(text: str, is_trained_on: np.ndarray, tokenizer: Any) -> tuple[str, np.ndarray]:
+    """Append the end-of-sequence token, trained on, if the template leaves the last turn open.
+
+    It is left open if the assistant's text ends without a special token: the model would not
+    learn to stop.
+    """
+    end = len(text.rstrip())
+    has_end_of_turn = text[:end].endswith(tuple(tokenizer.get_added_vocab()))
+    if not is_trained_on[end - 1] or has_end_of_turn:
+        return text, is_trained_on
+    ending = np.ones(len(tokenizer.eos_token) + 1, dtype=bool)
+    return text[:end] + tokenizer.eos_token, np.concatenate([is_trained_on[:end], ending])
+
+
+def without_lone_surrogates(text: str) -> str:
+    """Return a text as it is, or raise the UnicodeEncodeError that says where it is no text."""
+    return text.encode().decode()
+
+
+def first_trained_on(labels: Sequence[int]) -> int | None:
+    """Return the place of the first token that is trained on; the very first is never predicted."""
+    for place, label in enumerate(labels):
+        if place > 0 and label != NOT_TRAINED_ON:
+            return place
+    return None
+
+
+def hash_of_tokens(tokens: np.ndarray) -> int:
+    """Return 63 bits of xxh3, which datasets stores as a signed number."""
+    return xxhash.xxh3_64_intdigest(tokens) >> 1
+
+
+def show_trained_tokens(row: Mapping[str, Any], tokenizer: Any) -> str:
+    """Return the text of a row, with what is trained on in [[ ]]."""
+    parts: list[tuple[bool, list[int]]] = []
+    for token, label in zip(row["input_ids"].tolist(), row["labels"].tolist(), strict=True):
+        is_trained_on = label != NOT_TRAINED_ON
+        if not parts or parts[-1][0] != is_trained_on:
+            parts.append((is_trained_on, []))
+        parts[-1][1].append(token)
+    texts = []
+    for is_trained_on, tokens in parts:
+        text = tokenizer.decode(tokens)
+        texts.append(f"[[{text}]]" if is_trained_on else text)
+    return "".join(texts)

@@ -1,0 +1,207 @@
+"""Checkpoints as files: at no instant is there less than one whole checkpoint.
+
+    OUTPUT_DIR/checkpoint-STEP/state.safetensors   trained weights and optimizer state, whole
+                                                   tensors by name
+                               progress.json       steps done, schedule, arguments of the run, ranks
+                               manifest.json       size and hash of both
+    OUTPUT_DIR/latest                              the name of the newest
+
+Whole tensors, so that a checkpoint does not depend on strategy or number of ranks. JSON and
+safetensors, so that nothing is unpickled. No random state and no place in the data: both are
+functions of the seed and the step. Each is staged, hashed, flushed and renamed; then the pointer
+is moved, and only then old ones are deleted.
+
+These functions know files only: no process group and no Accelerator.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from components.exits import Exit
+from components.status import fail, write_file
+
+STATE = "state.safetensors"
+PROGRESS = "progress.json"
+MANIFEST = "manifest.json"
+FILES = (STATE, PROGRESS)
+NAME = re.compile(r"checkpoint-([0-9]{1,18})")
+
+
+# ---- Finding ----
+def checkpoints_in(folder: Path) -> dict[int, Path]:
+    """Return {step: folder} of what has a checkpoint's name, the newest first."""
+    found = {}
+    for path in folder.glob("checkpoint-*"):
+        named = NAME.fullmatch(path.name)
+        if named and path.is_dir():
+            found[int(named[1])] = path
+    return dict(sorted(found.items(), reverse=True))
+
+
+def choose_checkpoint(folder: Path, wish: str, dry_run: bool) -> Path | None:
+    """Return the checkpoint that a run continues from, or None to start anew.
+
+    What is passed over is said, with the reason, and set aside unless this is a dry run. Ends with
+    65 if nothing there can be trusted, and with 64 where checkpoints of a run that went further
+    would be lost.
+
+    Args:
+        wish: --resume_from_checkpoint: auto, none, or a checkpoint's folder.
+    """
+    there = checkpoints_in(folder)
+    candidates = list_candidates(folder, wish, there)
+    passed_over = []
+    found = None
+    for path in candidates:
+        damage = find_damage(path)
+        if damage is None:
+            found = path
+            break
+        print(f"passed over {path}: {damage}", file=sys.stderr, flush=True)
+        passed_over.append(path)
+    if passed_over and found is None:
+        fail(
+            Exit.DATA,
+            "no checkpoint can be trusted: choose another --output_dir to start anew, or move "
+            f"{passed_over[0]} away",
+        )
+    step = read_progress(found)["step"] if found else 0
+    further = [
+        number for number, path in there.items() if number > step and path not in passed_over
+    ]
+    if wish != "auto" and further:
+        fail(
+            Exit.USAGE,
+            f"--resume_from_checkpoint {wish}: {folder} has checkpoint-{max(there)} of a run that "
+            "went further: continue from that with auto, choose another --output_dir, or move it "
+            "away",
+        )
+    if not dry_run:
+        for path in passed_over:  # the run will come to that step again
+            path.rename(f"{path}.damaged-{time.time_ns()}")
+    return found
+
+
+def list_candidates(folder: Path, wish: str, there: Mapping[int, Path]) -> list[Path]:
+    """Return the checkpoints to try, in order."""
+    if wish == "auto":
+        return list(there.values())
+    if wish == "none":
+        return []
+    given = Path(wish)
+    if given.resolve().parent == folder.resolve():
+        return [given]
+    # This run began from another folder's checkpoint, and may have continued here since
+    return [*there.values(), given]
+
+
+def read_progress(checkpoint: Path) -> dict[str, Any]:
+    """Return the progress of a checkpoint."""
+    return json.loads((checkpoint / PROGRESS).read_text())
+
+
+def find_damage(checkpoint: Path) -> str | None:
+    """Return why a checkpoint cannot be trusted, or None.
+
+    Both files have to be as the manifest says, and be what they are named.
+    """
+    name = MANIFEST
+    try:
+        manifest = json.loads((checkpoint / MANIFEST).read_text())
+        written = [(file, manifest[file]["size"], manifest[file]["xxh3_128"]) for file in FILES]
+        for name, size, hash_then in written:
+            size_now = (checkpoint / name).stat().st_size
+            if size_now != size:
+                return f"{name} has {size_now:,} bytes, not the {size} that were written"
+            if size == 0 or hash_of(checkpoint / name) != hash_then:
+                return f"{name} is not what was written"
+        name = PROGRESS
+        read_progress(checkpoint)["step"]
+        name = STATE
+        with safe_open(checkpoint / STATE, "pt"):
+            return None
+    except OSError as error:
+        return f"{name}: {error.strerror}"
+    except (ValueError, LookupError, TypeError, RecursionError, SafetensorError):
+        return f"{name} is damaged"
+
+
+# ---- Writing ----
+def publish(
+    folder: Path,
+    state: Mapping[str, torch.Tensor],
+    progress: Mapping[str, Any],
+    limit: int,
+) -> None:
+    """Write a checkpoint, and delete all but the newest `limit`.
+
+    Raises:
+        OSError, SafetensorError: if it cannot be written; those before it are then as they were.
+    """
+    final = folder / f"checkpoint-{progress['step']}"
+    staging = staging_folder(folder, progress["step"])
+    shutil.rmtree(staging, ignore_errors=True)  # of a save that was killed
+    if size_of_state(state) > shutil.disk_usage(folder).free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    staging.mkdir()
+    save_file(dict(state), staging / STATE)
+    (staging / PROGRESS).write_text(json.dumps(progress, indent=2))
+    manifest = {}
+    for name in FILES:
+        path = staging / name
+        manifest[name] = {"size": path.stat().st_size, "xxh3_128": hash_of(path)}
+    (staging / MANIFEST).write_text(json.dumps(manifest, indent=2))
+    for path in (*staging.iterdir(), staging):
+        flush(path)
+    staging.rename(final)
+    write_file(folder / "latest", final.name)
+    flush(folder)
+    delete_old(folder, limit)
+
+
+def delete_old(folder: Path, limit: int) -> None:
+    """Delete all but the newest `limit` checkpoints; files of others in them stay."""
+    ours = [path for path in checkpoints_in(folder).values() if (path / MANIFEST).is_file()]
+    for old in ours[limit:]:
+        # The manifest last: what is left of a killed deletion is still known as ours
+        for name in (*FILES, MANIFEST):
+            (old / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            old.rmdir()
+
+
+def staging_folder(folder: Path, step: int) -> Path:
+    """Return where a checkpoint is written before it gets its name."""
+    return folder / f"checkpoint-{step}.staging"
+
+
+def size_of_state(state: Mapping[str, torch.Tensor]) -> int:
+    """Return the bytes of all tensors."""
+    return sum(tensor.nbytes for tensor in state.values())
+
+
+def flush(path: Path | str) -> None:
+    """Bring a file, or the names in a folder, onto the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def hash_of(path: Path) -> str:
+    """Return xxh3, 128 bits, of a file. It finds damage, not forgery."""
+    return xxhash.xxh3_128_hexdigest(np.memmap(path, mode="r"))

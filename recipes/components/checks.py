@@ -1,0 +1,115 @@
+"""What forbids a run, found before anything is loaded: all problems at once, each with its fix.
+
+checks.py has what arguments forbid by themselves, strategy_checks.py and device_checks.py what they
+forbid together with the launch and the machine. model_checks.py follows when the model is there.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from accelerate import Accelerator
+
+from components.arguments import (
+    CommonArguments,
+    ExpertAdapterArguments,
+    LoraVariantArguments,
+    QuantizationArguments,
+)
+from components.device_checks import find_device_problems
+from components.exits import Exit
+from components.launch_command import find_launch_faults
+from components.status import RANK, fail
+from components.strategy_checks import find_strategy_problems
+
+
+def check_launch(args: CommonArguments) -> None:
+    """End with 64 if the launcher's config file has faults.
+
+    These are keys that accelerate would ignore, or that these recipes do not run under. Every rank
+    calls this before it makes its Accelerator, and finds the same.
+    """
+    errors, warnings = find_launch_faults()
+    if RANK == 0:
+        for warning in warnings:
+            print(f"warning: {warning}", file=sys.stderr, flush=True)
+    if errors:
+        fail(Exit.USAGE, *errors, *find_conflicts(args))
+
+
+def find_problems(args: CommonArguments, accelerator: Accelerator) -> list[str]:
+    """Return all that forbids the run, as lines for the user; [] if nothing does."""
+    return [
+        *find_conflicts(args),
+        *find_strategy_problems(args, accelerator),
+        *find_device_problems(args, accelerator),
+    ]
+
+
+def find_conflicts(args: CommonArguments) -> Iterator[str]:
+    """Yield what forbids the run whatever the launch and the machine are.
+
+    The bounds of single numbers were checked when the arguments were read.
+    """
+    yield from find_quantization_conflicts(args)
+    yield from find_adapter_conflicts(args)
+    if args.dtype == "float16" and not args.use_peft:
+        yield (
+            "float16 weights cannot be trained without an fp32 master copy: use --dtype float32 "
+            "with mixed_precision: fp16 in the YAML"
+        )
+    yield from find_path_problems(args)
+    unknown = set(args.allow_change) - set(vars(args)) - {"data"}
+    if unknown:
+        yield f"--allow_change {' '.join(sorted(unknown))}: not the name of an argument"
+    yield from args.find_own_conflicts()
+
+
+def find_quantization_conflicts(args: CommonArguments) -> Iterator[str]:
+    """Yield what forbids a quantized base."""
+    if not isinstance(args, QuantizationArguments):
+        return
+    if args.load_in_8bit and args.load_in_4bit:
+        yield "--load_in_8bit and --load_in_4bit: choose one"
+    given = flags_given(args, "load_in_8bit", "load_in_4bit")
+    if given and not args.use_peft:
+        yield (
+            f"{given}: a quantized base cannot be trained itself: add --use_peft to train adapters "
+            "on it"
+        )
+
+
+def find_adapter_conflicts(args: CommonArguments) -> Iterator[str]:
+    """Yield what forbids adapters of the kind that is asked for."""
+    if isinstance(args, LoraVariantArguments) and not args.use_peft:
+        given = flags_given(args, "use_rslora", "use_dora")
+        if given:
+            yield f"{given}: for adapters only: add --use_peft"
+    if isinstance(args, ExpertAdapterArguments) and args.use_peft:
+        if args.lora_target_parameters and args.lora_dropout > 0:
+            yield (
+                "--lora_dropout is for adapters of linear layers (peft): leave it out, or pass "
+                "--lora_target_parameters without a value, which leaves the others out"
+            )
+
+
+def flags_given(args: CommonArguments, *names: str) -> str:
+    """Return those of some flags that are on, joined by "and"."""
+    return " and ".join(f"--{name}" for name in names if getattr(args, name))
+
+
+def find_path_problems(args: CommonArguments) -> Iterator[str]:
+    """Yield what is wrong with the folders that the arguments name."""
+    name = args.model_name_or_path
+    model = Path(name)
+    # A hub id has no leading dot or slash, and one slash at most
+    is_folder = name.startswith((".", "/", "~")) or name.count("/") > 1
+    if is_folder and not model.exists():
+        yield f"--model_name_or_path {model}: no such folder"
+    if model.exists() and not (model / "config.json").is_file():
+        yield f"--model_name_or_path {model}: no config.json in it"
+    if Path(args.output_dir).is_file():
+        yield f"--output_dir {args.output_dir}: is a file"
+    resume = args.resume_from_checkpoint
+    if resume not in ("auto", "none") and not Path(resume).is_dir():
+        yield f"--resume_from_checkpoint {resume}: neither auto nor none nor a folder"

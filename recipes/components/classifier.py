@@ -1,0 +1,126 @@
+"""A classifier: a model with a new head, trained whole beside adapters, under every strategy."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object, set_seed
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+from components import upstream
+from components.arguments import CommonArguments
+from components.labels import label_metrics
+from components.model import add_adapters, load_pretrained, quantization, set_up_layers
+from components.run import Run
+
+# Of the blocks, whose names have a number: a layer that is new must not be quantized
+OUTSIDE_OF_BLOCKS = [r"(?!.*\.\d).*"]
+
+
+def load_classifier(
+    auto_class: Any,
+    args: CommonArguments,
+    class_names: Sequence[str],
+    accelerator: Accelerator,
+    task_type: str | None = None,
+) -> torch.nn.Module:
+    """Return a model with a head for these classes, quantized and with adapters as asked for.
+
+    What the weights on disk do not hold, the head and of some models a pooler, is new: it is drawn
+    from the seed, alike on every rank, and trained whole beside adapters.
+
+    Args:
+        auto_class: one of transformers' AutoModel classes.
+        class_names: [] for one number.
+        task_type: peft's name of the task, if it has one.
+    """
+    with upstream.drawing_new_weights_from(args.seed):
+        model, report = load_pretrained(
+            auto_class,
+            args,
+            accelerator,
+            quantization_config=quantization(args, accelerator, OUTSIDE_OF_BLOCKS),
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **head_options(class_names),
+        )
+    new_modules = find_new_modules(report)
+    upstream.share_new_modules(model, new_modules, accelerator)
+    set_seed(args.seed)  # for adapters: ranks that made no new weights have drawn less
+    upstream.leave_embeddings_to_accelerate(model)
+    upstream.save_weights_by_their_own_names(model)
+    set_up_layers(model, args)
+    return add_adapters(model, args, accelerator, new_modules, task_type=task_type)
+
+
+def head_options(class_names: Sequence[str]) -> dict[str, Any]:
+    """Return what the config has to say of the head."""
+    if not class_names:
+        return {"num_labels": 1, "problem_type": "regression"}
+    return {
+        "id2label": dict(enumerate(class_names)),
+        "label2id": {name: number for number, name in enumerate(class_names)},
+        "problem_type": "single_label_classification",
+    }
+
+
+def find_new_modules(report: Mapping[str, Any]) -> list[str]:
+    """Return the names of the modules whose weights are new.
+
+    Args:
+        report: transformers' loading info. peft trains a classifier of several layers as one.
+    """
+    missing = list(report["missing_keys"])
+    missing += [name for name, *_ in report["mismatched_keys"]]
+    modules = set()
+    for name in missing:
+        if name.startswith("classifier."):
+            modules.add("classifier")
+        else:
+            modules.add(name.rpartition(".")[0])
+    return sorted(modules)
+
+
+def weighted_row_losses(
+    model: torch.nn.Module, batch: Mapping[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the loss summed over a batch's rows, each times its weight, and the logits.
+
+    The loss is the cross-entropy, or the squared error of numbers. There are no logits on a rank
+    without rows, though its model runs too.
+
+    Returns:
+        A scalar, and [rows, classes or 1]; both in fp32.
+    """
+    labels = batch["labels"]
+    logits = model(**batch["inputs"]).logits.float()[: len(labels)]
+    if labels.is_floating_point():
+        losses = (logits[:, 0] - labels) ** 2
+    else:
+        losses = cross_entropy(logits, labels, reduction="none")
+    return (losses * batch["weights"]).sum(), logits
+
+
+@torch.no_grad()
+def evaluate_classifier(
+    run: Run, accelerator: Accelerator, model: torch.nn.Module, loader: DataLoader
+) -> None:
+    """Log the loss, as in training, and the metrics of exactly the evaluation rows."""
+    model.eval()
+    total = torch.zeros(2, device=accelerator.device)
+    pairs = []
+    for batch in run.interruptible(loader):
+        loss, logits = weighted_row_losses(model, batch)
+        total += torch.stack([loss, batch["counts"][0]])
+        predicted = logits.argmax(1)
+        if batch["labels"].is_floating_point():
+            predicted = logits[:, 0]
+        pairs.append(torch.stack([predicted, batch["labels"]]).cpu())
+    model.train()
+    loss, weight = accelerator.reduce(total).tolist()
+    predicted, labels = torch.cat(gather_object(pairs), dim=1)
+    metrics = {"eval_loss": loss / weight, **label_metrics(predicted, labels)}
+    listed = [f"{name.removeprefix('eval_')} {value:.4f}" for name, value in metrics.items()]
+    run.log_evaluation(metrics, f"{', '.join(listed)} on held-out rows")

@@ -1,0 +1,172 @@
+"""Where the rows of a split are, and how files of each type are read."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.bad_rows import explain_cause
+from components.exits import Exit
+from components.status import fail
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+
+FILE_TYPES = (".jsonl", ".json", ".parquet", ".csv")
+DOCUMENT_TYPES = (*FILE_TYPES, ".txt")  # to pretrain on; each .txt file is one document
+# Columns of a CSV file that are text even where they look like numbers
+TEXT_COLUMNS = (
+    "prompt",
+    "completion",
+    "chosen",
+    "rejected",
+    "instruction",
+    "input",
+    "output",
+    "question",
+    "answer",
+)
+OFFLINE = (
+    "Offline: python scripts/make_tiny_model.py (or the make_tiny_*.py of another recipe) "
+    "runs/tiny, then --model_name_or_path runs/tiny/model "
+    "--dataset_name runs/tiny/data/train.jsonl"
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the rows of one split are.
+
+    Attributes:
+        name: the data set as the user named it: a file, a folder or a hub id.
+        config: configuration of a hub data set.
+        split: name of the split.
+        files: files of the split; none if it is a hub data set.
+        is_required: whether the run ends if the split is not there.
+    """
+
+    name: str
+    config: str | None
+    split: str
+    files: tuple[Path, ...]
+    is_required: bool
+
+    @property
+    def file_type(self) -> str | None:
+        """The suffix of the files, which all have the same; None if there are none."""
+        return self.files[0].suffix if self.files else None
+
+    @property
+    def unit(self) -> str:
+        """What the number of a row counts."""
+        return "line" if self.file_type == ".jsonl" else "row"
+
+    @property
+    def prefix(self) -> str:
+        """What stands before the number of a row: "train.jsonl, line"."""
+        place = self.files[0] if len(self.files) == 1 else self.name
+        return f"{place}, {self.unit}"
+
+
+def find_files(name: str, split: str, types: Sequence[str] = FILE_TYPES) -> tuple[Path, ...]:
+    """Return the files of a split: one file, or those of a folder whose names begin with the split.
+
+    A hub id has none.
+    """
+    if Path(name).suffix in types:
+        return (Path(name),)
+    files = Path(name).glob(f"{split}*")
+    return tuple(sorted(file for file in files if file.suffix in types))
+
+
+def has_files_of(name: str, split: str) -> bool:
+    """Return whether a folder has anything whose name begins with the split."""
+    return any(Path(name).rglob(f"{split}*"))
+
+
+def load_rows(source: Source, text_columns: Sequence[str] = ()) -> "Dataset | None":
+    """Return the rows of a split as they are, or None if the split is not there or is empty.
+
+    Those of a .jsonl file stay lines, in the column `text`: see `parse_line`. The process ends
+    with 65 if the files cannot be read, with 69 if the hub cannot be reached.
+
+    Args:
+        text_columns: columns of CSV files that are text, besides TEXT_COLUMNS.
+    """
+    return load_split(source, text_columns, streaming=False) or None
+
+
+def load_stream(source: Source, text_columns: Sequence[str] = ()) -> "IterableDataset | None":
+    """Return what `load_rows` returns, but only to be read in order, and as it is downloaded."""
+    return load_split(source, text_columns, streaming=True)
+
+
+def load_split(source: Source, text_columns: Sequence[str], streaming: bool) -> Any:
+    """Return a split as datasets loads it, or None if the split is not there."""
+    import datasets
+
+    key = source.split
+    place: dict[str, Any]
+    try:
+        if source.file_type is None:
+            place = {"path": source.name, "name": source.config}
+        else:
+            refuse_odd_files(source)
+            key = "train"  # what datasets calls the rows of files that are given by name
+            place = reader_options(source.file_type, text_columns)
+            place["data_files"] = [str(file) for file in source.files]
+        splits = datasets.load_dataset(**place, streaming=streaming)
+    except ConnectionError as error:
+        fail(Exit.NO_HUB, f"{source.name}: {error}", OFFLINE)
+    except Exception as error:  # the readers of files raise what they like
+        fail(Exit.DATA, f"{source.name}: {explain_cause(error)}")
+    return splits.get(key)
+
+
+def refuse_odd_files(source: Source) -> None:
+    """End with 65 if a file is empty, or of another type than the first."""
+    odd = []
+    for file in source.files:
+        if file.suffix != source.file_type or file.stat().st_size == 0:
+            odd.append(file.name)
+    if odd:
+        names = ", ".join(odd)[:200]
+        fail(Exit.DATA, f"{source.name}: {names}: empty, or of a second file type")
+
+
+def reader_options(file_type: str, text_columns: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the arguments of `datasets.load_dataset` that read files of a type."""
+    if file_type == ".jsonl":
+        # Latin-1 knows every byte, so a line that is not UTF-8 stays one line, to be named later
+        return {"path": "text", "encoding": "latin-1"}
+    if file_type == ".txt":
+        return {"path": "text", "encoding": "latin-1", "sample_by": "document"}
+    if file_type == ".csv":
+        texts = dict.fromkeys([*TEXT_COLUMNS, *text_columns], str)
+        return {"path": "csv", "keep_default_na": False, "converters": texts}
+    return {"path": file_type.removeprefix(".")}
+
+
+def parse_line(text: str) -> dict[str, Any]:
+    """Return the object in a line of a .jsonl file, which was read as Latin-1.
+
+    Raises:
+        ValueError: why there is none.
+    """
+    line = decode(text)
+    row = json.loads(line, object_pairs_hook=object_or_pairs)
+    if not isinstance(row, dict):
+        raise ValueError("is not a JSON object with each key once")
+    return row
+
+
+def decode(text: str) -> str:
+    """Return a text in UTF-8 that was read as Latin-1, without a byte order mark."""
+    return text.encode("latin-1").decode("utf-8-sig")
+
+
+def object_or_pairs(pairs: list[tuple[str, Any]]) -> Any:
+    """Return an object of JSON, or the list of its pairs if a key is there twice."""
+    fields = dict(pairs)
+    return fields if len(fields) == len(pairs) else pairs

@@ -1,0 +1,176 @@
+"""What DeepSpeed trains, as whole tensors by name, and back into its engine.
+
+components/state.py asks for it. ZeRO-1 to 3 hold flat fp32 parts of the weights and of their
+optimizer state; ZeRO-0 holds, in bf16 and fp16, an fp32 master weight beside each weight.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+Tensors = Mapping[str, torch.Tensor]
+# {name: (weight, its fp32 master weight)}
+MasterWeights = dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+MOMENTS = ("exp_avg", "exp_avg_sq")  # what AdamW keeps of each weight besides the step
+# The words that DDP, DeepSpeed, torch.compile, FSDP and activation checkpointing put into names
+WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+
+
+def clean_name(name: str) -> str:
+    """Return a parameter's name without the words that wrappers put into it."""
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name.removeprefix("module.")
+
+
+def flatten(name: str, value: Any) -> dict[str, torch.Tensor]:
+    """Return {name.key.key: tensor on the host} of nested optimizer state.
+
+    bitsandbytes nests its state and counts steps in plain numbers; DeepSpeed's ZeRO-0 keeps its
+    state on the GPU.
+    """
+    if not isinstance(value, dict):
+        return {name: torch.as_tensor(value).cpu()}
+    leaves = {}
+    for key, inner in value.items():
+        leaves.update(flatten(f"{name}.{key}", inner))
+    return leaves
+
+
+# ---- ZeRO-0 in bf16 or fp16 ----
+def master_weights(model: torch.nn.Module, optimizer: Any) -> MasterWeights:
+    """Return the weights and fp32 master weights of ZeRO-0 in bf16 or fp16 by name, {} otherwise.
+
+    Each rank has all of them whole.
+
+    Args:
+        optimizer: DeepSpeed's, or any other, which has no master weights.
+    """
+    low_groups = getattr(optimizer, "fp16_groups", [])
+    master_groups = getattr(optimizer, "fp32_groups", [])
+    names = {weight: clean_name(name) for name, weight in model.named_parameters()}
+    found = {}
+    for weights, masters in zip(low_groups, master_groups, strict=True):
+        for weight, master in zip(weights, masters, strict=True):
+            found[names[weight]] = (weight, master)
+    return found
+
+
+def master_parts(
+    masters: MasterWeights, optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, tensor) of ZeRO-0's fp32 master weights and of their optimizer state.
+
+    Args:
+        optimizer: the one that DeepSpeed wraps.
+    """
+    for name, (_, master) in masters.items():
+        yield name, master.detach()
+        yield from flatten(f"state.{name}", optimizer.state[master]).items()
+
+
+def restore_master_state(
+    masters: MasterWeights, optimizer: torch.optim.Optimizer, state: Tensors
+) -> None:
+    """Copy a gathered state into ZeRO-0's master weights, their 16-bit copies and their state."""
+    for name, (weight, master) in masters.items():
+        master.data.copy_(state[name])
+        weight.data.copy_(master.data)
+        for key, tensor in optimizer.state[master].items():
+            tensor.copy_(state[f"state.{name}.{key}"])
+
+
+# ---- ZeRO-1 to 3 ----
+def zero_weights(engine: Any) -> dict[str, Any]:
+    """Return {name: weight} of what ZeRO-1 to 3 train, each linked with its optimizer state.
+
+    In ZeRO-1 and 2 DeepSpeed 0.19 links only the first parameter group, and none before the first
+    step, so it is asked to do it again.
+    """
+    zero = engine.optimizer
+    if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
+        zero._hp_optimizer_states_linked = False
+        zero._lazy_init_hp_params_optimizer_state()
+    weights = {}
+    for name, weight in engine.named_parameters():
+        if weight.requires_grad:
+            weights[clean_name(name)] = weight
+    return weights
+
+
+def zero_parts(engine: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (name, whole tensor) of all that ZeRO-1 to 3 train, one at a time.
+
+    They come out of the flat parts of the fp32 weights and their state that the ranks hold
+    (deepspeed/utils/tensor_fragment.py). Every rank must go through all of them.
+    """
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    entries = engine.optimizer.optimizer.state.values()
+    step = next(entry["step"] for entry in entries if "step" in entry)
+    for name, weight in zero_weights(engine).items():
+        yield name, safe_get_full_fp32_param(weight)
+        for key in MOMENTS:
+            yield f"state.{name}.{key}", safe_get_full_optimizer_state(weight, key)
+        yield f"state.{name}.step", torch.tensor(float(step))
+
+
+def restore_zero_state(engine: Any, state: Tensors) -> None:
+    """Fill the flat parts of ZeRO-1 to 3, and the weights computed with, from a gathered state."""
+    zero = engine.optimizer
+    make_zero_moments(zero, state)
+    for name, weight in zero_weights(engine).items():
+        # None is DeepSpeed's key for the fp32 weight itself
+        saved: dict[str | None, torch.Tensor] = {None: state[name]}
+        for key in MOMENTS:
+            saved[key] = state[f"state.{name}.{key}"]
+        if hasattr(weight, "ds_tensor"):
+            restore_zero3_weight(zero, weight, saved)
+        else:  # ZeRO-1 and 2
+            for key, whole in saved.items():
+                weight.set_full_hp_param(whole.to(weight.device), key)
+    if hasattr(zero, "update_lp_params"):
+        zero.update_lp_params()
+
+
+def make_zero_moments(zero: Any, state: Tensors) -> None:
+    """Give the flat parts the saved step, and moments of zeros to be filled.
+
+    Before the first step they have no optimizer state.
+
+    Args:
+        zero: DeepSpeed's optimizer.
+    """
+    step = next(tensor for name, tensor in state.items() if name.endswith(".step"))
+    parts = getattr(zero, "fp32_partitioned_groups_flat", None)  # ZeRO-3
+    if not parts:
+        parts = zero.single_partition_of_fp32_groups
+    for flat in parts:
+        entry = {"step": step.to(flat.device, copy=True)}
+        for key in MOMENTS:
+            entry[key] = torch.zeros_like(flat)
+        zero.optimizer.state[flat] = entry
+
+
+def restore_zero3_weight(zero: Any, weight: Any, saved: Mapping[str | None, torch.Tensor]) -> None:
+    """Fill this rank's part of one weight of ZeRO-3, then the weight that is computed with.
+
+    Every rank must take part.
+
+    Args:
+        zero: DeepSpeed's optimizer.
+        saved: {None: whole weight, name of a moment: whole moment}.
+    """
+    import deepspeed
+
+    size = weight.ds_tensor.numel()
+    start = size * torch.distributed.get_rank(weight.ds_process_group)
+    for key, whole in saved.items():
+        # Part by part: DeepSpeed's function for the whole fails where the last part is padded
+        part = whole.flatten()[start : start + size]
+        part = torch.nn.functional.pad(part, (0, size - part.numel()))
+        zero.set_local_hp_param(part, weight, key)
+    with deepspeed.zero.GatheredParameters([weight], modifier_rank=0):
+        weight.data.copy_(saved[None].view(weight.shape))

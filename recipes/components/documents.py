@@ -1,0 +1,211 @@
+"""Documents to pretrain on: opened as they are, since they may be too many to prepare first."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import xxhash
+
+from components.bad_rows import explain
+from components.columns import MAX_SHOWN, Row, list_columns, note_unread
+from components.data_files import (
+    DOCUMENT_TYPES,
+    Source,
+    decode,
+    find_files,
+    load_rows,
+    load_stream,
+    parse_line,
+)
+from components.exits import Exit
+from components.rows import SplitArguments, evaluation_source, require, training_source
+from components.status import fail
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+
+
+class DocumentArguments(SplitArguments, Protocol):
+    """The arguments that say where documents are, and how many of them are held out."""
+
+    @property
+    def text_column(self) -> str: ...
+    @property
+    def streaming(self) -> bool: ...
+    @property
+    def num_eval_documents(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The documents of a split. They are numbered from 1, over all files of the data set.
+
+    Attributes:
+        dataset: rows; with --streaming they can only be read in order.
+        source: where they are.
+        text_column: the column with the text.
+        skip_bad_rows: whether documents that cannot be used are left out.
+        num_before: documents of the data set before these, which are held out.
+        unread: columns that nothing reads.
+    """
+
+    dataset: "Dataset | IterableDataset"
+    source: Source
+    text_column: str
+    skip_bad_rows: bool
+    num_before: int = 0
+    unread: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> str:
+        """What the start summary says of columns that nothing reads: "; not read: url", or ""."""
+        return note_unread(dict.fromkeys(self.unread, 1), 1)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of names and sizes: the documents are too many to be read for it."""
+        known: object = [(file.name, file.stat().st_size) for file in self.source.files]
+        if not known:
+            info = self.dataset.info
+            num_rows = {}
+            for name, split in (info.splits or {}).items():
+                num_rows[name] = split.num_examples
+            known = (sorted(info.download_checksums or {}), num_rows)
+        return xxhash.xxh3_128_hexdigest(json.dumps(known).encode())
+
+    def text_of(self, row: Row, number: int) -> str | None:
+        """Return the text of a document, or None if it cannot be used and is left out.
+
+        Args:
+            row: of `dataset`.
+            number: of the document in the data set, from 1.
+
+        Raises:
+            ValueError: the document cannot be used: its file and line, the cause and the fix.
+        """
+        try:
+            return self._read(row)
+        except Exception as error:  # of the parser or the codec
+            if self.skip_bad_rows:
+                return None
+            raise ValueError(
+                f"{self.place(number)}: {explain(error)}: fix it, or leave such documents out "
+                "with --skip_bad_rows"
+            ) from None
+
+    def place(self, number: int) -> str:
+        """Return where a document is: its file, and its line if the file has lines.
+
+        Args:
+            number: of the document in the data set, from 1.
+        """
+        files = self.source.files
+        if self.source.file_type == ".txt":
+            return str(files[number - 1])
+        if self.source.file_type != ".jsonl":
+            return f"{self.source.prefix} {number}"
+        for file in files:
+            with open(file, encoding="latin-1") as lines:
+                num_lines = sum(1 for _ in lines)
+            if number <= num_lines:
+                return f"{file}, line {number}"
+            number -= num_lines
+        raise IndexError(f"{self.source.name} has {number} lines fewer")
+
+    def _read(self, row: Row) -> str:
+        """Return the text of a row; a ValueError, or an error of the parser, says why not."""
+        if self.source.file_type == ".txt":
+            return decode(row["text"])
+        if self.source.file_type == ".jsonl":
+            line = row["text"]
+            if not line.strip():
+                return ""
+            row = parse_line(line)
+        column = self.text_column
+        if column not in row:
+            raise ValueError(
+                f"has the columns {list_columns(row)}; needs {column}: see --text_column"
+            )
+        text = row[column]
+        if not isinstance(text, str):
+            raise ValueError(f"has no text in {column}: {str(text)[:MAX_SHOWN]}")
+        text.encode()  # tokenizers refuse lone surrogates
+        return text
+
+
+def open_documents(
+    args: DocumentArguments, *, evaluate: bool
+) -> tuple[Documents, Documents | None]:
+    """Return the documents to train on, and those to evaluate on or None.
+
+    With --num_eval_documents the first ones are held out, and evaluated on. Besides the files of
+    `components.rows.open_splits`, .txt files are read, each as one document; if none is named
+    after a split, all .txt files of a folder are meant.
+    """
+    source = training_source(args)
+    documents = require(load_documents(source, args), source)
+    if args.num_eval_documents:
+        held_out, documents = hold_out(documents, args.num_eval_documents)
+        return documents, held_out if evaluate else None
+    source = evaluation_source(args) if evaluate else None
+    if source is None:
+        return documents, None
+    return documents, load_documents(source, args)
+
+
+def load_documents(source: Source, args: DocumentArguments) -> Documents | None:
+    """Return the documents of a source; None if it has none and need not have any."""
+    source = replace(source, files=find_document_files(source))
+    load = load_stream if args.streaming else load_rows
+    dataset: Any = load(source, [args.text_column])
+    if source.is_required:
+        dataset = require(dataset, source)
+    if dataset is None:
+        return None
+    columns = columns_of_documents(dataset, source)
+    unread = tuple(name for name in columns if name != args.text_column)
+    if args.text_column in (dataset.column_names or []):
+        dataset = dataset.select_columns([args.text_column])  # the others cost time and memory
+    return Documents(dataset, source, args.text_column, args.skip_bad_rows, unread=unread)
+
+
+def find_document_files(source: Source) -> tuple[Path, ...]:
+    """Return the files of a split, or the .txt files in its folder or, if required, in any."""
+    files = find_files(source.name, source.split, DOCUMENT_TYPES)
+    if not files:
+        files = tuple(sorted(Path(source.name, source.split).rglob("*.txt")))
+    if not files and source.is_required:
+        files = tuple(sorted(Path(source.name).rglob("*.txt")))
+    return files
+
+
+def columns_of_documents(dataset: "Dataset | IterableDataset", source: Source) -> Sequence[str]:
+    """Return the names of the columns: those of the first document if each has its own."""
+    if source.file_type == ".txt":
+        return []
+    if source.file_type != ".jsonl" and dataset.column_names:
+        return dataset.column_names
+    first: Any = next(iter(dataset), {})
+    if source.file_type != ".jsonl":
+        return list(first)
+    try:
+        return list(parse_line(first["text"]))
+    except ValueError:  # a bad line is named when it is read
+        return []
+
+
+def hold_out(documents: Documents, number: int) -> tuple[Documents, Documents]:
+    """Return the first documents and the others; end with 65 if there are no others."""
+    from datasets import Dataset
+
+    dataset = documents.dataset
+    if isinstance(dataset, Dataset) and len(dataset) <= number:
+        fail(
+            Exit.DATA,
+            f"{documents.source.name}: {len(dataset)} documents, of which "
+            f"--num_eval_documents {number} leaves none to train on",
+        )
+    held_out = replace(documents, dataset=dataset.take(number))
+    return held_out, replace(documents, dataset=dataset.skip(number), num_before=number)

@@ -1,0 +1,58 @@
+"""The folder that `from_pretrained` loads."""
+
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils.other import extract_model_from_parallel
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+from components import upstream
+from components.deepspeed_state import clean_name
+from components.strategy import Strategy
+
+
+def save_model(
+    accelerator: Accelerator, model: Any, processor: Any, output_dir: str, config: Any = None
+) -> None:
+    """Write the folder that `from_pretrained` loads; that of adapters is for peft.
+
+    Every rank takes part; rank 0, which has the whole weights, writes.
+
+    Args:
+        model: as `prepare` returned it. On rank 0 it cannot be trained further, since it loses
+            FSDP1's wrappers.
+        processor: the tokenizer or image processor that belongs to the model.
+        config: is written too; beside adapters nothing else tells the names of classes.
+    """
+    weights = whole_weights(accelerator, model)
+    if not accelerator.is_main_process:
+        return
+    unwrapped: Any = extract_model_from_parallel(model, keep_torch_compile=False)
+    upstream.remove_fsdp1_wrappers(unwrapped)
+    tied = getattr(unwrapped, "all_tied_weights_keys", {})
+    exported = {}
+    for name, weight in weights.items():
+        if name not in tied:  # these are written once
+            exported[clean_name(name)] = weight
+    unwrapped.save_pretrained(output_dir, state_dict=exported)
+    processor.save_pretrained(output_dir)
+    if config is not None:
+        config.save_pretrained(output_dir)
+
+
+def whole_weights(accelerator: Accelerator, model: Any) -> dict[str, Any]:
+    """Return the weights by name, whole and on the host of rank 0. Every rank takes part.
+
+    Of a model with adapters, FSDP2 and ZeRO-3 gather only what is trained: gathering the frozen
+    base as well would take as much host memory as the model has.
+    """
+    has_adapters = hasattr(extract_model_from_parallel(model), "peft_config")
+    strategy = Strategy.of(accelerator)
+    if has_adapters and strategy.fsdp_version == 2:
+        options = StateDictOptions(
+            full_state_dict=True, cpu_offload=True, ignore_frozen_params=True
+        )
+        return get_model_state_dict(model, options=options)
+    if has_adapters and strategy.zero_stage == 3:
+        return model._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=True)
+    return accelerator.get_state_dict(model)

@@ -1,0 +1,244 @@
+"""What the cache of prepared rows is known by.
+
+datasets knows a function of an imported module by its name alone: after an edit it would reuse
+what the old function has prepared, without a word. So the fingerprint is computed here, from
+
+- the fingerprint of the rows as they are, which changes with their files,
+- the code of the function that prepares them, and of all that it reaches in this project: code,
+  not files, so that an edit of the training loop prepares nothing again, and neither does a
+  comment, another layout or a move of the whole folder,
+- the values that the function is given with `functools.partial`, of a tokenizer its content.
+
+The code of libraries is not part of it.
+"""
+
+import ast
+import functools
+import inspect
+import json
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import xxhash
+
+# Attributes of a tokenizer that say where it came from, or that calls leave behind
+NOT_CONTENT = (
+    "_tokenizer",
+    "cache",
+    "deprecation_warnings",
+    "files_loaded",
+    "init_inputs",
+    "init_kwargs",
+    "name_or_path",
+    "vocab_file",
+)
+
+
+def prepared_fingerprint(rows_fingerprint: str, *functions: Callable) -> str:
+    """Return the fingerprint of rows that these functions have prepared: 32 hexadecimal digits.
+
+    Args:
+        rows_fingerprint: that of the rows as they were.
+        functions: functions, or partials of functions.
+    """
+    parts = [rows_fingerprint]
+    for function in functions:
+        inner = function.func if isinstance(function, functools.partial) else function
+        if not inspect.isfunction(inner):
+            raise TypeError(f"{inner} is neither a function nor a functools.partial of one")
+        parts.append(identify(function))
+    return xxhash.xxh3_128_hexdigest(json.dumps(parts).encode())
+
+
+def identify(value: Any) -> str:
+    """Return a text that is the same for values with which rows are prepared in the same way."""
+    if isinstance(value, functools.partial):
+        parts = [identify(value.func)]
+        parts += [identify(argument) for argument in value.args]
+        for name in sorted(value.keywords):
+            parts += [name, identify(value.keywords[name])]
+        return json.dumps(parts)
+    if inspect.isfunction(value):
+        return identify_function(value)
+    if is_tokenizer(value):
+        return identify_tokenizer(value)
+    return hash_of(value)
+
+
+def hash_of(value: object) -> str:
+    """Return datasets' hash of a value, which is the same in every process."""
+    from datasets.fingerprint import Hasher
+
+    return Hasher.hash(value)
+
+
+# ---- Tokenizers ----
+def is_tokenizer(value: object) -> bool:
+    """Return whether a value is one of transformers' tokenizers."""
+    from transformers import PreTrainedTokenizerBase
+
+    return isinstance(value, PreTrainedTokenizerBase)
+
+
+def identify_tokenizer(tokenizer: Any) -> str:
+    """Return a text that is the same for tokenizers of the same content, wherever they are from."""
+    content = {}
+    for name, value in vars(tokenizer).items():
+        if name not in NOT_CONTENT:
+            content[name] = value
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        state = json.loads(backend.to_str())
+        state["truncation"] = state["padding"] = None  # of the latest call
+        content["backend"] = json.dumps(state)
+    return f"{type(tokenizer).__qualname__} {hash_of(content)}"
+
+
+# ---- Code ----
+def identify_function(function: FunctionType) -> str:
+    """Return a text that changes with the code that a function reaches and what it closes over."""
+    function = inspect.unwrap(function)
+    file = inspect.getsourcefile(function)
+    if file is None or not Path(file).is_file():  # of a notebook or a shell
+        return hash_of(function)
+    reached = ReachedCode()
+    reached.add(Path(file).resolve(), function.__qualname__.split(".")[0])
+    closed_over = [identify(cell.cell_contents) for cell in function.__closure__ or ()]
+    return json.dumps([function.__qualname__, *sorted(reached.code), *closed_over])
+
+
+Definitions = dict[str, list[ast.stmt]]  # {name: the statements of a module that define it}
+
+
+@dataclass
+class ReachedCode:
+    """The code that names of modules reach.
+
+    Only what stands in the source is followed: names, and imports of this project. A module that
+    is imported as a whole is reached as a whole.
+
+    Attributes:
+        code: the statements that define what was reached, without comments and layout.
+    """
+
+    code: set[str] = field(default_factory=set)
+    _seen: set[tuple[Path, str]] = field(default_factory=set)
+    _modules: dict[Path, Definitions] = field(default_factory=dict)
+
+    def add(self, file: Path, name: str) -> None:
+        """Add what a name in a module reaches; all of the module if it defines no such name."""
+        waiting = [(file, name)]
+        if name not in self._definitions(file):  # a lambda's
+            waiting = list(self._whole(file))
+        while waiting:
+            place = waiting.pop()
+            if place in self._seen:
+                continue
+            self._seen.add(place)
+            file, name = place
+            for statement in self._definitions(file).get(name, []):
+                self.code.add(f"{name}: {ast.unparse(statement)}")
+                waiting += self._references(file, statement)
+
+    def _definitions(self, file: Path) -> Definitions:
+        if file not in self._modules:
+            self._modules[file] = read_definitions(file)
+        return self._modules[file]
+
+    def _references(self, file: Path, statement: ast.stmt) -> Iterator[tuple[Path, str]]:
+        """Yield the modules and names to which a statement in a file refers."""
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name):
+                yield file, node.id
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
+                    yield from self._whole(find_module(alias.name))
+            elif isinstance(node, ast.ImportFrom):
+                yield from self._imported(file, node)
+
+    def _imported(self, file: Path, node: ast.ImportFrom) -> Iterator[tuple[Path, str]]:
+        """Yield what `from module import name` refers to: a name of the module, or a submodule."""
+        package = f"{node.module}." if node.module else ""
+        module = find_module(node.module or "", file, node.level)
+        for alias in node.names:
+            yield from self._whole(find_module(package + alias.name, file, node.level))
+            if module is not None and alias.name == "*":
+                yield from self._whole(module)
+            elif module is not None:
+                yield module, alias.name
+
+    def _whole(self, module: Path | None) -> Iterator[tuple[Path, str]]:
+        """Yield all names that a module defines."""
+        if module is not None:
+            for name in self._definitions(module):
+                yield module, name
+
+
+def read_definitions(file: Path) -> Definitions:
+    """Return the statements of a module by the names that they define."""
+    found: Definitions = {}
+    for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+        for part in split_import(statement):
+            for name in names_defined_by(part):
+                found.setdefault(name, []).append(part)
+    return found
+
+
+def split_import(statement: ast.stmt) -> list[ast.stmt]:
+    """Return an import of several names as one of each: what else is imported does not matter."""
+    if isinstance(statement, ast.Import):
+        return [ast.Import([alias]) for alias in statement.names]
+    if isinstance(statement, ast.ImportFrom):
+        module = statement.module
+        return [ast.ImportFrom(module, [alias], statement.level) for alias in statement.names]
+    return [statement]
+
+
+def names_defined_by(statement: ast.stmt) -> set[str]:
+    """Return the names that a statement of a module defines, in any of its branches."""
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return {statement.name}
+    names = set()
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name.split(".")[0])
+    return names
+
+
+def find_module(name: str, importer: Path | None = None, level: int = 0) -> Path | None:
+    """Return the file of a module of this project, None for a library or what is no module.
+
+    Args:
+        name: "components.rows", or what follows the dots of a relative import.
+        importer: the file that imports it.
+        level: number of dots of a relative import.
+    """
+    folders = project_folders()
+    if level > 0 and importer is not None:
+        folders = [importer.parents[level - 1]]
+    for folder in folders:
+        module = folder.joinpath(*name.split("."))
+        for file in (module.with_suffix(".py"), module / "__init__.py"):
+            if file.is_file():
+                return file
+    return None
+
+
+def project_folders() -> list[Path]:
+    """Return the folders that Python imports from, except those of Python and of libraries."""
+    python = Path(sysconfig.get_path("stdlib"))
+    folders = []
+    for folder in map(Path, sys.path):
+        is_library = "site-packages" in folder.parts or "dist-packages" in folder.parts
+        if not is_library and python not in (folder, *folder.parents):
+            folders.append(folder)
+    return folders

@@ -1,0 +1,98 @@
+"""The output folder of a run: whether it can be written to, and what an earlier run left in it."""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from components.exits import Exit
+from components.status import fail
+
+# Files that a run writes into its folder, besides checkpoints and the result
+STATUS = "status.json"
+RUN = "run.json"
+METRICS = "metrics.jsonl"
+LATEST = "latest"
+NONFINITE_ROWS = "nonfinite_rows.jsonl"
+WRITTEN = (STATUS, RUN, METRICS, LATEST, NONFINITE_ROWS)
+
+
+def check_output_dir(output_dir: str) -> None:
+    """End with 73 if the path of the output folder leads nowhere. Nothing is made yet.
+
+    It may go through a file, be too long, circular or forbidden.
+    """
+    try:
+        os.stat(output_dir)
+    except FileNotFoundError:
+        if os.path.islink(output_dir):
+            target = os.readlink(output_dir)
+            fail(
+                Exit.CANNOT_WRITE,
+                f"--output_dir {output_dir}: is a link to {target}, which is not there",
+            )
+    except OSError as error:
+        fail(Exit.CANNOT_WRITE, f"--output_dir {output_dir}: {error.strerror}")
+
+
+def find_problem(folder: Path, dry_run: bool) -> str | None:
+    """Make a folder, unless this is a dry run, and return why a run cannot write there, or None.
+
+    Files stay as they are.
+    """
+    path = folder
+    try:
+        if dry_run:
+            path = nearest_folder(folder)
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+        for path in [folder / name for name in WRITTEN]:
+            if path.exists():
+                with open(path, "ab"):
+                    pass
+    except OSError as error:
+        return f"--output_dir {folder}: cannot write to {path}: {error.strerror}"
+    return None
+
+
+def nearest_folder(path: Path | str) -> Path:
+    """Return a folder itself if it is there, or the nearest one above it that is."""
+    path = Path(path)
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def has_result(folder: Path) -> bool:
+    """Return whether a folder has all weights of a finished run: adapters, one file or shards."""
+    if any(
+        (folder / name).is_file() for name in ("adapter_model.safetensors", "model.safetensors")
+    ):
+        return True
+    try:
+        index = json.loads((folder / "model.safetensors.index.json").read_text())
+        shards = set(index["weight_map"].values())
+    except (OSError, ValueError, LookupError):  # a damaged one is written again
+        return False
+    return all((folder / name).is_file() for name in shards)
+
+
+def difference_from_finished_run(folder: Path, arguments: Mapping[str, Any]) -> str:
+    """Return in which arguments a call differs from the run that wrote run.json, in words.
+
+    Returns "" if it is the same call.
+    """
+    try:
+        before = json.loads((folder / RUN).read_text())["arguments"]
+    except (OSError, ValueError, LookupError):
+        return "has no run.json that can be read"
+    now = json.loads(json.dumps(dict(arguments)))
+    changed = []
+    for name, value in now.items():
+        if value != before.get(name, value) and name != "allow_change":
+            changed.append(name)
+    return f"had other values of {', '.join(changed)}" if changed else ""

@@ -1,0 +1,325 @@
+"""The loss of causal language models, computed inside of their output head.
+
+Only the logits of tokens that are trained on are computed, and never more of them at a time than
+--max_logits_mib allows.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+# Of a GPU's memory, for fp32 logits at a time: 1.25 GiB of 80. For a moment the loss takes about
+# three times that.
+LOGITS_SHARE = 1 / 64
+LOGITS_MIB_ON_CPU = 256
+
+
+def logits_mib(max_logits_mib: float | None, device: torch.device) -> float:
+    """Return how many MiB of fp32 logits are held at a time.
+
+    That is --max_logits_mib, or a share of the GPU's memory, or 256 on a CPU. The share is of the
+    whole memory, not of what is free, so that a resumed run and the memory planner find the same.
+    """
+    if max_logits_mib is not None:
+        return max_logits_mib
+    if device.type != "cuda":
+        return LOGITS_MIB_ON_CPU
+    return LOGITS_SHARE * torch.cuda.get_device_properties(device).total_memory / 2**20
+
+
+def tokens_per_piece(logits_mib: float, vocabulary: int) -> int:
+    """Return how many tokens' fp32 logits fit into so many MiB, at least one."""
+    return max(int(logits_mib * 2**20 / (4 * vocabulary)), 1)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The tokens whose losses are asked for: positions in the flattened batch, and targets."""
+
+    positions: torch.Tensor
+    targets: torch.Tensor
+
+
+class LossInHead:
+    """The cross-entropy of the tokens that are trained on, as what the model's output head returns.
+
+    Inside of the head's forward pass every strategy has its weight whole, and gathers it once. So
+    the head's forward is replaced: when a loss is asked for, it returns the cross-entropy of each
+    token instead of logits. A model that changes its logits after its head (Gemma 2, Granite,
+    Cohere) gets those of the tokens that are trained on.
+
+    To be made after adapters were added, and before `prepare`.
+    """
+
+    def __init__(self, model: Any, max_logits_mib: float | None, device: torch.device) -> None:
+        """Take the place of the forward pass of the model's output head.
+
+        Args:
+            model: of transformers, with peft's adapters or without.
+            max_logits_mib: MiB of fp32 logits that are held at a time; None for the default.
+            device: the device that the model will be on, of which the default is a share.
+        """
+        self._head: Any = model.get_output_embeddings()
+        self._head_forward: Callable[[torch.Tensor], torch.Tensor] = self._head.forward
+        self._is_plain = type(self._head) is torch.nn.Linear  # no adapters, not quantized
+        self._model_changes_logits = changes_logits_after_head(model)
+        # The embedding's, since ZeRO-3 has cut the head's weight already
+        vocabulary = model.get_input_embeddings().num_embeddings
+        self._piece = tokens_per_piece(logits_mib(max_logits_mib, device), vocabulary)
+        self._wanted: Wanted | None = None
+        # Not compiled, since the number of tokens differs from batch to batch
+        self._head.forward = torch.compiler.disable(self._forward_of_head)
+
+    def __call__(self, model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
+        """Return the cross-entropy summed over the tokens of a batch, in nats and fp32.
+
+        Args:
+            model: as `prepare` returned it.
+            batch: with `inputs`, the model's arguments, and `positions` and `targets` as `losses`
+                takes them.
+        """
+        return self.losses(model, batch["inputs"], batch["positions"], batch["targets"]).sum()
+
+    def losses(
+        self,
+        model: torch.nn.Module,
+        inputs: Mapping[str, Any],
+        positions: torch.Tensor,
+        targets: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the cross-entropy of each token, [tokens], in nats and fp32.
+
+        Args:
+            model: as `prepare` returned it.
+            inputs: the model's arguments.
+            positions: of the tokens whose next one is trained on, in the flattened batch, [tokens].
+            targets: those next tokens, [tokens].
+        """
+        return self.losses_and_output(model, inputs, positions, targets)[0]
+
+    def losses_and_output(
+        self,
+        model: torch.nn.Module,
+        inputs: Mapping[str, Any],
+        positions: torch.Tensor,
+        targets: torch.Tensor,
+    ) -> tuple[torch.Tensor, Any]:
+        """Return what `losses` does, and what else the model has put out.
+
+        Instead of logits the output has what its head has returned.
+        """
+        self._wanted = Wanted(positions, targets)
+        output = model(**inputs, use_cache=False)
+        losses = output.logits
+        if self._model_changes_logits:
+            losses = cross_entropy(output.logits.float(), targets, reduction="none")
+        return losses, output
+
+    def __str__(self) -> str:
+        """Return how the loss is computed, for the summary of a run."""
+        how = f"{self._piece:,} at a time"
+        if self._model_changes_logits:
+            how = "which the model changes after its head"
+        return f"logits only of tokens that are trained on, {how}"
+
+    def forget_batch(self) -> None:
+        """Let go of the last batch; from then on the head returns logits again.
+
+        Until the next one is asked for it is kept, since the backward pass may compute the head
+        again: FSDP's activation checkpointing can wrap it.
+        """
+        self._wanted = None
+
+    # ---- Inside of the head ----
+    def _forward_of_head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the losses that are asked for, or the logits if the model has to change them.
+
+        Args:
+            hidden: [rows, tokens, features].
+        """
+        if self._wanted is None:
+            return self._head_forward(hidden)
+        targets = self._wanted.targets
+        hidden = hidden.flatten(0, 1)[self._wanted.positions]
+        if self._model_changes_logits:
+            return self._head_forward(hidden)
+        if len(targets) <= self._piece:
+            return self._losses_at_once(hidden, targets)
+        return self._losses_in_pieces(hidden, targets)
+
+    def _losses_at_once(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(self._head_forward(hidden).float(), targets, reduction="none")
+
+    def _losses_in_pieces(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if self._is_plain:
+            # The weight is read here, since FSDP has it whole only during the forward pass
+            return LossInPieces.apply(
+                hidden, self._head.weight, self._head.bias, targets, self._piece
+            )
+        parts = zip(hidden.split(self._piece), targets.split(self._piece), strict=True)
+        return torch.cat(
+            [checkpoint(self._losses_at_once, *part, use_reentrant=False) for part in parts]
+        )
+
+
+# ---- Does the model change its logits after its head? ----
+class HiddenStates:
+    """What a model's body puts out, reduced to its last hidden states; all else is None."""
+
+    def __init__(self, last_hidden_state: torch.Tensor) -> None:
+        self.last_hidden_state = last_hidden_state
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.last_hidden_state
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def changes_logits_after_head(model: Any) -> bool:
+    """Return whether a model caps or scales what its output head returns.
+
+    Nothing is computed: body and head are replaced by functions that return one tensor, and the
+    question is whether the model puts out that very tensor.
+    """
+    if hasattr(model, "get_base_model"):  # of peft
+        model = model.get_base_model()
+    marker = torch.zeros(1, 1, 1)
+
+    def body(*_: Any, **__: Any) -> HiddenStates:
+        return HiddenStates(marker)
+
+    def head(_: Any) -> torch.Tensor:
+        return marker
+
+    with (
+        replaced_forward(model.base_model, body),
+        replaced_forward(model.get_output_embeddings(), head),
+    ):
+        output = model(input_ids=torch.zeros(1, 1, dtype=torch.long))
+    return output.logits is not marker
+
+
+@contextlib.contextmanager
+def replaced_forward(module: torch.nn.Module, forward: Callable) -> Iterator[None]:
+    """Have a module call another function meanwhile."""
+    own = vars(module).get("forward")  # if it was replaced before: otherwise it is the class's
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+        if own is not None:
+            module.forward = own
+
+
+# ---- In pieces ----
+class LossInPieces(torch.autograd.Function):
+    """The cross-entropy of each token under an output head, with few rows of logits at a time.
+
+    The backward pass computes each piece again, as torch.utils.checkpoint does, but adds up the
+    pieces' gradients of weight and bias in fp32 and rounds once. Autograd would add them in the
+    type that was multiplied: in bf16 each piece then brings a rounding error of its own. Nothing is
+    added up for a frozen head.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        piece: int,
+    ) -> torch.Tensor:
+        """Return the losses of all tokens, [tokens], in nats and fp32.
+
+        Args:
+            hidden: [tokens, features].
+            weight: of the head, [vocabulary, features].
+            bias: of the head, [vocabulary], or None.
+            targets: [tokens].
+            piece: tokens whose logits are held at a time.
+        """
+        device_type = hidden.device.type
+        ctx.compute_dtype = None
+        if torch.is_autocast_enabled(device_type):
+            ctx.compute_dtype = torch.get_autocast_dtype(device_type)
+        ctx.piece = piece
+        ctx.save_for_backward(hidden, weight, bias, targets)
+        # Cast here, once: autocast would keep a cast that was made without gradients, and hand it
+        # to the next user of the weight.
+        weight = cast(weight, ctx.compute_dtype)
+        bias = cast(bias, ctx.compute_dtype)
+        losses = []
+        for start in range(0, len(targets), piece):
+            part = slice(start, start + piece)
+            hidden_part = cast(hidden[part], ctx.compute_dtype)
+            losses.append(losses_of(hidden_part, weight, bias, targets[part]))
+        return torch.cat(losses)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # type: ignore[override]  once_differentiable hides its first argument's name
+        ctx: Any, gradient: torch.Tensor
+    ) -> Any:
+        """Return the gradients of hidden states, weight and bias, None for what is frozen."""
+        hidden, weight, bias, targets = ctx.saved_tensors
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        of_hidden: Any = torch.empty_like(hidden) if wants_hidden else None
+        of_weight: Any = zeros_to_add_to(weight) if wants_weight else None
+        of_bias: Any = zeros_to_add_to(bias) if wants_bias else None
+        weight_used = cast(weight, ctx.compute_dtype).requires_grad_(wants_weight)
+        bias_used = cast(bias, ctx.compute_dtype)
+        if wants_bias:
+            bias_used.requires_grad_()
+
+        starts = range(0, len(targets), ctx.piece)
+        for start in reversed(starts):  # the order in which autograd adds up
+            part = slice(start, start + ctx.piece)
+            hidden_part = cast(hidden[part], ctx.compute_dtype).requires_grad_(wants_hidden)
+            with torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
+                losses = losses_of(hidden_part, weight_used, bias_used, targets[part])
+            inputs = (hidden_part, weight_used, bias_used)
+            wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
+            found = list(torch.autograd.grad(losses, wanted, gradient[part]))
+            del losses
+            if wants_hidden:
+                of_hidden[part] = found.pop(0)
+            if wants_weight:
+                of_weight += found.pop(0)
+            if wants_bias:
+                of_bias += found.pop(0)
+
+        if wants_weight:
+            of_weight = of_weight.to(weight.dtype)
+        if wants_bias:
+            of_bias = of_bias.to(bias.dtype)
+        return of_hidden, of_weight, of_bias, None, None
+
+
+def cast(tensor: Any, dtype: torch.dtype | None) -> Any:
+    """Return the tensor without its history, in `dtype` unless that is None; None for no tensor."""
+    if tensor is None:
+        return None
+    return tensor.detach().to(dtype or tensor.dtype)
+
+
+def zeros_to_add_to(tensor: torch.Tensor) -> torch.Tensor:
+    """Return zeros of the tensor's shape in fp32, or in fp64 for a tensor in fp64."""
+    return torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
+
+
+def losses_of(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+) -> torch.Tensor:
+    """Return the cross-entropy of each token in nats and fp32, [tokens], from its hidden state."""
+    logits = torch.nn.functional.linear(hidden, weight, bias)
+    logits = logits.float()  # under the same name, so that those in bf16 are let go at once
+    return cross_entropy(logits, targets, reduction="none")

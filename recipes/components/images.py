@@ -1,0 +1,195 @@
+"""Images of a folder or a data set: found, checked before training, decoded for a batch."""
+
+import io
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+
+import xxhash
+from PIL import Image
+
+from components.data_files import Source, load_rows
+from components.exits import Exit
+from components.fingerprints import prepared_fingerprint
+from components.rows import RowArguments, Split, evaluation_source, require, training_source
+from components.status import fail
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+EncodedImage = dict[str, Any]  # {"bytes": content or None, "path": of the file or None}
+NO_LABELS = ("", "nan", "inf", "-inf")
+ENDS_OF_FILES = (b"IEND\xaeB`\x82", b"\xff\xd9")  # of PNG and JPEG
+DEEP_MODES = ("I", "F")  # beginnings of Pillow's modes with more than 8 bits per color
+
+
+class ImageArguments(RowArguments, Protocol):
+    """The arguments that say where images are, and which columns hold an image and its label."""
+
+    @property
+    def image_column_name(self) -> str: ...
+    @property
+    def label_column_name(self) -> str | None: ...
+
+
+# ---- Found ----
+def open_image_splits(args: ImageArguments, *, evaluate: bool) -> tuple[Split, Split | None]:
+    """Return the images to train on and those to evaluate on, with their labels.
+
+    As `components.rows.open_splits`, but a folder may also hold SPLIT/CLASS/IMAGE or CLASS/IMAGE
+    files. Both splits have two columns, `image`, which stays encoded, and `label`; their rows go
+    to `components.rows.prepare_rows`.
+    """
+    source = training_source(args)
+    train_split = require(open_images(source, args, is_training=True), source)
+    source = evaluation_source(args) if evaluate else None
+    if source is None:
+        return train_split, None
+    return train_split, open_images(source, args, is_training=False)
+
+
+def open_images(source: Source, args: ImageArguments, is_training: bool) -> Split | None:
+    """Return the images of a source and their labels; None if it has none and needs none."""
+    from datasets import Image as ImageColumn
+
+    has_tables = any(file.suffix == ".parquet" for file in source.files)
+    if Path(source.name).is_dir() and not has_tables:
+        folder = load_folder(source)
+        return None if folder is None else Split(folder, source, is_training)
+    dataset: Any = load_rows(source)
+    if source.is_required:
+        dataset = require(dataset, source)
+    if dataset is None:
+        return None
+    columns = {args.image_column_name: "image", find_label_column(dataset, source, args): "label"}
+    unread = tuple(name for name in dataset.column_names if name not in columns)
+    dataset = dataset.select_columns(list(columns)).rename_columns(columns)
+    dataset = dataset.cast_column("image", ImageColumn(decode=False))
+    return Split(dataset, source, is_training, unread)
+
+
+def load_folder(source: Source) -> "Dataset | None":
+    """Return the images in FOLDER/SPLIT/CLASS or, if the source is required, in FOLDER/CLASS."""
+    from datasets import Dataset, Features, Value
+    from datasets import Image as ImageColumn
+
+    folder = Path(source.name, source.split)
+    if source.is_required and not folder.is_dir():
+        folder = Path(source.name)
+    files = find_visible_files(folder)
+    if not files:
+        if source.is_required:
+            fail(Exit.DATA, f"{folder}: no images in it")
+        return None
+    known = []  # by which the cache knows the files, so that one that has changed is read again
+    for file in files:
+        stat = file.stat()
+        known.append((str(file.relative_to(folder)), stat.st_size, stat.st_mtime_ns))
+    return Dataset.from_generator(
+        list_images,
+        features=Features({"image": ImageColumn(decode=False), "label": Value("string")}),
+        gen_kwargs={"folder": str(folder), "files": tuple(path for path, _, _ in known)},
+        fingerprint=prepared_fingerprint(json.dumps([str(folder), known]), list_images),
+    )
+
+
+def find_visible_files(folder: Path) -> list[Path]:
+    """Return the files in a folder and in its subfolders, except hidden ones, in order."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return sorted(path for path in files if not path.name.startswith("."))
+
+
+def list_images(folder: str, files: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each file, with the label CLASS of CLASS/IMAGE, and None elsewhere."""
+    for file in files:
+        parts = Path(file).parts
+        label = parts[0] if len(parts) == 2 else None
+        yield {"image": {"bytes": None, "path": f"{folder}/{file}"}, "label": label}
+
+
+def find_label_column(dataset: "Dataset", source: Source, args: ImageArguments) -> str:
+    """Return the column of labels; end with 65 if there is none, or no column of images."""
+    names = ["label", "labels"]
+    if args.label_column_name:
+        names = [args.label_column_name]
+    found = [name for name in names if name in dataset.features]
+    if args.image_column_name not in dataset.features or not found:
+        fail(
+            Exit.DATA,
+            f"{source.name}: has the columns {', '.join(dataset.features)}; needs "
+            f"{args.image_column_name} and {' or '.join(names)}: "
+            "see --image_column_name and --label_column_name",
+        )
+    return found[-1]
+
+
+# ---- Checked ----
+def check_image(image: EncodedImage, label: object) -> int:
+    """Return a hash of an image and its label: of its content, or of size and place of its file.
+
+    Of a file only the head and the last bytes are read, unless those are not the end of a PNG or
+    JPEG file: then all of it is decoded, since it may be cut off.
+
+    Raises:
+        ValueError: it cannot be used: no label, no whole image, more than 8 bits per color.
+    """
+    name = "an image without a path"
+    if image and image["path"]:
+        name = image["path"]
+    if label is None or str(label).strip() in NO_LABELS:
+        raise ValueError(f"{name}: has no class, or does not lie in FOLDER/CLASS")
+    try:
+        with open_image(image) as file:
+            size = file.seek(0, os.SEEK_END)
+            mode = read_mode(file, size)
+    except Exception as error:  # decoders raise what they like
+        reason = str(error)
+        if "cannot identify" in reason:
+            reason = "its format is none that Pillow knows"
+        raise ValueError(f"{name}: is no whole image: {reason}") from None
+    if mode.startswith(DEEP_MODES):
+        raise ValueError(
+            f"{name}: has more than 8 bits per color ({mode}), of which 8 would be cut off: "
+            "save it with 8"
+        )
+    content = image["bytes"]
+    if not content:
+        place = "/".join(Path(name).parts[-2:])
+        content = f"{size} {place}".encode()
+    return xxhash.xxh3_64_intdigest(content + str(label).encode()) >> 1
+
+
+def open_image(image: EncodedImage) -> BinaryIO:
+    """Return an encoded image as an open file."""
+    if image["bytes"]:
+        return io.BytesIO(image["bytes"])
+    return open(image["path"], "rb")
+
+
+def read_mode(file: BinaryIO, size: int) -> str:
+    """Return Pillow's mode of an image; decode it if its last bytes are not those of an image."""
+    file.seek(max(size - 16, 0))
+    is_whole = file.read().endswith(ENDS_OF_FILES)
+    file.seek(0)
+    with Image.open(file) as picture:
+        mode = picture.mode
+        if not is_whole:
+            picture.load()
+    return mode
+
+
+# ---- Decoded ----
+def decode_image(image: EncodedImage) -> Image.Image:
+    """Return an image in RGB and upright; one that is broken behind its head ends with 65."""
+    from datasets import Image as ImageColumn
+
+    try:
+        return ImageColumn(mode="RGB").decode_example(image)
+    except Exception as error:  # decoders raise what they like
+        fail(
+            Exit.DATA,
+            f"{image['path']}: cannot be decoded: {error}: fix it, then resume from the newest "
+            "checkpoint with --allow_change data",
+        )

@@ -1,0 +1,201 @@
+"""Labels of rows: the classes that they name, or the numbers that they are."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from components.arguments import LabelArguments
+from components.columns import shorten
+from components.exits import Exit
+from components.rows import Rows
+from components.status import fail
+
+NO_LABELS = ("", "nan", "inf", "-inf")
+NAMED_ROWS = 3  # of those that cannot be used
+
+
+# ---- One label ----
+def class_of(value: Any, names: Sequence[str] | None) -> Any:
+    """Return the name of a class that a data set numbers, None for -1, or the value itself.
+
+    Args:
+        names: of the classes, in order; None if the data set does not number them.
+    """
+    if names is None:
+        return value
+    return dict(enumerate(names)).get(value)
+
+
+def label_as_text(label: Any) -> str:
+    """Return a label, the name of a class or a number, as text."""
+    text = str(label).strip()
+    if isinstance(label, float):  # readers make 2.0 of 2 where a number is missing
+        return text.removesuffix(".0")
+    return text
+
+
+def label_as_number(value: Any) -> float:
+    """Return a label as a number, which is infinite where it is none."""
+    return math.inf if isinstance(value, str) else float(value)
+
+
+def read_label(value: Any, names: Sequence[str] | None, column: str) -> dict[str, Any]:
+    """Return the columns label_text and number of a row.
+
+    Raises:
+        ValueError: if there is no label in the column.
+    """
+    label = class_of(value, names)
+    text = label_as_text(label)
+    if not isinstance(label, str | int | float) or text in NO_LABELS:
+        raise ValueError(f"has no label in {column}: {shorten(value)}")
+    return {"label_text": text, "number": label_as_number(value)}
+
+
+# ---- All labels ----
+@dataclass(frozen=True)
+class Classes:
+    """The classes of the training rows, in the order of their numbers, then of the alphabet.
+
+    Attributes:
+        num_rows: {name: training rows}; {} if the labels are numbers to predict.
+    """
+
+    num_rows: Mapping[str, int]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the classes, each at the place of its number."""
+        return list(self.num_rows)
+
+    def describe(self) -> str:
+        """Return the classes and their rows, for the start summary."""
+        if not self.num_rows:
+            return "numbers"
+        listed = ", ".join(f"{name} {number}" for name, number in self.num_rows.items())
+        return f"{len(self.num_rows)} classes: {listed[:400]}"
+
+    def balanced_weights(self) -> np.ndarray:
+        """Return a weight for the rows of each class, [classes], with which all count the same."""
+        total = sum(self.num_rows.values())
+        weights = [total / len(self.num_rows) / number for number in self.num_rows.values()]
+        return np.array(weights, dtype=np.float32)
+
+
+def find_classes(rows: Rows, args: LabelArguments, name: str, column: str) -> Classes:
+    """Return the classes that the labels of the training rows name.
+
+    There are none where the labels are numbers to predict: as --problem_type says, or since some
+    are not whole. Ends with 65 if all rows have the same label.
+
+    Args:
+        name, column: of the data set, and of its labels, for messages.
+    """
+    numbers = rows.dataset["number"][:].tolist()
+    texts = rows.dataset["label_text"][:].tolist()
+    labels = Counter(zip(numbers, texts, strict=True))
+    are_numbers = args.problem_type == "regression"
+    if args.problem_type is None:
+        are_numbers = any(number % 1 > 0 for number, _ in labels)
+    if are_numbers:
+        if args.class_weights == "balanced":
+            problem = f"{column} has numbers to predict, not classes"
+            fail(Exit.USAGE, f"--class_weights balanced: {problem}")
+        return Classes({})
+    classes = Classes(
+        {text: number_of_rows for (_, text), number_of_rows in sorted(labels.items())}
+    )
+    if len(classes.names) == 1:
+        fail(
+            Exit.DATA,
+            f"{name}: all rows have the label {classes.names[0]!r} in {column}: there is nothing "
+            "to tell apart",
+        )
+    return classes
+
+
+def add_labels(rows: Rows, classes: Classes, args: Any) -> Rows:
+    """Return the rows with the columns labels and weights, as the loss needs them.
+
+    Ends with 65 where a label is that of no training row, or is not a number; with --skip_bad_rows
+    such rows are left out.
+    """
+    labels = number_labels(rows, classes)
+    unfit = np.flatnonzero(labels < 0 if classes.num_rows else ~np.isfinite(labels)).tolist()
+    if unfit:
+        refuse_unfit_labels(rows, unfit, classes, args.skip_bad_rows)
+        kept = np.delete(np.arange(len(rows)), unfit)
+        labels = labels[kept]
+        notes = f"{rows.notes}, {len(unfit)} more for their label"
+        rows = replace(rows, dataset=rows.dataset.select(kept), notes=notes)
+    weights = np.ones(len(labels), dtype=np.float32)
+    if args.class_weights == "balanced":
+        weights = classes.balanced_weights()[labels]
+    dataset = rows.dataset.add_column("labels", labels).add_column("weights", weights)
+    return replace(rows, dataset=dataset.with_format("numpy"))
+
+
+def number_labels(rows: Rows, classes: Classes) -> np.ndarray:
+    """Return the number of each row's class, -1 for none, or its label as a number: [rows]."""
+    if not classes.num_rows:
+        return rows.dataset["number"][:].astype(np.float32)
+    number_of = {label: number for number, label in enumerate(classes.names)}
+    return np.array([number_of.get(text, -1) for text in rows.dataset["label_text"][:].tolist()])
+
+
+def refuse_unfit_labels(
+    rows: Rows, unfit: Sequence[int], classes: Classes, skip_bad_rows: bool
+) -> None:
+    """End with 65, naming the first of these rows, unless they may be and can be left out."""
+    can_be_left_out = len(unfit) < len(rows)
+    if skip_bad_rows and can_be_left_out:
+        return
+    why = "is no number"
+    if classes.num_rows:
+        known = ", ".join(classes.names)[:200]
+        why = f"is that of no training row: those have {known}"
+    problems = []
+    for index in unfit[:NAMED_ROWS]:
+        label = str(rows.dataset[index]["label_text"])
+        problems.append(f"{rows.place(index)}: its label {label!r} {why}")
+    cure = ", or leave them out with --skip_bad_rows" if can_be_left_out else ""
+    fail(Exit.DATA, *problems, f"{len(unfit)} rows cannot be used: fix them{cure}")
+
+
+# ---- Loss and metrics ----
+def label_tensors(rows: Sequence[Mapping[str, Any]], source: Any) -> dict[str, torch.Tensor]:
+    """Return labels and weights of a batch's rows, [rows] each; empty on a rank without rows."""
+    tensors = {}
+    for name in ("labels", "weights"):
+        values = np.array([row[name] for row in rows], dtype=source.features[name].dtype)
+        tensors[name] = torch.from_numpy(values)
+    return tensors
+
+
+def label_metrics(predicted: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
+    """Return how well predictions fit: accuracy and macro F1, or squared error and correlation.
+
+    F1 is the mean over the classes that occur or are predicted. Pearson's correlation is 0 where
+    all predictions, or all labels, are equal.
+
+    Args:
+        predicted, labels: [rows] each, int64 of classes or float32 of numbers.
+    """
+    if labels.is_floating_point():
+        correlation = 0.0
+        if len(predicted.unique()) > 1 and len(labels.unique()) > 1:
+            correlation = float(np.corrcoef(predicted, labels)[0, 1])
+        error = (predicted - labels).square().mean().item()
+        return {"eval_mse": error, "eval_pearson": correlation}
+    num_classes = int(max(predicted.max(), labels.max())) + 1
+    right = labels[predicted == labels].bincount(minlength=num_classes)
+    found = predicted.bincount(minlength=num_classes)
+    true = labels.bincount(minlength=num_classes)
+    f1 = 2 * right / (found + true)  # NaN for a class that neither occurs nor is predicted
+    accuracy = (right.sum() / true.sum()).item()
+    return {"eval_accuracy": accuracy, "eval_f1": f1.nanmean().item()}

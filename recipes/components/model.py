@@ -1,0 +1,137 @@
+"""The model: a quantized base, adapters, kernels, and what saves memory."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import transformers
+from accelerate import Accelerator
+
+from components import upstream, weights
+from components.arguments import (
+    AdapterArguments,
+    CommonArguments,
+    LigerArguments,
+    LoraVariantArguments,
+    QuantizationArguments,
+)
+from components.loading import build_without_weights, loading
+from components.model_checks import check_adapters
+from components.strategy import compute_dtype
+
+
+def load_pretrained(
+    auto_class: Any, args: CommonArguments, accelerator: Accelerator, **options: Any
+) -> Any:
+    """Return the model of a folder or hub id, quantized as the arguments ask for.
+
+    Ends with 64 if it cannot be loaded. With --dry_run it has no weights, only their shapes.
+
+    Args:
+        auto_class: one of transformers' AutoModel classes.
+        options: further arguments of from_pretrained.
+    """
+    options = {
+        "dtype": args.dtype,
+        "attn_implementation": args.attn_implementation,
+        "quantization_config": quantization(args, accelerator),
+        "trust_remote_code": False,
+        **options,
+    }
+    with loading("model", args.model_name_or_path):
+        if args.dry_run:
+            return build_without_weights(auto_class, args.model_name_or_path, **options)
+        return weights.load_pretrained(auto_class, accelerator, args.model_name_or_path, **options)
+
+
+def quantization(
+    args: CommonArguments, accelerator: Accelerator, skip_modules: list[str] | None = None
+) -> "transformers.BitsAndBytesConfig | None":
+    """Return bitsandbytes' config for --load_in_8bit or --load_in_4bit, or None.
+
+    Args:
+        skip_modules: regular expressions of modules that stay as they are.
+    """
+    if not isinstance(args, QuantizationArguments):
+        return None
+    if args.load_in_8bit:
+        return transformers.BitsAndBytesConfig(
+            load_in_8bit=True, llm_int8_skip_modules=skip_modules
+        )
+    if not args.load_in_4bit:
+        return None
+    # The library's own defaults are fp4, float32 and uint8: always say all four
+    return transformers.BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=args.bnb_4bit_quant_type,
+        bnb_4bit_quant_storage=args.dtype,
+        bnb_4bit_compute_dtype=compute_dtype(args.dtype, accelerator),
+        bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant,
+        llm_int8_skip_modules=skip_modules,
+    )
+
+
+def set_up_layers(model: "transformers.PreTrainedModel", args: CommonArguments) -> None:
+    """Turn on --gradient_checkpointing and --use_liger_kernel, and prepare a quantized base."""
+    if args.gradient_checkpointing:
+        upstream.enable_gradient_checkpointing(model)
+    if isinstance(args, QuantizationArguments) and args.load_in_8bit:
+        upstream.silence_int8_casts()
+    upstream.keep_4bit_weights_as_loaded(model)
+    if isinstance(args, LigerArguments) and args.use_liger_kernel:
+        from transformers.integrations.liger import apply_liger_kernel
+
+        # Not its loss, for which LossInHead reads fewer tokens
+        apply_liger_kernel(model, {"fused_linear_cross_entropy": False, "cross_entropy": False})
+
+
+def add_adapters(
+    model: torch.nn.Module,
+    args: CommonArguments,
+    accelerator: Accelerator,
+    new_modules: Sequence[str] = (),
+    **options: Any,
+) -> torch.nn.Module:
+    """Return the model with LoRA adapters if --use_peft asks for them.
+
+    Args:
+        new_modules: names of modules that are trained whole beside adapters.
+        options: further arguments of peft's LoraConfig, such as task_type.
+    """
+    if not args.use_peft:
+        return model
+    from peft import get_peft_model
+
+    check_adapters(model, args.lora_target_modules)
+    computes_in_16_bits = accelerator.mixed_precision != "no"
+    config = lora_config(args, modules_to_save=list(new_modules) or None, **options)
+    # Adapters of a 16-bit base become fp32, except where FSDP2 wants one type in a unit
+    to_fp32 = computes_in_16_bits or not accelerator.is_fsdp2 or not new_modules
+    model = get_peft_model(model, config, autocast_adapter_dtype=to_fp32)
+    if new_modules and computes_in_16_bits:
+        for weight in model.parameters():  # the new modules get the type of the adapters
+            if weight.requires_grad:
+                weight.data = weight.data.float()
+    use_dora = isinstance(args, LoraVariantArguments) and args.use_dora
+    upstream.leave_casts_to_autocast(model, accelerator, use_dora)
+    upstream.cast_for_zero3(model, accelerator)
+    upstream.wrap_adapters_for_fsdp1(model, accelerator)
+    return model
+
+
+def lora_config(args: AdapterArguments, **options: Any) -> Any:
+    """Return peft's LoraConfig of the arguments and of further options, which come first."""
+    from peft import LoraConfig
+
+    known: dict[str, Any] = {
+        "r": args.lora_r,
+        "lora_alpha": args.lora_alpha,
+        "lora_dropout": args.lora_dropout,
+        "target_modules": args.lora_target_modules,
+    }
+    if args.lora_target_modules == ["all-linear"]:
+        known["target_modules"] = "all-linear"
+    if isinstance(args, LoraVariantArguments):
+        known["use_rslora"] = args.use_rslora
+        known["use_dora"] = args.use_dora
+    return LoraConfig(**(known | options))

@@ -1,0 +1,308 @@
+"""What of a model cannot be trained on the rows, with the arguments or under the strategy."""
+
+import difflib
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Sequence
+
+import torch
+from accelerate import Accelerator
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from components import varlen
+from components.arguments import (
+    CommonArguments,
+    ExpertAdapterArguments,
+    LigerArguments,
+    LossInHeadArguments,
+    QuantizationArguments,
+)
+from components.exits import Exit
+from components.state import running_statistics
+from components.status import fail
+from components.strategy import Strategy
+
+# What LoRA takes in peft; bitsandbytes' quantized layers are linear layers too
+TAKE_ADAPTERS = (
+    torch.nn.Linear,
+    Conv1D,
+    torch.nn.Embedding,
+    torch.nn.Conv1d,
+    torch.nn.Conv2d,
+    torch.nn.Conv3d,
+    torch.nn.MultiheadAttention,
+)
+# Layers that attend by a mask, in which rows of one line can be kept apart
+MASKED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
+# A model's source that makes its masks from the positions. OPT and Falcon take positions too, and
+# make their masks without them.
+MASKS_BY_POSITION = re.compile(
+    r'mask\w*\([^)]*position_ids=position_ids|"position_ids": position_ids'
+)
+
+
+# ---- Rows and arguments ----
+def check_model(
+    args: CommonArguments,
+    model: PreTrainedModel,
+    largest_token: int,
+    longest_row: int = 0,
+    *,
+    shares_lines: bool = False,
+    in_one_line: bool = False,
+) -> None:
+    """End with 64 if the model cannot be trained on such rows or with such arguments.
+
+    Args:
+        model: with or without adapters.
+        largest_token: the largest one in the rows, the pad token included.
+        longest_row: tokens of the longest row.
+        shares_lines: whether several rows stand in one line of a batch, of which none may see
+            another; always true with `in_one_line`.
+        in_one_line: whether all rows of a batch do, for an attention that is told where they end.
+    """
+    base = without_adapters(model)
+    problems = [
+        *find_missing_embeddings(model, base, largest_token, longest_row),
+        *find_unquantized_experts(args, model, base),
+        *find_missing_parameters(args, model, base),
+    ]
+    if args.attn_implementation == varlen.NAME and varlen.problem_of(base):
+        problems.append(
+            f"--attn_implementation {varlen.NAME} is not for {type(base).__name__}, since "
+            f"{varlen.problem_of(base)}: use sdpa"
+        )
+    elif shares_lines:
+        problems += find_mixed_rows(args, base, in_one_line)
+    problems += find_missing_kernels(args, model, base)
+    if problems:
+        fail(Exit.USAGE, *problems)
+
+
+def without_adapters(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the model that peft has put adapters into, or a model without adapters itself."""
+    get_base_model = getattr(model, "get_base_model", None)
+    return model if get_base_model is None else get_base_model()
+
+
+def find_missing_embeddings(
+    model: PreTrainedModel, base: PreTrainedModel, largest_token: int, longest_row: int
+) -> Iterator[str]:
+    """Yield what is wrong where a token or the last position of a row has no embedding."""
+    if largest_token >= model.get_input_embeddings().num_embeddings:
+        yield (
+            f"the rows have a token {largest_token}, but the model has no embedding for it: "
+            "resize its embeddings first"
+        )
+    places = [longest_row]
+    for name, module in base.named_modules():
+        # Rotary positions have no table
+        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+            places.append(places_of(module))
+    if longest_row > min(places):
+        yield (
+            f"the longest row has {longest_row} tokens, but the model has positions for "
+            f"{min(places)}: use --max_length {min(places)}"
+        )
+
+
+def places_of(table: torch.nn.Embedding) -> int:
+    """Return how many positions a table holds; RoBERTa's begin behind that of padding."""
+    if table.padding_idx is None:
+        return table.num_embeddings
+    return table.num_embeddings - table.padding_idx - 1
+
+
+def find_unquantized_experts(
+    args: CommonArguments, model: PreTrainedModel, base: PreTrainedModel
+) -> Iterator[str]:
+    """Yield what is wrong where only a small part of a model would be quantized."""
+    if not isinstance(args, QuantizationArguments):
+        return
+    if not args.load_in_8bit and not args.load_in_4bit:
+        return
+    share = share_of_experts(model)
+    if share > 0.5:
+        yield (
+            f"bitsandbytes quantizes linear layers only, and {share:.0%} of "
+            f"{type(base).__name__} are experts, which are none: leave out --load_in_8bit and "
+            "--load_in_4bit; --dtype bfloat16 halves a frozen base, full_shard and ZeRO-3 split it"
+        )
+
+
+def find_missing_parameters(
+    args: CommonArguments, model: PreTrainedModel, base: PreTrainedModel
+) -> Iterator[str]:
+    """Yield what is wrong with each name in --lora_target_parameters that fits no parameter."""
+    if not isinstance(args, ExpertAdapterArguments) or not args.use_peft:
+        return
+    names = [name.replace(".base_layer", "") for name, _ in model.named_parameters()]
+    for ending in args.lora_target_parameters:
+        if not any(name.endswith(f".{ending}") for name in names):
+            yield (
+                f"--lora_target_parameters {ending}: no parameter of {type(base).__name__} has a "
+                "name that ends with it"
+            )
+
+
+def find_mixed_rows(
+    args: CommonArguments, base: PreTrainedModel, in_one_line: bool
+) -> Iterator[str]:
+    """Yield what is wrong where rows that share a line would see each other."""
+    reason = why_rows_would_mix(base, in_one_line)
+    if not reason:
+        return
+    packing = [name for name in ("packing", "padding_free") if getattr(args, name, False)]
+    if in_one_line:
+        cure = "use --attn_implementation sdpa, or take another model"
+    elif packing:
+        cure = f"leave out --{packing[0]}, or take another model"
+    else:
+        cure = "take another model"
+    yield f"{type(base).__name__} cannot keep the rows of a line apart ({reason}): {cure}"
+
+
+def why_rows_would_mix(base: PreTrainedModel, in_one_line: bool) -> str:
+    """Return why rows that share a line would see each other, or "" if they would not.
+
+    Rows mix where masks are made without positions, and in layers that carry a state along.
+    """
+    layer_types = getattr(base.config.get_text_config(), "layer_types", None) or []
+    others = set(layer_types) - MASKED_LAYER_TYPES
+    if others:
+        return ", ".join(sorted(others))
+    source = inspect.getsource(sys.modules[type(base.base_model).__module__])
+    if not MASKS_BY_POSITION.search(source):
+        return "its masks know no position_ids"
+    calls = varlen.attention_calls(base)
+    tells_ends = bool(calls) and all("**kwargs" in call for call in calls)
+    if in_one_line and not tells_ends:
+        return "its layers do not tell their attention where rows end"
+    return ""
+
+
+def find_missing_kernels(
+    args: CommonArguments, model: PreTrainedModel, base: PreTrainedModel
+) -> Iterator[str]:
+    """Yield what is wrong where Liger has left the model as it was."""
+    if not isinstance(args, LigerArguments) or not args.use_liger_kernel:
+        return
+    for module in model.modules():
+        if "liger" in f"{type(module).__module__} {module.forward.__module__}":
+            return
+    yield f"--use_liger_kernel: Liger has no kernels for {type(base).__name__}: leave it out"
+
+
+# ---- Adapters ----
+def check_adapters(model: torch.nn.Module, names: Sequence[str]) -> None:
+    """End with 64 if a name in --lora_target_modules fits no layer, or one that takes no adapter.
+
+    peft refuses the former only if no name fits, and ends in a traceback at the latter.
+
+    Args:
+        names: of layers, or the ends of their paths, or ["all-linear"].
+    """
+    if names == ["all-linear"]:
+        return
+    linear = set()
+    for path, module in model.named_modules():
+        if isinstance(module, (torch.nn.Linear, Conv1D)):
+            linear.add(path.rpartition(".")[2])
+    for name in names:
+        problem = find_adapter_problem(model, name, linear)
+        if problem:
+            fail(Exit.USAGE, f"--lora_target_modules {name}: {problem}")
+
+
+def find_adapter_problem(model: torch.nn.Module, name: str, linear: set[str]) -> str:
+    """Return why the layers of a name cannot get adapters, or "".
+
+    Args:
+        linear: the names of the model's linear layers.
+    """
+    layers = f"Its linear layers are {', '.join(sorted(linear))}"
+    found = [module for path, module in model.named_modules() if f".{path}".endswith(f".{name}")]
+    if not found:
+        close = difflib.get_close_matches(name, linear, 1)
+        meaning = f"did you mean {close[0]}? " if close else ""
+        return f"no layer of {type(model).__name__} has this name: {meaning}{layers}"
+    for module in found:
+        if not isinstance(module, TAKE_ADAPTERS):
+            return (
+                f"this is a {type(module).__name__} of {type(model).__name__}, which takes no "
+                f"adapter: {layers}"
+            )
+    return ""
+
+
+# ---- Strategy ----
+def check_under_strategy(
+    accelerator: Accelerator, args: CommonArguments, model: torch.nn.Module
+) -> None:
+    """End with 64 if the strategy in force cannot train this model."""
+    check_running_statistics(accelerator, model)
+    check_output_head(accelerator, args, model)
+
+
+def check_running_statistics(accelerator: Accelerator, model: torch.nn.Module) -> None:
+    """End with 64 if each rank would have running statistics of its own: rank 0's are saved."""
+    strategy = Strategy.of(accelerator)
+    if strategy.is_sharded and any(running_statistics(model)):
+        base = without_adapters(model)
+        fail(
+            Exit.USAGE,
+            f"{type(base).__name__} has BatchNorm layers, and {strategy.name} does not keep their "
+            "running statistics equal on all ranks: use ddp.yaml, which does, or single.yaml",
+        )
+
+
+def check_output_head(
+    accelerator: Accelerator, args: CommonArguments, model: torch.nn.Module
+) -> None:
+    """End with 64 if the ranks would wait for each other in the output head.
+
+    ZeRO-3 and FSDP1 gather adapters of the head whenever it multiplies, which is once per piece of
+    the loss, and each rank has as many pieces as its tokens need.
+    """
+    if not isinstance(args, LossInHeadArguments):
+        return
+    strategy = Strategy.of(accelerator)
+    gathers_in_head = strategy.fsdp_version == 1 or strategy.zero_stage == 3
+    if args.use_peft and gathers_in_head and head_has_adapters(model):
+        fail(
+            Exit.USAGE,
+            f"{strategy.name} cannot gather adapters of the output head piece by piece: leave it "
+            "out of --lora_target_modules, or use ddp.yaml, an fsdp2 YAML or deepspeed_zero2.yaml",
+        )
+
+
+def head_has_adapters(model: PreTrainedModel) -> bool:
+    """Return whether the output head is among the layers that got adapters."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return isinstance(model.get_output_embeddings(), BaseTunerLayer)
+
+
+# ---- Sizes ----
+def size_of(weight: torch.Tensor) -> int:
+    """Return the elements of a weight.
+
+    Also of one that ZeRO-3 has split, or that bitsandbytes has packed, two to a byte.
+    """
+    size = getattr(weight, "ds_numel", weight.numel())
+    if type(weight).__name__ == "Params4bit":
+        return size * 2 * weight.element_size()
+    return size
+
+
+def share_of_experts(model: torch.nn.Module) -> float:
+    """Return the share of the weights that are experts; a layer has them in one tensor."""
+    experts = total = 0
+    for weight in model.parameters():
+        size = size_of(weight)
+        total += size
+        if len(getattr(weight, "ds_shape", weight.shape)) == 3:
+            experts += size
+    return experts / total

@@ -1,0 +1,131 @@
+"""AdamW, and a schedule that counts the optimizer steps that changed the weights."""
+
+import math
+from typing import Any
+
+import torch
+import transformers
+from accelerate import Accelerator
+
+from components import upstream
+from components.arguments import TrainingArguments
+
+# The optimizers of bitsandbytes by --optim
+BITSANDBYTES = {
+    "adamw_8bit": "AdamW8bit",
+    "paged_adamw_8bit": "PagedAdamW8bit",
+    "paged_adamw_32bit": "PagedAdamW32bit",
+}
+
+
+class Schedule:
+    """transformers' schedule of the learning rate, one step for each applied optimizer step.
+
+    It is not prepared: accelerate would step it once per rank (huggingface/accelerate#2926).
+
+    Attributes:
+        learning_rate: of the newest optimizer step, applied or not; of the first before any.
+    """
+
+    def __init__(
+        self, schedule: torch.optim.lr_scheduler.LRScheduler, accelerator: Accelerator
+    ) -> None:
+        self._schedule = schedule
+        self._accelerator = accelerator
+        self._is_held = False
+        self.learning_rate = self.get_last_lr()[0]
+
+    @property
+    def steps(self) -> int:
+        """Steps that the schedule has taken."""
+        return self._schedule.last_epoch
+
+    def get_last_lr(self) -> list[Any]:
+        """Return the rate of each parameter group for the next optimizer step."""
+        return self._schedule.get_last_lr()
+
+    def hold(self) -> None:
+        """Stay where it is at the next optimizer step, which is left out."""
+        self._is_held = True
+
+    def step(self) -> None:
+        """Advance, to be called after each optimizer.step().
+
+        Stays where it is while gradients are accumulated, and if the step was left out: by fp16's
+        loss scale, by DeepSpeed, or as `hold` says.
+        """
+        if not self._accelerator.sync_gradients:
+            return
+        self.learning_rate = self.get_last_lr()[0]
+        was_held = self._is_held
+        self._is_held = False
+        if not was_held and not self._accelerator.optimizer_step_was_skipped:
+            self._schedule.step()
+
+    def advance(self, steps: int) -> None:
+        """Take so many steps at once, when a run resumes."""
+        for _ in range(steps):
+            self._schedule.step()
+        self.learning_rate = self.get_last_lr()[0]
+
+
+def make_optimizer(
+    model: torch.nn.Module, args: TrainingArguments, accelerator: Accelerator, total_steps: int
+) -> tuple[torch.optim.Optimizer, Schedule]:
+    """Return AdamW over what is trained, and its schedule.
+
+    To be called before `prepare`, which takes the optimizer and not the schedule. Biases and norms
+    get no weight decay.
+
+    Args:
+        total_steps: optimizer steps of the whole run.
+    """
+    optimizer = make_adamw(model, args)
+    upstream.check_gradients_of_zero0(optimizer, accelerator)
+    schedule = transformers.get_scheduler(
+        args.lr_scheduler_type, optimizer, warmup_steps(args, total_steps), total_steps
+    )
+    return optimizer, Schedule(schedule, accelerator)
+
+
+def warmup_steps(args: TrainingArguments, total_steps: int) -> int:
+    """Return the optimizer steps of --warmup_steps, which below 1 is a share of all steps."""
+    if args.warmup_steps < 1:
+        return math.ceil(args.warmup_steps * total_steps)
+    return int(args.warmup_steps)
+
+
+def make_adamw(model: torch.nn.Module, args: TrainingArguments) -> torch.optim.Optimizer:
+    """Return AdamW of torch or bitsandbytes over what is trained."""
+    groups = parameter_groups(model, args.weight_decay)
+    if args.optim not in BITSANDBYTES:
+        is_fused = args.optim == "adamw_torch_fused"
+        return torch.optim.AdamW(groups, lr=args.learning_rate, fused=is_fused)
+    import bitsandbytes
+
+    if args.optim.endswith("8bit"):
+        upstream.keep_embeddings_in_32_bits(model)
+    kind = getattr(bitsandbytes.optim, BITSANDBYTES[args.optim])
+    return kind(groups, lr=args.learning_rate)
+
+
+def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict]:
+    """Return what is trained in two groups: with weight decay, and biases and norms without."""
+    decayed = []
+    kept = []
+    for name, weight in model.named_parameters():
+        if weight.requires_grad and is_bias_or_norm(name):
+            kept.append(weight)
+        elif weight.requires_grad:
+            decayed.append(weight)
+    groups = [
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": kept, "weight_decay": 0.0},
+    ]
+    # DeepSpeed drops an empty one, and the schedule then fails
+    return [group for group in groups if group["params"]]
+
+
+def is_bias_or_norm(name: str) -> bool:
+    """Return whether a parameter's name is that of a bias or of a norm's weight."""
+    return "norm" in name.lower() or ".ln_" in name or name.endswith("bias")

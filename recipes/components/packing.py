@@ -1,0 +1,131 @@
+"""Rows of tokens as one batch: padded, packed into lines, or in one line for FlashAttention."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from components.batches import Line, best_fit
+
+NOT_TRAINED_ON = -100
+
+
+def describe_packing(lines: Sequence[Line], lengths: np.ndarray, capacity: int) -> str:
+    """Return how full packed lines are, for the summary."""
+    full = lengths.sum() / (len(lines) * capacity)
+    return f"{len(lengths)} rows in {len(lines)} lines of {capacity} tokens, {full:.1%} full"
+
+
+def takes_one_line(attn_implementation: str) -> bool:
+    """Return whether the rows of a batch are to lie in one line without padding.
+
+    FlashAttention is told where each row ends; it would read that from the device in every layer.
+    """
+    return "flash" in attn_implementation or attn_implementation == "varlen"
+
+
+def ends_of_rows(lengths: Sequence[int]) -> dict[str, Any]:
+    """Return what attention has to know of rows of these lengths that lie in one line.
+
+    They are arguments of the model, made here so that no layer has to read them from the device.
+    """
+    ends = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+    longest = int(max(lengths))
+    return {
+        "cu_seq_lens_q": ends,
+        "cu_seq_lens_k": ends,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
+
+
+@dataclass(frozen=True)
+class TokenCollator:
+    """Make a batch of lines, each of one row or of several that do not see each other.
+
+    A batch has:
+        inputs: what the model takes: input_ids, [lines, tokens], padded on the right, where no
+            token looks; where rows share a line, position_ids, which begin anew with each row and
+            keep rows apart, since there is neither a mask nor a cache.
+        positions: [n], in the flattened batch, of the tokens whose next one is trained on.
+        targets: [n], those next tokens.
+        counts: n, and tokens without padding.
+        lengths: tokens of each row, on the host.
+        row: numbers of the rows in their file, from 1, on the host.
+
+    Attributes:
+        width: pad lines to it; 0 pads to the longest of the batch.
+        refit: put the rows of a batch into as few lines as are needed.
+        one_line: put them into one line, for FlashAttention.
+    """
+
+    columns: ClassVar[list[str]] = ["input_ids", "labels", "row"]
+    pad_token_id: int
+    width: int = 0
+    refit: bool = False
+    one_line: bool = False
+
+    def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
+        """Return a batch of lines of `source`: numbers of its rows, [] on a rank without any."""
+        rows = self._read(source, lines)
+        laid_out = self._lay_out(rows, lines)
+        lengths = [len(row["input_ids"]) for row in rows]
+        ids, labels, positions = self._fill(laid_out)
+        inputs: dict[str, Any] = {"input_ids": torch.from_numpy(ids)}
+        if len(rows) > len(laid_out):
+            inputs["position_ids"] = torch.from_numpy(positions)
+        if self.one_line:
+            inputs |= ends_of_rows(lengths)
+        trained_on = np.flatnonzero(labels != NOT_TRAINED_ON)
+        return {
+            "inputs": inputs,
+            "positions": torch.from_numpy(trained_on - 1),
+            "targets": torch.from_numpy(labels.ravel()[trained_on]),
+            "counts": torch.tensor([len(trained_on), sum(lengths)]),
+            "lengths": lengths,
+            "row": [int(row["row"]) for row in rows],
+        }
+
+    def _read(self, source: Any, lines: Sequence[Line]) -> list[Mapping[str, Any]]:
+        """Return the rows of all lines in order; one without content for a rank that has none."""
+        numbers = [row for line in lines for row in line]
+        if not numbers:
+            label = NOT_TRAINED_ON
+            return [{"input_ids": [self.pad_token_id], "labels": [label], "row": 0}]
+        return source.__getitems__(numbers)
+
+    def _lay_out(
+        self, rows: Sequence[Mapping[str, Any]], lines: Sequence[Line]
+    ) -> list[list[Mapping[str, Any]]]:
+        """Return the rows of each line of the batch."""
+        if self.one_line or not lines:
+            return [list(rows)]
+        if self.refit:
+            lengths = [len(row["input_ids"]) for row in rows]
+            return [[rows[place] for place in line] for line in best_fit(lengths, max(lengths))]
+        left = iter(rows)
+        return [[next(left) for _ in line] for line in lines]
+
+    def _fill(
+        self, laid_out: Sequence[Sequence[Mapping[str, Any]]]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return tokens, labels and positions, [lines, tokens] each."""
+        widths = [sum(len(row["input_ids"]) for row in line) for line in laid_out]
+        if not self.one_line:
+            widths.append(self.width)
+        shape = len(laid_out), max(widths)
+        ids = np.full(shape, self.pad_token_id)
+        labels = np.full(shape, NOT_TRAINED_ON)
+        positions = np.zeros(shape, dtype=np.int64)
+        for number, line in enumerate(laid_out):
+            start = 0
+            for row in line:
+                end = start + len(row["input_ids"])
+                ids[number, start:end] = row["input_ids"]
+                labels[number, start:end] = row["labels"]
+                labels[number, start] = NOT_TRAINED_ON  # nothing comes before it
+                positions[number, start:end] = np.arange(end - start)
+                start = end
+        return ids, labels, positions

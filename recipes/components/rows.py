@@ -1,0 +1,312 @@
+"""Rows of a file, a folder or a hub id, prepared by a function of the recipe.
+
+A row that cannot be used is named by its file, its line, the cause and the fix. Prepared rows are
+cached: components/fingerprints.py says what the cache is known by.
+"""
+
+import contextlib
+import functools
+import inspect
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+import xxhash
+
+from components import bad_rows
+from components.columns import Row, TrackedRow, note_unread
+from components.data_files import Source, find_files, has_files_of, load_rows, parse_line
+from components.exits import Exit
+from components.fingerprints import prepared_fingerprint
+from components.status import fail
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+T = TypeVar("T")
+Prepare = Callable[[Row], dict[str, Any]]
+PROBLEM = "problem"  # column: why a row cannot be used, "" if it can
+UNREAD = "not_read"  # column: what nothing reads of a row, as JSON
+
+
+class SplitArguments(Protocol):
+    """The arguments that say where rows are; a recipe's dataclass has them."""
+
+    @property
+    def dataset_name(self) -> str: ...
+    @property
+    def dataset_config(self) -> str | None: ...
+    @property
+    def dataset_train_split(self) -> str: ...
+    @property
+    def dataset_test_split(self) -> str: ...
+    @property
+    def eval_dataset_name(self) -> str | None: ...
+    @property
+    def skip_bad_rows(self) -> bool: ...
+
+
+class RowArguments(SplitArguments, Protocol):
+    """Those, and how rows are prepared before training."""
+
+    @property
+    def dataset_num_proc(self) -> int | None: ...
+
+
+@dataclass(frozen=True)
+class Split:
+    """The rows of one split as they are in their files.
+
+    Attributes:
+        dataset: the rows; those of a .jsonl file are still lines, in the column `text`.
+        source: where they are.
+        is_training: whether they are trained on rather than evaluated on.
+        unread: columns that were dropped because nothing reads them.
+    """
+
+    dataset: "Dataset"
+    source: Source
+    is_training: bool
+    unread: tuple[str, ...] = ()
+
+    def class_names(self, column: str) -> list[str] | None:
+        """Return the names of the classes that a column numbers, None if it numbers none."""
+        return getattr(self.dataset.features.get(column), "names", None)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The prepared rows of a split, in numpy's format.
+
+    Attributes:
+        dataset: the columns that the recipe's function returned, except `truncated`, and `row`:
+            the number of the row in its file, from 1.
+        notes: for the start summary: "2260, 3 truncated to --max_length, 0 left out".
+        prefix: what stands before the number of a row: "train.jsonl, line".
+    """
+
+    dataset: "Dataset"
+    notes: str
+    prefix: str
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The number of tokens of each row, the column `length`: [rows]."""
+        return np.asarray(self.dataset["length"][:])
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all rows in their order: a resumed run must read the rows it began with."""
+        return xxhash.xxh3_128_hexdigest(np.asarray(self.dataset["hash"][:]).tobytes())
+
+    def place(self, index: int) -> str:
+        """Return where the row at an index, from 0, comes from: "train.jsonl, line 7"."""
+        return f"{self.prefix} {self.dataset[index]['row']}"
+
+
+def describe_rows(train_rows: Rows, eval_rows: Rows | None) -> dict[str, str]:
+    """Return what the start summary says of both: {"train rows": notes, "eval rows": notes}."""
+    notes = {"train rows": train_rows.notes, "eval rows": "none"}
+    if eval_rows is not None:
+        notes["eval rows"] = eval_rows.notes
+    return notes
+
+
+def read_splits(
+    args: RowArguments,
+    prepare: Prepare,
+    *,
+    evaluate: bool,
+    text_columns: Sequence[str] = (),
+    limits: Sequence[str] = ("max_length",),
+) -> tuple[Rows, Rows | None]:
+    """Return the rows to train on and those to evaluate on, as `prepare` makes them.
+
+    This is `open_splits`, and `prepare_rows` of each split.
+    """
+    train_split, eval_split = open_splits(args, evaluate=evaluate, text_columns=text_columns)
+    train_rows = prepare_rows(train_split, prepare, args, limits=limits)
+    if eval_split is None:
+        return train_rows, None
+    return train_rows, prepare_rows(eval_split, prepare, args, limits=limits)
+
+
+# ---- Splits ----
+def open_splits(
+    args: SplitArguments, *, evaluate: bool, text_columns: Sequence[str] = ()
+) -> tuple[Split, Split | None]:
+    """Return the split to train on and the one to evaluate on.
+
+    There is nothing to evaluate on if `evaluate` is false, or if no --eval_dataset_name is given
+    and --dataset_name has no --dataset_test_split. The process ends with 65 if a file cannot be
+    read or has no rows, and with 69 if the hub cannot be reached.
+
+    Args:
+        text_columns: columns that are text in a CSV file even where they look like numbers,
+            besides `components.data_files.TEXT_COLUMNS`.
+    """
+    source = training_source(args)
+    train_split = Split(require(load_rows(source, text_columns), source), source, is_training=True)
+    source = evaluation_source(args) if evaluate else None
+    if source is None:
+        return train_split, None
+    dataset = load_rows(source, text_columns)
+    if source.is_required:
+        dataset = require(dataset, source)
+    if dataset is None:
+        return train_split, None
+    return train_split, Split(dataset, source, is_training=False)
+
+
+def training_source(args: SplitArguments) -> Source:
+    """Return where the rows to train on are."""
+    name = args.dataset_name
+    split = args.dataset_train_split
+    return Source(name, args.dataset_config, split, find_files(name, split), is_required=True)
+
+
+def evaluation_source(args: SplitArguments) -> Source | None:
+    """Return where the rows to evaluate on are, None if there are none in local files."""
+    split = args.dataset_test_split
+    if args.eval_dataset_name:
+        name = args.eval_dataset_name
+        return Source(name, None, split, find_files(name, split), is_required=True)
+    name = args.dataset_name
+    if Path(name).exists() and not has_files_of(name, split):
+        return None
+    return Source(name, args.dataset_config, split, find_files(name, split), is_required=False)
+
+
+def require(found: T | None, source: Source) -> T:
+    """Return what was found in a source; end with 65 if that is nothing."""
+    if found is None:
+        fail(Exit.DATA, f"{source.name}: no rows in split {source.split}")
+    return found
+
+
+# ---- Rows ----
+def prepare_rows(
+    split: Split,
+    prepare: Prepare,
+    args: RowArguments,
+    *,
+    limits: Sequence[str] = ("max_length",),
+) -> Rows:
+    """Return the rows of a split as `prepare` makes them, without those that cannot be used.
+
+    Rows that cannot be used end the process with 65 and are named, unless --skip_bad_rows leaves
+    them out. Without a single usable row the process always ends with 65.
+
+    Args:
+        prepare: a function of one row, or a `functools.partial` of one. It returns the columns of
+            the prepared row, and raises an exception if the row cannot be used; the text of a
+            ValueError continues "train.jsonl, line 7: ", as in "has no answer to train on". A
+            column `truncated` is counted in the notes and then dropped.
+        limits: arguments by which `prepare` truncates, for the notes.
+    """
+    source = split.source
+    attempted = attempt_rows(split, prepare, args.dataset_num_proc)
+    problems = attempted[PROBLEM][:]
+    bad = {number: problem for number, problem in enumerate(problems, 1) if problem}
+    rows: Any = attempted.add_column("row", np.arange(1, len(attempted) + 1))
+    if bad:  # a selection makes every later access slower
+        rows = rows.select([i for i, problem in enumerate(problems) if not problem])
+    bad = bad_rows.without_blank(bad)
+    if bad and not args.skip_bad_rows:
+        report = bad_rows.report_some(bad, source.prefix, source.name, len(problems))
+        fail(Exit.DATA, *report)
+
+    notes = [str(len(rows))]
+    if "truncated" in rows.column_names:
+        flags = " and ".join(f"--{limit}" for limit in limits)
+        notes.append(f"{sum(rows['truncated'][:])} truncated to {flags}")
+        rows = rows.remove_columns("truncated")
+    notes.append(f"{len(bad)} left out")
+    unread = ""
+    if split.is_training:  # rows to evaluate on mostly have the same columns
+        unread = note_unread(count_unread(split, rows), len(rows))
+    rows = rows.remove_columns([PROBLEM, UNREAD]).with_format("numpy")
+    return Rows(rows, ", ".join(notes) + unread, source.prefix)
+
+
+def attempt_rows(split: Split, prepare: Prepare, num_proc: int | None) -> "Dataset":
+    """Return all rows of a split as `attempt` makes them, from the cache if they are there."""
+    dataset: Any = split.dataset
+    with reading(split.source):
+        first = first_usable_row(split, prepare)
+        attempt_row = functools.partial(
+            attempt, prepare=prepare, is_line=split.source.unit == "line", instead=first
+        )
+        verb = "Tokenizing" if "truncated" in first else "Checking"
+        return dataset.map(
+            attempt_row,
+            remove_columns=dataset.column_names,
+            num_proc=num_proc,
+            new_fingerprint=prepared_fingerprint(dataset._fingerprint, prepare, attempt),
+            desc=f"{verb} {split.source.name}",
+        )
+
+
+@contextlib.contextmanager
+def reading(source: Source) -> Iterator[None]:
+    """End with 65 where the rows of a source cannot be read, or not be written to the cache."""
+    try:
+        yield
+    except Exception as error:  # readers and writers raise what they like
+        fail(Exit.DATA, f"{source.name}: {bad_rows.explain_cause(error)}")
+
+
+def first_usable_row(split: Split, prepare: Prepare) -> dict[str, Any]:
+    """Return the first row that can be used, as `attempt` makes it; end with 65 without one."""
+    source = split.source
+    problems = {}
+    dataset: Any = split.dataset
+    for number, row in enumerate(dataset, 1):
+        attempted = attempt(row, prepare, source.unit == "line", instead={})
+        if not attempted[PROBLEM]:
+            return attempted
+        problems[number] = attempted[PROBLEM]
+    problems = bad_rows.without_blank(problems) or problems
+    report = bad_rows.report_all(problems, source.prefix, source.name, name_of_file(prepare))
+    fail(Exit.DATA, *report)
+
+
+def attempt(row: Row, prepare: Prepare, is_line: bool, instead: dict[str, Any]) -> dict[str, Any]:
+    """Return a row as `prepare` makes it, with the columns PROBLEM and UNREAD.
+
+    Args:
+        is_line: whether the row is a line of a .jsonl file.
+        instead: what a row that cannot be used has in its columns, until it is left out: all rows
+            of a table have the same columns, of the same types.
+    """
+    try:
+        tracked = TrackedRow(parse_line(row["text"]) if is_line else row)
+        prepared = prepare(tracked)
+    except Exception as error:  # a chat template raises what it likes
+        return {**instead, PROBLEM: bad_rows.explain(error), UNREAD: "[]"}
+    return {**prepared, PROBLEM: "", UNREAD: json.dumps(tracked.unread())}
+
+
+def count_unread(split: Split, rows: "Dataset") -> dict[str, int]:
+    """Return {name of a column or message key that nothing reads: number of rows that have it}."""
+    counts = Counter(dict.fromkeys(split.unread, len(rows)))
+    for names, num_rows in Counter(rows[UNREAD][:]).items():
+        for name in json.loads(names):
+            counts[name] += num_rows
+    return counts
+
+
+def name_of_file(prepare: Prepare) -> str:
+    """Return the file of the function that prepares rows, as the user knows it."""
+    function = prepare.func if isinstance(prepare, functools.partial) else prepare
+    file = Path(inspect.getsourcefile(function) or "the recipe")
+    if file.is_relative_to(Path.cwd()):
+        file = file.relative_to(Path.cwd())
+    return str(file)

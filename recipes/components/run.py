@@ -1,0 +1,545 @@
+"""A run is a folder: it can be stopped, killed or run out of disk, and continues from where it was.
+
+A recipe's loop talks to one object. Behind it are status.py (how it ends), watch.py (signals, dead
+and hanging ranks), checkpoint.py (files), state.py (whole tensors of any strategy), nonfinite.py
+and metrics.py.
+"""
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import broadcast_object_list, gather_object
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from components import checkpoint, folder, nonfinite, upstream
+from components.arguments import CommonArguments, EvalOnStartArguments
+from components.changes import find_changes
+from components.ending import conclude, end_all_ranks, end_as_done
+from components.deepspeed_state import master_weights
+from components.exits import Exit
+from components.metrics import Metrics, cut_back, finite_or_none, peak_memory_gib
+from components.model_checks import check_under_strategy
+from components.optimizer import Schedule
+from components.startup import imports_are_done
+from components.state import (
+    first_nonfinite,
+    gather_state,
+    get_loss_scale,
+    restore_loss_scale,
+    restore_state,
+)
+from components.status import HOST, fail, process_status
+from components.strategy import Strategy
+from components.summary import summarize
+from components.watch import Watch
+
+T = TypeVar("T")
+# The names under which a count stands in metrics.jsonl and in checkpoints
+COUNTED = {"tokens": "num_input_tokens_seen", "images": "num_images_seen"}
+ANEW = (
+    "For a new run pass another --output_dir, or --resume_from_checkpoint none to replace the "
+    "model."
+)
+
+
+class Stateful(Protocol):
+    """Something of a recipe's own whose state, as JSON, is in the checkpoint."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Run:
+    """One training run in --output_dir, under any strategy. Every rank makes every call.
+
+    Before the loop: join, check_plan, summarize, resume, owes_evaluation. In the loop: steps,
+    guard, log_step, log_evaluation. In an evaluation: interruptible. In the end: finish.
+
+    Attributes:
+        step: steps done so far; those of the checkpoint that the run continues from, or 0.
+    """
+
+    def __init__(self, args: CommonArguments, counts: str = "tokens") -> None:
+        """Take signals, and tell in status.json how the run ends, whatever happens.
+
+        Args:
+            counts: what `log_step` counts, tokens or images.
+        """
+        imports_are_done()
+        folder.check_output_dir(args.output_dir)
+        self._args = args
+        self._folder = Path(args.output_dir)
+        self._status = process_status()
+        self._status.open(None if args.dry_run else self._folder)
+        self._watch = Watch(args.output_dir)
+        self._watch.take_signals()
+        budget = args.nonfinite_budget if args.nonfinite == "skip" else 0
+        self._nonfinite = nonfinite.NonFiniteSteps(args.output_dir, budget)
+        self._checkpoint: Path | None = None
+        self._restored: dict[str, Any] = {}  # the progress in the checkpoint
+        self._before: dict[str, Any] = {}  # the progress one step earlier
+        self._identity: dict[str, Any] = {}
+        self._others: Mapping[str, Stateful] = {}
+        self._total_steps = 0
+        self._counted = COUNTED[counts]
+        self._speed = f"{counts}_per_second"
+        self._num_seen: Any = 0  # a number, or a tensor that the device may not have finished
+        self._saved_step = 0
+        evaluates_first = isinstance(args, EvalOnStartArguments) and args.eval_on_start
+        self._evaluated = not evaluates_first
+        self.step = 0
+
+    # ---- Before the loop ----
+    def join(self, accelerator: Accelerator) -> None:
+        """Watch the other ranks, make the output folder, and find the newest checkpoint."""
+        self._accelerator = accelerator
+        self._watch.join(accelerator, self._args.ddp_timeout)
+        found = gather_object([folder.find_problem(self._folder, self._args.dry_run)])
+        problems = [problem for problem in found if problem]
+        if problems:
+            end_all_ranks(accelerator, Exit.CANNOT_WRITE, problems[0])
+        self._find_checkpoint()
+
+    def check_plan(self, total_steps: int, **identity: Any) -> None:
+        """Compare what is planned with the checkpoint's run.
+
+        Ends with 64 if that had other rows, batches or arguments, and with 0, writing nothing, if
+        it is done and no step of `total_steps` is left.
+
+        Args:
+            identity: rows_per_step, the rows of an optimizer step over all ranks, and data, a hash
+                of the training rows.
+        """
+        self._total_steps = total_steps
+        self._identity = identity
+        if self._checkpoint is None:
+            return
+        changes = find_changes(
+            self._args, self._restored["arguments"], identity, self._accelerator.num_processes
+        )
+        for line in changes.lines:
+            self._accelerator.print(f"changed since step {self.step}: {line}", flush=True)
+        if changes.refusal:
+            end_all_ranks(self._accelerator, Exit.USAGE, changes.refusal)
+        self._end_if_done()
+
+    def summarize(
+        self,
+        model: torch.nn.Module,
+        notes: Mapping[str, str],
+        planned_row: int | None = None,
+    ) -> None:
+        """Print what is really in force, and write run.json; --dry_run ends here.
+
+        Ends with 64 if the strategy in force cannot train this model.
+
+        Args:
+            notes: lines of the summary that the recipe knows: of rows, batches and the loss.
+            planned_row: tokens of the longest row, if the planner knows the recipe's models.
+        """
+        check_under_strategy(self._accelerator, self._args, model)
+        summarize(self._accelerator, self._args, model, notes, self._identity, planned_row)
+
+    def resume(
+        self,
+        model: torch.nn.Module,
+        optimizer: AcceleratedOptimizer,
+        schedule: Schedule,
+        **others: Stateful,
+    ) -> None:
+        """Keep these, and put their state back if there is a checkpoint. After `prepare`."""
+        accelerator = self._accelerator
+        self._model = model
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self._others = others
+        if Strategy.of(accelerator).zero_stage == 0:
+            masters = master_weights(model, optimizer.optimizer).values()
+            if masters:
+                upstream.undo_allocating_step(masters, optimizer.optimizer.optimizer)
+        arguments = {name: str(value) for name, value in vars(self._args).items()}
+        accelerator.init_trackers(Path(sys.argv[0]).stem, arguments)
+        if self._checkpoint is not None:
+            self._restore(self._checkpoint)
+        self._metrics = Metrics(
+            accelerator, self._args.output_dir, self._total_steps, first_step=self.step
+        )
+        self._num_seen_before = self._num_seen
+
+    def owes_evaluation(self, evaluate_after: Collection[int]) -> bool:
+        """Return whether the state that the run begins with has to be evaluated and was not."""
+        return self.step in evaluate_after and not self._evaluated
+
+    def remember(self, name: str, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Return what `compute` returned when this run first came here.
+
+        It is kept in OUTPUT_DIR/NAME.table, which every host sees as it does the checkpoints.
+        """
+        path = self._folder / f"{name}.table"
+        if self._checkpoint is not None and path.is_file():
+            return load_file(path)["table"].to(self._accelerator.device)
+        table = compute()
+        if self._accelerator.is_main_process:
+            staged = f"{path}.tmp"
+            save_file({"table": table.cpu()}, staged)
+            checkpoint.flush(staged)
+            os.replace(staged, path)
+        return table
+
+    # ---- In the loop ----
+    def steps(self) -> Iterator[int]:
+        """Yield the steps that are left, from 1; the body has to call `log_step` once in each.
+
+        Between them a checkpoint is written if one is due, and the run ends, saved, with 75 if any
+        rank was asked to stop. Dropout is drawn from seed, step and rank, so that no random state
+        has to be saved.
+        """
+        self._between_steps()
+        while self.step < self._total_steps:
+            self._seed_dropout(self.step + 1)
+            yield self.step + 1
+            self._between_steps()
+        self._metrics.close()
+        self._watch.sign_of_life = float("inf")  # the result is written: that may take its time
+
+    def guard(
+        self, grad_norm: Any, losses: Sequence[torch.Tensor], batches: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Before optimizer.step: have it change nothing if the gradient is not finite.
+
+        The rows of such a step are written to nonfinite_rows.jsonl; then --nonfinite decides.
+
+        Args:
+            grad_norm: what accelerator.clip_grad_norm_ returned.
+            losses: this rank's parts of the loss, one for each micro-batch.
+            batches: the micro-batches; their "row" are the numbers of their rows in the data.
+        """
+        norm = nonfinite.whole_norm(grad_norm)
+        held_back = nonfinite.hold_back(self._accelerator, self._optimizer, norm)
+        rows = [batch["row"] for batch in batches]
+        step = nonfinite.UncheckedStep(self.step + 1, norm, held_back, rows, losses)
+        self._nonfinite.note(step)
+        if held_back or step.is_known_not_finite():
+            self._schedule.hold()
+
+    def log_step(
+        self,
+        loss: torch.Tensor | None,
+        grad_norm: Any,
+        num_seen: torch.Tensor,
+        epoch: float,
+        more: Callable[[], Mapping[str, float]] | None = None,
+    ) -> None:
+        """Count a step as done; every --logging_steps, and after the last, write its metrics.
+
+        Only then the device is waited for.
+
+        Args:
+            loss: this rank's part of the loss; None if `more` has it.
+            num_seen: tokens or images of the step, over all ranks.
+            epoch: passes over the data so far.
+            more: returns further metrics. Every rank calls it.
+        """
+        self.step += 1
+        self._evaluated = False
+        self._num_seen = self._num_seen + num_seen
+        if self.step % self._args.logging_steps == 0 or self.step == self._total_steps:
+            self._write_step(loss, grad_norm, epoch, more)
+        self._metrics.step_is_done()
+
+    def log_evaluation(self, metrics: Mapping[str, float], text: str) -> None:
+        """Write an evaluation after the step at hand, and print it as `text` above the bar."""
+        self._metrics.write({"step": self.step, **metrics}, self.step)
+        self._metrics.say(f"step {self.step}: {text}")
+        self._evaluated = True
+
+    def interruptible(self, items: Iterable[T]) -> Iterator[T]:
+        """Yield the items of an evaluation; if a stop is asked for in between, save and end."""
+        for item in items:
+            yield item
+            if self._watch.any_rank_must_stop(self._accelerator):
+                self._evaluated = False
+                self._save_and_stop()
+
+    # ---- In the end ----
+    def save_and_end(self, code: int, message: str) -> NoReturn:
+        """Save the last step and end all ranks: what comes next cannot be trained on."""
+        self._check_nonfinite()
+        self._save_if_new(self._progress())
+        self._end(code, message)
+
+    def finish(self, hint: str) -> None:
+        """Tell that all is done, on every rank, and print a hint about what to do next."""
+        conclude(self._accelerator, "done", Exit.DONE)
+        seconds = time.perf_counter() - self._metrics.start
+        self._accelerator.print(
+            f"Trained in {seconds:.0f} s; the model is in {self._folder}. {hint}"
+        )
+        self._accelerator.end_training()
+
+    # ---- Between steps ----
+    def _between_steps(self) -> None:
+        """Save if that is due; if any rank was asked to stop, save and end."""
+        args = self._args
+        if self._watch.any_rank_must_stop(self._accelerator):
+            self._save_and_stop()
+        self._tell_that_it_runs()
+        is_last = self.step == self._total_steps
+        due = args.save_steps > 0 and (self.step % args.save_steps == 0 or is_last)
+        if due or is_last or self.step % args.logging_steps == 0:
+            self._check_nonfinite()
+        progress = self._progress()
+        if due:
+            self._save_if_new(progress)
+        self._status.step = min(self.step + 1, self._total_steps)
+        self._before = progress
+
+    def _save_and_stop(self) -> NoReturn:
+        """Save the last step and end with 75."""
+        self._tell_that_it_runs()
+        self._check_nonfinite()
+        self._save_if_new(self._progress())
+        self._end(
+            Exit.STOPPED,
+            f"Stopped and saved after step {self._saved_step} of {self._total_steps}: run the same "
+            "command again to continue",
+        )
+
+    def _tell_that_it_runs(self) -> None:
+        """Say in status.json, once, that the run is past its start."""
+        if self._status.state != "starting":
+            return
+        if self._accelerator.is_main_process:
+            self._status.set("running")
+        else:
+            self._status.state = "running"
+
+    def _seed_dropout(self, step: int) -> None:
+        """Seed the generator of this rank's device for a step."""
+        place = (self._args.seed, step, self._accelerator.process_index)
+        seed = int(np.random.SeedSequence(place).generate_state(1)[0])
+        if self._accelerator.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        else:
+            torch.default_generator.manual_seed(seed)
+
+    def _check_nonfinite(self) -> None:
+        """End with 70, saved, if a step that was not finite is not to be skipped."""
+        stop = self._nonfinite.check(self._accelerator)
+        if stop is None:
+            return
+        step, message = stop
+        progress = self._progress()
+        if step == self.step:  # it is tried again when the run continues
+            progress = self._before | {"nonfinite_steps": self._nonfinite.left_out}
+        self._save_if_new(progress)
+        self._end(Exit.NOT_FINITE, message)
+
+    def _write_step(
+        self,
+        loss: torch.Tensor | None,
+        grad_norm: Any,
+        epoch: float,
+        more: Callable[[], Mapping[str, float]] | None,
+    ) -> None:
+        """Write the metrics of a step. Every rank takes part."""
+        found = {}
+        if loss is not None:
+            found["loss"] = self._accelerator.reduce(loss).item()
+        if more is not None:
+            found |= more()
+        norm = float("nan") if grad_norm is None else float(grad_norm)
+        num_seen = int(self._num_seen)
+        seconds = time.perf_counter() - self._metrics.start
+        self._metrics.write(
+            {
+                "step": self.step,
+                "epoch": epoch,
+                **{name: finite_or_none(value) for name, value in found.items()},
+                "grad_norm": finite_or_none(norm),
+                "learning_rate": self._schedule.learning_rate,
+                self._counted: num_seen,
+                self._speed: (num_seen - int(self._num_seen_before)) / seconds,
+                "peak_memory_gib": peak_memory_gib(),
+            },
+            self.step,
+        )
+        self._metrics.show(loss=f"{found['loss']:.4f}")
+
+    # ---- Checkpoints ----
+    def _progress(self) -> dict[str, Any]:
+        """Return what a checkpoint has to say besides weights and optimizer state."""
+        return {
+            "step": self.step,
+            "schedule_steps": self._schedule.steps,
+            self._counted: self._num_seen,
+            "nonfinite_steps": self._nonfinite.left_out,
+            "evaluated": self._evaluated,
+            **{name: other.state_dict() for name, other in self._others.items()},
+        }
+
+    def _save_if_new(self, progress: dict[str, Any]) -> None:
+        """Publish a checkpoint, unless that step has one. Every rank takes part.
+
+        All ranks end with 73 if it cannot be written, and with 70 if a weight is not finite.
+        """
+        # Before the first update there is no state
+        if progress["step"] <= self._saved_step or progress["schedule_steps"] == 0:
+            return
+        accelerator = self._accelerator
+        state = gather_state(accelerator, self._model, self._optimizer)
+        progress = progress | {
+            self._counted: int(progress[self._counted]),
+            "arguments": vars(self._args) | self._identity,
+            "loss_scale": get_loss_scale(accelerator, self._optimizer),
+            "ranks": accelerator.num_processes,
+            "strategy": Strategy.of(accelerator).name,
+        }
+        code, problem = Exit.DONE, ""
+        broken = first_nonfinite(state)
+        if broken:
+            code = Exit.NOT_FINITE
+            problem = f"{broken} is not finite after step {progress['step']}: that is not saved"
+        elif accelerator.is_main_process:
+            problem = self._publish(state, progress)
+            code = Exit.CANNOT_WRITE if problem else Exit.DONE
+        code, problem = broadcast_object_list([(code, problem)])[0]
+        if problem:
+            self._end(code, problem)
+        self._saved_step = progress["step"]
+
+    def _publish(self, state: Mapping[str, torch.Tensor], progress: Mapping[str, Any]) -> str:
+        """Write a checkpoint on the main process. Returns why it could not be written, or ""."""
+        step = progress["step"]
+        try:
+            checkpoint.publish(self._folder, state, progress, self._args.save_total_limit)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(checkpoint.staging_folder(self._folder, step), ignore_errors=True)
+            free = shutil.disk_usage(self._folder).free
+            return (
+                f"the checkpoint after step {step} could not be finished: {error}: it needs "
+                f"{checkpoint.size_of_state(state):,} bytes, {free:,} are free in {self._folder}; "
+                "older checkpoints, if there are any, are whole"
+            )
+        return ""
+
+    def _find_checkpoint(self) -> None:
+        """Choose the checkpoint to continue from, on rank 0 for all. Every host must see it."""
+        accelerator = self._accelerator
+        found = None
+        if accelerator.is_main_process:
+            wish = self._args.resume_from_checkpoint
+            found = checkpoint.choose_checkpoint(self._folder, wish, self._args.dry_run)
+        found = broadcast_object_list([found])[0]
+        if found is None:
+            self._keep_finished_model()
+            return
+        seen = gather_object([(HOST, (found / checkpoint.STATE).is_file())])
+        missing = [host for host, is_there in seen if not is_there]
+        if missing:
+            end_all_ranks(
+                accelerator,
+                Exit.USAGE,
+                f"{found} is not on {missing[0]}: --output_dir must be on a file system that all "
+                "hosts share",
+            )
+        self._checkpoint = found
+        self._restored = checkpoint.read_progress(found)
+        self.step = self._restored["step"]
+        self._saved_step = self.step
+        self._evaluated = self._restored["evaluated"]
+        self._num_seen = self._restored[self._counted]
+        self._nonfinite.left_out = self._restored["nonfinite_steps"]
+        self._status.step = self.step
+
+    def _keep_finished_model(self) -> None:
+        """End all ranks if a run is done whose checkpoints are gone: it would begin anew.
+
+        With 0 if the call is that of the run, with 64 if it is another.
+        """
+        args = self._args
+        difference = None
+        if self._accelerator.is_main_process and args.resume_from_checkpoint == "auto":
+            if self._has_finished():
+                difference = folder.difference_from_finished_run(self._folder, vars(args))
+        difference = broadcast_object_list([difference])[0]
+        if difference is None:
+            return
+        if difference:
+            end_all_ranks(
+                self._accelerator,
+                Exit.USAGE,
+                f"the finished run in {self._folder} {difference}, and no checkpoint is left to "
+                f"continue from. {ANEW}",
+            )
+        end_as_done(
+            self._accelerator,
+            f"Nothing is left to do: the run is done, and the model is in {self._folder}. {ANEW}",
+        )
+
+    def _has_finished(self) -> bool:
+        """Return whether the run in the folder is done and its result is there."""
+        is_done = self._status.read().get("state") == "done"
+        return is_done and not self._args.dry_run and folder.has_result(self._folder)
+
+    def _end_if_done(self) -> None:
+        """End with 0, writing nothing, if the run is done and no step is left."""
+        is_main = self._accelerator.is_main_process
+        done = broadcast_object_list([is_main and self._has_finished()])[0]
+        if self.step < self._total_steps or not done:
+            return
+        name = argument_of_length(self._args)
+        end_as_done(
+            self._accelerator,
+            f"Nothing is left to do: all {self._total_steps} steps are done, and the model is in "
+            f"{self._folder}. To train further, pass a larger --{name} and --allow_change {name}; "
+            "for a new run, another --output_dir.",
+        )
+
+    def _restore(self, path: Path) -> None:
+        """Put the checkpoint's state back, and the files by step to the same step."""
+        accelerator = self._accelerator
+        state = load_file(path / checkpoint.STATE)
+        if not restore_state(accelerator, self._model, self._optimizer, state):
+            fail(
+                Exit.DATA,
+                "not all of the checkpoint came back as it was saved: nothing was trained",
+            )
+        progress = self._restored
+        self._schedule.advance(progress["schedule_steps"])
+        restore_loss_scale(accelerator, self._optimizer, progress.get("loss_scale", {}))
+        for name, other in self._others.items():
+            other.load_state_dict(progress[name])
+        if accelerator.is_main_process:
+            for name in (folder.METRICS, folder.NONFINITE_ROWS):
+                cut_back(self._folder / name, self.step, self._evaluated)
+        accelerator.print(
+            f"Continuing from {path}, made with {progress['strategy']} on {progress['ranks']} "
+            "ranks",
+            flush=True,
+        )
+
+    def _end(self, code: int, message: str) -> NoReturn:
+        """End all ranks alike; the message is the last line."""
+        self._metrics.close()
+        end_all_ranks(self._accelerator, code, message)
+
+
+def argument_of_length(args: CommonArguments) -> str:
+    """Return the name of the argument that decides how long the run is."""
+    if args.max_steps > 0:
+        return "max_steps"
+    if args.num_train_epochs is None:
+        return "max_train_tokens"
+    return "num_train_epochs"

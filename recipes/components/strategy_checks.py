@@ -1,0 +1,368 @@
+"""What accelerate runs against what was asked: settings that were dropped, and what does not fit.
+
+The same rules serve `accelerate launch`, torchrun and scripts/rehearse.py, since they read what
+accelerate made of YAML and command line. What accelerate has ignored in the YAML cannot be seen
+there: `check_launch` of checks.py reads the file before that.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+from accelerate import Accelerator
+
+from components.arguments import (
+    CommonArguments,
+    CompileArguments,
+    ExpertAdapterArguments,
+    LoraVariantArguments,
+    QuantizationArguments,
+)
+from components.launch_command import find_launch
+from components.status import RANK
+from components.strategy import Strategy, compute_dtype
+
+# The key of FSDP that each version ignores, though its default FULL_SHARD may stand there
+IGNORED_FSDP_KEYS = {1: "fsdp_reshard_after_forward", 2: "fsdp_sharding_strategy"}
+FORMS_OF_FSDP_STRATEGIES = {"TRUE": "FULL_SHARD", "1": "FULL_SHARD", "FALSE": "SHARD_GRAD_OP"}
+# What the command line owns, by its names in a DeepSpeed config
+OWNED_BY_COMMAND_LINE = (
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "optimizer",
+    "scheduler",
+)
+MINUTES_OF_A_BUILD = 5  # DeepSpeed's ops are built in one or two
+COMPILERS = (
+    "ninja",
+    "c++",
+    "g++",
+    "gcc",
+    "clang",
+    "clang++",
+    "cc1plus",
+    "nvcc",
+    "cicc",
+    "ptxas",
+    "hipcc",
+    "icpx",
+)
+
+
+def find_strategy_problems(args: CommonArguments, accelerator: Accelerator) -> Iterator[str]:
+    """Yield a line with the fix for each thing that the strategy in force forbids."""
+    strategy = Strategy.of(accelerator)
+    yield from find_dropped_settings(accelerator, strategy)
+    yield from find_misfits(args, accelerator, strategy)
+    yield from find_problems_of_environment(args, strategy)
+    yield from find_locked_builds(accelerator)
+
+
+# ---- What accelerate dropped ----
+def find_dropped_settings(accelerator: Accelerator, strategy: Strategy) -> Iterator[str]:
+    """Yield what the launcher was asked for and accelerate dropped without a word.
+
+    See huggingface/accelerate#2741.
+    """
+    what_it_does = f"what the YAML really does: python scripts/check_config.py {launched_file()}"
+    if runs_less_than_asked(accelerator, strategy):
+        runs = f"{strategy.name} on {accelerator.num_processes} x {accelerator.device.type}"
+        if accelerator.device.type == "cpu":
+            runs += ", since no GPU was found"
+        yield (
+            f"the launcher was asked for more than accelerate runs here, which is {runs}; "
+            f"{how_to_rehearse()}; {what_it_does}"
+        )
+    key = IGNORED_FSDP_KEYS.get(strategy.fsdp_version)
+    if key is not None:
+        asked = os.environ.get(key.upper(), "FULL_SHARD").upper()
+        asked = FORMS_OF_FSDP_STRATEGIES.get(asked, asked)
+        if asked not in ("FULL_SHARD", strategy.name.split()[-1]):
+            yield f"{key} {asked} has no effect, accelerate runs {strategy.name}; {what_it_does}"
+    if strategy.name == "FSDP1 NO_SHARD" and accelerator.num_processes > 1:
+        asked = accelerator.state.fsdp_plugin.sharding_strategy.name
+        if asked != "NO_SHARD":
+            yield (
+                f"{asked} shards over the GPUs of one host, and here each host has one: torch "
+                "would neither shard nor average gradients between the hosts. Use "
+                "fsdp2_full_shard.yaml"
+            )
+
+
+def runs_less_than_asked(accelerator: Accelerator, strategy: Strategy) -> bool:
+    """Return whether FSDP, DeepSpeed or processes that were asked for are not there."""
+    env = os.environ
+    if env.get("ACCELERATE_USE_FSDP") == "true" and strategy.fsdp_version == 0:
+        return True
+    if strategy.zero_stage is not None and accelerator.state.backend is None:
+        return True
+    if "WORLD_SIZE" in env:
+        return env["WORLD_SIZE"] != str(accelerator.num_processes)
+    return accelerator.num_processes > 1 or launcher_asked_for_several_processes()
+
+
+def launcher_asked_for_several_processes() -> bool:
+    """Return whether accelerate's launcher was told of several processes and started only this one.
+
+    Its only trace is an address that the launcher has not been given itself.
+    """
+    try:
+        launcher = psutil.Process().parent()
+        command = launcher.cmdline()
+        before = launcher.environ()
+    except (psutil.Error, AttributeError, OSError):  # it has ended, or is another user's
+        return False
+    if "ACCELERATE_USE_CPU" not in os.environ or not is_accelerate(command):
+        return False
+    names = ("MASTER_ADDR", "MASTER_PORT")
+    return any(os.environ.get(name) != before.get(name) for name in names)
+
+
+def is_accelerate(command: list[str]) -> bool:
+    """Return whether a command line is that of accelerate's launcher."""
+    program = re.compile(r"(.*/)?accelerate(-launch)?|accelerate\.commands\.\w+")
+    return any(program.fullmatch(word) for word in command)
+
+
+def launched_file() -> str:
+    """Return the file that the launcher was given, as a word of a shell; YAML if not known."""
+    try:
+        launch = find_launch()
+    except ValueError:  # its command line cannot be read
+        return "YAML"
+    if launch is None or not launch.config_file:
+        return "YAML"
+    return shlex.quote(str(launch.config_file))
+
+
+def how_to_rehearse() -> str:
+    """Return how to try this launch without GPUs, with the names of its files where known."""
+    file = launched_file()
+    script = "recipes/RECIPE.py"
+    if file != "YAML":
+        script = shlex.quote(sys.argv[0])
+    return f"without GPUs, rehearse: python scripts/rehearse.py --config_file {file} {script} ..."
+
+
+# ---- What does not fit ----
+def find_misfits(
+    args: CommonArguments, accelerator: Accelerator, strategy: Strategy
+) -> Iterator[str]:
+    """Yield what of the arguments and the YAML does not fit the strategy.
+
+    This depends on nothing else of the machine, so that scripts/plan_memory.py asks it too.
+
+    Args:
+        accelerator: asked for mixed_precision, num_processes, and the plugins in its state.
+    """
+    yield from find_quantization_misfits(args, accelerator, strategy)
+    yield from find_master_weight_misfits(args, accelerator, strategy)
+    yield from find_adapter_misfits(args, accelerator, strategy)
+    if strategy.fsdp_version == 1 and not accelerator.state.fsdp_plugin.use_orig_params:
+        yield (
+            "FSDP1 with fsdp_use_orig_params: false trains nothing, since the optimizer is made "
+            "before its flat parameters: set it to true"
+        )
+    yield from find_deepspeed_misfits(accelerator, strategy)
+    if args.optim.endswith("bit") and strategy.is_sharded:
+        yield (
+            f"--optim {args.optim} cannot hold the shards of {strategy.name}: use adamw_torch_fused"
+        )
+    if isinstance(args, CompileArguments) and args.torch_compile and strategy.fsdp_version == 1:
+        yield (
+            f"--torch_compile: accelerate cannot compile the layers of {strategy.name}: use "
+            "fsdp2_full_shard.yaml"
+        )
+
+
+def find_quantization_misfits(
+    args: CommonArguments, accelerator: Accelerator, strategy: Strategy
+) -> Iterator[str]:
+    """Yield what does not fit a quantized base."""
+    if not isinstance(args, QuantizationArguments):
+        return
+    name = strategy.name
+    if args.load_in_8bit and strategy.fsdp_version > 0:
+        yield f"{name} cannot shard int8 weights: use --load_in_4bit, or int8 with ddp.yaml"
+    if not args.load_in_4bit:
+        return
+    computes_in = compute_dtype(args.dtype, accelerator)
+    if strategy.is_sharded and args.dtype != computes_in:
+        yield (
+            f"{name} would cast, and so destroy, 4-bit weights that are not stored in what it "
+            f"computes in: use --dtype {computes_in}"
+        )
+    if strategy.fsdp_version == 1 and name.endswith(("SHARD_GRAD_OP", "ZERO2")):
+        yield (
+            f"{name} cannot hold a 4-bit base: use fsdp2_shard_grad_op.yaml or "
+            "fsdp1_full_shard.yaml"
+        )
+
+
+def find_master_weight_misfits(
+    args: CommonArguments, accelerator: Accelerator, strategy: Strategy
+) -> Iterator[str]:
+    """Yield what is wrong with --dtype bfloat16 and --no_master_weights without adapters."""
+    # Under mixed precision FSDP keeps what it trains in fp32 (accelerate), and DeepSpeed has master
+    # weights of its own
+    precision = accelerator.mixed_precision
+    has_master_weights = strategy.is_sharded and precision != "no"
+    trains_bf16 = args.dtype == "bfloat16" and not args.use_peft
+    if trains_bf16 and not has_master_weights and not args.no_master_weights:
+        yield (
+            f"--dtype bfloat16 without adapters: {strategy.name} with mixed precision {precision} "
+            "keeps no fp32 copy of the weights, and updates below 1/256 of a weight are lost, "
+            "which at a learning rate of 2e-5 are most: use --dtype float32, with which "
+            "mixed_precision: bf16 computes in bf16 all the same, or --no_master_weights"
+        )
+    if args.no_master_weights and (has_master_weights or not trains_bf16):
+        yield (
+            "--no_master_weights is for --dtype bfloat16 without --use_peft where the strategy "
+            "keeps no fp32 copy of the weights; here it changes nothing "
+            f"({strategy.name}, mixed precision {precision}): leave it out"
+        )
+
+
+def find_adapter_misfits(
+    args: CommonArguments, accelerator: Accelerator, strategy: Strategy
+) -> Iterator[str]:
+    """Yield what FSDP1 cannot do with adapters."""
+    if strategy.fsdp_version != 1:
+        return
+    name = strategy.name
+    if isinstance(args, LoraVariantArguments) and args.use_dora:
+        yield (
+            f"{name} hands DoRA flattened parts of weights, of which it cannot take the norms: use "
+            "an fsdp2 YAML, or leave out --use_dora"
+        )
+    if not args.use_peft:
+        return
+    if name == "FSDP1 NO_SHARD":
+        yaml = "single.yaml" if accelerator.num_processes == 1 else "ddp.yaml"
+        yield (
+            f"{name} loses frozen weights when adapters are saved: use {yaml}, which holds the same"
+        )
+    if isinstance(args, ExpertAdapterArguments) and args.lora_target_parameters:
+        yield (
+            f"{name} gathers adapters only if they are layers of their own, which those of experts "
+            "are not: use an fsdp2 YAML, or --lora_target_parameters without a value"
+        )
+
+
+def find_deepspeed_misfits(accelerator: Accelerator, strategy: Strategy) -> Iterator[str]:
+    """Yield what is missing in DeepSpeed's config, and what stands there that flags own."""
+    config = deepspeed_config(accelerator)
+    if strategy.zero_stage == 3:
+        zero = config["zero_optimization"]
+        if zero.get("stage3_gather_16bit_weights_on_model_save") is not True:
+            yield (
+                f"{strategy.name} could not save the weights in the end: set "
+                "zero3_save_16bit_model: true in the YAML, or "
+                "stage3_gather_16bit_weights_on_model_save in the DeepSpeed config"
+            )
+    doubled = [key for key in OWNED_BY_COMMAND_LINE if config.get(key, "auto") != "auto"]
+    if doubled:
+        yield (
+            f"the command line owns {', '.join(doubled)}: delete that from the YAML, or set it to "
+            "auto in the DeepSpeed config"
+        )
+
+
+def deepspeed_config(accelerator: Accelerator) -> Mapping[str, Any]:
+    """Return the config that DeepSpeed was given, {} without DeepSpeed."""
+    return getattr(accelerator.state.deepspeed_plugin, "deepspeed_config", {})
+
+
+def find_problems_of_environment(args: CommonArguments, strategy: Strategy) -> Iterator[str]:
+    """Yield what does not work of that which the launcher exported."""
+    env = os.environ
+    meshes = ["TP", "CP", "SP"]
+    if strategy.fsdp_version != 2:
+        meshes.append("DP_SHARD")
+    if any(int(env.get(f"PARALLELISM_CONFIG_{mesh}_SIZE", 1)) > 1 for mesh in meshes):
+        yield (
+            f"{strategy.name} shards no mesh of this kind: set tp_size, cp_size and sp_size to 1, "
+            "and dp_shard_size too without FSDP2"
+        )
+    compiles_by_yaml = env.get("ACCELERATE_DYNAMO_BACKEND", "NO").upper() != "NO"
+    if isinstance(args, CompileArguments) and args.torch_compile and compiles_by_yaml:
+        yield (
+            "--torch_compile and dynamo_config in the YAML: the command line owns it, delete the "
+            "latter"
+        )
+    offloads = env.get("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE") == "cpu"
+    has_compiler = shutil.which("ninja") and shutil.which("c++")
+    if offloads and "DS_ACCELERATOR" not in env and not has_compiler:
+        yield (
+            "DeepSpeed compiles its CPU optimizer at first use: put ninja (pip install ninja) and "
+            "a C++ compiler (g++) on the PATH"
+        )
+
+
+# ---- DeepSpeed's builds ----
+def find_locked_builds(accelerator: Accelerator) -> Iterator[str]:
+    """Yield what is wrong where a killed build of a DeepSpeed op has left its lock behind.
+
+    torch waits until the lock is gone, forever (torch.utils.file_baton). A young lock may be that
+    of a build that runs: that is a warning only.
+    """
+    if accelerator.device.type == "cpu":
+        return
+    for op in ops_to_build(deepspeed_config(accelerator)):
+        lock = Path(build_folder(op), "lock")
+        try:
+            minutes = (time.time() - lock.stat().st_mtime) / 60
+        except OSError:  # there is none
+            continue
+        if minutes < MINUTES_OF_A_BUILD:
+            warn_of_lock(op, lock)
+        elif not is_compiling():
+            yield (
+                f"a build of DeepSpeed's {op} was killed {minutes:,.0f} minutes ago and left "
+                f"{lock}, which this run would wait for forever: delete that file"
+            )
+
+
+def ops_to_build(config: Mapping[str, Any]) -> list[str]:
+    """Return the ops that DeepSpeed builds at first use, which is for offloading from a GPU."""
+    zero = config.get("zero_optimization", {})
+    optimizer = (zero.get("offload_optimizer") or {}).get("device")
+    parameters = (zero.get("offload_param") or {}).get("device")
+    ops = []
+    if optimizer in ("cpu", "nvme"):
+        ops.append("cpu_adam")
+    if "nvme" in (optimizer, parameters):
+        ops += ["async_io", "pin_memory"]
+    return ops
+
+
+def build_folder(op: str) -> str:
+    """Return the folder in which torch builds an extension of this name."""
+    from torch.utils.cpp_extension import _get_build_directory  # only here: it loads setuptools
+
+    return _get_build_directory(op, verbose=False)
+
+
+def warn_of_lock(op: str, lock: Path) -> None:
+    """Say on rank 0 that DeepSpeed may be waiting for a lock."""
+    if RANK == 0:
+        print(
+            f"warning: DeepSpeed waits until {lock} is gone; if no other run is building {op}, "
+            "delete that file",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def is_compiling() -> bool:
+    """Return whether a compiler runs on this host."""
+    return any(process.info["name"] in COMPILERS for process in psutil.process_iter(["name"]))

@@ -1,0 +1,313 @@
+"""The start of a run in a few lines: what is really in force, and one row as the model sees it.
+
+run.json has the same lines, all arguments and versions. A dry run ends with them, with the room on
+the disk, and with the command that plans the memory.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from accelerate import Accelerator, DistributedType
+
+from components import folder
+from components.arguments import (
+    CommonArguments,
+    CompileArguments,
+    LigerArguments,
+    QuantizationArguments,
+)
+from components.ending import conclude, end_all_ranks
+from components.exits import Exit
+from components.launch_command import Launch, find_launch
+from components.model_checks import share_of_experts, size_of
+from components.strategy import Strategy, compute_dtype
+
+GIB = 2**30
+LAST_NOTES = ("sample", "packing")  # a sample may take several lines
+LIBRARIES = ("torch", "accelerate", "transformers", "datasets", "peft", "bitsandbytes", "deepspeed")
+LAUNCHERS_VARIABLES = ("ACCELERATE_", "FSDP_", "PARALLELISM_")
+SECRETS = ("TOKEN", "KEY", "SECRET", "PASS")
+CHECKPOINT_BYTES = 12  # per trained element: the weight and two moments, in fp32
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """Elements of a model's weights, whole ones also where they are split or packed.
+
+    Attributes:
+        total: of all weights.
+        trained: of those that are trained.
+    """
+
+    total: int
+    trained: int
+
+    @classmethod
+    def of(cls, model: torch.nn.Module) -> "ModelSize":
+        """Return the size of a model."""
+        total = trained = 0
+        for weight in model.parameters():
+            size = size_of(weight)
+            total += size
+            if weight.requires_grad:
+                trained += size
+        return cls(total, trained)
+
+
+def summarize(
+    accelerator: Accelerator,
+    args: CommonArguments,
+    model: torch.nn.Module,
+    notes: Mapping[str, str],
+    identity: Mapping[str, Any],
+    planned_row: int | None = None,
+) -> None:
+    """Print what is in force, and write it to run.json. Every rank takes part.
+
+    A dry run writes nothing and ends here: with 0, or with 73 if the disk has no room.
+
+    Args:
+        notes: further lines by their names, which the recipe knows: "batch" always, rows, the
+            loss, and a "sample", one row as it is trained on.
+        identity: rows_per_step and data, which are compared when the run continues.
+        planned_row: tokens of the longest row, with which scripts/plan_memory.py can plan the
+            memory; None where it does not know the recipe's models.
+    """
+    size = ModelSize.of(model)
+    lines = summary_lines(accelerator, args, model, size, notes)
+    if accelerator.is_main_process:
+        print("\n".join(f"{name:>11}: {text}" for name, text in lines.items()), flush=True)
+        if not args.dry_run:
+            write_run_json(args, lines, identity)
+    if args.dry_run:
+        end_dry_run(accelerator, args, size, planned_row)
+
+
+# ---- Lines ----
+def summary_lines(
+    accelerator: Accelerator,
+    args: CommonArguments,
+    model: torch.nn.Module,
+    size: ModelSize,
+    notes: Mapping[str, str],
+) -> dict[str, str]:
+    """Return the lines of the summary by their names, in order."""
+    strategy = Strategy.of(accelerator)
+    lines = {}
+    warning = unused_gpus(accelerator, strategy)
+    if warning:
+        lines["WARNING"] = warning
+    lines["model"] = describe_model(args, size)
+    lines["strategy"] = f"{strategy.name}, {accelerator.num_processes} x {accelerator.device.type}"
+    lines["precision"] = (
+        f"weights {args.dtype}, mixed precision {accelerator.mixed_precision}, "
+        f"quantization {name_of_quantization(args)}"
+    )
+    lines["kernels"] = ", ".join(kernels_in_use(args, model))
+    lines["batch"] = notes["batch"]
+    lines["checkpoints"] = "when the run is stopped"
+    if args.save_steps:
+        lines["checkpoints"] = f"every {args.save_steps} steps"
+    for name, text in notes.items():
+        if name not in LAST_NOTES:
+            lines[name] = text
+    for name in LAST_NOTES:
+        if name in notes:
+            lines[name] = notes[name]
+    if args.gradient_accumulation_steps > 1 and accelerator.num_processes > 1:
+        lines["gradients"] = when_gradients_are_reduced(accelerator, strategy)
+    slow_paths = find_slow_paths(accelerator, args, model)
+    if slow_paths:
+        lines["warning"] = "; ".join(slow_paths)
+    return lines
+
+
+def describe_model(args: CommonArguments, size: ModelSize) -> str:
+    """Return the model's name, its size, and how much of it is trained."""
+    return (
+        f"{args.model_name_or_path}, {size.total:,} parameters, {size.trained:,} trained "
+        f"({size.trained / size.total:.2%})"
+    )
+
+
+def name_of_quantization(args: CommonArguments) -> str:
+    """Return the number format of a quantized base, or "no"."""
+    if isinstance(args, QuantizationArguments):
+        if args.load_in_8bit:
+            return "int8"
+        if args.load_in_4bit:
+            return args.bnb_4bit_quant_type
+    return "no"
+
+
+def kernels_in_use(args: CommonArguments, model: torch.nn.Module) -> list[str]:
+    """Return the kernels that the model computes with."""
+    kernels = [f"attention {model.config._attn_implementation}"]
+    if isinstance(args, CompileArguments) and args.torch_compile:
+        kernels.append("torch.compile of each kind of layer")
+    if isinstance(args, LigerArguments) and args.use_liger_kernel:
+        kernels.append("Liger")
+    if args.tf32:
+        kernels.append("TF32")
+    return kernels
+
+
+def when_gradients_are_reduced(accelerator: Accelerator, strategy: Strategy) -> str:
+    """Return how often the gradients of an accumulated step are reduced between ranks."""
+    reduces_each = accelerator.gradient_state.plugin_kwargs.get("sync_each_batch")
+    if reduces_each or strategy.zero_stage in (2, 3):
+        return "reduced in each micro-batch, so that no rank holds them whole"
+    return "reduced once per step"
+
+
+# ---- What could be faster ----
+def unused_gpus(accelerator: Accelerator, strategy: Strategy) -> str | None:
+    """Return a warning if a YAML for several processes runs fewer than this host has GPUs, or None.
+
+    Shipped YAMLs ask for one process. GPUs that CUDA_VISIBLE_DEVICES hides do not count.
+    """
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", accelerator.num_processes))
+    gpus = torch.cuda.device_count()
+    meant_for_one = accelerator.distributed_type == DistributedType.NO
+    if accelerator.device.type != "cuda" or meant_for_one or here >= gpus:
+        return None
+    used = f"1 of {gpus} GPUs is used" if here == 1 else f"{here} of {gpus} GPUs are used"
+    if accelerator.num_processes == 1 and strategy.is_sharded:
+        used += ", and nothing is sharded"
+    hosts = accelerator.num_processes // here
+    if hosts > 1:
+        used += " on each host"
+    cure = f"pass --num_processes {hosts * gpus} to accelerate launch"
+    if getattr(accelerator.parallelism_config, "dp_replicate_size", 1) > 1:
+        cure += " and enlarge the mesh in the YAML to match"
+    return f"{used}: {cure}"
+
+
+def find_slow_paths(
+    accelerator: Accelerator, args: CommonArguments, model: torch.nn.Module
+) -> list[str]:
+    """Return a line with the cure for each thing that runs much slower than it could."""
+    computes_in = args.dtype
+    # FSDP and ZeRO cast weights to mixed precision; autocast casts no experts (pytorch#174763)
+    if Strategy.of(accelerator).is_sharded:
+        computes_in = compute_dtype(args.dtype, accelerator)
+    if accelerator.device.type != "cuda" or computes_in == "bfloat16":
+        return []
+    if share_of_experts(model) < 0.1:
+        return []
+    # torch.nn.functional.grouped_mm has a kernel for bf16 only. This is slow but right, and fine
+    # for small models and for comparisons in fp32: it is told and not refused.
+    return [
+        f"SLOW: the experts are multiplied in {computes_in}, for which torch has no grouped"
+        " kernel, and so one after the other: use --dtype bfloat16 --use_peft, or, to train all"
+        " weights, an fsdp2 YAML, also on one GPU: its mixed precision casts them to bf16"
+    ]
+
+
+# ---- run.json ----
+def write_run_json(
+    args: CommonArguments, lines: Mapping[str, str], identity: Mapping[str, Any]
+) -> None:
+    """Write what the run is to OUTPUT_DIR/run.json."""
+    run = {
+        "summary": lines,
+        "arguments": vars(args),
+        **identity,
+        "launch": launchers_variables(),
+        "versions": versions(),
+    }
+    Path(args.output_dir, folder.RUN).write_text(json.dumps(run, indent=2))
+
+
+def launchers_variables() -> dict[str, str]:
+    """Return what the launcher has put into the environment, without secrets."""
+    found = {}
+    for name, value in os.environ.items():
+        is_secret = any(word in name for word in SECRETS)
+        if name.startswith(LAUNCHERS_VARIABLES) and not is_secret:
+            found[name] = value
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the libraries that are in use."""
+    return {name: sys.modules[name].__version__ for name in LIBRARIES if name in sys.modules}
+
+
+# ---- Dry run ----
+def end_dry_run(
+    accelerator: Accelerator, args: CommonArguments, size: ModelSize, planned_row: int | None
+) -> NoReturn:
+    """Say whether the disk has room and how to plan the memory, and end all ranks.
+
+    With 0, or with 73 if there is no room.
+    """
+    needed = bytes_on_disk(args, size)
+    free = shutil.disk_usage(folder.nearest_folder(args.output_dir)).free
+    accelerator.print(
+        f"{'disk':>11}: checkpoints and result take up to {needed / GIB:.3g} GiB, "
+        f"{free / GIB:,.0f} GiB are free in {args.output_dir}",
+        flush=True,
+    )
+    if needed > free:
+        end_all_ranks(
+            accelerator,
+            Exit.CANNOT_WRITE,
+            f"{needed:,} bytes are needed for checkpoints and result, {free:,} are free in "
+            f"{args.output_dir}: lower --save_total_limit, or choose another --output_dir",
+        )
+    if planned_row is not None:
+        accelerator.print(f"{'plan':>11}: {plan_command(accelerator, planned_row)}")
+    accelerator.print(
+        "Dry run: all of this fits together; nothing was trained or written.", flush=True
+    )
+    conclude(accelerator, "done", Exit.DONE)
+    accelerator.end_training()
+    sys.exit(Exit.DONE)
+
+
+def bytes_on_disk(args: CommonArguments, size: ModelSize) -> int:
+    """Return what checkpoints and result take; while one is written, all older ones are kept."""
+    result = 4 * size.trained
+    if not args.use_peft:
+        result = getattr(torch, args.dtype).itemsize * size.total
+    return CHECKPOINT_BYTES * size.trained * (args.save_total_limit + 1) + result
+
+
+def plan_command(accelerator: Accelerator, longest_row: int) -> str:
+    """Return the launch command with scripts/plan_memory.py as its first word.
+
+    That tells how much of each GPU's memory it takes.
+    """
+    words: dict[str, Any] = {
+        "--config_file": "YAML",
+        "--num_processes": accelerator.num_processes,
+    }
+    launch = readable_launch()
+    if launch is not None:
+        if launch.config_file:
+            words["--config_file"] = launch.config_file
+        for name in ("num_machines", "mixed_precision"):
+            if name in launch.given:
+                words[f"--{name}"] = launch.given[name]
+    options = [str(word) for option in words.items() for word in option]
+    recipe = [sys.argv[0], *(word for word in sys.argv[1:] if word != "--dry_run")]
+    return shlex.join(
+        ["python", "scripts/plan_memory.py", *options, "--longest", str(longest_row), *recipe]
+    )
+
+
+def readable_launch() -> Launch | None:
+    """Return how accelerate's launcher was called, or None where that is not known."""
+    try:
+        return find_launch()
+    except ValueError:  # check_launch has said that the call cannot be read
+        return None

@@ -1,0 +1,175 @@
+"""A pretrained model's weights, read once per host where possible."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator, DistributedType, init_empty_weights
+from accelerate.utils import broadcast_object_list
+from transformers import AutoConfig
+
+# Options of from_pretrained that from_config does not take
+ONLY_FOR_LOADING = ("quantization_config", "output_loading_info", "ignore_mismatched_sizes")
+
+
+def load_pretrained(auto_class: Any, accelerator: Accelerator, name: str, **options: Any) -> Any:
+    """Return auto_class.from_pretrained(name, **options), with few copies on the host.
+
+    FSDP broadcasts the weights of rank 0, but transformers 5 reads them on every rank
+    (modeling_utils.py: no test of the rank): 8 ranks of an 8B model in fp32 would take 256 GB of a
+    host. So the other ranks make the model from its config, in memory that nothing touches. Under
+    single, DDP and ZeRO-0 to 2 the weights go straight to the GPU, for DeepSpeed in the type to
+    which it casts them before it makes its master weights. Left to transformers are ZeRO-3, which
+    splits weights while it loads, and models with new weights, which must be drawn on the host on
+    any device.
+
+    Args:
+        auto_class: of transformers, such as AutoModelForCausalLM.
+        name: hub id or folder of the model.
+        options: further arguments of from_pretrained; dtype and attn_implementation are needed
+            under FSDP.
+    """
+    if may_broadcast(accelerator, options):
+        skeleton = make_skeleton(auto_class, name, options)
+        has_quantized_files = getattr(skeleton.config, "quantization_config", None)
+        if not has_quantized_files and can_be_broadcast(skeleton, accelerator):
+            return load_on_rank_0(auto_class, accelerator, name, options, skeleton)
+        if not has_quantized_files:
+            read_on_every_rank(accelerator)
+    elif stays_whole(accelerator) and not options.get("output_loading_info"):
+        options |= options_of_whole_model(accelerator, options)
+    return auto_class.from_pretrained(name, **options)
+
+
+def may_broadcast(accelerator: Accelerator, options: Mapping[str, Any]) -> bool:
+    """Return whether FSDP is asked to broadcast the weights of rank 0, and can do so."""
+    if accelerator.distributed_type != DistributedType.FSDP or accelerator.num_processes == 1:
+        return False
+    is_quantized = options.get("quantization_config") is not None
+    return fsdp_plugin(accelerator).cpu_ram_efficient_loading and not is_quantized
+
+
+def can_be_broadcast(model: torch.nn.Module, accelerator: Accelerator) -> bool:
+    """Return whether FSDP gives all of the model's tensors to the other ranks.
+
+    FSDP1 leaves out ignored modules; accelerate's broadcast for FSDP2 fails at buffers that are
+    saved, such as BART's final_logits_bias.
+    """
+    if fsdp_plugin(accelerator).ignored_modules is not None:
+        return False
+    saved = model.state_dict()
+    has_saved_buffers = any(name in saved for name, _ in model.named_buffers())
+    return not (accelerator.is_fsdp2 and has_saved_buffers)
+
+
+def read_on_every_rank(accelerator: Accelerator) -> None:
+    """Have FSDP take each rank's own weights, and transformers read them on each rank."""
+    fsdp_plugin(accelerator).cpu_ram_efficient_loading = False
+    # transformers 5.17 would fill the weights of the other ranks with zeros
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
+
+
+def fsdp_plugin(accelerator: Accelerator) -> Any:
+    """Return accelerate's settings of FSDP, which is in force."""
+    return accelerator.state.fsdp_plugin
+
+
+def stays_whole(accelerator: Accelerator) -> bool:
+    """Return whether each rank computes with whole weights of its own: not FSDP, not ZeRO-3."""
+    zero = accelerator.state.deepspeed_plugin
+    if accelerator.distributed_type == DistributedType.FSDP:
+        return False
+    return zero is None or zero.zero_stage < 3
+
+
+def options_of_whole_model(accelerator: Accelerator, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of from_pretrained by which weights go straight to where they are used."""
+    found: dict[str, Any] = {}
+    dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision)
+    is_quantized = options.get("quantization_config") is not None
+    if accelerator.state.deepspeed_plugin and dtype and not is_quantized:
+        found["dtype"] = dtype
+    if accelerator.device.type == "cuda":
+        found["device_map"] = {"": accelerator.device}
+    return found
+
+
+# ---- FSDP: rank 0 reads, the others get its weights in `prepare` ----
+@dataclass(frozen=True)
+class LoadedOnRank0:
+    """What the other ranks have to know of the model that rank 0 has loaded.
+
+    Attributes:
+        dtypes: of each parameter by name, which from_pretrained may choose one by one.
+        loading_info: what from_pretrained says about missing weights, if it was asked.
+    """
+
+    dtypes: Mapping[str, torch.dtype]
+    generation_config: Any
+    loading_info: Any
+
+
+def make_skeleton(auto_class: Any, name: str, options: Mapping[str, Any]) -> Any:
+    """Return the model of a config: parameters on the meta device, buffers with their values."""
+    how = {key: options[key] for key in ("dtype", "attn_implementation")}
+    of_config = {}
+    for key, value in options.items():
+        if key not in ONLY_FOR_LOADING and key not in how:
+            of_config[key] = value
+    config = AutoConfig.from_pretrained(name, **of_config)
+    with init_empty_weights(include_buffers=False):
+        model = auto_class.from_config(config, **how)
+    model.tie_weights()
+    return model
+
+
+def load_on_rank_0(
+    auto_class: Any,
+    accelerator: Accelerator,
+    name: str,
+    options: Mapping[str, Any],
+    skeleton: torch.nn.Module,
+) -> Any:
+    """Return from_pretrained's result on rank 0; elsewhere the skeleton, in untouched memory.
+
+    The strategy must broadcast the parameters. Loading info, if asked for, is rank 0's everywhere.
+    """
+    wants_info = bool(options.get("output_loading_info"))
+    model: Any = skeleton
+    loaded = None
+    if accelerator.is_main_process:
+        model = auto_class.from_pretrained(name, **options)
+        loading_info = None
+        if wants_info:
+            model, loading_info = model
+        dtypes = {key: weight.dtype for key, weight in model.named_parameters()}
+        generation_config = getattr(model, "generation_config", None)
+        loaded = LoadedOnRank0(dtypes, generation_config, loading_info)
+    loaded = broadcast_object_list([loaded])[0]
+    if not accelerator.is_main_process:
+        reserve_memory(model, loaded.dtypes)
+        model.eval()
+        if loaded.generation_config is not None:
+            model.generation_config = loaded.generation_config
+    if wants_info:
+        return model, loaded.loading_info
+    return model
+
+
+def reserve_memory(model: torch.nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
+    """Give the parameters of a skeleton memory that is never written to, and so takes none.
+
+    They cannot stay on the meta device, since accelerate tells them apart by their address.
+
+    Args:
+        dtypes: by name; other parameters keep theirs.
+    """
+    reserved: dict[torch.Tensor, torch.nn.Parameter] = {}  # tied weights stay one
+    for prefix, module in model.named_modules():
+        for key, weight in module.named_parameters(prefix, recurse=False):
+            if weight not in reserved:
+                empty = torch.empty(weight.shape, dtype=dtypes.get(key, weight.dtype))
+                reserved[weight] = torch.nn.Parameter(empty, weight.requires_grad)
+            module._parameters[key.rpartition(".")[2]] = reserved[weight]

@@ -1,0 +1,66 @@
+"""Arguments of recipes that no recipe has: one of causal language models, one of classifiers."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from components.arguments import (
+    CommonArguments,
+    CompileArguments,
+    ExpertAdapterArguments,
+    LengthArguments,
+    LigerArguments,
+    LoraVariantArguments,
+    LossInHeadArguments,
+    QuantizationArguments,
+    SamplingArguments,
+)
+from components.cli import arg, parse_arguments
+
+
+@dataclass(kw_only=True)
+class LanguageModelArguments(
+    CommonArguments,
+    LengthArguments,
+    SamplingArguments,
+    CompileArguments,
+    LigerArguments,
+    LossInHeadArguments,
+    QuantizationArguments,
+    LoraVariantArguments,
+):
+    """Those of a causal language model, and two of the recipe's own with a rule."""
+
+    GROUP = "Example"
+    model_name_or_path: str = "gpt2"
+    output_dir: str = "runs/example"
+    packing: bool = arg(False, "several rows in a line")
+    padding_free: bool = arg(False, "the same within a batch")
+
+    def find_own_conflicts(self) -> Iterator[str]:
+        if self.packing and self.padding_free:
+            yield "--packing and --padding_free: choose one"
+
+
+@dataclass(kw_only=True)
+class MixtureArguments(
+    CommonArguments, LengthArguments, LossInHeadArguments, ExpertAdapterArguments
+):
+    """Those of a mixture of experts."""
+
+    GROUP = "Example"
+    model_name_or_path: str = "gpt2"
+    output_dir: str = "runs/example"
+
+
+@dataclass(kw_only=True)
+class ClassifierArguments(CommonArguments, QuantizationArguments, LoraVariantArguments):
+    """Those of a model without an output head for tokens."""
+
+    GROUP = "Example"
+    model_name_or_path: str = "bert-base-cased"
+    output_dir: str = "runs/example"
+
+
+def language_model_arguments(*flags: str) -> LanguageModelArguments:
+    """Return the arguments of a call with these flags."""
+    return parse_arguments(LanguageModelArguments, words=flags)
