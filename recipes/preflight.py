@@ -3,7 +3,7 @@
 Every recipe uses this file when it lies beside it; a recipe that was copied alone starts unchecked. All problems are
 found at once, each with its cure. The same rules serve `accelerate launch`, torchrun and scripts/rehearse.py, since they
 read what accelerate made of YAML and command line. What accelerate has ignored in the YAML cannot be seen there: where
-accelerate's launcher has read a file, that file is checked before all else (launcher.py).
+accelerate's launcher has read a file, that file is checked before all else (components/launch_command.py).
 """
 
 import contextlib
@@ -25,19 +25,18 @@ from unittest import mock
 import numpy as np
 import psutil
 import torch
+import varlen
 from accelerate import DistributedType
 from accelerate.utils import compare_versions
+from components.launch_command import find_launch, find_launch_faults
+from fault_tolerance import RANK, conclude, fail, leave, nearest_folder
 from peft.tuners.tuners_utils import BaseTunerLayer
+from rows import OFFLINE
 from torch.nn import Embedding
 from transformers import AutoConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from transformers.pytorch_utils import Conv1D
-
-import varlen
-from fault_tolerance import RANK, conclude, fail, leave, nearest_folder
-from launcher import find_launch, find_launch_faults
-from rows import OFFLINE
 from whole_state import running_statistics, strategy_in_force
 
 REHEARSE = (

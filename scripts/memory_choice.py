@@ -26,8 +26,9 @@ from pathlib import Path
 from unittest import mock
 
 import memory_plan
-from config_files import load
-from config_rules import as_read, strategy_of
+from components.config_files import load
+from components.config_reading import as_read
+from components.config_strategy import strategy_of
 from memory_cards import CARDS, GIB, constants_of, pieces_on
 from memory_plan import Plan, closed_form, plan_of, strategy_for
 from model_shapes import Unplannable

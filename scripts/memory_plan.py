@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import preflight
 import torch
-from config_rules import strategy_of, strategy_run
+from components.config_strategy import strategy_of, strategy_run
 from memory_blocks import PROJECTIONS, Forward, read
 from memory_ledger import Autograd, Ledger, Weight
 from memory_ranks import LOW, Fsdp1, Fsdp2, Whole
@@ -105,7 +105,7 @@ def add_adapters(plan, model, decoder):
 
 
 def plan_of(args, config, num_processes=None, num_machines=None, mixed_precision=None):
-    """Return the Plan of the recipe's arguments under an accelerate config (config_rules.as_read).
+    """Return the Plan of the recipe's arguments under an accelerate config (config_reading.as_read).
 
     Raises Unplannable with what the recipe would refuse, or where the ranks cannot be had."""
     facts = strategy_of(config)

@@ -24,8 +24,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "recipes"))
-from config_files import find_faults, load  # noqa: E402
-from config_rules import IGNORED, STOPS, as_read  # noqa: E402
+from components.config_files import find_faults, load  # noqa: E402
+from components.config_findings import IGNORED, STOPS  # noqa: E402
+from components.config_reading import as_read  # noqa: E402
 from usage import Parser  # noqa: E402
 
 DOES_NOT_FIT, CANNOT_WRITE = 1, 73

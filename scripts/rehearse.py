@@ -31,8 +31,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "recipes"))
 import warm  # noqa: E402
-from config_files import find_faults, load  # noqa: E402
-from config_rules import IGNORED, STOPS, as_read, strategy_of  # noqa: E402
+from components.config_files import find_faults, load  # noqa: E402
+from components.config_findings import IGNORED, STOPS  # noqa: E402
+from components.config_reading import as_read  # noqa: E402
+from components.config_strategy import strategy_of  # noqa: E402
 from shard_report import judge, table  # noqa: E402
 from usage import Parser  # noqa: E402
 

@@ -217,8 +217,8 @@ def measure(config, job, tiny, folder):
 def planned(row):
     """{category: bytes} of a rank of a measured line, device and host together."""
     import llama
-    from config_files import load
-    from config_rules import as_read
+    from components.config_files import load
+    from components.config_reading import as_read
     from memory_plan import Batch, closed_form, plan_of
     from transformers import AutoConfig
 

@@ -18,6 +18,7 @@ from components.arguments import (
 )
 from components.device_checks import find_device_problems
 from components.exits import Exit
+from components.launch_command import find_launch_faults
 from components.status import RANK, fail
 from components.strategy_checks import find_strategy_problems
 from launcher import find_launch_faults

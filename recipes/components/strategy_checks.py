@@ -25,6 +25,7 @@ from components.arguments import (
     LoraVariantArguments,
     QuantizationArguments,
 )
+from components.launch_command import find_launch
 from components.status import RANK
 from components.strategy import Strategy, compute_dtype
 from launcher import find_launch

@@ -26,6 +26,7 @@ from components.arguments import (
 )
 from components.ending import conclude, end_all_ranks
 from components.exits import Exit
+from components.launch_command import Launch, find_launch
 from components.model_checks import share_of_experts, size_of
 from components.strategy import Strategy, compute_dtype
 from launcher import Launch, find_launch

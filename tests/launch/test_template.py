@@ -19,10 +19,6 @@ COMPANIONS = (
     "model_weights",
     "head_loss",
     "upstream",
-    "launcher",
-    "config_files",
-    "config_rules",
-    "accelerate_keys",
 )
 
 
@@ -31,6 +27,8 @@ def test_a_copied_recipe_trains(companions, tiny, tmp_path):
     shutil.copy(REPO / "recipes" / "llama.py", tmp_path / "train.py")
     for name in companions:
         shutil.copy(REPO / "recipes" / f"{name}.py", tmp_path)
+    if companions:
+        shutil.copytree(REPO / "recipes" / "components", tmp_path / "components")
     command = [sys.executable, "train.py", *data_of(tiny), "--max_steps", 4, "--output_dir", "run"]
     done = run(*command, *(("--save_steps", 2) if companions else ()), cwd=tmp_path)
     assert done.returncode == 0, done.output[-3000:]
@@ -50,6 +48,7 @@ def test_a_copy_with_some_of_its_companions_stops_and_names_the_missing_one(
     for name in COMPANIONS:
         if name != missing:
             shutil.copy(REPO / "recipes" / f"{name}.py", tmp_path)
+    shutil.copytree(REPO / "recipes" / "components", tmp_path / "components")
     told = tmp_path / "told.json"  # as several ranks have it, whose launcher's report comes last
     done = run(
         sys.executable,

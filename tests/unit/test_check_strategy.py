@@ -118,7 +118,7 @@ def test_what_has_no_effect_is_refused(version, strategy, reshard, runs, monkeyp
 def test_what_a_config_file_would_be_refused_for_is_refused_without_one_too(
     strategy, state, says, monkeypatch
 ):
-    # under torchrun, with what accelerate reads from the environment: launcher.py finds no file there
+    # under torchrun, with what accelerate reads from the environment: launch_command.py finds no file there
     monkeypatch.setattr(sys, "argv", ["llama.py"])
     zero = None if state is None else SimpleNamespace(deepspeed_config=state)
     plugins = SimpleNamespace(

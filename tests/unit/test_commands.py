@@ -24,7 +24,7 @@ PLAIN = {
     "cp recipes/llama.py train.py",
     "cp recipes/{run_status,fault_tolerance,whole_state,preflight,rows,varlen}.py .",
     "cp recipes/{model_weights,head_loss,upstream}.py .",
-    "cp recipes/{launcher,config_files,config_rules,accelerate_keys}.py .",
+    "cp -r recipes/components .",
     "mkdir -p results/gpu && cp runs/gpu_proof/*.json results/gpu/",
     "source .venv/bin/activate",
     "pip install -r requirements.txt",

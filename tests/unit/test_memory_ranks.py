@@ -5,8 +5,8 @@ import json
 import parity
 import pytest
 import track_ranks
-from check_config import load
-from config_rules import as_read
+from components.config_files import load
+from components.config_reading import as_read
 from launching import CONFIGS, REPO
 from memory_plan import Batch, closed_form, plan_of
 from memory_ranks import Gathered, Whole

@@ -5,8 +5,8 @@ import sys
 
 import plan_memory
 import pytest
-from check_config import load
-from config_rules import as_read
+from components.config_files import load
+from components.config_reading import as_read
 from launching import REPO
 from memory_plan import Batch, Plan, closed_form, plan_of
 from memory_trace import simulate

@@ -11,8 +11,13 @@ import pytest
 from launching import REPO, run
 
 NAMES = "run_status upstream fault_tolerance head_loss model_weights preflight rows varlen whole_state".split()
-NAMES += "launcher config_files config_rules accelerate_keys".split()
 COMPANIONS = [REPO / "recipes" / f"{name}.py" for name in NAMES]
+CONFIG_COMPONENTS = [
+    *sorted((REPO / "recipes" / "components").glob("config_*.py")),
+    *(REPO / "recipes" / "components" / f"{name}_keys.py" for name in ("accelerate", "deepspeed")),
+    REPO / "recipes" / "components" / "launch_command.py",
+    REPO / "recipes" / "components" / "yaml_text.py",
+]
 USED = {
     "fault_tolerance",
     "head_loss",
@@ -168,11 +173,11 @@ def check_collectives(path):
         )
 
 
-@pytest.mark.parametrize("path", COMPANIONS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*COMPANIONS, *CONFIG_COMPONENTS], ids=lambda path: path.name)
 def test_a_companion_keeps_the_same_rules_and_knows_no_recipe(path):
     check_collectives(path)
     assert not missing_from_requirements(
-        imports_of(path) - {companion.stem for companion in COMPANIONS}
+        imports_of(path) - {"components", *(companion.stem for companion in COMPANIONS)}
     )
     assert (
         "pickle" not in path.read_text().replace("unpickled", "")

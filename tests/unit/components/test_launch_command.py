@@ -1,20 +1,20 @@
-"""A recipe checks the config file that its launcher read: the right file, as the launcher's own flags change it."""
+"""A recipe checks the file that its launcher read, as the launcher's own flags change it."""
 
 import json
 import sys
 from types import SimpleNamespace
 
-import launcher
 import llama
 import preflight
 import psutil
 import pytest
+from components import launch_command
 from launching import CONFIGS
 
 SHIPPED = sorted(CONFIGS.glob("*.yaml"))
 FSDP2 = (
-    "distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16\nfsdp_config:\n  fsdp_version: 2\n"
-    "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+    "distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16\nfsdp_config:\n"
+    "  fsdp_version: 2\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
 )
 TYPO = FSDP2 + "  fsdp_reshard_after_foward: false\n"
 TYPO_SAID = (
@@ -22,7 +22,8 @@ TYPO_SAID = (
     "fix: fsdp_reshard_after_forward"
 )
 ZERO = "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n"
-PYTHON, BIN = "/env/bin/python", "/env/bin/accelerate"
+PYTHON = "/env/bin/python"
+BIN = "/env/bin/accelerate"
 COMMANDS = {
     "accelerate launch": [PYTHON, BIN, "launch"],
     "accelerate-launch": [PYTHON, f"{BIN}-launch"],
@@ -43,13 +44,13 @@ def faults(tmp_path, text, flags="", name="config.yaml"):
         "--config_file",
         "not the launcher's",
     ]
-    return launcher.faults_of(launcher.read_command(words, str(tmp_path)))
+    return launch_command.faults_of(launch_command.read_command(words, str(tmp_path)))
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_the_launchers_own_arguments_are_found(command):
     own = ["--config_file", "a.yaml", "train.py", "--max_steps", "2"]
-    assert launcher.arguments_in([*command, *own]) == own
+    assert launch_command.arguments_in([*command, *own]) == own
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_the_launchers_own_arguments_are_found(command):
     ids=str,
 )
 def test_what_is_no_launcher_has_none(command):
-    assert launcher.arguments_in(command) is None
+    assert launch_command.arguments_in(command) is None
 
 
 def test_the_file_is_named_in_every_way_that_the_launcher_takes(tmp_path):
@@ -75,7 +76,7 @@ def test_the_file_is_named_in_every_way_that_the_launcher_takes(tmp_path):
         ["--config-file", "a.yaml"],
         ["--num_processes", "2", "--multi_gpu", "--config-file=a.yaml", "-m"],
     ):
-        found = launcher.read_command(
+        found = launch_command.read_command(
             [*words, "train.py", "--config_file", "b.yaml"], str(tmp_path)
         )
         assert found.config_file == tmp_path / "a.yaml" and "training_script" in found.given
@@ -83,11 +84,11 @@ def test_the_file_is_named_in_every_way_that_the_launcher_takes(tmp_path):
 
 def test_without_a_name_it_is_the_default_file_unless_a_cpu_is_asked_for(tmp_path, monkeypatch):
     default = tmp_path / "default_config.yaml"
-    monkeypatch.setattr(launcher, "default_config_file", str(default))
-    assert launcher.read_command(["train.py"], str(tmp_path)).config_file is None
+    monkeypatch.setattr(launch_command, "default_config_file", str(default))
+    assert launch_command.read_command(["train.py"], str(tmp_path)).config_file is None
     default.write_text(FSDP2)
-    assert launcher.read_command(["train.py"], str(tmp_path)).config_file == default
-    assert launcher.read_command(["--cpu", "train.py"], str(tmp_path)).config_file is None
+    assert launch_command.read_command(["train.py"], str(tmp_path)).config_file == default
+    assert launch_command.read_command(["--cpu", "train.py"], str(tmp_path)).config_file is None
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -157,6 +158,21 @@ def test_a_flag_that_does_not_count_makes_no_fault(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("distributed_type: [FSDP]\nnum_processes: 8\n", "distributed_type"),
+        ("distributed_type: FSDP\nnum_processes: 8\nfsdp_config: true\n", "fsdp_config"),
+        ("distributed_type: DEEPSPEED\ndeepspeed_config: ds.json\n", "deepspeed_config"),
+    ],
+)
+def test_a_section_or_an_engine_of_a_wrong_type_is_a_fault_whatever_is_overridden(
+    text, key, tmp_path
+):
+    flags = "--fsdp_version 2 --zero_stage 3 --deepspeed_config_file ds.json"
+    assert any(f" {key}: " in error for error in faults(tmp_path, text, flags)[0])
+
+
 class TestDeepSpeedJson:
     CONTENT = {
         "zero_optimization": {"stage": 2},
@@ -171,7 +187,8 @@ class TestDeepSpeedJson:
         wrong = self.CONTENT | {"gradient_cliping": 1.0}
         (tmp_path / "ds.json").write_text(json.dumps(wrong, indent=1))
         assert faults(tmp_path, self.YAML)[0] == [
-            f"{tmp_path}/ds.json:11: gradient_cliping: no such key: DeepSpeed says nothing; fix: gradient_clipping"
+            f"{tmp_path}/ds.json:11: gradient_cliping: no such key: DeepSpeed says nothing; "
+            "fix: gradient_clipping"
         ]
 
     def test_one_that_is_named_on_the_command_line_counts(self, tmp_path):
@@ -193,8 +210,8 @@ def test_a_key_that_only_the_installed_accelerate_knows_is_no_fault(tmp_path, mo
         parser.add_argument("--fsdp_reshard_after_foward")
         return parser
 
-    original = launcher.launch_command_parser
-    monkeypatch.setattr(launcher, "launch_command_parser", newer)
+    original = launch_command.launch_command_parser
+    monkeypatch.setattr(launch_command, "launch_command_parser", newer)
     assert faults(tmp_path, TYPO) == ([], [])
     assert faults(tmp_path, FSDP2 + "  fsdp_reshard_after_forwrd: false\n")[0]
 
@@ -229,8 +246,8 @@ class TestStart:
         code, said = start(TYPO + "  fsdp_offlod_params: true\n", "--max_length", "0")
         assert code == 64 and said.splitlines() == [
             f"error: {TYPO_SAID}",
-            "error: config.yaml:8: fsdp_config.fsdp_offlod_params: no such key: accelerate says nothing; "
-            "fix: fsdp_offload_params",
+            "error: config.yaml:8: fsdp_config.fsdp_offlod_params: no such key: "
+            "accelerate says nothing; fix: fsdp_offload_params",
             "error: --max_length 0: must be above 0",
         ]
 
@@ -259,4 +276,4 @@ class TestStart:
 
 def test_without_a_launcher_there_is_nothing_to_check(monkeypatch):
     monkeypatch.setattr(psutil.Process, "parents", lambda self: [])
-    assert launcher.find_launch_faults() == ([], [])
+    assert launch_command.find_launch_faults() == ([], [])

@@ -12,20 +12,24 @@ import re
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NoReturn
 
 import psutil
 from accelerate.commands.config.config_args import default_config_file
 from accelerate.commands.launch import launch_command_parser
 
-import accelerate_keys as keys
-from config_files import find_faults, place_of, read, read_deepspeed
-from config_rules import IGNORED, full_name, read_value
+from components import accelerate_keys as keys
+from components.accelerate_keys import full_name, read_value
+from components.config_files import find_faults, place_of, read, read_deepspeed
+from components.config_findings import IGNORED, Finding
+from components.config_reading import written_in
 
 # The launcher's programs, as a path or as the name of a module
 LAUNCH_PROGRAM = re.compile(r"\baccelerate[./]commands[./]launch(\.py)?$")
 CLI_PROGRAM = re.compile(r"\baccelerate[./]commands[./]accelerate_cli(\.py)?$")
 
-ENGINES = {  # flags of the launcher that choose an engine whatever the file says
+# Flags of the launcher that choose an engine whatever the file says
+ENGINES = {
     "cpu": "NO",
     "multi_gpu": "MULTI_GPU",
     "tpu": "XLA",
@@ -35,35 +39,39 @@ ENGINES = {  # flags of the launcher that choose an engine whatever the file say
 }
 
 
-@dataclass
+@dataclass(frozen=True)
 class Launch:
     """How accelerate's launcher was called.
 
-    given: {name: value} of the options on its command line. folder: where it was started.
-    config_file: the file that it read, as a path from here, or None."""
+    Attributes:
+        given: {name: value} of the options on its command line.
+        folder: where it was started.
+        config_file: the file that it read, as a path from here, or None.
+    """
 
-    given: dict
+    given: dict[str, Any]
     folder: str
     config_file: Path | None = None
 
 
-def find_launch():
+def find_launch() -> Launch | None:
     """Return the Launch of this process, or None if accelerate's launcher did not start it."""
     for process in psutil.Process().parents():
         try:
             words = arguments_in(process.cmdline())
             folder = process.cwd()
-        except psutil.Error:  # of another user, or ended
+        except psutil.Error:  # It belongs to another user, or has ended.
             continue
         if words is not None:
             return read_command(words, folder)
     return None
 
 
-def arguments_in(command):
+def arguments_in(command: list[str]) -> list[str] | None:
     """Return the launcher's own arguments in the command line of a process, None if it is another.
 
-    Known are accelerate launch, accelerate-launch and python -m accelerate.commands.launch."""
+    accelerate launch, accelerate-launch and python -m accelerate.commands.launch are known.
+    """
     for i, word in enumerate(command):
         name = os.path.basename(word)
         following = command[i + 1 :]
@@ -75,7 +83,7 @@ def arguments_in(command):
     return None
 
 
-def read_command(words, folder):
+def read_command(words: list[str], folder: str) -> Launch:
     """Return the Launch of a launcher's arguments. Raises ValueError if they cannot be parsed."""
     parser = launch_command_parser()
     parser.error = refuse
@@ -92,34 +100,29 @@ def read_command(words, folder):
     return Launch(given, folder, Path(folder, path))
 
 
-def refuse(message):
-    """In the place of a parser's error, which would end this process."""
+def refuse(message: str) -> NoReturn:
+    """Raise a ValueError, where a parser's own `error` would end this process."""
     raise ValueError(f"the launcher's command line cannot be read: {message}")
 
 
-def overridden(content, given):
+def overridden(content: dict, given: dict[str, Any]) -> dict:
     """Return a config as the launcher's command line changes it.
 
     This follows `_validate_launch_command` of accelerate/commands/launch.py. A setting of a section
-    counts only if the engine reads that section. With a DeepSpeed JSON the command line changes
+    only counts if the engine reads that section. With a DeepSpeed JSON the command line changes
     nothing in deepspeed_config except the name of the JSON, and a mixed precision that it gives is
     not refused beside the JSON, unlike one in the file.
     """
     content = with_engine_of(given, content)
-    own_section = keys.SECTION_OF.get(content.get("distributed_type"))
-    beside_json = False
+    own_section = section_of_engine(content)
     if own_section == "deepspeed_config":
-        if given.get("deepspeed_config_file"):
-            named = {"deepspeed_config_file": given["deepspeed_config_file"]}
-            content["deepspeed_config"] = (content.get("deepspeed_config") or {}) | named
-        zero = content.get("deepspeed_config")
-        beside_json = isinstance(zero, dict) and "deepspeed_config_file" in zero
-    if beside_json and "mixed_precision" in given:
-        content.pop("mixed_precision", None)
+        point_to_json(content, given.get("deepspeed_config_file"))
+        if "deepspeed_config_file" in written_in(content, own_section):
+            if "mixed_precision" in given:
+                content.pop("mixed_precision", None)
+            given = {name: value for name, value in given.items() if counts_beside_json(name)}
     for name, value in given.items():
         section = section_of(name)
-        if beside_json and (section == "deepspeed_config" or name == "mixed_precision"):
-            continue
         if section is None:
             if name in keys.TOP_LEVEL:
                 content[name] = value
@@ -128,7 +131,27 @@ def overridden(content, given):
     return content
 
 
-def with_engine_of(given, content):
+def section_of_engine(content: dict) -> str | None:
+    """Return the section that the engine of a config reads; None if it reads none."""
+    engine = content.get("distributed_type")
+    if not isinstance(engine, str):
+        return None
+    return keys.SECTION_OF_ENGINE.get(engine)
+
+
+def point_to_json(content: dict, name: str | None) -> None:
+    """Let a config point to the DeepSpeed JSON that the command line names, if it names one."""
+    section = content.get("deepspeed_config") or {}
+    if name and isinstance(section, dict):
+        content["deepspeed_config"] = section | {"deepspeed_config_file": name}
+
+
+def counts_beside_json(name: str) -> bool:
+    """Return whether the launcher reads an option although there is a DeepSpeed JSON."""
+    return name != "mixed_precision" and section_of(name) != "deepspeed_config"
+
+
+def with_engine_of(given: dict[str, Any], content: dict) -> dict:
     """Return a copy of a config under the engine that a flag of the command line chooses.
 
     The sections of the other engines are left out.
@@ -138,15 +161,15 @@ def with_engine_of(given, content):
         if not given.get(flag):
             continue
         content["distributed_type"] = engine
-        for section in keys.SECTION_OF.values():
-            if section != keys.SECTION_OF.get(engine):
+        for section in keys.SECTION_OF_ENGINE.values():
+            if section != keys.SECTION_OF_ENGINE.get(engine):
                 content.pop(section, None)
-        if flag == "cpu":  # one process, without a word
+        if flag == "cpu":  # accelerate then starts one process, and does not say so
             content.pop("num_processes", None)
     return content
 
 
-def section_of(name):
+def section_of(name: str) -> str | None:
     """Return the section of a config that an option of the launcher is written in, or None."""
     for section, known in keys.SECTIONS.items():
         if name in known:
@@ -154,42 +177,48 @@ def section_of(name):
     return None
 
 
-def written_over(section, name, key, value):
-    """Return the section of that name with a key set to a value of the command line, a text."""
+def written_over(section: Any, name: str, key: str, value: Any) -> Any:
+    """Return a section, by its name, with a key set to what the command line gives as text."""
+    if not isinstance(section, dict):  # The rules will say so.
+        return section
     kind = keys.SECTIONS[name][key]
     if kind in (keys.BOOL, keys.INT):
         try:
             value = read_value(key, value, kind)
-        except ValueError:  # the rules will say so
+        except ValueError:  # The rules will say so.
             pass
     others = {written: old for written, old in section.items() if full_name(name, written) != key}
     return others | {key: value}
 
 
-def find_launch_faults():
+def find_launch_faults() -> tuple[list[str], list[str]]:
     """Return (errors, warnings) of the file that the launcher read; both are empty without one.
 
-    Each is one line with file, line number, key, reason and fix."""
+    Each is one line with file, line number, key, reason and fix.
+    """
     try:
         launch = find_launch()
-        if launch is None or launch.config_file is None:
-            return [], []
-        return faults_of(launch)
+        if launch is not None:
+            return faults_of(launch)
     except ValueError as error:
         return [], [f"the launcher's config is not checked: {error}"]
+    return [], []
 
 
-def faults_of(launch):
-    """The (errors, warnings) of a Launch. Raises ValueError if its file cannot be read (again)."""
-    file = read(launch.config_file, launch.config_file.suffix == ".json")
+def faults_of(launch: Launch) -> tuple[list[str], list[str]]:
+    """Return the (errors, warnings) of a Launch. Raises ValueError if its file cannot be read."""
+    path = launch.config_file
+    if path is None:
+        return [], []
+    file = read(path, as_json=path.suffix == ".json")
     file = replace(file, content=overridden(file.content, launch.given))
     file.deepspeed = read_deepspeed(file, launch.folder)
-    findings, _ = find_faults(file, recipes=True, folder=launch.folder)
+    findings, _ = find_faults(file, for_recipes=True, folder=launch.folder)
     errors = []
     warnings = []
     for item in findings:
-        key = ".".join(map(str, item.path))
-        line = f"{place_of(item, file)}: {key}: {item.reason}; fix: {item.fix}"
+        place = place_of(item, file)
+        line = f"{place}: {item.dotted_path}: {item.reason}; fix: {item.fix}"
         if item.severity == "error" and not is_newer(item):
             errors.append(line)
         elif item.severity == "warning":
@@ -197,8 +226,8 @@ def faults_of(launch):
     return errors, warnings
 
 
-def is_newer(item):
-    """Whether a finding is about a key that only the installed accelerate knows, a newer one."""
+def is_newer(item: Finding) -> bool:
+    """Return whether a key that accelerate 1.15 does not know is one of the installed version."""
     if item.kind != IGNORED or item.in_json or len(item.path) != 2:
         return False
     section = item.path[0]

@@ -1,4 +1,4 @@
-"""Each YAML is one that accelerate understands in full, says what it is, and owns nothing of the command line's."""
+"""accelerate understands each YAML in full; it says what it is, and owns nothing about learning."""
 
 import pytest
 import yaml
@@ -66,7 +66,7 @@ class TestConfig:
         assert ("fsdp_sharding_strategy" in fsdp) == (version == 1)
         assert ("fsdp_reshard_after_forward" in fsdp) == (version == 2)
 
-    def test_it_owns_topology_and_precision_alone(self, path):
+    def test_it_only_owns_topology_and_precision(self, path):
         content = yaml.safe_load(path.read_text())
         assert content["mixed_precision"] == "bf16" and content["num_processes"] >= 1
         assert not OWNED_BY_THE_COMMAND_LINE & {*content, *content.get("deepspeed_config", {})}

@@ -1,0 +1,188 @@
+"""Read an accelerate config, with the DeepSpeed JSON it points to, and find its faults by line.
+
+`scripts/check_config.py` does so for any file, launch_command.py for the one that the launcher of a
+recipe read. The rules are in config_rules.py. Of other packages only PyYAML is loaded.
+"""
+
+import json
+import os.path
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from components.config_findings import IGNORED, STOPS, Finding, finding, worst_first
+from components.config_reading import written_in
+from components.config_rules import check
+from components.yaml_text import UNREADABLE, KeyPath, Positions, find_positions
+
+# A config has at most this many entries and levels: more than all known keys together.
+ENTRIES = 500
+DEPTH = 20
+
+
+@dataclass
+class ConfigFile:
+    """A file as written.
+
+    Attributes:
+        path: of the file.
+        text: of the file.
+        content: what the text means.
+        deepspeed: the DeepSpeed JSON that the file points to; a JSON by itself points to itself.
+    """
+
+    path: Path
+    text: str
+    content: dict
+    deepspeed: "ConfigFile | None" = None
+
+    @cached_property
+    def positions(self) -> Positions:
+        """Where the keys are in the text; no keys in JSON that is no YAML, since it has tabs."""
+        try:
+            return find_positions(self.text)
+        except UNREADABLE:
+            return Positions()
+
+    def line_of(self, path: KeyPath) -> int | None:
+        """Return the line of a key, or of the section that it is missing from, from 1, or None."""
+        for length in range(len(path), 0, -1):
+            nodes = self.positions.nodes.get(path[:length])
+            if nodes is not None:
+                return nodes.key.start_mark.line + 1
+        return None
+
+
+def load(path: str | Path) -> ConfigFile:
+    """Read a config and the DeepSpeed JSON it points to. Raises ValueError if it is neither."""
+    path = Path(path)
+    file = read(path, as_json=path.suffix == ".json")
+    if file.content.get("compute_environment") == "AMAZON_SAGEMAKER":
+        raise ValueError(f"{path} is for SageMaker, whose configs are not judged here")
+    if path.suffix == ".json" and "distributed_type" not in file.content:
+        file.deepspeed = file
+    else:
+        file.deepspeed = read_deepspeed(file)
+    return file
+
+
+def read(path: Path, as_json: bool) -> ConfigFile:
+    """Read a file of keys and values. Raises ValueError if it is none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text) if as_json else yaml.safe_load(text)
+    except (OSError, *UNREADABLE) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} cannot be read: {reason}") from error
+    if not isinstance(content, dict) or not content:
+        raise ValueError(f"{path} is not an accelerate config: it has no keys")
+    if is_too_large(content):
+        size = f"over {ENTRIES} entries, or {DEPTH} levels of them"
+        raise ValueError(f"{path} is not an accelerate config: it has {size}")
+    return ConfigFile(path, text, content)
+
+
+def is_too_large(content: dict) -> bool:
+    """Return whether content has more than ENTRIES entries or DEPTH levels.
+
+    Aliases may make a small file a large one, or one without an end. Each level is therefore only
+    read until the bound is passed.
+    """
+    entries = 0
+    level = [content]
+    for _ in range(DEPTH):
+        found = list(islice(values_of(level), ENTRIES + 1))
+        entries += len(found)
+        level = [value for value in found if isinstance(value, dict | list)]
+    return bool(level) or entries > ENTRIES
+
+
+def values_of(parts: Iterable[dict | list]) -> Iterator[Any]:
+    """Yield what a level of mappings and lists holds."""
+    for part in parts:
+        if isinstance(part, dict):
+            yield from part.values()
+        else:
+            yield from part
+
+
+def read_deepspeed(file: ConfigFile, folder: str = ".") -> ConfigFile | None:
+    """Read the DeepSpeed JSON that a config names, or return None if there is none.
+
+    accelerate looks in the folder that it is started from. A file beside the config is read too, so
+    that `find_faults` can say that accelerate does not find it.
+    """
+    named = named_json(file.content)
+    if not named:
+        return None
+    for candidate in (Path(folder, str(named)), file.path.parent / str(named)):
+        if os.path.isfile(candidate):
+            return read(candidate, as_json=True)
+    return None
+
+
+def named_json(content: dict) -> Any:
+    """Return the name of the DeepSpeed JSON that a config points to, or None."""
+    return written_in(content, "deepspeed_config").get("deepspeed_config_file")
+
+
+def find_faults(
+    file: ConfigFile,
+    num_processes: int | None = None,
+    for_recipes: bool = False,
+    folder: str = ".",
+) -> tuple[list[Finding], dict]:
+    """Return the findings on a file, worst first, and the config as accelerate reads it.
+
+    Args:
+        file: the file with the DeepSpeed JSON that it points to.
+        num_processes: counts instead of the file's.
+        for_recipes: whether the file is for the recipes here, whose wishes then count too.
+        folder: where the launcher is started.
+    """
+    content = file.content
+    if file.deepspeed is file:
+        content = yaml_pointing_to(file)
+    if num_processes:
+        content = content | {"num_processes": num_processes}
+    deepspeed = file.deepspeed.content if file.deepspeed else None
+    findings, config = check(content, deepspeed, for_recipes)
+    own = [
+        finding(IGNORED, path, "written twice: the last one counts", "one of them")
+        for path in file.positions.written_twice
+    ]
+    if file.deepspeed and not os.path.isfile(Path(folder, str(named_json(content)))):
+        path = "deepspeed_config.deepspeed_config_file"
+        reason = "is beside this file, but accelerate looks in the folder that it is started from"
+        own.append(finding(STOPS, path, reason, "an absolute path"))
+    return worst_first([*own, *findings]), config
+
+
+def yaml_pointing_to(file: ConfigFile) -> dict:
+    """Return the content of a YAML for one process that points to a DeepSpeed JSON."""
+    return {
+        "distributed_type": "DEEPSPEED",
+        "num_processes": 1,
+        "deepspeed_config": {"deepspeed_config_file": os.path.abspath(file.path)},
+    }
+
+
+def place_of(item: Finding, file: ConfigFile) -> str:
+    """Return where a finding's key is, as FILE:LINE, or FILE if no line can be named."""
+    file = file_of(item, file)
+    line = file.line_of(item.path)
+    if line is None:
+        return str(file.path)
+    return f"{file.path}:{line}"
+
+
+def file_of(item: Finding, file: ConfigFile) -> ConfigFile:
+    """Return the one of a config and its DeepSpeed JSON that a finding is about."""
+    if item.in_json and file.deepspeed is not None:
+        return file.deepspeed
+    return file

@@ -1,0 +1,156 @@
+"""What is wrong at one key of a config, how bad that is, and which edits fix it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from components.yaml_text import KeyPath, as_yaml
+
+# Kinds of findings: what accelerate and DeepSpeed do ...
+STOPS = "stops"  # they end with an error
+IGNORED = "ignored"  # something else runs than what is written, and nothing says so
+COSTS = "costs"  # it works, but costs or surprises
+ADVICE = "advice"
+# ... and what the recipes here want, in order of weight
+UNSAVED = "unsaved"  # accelerator.get_state_dict fails, with which they save
+RECIPE = "recipe"  # they refuse it, or go wrong with it
+UNTESTED = "untested"  # nobody has tried them with it
+WISHES = (RECIPE, UNTESTED)  # which say nothing about anybody else's script
+
+FOR_ANYBODY = {
+    STOPS: "error",
+    IGNORED: "error",
+    UNSAVED: "warning",
+    RECIPE: "info",
+    COSTS: "warning",
+    UNTESTED: "info",
+    ADVICE: "info",
+}
+FOR_THE_RECIPES = FOR_ANYBODY | {UNSAVED: "error", RECIPE: "error", UNTESTED: "warning"}
+SEVERITIES = ("error", "warning", "info")
+
+
+@dataclass(frozen=True)
+class SetValue:
+    """Write this value at a key, which need not be there yet."""
+
+    path: KeyPath
+    value: Any
+
+
+@dataclass(frozen=True)
+class DeleteKey:
+    """Delete a key."""
+
+    path: KeyPath
+
+
+@dataclass(frozen=True)
+class RenameKey:
+    """Give a key another name, in the same section."""
+
+    path: KeyPath
+    new_key: str
+
+
+Edit = SetValue | DeleteKey | RenameKey
+AnyPath = str | KeyPath  # "fsdp_config.fsdp_version", or the keys as a tuple
+
+
+def set_value(path: AnyPath, value: Any) -> SetValue:
+    """Return the edit that writes a value at a path."""
+    return SetValue(split(path), value)
+
+
+def delete(path: AnyPath) -> DeleteKey:
+    """Return the edit that deletes the key at a path."""
+    return DeleteKey(split(path))
+
+
+def rename(path: AnyPath, new_key: str) -> RenameKey:
+    """Return the edit that gives the key at a path another name."""
+    return RenameKey(split(path), new_key)
+
+
+def split(path: AnyPath) -> KeyPath:
+    """Return a path as a tuple of its keys."""
+    if isinstance(path, str):
+        return tuple(path.split("."))
+    return tuple(path)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong at one key, why, and what to write instead.
+
+    Attributes:
+        kind: STOPS, IGNORED, ...: what happens.
+        path: of the key, or of where it is missing.
+        reason: why that is wrong, in words.
+        fix: what to write instead, in words.
+        edits: the fix, step by step; () where a person has to choose.
+        in_json: whether the key is in the DeepSpeed JSON that the file points to.
+        for_recipes: whether the file is for the recipes here, whose wishes then count too.
+    """
+
+    kind: str
+    path: KeyPath
+    reason: str
+    fix: str
+    edits: tuple[Edit, ...] = ()
+    in_json: bool = False
+    for_recipes: bool = False
+
+    @property
+    def severity(self) -> str:
+        """error, warning or info."""
+        severities = FOR_THE_RECIPES if self.for_recipes else FOR_ANYBODY
+        return severities[self.kind]
+
+    @property
+    def dotted_path(self) -> str:
+        """The path as it is printed."""
+        return ".".join(map(str, self.path))
+
+
+def finding(kind: str, path: AnyPath, reason: str, fix: str | Sequence[Edit] = "") -> Finding:
+    """Return a Finding whose fix is said in words or as edits, which then give the words."""
+    path = split(path)
+    if isinstance(fix, str):
+        return Finding(kind, path, reason, fix)
+    return Finding(kind, path, reason, words_of(fix, path), tuple(fix))
+
+
+def words_of(edits: Sequence[Edit], path: KeyPath) -> str:
+    """Return the edits that fix a finding in words.
+
+    Of two edits that concern one key, such as a new name and then a value, the last says it all.
+    """
+    words = {}
+    for edit in edits:
+        key = edit.new_key if isinstance(edit, RenameKey) else edit.path[-1]
+        words[key] = words_of_edit(edit, path)
+    return ", ".join(words.values())
+
+
+def words_of_edit(edit: Edit, path: KeyPath) -> str:
+    """Return one edit in words; a section is only named if it is not the finding's own."""
+    if isinstance(edit, DeleteKey):
+        return f"delete {edit.path[-1]}"
+    text = str(edit.new_key if isinstance(edit, RenameKey) else edit.path[-1])
+    if isinstance(edit, SetValue):
+        text += f": {as_yaml(edit.value)}"
+    section = edit.path[:-1]
+    if section and section[0] != path[0]:
+        text += f" in {'.'.join(section)}"
+    return text
+
+
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings as errors, warnings and advice, and the graver kind first among equals."""
+    kinds = list(FOR_ANYBODY)
+
+    def place(item: Finding) -> tuple[int, int]:
+        return SEVERITIES.index(item.severity), kinds.index(item.kind)
+
+    return sorted(findings, key=place)

@@ -1,0 +1,53 @@
+"""Hold an accelerate config against all rules.
+
+`scripts/check_config.py` checks any file by them, and each recipe the file that its launcher read
+(launch_command.py). Most rules are about accelerate and DeepSpeed and hold for anybody's file; the
+others are wishes of the recipes here (config_findings.WISHES).
+
+A rule is a function that is named after what must hold and yields a finding where it does not. The
+facts come from the sources that accelerate_keys.py and deepspeed_keys.py name. The tests of these
+modules prove the important ones with accelerate's launcher and plugins.
+"""
+
+from dataclasses import replace
+
+from components.config_findings import Finding, worst_first
+from components.config_reading import Config
+from components.config_rules_deepspeed import rules_of_deepspeed
+from components.config_rules_deepspeed_json import rules_of_json
+from components.config_rules_fsdp import rules_of_fsdp
+from components.config_rules_keys import rules_of_names, rules_of_values
+from components.config_rules_launch import (
+    rules_of_engine,
+    rules_of_mesh,
+    rules_of_precision,
+    rules_of_processes,
+)
+
+RULES = (
+    rules_of_deepspeed,
+    rules_of_names,
+    rules_of_values,
+    rules_of_engine,
+    rules_of_processes,
+    rules_of_mesh,
+    rules_of_precision,
+    rules_of_fsdp,
+)
+
+
+def check(
+    content: dict, deepspeed: dict | None = None, for_recipes: bool = False
+) -> tuple[list[Finding], dict]:
+    """Return the findings on a config, worst first, and the config as accelerate reads it.
+
+    Args:
+        content: of the YAML, as written.
+        deepspeed: content of the DeepSpeed JSON that it points to.
+        for_recipes: whether the wishes of the recipes count too.
+    """
+    config = Config.of(content, deepspeed)
+    found = [item for rule in RULES for item in rule(config)]
+    if deepspeed is not None:
+        found += [replace(item, in_json=True) for item in rules_of_json(deepspeed)]
+    return worst_first(replace(item, for_recipes=for_recipes) for item in found), config.read

@@ -1,0 +1,237 @@
+"""Rules on what is launched: engine, processes, machines, GPUs, mesh and mixed precision."""
+
+import math
+from collections.abc import Iterator
+
+from components import accelerate_keys as keys
+from components.config_findings import (
+    COSTS,
+    IGNORED,
+    RECIPE,
+    STOPS,
+    UNTESTED,
+    Finding,
+    delete,
+    finding,
+    rename,
+    set_value,
+)
+from components.config_reading import NOT_GIVEN, Config
+from components.config_strategy import mesh_sizes
+
+
+# ---- Engine ----
+def rules_of_engine(config: Config) -> Iterator[Finding]:
+    """The engine fits the sections of the file, of which it reads one at most."""
+    path = "distributed_type"
+    engine = config.engine
+    others = sections_of_other_engines(config)
+    fix = "one of FSDP, DEEPSPEED, MULTI_GPU, NO"
+    if len(others) == 1:
+        fix = [set_value(path, *others)]
+    if path not in config.written:
+        yield finding(STOPS, path, "missing", fix)
+    elif config.written[path] is None:
+        yield finding(IGNORED, path, "empty: one process runs", fix)
+    elif engine and others:
+        yield from sections_of_others_are_not_read(config, others, fix)
+    elif engine == "NO" and config.processes > 1:
+        reason = f"one process runs, not {config.processes}"
+        yield finding(IGNORED, path, reason, [set_value(path, "MULTI_GPU")])
+    elif engine in ("XLA", "MEGATRON_LM", "MULTI_CPU"):
+        yield finding(UNTESTED, path, f"the recipes are not tested under {engine}", fix)
+
+
+def sections_of_other_engines(config: Config) -> dict[str, str]:
+    """Return {engine: section} of the sections that this file's engine does not read."""
+    return {
+        engine: section
+        for engine, section in keys.SECTION_OF_ENGINE.items()
+        if engine != config.engine and config.written.get(section)
+    }
+
+
+def sections_of_others_are_not_read(
+    config: Config, others: dict[str, str], fix: str | list
+) -> Iterator[Finding]:
+    """Beside the section of the engine the others are too much; without it the engine is wrong."""
+    own_section = keys.SECTION_OF_ENGINE.get(str(config.engine))
+    if config.written.get(own_section):
+        reason = f"{config.engine} runs and does not read it"
+        for section in others.values():
+            yield finding(IGNORED, section, reason, [delete(section)])
+        return
+    reason = f"{config.engine} runs and does not read {' or '.join(others.values())}"
+    yield finding(IGNORED, "distributed_type", reason, fix)
+
+
+# ---- Processes, machines, GPUs ----
+def rules_of_processes(config: Config) -> Iterator[Finding]:
+    """Processes spread over the machines, which can reach one another and have enough GPUs."""
+    yield from there_is_a_machine(config)
+    yield from processes_spread_over_machines(config)
+    yield from machine_is_one_of_them(config)
+    yield from every_process_has_a_gpu(config)
+    yield from machines_have_an_address(config)
+    yield from deepspeed_reaches_all_machines(config)
+    yield from launcher_reads_the_key(config)
+
+
+def there_is_a_machine(config: Config) -> Iterator[Finding]:
+    """num_machines is 1 or more."""
+    written = config.written.get("num_machines")
+    if type(written) is int and written < 1:
+        fix = [set_value("num_machines", 1)]
+        yield finding(COSTS, "num_machines", f"{written}: one machine runs", fix)
+
+
+def processes_spread_over_machines(config: Config) -> Iterator[Finding]:
+    """num_processes is a multiple of num_machines, since each machine starts as many."""
+    path = "num_processes"
+    processes = config.processes
+    machines = config.machines
+    if processes == NOT_GIVEN:
+        if config.engine not in ("NO", None) and path not in config.written:
+            reason = "missing: the launcher wants --num_processes"
+            yield finding(COSTS, path, reason, "a number, or the flag")
+        return
+    on_each = processes // machines
+    if on_each < 1:
+        reason = f"{processes} processes on {machines} machines"
+        yield finding(STOPS, path, reason, "at least one on each")
+    elif processes % machines:
+        reason = f"{machines} machines start {on_each} each: {on_each * machines} run"
+        yield finding(IGNORED, path, reason, "a multiple of num_machines")
+
+
+def machine_is_one_of_them(config: Config) -> Iterator[Finding]:
+    """machine_rank counts from 0."""
+    if not 0 <= config.read["machine_rank"] < config.machines:
+        reason = "the machines would wait for one another"
+        yield finding(STOPS, "machine_rank", reason, f"0 to {config.machines - 1}")
+
+
+def every_process_has_a_gpu(config: Config) -> Iterator[Finding]:
+    """gpu_ids names a GPU for each process of a machine; on one machine MULTI_* wants two."""
+    ids = config.read["gpu_ids"]
+    if ids == "all" or config.engine in ("MULTI_CPU", "XLA"):
+        return
+    needed = max(config.processes // config.machines, 1)
+    if config.machines == 1 and str(config.engine).startswith("MULTI"):
+        needed = max(needed, 2)
+    if len(ids.split(",")) < needed:
+        reason = f"{needed} processes on a machine need as many GPUs"
+        yield finding(STOPS, "gpu_ids", reason, "more of them, or all")
+
+
+def machines_have_an_address(config: Config) -> Iterator[Finding]:
+    """Several machines meet at the address of one; for GPUs the port is 29500 if none is given."""
+    address = ["main_process_ip"]
+    if config.engine in ("NO", "MULTI_CPU"):
+        address.append("main_process_port")
+    if config.machines > 1 and not all(config.read.get(key) for key in address):
+        fix = f"{' and '.join(address)}, or the flags"
+        yield finding(COSTS, "num_machines", "no address to meet at", fix)
+
+
+def deepspeed_reaches_all_machines(config: Config) -> Iterator[Finding]:
+    """DeepSpeed's launchers need a list of hosts, except for a launch on each machine."""
+    if config.machines == 1 or config.engine != "DEEPSPEED":
+        return
+    if config.zero["deepspeed_multinode_launcher"] == "standard":
+        return
+    if not config.zero.get("deepspeed_hostfile"):
+        reason = "without a deepspeed_hostfile DeepSpeed only trains on this machine"
+        fix = "deepspeed_multinode_launcher: standard and a launch on each machine"
+        yield finding(IGNORED, "num_machines", reason, f"{fix}, or a deepspeed_hostfile")
+
+
+def launcher_reads_the_key(config: Config) -> Iterator[Finding]:
+    """Some settings only count as flags of the launcher."""
+    for key, idle in keys.COMMAND_LINE_ONLY.items():
+        if idle is None or config.read.get(key, idle) == idle:
+            continue
+        if key == "rdzv_backend" and config.machines == 1:
+            continue
+        reason = "accelerate launch never takes it from the file"
+        yield finding(COSTS, key, reason, f"the flag --{key} instead")
+
+
+# ---- Mesh ----
+def rules_of_mesh(config: Config) -> Iterator[Finding]:
+    """parallelism_config fits the engine and the number of processes."""
+    if not config.written.get("parallelism_config"):
+        return
+    yield from sizes_are_possible(config)
+    if config.engine == "FSDP":
+        yield from fsdp_can_use_the_mesh(config)
+    else:
+        yield from engine_splits_by_the_mesh(config)
+
+
+def sizes_are_possible(config: Config) -> Iterator[Finding]:
+    """Each size is 1 or more; the recipes only replicate and shard."""
+    for kind, size in mesh_sizes(config.read).items():
+        path = f"parallelism_config.parallelism_config_{kind}_size"
+        if size < 1:
+            yield finding(STOPS, path, "a group has at least one process", "1 or more")
+        if size > 1 and kind in ("tp", "cp", "sp"):
+            yield finding(RECIPE, path, "the recipes only shard and replicate", "1")
+
+
+def fsdp_can_use_the_mesh(config: Config) -> Iterator[Finding]:
+    """FSDP2 has something to shard over, and the mesh has a place for each process."""
+    path = "parallelism_config"
+    sizes = mesh_sizes(config.read)
+    places = math.prod(sizes.values())
+    if config.fsdp_version == 1:
+        fix = "fsdp_version: 2, or HYBRID_SHARD without a mesh"
+        yield finding(STOPS, path, "FSDP1 takes no mesh", fix)
+    elif sizes["dp_shard"] == sizes["cp"] == 1:
+        fix = "a parallelism_config_dp_shard_size above 1"
+        yield finding(STOPS, path, "FSDP2 has nothing to shard over", fix)
+    elif config.processes not in (NOT_GIVEN, places):
+        reason = f"its sizes multiply to {places}, num_processes is {config.processes}"
+        yield finding(STOPS, path, reason, "make them equal")
+
+
+def engine_splits_by_the_mesh(config: Config) -> Iterator[Finding]:
+    """Only FSDP shards by the mesh; DeepSpeed reads its sequence parallelism."""
+    path = "parallelism_config"
+    sizes = mesh_sizes(config.read)
+    if str(config.engine).startswith("MULTI") and sizes["dp_shard"] > 1:
+        edits = [set_value("distributed_type", "FSDP"), set_value("fsdp_config.fsdp_version", 2)]
+        yield finding(IGNORED, path, "DDP runs and shards nothing", edits)
+    elif config.engine in ("NO", "DEEPSPEED") and sizes["sp"] == 1:
+        if math.prod(sizes.values()) > 1:
+            reason = f"{config.engine} does not split by it"
+            yield finding(IGNORED, path, reason, [delete(path)])
+
+
+# ---- Mixed precision ----
+def rules_of_precision(config: Config) -> Iterator[Finding]:
+    """mixed_precision has its present name, and is one that the recipes are tested in."""
+    yield from precision_has_its_present_name(config)
+    if config.read["mixed_precision"] == "fp8":
+        yield from fp8_names_its_backend(config)
+        yield finding(UNTESTED, "mixed_precision", "the recipes are not tested in fp8", "bf16")
+
+
+def precision_has_its_present_name(config: Config) -> Iterator[Finding]:
+    """fp16 was the name of mixed_precision in older versions."""
+    if "fp16" not in config.written:
+        return
+    if "mixed_precision" in config.written:
+        reason = "an old name, not read beside mixed_precision"
+        yield finding(COSTS, "fp16", reason, [delete("fp16")])
+        return
+    value = "fp16" if config.read.get("fp16") else "no"
+    edits = [rename("fp16", "mixed_precision"), set_value("mixed_precision", value)]
+    yield finding(COSTS, "fp16", "an old name", edits)
+
+
+def fp8_names_its_backend(config: Config) -> Iterator[Finding]:
+    """Without a name accelerate takes what is installed."""
+    if "fp8_backend" not in config.read.get("fp8_config", {}):
+        reason = "fp8 runs on the first installed of AO, TE and MSAMP"
+        yield finding(COSTS, "mixed_precision", reason, "fp8_backend in fp8_config, or bf16")

@@ -1,0 +1,312 @@
+"""Say in words what a config does: what runs, who holds what, and which keys have no effect."""
+
+from dataclasses import dataclass
+
+from components.accelerate_keys import COMMAND_LINE_ONLY, READ_BY_ONE_VERSION
+from components.config_findings import STOPS, Finding
+from components.config_reading import written_in
+from components.config_strategy import (
+    OFFLOADED_FROM_STAGE,
+    ConfigStrategy,
+    shards_of,
+    strategy_of,
+    strategy_run,
+)
+
+# Gathered for the forward pass, and freed after the backward pass only
+KEEPS_PARAMETERS = ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2")
+# How much is gathered at once, by wrap policy; DeepSpeed has none
+GATHERED = {"NO_WRAP": "all at once", "SIZE_BASED_WRAP": "unit by unit"}
+# The same strategy under each engine
+SIBLINGS = {
+    "NO_SHARD": {
+        "ddp": "DDP (ddp.yaml)",
+        "fsdp1": "FSDP1 NO_SHARD (fsdp1_no_shard.yaml)",
+        "fsdp2": "none in FSDP2",
+        "zero": "ZeRO-0 (deepspeed_zero0.yaml)",
+    },
+    "ZeRO-1": {"fsdp": "none in FSDP"},
+    "ZeRO-2": {
+        "fsdp": "in FSDP only SHARD_GRAD_OP, which also splits parameters at rest "
+        "(fsdp2_shard_grad_op.yaml)"
+    },
+    "SHARD_GRAD_OP": {
+        "fsdp2": "FSDP2 fsdp_reshard_after_forward: false (fsdp2_shard_grad_op.yaml)",
+        "fsdp1": "FSDP1 SHARD_GRAD_OP (fsdp1_shard_grad_op.yaml)",
+        "zero": "nearly ZeRO-2, which keeps parameters whole (deepspeed_zero2.yaml)",
+    },
+    "FULL_SHARD": {
+        "fsdp2": "FSDP2 full shard (fsdp.yaml)",
+        "fsdp1": "FSDP1 FULL_SHARD (fsdp1_full_shard.yaml)",
+        "zero": "ZeRO-3 (deepspeed_zero3.yaml)",
+    },
+    "HYBRID_SHARD": {
+        "fsdp2": "FSDP2 on a mesh (fsdp2_hybrid_shard.yaml)",
+        "zero": "ZeRO++ hpZ (in a DeepSpeed JSON)",
+        "fsdp1": "FSDP1 HYBRID_SHARD (fsdp1_hybrid_shard.yaml)",
+    },
+}
+WRAP_POLICY_OF = {
+    "fsdp_transformer_layer_cls_to_wrap": "TRANSFORMER_BASED_WRAP",
+    "fsdp_min_num_params": "SIZE_BASED_WRAP",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a config runs.
+
+    Attributes:
+        config: as accelerate reads it.
+        asked: the strategy that it asks for.
+        strategy: the strategy in force, in FSDP1's words.
+        processes: how many are started.
+        machines: on how many.
+        for_recipes: whether it is told for the recipes here, or for accelerate by itself. The
+            recipes reduce gradients in fp32, and under FSDP in each micro-batch.
+    """
+
+    config: dict
+    asked: ConfigStrategy
+    strategy: str
+    processes: int
+    machines: int
+    for_recipes: bool
+
+    @property
+    def engine(self) -> str:
+        """single, ddp, fsdp1, fsdp2 or zero."""
+        return self.asked.engine
+
+    @property
+    def is_fsdp(self) -> bool:
+        """Whether either version of FSDP runs."""
+        return self.engine in ("fsdp1", "fsdp2")
+
+
+def describe(
+    content: dict,
+    config: dict,
+    findings: list[Finding],
+    deepspeed: dict | None = None,
+    for_recipes: bool = False,
+) -> dict[str, str]:
+    """Return what a config really does, as {aspect: words}.
+
+    Args:
+        content: of the file, as written.
+        config: the same as accelerate reads it.
+        findings: on the file; where accelerate or DeepSpeed stops, that is all there is to say.
+        deepspeed: content of the DeepSpeed JSON that the file points to.
+        for_recipes: say it of the recipes here, and not of accelerate by itself.
+    """
+    if any(item.kind == STOPS for item in findings):
+        return {"runs": "nothing: accelerate or DeepSpeed stops, see below"}
+    run = run_of(config, for_recipes)
+    words = {"runs": words_of_strategy(run), "processes": words_of_processes(run)}
+    words |= words_of_shares(run)
+    words["state"] = words_of_place(run)
+    words["precision"] = words_of_precision(run)
+    if run.is_fsdp:
+        default = "FULL_STATE_DICT" if run.engine == "fsdp1" else "SHARDED_STATE_DICT"
+        words["checkpoints"] = config["fsdp_config"].get("fsdp_state_dict_type", default)
+    words["siblings"] = words_of_siblings(run)
+    words["no effect"] = words_of_no_effect(content, config, deepspeed)
+    return words
+
+
+def run_of(config: dict, for_recipes: bool) -> Run:
+    """Return what a config, as accelerate reads it, runs."""
+    asked = strategy_of(config)
+    machines = config["num_machines"]
+    processes = 1
+    if asked.engine != "single":
+        processes = max(config.get("num_processes", 1) // machines * machines, 1)
+    return Run(config, asked, strategy_run(config), processes, machines, for_recipes)
+
+
+def words_of_strategy(run: Run) -> str:
+    """Return the name of what runs."""
+    if run.engine == "single":
+        return "one process"
+    if run.engine == "ddp":
+        return "DDP"
+    if run.engine == "zero":
+        return f"DeepSpeed ZeRO-{run.asked.stage}"
+    return f"{run.engine.upper()} {run.strategy}"
+
+
+def words_of_processes(run: Run) -> str:
+    """Return how many processes run, and on how many machines."""
+    if run.processes == 1 and run.engine != "single":
+        return "1, so that nothing is split; --num_processes N for more"
+    if run.machines > 1:
+        return f"{run.processes} on {run.machines} machines"
+    return str(run.processes)
+
+
+# ---- Who holds what ----
+def words_of_shares(run: Run) -> dict[str, str]:
+    """Return what each process holds of parameters, gradients and optimizer state."""
+    processes = max(run.processes, 2)
+    shards = shards_of(run.asked, processes, processes // run.machines)
+    words = {}
+    for kind in ("parameters", "gradients", "optimizer"):
+        words[kind] = "whole on each process"
+        if shards[kind] > 1:
+            # For one process: what N of them would hold
+            count = shards[kind] if run.processes > 1 else "N"
+            words[kind] = f"1/{count} on each process"
+    if shards["parameters"] > 1:
+        words["parameters"] += words_of_gathering(run)
+    if shards["gradients"] > 1 and run.engine != "zero":
+        when = "reduced in each of" if run.for_recipes else "whole between"
+        words["gradients"] += f"; {when} the micro-batches of an accumulation"
+    if shards["optimizer"] > 1 and run.strategy == "ZeRO-1":
+        words["gradients"] += "; for the step each keeps its own share"
+    return words
+
+
+def words_of_gathering(run: Run) -> str:
+    """Return how parameters that are split at rest become whole for the computation."""
+    unit = "layer by layer"
+    if run.engine != "zero":
+        policy = run.config["fsdp_config"]["fsdp_auto_wrap_policy"]
+        unit = GATHERED.get(policy, unit)
+    when = "for the forward and again for the backward pass, freed after each"
+    if run.strategy in KEEPS_PARAMETERS:
+        when = "in the forward pass and kept until the backward pass is done"
+    whole = "; small tensors whole" if run.engine == "zero" else ""
+    return f"; gathered {unit} {when}{whole}"
+
+
+def words_of_place(run: Run) -> str:
+    """Return where parameters, gradients and optimizer state are."""
+    if run.is_fsdp and run.config["fsdp_config"].get("fsdp_offload_params"):
+        return "in host memory, all of it; the optimizer steps on the CPU"
+    names = {"offload_optimizer": "optimizer state and step", "offload_param": "parameters"}
+    moved = []
+    for what, first_stage in OFFLOADED_FROM_STAGE.items():
+        device = run.config["deepspeed_config"][f"{what}_device"]
+        if (run.asked.stage or 0) >= first_stage and device != "none":
+            moved.append(f"{names[what]} on {device}")
+    if not moved:
+        return "on the GPU"
+    return f"{', '.join(moved)}; the rest on the GPU"
+
+
+def words_of_precision(run: Run) -> str:
+    """Return what is computed and kept in which type."""
+    kind = run.config["mixed_precision"]
+    if kind == "no":
+        return "not mixed: all in the type of the weights as loaded"
+    if run.engine == "zero":
+        words = f"{kind} weights, gradients and computation; fp32 master weights in the optimizer"
+        if run.for_recipes:
+            words += "; gradients are reduced in fp32"
+        return words
+    if run.is_fsdp:
+        does = f"computes and communicates in {kind}"
+        if run.for_recipes:
+            does = f"computes in {kind}, reduces gradients in fp32"
+        return f"{does}; trained weights, gradients and optimizer state rest in fp32"
+    kept = "weights, gradients and optimizer in the type of the weights as loaded"
+    return f"computes in {kind} (autocast); {kept}"
+
+
+def words_of_siblings(run: Run) -> str:
+    """Return the same strategy under the other engines."""
+    siblings = SIBLINGS[run.strategy.removesuffix("_ZERO2")]
+    return ", ".join(name for engine, name in siblings.items() if engine != run.engine)
+
+
+# ---- Keys without effect ----
+def words_of_no_effect(content: dict, config: dict, deepspeed: dict | None) -> str:
+    """Return the keys that change nothing in this run, with the reason."""
+    parts = [
+        f"{', '.join(found)} ({reason})"
+        for reason, found in keys_without_effect(content, config, deepspeed).items()
+        if found
+    ]
+    return "; ".join(parts) or "none of the keys"
+
+
+def keys_without_effect(
+    content: dict, config: dict, deepspeed: dict | None
+) -> dict[str, list[str]]:
+    """Return the written keys that change nothing in this run, as {reason: keys}."""
+    other_version = 3 - config["fsdp_config"]["fsdp_version"]
+    return {
+        "only read from the command line": [key for key in COMMAND_LINE_ONLY if key in content],
+        "for TPUs": keys_for_tpus(content, config),
+        "for several machines": keys_for_machines(content, config),
+        "for a CPU run": keys_for_cpus(content, config),
+        "for fp8": keys_for_fp8(content, config),
+        f"for FSDP{other_version}": keys_for_other_version(content, other_version),
+        "for another wrap policy": keys_for_other_policy(content, config),
+        "for ZeRO-3": keys_for_zero3(config, deepspeed),
+        "transformers' models do not use it": keys_for_other_models(deepspeed),
+    }
+
+
+def keys_for_tpus(content: dict, config: dict) -> list[str]:
+    """Return the keys that only count on TPUs."""
+    if config["distributed_type"] == "XLA":
+        return []
+    found = []
+    for key in content:
+        is_for_tpus = str(key).startswith(("tpu_", "command")) or key == "main_training_function"
+        if is_for_tpus and key not in COMMAND_LINE_ONLY:
+            found.append(key)
+    return found
+
+
+def keys_for_machines(content: dict, config: dict) -> list[str]:
+    """Return the keys that only count on several machines."""
+    if config["num_machines"] > 1:
+        return []
+    return [key for key in ("machine_rank", "main_process_ip") if key in content]
+
+
+def keys_for_cpus(content: dict, config: dict) -> list[str]:
+    """Return the key that only counts without GPUs, if it is written."""
+    if "use_cpu" in content and config["distributed_type"] not in ("NO", "MULTI_CPU"):
+        return ["use_cpu"]
+    return []
+
+
+def keys_for_fp8(content: dict, config: dict) -> list[str]:
+    """Return the section that only counts in fp8, if it is written."""
+    if "fp8_config" in content and config["mixed_precision"] != "fp8":
+        return ["fp8_config"]
+    return []
+
+
+def keys_for_other_version(content: dict, other_version: int) -> list[str]:
+    """Return the keys of fsdp_config that the other version of FSDP reads."""
+    written = written_in(content, "fsdp_config")
+    return [key for key in written if READ_BY_ONE_VERSION.get(key) == other_version]
+
+
+def keys_for_other_policy(content: dict, config: dict) -> list[str]:
+    """Return the keys of fsdp_config that another wrap policy reads."""
+    written = written_in(content, "fsdp_config")
+    policy = config["fsdp_config"]["fsdp_auto_wrap_policy"]
+    return [key for key, reader in WRAP_POLICY_OF.items() if key in written and reader != policy]
+
+
+def keys_for_zero3(config: dict, deepspeed: dict | None) -> list[str]:
+    """Return the keys of the YAML and of the DeepSpeed JSON that only ZeRO-3 reads."""
+    zero = config["deepspeed_config"]
+    if config["distributed_type"] != "DEEPSPEED" or zero["zero_stage"] == 3:
+        return []
+    found = [key for key in ("zero3_init_flag", "zero3_save_16bit_model") if key in zero]
+    in_json = (deepspeed or {}).get("zero_optimization", {})
+    return found + [key for key in in_json if key.startswith("stage3_")]
+
+
+def keys_for_other_models(deepspeed: dict | None) -> list[str]:
+    """Return the section that only models written for DeepSpeed use, if it is written."""
+    if "activation_checkpointing" in (deepspeed or {}):
+        return ["activation_checkpointing"]
+    return []

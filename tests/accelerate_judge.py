@@ -1,0 +1,123 @@
+"""What accelerate itself makes of a config: its launcher, its plugins and its questionnaire."""
+
+from argparse import Namespace
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accelerate.commands.config import cluster
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin, patch_environment
+from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+
+EXPORTED = ("ACCELERATE_", "FSDP_", "PARALLELISM_")
+
+
+def write(folder: Path, text: str, name: str = "config.yaml") -> Path:
+    """Write a file and return its path."""
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let accelerate see a GPU: FSDP1 asks which one it is on."""
+    monkeypatch.setattr("accelerate.utils.dataclasses.is_cuda_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What the launcher makes of a file.
+
+    Attributes:
+        environment: what it exports to the processes.
+        args: its own arguments.
+    """
+
+    environment: dict[str, str]
+    args: Namespace
+
+
+def launched(folder: Path, text: str, *flags: str) -> Launched:
+    """Return what accelerate's launcher makes of a file with this text."""
+    path = write(folder, text, "launched.yaml")
+    words = ["--config_file", str(path), *flags, "--main_process_port", "0", "train.py"]
+    args = launch_command_parser().parse_args(words)
+    args, defaults, has_precision = _validate_launch_command(args)
+    fields = list(defaults.deepspeed_config)
+    if has_precision:
+        fields.append("mixed_precision")
+    args.deepspeed_fields_from_accelerate_config = ",".join(fields)  # as launch_command does
+    if args.use_deepspeed:
+        _, environment = prepare_deepspeed_cmd_env(args)
+    else:
+        environment = prepare_multi_gpu_env(args)
+    exported = {name: environment[name] for name in environment if name.startswith(EXPORTED)}
+    return Launched(exported, args)
+
+
+def fsdp_run(folder: Path, text: str) -> dict[str, str]:
+    """Return what FSDP is told to do."""
+    with patch_environment(**launched(folder, text).environment):
+        plugin = FullyShardedDataParallelPlugin()
+    return {name: str(value) for name, value in vars(plugin).items() if name != "param_init_fn"}
+
+
+def deepspeed_run(folder: Path, text: str, *flags: str) -> dict[str, Any]:
+    """Return the DeepSpeed config that comes of a file."""
+    environment = launched(folder, text, *flags).environment
+    with patch_environment(**environment):
+        plugin = DeepSpeedPlugin()
+        plugin.set_mixed_precision(environment["ACCELERATE_MIXED_PRECISION"])
+    return plugin.deepspeed_config
+
+
+def run(folder: Path, text: str) -> None:
+    """Go as far as accelerate goes without processes and a model; raises where it stops."""
+    args = launched(folder, text).args
+    if args.use_fsdp:
+        fsdp_run(folder, text)
+    elif args.use_deepspeed:
+        deepspeed_run(folder, text)
+
+
+def questionnaire(monkeypatch: pytest.MonkeyPatch, folder: Path, answers: dict[str, Any]) -> Path:
+    """Return the file that `accelerate config` writes.
+
+    Args:
+        monkeypatch: of the test.
+        folder: for the file.
+        answers: by a part of the question; Enter is the answer to any other.
+    """
+
+    def answer_to(question: str) -> Any:
+        for part, answer in answers.items():
+            if part in question:
+                return answer
+        return None
+
+    def ask_options(question: str, options: Any = (), convert: Any = None, default: int = 0) -> Any:
+        number = default
+        answer = answer_to(question)
+        if answer is not None:
+            number = [str(option) for option in options].index(str(answer))
+        return convert(number) if convert else number
+
+    def ask_field(
+        question: str, convert: Any = None, default: Any = None, error_message: Any = None
+    ) -> Any:
+        answer = answer_to(question)
+        if answer is None:
+            return default
+        return convert(answer) if convert else answer
+
+    monkeypatch.setattr(cluster, "_ask_options", ask_options)
+    monkeypatch.setattr(cluster, "_ask_field", ask_field)
+    path = folder / "default_config.yaml"
+    cluster.get_cluster_input().to_yaml_file(str(path))
+    return path
+
+
+GPUS = {"type of machine": "multi-GPU", "GPU(s) should be used": "8", "mixed precision": "bf16"}

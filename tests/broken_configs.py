@@ -1,0 +1,678 @@
+"""Configs that are wrong in one way each: what must be found, and what their author meant."""
+
+from dataclasses import dataclass
+from typing import Any
+
+FSDP = (
+    "distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16\nfsdp_config:\n"
+    "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+)
+FSDP1 = FSDP + "  fsdp_version: 1\n"
+FSDP2 = FSDP + "  fsdp_version: 2\n"
+FULL1 = FSDP1 + "  fsdp_sharding_strategy: FULL_SHARD\n"
+FULL2 = FSDP2 + "  fsdp_reshard_after_forward: true\n"
+ZERO = "distributed_type: DEEPSPEED\nnum_processes: 8\nmixed_precision: bf16\ndeepspeed_config:\n"
+ZERO2 = ZERO + "  zero_stage: 2\n"
+ZERO3 = ZERO + "  zero_stage: 3\n  zero3_save_16bit_model: true\n"
+# Beside a DeepSpeed JSON, which has a precision of its own
+ZERO_BY_JSON = ZERO.replace("mixed_precision: bf16\n", "")
+DDP = "distributed_type: MULTI_GPU\nnum_processes: 8\nmixed_precision: bf16\n"
+# The number of shards follows.
+MESH = (
+    "parallelism_config:\n  parallelism_config_dp_replicate_size: 2\n"
+    "  parallelism_config_dp_shard_size: "
+)
+DEEPSPEED_JSON = {
+    "bf16": {"enabled": True},
+    "gradient_accumulation_steps": "auto",
+    "zero_optimization": {
+        "stage": 3,
+        "overlap_comm": True,
+        "stage3_max_live_parameters": 1e9,
+        "offload_param": {"device": "cpu"},
+        "stage3_gather_16bit_weights_on_model_save": True,
+    },
+    "train_micro_batch_size_per_gpu": "auto",
+}
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A config that is wrong at one key.
+
+    Attributes:
+        text: of the file.
+        severity: of the finding, in a file for the recipes.
+        key: that it is about.
+        words: of its reason, or of its fix.
+        fixed: {key: value} of the fixed file; None where a person has to choose.
+    """
+
+    text: str
+    severity: str
+    key: str
+    words: str
+    fixed: dict[str, Any] | None = None
+
+
+BROKEN: dict[str, Broken] = {}
+
+
+def broken(
+    name: str, text: str, severity: str, key: str, words: str, fixed: dict | None = None
+) -> None:
+    """Add a config to BROKEN."""
+    BROKEN[name] = Broken(text, severity, key, words, fixed)
+
+
+broken("no distributed_type", "num_processes: 8\n", "error", "distributed_type", "missing")
+broken(
+    "no distributed_type, but a section",
+    FULL2.replace("distributed_type: FSDP\n", ""),
+    "error",
+    "distributed_type",
+    "FSDP",
+    fixed={"distributed_type": "FSDP"},
+)
+broken(
+    "bare NO",
+    "distributed_type: NO\nnum_processes: 1\n",
+    "warning",
+    "distributed_type",
+    '"NO"',
+    fixed={"distributed_type": "NO"},
+)
+broken(
+    "bare no precision",
+    DDP.replace("bf16", "no"),
+    "error",
+    "mixed_precision",
+    "false in YAML",
+    fixed={"mixed_precision": "no"},
+)
+broken(
+    "misspelt engine",
+    FULL2.replace("FSDP\n", "FDSP\n", 1),
+    "error",
+    "distributed_type",
+    "FSDP",
+    fixed={"distributed_type": "FSDP"},
+)
+broken(
+    "engine in small letters",
+    DDP.lower(),
+    "error",
+    "distributed_type",
+    "MULTI_GPU",
+    fixed={"distributed_type": "MULTI_GPU"},
+)
+broken(
+    "DDP as an engine",
+    DDP.replace("MULTI_GPU", "DDP"),
+    "error",
+    "distributed_type",
+    "MULTI_GPU",
+    fixed={"distributed_type": "MULTI_GPU"},
+)
+broken(
+    "unknown precision",
+    DDP.replace("bf16", "fp32"),
+    "error",
+    "mixed_precision",
+    "no",
+    fixed={"mixed_precision": "no"},
+)
+broken(
+    "misspelt top-level key",
+    DDP + "num_machine: 1\n",
+    "error",
+    "num_machine",
+    "num_machines",
+    fixed={"num_machines": 1},
+)
+broken(
+    "misspelt section",
+    FULL2.replace("fsdp_config", "fdsp_config"),
+    "error",
+    "fdsp_config",
+    "fsdp_config",
+    fixed={"fsdp_version": 2},
+)
+broken(
+    "misspelt key in a section",
+    FULL2 + "  fsdp_offload_param: true\n",
+    "error",
+    "fsdp_offload_param",
+    "fsdp_offload_params",
+    fixed={"fsdp_offload_params": True},
+)
+broken(
+    "misspelt value",
+    FSDP1 + "  fsdp_sharding_strategy: FULL_SHRAD\n",
+    "error",
+    "fsdp_sharding_strategy",
+    "FULL_SHARD",
+    fixed={"fsdp_sharding_strategy": "FULL_SHARD"},
+)
+broken(
+    "misspelt wrap policy",
+    FULL2.replace("TRANSFORMER_BASED", "TRANSFORMERS_BASED"),
+    "error",
+    "fsdp_auto_wrap_policy",
+    "TRANSFORMER_BASED_WRAP",
+    fixed={"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"},
+)
+broken(
+    "value that is no boolean",
+    FULL2 + "  fsdp_offload_params: maybe\n",
+    "error",
+    "fsdp_offload_params",
+    "True, False",
+)
+broken(
+    "misspelt beside the right one",
+    FULL2 + "  fsdp_offload_param: true\n  fsdp_offload_params: false\n",
+    "error",
+    "fsdp_offload_param",
+    "fsdp_offload_params is written too",
+)
+broken(
+    "incomplete beside the complete",
+    FULL2 + "  offload_params: true\n  fsdp_offload_params: false\n",
+    "error",
+    "offload_params",
+    "the last one counts",
+)
+broken(
+    "misplaced beside another",
+    FULL2.replace("bf16", "'no'") + "  mixed_precision: bf16\n",
+    "error",
+    "mixed_precision",
+    "mixed_precision is written too",
+)
+broken(
+    "misplaced, and again in its place",
+    FULL2 + "  fsdp_offload_params: true\nfsdp_offload_params: true\n",
+    "error",
+    "fsdp_offload_params",
+    "its place is fsdp_config; fsdp_offload_params is written too",
+    fixed={"fsdp_offload_params": True},
+)
+broken(
+    "no boolean for FSDP2",
+    FSDP2 + "  fsdp_reshard_after_forward: ture\n",
+    "error",
+    "fsdp_reshard_after_forward",
+    "ture: must be one of True, False",
+    fixed={"fsdp_reshard_after_forward": True},
+)
+broken(
+    "processes in words",
+    FULL2.replace("num_processes: 8", "num_processes: two"),
+    "error",
+    "num_processes",
+    "two: must be a whole number",
+)
+broken(
+    "section of accelerate 1.12",
+    DDP + "ipex_config:\n  ipex: true\n  use_xpu: false\n",
+    "error",
+    "ipex_config",
+    "older versions knew",
+    fixed={"num_processes": 8, "fp8_config": None, "ipex": None},
+)
+broken(
+    "key of accelerate 1.12",
+    DDP + "mpirun_config: {mpirun_ccl: '1', mpirun_hostfile: /h}\n",
+    "error",
+    "mpirun_ccl",
+    "older versions knew",
+    fixed={"mpirun_hostfile": "/h", "mpirun_ccl": None},
+)
+broken(
+    "section of accelerate 1.6",
+    DDP + "tp_config:\n  tp_size: 2\n",
+    "error",
+    "tp_config",
+    "parallelism_config_tp_size",
+)
+broken(
+    "section of another tool", DDP + "my_config:\n  a: 1\n", "error", "my_config", "its right name"
+)
+broken(
+    "section that is none",
+    FULL2.replace("fsdp_config:", "fsdp_config: true\nother:"),
+    "error",
+    "fsdp_config",
+    "is a section",
+)
+broken(
+    "prefetch that FSDP2 does not know",
+    FULL2 + "  fsdp_forward_prefetch: true\n",
+    "warning",
+    "fsdp_forward_prefetch",
+    "nothing is prefetched",
+    fixed={"fsdp_forward_prefetch": None},
+)
+broken(
+    "number for FULL_SHARD under FSDP2",
+    FSDP2 + "  fsdp_sharding_strategy: 1\n",
+    "warning",
+    "fsdp_sharding_strategy",
+    "FULL_SHARD runs anyway",
+    fixed={"fsdp_reshard_after_forward": True},
+)
+broken(
+    "HYBRID_SHARD on a mesh",
+    FSDP2.replace("8", "4") + "  fsdp_sharding_strategy: HYBRID_SHARD\n" + MESH + "2\n",
+    "warning",
+    "fsdp_sharding_strategy",
+    "HYBRID_SHARD runs anyway",
+    fixed={"fsdp_reshard_after_forward": True},
+)
+broken(
+    "FULL_SHARD on a mesh",
+    FSDP2.replace("8", "4") + "  fsdp_sharding_strategy: FULL_SHARD\n" + MESH + "2\n",
+    "warning",
+    "fsdp_sharding_strategy",
+    "HYBRID_SHARD runs anyway",
+    fixed={"fsdp_reshard_after_forward": True},
+)
+broken("empty value", FULL2 + "  fsdp_offload_params:\n", "error", "fsdp_offload_params", "empty")
+broken(
+    "layers as a list",
+    FULL2 + "  fsdp_transformer_layer_cls_to_wrap: [LlamaDecoderLayer]\n",
+    "error",
+    "fsdp_transformer_layer_cls_to_wrap",
+    "LlamaDecoderLayer",
+    fixed={"fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer"},
+)
+broken(
+    "key of another place",
+    FULL2 + "  num_machines: 1\n",
+    "error",
+    "num_machines",
+    "the top level",
+    fixed={"num_machines": 1},
+)
+broken(
+    "section key at the top level",
+    FULL2 + "fsdp_offload_params: true\n",
+    "error",
+    "fsdp_offload_params",
+    "in fsdp_config",
+    fixed={"fsdp_offload_params": True},
+)
+broken(
+    "DeepSpeed key for FSDP",
+    FULL2 + "  zero_stage: 3\n",
+    "error",
+    "zero_stage",
+    "FSDP does not read",
+    fixed={"fsdp_version": 2},
+)
+broken(
+    "mesh without the long prefix",
+    FULL2.replace("8", "4") + MESH.replace("parallelism_config_dp_r", "dp_r") + "2\n",
+    "error",
+    "dp_replicate_size",
+    "parallelism_config_dp_replicate_size",
+    fixed={"parallelism_config_dp_replicate_size": 2},
+)
+broken(
+    "FSDP key without its prefix",
+    FULL2 + "  offload_params: true\n",
+    "warning",
+    "offload_params",
+    "fsdp_offload_params",
+    fixed={"fsdp_offload_params": True},
+)
+broken(
+    "accumulation in the file",
+    ZERO2 + "  gradient_accumulation_steps: 4\n",
+    "error",
+    "gradient_accumulation_steps",
+    "--gradient_accumulation_steps",
+    fixed={"zero_stage": 2},
+)
+broken(
+    "clipping at the top level",
+    DDP + "gradient_clipping: 1.0\n",
+    "error",
+    "gradient_clipping",
+    "accelerate refuses unknown keys here; the recipes take it from their command line: "
+    "--max_grad_norm",
+    fixed={"num_processes": 8},
+)
+broken(
+    "FSDP1 NO_SHARD under FSDP2's key",
+    FSDP1 + "  fsdp_reshard_after_forward: NO_SHARD\n",
+    "error",
+    "fsdp_reshard_after_forward",
+    "FULL_SHARD runs, not NO_SHARD",
+    fixed={"fsdp_sharding_strategy": "NO_SHARD"},
+)
+broken(
+    "FSDP1 SHARD_GRAD_OP under FSDP2's key",
+    FSDP1 + "  fsdp_reshard_after_forward: SHARD_GRAD_OP\n",
+    "error",
+    "fsdp_reshard_after_forward",
+    "FULL_SHARD runs",
+    fixed={"fsdp_sharding_strategy": "SHARD_GRAD_OP"},
+)
+broken(
+    "FSDP1 FULL_SHARD under FSDP2's key",
+    FSDP1 + "  fsdp_reshard_after_forward: FULL_SHARD\n",
+    "warning",
+    "fsdp_reshard_after_forward",
+    "FULL_SHARD runs anyway",
+    fixed={"fsdp_sharding_strategy": "FULL_SHARD"},
+)
+broken(
+    "FSDP2 NO_SHARD under FSDP1's key",
+    FSDP2 + "  fsdp_sharding_strategy: NO_SHARD\n",
+    "error",
+    "fsdp_sharding_strategy",
+    "FULL_SHARD runs, not NO_SHARD",
+    fixed={"distributed_type": "MULTI_GPU", "fsdp_config": None},
+)
+broken(
+    "FSDP2 SHARD_GRAD_OP under FSDP1's key",
+    FSDP2 + "  fsdp_sharding_strategy: SHARD_GRAD_OP\n",
+    "error",
+    "fsdp_sharding_strategy",
+    "FULL_SHARD runs",
+    fixed={"fsdp_reshard_after_forward": False},
+)
+broken(
+    "FSDP2 HYBRID_SHARD without a mesh",
+    FSDP2 + "  fsdp_sharding_strategy: HYBRID_SHARD\n",
+    "error",
+    "fsdp_sharding_strategy",
+    "fsdp2_hybrid_shard.yaml",
+)
+broken(
+    "FSDP2 NO_SHARD as it would be said to FSDP1",
+    FSDP2 + "  fsdp_reshard_after_forward: NO_SHARD\n",
+    "error",
+    "fsdp_reshard_after_forward",
+    "DDP does the same",
+    fixed={"distributed_type": "MULTI_GPU", "fsdp_config": None},
+)
+broken(
+    "FSDP1 true as it would be said to FSDP2",
+    FSDP1 + "  fsdp_sharding_strategy: true\n",
+    "error",
+    "fsdp_sharding_strategy",
+    "FSDP2 says it",
+    fixed={"fsdp_sharding_strategy": "FULL_SHARD"},
+)
+broken(
+    "both sharding keys, apart",
+    FULL2 + "  fsdp_sharding_strategy: NO_SHARD\n",
+    "error",
+    "fsdp_sharding_strategy",
+    "FULL_SHARD runs, not NO_SHARD",
+)
+broken(
+    "FSDP2 meant, no version",
+    FSDP + "  fsdp_reshard_after_forward: false\n",
+    "error",
+    "fsdp_version",
+    "FSDP1 runs",
+    fixed={"fsdp_version": 2, "fsdp_reshard_after_forward": False},
+)
+broken(
+    "FSDP1 meant, no version",
+    FSDP + "  fsdp_sharding_strategy: FULL_SHARD\n",
+    "warning",
+    "fsdp_version",
+    "FSDP1 runs",
+    fixed={"fsdp_version": 1},
+)
+broken("no such version", FSDP + "  fsdp_version: 3\n", "error", "fsdp_version", "one of 1, 2")
+broken(
+    "no wrap policy",
+    FULL2.replace("  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n", ""),
+    "warning",
+    "fsdp_auto_wrap_policy",
+    "one unit",
+    fixed={"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"},
+)
+broken(
+    "shards of NO_SHARD",
+    FSDP1 + "  fsdp_sharding_strategy: NO_SHARD\n  fsdp_state_dict_type: SHARDED_STATE_DICT\n",
+    "warning",
+    "fsdp_state_dict_type",
+    "no shards",
+    fixed={"fsdp_state_dict_type": "FULL_STATE_DICT"},
+)
+broken(
+    "FSDP2 LOCAL_STATE_DICT",
+    FULL2 + "  fsdp_state_dict_type: LOCAL_STATE_DICT\n",
+    "error",
+    "fsdp_state_dict_type",
+    "FSDP2 has none",
+    fixed={"fsdp_state_dict_type": "SHARDED_STATE_DICT"},
+)
+broken(
+    "FSDP1 without sync",
+    FULL1 + "  fsdp_sync_module_states: false\n",
+    "error",
+    "fsdp_sync_module_states",
+    "refuses",
+    fixed={"fsdp_cpu_ram_efficient_loading": False},
+)
+broken(
+    "FSDP2 without sync",
+    FULL2 + "  fsdp_sync_module_states: false\n",
+    "error",
+    "fsdp_sync_module_states",
+    "refuses",
+    fixed={"fsdp_version": 2},
+)
+broken(
+    "FSDP1 with flat parameters",
+    FULL1 + "  fsdp_use_orig_params: false\n",
+    "error",
+    "fsdp_use_orig_params",
+    "nothing is trained",
+    fixed={"fsdp_use_orig_params": True},
+)
+broken(
+    "offloaded checkpoints of FSDP1",
+    FULL1 + "  fsdp_activation_checkpointing_offload: true\n",
+    "error",
+    "fsdp_activation_checkpointing_offload",
+    "needs FSDP2",
+)
+broken(
+    "FSDP section under DDP",
+    FULL2.replace("FSDP", "MULTI_GPU", 1),
+    "error",
+    "distributed_type",
+    "MULTI_GPU runs and does not read fsdp_config",
+    fixed={"distributed_type": "FSDP"},
+)
+broken(
+    "DeepSpeed section under FSDP",
+    FULL2 + "deepspeed_config:\n  zero_stage: 3\n",
+    "error",
+    "deepspeed_config",
+    "FSDP runs",
+    fixed={"deepspeed_config": None, "distributed_type": "FSDP"},
+)
+broken(
+    "many processes under NO",
+    DDP.replace("MULTI_GPU", '"NO"'),
+    "error",
+    "distributed_type",
+    "one process runs, not 8",
+    fixed={"distributed_type": "MULTI_GPU"},
+)
+broken(
+    "no number of processes",
+    "distributed_type: MULTI_GPU\n",
+    "warning",
+    "num_processes",
+    "--num_processes",
+)
+broken(
+    "processes that do not spread",
+    DDP + "num_machines: 3\nmain_process_ip: a\nmain_process_port: 1\n",
+    "error",
+    "num_processes",
+    "6 run",
+)
+broken(
+    "number in quotes",
+    DDP.replace("8", '"8"'),
+    "warning",
+    "num_processes",
+    "num_processes: 8",
+    fixed={"num_processes": 8},
+)
+broken(
+    "machines without an address",
+    DDP + "num_machines: 2\n",
+    "warning",
+    "num_machines",
+    "main_process_ip",
+)
+broken(
+    "no machine",
+    DDP + "num_machines: 0\n",
+    "warning",
+    "num_machines",
+    "one machine runs",
+    fixed={"num_machines": 1},
+)
+broken(
+    "no machine, no processes",
+    "distributed_type: MULTI_GPU\nnum_machines: 0\nnum_processes: many\n",
+    "error",
+    "num_processes",
+    "a whole number",
+)
+broken("rank of no machine", DDP + "machine_rank: 1\n", "error", "machine_rank", "0 to 0")
+broken(
+    "DeepSpeed on machines without a hostfile",
+    ZERO2 + "num_machines: 2\nmain_process_ip: a\nmain_process_port: 1\n",
+    "error",
+    "num_machines",
+    "only trains on this machine",
+)
+broken(
+    "rendezvous in the file",
+    DDP + "num_machines: 2\nmain_process_ip: a\nmain_process_port: 1\nrdzv_backend: c10d\n",
+    "warning",
+    "rdzv_backend",
+    "--rdzv_backend",
+)
+broken("GPU ids as a number", DDP + "gpu_ids: 0\n", "error", "gpu_ids", "not text")
+broken("fewer GPUs than processes", DDP + "gpu_ids: 0,1\n", "error", "gpu_ids", "8 processes")
+broken(
+    "mesh and processes apart", FULL2 + MESH + "2\n", "error", "parallelism_config", "multiply to 4"
+)
+broken(
+    "mesh for FSDP1",
+    FULL1.replace("8", "4") + MESH + "2\n",
+    "error",
+    "parallelism_config",
+    "FSDP1 takes no mesh",
+)
+broken(
+    "mesh without FSDP",
+    DDP.replace("8", "4") + MESH + "2\n",
+    "error",
+    "parallelism_config",
+    "shards nothing",
+    fixed={"distributed_type": "FSDP", "fsdp_version": 2},
+)
+broken(
+    "mesh that shards nothing",
+    FULL2.replace("8", "2") + MESH + "1\n",
+    "error",
+    "parallelism_config",
+    "nothing to shard",
+)
+broken(
+    "tensor parallel mesh",
+    FULL2 + "parallelism_config:\n  parallelism_config_tp_size: 8\n",
+    "error",
+    "parallelism_config_tp_size",
+    "only shard and replicate",
+)
+broken(
+    "fp16 as it was",
+    "distributed_type: MULTI_GPU\nnum_processes: 8\nfp16: true\n",
+    "warning",
+    "fp16",
+    "old name",
+    fixed={"mixed_precision": "fp16", "fp16": None},
+)
+broken(
+    "fp8 of no backend", DDP.replace("bf16", "fp8"), "warning", "mixed_precision", "first installed"
+)
+broken(
+    "no ZeRO stage",
+    ZERO + "  zero3_init_flag: false\n",
+    "warning",
+    "zero_stage",
+    "ZeRO-2 runs",
+    fixed={"zero_stage": 2},
+)
+broken("no such ZeRO stage", ZERO + "  zero_stage: 4\n", "error", "zero_stage", "0, 1, 2, 3")
+broken(
+    "ZeRO-3 that cannot save",
+    ZERO + "  zero_stage: 3\n",
+    "error",
+    "zero3_save_16bit_model",
+    "fails at the final save",
+    fixed={"zero3_save_16bit_model": True},
+)
+broken(
+    "ZeRO-3 loaded whole",
+    ZERO3 + "  zero3_init_flag: false\n",
+    "warning",
+    "zero3_init_flag",
+    "whole model",
+    fixed={"zero3_init_flag": True},
+)
+broken(
+    "ZeRO-2 with parameters offloaded",
+    ZERO2 + "  offload_param_device: cpu\n",
+    "error",
+    "offload_param_device",
+    "ZeRO-2 does not offload",
+)
+broken(
+    "no such device",
+    ZERO3 + "  offload_param_device: gpu\n",
+    "error",
+    "offload_param_device",
+    "none, cpu, nvme",
+    fixed={"offload_param_device": "none"},
+)
+broken(
+    "nvme, whose path is lost",
+    ZERO3 + "  offload_param_device: nvme\n  offload_param_nvme_path: /fast\n",
+    "error",
+    "offload_param_device",
+    "./none",
+)
+broken(
+    "DeepSpeed file that is not there",
+    ZERO.replace("mixed_precision: bf16\n", "") + "  deepspeed_config_file: no.json\n",
+    "error",
+    "deepspeed_config_file",
+    "no JSON file",
+)
+broken(
+    "settings beside a DeepSpeed file",
+    ZERO2 + "  deepspeed_config_file: no.json\n",
+    "error",
+    "mixed_precision",
+    "bf16.enabled",
+)
+broken("key written twice", DDP + "num_processes: 4\n", "error", "num_processes", "last one counts")

@@ -1,0 +1,233 @@
+"""What check_config says that a config does is what accelerate does with it."""
+
+import copy
+
+import pytest
+import yaml
+from accelerate_judge import fsdp_run, launched, pretend_gpu, run, write
+from broken_configs import BROKEN, DDP, DEEPSPEED_JSON, FSDP1, FSDP2, FULL2, MESH, ZERO
+from components import accelerate_keys as keys
+from components import config_rules
+from components.config_files import load
+from components.config_findings import STOPS, set_value
+from configs.description import describe
+from configs.edits import edit_content
+from configs.reports import check_file
+from launching import CONFIGS
+
+SHIPPED = sorted(CONFIGS.glob("*.yaml"))
+# Of parameters, gradients and optimizer state, with 4 processes
+SHARES = {
+    "single": "whole whole whole",
+    "ddp": "whole whole whole",
+    "fsdp": "1/4 1/4 1/4",
+    "fsdp1_full_shard": "1/4 1/4 1/4",
+    "fsdp1_shard_grad_op": "1/4 1/4 1/4",
+    "fsdp1_no_shard": "whole whole whole",
+    "fsdp1_hybrid_shard": "1/4 1/4 1/4",
+    "fsdp2_full_shard": "1/4 1/4 1/4",
+    "fsdp2_shard_grad_op": "1/4 1/4 1/4",
+    "fsdp2_hybrid_shard": "1/2 1/2 1/2",
+    "fsdp2_cpu_offload": "1/4 1/4 1/4",
+    "deepspeed_zero0": "whole whole whole",
+    "deepspeed_zero1": "whole whole 1/4",
+    "deepspeed_zero2": "whole 1/4 1/4",
+    "deepspeed_zero3": "1/4 1/4 1/4",
+    "deepspeed_zero2_offload": "whole 1/4 1/4",
+    "deepspeed_zero3_offload": "1/4 1/4 1/4",
+}
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch):
+    pretend_gpu(monkeypatch)
+
+
+def does(path, num_processes=None):
+    return check_file(load(path), num_processes).does
+
+
+# ---- Shipped files ----
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_what_is_split_is_named(path):
+    words = does(path, None if path.stem == "single" else 4)
+    shares = [words[name].split()[0] for name in ("parameters", "gradients", "optimizer")]
+    assert " ".join(shares) == SHARES[path.stem]
+    assert (words["state"] != "on the GPU") == ("offload" in path.stem)
+    assert "bf16" in words["precision"]
+
+
+@pytest.mark.parametrize(
+    ("config", "by_itself", "with_recipes"),
+    [
+        (
+            "fsdp2_full_shard",
+            "computes and communicates in bf16",
+            "computes in bf16, reduces gradients in fp32",
+        ),
+        (
+            "deepspeed_zero2",
+            "fp32 master weights in the optimizer",
+            "gradients are reduced in fp32",
+        ),
+    ],
+)
+def test_what_the_recipes_reduce_in_is_only_said_of_the_recipes(config, by_itself, with_recipes):
+    file = load(CONFIGS / f"{config}.yaml")
+    for recipes in (False, True):
+        words = check_file(file, for_recipes=recipes).does
+        assert (with_recipes in words["precision"]) == recipes
+        assert by_itself in words["precision"] or recipes
+
+
+# ---- accelerate as the judge ----
+class TestTheTwoNoShardsThatRunFullShard:
+    def test_fsdp1_with_reshard_after_forward(self, tmp_path):
+        text = FSDP1 + "  fsdp_reshard_after_forward: NO_SHARD\n"
+        assert fsdp_run(tmp_path, text)["sharding_strategy"] == "ShardingStrategy.FULL_SHARD"
+        words = does(write(tmp_path, text))
+        assert words["runs"] == "FSDP1 FULL_SHARD"
+        assert words["parameters"].startswith("1/8 ")
+
+    def test_fsdp2_with_sharding_strategy(self, tmp_path):
+        text = FSDP2 + "  fsdp_sharding_strategy: NO_SHARD\n"
+        told = fsdp_run(tmp_path, text)
+        assert (told["sharding_strategy"], told["reshard_after_forward"]) == ("None", "True")
+        words = does(write(tmp_path, text))
+        assert words["runs"] == "FSDP2 FULL_SHARD"
+        assert words["parameters"].startswith("1/8 ")
+
+
+@pytest.mark.parametrize("strategy", keys.STRATEGIES)
+def test_the_strategy_that_fsdp1_runs_is_named(strategy, tmp_path):
+    text = FSDP1 + f"  fsdp_sharding_strategy: {strategy}\n"
+    told = fsdp_run(tmp_path, text)["sharding_strategy"]
+    assert told.removeprefix("ShardingStrategy.").lstrip("_") == strategy
+    assert does(write(tmp_path, text))["runs"] == f"FSDP1 {strategy}"
+
+
+# For each key of FSDP a value that is no version's default
+FSDP_VALUES = {
+    "fsdp_sharding_strategy": "SHARD_GRAD_OP",
+    "fsdp_reshard_after_forward": False,
+    "fsdp_backward_prefetch": "BACKWARD_PRE",
+    "fsdp_forward_prefetch": True,
+    "fsdp_use_orig_params": False,
+    "fsdp_offload_params": True,
+    "fsdp_sync_module_states": False,
+    "fsdp_activation_checkpointing": True,
+    "fsdp_cpu_ram_efficient_loading": False,
+    "fsdp_auto_wrap_policy": "SIZE_BASED_WRAP",
+    "fsdp_ignored_modules": "head",
+    "fsdp_min_num_params": 5,
+    "fsdp_transformer_layer_cls_to_wrap": "Block",
+}
+# What must be beside a key for it to be read
+NEEDED_BESIDE = {
+    "fsdp_sync_module_states": {"fsdp_cpu_ram_efficient_loading": False},
+    "fsdp_min_num_params": {"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP"},
+    "fsdp_transformer_layer_cls_to_wrap": {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"},
+}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("key", FSDP_VALUES)
+def test_a_key_of_fsdp_has_an_effect_under_the_versions_that_are_named(key, version, tmp_path):
+    section = {"fsdp_version": version, **NEEDED_BESIDE.get(key, {})}
+    content = yaml.safe_load(DDP) | {"distributed_type": "FSDP", "fsdp_config": section}
+    without_key = yaml.safe_dump(content)
+    section[key] = FSDP_VALUES[key]
+    with_key = yaml.safe_dump(content)
+    has_effect = fsdp_run(tmp_path, without_key) != fsdp_run(tmp_path, with_key)
+    assert has_effect == (keys.READ_BY_ONE_VERSION.get(key, version) == version)
+    assert has_effect != (key in does(write(tmp_path, with_key))["no effect"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rdzv_backend", "c10d"),
+        ("same_network", "true"),
+        ("enable_cpu_affinity", "true"),
+        ("downcast_bf16", "true"),
+        ("tpu_use_sudo", "true"),
+    ],
+)
+def test_the_launcher_only_takes_from_the_command_line_what_is_named(key, value, tmp_path):
+    assert key in keys.COMMAND_LINE_ONLY
+    assert len(keys.COMMAND_LINE_ONLY) == 5
+    text = DDP + f"{key}: {value}\n"
+    without_key = launched(tmp_path, DDP).args
+    with_key = launched(tmp_path, text).args
+    assert getattr(without_key, key) == getattr(with_key, key) != value
+    assert key in does(write(tmp_path, text))["no effect"]
+
+
+# What stops with the processes, the GPUs or the model at hand, and no sooner
+STOPS_LATER = {
+    "layers as a list",
+    "processes in words",
+    "mesh without the long prefix",
+    "rank of no machine",
+    "fewer GPUs than processes",
+    "mesh and processes apart",
+    "mesh for FSDP1",
+    "mesh that shards nothing",
+    "tensor parallel mesh",
+    "no such ZeRO stage",
+    "no such device",
+}
+NEED_MORE_TO_RUN = {"no number of processes", "no machine, no processes", "fp8 of no backend"}
+
+
+@pytest.mark.parametrize("name", sorted({*BROKEN} - NEED_MORE_TO_RUN))
+def test_accelerate_stops_exactly_where_nothing_is_said_to_run(name, tmp_path):
+    path = write(tmp_path, BROKEN[name].text)
+    checked = check_file(load(path))
+    try:
+        run(tmp_path, path.read_text())
+        stopped = None
+    except (ValueError, KeyError, AttributeError) as error:
+        stopped = error
+    stops = stopped is not None or name in STOPS_LATER
+    assert (STOPS in [item.kind for item in checked.findings]) == stops
+    assert checked.does["runs"].startswith("nothing") == stops
+    assert stopped is None or name not in STOPS_LATER
+
+
+# ---- Values of any kind ----
+ODD_VALUES = (None, True, 7, -1, 2.5, "", "word", [], ["a"], {}, {"a": {"b": 1}}, {1: 2})
+ODD_VALUES_OF_JSON = (None, True, 7, "auto", "word", [], {}, {"auto": "auto"})
+
+
+def paths_of(content, path=()):
+    for key, value in content.items():
+        yield (*path, key)
+        if isinstance(value, dict):
+            yield from paths_of(value, (*path, key))
+
+
+def with_odd_values(content, values):
+    """Yield the content with each value at each of its keys."""
+    for path in paths_of(content):
+        for value in values:
+            yield edit_content(content, set_value(path, copy.copy(value)))
+
+
+def check_and_describe(content, deepspeed=None):
+    findings, config = config_rules.check(content, deepspeed)
+    describe(content, config, findings, deepspeed)
+
+
+def test_no_value_of_any_kind_makes_the_check_fail():
+    texts = [path.read_text() for path in SHIPPED]
+    texts += [case.text for case in BROKEN.values()]
+    for text in [*texts, FULL2 + MESH + "2\n"]:
+        for content in with_odd_values(yaml.safe_load(text), ODD_VALUES):
+            check_and_describe(content)
+
+
+def test_no_value_of_any_kind_in_a_deepspeed_json_makes_the_check_fail():
+    content = yaml.safe_load(ZERO + "  deepspeed_config_file: ds.json\n")
+    for deepspeed in with_odd_values(DEEPSPEED_JSON, ODD_VALUES_OF_JSON):
+        check_and_describe(content, deepspeed)
