@@ -9,7 +9,7 @@ The text is not framed as a conversation (scripts/generate.py does that). Exit c
 import argparse
 
 import torch
-from make_tiny_model import stop
+from exits import stop
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
