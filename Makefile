@@ -36,7 +36,7 @@ quickstart: install quickstart-$(RECIPE)  ## offline: make a tiny model, train i
 
 # One process on whatever the machine has; accelerate would give it one CPU thread
 quickstart-llama:
-	python scripts/make_tiny_model.py $(OUT)
+	python scripts/make_tiny.py llama $(OUT)
 	@printf '\n== Answers before training ==\n'
 	python scripts/generate.py $(OUT)/model --file $(OUT)/data/test.jsonl --json $(OUT)/before.json
 	@printf '\n== Training ==\n'
@@ -52,7 +52,7 @@ quickstart-llama:
 	@printf 'Ask it: $(VENV)/bin/python scripts/generate.py $(OUT)/run --prompt "Spell the word tiger."\n'
 
 quickstart-bert:
-	python scripts/make_tiny_bert.py $(OUT)
+	python scripts/make_tiny.py bert $(OUT)
 	@printf '\n== Training, evaluated before its first step ==\n'
 	rm -rf $(OUT)/run  # else it would go on from its last checkpoint
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
@@ -66,7 +66,7 @@ quickstart-bert:
 	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
 
 quickstart-mistral_pretrain:
-	python scripts/make_tiny_text.py $(OUT)
+	python scripts/make_tiny.py mistral_pretrain $(OUT)
 	@printf '\n== A text continued before training ==\n'
 	python scripts/continue_text.py $(OUT)/model --prompt "Lamo is a baker in Frim. Every morning" --max_new_tokens 48
 	@printf '\n== Training ==\n'
@@ -82,7 +82,7 @@ quickstart-mistral_pretrain:
 	@printf '\nThe model is in $(OUT)/run, its texts in $(OUT)/data, the loss curve in $(OUT)/loss.png.\n'
 
 quickstart-t5:
-	python scripts/make_tiny_t5.py $(OUT)
+	python scripts/make_tiny.py t5 $(OUT)
 	@printf '\n== Training; at its start, in between and at its end translations of sentences that it never sees ==\n'
 	rm -rf $(OUT)/run  # else it would go on from its last checkpoint
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
@@ -96,7 +96,7 @@ quickstart-t5:
 
 # First demonstrations, half of them wrong; then preferences for the right ones
 quickstart-llama_dpo:
-	python scripts/make_tiny_preferences.py $(OUT) --num_test_rows 300
+	python scripts/make_tiny.py llama_dpo $(OUT) --num_test_rows 300
 	@printf '\n== Learning from demonstrations, every second one a mistake ==\n'
 	rm -rf $(OUT)/base $(OUT)/run  # else they would go on from their last checkpoints
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
@@ -116,7 +116,7 @@ quickstart-llama_dpo:
 	@printf 'Ask it: $(VENV)/bin/python scripts/generate.py $(OUT)/run --prompt "What comes after 41?"\n'
 
 quickstart-vit:
-	python scripts/make_tiny_vit.py $(OUT)
+	python scripts/make_tiny.py vit $(OUT)
 	@printf '\n== Training, with the accuracy on held-out images before (step 0), after each epoch and at the end ==\n'
 	rm -rf $(OUT)/run  # else it would go on from its last checkpoint
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
@@ -127,7 +127,7 @@ quickstart-vit:
 	@printf '\nThe model is in $(OUT)/run, its images in $(OUT)/data, the loss curve in $(OUT)/loss.png.\n'
 
 quickstart-mixtral:
-	python scripts/make_tiny_model.py $(OUT) --num_local_experts 4 --intermediate_size 192 --num_test_rows 300
+	python scripts/make_tiny.py mixtral $(OUT) --num_test_rows 300
 	@printf '\n== Answers before training ==\n'
 	python scripts/generate.py $(OUT)/model --file $(OUT)/data/test.jsonl --json $(OUT)/before.json
 	@printf '\n== Training ==\n'

@@ -33,7 +33,7 @@ FILE_TYPES = {
 DOCUMENT_TYPES = FILE_TYPES | {
     ".txt": {"path": "text", "encoding": "latin-1", "sample_by": "document"}
 }  # each .txt file is one
-OFFLINE = "Offline: python scripts/make_tiny_model.py (or the make_tiny_*.py of another recipe) runs/tiny, then --model_name_or_path runs/tiny/model --dataset_name runs/tiny/data/train.jsonl"
+OFFLINE = "Offline: python scripts/make_tiny.py llama (or another recipe) runs/tiny, then --model_name_or_path runs/tiny/model --dataset_name runs/tiny/data/train.jsonl"
 NOTHING = {
     "input_ids": [],
     "labels": [],

@@ -79,9 +79,7 @@ class Cell(NamedTuple):
     name: str
     kind: str  # matched, shipped, start or growth
     model: str
-    rows: (
-        str  # gsm8k, words (what make_tiny_model.py writes) or long (each longer than --max_length)
-    )
+    rows: str  # gsm8k, words (what make_tiny.py writes) or long (each longer than --max_length)
     contestants: dict
     flags: dict = {}
     steps: int = 20
@@ -90,7 +88,7 @@ class Cell(NamedTuple):
 
 
 def shape(hidden, layers, heads, inner, vocab, kv_heads=None, **more):
-    """Arguments of scripts/make_tiny_model.py."""
+    """Arguments of scripts/make_tiny.py llama."""
     return {
         "hidden_size": hidden,
         "num_hidden_layers": layers,
@@ -399,7 +397,9 @@ def make_models(names, args):
         )
         print(f"makes {folder}", flush=True)
         done = subprocess.run(
-            words(sys.executable, "scripts/make_tiny_model.py", folder.resolve(), *as_words(flags)),
+            words(
+                sys.executable, "scripts/make_tiny.py", "llama", folder.resolve(), *as_words(flags)
+            ),
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

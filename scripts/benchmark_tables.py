@@ -147,7 +147,7 @@ def reasons_of(cell, label):
 def matmul_weights(shape):
     """Weights of a Llama that multiply: the head among them, the embedding of the input not.
 
-    shape: arguments of scripts/make_tiny_model.py.
+    shape: arguments of scripts/make_tiny.py llama.
     """
     hidden, inner = shape["hidden_size"], shape["intermediate_size"]
     kv = hidden // shape["num_attention_heads"] * shape["num_key_value_heads"]

@@ -128,7 +128,7 @@ def track(path):
 # ---- The command ----
 def make_model(folder):
     """Write a model in bf16, and short rows; return its number of parameters."""
-    command = [sys.executable, str(ROOT / "scripts" / "make_tiny_model.py"), str(folder)]
+    command = [sys.executable, str(ROOT / "scripts" / "make_tiny.py"), "llama", str(folder)]
     command += ["--dtype", "bfloat16", "--num_train_rows", "40"]
     for name, value in SHAPE.items():
         command += [f"--{name}", str(value)]

@@ -36,20 +36,20 @@ WIDTH = ["--hidden_size", "320", "--intermediate_size", "640", "--num_attention_
 ROWS = ["--num_train_rows", "210", "--num_test_rows", "21"]
 MODEL = [*WIDTH, "--num_key_value_heads", "5", *ROWS]
 MAKERS = {
-    "llama": ["make_tiny_model.py", *MODEL],
-    "llama_dpo": ["make_tiny_preferences.py", *MODEL],
-    "mistral_pretrain": ["make_tiny_text.py", *MODEL],
+    "llama": ["llama", *MODEL],
+    "llama_dpo": ["llama_dpo", *MODEL],
+    "mistral_pretrain": ["mistral_pretrain", *MODEL],
     "mixtral": [
-        "make_tiny_model.py",
+        "mixtral",
         *MODEL,
         "--num_local_experts",
         "4",
         "--intermediate_size",
         "128",
     ],
-    "t5": ["make_tiny_t5.py", *WIDTH, *ROWS],
-    "bert": ["make_tiny_bert.py", *WIDTH, *ROWS],
-    "vit": ["make_tiny_vit.py", *WIDTH, *ROWS],
+    "t5": ["t5", *WIDTH, *ROWS],
+    "bert": ["bert", *WIDTH, *ROWS],
+    "vit": ["vit", *WIDTH, *ROWS],
 }
 FLAGS = {
     "mistral_pretrain": [
@@ -235,7 +235,7 @@ def refuses(run):
 def make_model(folder, recipe="llama"):
     """Write the tiny model and rows of a recipe to `folder`/model and `folder`/data."""
     maker, *shape = MAKERS[recipe]
-    command = [sys.executable, str(ROOT / "scripts" / maker), str(folder), *shape]
+    command = [sys.executable, str(ROOT / "scripts" / "make_tiny.py"), maker, str(folder), *shape]
     subprocess.run(command, check=True, capture_output=True)
 
 

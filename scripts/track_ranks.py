@@ -129,7 +129,7 @@ def all_tensors():
 
 def make_model(folder):
     """Write the model, and rows that are all longer than a line, so that each batch has the same shape."""
-    command = [sys.executable, str(ROOT / "scripts" / "make_tiny_model.py"), str(folder)]
+    command = [sys.executable, str(ROOT / "scripts" / "make_tiny.py"), "llama", str(folder)]
     command += [word for name, value in MODEL.items() for word in (f"--{name}", str(value))]
     subprocess.run(command, check=True, capture_output=True)
     row = {"prompt": "Say:", "completion": "again and again " * (LONGEST // 16)}

@@ -3,13 +3,10 @@
 import gc
 import json
 import os
-import runpy
 import shutil
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from filelock import FileLock
@@ -24,6 +21,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NU
 gc.disable()  # until all is imported: looking for garbage would take a fifth of that time
 import parity  # noqa: E402  from scripts/
 from gpu import machine  # noqa: E402  from scripts/
+from tiny import makers  # noqa: E402  from scripts/
 
 
 @pytest.fixture(scope="session")
@@ -56,9 +54,8 @@ def tiny_of(once):
     data/train.jsonl, data/test.jsonl (scripts/parity.py, MAKERS)."""
 
     def make(recipe, folder):
-        maker, *shape = parity.MAKERS[recipe]  # in process: half of a maker's time is imports
-        with mock.patch.object(sys, "argv", [maker, str(folder), *shape]):
-            runpy.run_path(str(REPO / "scripts" / maker), run_name="__main__")
+        maker, *shape = parity.MAKERS[recipe]
+        makers.make(maker, folder, shape)  # in process: half of a maker's time is imports
 
     return lambda recipe: once(f"tiny_{recipe}", partial(make, recipe))
 
@@ -102,13 +99,7 @@ def gsm8k_model(gsm8k, once):
     def make(folder):
         shape = "--vocab_size 4096 --hidden_size 384 --num_hidden_layers 5 --num_attention_heads 6".split()
         shape += "--num_key_value_heads 6 --intermediate_size 1024 --max_position_embeddings 1024".split()
-        script = [
-            str(REPO / "scripts" / "make_tiny_model.py"),
-            str(folder),
-            "--text",
-            str(gsm8k / "train.jsonl"),
-        ]
-        subprocess.run([sys.executable, *script, *shape], check=True, capture_output=True)
+        makers.make("llama", folder, ["--text", str(gsm8k / "train.jsonl"), *shape])
 
     return once("gsm8k", make) / "model"
 

@@ -22,12 +22,12 @@ from .cell import ROOT
 
 CONFIGS = ROOT / "accelerate_configs"
 MOST_AT_ONCE = 6  # launches of one cell; each takes a core or two while it imports
-# Command lines of the scripts that make models, without the folder
+# Command lines of scripts/make_tiny.py, without the folder
 WIDE = tuple(
-    "make_tiny_model.py --hidden_size 1024 --intermediate_size 4096 --num_hidden_layers 4 "
+    "llama --hidden_size 1024 --intermediate_size 4096 --num_hidden_layers 4 "
     "--num_attention_heads 8 --num_train_rows 700 --num_test_rows 21".split()
 )
-TINY_WIDE = ("make_tiny_model.py", "--num_train_rows", "210", "--num_test_rows", "21")
+TINY_WIDE = ("llama", "--num_train_rows", "210", "--num_test_rows", "21")
 
 
 @dataclass(frozen=True)
@@ -97,15 +97,15 @@ def adapters(setup, kind="LoRA"):
 def made(folder, command):
     """Run a maker of a model once for all cells; return the folder with model/ and data/.
 
-    command: the script's name and its flags.
+    command: the recipe's name and the flags of scripts/make_tiny.py.
     """
     done = folder / "done"
     if done.exists():
         return folder
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    script, *flags = command
-    words = [sys.executable, ROOT / "scripts" / script, folder, *flags]
+    recipe, *flags = command
+    words = [sys.executable, ROOT / "scripts" / "make_tiny.py", recipe, folder, *flags]
     words = [str(word) for word in words]
     subprocess.run(words, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
     done.touch()

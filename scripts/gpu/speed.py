@@ -532,7 +532,7 @@ def image_workers(setup):
     shape = TINY_IMAGE_MODEL if setup.tiny else IMAGE_MODEL
     steps = 4 if setup.tiny else 25
     batch = 4 if setup.tiny else 64
-    folder = launches.made(setup.models / "images", ("make_tiny_vit.py", *shape.split()))
+    folder = launches.made(setup.models / "images", ("vit", *shape.split()))
     words = [str(word) for word in parity.data_of(folder)]
     flags = {}
     for name, value in zip(words[::2], words[1::2], strict=True):

@@ -196,4 +196,4 @@ def test_skip_bad_rows_counts_them(tiny, tmp_path):
 def test_without_a_hub_the_message_names_the_offline_commands(tmp_path):
     done = recipe("--output_dir", tmp_path / "run")  # HF_HUB_OFFLINE is set for all tests
     assert done.returncode == 69, done.output
-    assert "make_tiny_model.py" in done.output and "Traceback" not in done.output
+    assert "make_tiny.py" in done.output and "Traceback" not in done.output

@@ -34,8 +34,8 @@ def test_packed_lines_give_the_same_on_ranks(tiny, tmp_path):
 @pytest.fixture
 def tied(tmp_path):
     """The tiny model with one matrix for embedding and output."""
-    script, folder = REPO / "scripts" / "make_tiny_model.py", tmp_path / "tied"
-    done = run(sys.executable, script, folder, *parity.MODEL, "--tie_word_embeddings")
+    script, folder = REPO / "scripts" / "make_tiny.py", tmp_path / "tied"
+    done = run(sys.executable, script, "llama", folder, *parity.MODEL, "--tie_word_embeddings")
     assert done.returncode == 0, done.output
     return folder
 

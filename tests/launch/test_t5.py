@@ -47,7 +47,8 @@ def test_two_ranks_write_the_texts_of_one_process(tiny, one_process, tmp_path):
 def test_it_learns_to_translate_and_the_folder_writes_what_was_evaluated(tmp_path):
     run(
         sys.executable,
-        REPO / "scripts" / "make_tiny_t5.py",
+        REPO / "scripts" / "make_tiny.py",
+        "t5",
         tmp_path,
         "--num_train_rows",
         4000,

@@ -1,6 +1,5 @@
 """recipes/llama_dpo.py in process: pairs of every form, batches, and losses and metrics worked out by hand."""
 
-import json
 import math
 from argparse import Namespace
 from contextlib import contextmanager
@@ -8,13 +7,13 @@ from functools import partial
 from unittest import mock
 
 import llama_dpo
-import make_tiny_preferences
 import pytest
 import rows
 import torch
 from datasets import Dataset
-from make_tiny_model import make_model, make_tokenizer
 from peft import LoraConfig, get_peft_model
+from tiny.llama import make_model
+from tiny.options import LlamaOptions
 from torch.utils._python_dispatch import TorchDispatchMode
 
 USER = {"role": "user", "content": "Say a."}
@@ -23,17 +22,7 @@ EXPLICIT = {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}
 
 
 def make_model_and_tokenizer():
-    shape = dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 2)
-    shape |= dict.fromkeys(("hidden_size", "intermediate_size"), 64)
-    shape |= {
-        "vocab_size": 320,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": False,
-        "num_local_experts": None,
-    }
-    args = Namespace(**shape, dtype="float32", device="cpu", seed=0)
-    tokenizer = make_tokenizer([], args)
-    return make_model(tokenizer, args), tokenizer
+    return make_model(LlamaOptions(hidden_size=64, intermediate_size=64, num_attention_heads=2))
 
 
 @pytest.fixture(scope="module")
@@ -332,17 +321,3 @@ class TestLosses:
         )
         assert orpo[1].item() == pytest.approx(3 + 8 + 1)
         assert orpo[6].item() == pytest.approx(-3 / 3 - 8 / 1)  # by token
-
-
-def test_the_maker_gives_each_row_a_right_and_a_wrong_answer(tmp_path, monkeypatch):
-    flags = "--num_train_rows 40 --num_test_rows 20 --num_demonstrations 16".split()
-    monkeypatch.setattr("sys.argv", ["make", str(tmp_path), *flags])
-    files = make_tiny_preferences.make_rows(make_tiny_preferences.parse_args())
-    assert {name: len(found) for name, found in files.items()} == {
-        "train": 40,
-        "test": 20,
-        "demonstrations": 16,
-    }
-    assert all(row["chosen"] != row["rejected"] for row in files["train"] + files["test"])
-    asked = {name: {json.dumps(row["prompt"]) for row in found} for name, found in files.items()}
-    assert not asked["test"] & (asked["train"] | asked["demonstrations"])

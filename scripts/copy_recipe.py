@@ -1,0 +1,68 @@
+#!/usr/bin/env python
+"""Copy a recipe, and only what it imports, into a new folder: a template that is yours.
+
+    python scripts/copy_recipe.py llama my_project
+    cd my_project && accelerate launch --config_file accelerate_configs/fsdp.yaml llama.py --help
+
+The folder gets the recipe under its own name, the modules of recipes/ that it imports,
+accelerate_configs/, requirements.txt, and ORIGIN.md, which names the commit. It runs there, and
+needs nothing else of this repository.
+
+Exit codes: 0 done, 64 usage, 73 cannot write.
+"""
+
+import argparse
+import difflib
+import shlex
+from pathlib import Path
+
+from exits import Exit, first_line, stop
+from paths import ROOT
+from template.copying import copy_recipe, find_recipes
+from usage import Parser
+
+
+def parse_args() -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", help="name of a file in recipes/, such as llama")
+    parser.add_argument("folder", type=Path, help="new or empty; the copy is written there")
+    return parser.parse_args()
+
+
+def choose_recipe(name: str) -> Path:
+    """Return the file of a recipe; an unknown name ends with 64 and a suggestion."""
+    recipes = find_recipes(ROOT)
+    if name in recipes:
+        return recipes[name]
+    close = difflib.get_close_matches(name, recipes, n=1)
+    suggestion = f"did you mean {close[0]}?" if close else f"choose from {', '.join(recipes)}"
+    stop(Exit.USAGE, f"there is no recipe {name}; {suggestion}")
+
+
+def check_folder(folder: Path) -> None:
+    """End with 64 unless a folder is new or empty."""
+    if folder.is_dir():
+        if any(folder.iterdir()):
+            stop(Exit.USAGE, f"{folder} is not empty; name a new folder")
+    elif folder.exists():
+        stop(Exit.USAGE, f"{folder} is not a folder")
+
+
+def main() -> None:
+    args = parse_args()
+    recipe = choose_recipe(args.recipe)
+    command = shlex.join(["python", "scripts/copy_recipe.py", args.recipe, str(args.folder)])
+    try:
+        check_folder(args.folder)
+        files = copy_recipe(ROOT, recipe, args.folder, command)
+    except OSError as error:
+        stop(Exit.CANNOT_WRITE, f"cannot write to {args.folder}: {first_line(error)}")
+    for path in files:
+        print(args.folder / path)
+    print(f"To start it: cd {shlex.quote(str(args.folder))}, then")
+    config = "accelerate_configs/fsdp.yaml"
+    print(f"  accelerate launch --config_file {config} {recipe.name} --help")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Answers of a model to conversations."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, TextStreamer
+
+Message = dict[str, str]
+NO_LIMIT = 10**9  # tokens that a model holds whose configuration names no longest sequence
+
+
+@dataclass(frozen=True)
+class Answerer:
+    """A model that answers, with its tokenizer and its way to choose tokens."""
+
+    model: Any  # of transformers or, with adapters, of peft
+    tokenizer: Any
+    decoding: GenerationConfig
+    max_new_tokens: int  # of the longest answer
+
+    @torch.inference_mode()
+    def answer(
+        self, conversations: list[list[Message]], streamer: TextStreamer | None = None
+    ) -> list[str]:
+        """Return one answer per conversation, without white space around it.
+
+        streamer: prints the answer to a single conversation as it comes.
+        Raises ValueError if a conversation leaves no room for an answer.
+        """
+        inputs = self.tokenizer.apply_chat_template(
+            conversations,
+            add_generation_prompt=True,
+            padding=True,
+            return_dict=True,
+            return_tensors="pt",
+        ).to(self.model.device)
+        inputs.pop("token_type_ids", None)
+        length = inputs["input_ids"].shape[1]
+        longest = getattr(self.model.config, "max_position_embeddings", NO_LIMIT)
+        if length >= longest:
+            raise ValueError(f"the prompt is {length} tokens long; the model holds {longest}")
+        decoding = copy.deepcopy(self.decoding)
+        decoding.max_new_tokens = min(self.max_new_tokens, longest - length)
+        output = self.model.generate(**inputs, generation_config=decoding, streamer=streamer)
+        texts = self.tokenizer.batch_decode(output[:, length:], skip_special_tokens=True)
+        return [text.strip() for text in texts]
+
+
+def make_decoding(model: Any, tokenizer: Any, temperature: float) -> GenerationConfig:
+    """Return how tokens are chosen until the assistant's turn ends.
+
+    temperature: 0 always takes the likeliest token, anything above samples.
+    """
+    known = model.generation_config.eos_token_id
+    if not isinstance(known, list):
+        known = [known]
+    ends = {*known, tokenizer.eos_token_id, end_of_turn(tokenizer)}
+    sampling = {}
+    if temperature > 0:
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0}
+    return GenerationConfig(
+        eos_token_id=sorted(token for token in ends if token is not None),
+        pad_token_id=tokenizer.pad_token_id,
+        **sampling,
+    )
+
+
+def end_of_turn(tokenizer: Any) -> int | None:
+    """Return the token that closes a turn of the chat template, which not every model lists."""
+    turn = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    special = tokenizer.all_special_ids
+    for token in reversed(tokenizer.apply_chat_template(turn, return_dict=False)):
+        if token in special:
+            return token
+    return None

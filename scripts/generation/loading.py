@@ -1,0 +1,143 @@
+"""A trained folder: a model, or adapters and the base that they belong to."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from exits import Exit, first_line, stop
+from peft import PeftModel
+from safetensors import SafetensorError
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+)
+
+LOAD_ERRORS = (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError, SafetensorError)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model is: a folder or a hub id, and the base of the adapters that are in it."""
+
+    name: str
+    base: str | None = None  # None for a whole model
+
+    @property
+    def weights(self) -> str:
+        """Return the folder or hub id of the whole model."""
+        if self.base is None:
+            return self.name
+        return self.base
+
+    @property
+    def tokenizer(self) -> str:
+        """Return the folder or hub id of the tokenizer, which adapters may lack."""
+        if (Path(self.name) / "tokenizer_config.json").is_file():
+            return self.name
+        return self.weights
+
+
+def default_device() -> str:
+    """Return the GPU if there is one."""
+    if torch.cuda.is_available():
+        return "cuda"
+    return "cpu"
+
+
+def find_device_problem(device: str) -> Iterator[str]:
+    """Yield why torch cannot use a device."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        yield f"--device {device}: {first_line(error)}"
+
+
+def find_source(name: str) -> Source:
+    """Return what is in a folder, or the hub id.
+
+    Raises SystemExit with 64 if it is neither, with 65 for adapters that have lost their base.
+    """
+    if is_missing(name):
+        stop(Exit.USAGE, f"{name}: no such folder; give the --output_dir of a training run")
+    folder = Path(name)
+    adapter_config = folder / "adapter_config.json"
+    if adapter_config.is_file():
+        return Source(name, read_base(name, adapter_config))
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        wanted = "no config.json or adapter_config.json in it"
+        stop(Exit.USAGE, f"{name}: {wanted}; give the --output_dir of a finished run")
+    return Source(name)
+
+
+def is_missing(name: str) -> bool:
+    """Return whether a name can only be that of a folder, and there is none.
+
+    A name such as owner/model may be a hub id.
+    """
+    if Path(name).is_dir():
+        return False
+    return Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1
+
+
+def read_base(name: str, adapter_config: Path) -> str:
+    """Return the base that the configuration of adapters names."""
+    try:
+        base = json.loads(adapter_config.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (ValueError, KeyError, TypeError):
+        base = None
+    if not isinstance(base, str):
+        stop(Exit.DATA, f"{adapter_config}: not JSON with a base_model_name_or_path")
+    if is_missing(base):
+        fix = f"put it back or correct {adapter_config}"
+        stop(Exit.DATA, f"{name}: its base model {base} is not there; {fix}")
+    return base
+
+
+def load_chat_tokenizer(source: Source) -> Any:
+    """Return the tokenizer with its chat template, padding on the left."""
+    name = source.tokenizer
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(name, padding_side="left")
+    except LOAD_ERRORS as error:
+        if not Path(name).is_dir():
+            reason = first_line(error)
+            stop(Exit.NO_HUB, f"{name}: no such folder, and not from the hub: {reason}")
+        fix = "copy tokenizer*.json of the base model into it"
+        stop(Exit.DATA, f"{name}: no tokenizer that can be loaded; {fix}")
+    if not tokenizer.chat_template:
+        fix = "recipes/llama.py saves one with what it trains"
+        stop(Exit.DATA, f"{name}: its tokenizer has no chat template; {fix}")
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_model(source: Source, dtype: str, device: str, load_in_4bit: bool = False) -> Any:
+    """Return the model in evaluation mode.
+
+    dtype: of the weights, "auto" for that of the files; with 4-bit weights that of the products,
+        where "auto" is bfloat16.
+    """
+    options: dict[str, Any] = {"dtype": dtype, "device_map": device}
+    if load_in_4bit:
+        options["quantization_config"] = nf4(dtype)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(source.weights, **options)
+        if source.base is not None:
+            model = PeftModel.from_pretrained(model, source.name)
+    except LOAD_ERRORS as error:
+        code = Exit.DATA if Path(source.weights).is_dir() else Exit.NO_HUB
+        stop(code, f"{source.name}: cannot be loaded: {first_line(error)}")
+    return model.eval()
+
+
+def nf4(dtype: str) -> BitsAndBytesConfig:
+    """Return the configuration of 4-bit weights whose products are computed in `dtype`."""
+    compute_dtype = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute_dtype
+    )

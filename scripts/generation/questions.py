@@ -1,0 +1,100 @@
+"""Rows of a file as questions, read and understood as recipes/llama.py does in training."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from datasets import load_dataset
+from datasets.exceptions import DatasetGenerationError
+from exits import Exit, first_line, stop
+from llama import row_to_messages
+from rows import FILE_TYPES
+
+from generation.answering import Message
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A conversation up to its last answer, and that answer."""
+
+    messages: list[Message]
+    reference: str
+    skill: str | None
+
+
+def load_questions(
+    path: Path, limit: int | None = None, answer_pattern: str | None = None
+) -> list[Question]:
+    """Return the first `limit` rows of a file, by default all.
+
+    answer_pattern: regular expression that every reference has to match.
+    Raises SystemExit with 65 after a line that names the first bad row and its place.
+    """
+    if not path.is_file():
+        stop(Exit.DATA, f"{path}: no such file")
+    questions = []
+    try:
+        for place, row in read_rows(path):
+            if len(questions) == limit:
+                break
+            questions.append(to_question(place, row, answer_pattern))
+    except (OSError, ValueError, DatasetGenerationError) as error:
+        reason = first_line(error.__cause__ or error)
+        stop(Exit.DATA, reason if str(path) in reason else f"{path}: {reason}")
+    if not questions:
+        stop(Exit.DATA, f"{path}: no rows")
+    return questions
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    """Yield each row with its place, such as `rows.jsonl, line 3`."""
+    if path.suffix not in FILE_TYPES:
+        raise ValueError(f"{path}: must be {', '.join(FILE_TYPES)}")
+    if path.suffix == ".jsonl":
+        yield from read_json_lines(path)
+        return
+    settings: dict[str, Any] = FILE_TYPES[path.suffix]
+    rows = load_dataset(**settings, data_files=str(path), split="train")
+    for number, row in enumerate(rows, 1):
+        yield f"{path}, row {number}", row
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[str, Row]]:
+    """Yield each row of a .jsonl file with its line, which datasets would not tell."""
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
+        place = f"{path}, line {number}"
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            reason = f"not JSON: {error.msg} at column {error.colno}"
+            raise ValueError(f"{place}: {reason}") from None
+        yield place, row
+
+
+def to_question(place: str, row: Row, answer_pattern: str | None) -> Question:
+    """Return a row as a question; ValueError names the place and what is wrong with it."""
+    try:
+        messages = row_to_messages(row)
+    except AttributeError:
+        raise ValueError(f"{place}: not an object") from None
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{place}: {error}") from None
+    last = last_answer(messages)
+    reference = messages[last]["content"].strip()
+    if answer_pattern is not None and re.search(answer_pattern, reference) is None:
+        problem = f"nothing in its answer matches --answer_pattern {answer_pattern}"
+        raise ValueError(f"{place}: {problem}")
+    return Question(messages[:last], reference, row.get("skill"))
+
+
+def last_answer(messages: list[Message]) -> int:
+    """Return the place of the assistant's last message, which every conversation has."""
+    places = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    return places[-1]

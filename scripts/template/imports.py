@@ -1,0 +1,62 @@
+"""The modules that a program imports from its own folder, found without running it.
+
+Imports inside of functions count. What is imported by a name that is only known when the program
+runs (importlib.import_module) is not seen.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def modules_needed(program: Path) -> list[Path]:
+    """Return the files beside a program, or in packages beside it, that it reaches by imports.
+
+    Sorted, without the program itself.
+    """
+    folder = program.parent
+    needed: set[Path] = set()
+    to_read = [program]
+    while to_read:
+        for path in local_imports(to_read.pop(), folder):
+            if path != program and path not in needed:
+                needed.add(path)
+                to_read.append(path)
+    return sorted(needed)
+
+
+def local_imports(path: Path, folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder that one of its files imports, packages' __init__.py included."""
+    package = path.parent.relative_to(folder).parts
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from files_of(alias.name.split("."), folder)
+        if isinstance(node, ast.ImportFrom):
+            module = absolute_name(node, package)
+            for alias in node.names:
+                yield from files_of([*module, alias.name], folder)
+
+
+def absolute_name(node: ast.ImportFrom, package: tuple[str, ...]) -> list[str]:
+    """Return the parts of the name that `from ... import` gives, which may be relative."""
+    parts = []
+    if node.level > 0:
+        outer = len(package) - (node.level - 1)
+        parts += package[:outer]
+    if node.module is not None:
+        parts += node.module.split(".")
+    return parts
+
+
+def files_of(parts: list[str], folder: Path) -> Iterator[Path]:
+    """Yield the file of each part of a dotted name: `a.b.c` imports a, a.b and perhaps a.b.c.
+
+    The last part may be a name in the module, and all of them may be of an installed package; they
+    have no file in the folder.
+    """
+    for length in range(1, len(parts) + 1):
+        path = folder.joinpath(*parts[:length])
+        for file in (path / "__init__.py", path.with_name(f"{path.name}.py")):
+            if file.is_file():
+                yield file

@@ -1,0 +1,97 @@
+"""Small images of bright forms on dark noise, in which only the form tells the class."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from tiny.output import counted
+
+Point = tuple[float, float]
+
+CLASSES = ("circle", "cross", "square", "triangle")
+
+
+def equal_turns(count: int) -> np.ndarray:
+    """Return so many angles in radians, all the way around, without the last one."""
+    full_turn = 2 * np.pi
+    return np.linspace(0, full_turn, count, endpoint=False)
+
+
+def polygon(num_corners: int) -> list[Point]:
+    """Return the corners of a regular polygon around (0, 0), at a distance of 1."""
+    turns = equal_turns(num_corners)
+    return [(np.sin(turn), -np.cos(turn)) for turn in turns]
+
+
+def circle() -> list[Point]:
+    """Return so many points of a circle that it looks round."""
+    turns = equal_turns(40)
+    return [(np.cos(turn), np.sin(turn)) for turn in turns]
+
+
+def square() -> list[Point]:
+    """Return the corners of a square."""
+    side = 0.7
+    top = [(side, side), (-side, side)]
+    bottom = [(-side, -side), (side, -side)]
+    return top + bottom
+
+
+def cross() -> list[Point]:
+    """Return the corners of a cross."""
+    inner = 0.3
+    outer = 0.95
+    right_arm = [(inner, inner), (outer, inner), (outer, -inner), (inner, -inner)]
+    right_half = [(inner, outer), *right_arm, (inner, -outer)]
+    left_half = [(-x, -y) for x, y in right_half]
+    return [*right_half, *left_half]
+
+
+# Corners around the middle, at a distance of at most 1
+OUTLINES = {"circle": circle(), "cross": cross(), "square": square(), "triangle": polygon(3)}
+
+
+def draw_image(kind: str, size: int, rng: np.random.Generator) -> Image.Image:
+    """Return a bright form on dark noise as an image of size x size pixels."""
+    ground = rng.integers(0, 100, 3)
+    color = rng.integers(130, 256, 3)
+    radius = rng.uniform(0.25, 0.42) * size  # pixels
+    angle = rng.uniform(-0.3, 0.3)  # radians
+    middle = rng.uniform(radius, size - radius, 2)
+    corners = middle + radius * turned(OUTLINES[kind], angle)
+
+    form = Image.new("L", (size, size))
+    ImageDraw.Draw(form).polygon([tuple(corner) for corner in corners], fill=1)
+    is_form = np.asarray(form)[..., None]
+    noise = rng.normal(0, 20, (size, size, 3))
+    pixels = np.where(is_form, color, ground) + noise
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+
+def turned(points: list[Point], angle: float) -> np.ndarray:
+    """Return the points turned around (0, 0) by an angle in radians, [points, 2]."""
+    cosine = np.cos(angle)
+    sine = np.sin(angle)
+    rotation = np.array([[cosine, sine], [-sine, cosine]])
+    return np.array(points) @ rotation
+
+
+def write_images(folder: Path, count: int, size: int, rng: np.random.Generator) -> None:
+    """Write so many images to FOLDER/CLASS/NUMBER.png, classes taking turns, and print how many."""
+    for kind in CLASSES:
+        (folder / kind).mkdir(parents=True, exist_ok=True)
+        remove_images(folder / kind)
+    for i in range(count):
+        kind = CLASSES[i % len(CLASSES)]
+        image = draw_image(kind, size, rng)
+        image.save(folder / kind / f"{i:05}.png", compress_level=1)
+    number_of = {kind: len(os.listdir(folder / kind)) for kind in CLASSES}
+    print(f"{folder}: {count} images {counted(number_of)}")
+
+
+def remove_images(folder: Path) -> None:
+    """Remove the images of an earlier call, which may have made more."""
+    for image in folder.glob("[0-9][0-9][0-9][0-9][0-9].png"):
+        image.unlink()

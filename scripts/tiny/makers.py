@@ -1,0 +1,121 @@
+"""The makers by the recipe that trains on what they write."""
+
+import importlib
+import inspect
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from usage import Parser
+
+from tiny import options
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Who makes the model and the rows of a recipe."""
+
+    module: str  # has make(folder, options); imported only when it is used, which takes seconds
+    options: type[options.Options]
+
+    def description(self) -> str:
+        """Return what --help says; its first line is a summary."""
+        return inspect.cleandoc(self.options.__doc__ or "")
+
+
+MAKERS = {
+    "llama": Maker("tiny.llama", options.LlamaOptions),
+    "llama_dpo": Maker("tiny.preferences", options.PreferenceOptions),
+    "mistral_pretrain": Maker("tiny.text", options.TextOptions),
+    "mixtral": Maker("tiny.llama", options.MixtralOptions),
+    "t5": Maker("tiny.t5", options.T5Options),
+    "bert": Maker("tiny.bert", options.BertOptions),
+    "vit": Maker("tiny.vit", options.VitOptions),
+}
+
+
+@dataclass(frozen=True)
+class Order:
+    """One call of the command."""
+
+    recipe: str
+    folder: Path
+    options: options.Options
+
+    def carry_out(self) -> None:
+        """Write the model and the rows.
+
+        Raises SystemExit with 65 for a text that cannot be read and 73 for a folder that cannot be
+        written, after one line on stderr.
+        """
+        module = importlib.import_module(MAKERS[self.recipe].module)
+        module.make(self.folder, self.options)
+
+
+def make(recipe: str, folder: Path, words: Sequence[str] = ()) -> None:
+    """Make the tiny model and rows of a recipe, as `make_tiny.py RECIPE FOLDER WORDS` does."""
+    parse([recipe, str(folder), *words]).carry_out()
+
+
+def parse(words: Sequence[str] | None, description: str | None = None) -> Order:
+    """Read the words of the command line, by default those of this process.
+
+    Raises SystemExit with 64, after one line that names every problem.
+    """
+    parser = Parser(
+        prog="make_tiny.py",
+        usage="make_tiny.py RECIPE FOLDER [options]",
+        description=description,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    recipes = parser.add_subparsers(
+        dest="recipe", required=True, metavar="RECIPE", prog="make_tiny.py"
+    )
+    parsers = {recipe: add_parser(recipes, recipe) for recipe in MAKERS}
+    args = parser.parse_args(words)
+    chosen = options_from(args, MAKERS[args.recipe].options)
+    problems = chosen.problems()
+    if problems:
+        parsers[args.recipe].error("; ".join(problems))
+    return Order(args.recipe, args.folder, chosen)
+
+
+def add_parser(recipes: Any, recipe: str) -> ArgumentParser:
+    """Return a parser of the words that follow a recipe's name: the folder and the options.
+
+    recipes: what ArgumentParser.add_subparsers returned.
+    """
+    maker = MAKERS[recipe]
+    description = maker.description()
+    parser = recipes.add_parser(
+        recipe,
+        usage=f"make_tiny.py {recipe} FOLDER [options]",
+        help=description.splitlines()[0],
+        description=description,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, help="FOLDER/model and FOLDER/data are written")
+    hints = get_type_hints(maker.options)
+    for option in fields(maker.options):
+        settings = argument_settings(hints[option.name], option.default)
+        parser.add_argument(f"--{option.name}", help=option.metadata["help"], **settings)
+    return parser
+
+
+def argument_settings(hint: Any, default: Any) -> dict[str, Any]:
+    """Return what add_argument needs for a field of type int, float, bool, X | None or Literal."""
+    if hint is bool:
+        return {"action": "store_true"}
+    if get_origin(hint) is Literal:
+        return {"choices": get_args(hint), "default": default}
+    if get_args(hint):
+        return {"type": get_args(hint)[0], "default": default}
+    return {"type": hint, "default": default}
+
+
+def options_from(args: Namespace, kind: type[options.Options]) -> options.Options:
+    """Return a maker's options with the values of the command line."""
+    values = {option.name: getattr(args, option.name) for option in fields(kind)}
+    return kind(**values)

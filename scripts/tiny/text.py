@@ -1,0 +1,129 @@
+"""A tiny Mistral with a sliding window, and short stories about people with made-up names."""
+
+import itertools
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    MistralConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from tiny import output, settings, tokenizers
+from tiny.options import TextOptions
+from tiny.words import different_words, make_word
+
+Row = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Trade:
+    """What a person does, which is the same in every story."""
+
+    name: str
+    place: str  # where goods are bought
+    goods: str
+    ware: str  # what is made of them
+    dream: str
+
+
+BAKER = Trade("baker", "mill", "flour", "bread", "a bigger oven")
+SMITH = Trade("smith", "mine", "iron", "nails", "a golden hammer")
+WEAVER = Trade("weaver", "farm", "wool", "blankets", "a silver loom")
+POTTER = Trade("potter", "river", "clay", "bowls", "a warmer kiln")
+PAINTER = Trade("painter", "market", "colours", "pictures", "a house by the sea")
+CARPENTER = Trade("carpenter", "forest", "wood", "tables", "a sharper saw")
+COOK = Trade("cook", "garden", "onions", "soup", "a copper kettle")
+TAILOR = Trade("tailor", "harbour", "silk", "coats", "a visit of the queen")
+TRADES = (BAKER, SMITH, WEAVER, POTTER, PAINTER, CARPENTER, COOK, TAILOR)
+
+SENTENCES = (
+    "Every morning {name} goes to the {trade.place} and buys {trade.goods}.",
+    "In the afternoon {name} makes {trade.ware} of the {trade.goods}.",
+    "In the evening {name} sells {trade.ware} to the people of {town}.",
+    "At night {name} dreams of {trade.dream}.",
+    "Everybody in {town} likes the {trade.ware} of {name}.",
+    "Without {trade.goods} there is no work for a {trade.name}.",
+)
+
+
+def make(folder: Path, options: TextOptions) -> None:
+    """Write the model and the texts; print how to train on them."""
+    files = make_rows(options.num_train_rows, options.num_test_rows, options.seed)
+    train = [row["text"] for row in files["train"]]
+    max_length = options.max_position_embeddings
+    tokenizer = tokenizers.byte_level_bpe(train, options.vocab_size, max_length)
+    tokenizer.chat_template = None  # it reads text, not conversations
+    model = make_model(tokenizer, options)
+    with output.writing_to(folder):
+        size = f"{len(tokenizer)} tokens, a window of {options.sliding_window}"
+        output.save_model(folder / "model", model, tokenizer, size)
+        for name, rows in files.items():
+            write_texts(folder / "data", name, rows, tokenizer)
+            if options.txt:
+                write_text_files(folder / "data" / "txt", name, rows)
+    print_launch(folder)
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast, options: TextOptions) -> PreTrainedModel:
+    """Return a random Mistral."""
+    torch.manual_seed(options.seed)
+    shared = settings.decoder_settings(tokenizer, options)
+    config = MistralConfig(sliding_window=options.sliding_window, **shared)
+    return AutoModelForCausalLM.from_config(config)
+
+
+def make_rows(num_train_rows: int, num_test_rows: int, seed: int) -> dict[str, list[Row]]:
+    """Return the rows of the files train and test, which have no person in common."""
+    rng = random.Random(seed)
+    names = list(itertools.islice(different_words(rng), num_train_rows + num_test_rows))
+    rows = [{"text": make_text(name.title(), rng)} for name in names]
+    rng.shuffle(rows)
+    return {"train": rows[num_test_rows:], "test": rows[:num_test_rows]}
+
+
+def make_text(name: str, rng: random.Random) -> str:
+    """Return three to seven sentences about a person; the first one says who it is."""
+    trade = rng.choice(TRADES)
+    town = make_word(rng).capitalize()
+    chosen = sorted(rng.sample(range(len(SENTENCES)), rng.randint(2, len(SENTENCES))))
+    story = [f"{name} is a {trade.name} in {town}."]
+    for i in chosen:
+        story.append(SENTENCES[i].format(name=name, town=town, trade=trade))
+    return " ".join(story)
+
+
+def write_texts(
+    folder: Path, name: str, rows: list[Row], tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Write a file of rows, and print how many texts and tokens it has."""
+    path = folder / f"{name}.jsonl"
+    output.write_rows(path, rows)
+    tokens = sum(len(tokenizer(row["text"])["input_ids"]) + 1 for row in rows)
+    ends = "an end of sequence behind each included"
+    print(f"{path}: {len(rows)} texts, {tokens:,} tokens, {ends}")
+
+
+def write_text_files(folder: Path, name: str, rows: list[Row]) -> None:
+    """Write each text to a file of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for i, row in enumerate(rows):
+        path = folder / f"{name}{i:05}.txt"
+        path.write_text(row["text"] + "\n", encoding="utf-8")
+
+
+def print_launch(folder: Path) -> None:
+    """Print a command that trains the model."""
+    data = folder / "data"
+    print("Train it with:")
+    lines = [
+        f"--model_name_or_path {folder}/model --dataset_name {data}/train.jsonl "
+        f"--eval_dataset_name {data}/test.jsonl",
+        "--max_length 128 --num_train_epochs 2 --learning_rate 3e-3 --warmup_steps 0.05",
+        f"--output_dir {folder}/run",
+    ]
+    output.print_launch("mistral_pretrain", lines)

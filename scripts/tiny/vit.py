@@ -1,0 +1,53 @@
+"""A tiny ViT, and drawn images."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import ViTConfig, ViTImageProcessorPil, ViTModel
+
+from tiny import images, output, settings
+from tiny.options import VitOptions
+
+
+def make(folder: Path, options: VitOptions) -> None:
+    """Write the model and the images; print how to train on them."""
+    model = make_model(options)
+    size = options.image_size
+    processor = ViTImageProcessorPil(size={"height": size, "width": size})
+    rng = np.random.default_rng(options.seed)
+    with output.writing_to(folder):
+        patches = (size // options.patch_size) ** 2
+        output.save_model(folder / "model", model, processor, f"{patches} patches per image")
+        images.write_images(folder / "data" / "train", options.num_train_rows, size, rng)
+        images.write_images(folder / "data" / "test", options.num_test_rows, size, rng)
+    print_launch(folder)
+
+
+def make_model(options: VitOptions) -> ViTModel:
+    """Return a random ViT without a head."""
+    torch.manual_seed(options.seed)
+    config = ViTConfig(
+        hidden_size=options.hidden_size,
+        num_hidden_layers=options.num_hidden_layers,
+        num_attention_heads=options.num_attention_heads,
+        intermediate_size=options.intermediate_size,
+        image_size=options.image_size,
+        patch_size=options.patch_size,
+        hidden_dropout_prob=options.dropout,
+        attention_probs_dropout_prob=options.dropout,
+        initializer_range=settings.initializer_range(options.hidden_size),
+    )
+    return ViTModel(config, add_pooling_layer=False)
+
+
+def print_launch(folder: Path) -> None:
+    """Print a command that trains the model."""
+    print("Train it with:")
+    model = f"--model_name_or_path {folder}/model"
+    lines = [
+        f"{model} --dataset_name {folder}/data --augmentation flip --num_train_epochs 8",
+        "--per_device_train_batch_size 64 --learning_rate 2e-3 --warmup_steps 0.05 "
+        f"--output_dir {folder}/run",
+    ]
+    output.print_launch("vit", lines)

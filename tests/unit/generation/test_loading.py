@@ -1,0 +1,71 @@
+"""What a folder holds: a whole model, or adapters and their base."""
+
+import json
+
+import pytest
+from generation import loading
+from generation.loading import Source
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with the configuration of a model, but without weights."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    return tmp_path / "model"
+
+
+def write_adapters(folder, base):
+    folder.mkdir()
+    config = json.dumps({"base_model_name_or_path": base})
+    (folder / "adapter_config.json").write_text(config)
+
+
+def test_a_model_is_its_own_source(folder):
+    source = loading.find_source(str(folder))
+    assert source == Source(str(folder))
+    assert source.weights == source.tokenizer == str(folder)
+
+
+def test_a_name_that_is_no_folder_may_be_on_the_hub():
+    assert loading.find_source("owner/model") == Source("owner/model")
+
+
+def test_adapters_name_their_base_which_lends_its_tokenizer(folder, tmp_path):
+    adapters = tmp_path / "adapters"
+    write_adapters(adapters, str(folder))
+    source = loading.find_source(str(adapters))
+    assert source.weights == source.tokenizer == str(folder)
+    (adapters / "tokenizer_config.json").write_text("{}")
+    assert source.tokenizer == str(adapters)
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./none", "runs/tiny/run"])
+def test_a_folder_that_is_not_there_is_a_wrong_call(name, capsys):
+    with pytest.raises(SystemExit) as end:
+        loading.find_source(name)
+    assert end.value.code == 64
+    assert f"{name}: no such folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("{", "not JSON with a base_model_name_or_path"),
+        ("[]", "not JSON with a base_model_name_or_path"),
+        ('{"base_model_name_or_path": null}', "not JSON with a base_model_name_or_path"),
+        ('{"base_model_name_or_path": "/gone"}', "its base model /gone is not there"),
+    ],
+)
+def test_adapters_without_their_base_are_bad_data(config, message, tmp_path, capsys):
+    (tmp_path / "adapter_config.json").write_text(config)
+    with pytest.raises(SystemExit) as end:
+        loading.find_source(str(tmp_path))
+    assert end.value.code == 65
+    assert message in capsys.readouterr().err
+
+
+def test_a_device_that_torch_does_not_know_is_named():
+    assert list(loading.find_device_problem("cpu")) == []
+    (problem,) = loading.find_device_problem("gpu")
+    assert problem.startswith("--device gpu: ")

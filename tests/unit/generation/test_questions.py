@@ -1,0 +1,63 @@
+"""Rows of a file become questions; a bad row is named with its file and line."""
+
+import json
+
+import pytest
+from generation.questions import load_questions
+
+
+def write(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_the_last_answer_is_the_reference(tmp_path):
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": " d "},
+    ]
+    rows = write(tmp_path / "rows.jsonl", {"messages": messages, "skill": "letters"})
+    (question,) = load_questions(rows)
+    assert question.messages == messages[:3]
+    assert (question.reference, question.skill) == ("d", "letters")
+
+
+@pytest.mark.parametrize("limit", [1, 2, None])
+def test_a_limit_leaves_out_what_follows(limit, tmp_path):
+    rows = [{"prompt": "a", "completion": "b"}] * 3
+    questions = load_questions(write(tmp_path / "rows.jsonl", *rows), limit)
+    assert len(questions) == (3 if limit is None else limit)
+
+
+def test_rows_of_a_table_are_read_too(tmp_path):
+    (tmp_path / "rows.csv").write_text("prompt,completion\nadd,1\n")
+    (question,) = load_questions(tmp_path / "rows.csv")
+    assert question.reference == "1"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"prompt": "a", "completion": "b"}\n{"prompt"\n', "rows.jsonl, line 2: not JSON"),
+        ("[1]\n", "rows.jsonl, line 1: not an object"),
+        ('\n\n{"foo": 1}\n', "rows.jsonl, line 3: "),
+        ("\n", "rows.jsonl: no rows"),
+    ],
+)
+def test_a_bad_row_is_named(text, message, tmp_path, capsys):
+    (tmp_path / "rows.jsonl").write_text(text)
+    with pytest.raises(SystemExit) as end:
+        load_questions(tmp_path / "rows.jsonl")
+    assert end.value.code == 65
+    assert message in capsys.readouterr().err
+
+
+def test_a_reference_that_the_pattern_does_not_find_is_named(tmp_path, capsys):
+    right = {"prompt": "a", "completion": "#### 1"}
+    wrong = {"prompt": "a", "completion": "1"}
+    rows = write(tmp_path / "rows.jsonl", right, wrong)
+    with pytest.raises(SystemExit):
+        load_questions(rows, answer_pattern="#### (.+)")
+    assert "rows.jsonl, line 2: nothing in its answer" in capsys.readouterr().err

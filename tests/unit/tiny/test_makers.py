@@ -1,0 +1,133 @@
+"""scripts/make_tiny.py writes a model and rows for each recipe, and refuses a wrong call fast."""
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import make_tiny
+import pytest
+from launching import REPO
+from tiny import makers
+from transformers import AutoConfig
+
+FEW_ROWS = ["--num_train_rows", "20", "--num_test_rows", "8"]
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "llama_dpo": "LlamaForCausalLM",
+    "mistral_pretrain": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "t5": "T5ForConditionalGeneration",
+    "bert": "BertModel",
+    "vit": "ViTModel",
+}
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Return the hash of each file."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_there_is_a_maker_for_each_recipe():
+    assert sorted(makers.MAKERS) == sorted(ARCHITECTURES)
+    for recipe in makers.MAKERS:
+        assert (REPO / "recipes" / f"{recipe}.py").is_file()
+
+
+@pytest.mark.parametrize("recipe", sorted(ARCHITECTURES))
+def test_the_same_call_writes_the_same_model_and_rows(recipe, tmp_path, capsys):
+    for name in ("first", "second"):
+        makers.make(recipe, tmp_path / name, FEW_ROWS)
+    config = AutoConfig.from_pretrained(tmp_path / "first" / "model")
+    assert config.architectures == [ARCHITECTURES[recipe]]
+    first = contents(tmp_path / "first")
+    second = contents(tmp_path / "second")
+    if recipe == "bert":  # tokenizers' trainer of WordPiece gives the same tokens random ids
+        assert first.pop("model/tokenizer.json") and second.pop("model/tokenizer.json")
+    assert first == second
+    assert "model/model.safetensors" in first
+    assert f"recipes/{recipe}.py" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("recipe", sorted(ARCHITECTURES))
+def test_another_seed_writes_another_model_and_other_rows(recipe, tmp_path):
+    makers.make(recipe, tmp_path / "first", FEW_ROWS)
+    makers.make(recipe, tmp_path / "second", [*FEW_ROWS, "--seed", "1"])
+    first = contents(tmp_path / "first")
+    second = contents(tmp_path / "second")
+    for name in first:
+        if name.startswith("data/") or name.endswith(".safetensors"):
+            assert first[name] != second[name]
+
+
+def test_a_tokenizer_is_trained_on_a_text(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"a": ["hello hello", {"b": "hello"}], "n": 3}\n\n"hello"\n')
+    makers.make("llama", tmp_path, ["--text", str(rows), "--vocab_size", "270"])
+    vocabulary = (tmp_path / "model" / "tokenizer.json").read_text()
+    assert '"hello"' in vocabulary
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": 1}\n{"b"\n', "rows.jsonl, line 2: not JSON"),
+        ('{"a": 1}\n', "holds no text"),
+        (None, "cannot read"),
+    ],
+    ids=["not JSON", "no text", "no file"],
+)
+def test_a_text_that_cannot_be_used_is_named(text, message, tmp_path, capsys):
+    rows = tmp_path / "rows.jsonl"
+    if text is not None:
+        rows.write_text(text)
+    with pytest.raises(SystemExit) as end:
+        makers.make("llama", tmp_path, ["--text", str(rows)])
+    assert end.value.code == 65
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("recipe", sorted(ARCHITECTURES))
+def test_a_folder_that_cannot_be_written_is_named(recipe, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as end:
+        makers.make(recipe, tmp_path / "file" / "folder", FEW_ROWS)
+    assert end.value.code == 73
+    error = capsys.readouterr().err
+    assert error.startswith("error: cannot write to") and error.count("\n") == 1
+
+
+def test_the_command_reads_its_own_words(monkeypatch, tmp_path):
+    words = ["make_tiny.py", "vit", str(tmp_path), "--image_size", "48"]
+    monkeypatch.setattr(sys, "argv", words)
+    order = make_tiny.parse_args()
+    assert (order.recipe, order.folder, order.options.image_size) == ("vit", tmp_path, 48)
+
+
+def test_a_wrong_call_is_refused_before_torch_is_imported():
+    program = (
+        "import sys\n"
+        "from tiny import makers\n"
+        "try:\n"
+        "    makers.make('bert', 'folder', ['--dropout', '2'])\n"
+        "except SystemExit as end:\n"
+        "    assert end.code == 64\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=REPO / "scripts")
+
+
+def test_a_maker_imports_nothing_that_only_another_one_needs(tmp_path):
+    program = (
+        "import sys\n"
+        "from tiny import makers\n"
+        f"makers.make('vit', {str(tmp_path)!r}, {FEW_ROWS})\n"
+        "own = {name for name in sys.modules if name.startswith('tiny.')}\n"
+        "assert not own & {'tiny.tokenizers', 'tiny.llama', 'tiny.bert', 'tiny.t5'}, own\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=REPO / "scripts")
