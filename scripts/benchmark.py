@@ -43,12 +43,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import benchmark_tables
-import parity
 from benchmark_tables import MOST_LOAD, judge
 from gpu import machine
+from paths import ROOT
 from usage import Parser
 
-ROOT = parity.ROOT
 sys.path.append(str(ROOT / "recipes"))
 RECIPE, PEERS, PROBE = (
     "recipes/llama.py",

@@ -30,20 +30,24 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import damage
 import numpy as np
-import parity
 from filelock import FileLock
+from paths import CONFIGS, ROOT
+from proof import compare, launch
+from proof import jobs as parity
+from proof.markdown import table
 from safetensors.numpy import load_file
 from usage import Parser
 
-sys.path.append(str(parity.ROOT / "recipes"))
+sys.path.append(str(ROOT / "recipes"))
 import fault_tolerance  # noqa: E402  from recipes/
 
-RECIPE = parity.ROOT / "recipes" / "llama.py"
+RECIPE = ROOT / "recipes" / "llama.py"
 CUT = parity.CUT | {3: (2, 2)}  # 12 rows a step
 TIMEOUT = 300  # seconds for a launch: a run that hangs is not as promised
 STEPS, EPOCH = 20, 18
@@ -99,27 +103,27 @@ class Lab:
         self.folder, self.tiny = folder.resolve(), tiny or folder.resolve() / "tiny"
         (self.folder / "tmp").mkdir(parents=True, exist_ok=True)
         if not self.tiny.exists():
-            parity.make_model(self.tiny)
+            launch.make_model(self.tiny)
 
     def start(self, job, folder, faults=(), flags=(), before=(), model=None, **environment):
         """Start the recipe. `before`: words of the command before it. The output is collected in the background."""
         command = [sys.executable]
         if job.config != "single":
             command += [
-                parity.ROOT / "scripts" / "rehearse.py",
+                ROOT / "scripts" / "rehearse.py",
                 "--device",
                 "cpu",
                 "--num_processes",
                 job.ranks,
             ]
-            command += ["--config_file", parity.CONFIGS / f"{job.config}.yaml"]
+            command += ["--config_file", CONFIGS / f"{job.config}.yaml"]
         command += [
-            parity.ROOT / "scripts" / "faults.py",
+            ROOT / "scripts" / "faults.py",
             RECIPE.with_stem(job.recipe),
             *job.arguments,
             *flags,
         ]
-        command += [*parity.data_of(self.tiny), *(["--model_name_or_path", model] if model else [])]
+        command += [*launch.data_of(self.tiny), *(["--model_name_or_path", model] if model else [])]
         command += ["--output_dir", folder]
         environment = (
             os.environ
@@ -227,7 +231,7 @@ def lines_of(folder):
 def unequal(folder, whole):
     """The number of lines of metrics.jsonl and of final weights in which two finished runs differ."""
     pairs = list(itertools.zip_longest(lines_of(folder), lines_of(whole)))
-    ours, theirs = parity.read_weights(folder), parity.read_weights(whole)
+    ours, theirs = compare.read_weights(folder), compare.read_weights(whole)
     names = ours.keys() | theirs.keys()
     weights = [
         name in ours and name in theirs and np.array_equal(ours[name], theirs[name])
@@ -238,7 +242,7 @@ def unequal(folder, whole):
 
 def apart(folder, whole):
     """The largest relative difference of the loss of a step."""
-    ours, theirs = parity.read_steps(folder), parity.read_steps(whole)
+    ours, theirs = compare.read_steps(folder), compare.read_steps(whole)
     return max(abs(a["loss"] - b["loss"]) / b["loss"] for a, b in zip(ours, theirs, strict=True))
 
 
@@ -369,7 +373,7 @@ def refuse_other_rows(config):
 
     def do(lab, folder):
         lab.run(job("single"), folder, [{"do": "SIGTERM", "at": "summed_loss", "step": 2}])
-        done = lab.run(job(config)._replace(batch=5, accumulation=1), folder)
+        done = lab.run(replace(job(config), batch=5, accumulation=1), folder)
         words = ("12 rows", "--per_device_train_batch_size", "--gradient_accumulation_steps")
         ok = done.code == 64 and all(word in done.output for word in words)
         return Result(ok, 0, "" if ok else f"{done.code}: {done.output[-1500:]}")
@@ -1245,13 +1249,11 @@ def rows_of(groups):
 
 def report(groups):
     """docs/fault_injection.md."""
-    table = parity.table(
-        ["group", "what was done", "trials", "as promised", "worst"], rows_of(groups)
-    )
+    summary = table(["group", "what was done", "trials", "as promised", "worst"], rows_of(groups))
     parts = [
         "# Fault injection",
         "Written by `scripts/fault_injection.py`, which says what each group is.",
-        table,
+        summary,
     ]
     for group, found in groups.items():
         versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
@@ -1342,9 +1344,7 @@ def main():
         args.json.write_text(
             json.dumps({name: results[name] for name in GROUPS if name in results}, indent=1)
         )
-    print(
-        parity.table(["group", "what was done", "trials", "as promised", "worst"], rows_of(results))
-    )
+    print(table(["group", "what was done", "trials", "as promised", "worst"], rows_of(results)))
     if args.report:
         args.report.parent.mkdir(parents=True, exist_ok=True)
         args.report.write_text(report({name: results[name] for name in GROUPS if name in results}))

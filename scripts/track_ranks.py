@@ -201,7 +201,7 @@ def launch(config, ranks, job, tiny, folder):
 
 def measure(config, job, tiny, folder):
     """One line of the table: what was launched, learnt tokens of a micro-batch, and the peak of each rank in bytes."""
-    from parity import ranks_of
+    from proof.jobs import ranks_of
 
     ranks = ranks_of(config, 2)
     peaks = launch(config, ranks, JOBS[job], tiny, folder)
@@ -255,7 +255,7 @@ def compare(row):
 
 
 def parse_args():
-    from parity import configs
+    from proof.jobs import configs
 
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -306,7 +306,7 @@ def measured_rows(args):
 
 def write(path, rows):
     """Write the lines, one a row of the file, over those of the same job and YAML; of other versions none stay."""
-    from parity import versions
+    from proof.results import versions
 
     before = json.loads(path.read_text()) if path.is_file() else {}
     kept = before["rows"] if before.get("versions") == versions() else []

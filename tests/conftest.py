@@ -22,8 +22,9 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 gc.disable()  # until all is imported: looking for garbage would take a fifth of that time
-import parity  # noqa: E402  from scripts/
 from gpu import machine  # noqa: E402  from scripts/
+from proof import launch as launching_jobs  # noqa: E402
+from proof.jobs import MAKERS, Run  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -53,10 +54,10 @@ def once(shared_tmp):
 @pytest.fixture(scope="session")
 def tiny_of(once):
     """A function from a recipe's name to the folder of its tiny model and few rows, made once a test run: model/,
-    data/train.jsonl, data/test.jsonl (scripts/parity.py, MAKERS)."""
+    data/train.jsonl, data/test.jsonl (MAKERS of scripts/proof/jobs.py)."""
 
     def make(recipe, folder):
-        maker, *shape = parity.MAKERS[recipe]  # in process: half of a maker's time is imports
+        maker, *shape = MAKERS[recipe]  # in process: half of a maker's time is imports
         with mock.patch.object(sys, "argv", [maker, str(folder), *shape]):
             runpy.run_path(str(REPO / "scripts" / maker), run_name="__main__")
 
@@ -75,12 +76,12 @@ def one_process(tiny_of, once):
     once a test run."""
 
     def launch(reference, folder):
-        code, output = parity.launch(reference, tiny_of(reference.recipe), folder)
+        code, output = launching_jobs.launch(reference, tiny_of(reference.recipe), folder)
         assert code == 0, output[-3000:]
 
     def folder_of(weights, recipe="llama"):
         group = "strategies" if recipe == "llama" else recipe
-        reference = parity.Run(group, "single", weights=weights, recipe=recipe)
+        reference = Run(group, "single", weights=weights, recipe=recipe)
         return once(f"one_process_{reference.name}", partial(launch, reference))
 
     return folder_of

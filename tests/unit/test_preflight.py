@@ -10,13 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import llama
-import parity
 import preflight
 import pytest
 import torch
 from fakes import fake_accelerator
 from launching import REPO
 from peft import LoraConfig, get_peft_model
+from proof.jobs import MAKERS
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -528,7 +528,7 @@ def test_layers_that_it_has_are_not(names):
     preflight.check_adapters(model, names)
 
 
-@pytest.mark.parametrize("recipe", sorted(parity.MAKERS))
+@pytest.mark.parametrize("recipe", sorted(MAKERS))
 def test_every_recipe_checks_the_layers_before_it_makes_adapters(recipe):
     source = (REPO / "recipes" / f"{recipe}.py").read_text()
     check, made = "preflight.check_adapters(model, args.lora_target_modules)", "= get_peft_model("
