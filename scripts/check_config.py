@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "recipes"))
 from accelerate_keys import COMMAND_LINE_ONLY, READ_BY_ONE_VERSION  # noqa: E402
 from config_files import find_faults, load  # noqa: E402
 from config_rules import OFFLOADS, STOPS, WISHES, strategy_of, strategy_run, written_in  # noqa: E402
-from shard_report import shards_of  # noqa: E402
+from proof.shard_report import shards_of  # noqa: E402
 from usage import Parser  # noqa: E402
 from yaml_edits import comments, edit_content, edit_text  # noqa: E402
 

@@ -91,7 +91,7 @@ def track(path):
     It is called before the recipe starts, and hooks into the Accelerator that the recipe makes.
     """
     from accelerate import Accelerator
-    from shard_report import when_prepared
+    from proof.step_hooks import when_prepared
     from torch.nn import Module
 
     phases = {}

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memory_zero import BUCKET
-from shard_report import around_steps, when_prepared
 from usage import Parser
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,6 +71,7 @@ JOBS = {
 def track(path):
     """Let a rank write to `path` the peak between its second optimizer step and the end of its third."""
     import torch
+    from proof.step_hooks import around_steps, when_prepared
     from torch.distributed._tools.mem_tracker import MemTracker
     from torch.utils._python_dispatch import TorchDispatchMode
 

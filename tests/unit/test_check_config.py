@@ -15,7 +15,6 @@ import check_config
 import config_files
 import config_rules
 import pytest
-import rehearse
 import yaml
 from accelerate.commands.config import cluster
 from accelerate.commands.config.config_args import ClusterConfig
@@ -1675,34 +1674,6 @@ class TestTool:
             [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPO / "scripts"
         )
         assert done.stdout.strip() == "set()"
-
-
-def test_the_rehearsal_refuses_what_accelerate_would_ignore(tmp_path, monkeypatch, capsys):
-    path = write(tmp_path, FSDP1 + "  fsdp_reshard_after_forward: NO_SHARD\n")
-    monkeypatch.setattr(
-        sys, "argv", ["rehearse.py", "--config_file", str(path), "recipes/llama.py"]
-    )
-    parser, args = rehearse.parse_args()
-    with pytest.raises(SystemExit) as stopped:
-        rehearse.read_config(parser, args.config_file)
-    assert stopped.value.code == 64 and "FULL_SHARD runs, not NO_SHARD" in capsys.readouterr().err
-    named = write(tmp_path, json.dumps(DEEPSPEED), "ds.json")
-    for text, words in (
-        (DDP + "num_processes: 4\n", "written twice"),
-        (
-            ZERO.replace("mixed_precision: bf16\n", "")
-            + f"  deepspeed_config_file: {named.name}\n",
-            "beside this file",
-        ),
-    ):
-        with pytest.raises(SystemExit):
-            rehearse.read_config(parser, write(tmp_path, text))
-        assert words in capsys.readouterr().err
-    for path in SHIPPED:  # and takes the rest for what it is
-        written = yaml.safe_load(path.read_text())
-        assert rehearse.strategy_of(rehearse.read_config(parser, path)) == rehearse.strategy_of(
-            written
-        )
 
 
 @pytest.mark.parametrize(

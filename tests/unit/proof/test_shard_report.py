@@ -1,4 +1,4 @@
-"""The shard report says of nothing that it is as promised which is not: planted measurements of a small model."""
+"""The shard report calls nothing as promised that is not: planted measurements of a small model."""
 
 import copy
 
@@ -6,9 +6,11 @@ import pytest
 import yaml
 from config_rules import strategy_of
 from launching import CONFIGS
-from shard_report import judge
+from proof.shard_report import judge, table
 
-WHOLE = [[20_000, 100, True]] * 16  # (elements, rows, trains) of each tensor
+WHOLE = [[20_000, 100, True]] * 16  # (elements, rows, whether it is trained) of each tensor
+ELEMENTS = 320_000
+STATES = 2  # tensors of optimizer state per parameter
 CLASSES = ("parameters", "gradients", "optimizer")
 SPLIT = {
     "single": (),
@@ -21,57 +23,64 @@ SPLIT = {
     "fsdp2_full_shard": CLASSES,
     "fsdp2_cpu_offload": CLASSES,
 }
+OFFLOADED = {
+    "fsdp2_cpu_offload": CLASSES,
+    "deepspeed_zero3_offload": ("parameters", "optimizer"),
+}
 
 
-def measurements(config, ranks=4):
-    """What each of the ranks holds on a GPU if the YAML does what it says, and what it asks for."""
-    facts, rows = strategy_of(yaml.safe_load((CONFIGS / f"{config}.yaml").read_text())), []
-    for _ in range(ranks):
-        measured = {
-            "tensors": WHOLE,
-            "state_tensors_per_parameter": 2,
-            "master": {"elements": 0, "bytes": 0},
-        }
-        for name, count in zip(CLASSES, (1, 1, 2), strict=True):
-            elements = 320_000 * count // (ranks if name in SPLIT[config] else 1)
-            offloaded = (
-                config == "fsdp2_cpu_offload"
-                or config == "deepspeed_zero3_offload"
-                and name != "gradients"
-            )
-            measured[name] = {
-                "elements": elements,
-                "bytes": 4 * elements,
-                "dtypes": ["float32"],
-                "devices": ["cpu" if offloaded else "cuda"],
-            }
-        rows.append(measured)
-    return rows, facts
-
-
-def verdicts(rows, facts):
+def held_as_promised(config, name, ranks):
+    """What a rank holds of one class on a GPU if the YAML does what it says."""
+    elements = ELEMENTS
+    if name == "optimizer":
+        elements *= STATES
+    if name in SPLIT[config]:
+        elements //= ranks
+    is_offloaded = name in OFFLOADED.get(config, ())
     return {
-        row["class"]: row["verdict"]
-        for row in judge(rows, facts, 2)
-        if row["rank"] == len(rows) - 1
+        "elements": elements,
+        "bytes": 4 * elements,
+        "dtypes": ["float32"],
+        "devices": ["cpu" if is_offloaded else "cuda"],
     }
 
 
-@pytest.mark.parametrize("config", SPLIT)
-def test_what_is_promised_is_ok_and_nothing_else(config):
-    rows, facts = measurements(config, 1 if config == "single" else 4)
-    assert set(verdicts(rows, facts).values()) == {"ok"}
+def measurements(config, ranks=4):
+    """What each of the ranks holds, and what the YAML asks for."""
+    text = (CONFIGS / f"{config}.yaml").read_text()
+    facts = strategy_of(yaml.safe_load(text))
+    measured = {
+        "tensors": WHOLE,
+        "state_tensors_per_parameter": STATES,
+        "master": {"elements": 0, "bytes": 0},
+    }
     for name in CLASSES:
-        for factor in (0.5, 2, 4):
-            wrong = copy.deepcopy(rows)
-            wrong[-1][name]["elements"] = int(wrong[-1][name]["elements"] * factor)
-            share_is_left = (
-                config == "deepspeed_zero1" and name == "gradients" and factor < 1
-            )  # at the step
-            assert share_is_left or verdicts(wrong, facts)[name] == "NOT AS PROMISED", (
-                name,
-                factor,
-            )
+        measured[name] = held_as_promised(config, name, ranks)
+    return [copy.deepcopy(measured) for _ in range(ranks)], facts
+
+
+def verdicts(measured, facts):
+    """The verdict of each class on the last rank."""
+    rows = judge(measured, facts, 2)
+    return {row["class"]: row["verdict"] for row in rows if row["rank"] == len(measured) - 1}
+
+
+@pytest.mark.parametrize("config", SPLIT)
+def test_what_is_promised_is_ok(config):
+    measured, facts = measurements(config, 1 if config == "single" else 4)
+    assert set(verdicts(measured, facts).values()) == {"ok"}
+
+
+@pytest.mark.parametrize("factor", [0.5, 2, 4])
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("config", SPLIT)
+def test_a_rank_that_holds_more_or_less_is_found(config, name, factor):
+    measured, facts = measurements(config, 1 if config == "single" else 4)
+    held = measured[-1][name]
+    held["elements"] = int(held["elements"] * factor)
+    # At the step only its own share of the gradients is left to a rank of ZeRO-1
+    share_is_left = config == "deepspeed_zero1" and name == "gradients" and factor < 1
+    assert share_is_left or verdicts(measured, facts)[name] == "NOT AS PROMISED"
 
 
 @pytest.mark.parametrize(
@@ -85,6 +94,15 @@ def test_what_is_promised_is_ok_and_nothing_else(config):
     ],
 )
 def test_offloaded_state_that_stays_on_the_gpu_is_found(config, name, devices):
-    rows, facts = measurements(config)
-    rows[-1][name]["devices"] = devices
-    assert verdicts(rows, facts)[name] == "NOT AS PROMISED"
+    measured, facts = measurements(config)
+    measured[-1][name]["devices"] = devices
+    assert verdicts(measured, facts)[name] == "NOT AS PROMISED"
+
+
+def test_the_table_has_a_line_for_each_class_of_each_rank():
+    measured, facts = measurements("deepspeed_zero1", ranks=2)
+    rows = judge(measured, facts, 1)
+    header, *lines = table(rows).splitlines()
+    assert header.split() == "rank class dtype device held bytes promised promise verdict".split()
+    assert lines[2] == "0     optimizer   float32  cuda     1,280,000  1,280,000  1/2      ok"
+    assert [line.split()[:2] for line in lines[3:]] == [["1", name] for name in CLASSES]
