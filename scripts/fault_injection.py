@@ -34,11 +34,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import damage
 import numpy as np
 from filelock import FileLock
 from paths import CONFIGS, ROOT
-from proof import compare, launch
+from proof import compare, damage, launch
 from proof import jobs as parity
 from proof.markdown import table
 from safetensors.numpy import load_file
@@ -118,7 +117,7 @@ class Lab:
             ]
             command += ["--config_file", CONFIGS / f"{job.config}.yaml"]
         command += [
-            ROOT / "scripts" / "faults.py",
+            ROOT / "scripts" / "proof" / "faults.py",
             RECIPE.with_stem(job.recipe),
             *job.arguments,
             *flags,

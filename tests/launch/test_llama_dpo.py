@@ -51,7 +51,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(whole_run, tiny, t
     command = [*data_of(tiny), *SHORT, "--output_dir", tmp_path]
     stopped = run(
         sys.executable,
-        REPO / "scripts" / "faults.py",
+        REPO / "scripts" / "proof" / "faults.py",
         RECIPE,
         *command,
         env=os.environ | {"FAULT": fault},

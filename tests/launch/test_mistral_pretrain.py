@@ -59,7 +59,12 @@ def arguments(tiny, ranks=1, data=None):
 
 def train(tiny, folder, *flags, faults=(), data=None):
     """One plain process, with planted faults."""
-    command = [sys.executable, REPO / "scripts" / "faults.py", RECIPE, *arguments(tiny, data=data)]
+    command = [
+        sys.executable,
+        REPO / "scripts" / "proof" / "faults.py",
+        RECIPE,
+        *arguments(tiny, data=data),
+    ]
     return run(
         *command,
         "--output_dir",
@@ -167,7 +172,7 @@ def test_two_ranks_go_on_with_the_same_global_batches(tiny, whole, stopped, tmp_
         "--config_file",
         CONFIGS / "ddp.yaml",
     ]
-    script += ["--num_processes", 2, REPO / "scripts" / "faults.py"]
+    script += ["--num_processes", 2, REPO / "scripts" / "proof" / "faults.py"]
     done = run(*script, *command, "--eval_on_start", env=os.environ | {"FAULT": fault})
     assert done.returncode == 0, done.output[-3000:]
     seen = rows_of(tmp_path / "rows", 2)

@@ -9,13 +9,13 @@ import sys
 from argparse import Namespace
 from types import SimpleNamespace
 
-import damage
 import fault_tolerance
 import llama
 import preflight
 import pytest
 import run_status
 import torch
+from proof import damage
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
