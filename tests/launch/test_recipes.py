@@ -9,12 +9,15 @@ import shutil
 import sys
 from dataclasses import replace
 
-import fault_injection as fi
 import pytest
 from launching import REPO, read_metrics, rehearse, run
+from proof.faults import Fault
 from proof.jobs import CUT, MAKERS, Run, all_runs
 from proof.launch import data_of
 from proof.parity_table import measure
+from proof.trials.lab import Lab
+from proof.trials.outcome import resume_and_compare, status_of, verified
+from proof.trials.trial import make_job
 
 RECIPES = [name for name in MAKERS if name != "llama"]
 ENGINES = [("fsdp2_full_shard", "full"), ("deepspeed_zero3", "LoRA")]
@@ -58,14 +61,13 @@ def test_a_new_head_beside_adapters_has_their_type_in_bf16(config, base, tiny_of
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_stopped_run_goes_on_as_if_it_had_not(recipe, tiny_of, one_process, shared_tmp, tmp_path):
-    lab = fi.Lab(shared_tmp / f"faults_{recipe}", tiny_of(recipe))
-    job = replace(fi.job("single"), recipe=recipe)
-    done = lab.run(job, tmp_path / "run", [{"do": "SIGTERM", "at": "keep", "call": 8}])
-    assert done.code == 75 and fi.status_of(tmp_path / "run")["state"] == "stopped", done.output[
-        -3000:
-    ]
-    assert fi.verified(tmp_path / "run") == [7]
-    result = fi.goes_on(lab, job, tmp_path / "run", whole=one_process("full", recipe))
+    lab = Lab(shared_tmp / f"faults_{recipe}", tiny_of(recipe))
+    job = replace(make_job("single"), recipe=recipe)
+    folder = tmp_path / "run"
+    ended = lab.run(job, folder, [Fault("SIGTERM", "keep", call=8)])
+    assert ended.code == 75 and status_of(folder)["state"] == "stopped", ended.output[-3000:]
+    assert verified(folder) == [7]
+    result = resume_and_compare(lab, folder, job, whole=one_process("full", recipe))
     assert result.ok, result.note
 
 

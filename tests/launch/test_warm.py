@@ -8,11 +8,11 @@ import subprocess
 import sys
 import time
 
-import fault_injection as fi
 import pytest
 from launching import INTERPRETER, run
 from proof.jobs import CUT, Run, ranks_of
 from proof.launch import data_of, launch
+from proof.trials.outcome import unequal
 
 if "WARM_PYTHON" not in os.environ:
     pytest.skip("all starts are cold", allow_module_level=True)
@@ -35,7 +35,7 @@ def test_a_launch_gives_the_same_bits(config, weights, tiny, tmp_path, monkeypat
         code, output = launch(planned, tiny, tmp_path / folder)
         assert code == 0, output[-3000:]
         assert "warm: " not in output  # a fallback
-    assert fi.unequal(tmp_path / "warm", tmp_path / "cold") == 0
+    assert unequal(tmp_path / "warm", tmp_path / "cold") == 0
     assert what_ran(tmp_path / "warm") == what_ran(tmp_path / "cold")
 
 
