@@ -25,18 +25,19 @@ from unittest import mock
 import numpy as np
 import psutil
 import torch
-import varlen
 from accelerate import DistributedType
 from accelerate.utils import compare_versions
-from components.launch_command import find_launch, find_launch_faults
-from fault_tolerance import RANK, conclude, fail, leave, nearest_folder
 from peft.tuners.tuners_utils import BaseTunerLayer
-from rows import OFFLINE
 from torch.nn import Embedding
 from transformers import AutoConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from transformers.pytorch_utils import Conv1D
+
+import varlen
+from components.launch_command import find_launch, find_launch_faults
+from fault_tolerance import RANK, conclude, fail, leave, nearest_folder
+from rows import OFFLINE
 from whole_state import running_statistics, strategy_in_force
 
 REHEARSE = (

@@ -43,12 +43,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import benchmark_tables
-import parity
 from benchmark_tables import MOST_LOAD, judge
 from gpu import machine
+from paths import ROOT
 from usage import Parser
 
-ROOT = parity.ROOT
 sys.path.append(str(ROOT / "recipes"))
 RECIPE, PEERS, PROBE = (
     "recipes/llama.py",
@@ -453,8 +452,9 @@ def long_text(texts, length):
 
 def prepare(cell, contestant, args):
     """Write the rows of a contestant in every form that one of them reads, once; returns the folder."""
-    import llama
     import torch
+
+    import llama
 
     flags = cell.flags | contestant.flags
     accumulation, batch = (

@@ -13,7 +13,7 @@ import math
 import statistics
 from pathlib import Path
 
-from parity import table
+from proof.markdown import table
 from usage import Parser
 
 MOST_LOAD = 1.8  # load average: the run itself is 1, and a second core has to be free for the rest

@@ -11,10 +11,11 @@ Exit codes: 0 done, 64 usage or no model.
 import argparse
 from typing import Any
 
-from exits import Exit, stop
-from generation import loading
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
+
+from exits import Exit, stop
+from generation import loading
 from usage import Parser
 
 LONGEST_REASON = 300  # characters

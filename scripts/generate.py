@@ -19,13 +19,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from datasets import disable_progress_bars
+from jinja2 import TemplateError
+from transformers import TextStreamer
+from transformers.utils import logging
+
 from exits import Exit, first_line, stop
 from generation import loading, scoring
 from generation.answering import Answerer, make_decoding
 from generation.questions import Question, load_questions
-from jinja2 import TemplateError
-from transformers import TextStreamer
-from transformers.utils import logging
 from usage import Parser
 
 

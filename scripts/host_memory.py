@@ -91,8 +91,9 @@ def track(path):
     It is called before the recipe starts, and hooks into the Accelerator that the recipe makes.
     """
     from accelerate import Accelerator
-    from shard_report import when_prepared
     from torch.nn import Module
+
+    from proof.step_hooks import when_prepared
 
     phases = {}
     found = {}
@@ -197,7 +198,7 @@ def measure(config, ranks, tiny, size, folder, resumes):
 
 def write_table(path, size, rows):
     """Write the rows measured so far as JSON, one a line."""
-    from parity import versions
+    from proof.results import versions
 
     lines = ",\n".join(json.dumps(row) for row in rows)
     head = f'{{"versions": {json.dumps(versions())}, "parameters": {size}, "rows": [\n'
@@ -205,7 +206,7 @@ def write_table(path, size, rows):
 
 
 def parse_args():
-    from parity import configs
+    from proof.jobs import configs
 
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = configs()
@@ -220,7 +221,7 @@ def parse_args():
 
 
 def main():
-    from parity import ranks_of
+    from proof.jobs import ranks_of
 
     args = parse_args()
     rows = []

@@ -9,6 +9,7 @@ of its modules and raises Unplannable for a layer with others (experts, state-sp
 from dataclasses import dataclass, field
 
 import torch
+
 from llama import logits_mib
 from memory_ledger import Autograd, Tensor, Weight
 from model_shapes import Quantized, Unplannable

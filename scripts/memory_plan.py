@@ -8,8 +8,9 @@ from argparse import Namespace
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-import preflight
 import torch
+
+import preflight
 from components.config_strategy import strategy_of, strategy_run
 from memory_blocks import PROJECTIONS, Forward, read
 from memory_ledger import Autograd, Ledger, Weight

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import matplotlib
+
 from memory_cards import GIB, constants_of
 from memory_choice import allows, config_files
 from memory_plan import closed_form, plan_of

@@ -13,10 +13,8 @@ import warnings
 from types import SimpleNamespace
 from unittest import mock
 
-import llama
 import torch
 import torch.distributed as dist
-from model_shapes import Unplannable, build, first_line, quiet
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker, _FSDPRefType
 from torch.distributed._tools.mem_tracker import MemTracker
@@ -24,6 +22,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import llama
+from model_shapes import Unplannable, build, first_line, quiet
 
 TOTAL = "Total"
 CATEGORIES = {  # of the trackers: ours

@@ -14,7 +14,10 @@ from pathlib import Path
 
 import benchmark_tables
 from gpu import tables as gpu_tables
-from parity import BF16_BOUNDS, BOUNDS, MAKERS, NAMES, WEIGHTS, reasons, table, tables
+from proof.compare import BF16_BOUNDS, BOUNDS, NAMES
+from proof.jobs import MAKERS, WEIGHTS
+from proof.markdown import table
+from proof.parity_table import reasons, tables
 from usage import Parser
 from validate_planner import METHODS, summary
 

@@ -20,7 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from parity import MAKERS, ROOT
+from paths import ROOT
+from proof.jobs import MAKERS
 from usage import Parser
 
 SHOWN = {

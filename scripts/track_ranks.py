@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memory_zero import BUCKET
-from shard_report import around_steps, when_prepared
 from usage import Parser
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,6 +73,8 @@ def track(path):
     import torch
     from torch.distributed._tools.mem_tracker import MemTracker
     from torch.utils._python_dispatch import TorchDispatchMode
+
+    from proof.step_hooks import around_steps, when_prepared
 
     class Tracker(MemTracker):
         """torch's tracker without its hooks on modules and parameters, for which it wants leaves: neither FSDP1's
@@ -138,8 +139,9 @@ def make_model(folder):
 
 def learnt_tokens(folder, length):
     """Tokens of a micro-batch that are learnt."""
-    import llama
     from transformers import AutoTokenizer
+
+    import llama
 
     row = json.loads((folder / "rows.jsonl").read_text().splitlines()[0])
     labels = llama.tokenize_row(row, AutoTokenizer.from_pretrained(folder / "model"), length)[
@@ -201,7 +203,7 @@ def launch(config, ranks, job, tiny, folder):
 
 def measure(config, job, tiny, folder):
     """One line of the table: what was launched, learnt tokens of a micro-batch, and the peak of each rank in bytes."""
-    from parity import ranks_of
+    from proof.jobs import ranks_of
 
     ranks = ranks_of(config, 2)
     peaks = launch(config, ranks, JOBS[job], tiny, folder)
@@ -216,11 +218,12 @@ def measure(config, job, tiny, folder):
 
 def planned(row):
     """{category: bytes} of a rank of a measured line, device and host together."""
+    from transformers import AutoConfig
+
     import llama
     from components.config_files import load
     from components.config_reading import as_read
     from memory_plan import Batch, closed_form, plan_of
-    from transformers import AutoConfig
 
     job = JOBS[row["job"]]
     sys.argv = ["llama.py", "--eval_strategy", "no", *job.arguments]
@@ -255,7 +258,7 @@ def compare(row):
 
 
 def parse_args():
-    from parity import configs
+    from proof.jobs import configs
 
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -306,7 +309,7 @@ def measured_rows(args):
 
 def write(path, rows):
     """Write the lines, one a row of the file, over those of the same job and YAML; of other versions none stay."""
-    from parity import versions
+    from proof.results import versions
 
     before = json.loads(path.read_text()) if path.is_file() else {}
     kept = before["rows"] if before.get("versions") == versions() else []

@@ -183,9 +183,10 @@ def run(cell, traces=False):
 
 def run_shape(name, flags, how):
     """Return the closed form's relative error against the trace, on a shape that nothing here could run."""
+    from transformers import AutoConfig
+
     from memory_plan import Batch, Plan, closed_form
     from memory_trace import simulate
-    from transformers import AutoConfig
 
     args, config = (
         recipe_arguments([*flags, "--max_length", "4096"]),

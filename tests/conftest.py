@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import shutil
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -19,8 +20,9 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 gc.disable()  # until all is imported: looking for garbage would take a fifth of that time
-import parity  # noqa: E402  from scripts/
 from gpu import machine  # noqa: E402  from scripts/
+from proof import launch as launching_jobs  # noqa: E402
+from proof.jobs import MAKERS, Run  # noqa: E402
 from tiny import makers  # noqa: E402  from scripts/
 
 
@@ -51,11 +53,11 @@ def once(shared_tmp):
 @pytest.fixture(scope="session")
 def tiny_of(once):
     """A function from a recipe's name to the folder of its tiny model and few rows, made once a test run: model/,
-    data/train.jsonl, data/test.jsonl (scripts/parity.py, MAKERS)."""
+    data/train.jsonl, data/test.jsonl (MAKERS of scripts/proof/jobs.py)."""
 
     def make(recipe, folder):
-        maker, *shape = parity.MAKERS[recipe]
-        makers.make(maker, folder, shape)  # in process: half of a maker's time is imports
+        maker, *shape = MAKERS[recipe]  # in process: half of a maker's time is imports
+        makers.make(maker, folder, shape)
 
     return lambda recipe: once(f"tiny_{recipe}", partial(make, recipe))
 
@@ -72,12 +74,12 @@ def one_process(tiny_of, once):
     once a test run."""
 
     def launch(reference, folder):
-        code, output = parity.launch(reference, tiny_of(reference.recipe), folder)
+        code, output = launching_jobs.launch(reference, tiny_of(reference.recipe), folder)
         assert code == 0, output[-3000:]
 
     def folder_of(weights, recipe="llama"):
         group = "strategies" if recipe == "llama" else recipe
-        reference = parity.Run(group, "single", weights=weights, recipe=recipe)
+        reference = Run(group, "single", weights=weights, recipe=recipe)
         return once(f"one_process_{reference.name}", partial(launch, reference))
 
     return folder_of
@@ -99,7 +101,14 @@ def gsm8k_model(gsm8k, once):
     def make(folder):
         shape = "--vocab_size 4096 --hidden_size 384 --num_hidden_layers 5 --num_attention_heads 6".split()
         shape += "--num_key_value_heads 6 --intermediate_size 1024 --max_position_embeddings 1024".split()
-        makers.make("llama", folder, ["--text", str(gsm8k / "train.jsonl"), *shape])
+        script = [
+            str(REPO / "scripts" / "make_tiny.py"),
+            "llama",
+            str(folder),
+            "--text",
+            str(gsm8k / "train.jsonl"),
+        ]
+        subprocess.run([sys.executable, *script, *shape], check=True, capture_output=True)
 
     return once("gsm8k", make) / "model"
 

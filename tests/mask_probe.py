@@ -6,9 +6,10 @@ what the model is called with; `owners` has the shape of its input_ids and says 
 
 import copy
 
-import llama
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config
+
+import llama
 
 PADDING = -1  # the owner of tokens that belong to no document
 SHAPE = {

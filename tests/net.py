@@ -18,7 +18,16 @@ from safetensors.torch import load_file
 RECORDINGS = Path(__file__).with_name("recordings")
 # Of the machine, not of the recipe
 MEASURED = ("tokens_per_second", "images_per_second", "peak_memory_gib")
-STEPS = ["--max_steps", "20", "--save_steps", "10", "--eval_strategy", "steps", "--eval_steps", "10"]
+STEPS = [
+    "--max_steps",
+    "20",
+    "--save_steps",
+    "10",
+    "--eval_strategy",
+    "steps",
+    "--eval_steps",
+    "10",
+]
 CASES = {
     "llama": [],
     "llama-packing": ["--packing", "--gradient_accumulation_steps", "2", "--max_length", "128"],
@@ -39,7 +48,11 @@ def recipe_of(case):
 
 def words_of(case, data, output_dir):
     """The arguments of a case's run."""
-    flags = [flag for flag in CASES[case] if flag != "--eval_on_start" or recipe_of(case) in ("bert", "vit")]
+    flags = [
+        flag
+        for flag in CASES[case]
+        if flag != "--eval_on_start" or recipe_of(case) in ("bert", "vit")
+    ]
     return [*map(str, data), *STEPS, *flags, "--output_dir", str(output_dir)]
 
 
@@ -69,7 +82,9 @@ def read_run(folder):
     folder = Path(folder)
     metrics = []
     for line in (folder / "metrics.jsonl").read_text().splitlines():
-        metrics.append({key: value for key, value in json.loads(line).items() if key not in MEASURED})
+        metrics.append(
+            {key: value for key, value in json.loads(line).items() if key not in MEASURED}
+        )
     checkpoints = {}
     for path in sorted(folder.glob("checkpoint-*")):
         checkpoints[path.name] = {
@@ -81,7 +96,9 @@ def read_run(folder):
 
 
 def main():
-    sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("recipes", "scripts", "tests")]
+    sys.path[:0] = [
+        str(Path(__file__).parents[1] / name) for name in ("recipes", "scripts", "tests")
+    ]
     import subprocess
 
     import parity

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from accelerate import Accelerator
+from launcher import find_launch_faults
 
 from components.arguments import (
     CommonArguments,
@@ -21,7 +22,6 @@ from components.exits import Exit
 from components.launch_command import find_launch_faults
 from components.status import RANK, fail
 from components.strategy_checks import find_strategy_problems
-from launcher import find_launch_faults
 
 
 def check_launch(args: CommonArguments) -> None:

@@ -28,9 +28,8 @@ TEXT_COLUMNS = (
     "answer",
 )
 OFFLINE = (
-    "Offline: python scripts/make_tiny_model.py (or the make_tiny_*.py of another recipe) "
-    "runs/tiny, then --model_name_or_path runs/tiny/model "
-    "--dataset_name runs/tiny/data/train.jsonl"
+    "Offline: python scripts/make_tiny.py RECIPE runs/tiny, then "
+    "--model_name_or_path runs/tiny/model --dataset_name runs/tiny/data/train.jsonl"
 )
 
 

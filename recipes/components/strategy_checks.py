@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 from accelerate import Accelerator
+from launcher import find_launch
 
 from components.arguments import (
     CommonArguments,
@@ -28,7 +29,6 @@ from components.arguments import (
 from components.launch_command import find_launch
 from components.status import RANK
 from components.strategy import Strategy, compute_dtype
-from launcher import find_launch
 
 # The key of FSDP that each version ignores, though its default FULL_SHARD may stand there
 IGNORED_FSDP_KEYS = {1: "fsdp_reshard_after_forward", 2: "fsdp_sharding_strategy"}

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 from accelerate import Accelerator, DistributedType
+from launcher import Launch, find_launch
 
 from components import folder
 from components.arguments import (
@@ -29,7 +30,6 @@ from components.exits import Exit
 from components.launch_command import Launch, find_launch
 from components.model_checks import share_of_experts, size_of
 from components.strategy import Strategy, compute_dtype
-from launcher import Launch, find_launch
 
 GIB = 2**30
 LAST_NOTES = ("sample", "packing")  # a sample may take several lines

@@ -4,6 +4,7 @@ import re
 from copy import deepcopy
 
 import yaml
+
 from components.config_findings import DeleteKey, Edit, RenameKey, SetValue
 from components.yaml_text import UNREADABLE, KeyPath, Positions, as_yaml, find_positions
 

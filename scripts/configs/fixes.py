@@ -6,7 +6,6 @@ from typing import Any
 
 from components.config_files import ConfigFile, find_faults
 from components.config_findings import Edit, Finding, RenameKey
-
 from configs.edits import edit_content, edit_text
 
 # More findings are left to a person.

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from exits import Exit, first_line, stop
 from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import (
@@ -15,6 +14,8 @@ from transformers import (
     AutoTokenizer,
     BitsAndBytesConfig,
 )
+
+from exits import Exit, first_line, stop
 
 LOAD_ERRORS = (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError, SafetensorError)
 

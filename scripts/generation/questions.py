@@ -9,11 +9,11 @@ from typing import Any
 
 from datasets import load_dataset
 from datasets.exceptions import DatasetGenerationError
+
 from exits import Exit, first_line, stop
+from generation.answering import Message
 from llama import row_to_messages
 from rows import FILE_TYPES
-
-from generation.answering import Message
 
 Row = dict[str, Any]
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-import parity
+from proof.launch import data_of
 
 from . import launches, machine
 from .cell import ROOT, Outcome
@@ -26,7 +26,7 @@ def start(setup, data, folder, steps):
 
     The process's exit code is then that of the recipe itself.
     """
-    command = [sys.executable, "recipes/llama.py", *parity.data_of(data), "--output_dir", folder]
+    command = [sys.executable, "recipes/llama.py", *data_of(data), "--output_dir", folder]
     command += ["--max_steps", steps, "--per_device_train_batch_size", 4]
     command += ["--learning_rate", "1e-3", "--eval_strategy", "no"]
     command += ["--save_steps", 5, "--save_total_limit", 2]

@@ -15,7 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import parity
+from proof import compare
+from proof.jobs import MAKERS
+from proof.launch import data_of
 
 from . import machine
 from .cell import ROOT
@@ -114,7 +116,7 @@ def made(folder, command):
 
 def tiny_model(setup, recipe="llama"):
     """Return the small model and rows of a recipe: 2.25 million parameters, as in parity.py."""
-    return made(setup.models / f"small_{recipe}", parity.MAKERS[recipe])
+    return made(setup.models / f"small_{recipe}", MAKERS[recipe])
 
 
 def wide_model(setup):
@@ -134,7 +136,7 @@ def command_of(setup, variant, data, folder):
     command += ["--report", folder / "report.json"]
     if setup.device == "cuda":
         command += ["--num_processes", 1, "--mixed_precision", variant.precision]
-    command += [f"recipes/{variant.recipe}.py", *parity.data_of(data)]
+    command += [f"recipes/{variant.recipe}.py", *data_of(data)]
     command += ["--output_dir", folder / "run", *variant.flags]
     return [str(word) for word in command]
 
@@ -220,7 +222,7 @@ def train_all(setup, variants, data):
 def read_steps(folder):
     """Return the training lines of a run's metrics.jsonl; [] if there is none."""
     path = Path(folder) / "metrics.jsonl"
-    return parity.read_steps(folder) if path.exists() else []
+    return compare.read_steps(folder) if path.exists() else []
 
 
 def error_of(output):

@@ -68,9 +68,10 @@ def planned_tensors(setup, flags, data):
     flags: of recipes/llama.py, as a dictionary. data: folder of the tokenized rows.
     """
     sys.path.insert(0, str(ROOT / "recipes"))
+    from transformers import AutoConfig
+
     import llama
     from memory_plan import Batch, Plan, closed_form
-    from transformers import AutoConfig
 
     words = benchmark.as_words(flags)
     sys.argv = ["llama.py", *map(str, words)]

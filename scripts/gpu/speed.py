@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import benchmark
 import benchmark_tables
-import parity
+from proof.launch import data_of
 
 from . import launches, machine
 from .cell import ROOT, Outcome, Skip
@@ -533,7 +533,7 @@ def image_workers(setup):
     steps = 4 if setup.tiny else 25
     batch = 4 if setup.tiny else 64
     folder = launches.made(setup.models / "images", ("vit", *shape.split()))
-    words = [str(word) for word in parity.data_of(folder)]
+    words = [str(word) for word in data_of(folder)]
     flags = {}
     for name, value in zip(words[::2], words[1::2], strict=True):
         flags[name.removeprefix("--")] = value

@@ -2,7 +2,7 @@
 
 import json
 
-from parity import table
+from proof.markdown import table
 
 from .catalog import CELLS
 from .cell import FAILED, MEASURED, NOT_OK, OK, SKIPPED, TIMED_OUT

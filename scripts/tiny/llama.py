@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from exits import Exit, stop
 from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
@@ -16,6 +15,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from exits import Exit, stop
 from tiny import chat, output, settings, skills, tokenizers
 from tiny.options import LlamaOptions, MixtralOptions
 

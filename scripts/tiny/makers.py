@@ -8,9 +8,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from usage import Parser
-
 from tiny import options
+from usage import Parser
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from exits import Exit, stop
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, ViTImageProcessorPil
 from transformers.utils import logging
+
+from exits import Exit, stop
 
 Processor = PreTrainedTokenizerFast | ViTImageProcessorPil
 

@@ -7,6 +7,7 @@ runs test_masks_on_gpu.py beside this file, so it is left out here.
 
 import pytest
 import torch
+
 from gpu import machine, runner
 from gpu.catalog import CELLS
 from gpu.cell import MEASURED, OK, SKIPPED

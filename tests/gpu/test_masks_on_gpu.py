@@ -1,8 +1,9 @@
 """The kernels of a GPU, flash attention among them, keep packed documents apart as those of a CPU do."""
 
-import llama
 import pytest
 import torch
+
+import llama
 import varlen
 from mask_probe import ARCHITECTURES, distance_from_alone, leak, packed_batch, random_model
 

@@ -11,8 +11,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import warm
 from _pytest.runner import runtestprotocol
+
+import warm
 from launching import INTERPRETER
 
 WARM = "WARM_PYTHON"  # the program that starts Python warm: from the process that was started by hand to its workers

@@ -9,10 +9,11 @@ import shutil
 import sys
 
 import datasets
-import llama
 import pytest
-from launching import recipe
 from transformers import AutoTokenizer
+
+import llama
+from launching import recipe
 
 GOOD = '{"prompt": "Spell the word lamp.", "completion": "l-a-m-p"}'
 

@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pytest
+
 from launching import recipe
 
 GOOD = json.dumps({"prompt": "Spell the word lamp.", "completion": "l-a-m-p"})

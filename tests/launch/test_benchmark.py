@@ -3,8 +3,9 @@
 import json
 import sys
 
-import benchmark
 import pytest
+
+import benchmark
 from launching import run
 
 

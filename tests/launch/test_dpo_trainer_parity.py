@@ -7,8 +7,9 @@ import json
 import sys
 
 import pytest
-from launching import REPO, read_metrics, run
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from launching import REPO, read_metrics, run
 
 STEPS, BATCH, RATE, LENGTH = 4, 4, 3e-4, 192
 REWARDS = ["rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies"]

@@ -5,6 +5,7 @@ import shlex
 import sys
 
 import pytest
+
 from launching import CONFIGS, REPO, accelerate_launch, data_of, recipe, rehearse, run
 
 

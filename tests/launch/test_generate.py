@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+
 from launching import REPO, data_of, recipe, run
 
 

@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+
 from launching import run
 
 CELLS = {"micro.found_inf": "ok", "micro.pinned_answer": "skipped", "strategies.one_process": "ok"}

@@ -1,7 +1,8 @@
 """Under FSDP a host holds one copy of the model while it loads: measured with real ranks, scripts/host_memory.py."""
 
-import host_memory
 import pytest
+
+import host_memory
 
 pytestmark = pytest.mark.cold("a process that starts warm has the server's pages in its memory")
 

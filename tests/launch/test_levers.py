@@ -4,28 +4,32 @@ import json
 import os
 import sys
 
-import parity
 import pytest
-from launching import RECIPE, REPO, data_of, read_metrics, run
 from safetensors import safe_open
+
+from launching import RECIPE, REPO, data_of, read_metrics, run
+from proof.compare import bounds_of, compare, within
+from proof.jobs import CUT, LEVERS, MODEL, PACKING, Run, all_runs, reference_of
+from proof.launch import launch
+from proof.parity_table import measure
 
 
 @pytest.mark.parametrize("config", ["fsdp2_full_shard", "deepspeed_zero3"])
 def test_padding_free_batches_and_losses_in_pieces_are_those_of_plain_ones(
     config, tiny, one_process, tmp_path
 ):
-    planned = parity.Run("levers", config, 2, *parity.CUT[2], flags=parity.LEVERS)
-    assert planned in parity.all_runs()
-    row = parity.measure(planned, tiny, tmp_path / "run", one_process("full"))
+    planned = Run("levers", config, 2, *CUT[2], flags=LEVERS)
+    assert planned in all_runs()
+    row = measure(planned, tiny, tmp_path / "run", one_process("full"))
     assert row["verdict"] == "ok", row
 
 
 def test_packed_lines_give_the_same_on_ranks(tiny, tmp_path):
-    planned = parity.Run("packing", "fsdp1_full_shard", 2, *parity.CUT[2], flags=parity.PACKING)
-    reference = parity.reference_of(planned)
-    assert planned in parity.all_runs() and reference in parity.all_runs()
-    parity.launch(reference, tiny, tmp_path / "reference")
-    row = parity.measure(planned, tiny, tmp_path / "run", tmp_path / "reference")
+    planned = Run("packing", "fsdp1_full_shard", 2, *CUT[2], flags=PACKING)
+    reference = reference_of(planned)
+    assert planned in all_runs() and reference in all_runs()
+    launch(reference, tiny, tmp_path / "reference")
+    row = measure(planned, tiny, tmp_path / "run", tmp_path / "reference")
     assert row["verdict"] == "ok", row
     packing = json.loads((tmp_path / "run" / "run.json").read_text())["summary"]["packing"]
     assert packing.startswith("210 rows in ") and int(packing.split()[3]) < 110
@@ -35,31 +39,31 @@ def test_packed_lines_give_the_same_on_ranks(tiny, tmp_path):
 def tied(tmp_path):
     """The tiny model with one matrix for embedding and output."""
     script, folder = REPO / "scripts" / "make_tiny.py", tmp_path / "tied"
-    done = run(sys.executable, script, "llama", folder, *parity.MODEL, "--tie_word_embeddings")
+    done = run(sys.executable, script, "llama", folder, *MODEL, "--tie_word_embeddings")
     assert done.returncode == 0, done.output
     return folder
 
 
 def test_a_tied_head_in_pieces_is_gathered_right(tied, tmp_path):
     for config, ranks in (("single", 1), ("fsdp2_full_shard", 2), ("deepspeed_zero3", 2)):
-        planned = parity.Run("levers", config, ranks, *parity.CUT[ranks], flags=parity.LEVERS)
-        code, output = parity.launch(planned, tied, tmp_path / config)
+        planned = Run("levers", config, ranks, *CUT[ranks], flags=LEVERS)
+        code, output = launch(planned, tied, tmp_path / config)
         assert code == 0, output[-3000:]
-        found = parity.compare(tmp_path / config, tmp_path / "single")
-        assert parity.within(found, parity.bounds_of(planned)[0]), (config, found)
+        found = compare(tmp_path / config, tmp_path / "single")
+        assert within(found, bounds_of(planned)[0]), (config, found)
 
 
 def test_compiled_layers_train_alike_and_are_saved_under_their_own_names(tiny, tmp_path):
-    flags = (*parity.PACKING, "--max_steps", "6", "--eval_strategy", "no")
-    plain = parity.Run("packing", "single", flags=flags)
-    compiled = parity.Run(
-        "packing", "ddp", 2, *parity.CUT[2], flags=(*flags, "--torch_compile", "--save_steps", "3")
+    flags = (*PACKING, "--max_steps", "6", "--eval_strategy", "no")
+    plain = Run("packing", "single", flags=flags)
+    compiled = Run(
+        "packing", "ddp", 2, *CUT[2], flags=(*flags, "--torch_compile", "--save_steps", "3")
     )
     for planned, folder in ((plain, tmp_path / "plain"), (compiled, tmp_path / "compiled")):
-        code, output = parity.launch(planned, tiny, folder)
+        code, output = launch(planned, tiny, folder)
         assert code == 0, output[-3000:]
     assert "torch.compile of each kind of layer" in output
-    found = parity.compare(
+    found = compare(
         tmp_path / "compiled", tmp_path / "plain"
     )  # compares the names of all tensors too
     assert found["loss"] < 1e-5 and found["weights"] < 1e-4, found

@@ -5,6 +5,7 @@ import os
 import sys
 
 import pytest
+
 from launching import REPO, data_of, read_metrics, rehearse, run
 
 RECIPE = REPO / "recipes" / "llama_dpo.py"
@@ -51,7 +52,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(whole_run, tiny, t
     command = [*data_of(tiny), *SHORT, "--output_dir", tmp_path]
     stopped = run(
         sys.executable,
-        REPO / "scripts" / "faults.py",
+        REPO / "scripts" / "proof" / "faults.py",
         RECIPE,
         *command,
         env=os.environ | {"FAULT": fault},

@@ -1,6 +1,7 @@
 """The planner's peak under three engines, against the live tensors of two ranks (scripts/track_ranks.py)."""
 
 import pytest
+
 import track_ranks
 
 

@@ -1,6 +1,7 @@
 """The planner's two ways agree: its closed form, and the real model traced on fake tensors and fake ranks."""
 
 import pytest
+
 from memory_plan import Batch, Plan, closed_form
 from memory_trace import simulate
 from validate_planner import BASE, config_of, recipe_arguments

@@ -7,10 +7,12 @@ import os
 import shutil
 import sys
 
-import parity
 import pytest
-from launching import REPO, read_metrics, rehearse, run
 from safetensors.torch import load_file
+
+from launching import REPO, read_metrics, rehearse, run
+from paths import CONFIGS
+from proof.compare import BOUNDS
 
 RECIPE = REPO / "recipes" / "mistral_pretrain.py"
 # 12 blocks of 48 tokens a step, read as a stream with windows of 16 of the 210 texts: a step ends within all three
@@ -58,7 +60,12 @@ def arguments(tiny, ranks=1, data=None):
 
 def train(tiny, folder, *flags, faults=(), data=None):
     """One plain process, with planted faults."""
-    command = [sys.executable, REPO / "scripts" / "faults.py", RECIPE, *arguments(tiny, data=data)]
+    command = [
+        sys.executable,
+        REPO / "scripts" / "proof" / "faults.py",
+        RECIPE,
+        *arguments(tiny, data=data),
+    ]
     return run(
         *command,
         "--output_dir",
@@ -164,16 +171,16 @@ def test_two_ranks_go_on_with_the_same_global_batches(tiny, whole, stopped, tmp_
         sys.executable,
         REPO / "scripts" / "rehearse.py",
         "--config_file",
-        parity.CONFIGS / "ddp.yaml",
+        CONFIGS / "ddp.yaml",
     ]
-    script += ["--num_processes", 2, REPO / "scripts" / "faults.py"]
+    script += ["--num_processes", 2, REPO / "scripts" / "proof" / "faults.py"]
     done = run(*script, *command, "--eval_on_start", env=os.environ | {"FAULT": fault})
     assert done.returncode == 0, done.output[-3000:]
     seen = rows_of(tmp_path / "rows", 2)
     assert sorted(seen) == list(range(8, 17)) and all(seen[step] == whole[1][step] for step in seen)
     ours, theirs = lines_of(folder), lines_of(whole[0])
     for a, b in zip(ours, theirs, strict=True):  # losses are summed in another order, in fp32
-        assert a == pytest.approx(b, rel=parity.BOUNDS["loss"] * 5)
+        assert a == pytest.approx(b, rel=BOUNDS["loss"] * 5)
 
 
 def test_a_bad_document_in_the_middle_of_a_run_ends_it_with_65_and_a_checkpoint(tiny, tmp_path):
@@ -225,4 +232,4 @@ def test_two_ranks_end_with_the_last_token_of_the_last_pass(tiny, tmp_path):
     size = [b["num_input_tokens_seen"] for b in theirs if "loss" in b]
     assert size[-1] - (size[-2] if len(size) > 1 else 0) < 12 * 80  # the last step is a shorter one
     for a, b in zip(ours, theirs, strict=True):
-        assert a == pytest.approx(b, rel=parity.BOUNDS["loss"] * 5)
+        assert a == pytest.approx(b, rel=BOUNDS["loss"] * 5)

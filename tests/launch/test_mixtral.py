@@ -3,19 +3,20 @@
 import json
 import sys
 
-import mixtral
-import parity
 import pytest
 import torch
-from launching import REPO, read_metrics, run
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import mixtral
+from launching import REPO, read_metrics, run
+from proof.jobs import CUT, Run, reference_of
+
 RECIPE = REPO / "recipes" / "mixtral.py"
 EXPERTS, TOP_K = 4, 2
-DDP = parity.Run("mixtral", "ddp", 2, *parity.CUT[2], recipe="mixtral")
-ONE = parity.reference_of(DDP)
+DDP = Run("mixtral", "ddp", 2, *CUT[2], recipe="mixtral")
+ONE = reference_of(DDP)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from launching import read_metrics, recipe
 
 JOB = ["--max_steps", "6", "--per_device_train_batch_size", "8", "--learning_rate", "1e-3"]

@@ -4,14 +4,17 @@ A fault is a change of a few words. The check is one that the project has anyway
 fail for the fault's own reason: that assertion, that number out of bounds, that line of the report.
 """
 
-import importlib.util
 import re
 import shutil
 import sys
+from dataclasses import replace
 
-import parity
 import pytest
+
 from launching import REPO, run
+from proof.jobs import Run, all_runs
+from proof.launch import launch
+from proof.parity_table import measure
 
 COPIED = ["accelerate_configs", "recipes", "scripts", "tests", "pyproject.toml", "requirements.txt"]
 RECIPE, MASK_PROBE = "recipes/llama.py", "tests/mask_probe.py"
@@ -109,9 +112,9 @@ FOUND_BY_A_TEST = {
 
 # ---- Faults that scripts/parity.py finds: the run, the number out of bounds, and the fault ----
 SHORT = ("--max_steps", "2")
-ONE_PROCESS = parity.Run("strategies", "single")
-OTHER_CUT = parity.Run("cuts", "single", batch=1, accumulation=12)
-TWO_RANKS = parity.Run("strategies", "ddp", ranks=2, accumulation=2)
+ONE_PROCESS = Run("strategies", "single")
+OTHER_CUT = Run("cuts", "single", batch=1, accumulation=12)
+TWO_RANKS = Run("strategies", "ddp", ranks=2, accumulation=2)
 LOSS, COUNT = "summed_loss(model, batch) / num_supervised", 'batch["counts"][0]'
 PAD = "np.full(shape, -100)"
 PREPARED = "model, optimizer, train_loader = accelerator.prepare(model, optimizer, train_loader)"
@@ -195,20 +198,10 @@ def test_no_test_fails_without_a_fault(copy, tmp_path):
     assert done.returncode == 0 and "1 passed" in done.output, done.output
 
 
-def parity_of(folder):
-    """scripts/parity.py of a copy, which launches what lies beside it."""
-    spec = importlib.util.spec_from_file_location(
-        "parity_of_the_copy", folder / "scripts" / "parity.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def row_of(planned, folder, tiny, output_dir, reference):
-    """The row of `folder`'s scripts/parity.py for one of its runs, cut to two steps."""
-    assert planned in parity.all_runs()
-    row = parity_of(folder).measure(planned._replace(flags=SHORT), tiny, output_dir, reference)
+    """The row of scripts/parity.py for one of its runs in the copy, cut to two steps."""
+    assert planned in all_runs()
+    row = measure(replace(planned, flags=SHORT), tiny, output_dir, reference, root=folder)
     assert "differences" in row, row
     return row
 
@@ -247,8 +240,8 @@ def test_parity_finds_nothing_without_a_fault(copy, sound, tiny, tmp_path):
 def test_the_rehearsal_refuses_NO_SHARD_that_is_full_shard(
     config, change, ignored, copy, tiny, tmp_path
 ):
-    planned = parity.Run("strategies", config, ranks=2, accumulation=2)
-    code, output = parity_of(copy(change)).launch(planned, tiny, tmp_path / "run")
+    planned = Run("strategies", config, ranks=2, accumulation=2)
+    code, output = launch(planned, tiny, tmp_path / "run", root=copy(change))
     assert code == 64 and ignored in output, output
 
 
@@ -259,6 +252,6 @@ def test_the_shard_report_finds_NO_SHARD_that_is_full_shard(copy, tiny, tmp_path
         start,
         f'    os.environ.pop("FSDP_SHARDING_STRATEGY")  # what the YAML says\n{start}',
     )
-    planned = parity.Run("strategies", "fsdp1_no_shard", ranks=2, accumulation=2, flags=SHORT)
-    code, output = parity_of(copy(lost)).launch(planned, tiny, tmp_path / "run")
+    planned = Run("strategies", "fsdp1_no_shard", ranks=2, accumulation=2, flags=SHORT)
+    code, output = launch(planned, tiny, tmp_path / "run", root=copy(lost))
     assert code == 70 and "shard report: NOT AS PROMISED" in output, output

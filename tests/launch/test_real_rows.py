@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+
 from launching import read_metrics, rehearse
 
 CUTS = {"single": (1, ["8", "1"]), "fsdp": (2, ["2", "2"]), "deepspeed_zero3": (2, ["4", "1"])}

@@ -7,13 +7,20 @@ under every YAML (results/README.md).
 
 import shutil
 import sys
+from dataclasses import replace
 
-import fault_injection as fi
-import parity
 import pytest
-from launching import REPO, read_metrics, rehearse, run
 
-RECIPES = [name for name in parity.MAKERS if name != "llama"]
+from launching import REPO, read_metrics, rehearse, run
+from proof.faults import Fault
+from proof.jobs import CUT, MAKERS, Run, all_runs
+from proof.launch import data_of
+from proof.parity_table import measure
+from proof.trials.lab import Lab
+from proof.trials.outcome import resume_and_compare, status_of, verified
+from proof.trials.trial import make_job
+
+RECIPES = [name for name in MAKERS if name != "llama"]
 ENGINES = [("fsdp2_full_shard", "full"), ("deepspeed_zero3", "LoRA")]
 EVALUATED = {"rel": 1e-5, "abs": 1e-6}  # metrics that count rows are equal
 
@@ -25,10 +32,10 @@ EVALUATED = {"rel": 1e-5, "abs": 1e-6}  # metrics that count rows are equal
 def test_ranks_give_the_numbers_of_one_process_and_hold_what_was_promised(
     recipe, config, kind, tiny_of, one_process, tmp_path
 ):
-    planned = parity.Run(recipe, config, 2, *parity.CUT[2], kind, recipe=recipe)
-    assert planned in parity.all_runs()
+    planned = Run(recipe, config, 2, *CUT[2], kind, recipe=recipe)
+    assert planned in all_runs()
     whole = one_process(kind, recipe)
-    row = parity.measure(planned, tiny_of(recipe), tmp_path / "run", whole)
+    row = measure(planned, tiny_of(recipe), tmp_path / "run", whole)
     assert row["verdict"] == "ok" and row["bytes"] == "ok", row
     evaluations, expected = read_metrics(tmp_path / "run")[1], read_metrics(whole)[1]
     assert evaluations and evaluations == [pytest.approx(line, **EVALUATED) for line in expected]
@@ -47,7 +54,7 @@ def test_ranks_give_the_numbers_of_one_process_and_hold_what_was_promised(
 )
 def test_a_new_head_beside_adapters_has_their_type_in_bf16(config, base, tiny_of, tmp_path):
     flags = ["--use_peft", *base, "--max_steps", 2, "--output_dir", tmp_path / "run"]
-    data, script = parity.data_of(tiny_of("bert")), REPO / "recipes" / "bert.py"
+    data, script = data_of(tiny_of("bert")), REPO / "recipes" / "bert.py"
     done = rehearse(config, *data, *flags, num_processes=2, mixed_precision="bf16", script=script)
     assert done.returncode == 0, done.output[-3000:]
     assert len(read_metrics(tmp_path / "run")[0]) == 2 and "shard report: ok" in done.output
@@ -55,21 +62,20 @@ def test_a_new_head_beside_adapters_has_their_type_in_bf16(config, base, tiny_of
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_stopped_run_goes_on_as_if_it_had_not(recipe, tiny_of, one_process, shared_tmp, tmp_path):
-    lab = fi.Lab(shared_tmp / f"faults_{recipe}", tiny_of(recipe))
-    job = fi.job("single")._replace(recipe=recipe)
-    done = lab.run(job, tmp_path / "run", [{"do": "SIGTERM", "at": "keep", "call": 8}])
-    assert done.code == 75 and fi.status_of(tmp_path / "run")["state"] == "stopped", done.output[
-        -3000:
-    ]
-    assert fi.verified(tmp_path / "run") == [7]
-    result = fi.goes_on(lab, job, tmp_path / "run", whole=one_process("full", recipe))
+    lab = Lab(shared_tmp / f"faults_{recipe}", tiny_of(recipe))
+    job = replace(make_job("single"), recipe=recipe)
+    folder = tmp_path / "run"
+    ended = lab.run(job, folder, [Fault("SIGTERM", "keep", call=8)])
+    assert ended.code == 75 and status_of(folder)["state"] == "stopped", ended.output[-3000:]
+    assert verified(folder) == [7]
+    result = resume_and_compare(lab, folder, job, whole=one_process("full", recipe))
     assert result.ok, result.note
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_file_alone_trains(recipe, tiny_of, tmp_path):
     shutil.copy(REPO / "recipes" / f"{recipe}.py", tmp_path / "train.py")
-    words = ["train.py", *parity.data_of(tiny_of(recipe)), "--max_steps", 4, "--output_dir", "run"]
+    words = ["train.py", *data_of(tiny_of(recipe)), "--max_steps", 4, "--output_dir", "run"]
     done = run(sys.executable, *words, cwd=tmp_path)
     assert done.returncode == 0, done.output[-3000:]
     assert (

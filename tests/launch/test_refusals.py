@@ -5,6 +5,7 @@ import os
 
 import pytest
 import yaml
+
 from launching import CONFIGS, RECIPE, accelerate_launch, data_of, recipe, rehearse
 
 SHARDING = ["fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero1", "deepspeed_zero3"]

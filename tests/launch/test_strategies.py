@@ -7,10 +7,14 @@ by scripts/parity.py (results/README.md).
 import importlib.util
 import json
 
-import parity
 import pytest
 import torch
+
 from launching import CONFIGS, RECIPE, read_metrics
+from proof import jobs
+from proof.compare import bounds_of, compare, within
+from proof.jobs import Run
+from proof.launch import launch
 
 WORKS = "works"
 NO_INT8_FSDP = "use --load_in_4bit, or int8 with ddp.yaml"
@@ -38,7 +42,7 @@ TABLE = {  # strategy: what happens with full, LoRA, int8 LoRA, nf4 LoRA
     "deepspeed_zero3_offload": (WORKS, WORKS, WORKS, WORKS),
 }
 PAIRS = [
-    (config, kind, row[i]) for config, row in TABLE.items() for i, kind in enumerate(parity.WEIGHTS)
+    (config, kind, row[i]) for config, row in TABLE.items() for i, kind in enumerate(jobs.WEIGHTS)
 ]
 # Run here: full weights everywhere, adapters but where a sibling stands for it, a quantized base under each engine,
 # each refusal once
@@ -49,7 +53,7 @@ SHORT_FORM = [
     if expected == WORKS
     and (
         kind == "full"
-        or config in parity.ENGINES
+        or config in jobs.ENGINES
         or kind == "LoRA"
         and not config.endswith(HAS_SIBLING)
     )
@@ -71,12 +75,12 @@ SAVED = {
 
 def test_the_table_is_complete():
     assert set(TABLE) == {path.stem for path in CONFIGS.glob("*.yaml") if not path.is_symlink()}
-    assert set(TABLE) == set(parity.configs())
-    assert all(len(row) == len(parity.WEIGHTS) for row in TABLE.values()) and len(PAIRS) == 64
+    assert set(TABLE) == set(jobs.configs())
+    assert all(len(row) == len(jobs.WEIGHTS) for row in TABLE.values()) and len(PAIRS) == 64
     refused = [
         (run.config, run.weights)
-        for run in parity.all_runs()
-        if parity.refuses(run) and run.recipe == "llama"
+        for run in jobs.all_runs()
+        if jobs.is_refused(run) and run.recipe == "llama"
     ]
     assert set(refused) == {(config, kind) for config, kind, expected in PAIRS if expected != WORKS}
 
@@ -85,16 +89,16 @@ def test_the_table_is_complete():
     ("config", "kind", "expected"), SHORT_FORM, ids=[f"{c}-{k}" for c, k, _ in SHORT_FORM]
 )
 def test_a_strategy_with_a_kind_of_weights(config, kind, expected, tiny, one_process, tmp_path):
-    ranks = parity.ranks_of(config, 4 if kind == "full" and config in ON_FOUR else 2)
+    ranks = jobs.ranks_of(config, 4 if kind == "full" and config in ON_FOUR else 2)
     run, folder = (
-        parity.Run("strategies", config, ranks, *parity.CUT[ranks], kind),
+        Run("strategies", config, ranks, *jobs.CUT[ranks], kind),
         tmp_path / "run",
     )
-    assert run in parity.all_runs()
+    assert run in jobs.all_runs()
     if config == "single":
         code, output, folder = 0, "", one_process(kind)  # which all are compared with
     else:
-        code, output = parity.launch(run, tiny, folder)
+        code, output = launch(run, tiny, folder)
 
     if expected != WORKS:
         assert code == 64, output[-3000:]
@@ -107,8 +111,8 @@ def test_a_strategy_with_a_kind_of_weights(config, kind, expected, tiny, one_pro
     assert (
         report["verdict"] == "ok" and len(report["rows"]) >= 3 * ranks
     )  # held bytes are the promised bytes
-    found, (bounds, _) = parity.compare(folder, one_process(kind)), parity.bounds_of(run)
-    assert parity.within(found, bounds), found
+    found, (bounds, _) = compare(folder, one_process(kind)), bounds_of(run)
+    assert within(found, bounds), found
     steps, evaluations = read_metrics(folder)
     reference, reference_evaluations = read_metrics(one_process(kind))
     assert [line["step"] for line in steps] == list(range(1, 21))

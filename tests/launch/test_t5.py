@@ -5,10 +5,12 @@ import shutil
 import sys
 
 import numpy as np
-import parity
 import pytest
-from launching import REPO, data_of, read_metrics, run
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from launching import REPO, data_of, read_metrics, run
+from proof.jobs import CUT, Run
+from proof.parity_table import measure
 
 RECIPE = REPO / "recipes" / "t5.py"
 METRICS = ["eval_rouge1", "eval_rouge2", "eval_rougeL", "eval_bleu", "eval_exact_match"]
@@ -30,10 +32,10 @@ def test_two_ranks_write_the_texts_of_one_process(tiny, one_process, tmp_path):
     """Under FSDP1, where generation needs what is in no layer gathered; of others tests/launch/test_recipes.py sees to it
     that ROUGE, BLEU and exact match are those of one process."""
     job, reference = (
-        parity.Run("t5", "fsdp1_full_shard", 2, *parity.CUT[2], recipe="t5"),
+        Run("t5", "fsdp1_full_shard", 2, *CUT[2], recipe="t5"),
         one_process("full", "t5"),
     )
-    row = parity.measure(job, tiny, tmp_path / "run", reference)
+    row = measure(job, tiny, tmp_path / "run", reference)
     assert row["verdict"] == "ok", row
     ours, theirs = (texts_of(folder) for folder in (tmp_path / "run", reference))
     assert ours == theirs and [line["row"] for line in ours] == list(range(1, 22))

@@ -6,6 +6,7 @@ import shutil
 import sys
 
 import pytest
+
 from launching import REPO, data_of, read_metrics, run
 
 pytestmark = pytest.mark.cold("as a user starts a copy")
@@ -80,7 +81,7 @@ def test_a_recipe_that_was_copied_alone_stops_at_numbers_that_are_not_finite(
     shutil.copy(REPO / "recipes" / "llama.py", tmp_path / "train.py")
     command = [
         sys.executable,
-        REPO / "scripts" / "faults.py",
+        REPO / "scripts" / "proof" / "faults.py",
         "train.py",
         *data_of(tiny),
         "--max_steps",

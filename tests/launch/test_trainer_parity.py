@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from launching import read_metrics, recipe
 
 STEPS, BATCH, RATE, LENGTH = 20, 4, 5e-4, 512

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+
 from launching import REPO, run
 
 # What a recipe does with these libraries, and whether that imported torch's compiler and deepspeed

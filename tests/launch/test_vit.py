@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from launching import REPO, read_metrics, run
 from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+from launching import REPO, read_metrics, run
 
 RECIPE = REPO / "recipes" / "vit.py"
 

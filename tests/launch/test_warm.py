@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 
-import fault_injection as fi
-import parity
 import pytest
+
 from launching import INTERPRETER, run
+from proof.jobs import CUT, Run, ranks_of
+from proof.launch import data_of, launch
+from proof.trials.outcome import unequal
 
 if "WARM_PYTHON" not in os.environ:
     pytest.skip("all starts are cold", allow_module_level=True)
@@ -27,16 +29,14 @@ CANARIES = [
 
 @pytest.mark.parametrize(("config", "weights"), CANARIES, ids=[" ".join(pair) for pair in CANARIES])
 def test_a_launch_gives_the_same_bits(config, weights, tiny, tmp_path, monkeypatch):
-    ranks = parity.ranks_of(config, 2)
-    planned = parity.Run(
-        "strategies", config, ranks, *parity.CUT[ranks], weights, flags=("--max_steps", "8")
-    )
+    ranks = ranks_of(config, 2)
+    planned = Run("strategies", config, ranks, *CUT[ranks], weights, flags=("--max_steps", "8"))
     for folder, program in (("warm", sys.executable), ("cold", INTERPRETER)):
         monkeypatch.setattr(sys, "executable", program)
-        code, output = parity.launch(planned, tiny, tmp_path / folder)
+        code, output = launch(planned, tiny, tmp_path / folder)
         assert code == 0, output[-3000:]
         assert "warm: " not in output  # a fallback
-    assert fi.unequal(tmp_path / "warm", tmp_path / "cold") == 0
+    assert unequal(tmp_path / "warm", tmp_path / "cold") == 0
     assert what_ran(tmp_path / "warm") == what_ran(tmp_path / "cold")
 
 
@@ -167,7 +167,7 @@ def test_a_rehearsal_by_hand_starts_warm(tiny, tmp_path):
         "recipes/llama.py",
     ]
     flags = [
-        *parity.data_of(tiny),
+        *data_of(tiny),
         "--max_steps",
         2,
         "--output_dir",

@@ -2,11 +2,12 @@
 
 import sys
 
+import pytest
+from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaConfig
+
 import llama
 import preflight
-import pytest
 from fakes import fake_accelerator
-from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaConfig
 
 ONE_PROCESS = fake_accelerator()
 

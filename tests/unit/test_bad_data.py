@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 import datasets
-import llama
 import pyarrow as pa
 import pytest
-import rows
 from pyarrow import parquet
 from transformers import AutoTokenizer, ByT5Tokenizer
+
+import llama
+import rows
 
 GOOD = '{"prompt": "Spell the word lamp.", "completion": "l-a-m-p"}'
 TURNS = {

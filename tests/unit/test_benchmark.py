@@ -5,11 +5,12 @@ import json
 import math
 import sys
 
+import pytest
+
 import benchmark
 import benchmark_peers
 import benchmark_tables as tables
 import llama
-import pytest
 from launching import REPO
 
 CELLS = [*benchmark.cpu_cells(), *benchmark.gpu_cells()]

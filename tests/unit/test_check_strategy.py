@@ -5,14 +5,15 @@ import sys
 import time
 from types import SimpleNamespace
 
-import llama
-import preflight
 import pytest
 import torch
 from accelerate import DistributedType
 from accelerate.utils import FullyShardedDataParallelPlugin
-from fakes import fake_accelerator
 from torch.utils import cpp_extension
+
+import llama
+import preflight
+from fakes import fake_accelerator
 from whole_state import strategy_in_force
 
 # What `accelerate launch` exports where the YAML is silent (accelerate 1.15, utils/launch.py)

@@ -5,10 +5,11 @@ import re
 import shlex
 import sys
 
-import plan_memory
 import pytest
-import rehearse
 from accelerate.commands.launch import launch_command_parser
+
+import plan_memory
+import rehearse
 from launching import REPO
 
 PROGRAMS = [

@@ -6,8 +6,9 @@ import sys
 from modulefinder import ModuleFinder
 from pathlib import Path
 
-import copy_recipe
 import pytest
+
+import copy_recipe
 from launching import REPO
 from template import copying, imports, origin
 

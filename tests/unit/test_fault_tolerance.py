@@ -9,16 +9,17 @@ import sys
 from argparse import Namespace
 from types import SimpleNamespace
 
-import damage
-import fault_tolerance
-import llama
-import preflight
 import pytest
-import run_status
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+import fault_tolerance
+import llama
+import preflight
+import run_status
+from proof import damage
 
 # Arguments that change what is learnt: a run goes on with other values only where --allow_change names them
 UNSAFE = frozenset(

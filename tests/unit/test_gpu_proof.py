@@ -11,12 +11,13 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 import benchmark
 import benchmark_peers
 import benchmark_probe
 import gpu_proof
 import llama
-import pytest
 import rehearse
 import vit
 from gpu import correct, launches, planner, runner, speed

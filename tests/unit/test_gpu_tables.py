@@ -8,6 +8,7 @@ import json
 import shutil
 
 import pytest
+
 import readme_tables
 from gpu import runner, tables
 from gpu.cell import Cell

@@ -6,8 +6,9 @@ import sys
 import zipfile
 from types import SimpleNamespace
 
-import gpu_wheels
 import pytest
+
+import gpu_wheels
 
 LIBRARIES = ("libbitsandbytes_cuda130.so", "libbitsandbytes_cuda118.so", "libbitsandbytes_cpu.so")
 

@@ -2,14 +2,15 @@
 
 from types import SimpleNamespace
 
-import llama
 import pytest
 import torch
 import torch.distributed as dist
 from accelerate import DistributedType
 from accelerate.utils import FullyShardedDataParallelPlugin
-from fakes import fake_accelerator
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+import llama
+from fakes import fake_accelerator
 
 
 def fsdp(version, precision):

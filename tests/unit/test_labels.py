@@ -8,12 +8,10 @@ import json
 import sys
 from types import SimpleNamespace
 
-import bert
 import numpy as np
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, Features, Value
-from fakes import fake_accelerator
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -21,6 +19,9 @@ from transformers import (
     RobertaConfig,
     RobertaModel,
 )
+
+import bert
+from fakes import fake_accelerator
 
 TEXTS = {
     "one text": {"text": "the tea was good"},

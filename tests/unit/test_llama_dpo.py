@@ -6,15 +6,16 @@ from contextlib import contextmanager
 from functools import partial
 from unittest import mock
 
-import llama_dpo
 import pytest
-import rows
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import llama_dpo
+import rows
 from tiny.llama import make_model
 from tiny.options import LlamaOptions
-from torch.utils._python_dispatch import TorchDispatchMode
 
 USER = {"role": "user", "content": "Say a."}
 GOOD, BAD = ({"role": "assistant", "content": text} for text in "ab")

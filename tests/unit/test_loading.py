@@ -3,11 +3,9 @@
 import os
 from types import SimpleNamespace
 
-import model_weights
 import pytest
 import torch
 from accelerate import DistributedType
-from fakes import fake_accelerator
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -16,6 +14,9 @@ from transformers import (
     GenerationConfig,
     LlamaConfig,
 )
+
+import model_weights
+from fakes import fake_accelerator
 
 GPU = torch.device("cuda", 1)
 

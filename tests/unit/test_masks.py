@@ -5,10 +5,11 @@ Tiny random models in fp32, in process. Flash attention needs a GPU: tests/gpu/t
 
 import json
 
-import llama
 import pytest
 import torch
 from datasets import Dataset
+
+import llama
 from mask_probe import ARCHITECTURES, PADDING, distance_from_alone, leak, packed_batch, random_model
 
 # Logits are about 0.5. A document alone is summed in another order, in fp32, which keeps seven digits

@@ -8,10 +8,11 @@ import shlex
 import sys
 from types import SimpleNamespace
 
-import memory_choice
-import plan_memory
 import pytest
 from accelerate.commands.launch import launch_command_parser
+
+import memory_choice
+import plan_memory
 from launching import REPO
 from memory_cards import CARDS, GIB, constants_of, pieces_on
 from memory_choice import LINES_AT_MOST, largest

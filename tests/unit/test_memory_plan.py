@@ -1,9 +1,10 @@
 """The planner's closed form: the peak that torch's own trackers see, and states by the published arithmetic."""
 
 import pytest
+from transformers import AutoConfig
+
 from memory_plan import Batch, Plan, closed_form, strategy_for
 from memory_trace import measure
-from transformers import AutoConfig
 from validate_planner import BASE, config_of, recipe_arguments
 
 GB = 10**9

@@ -2,8 +2,9 @@
 
 import json
 
-import parity
 import pytest
+from transformers import AutoConfig
+
 import track_ranks
 from components.config_files import load
 from components.config_reading import as_read
@@ -12,7 +13,7 @@ from memory_plan import Batch, closed_form, plan_of
 from memory_ranks import Gathered, Whole
 from memory_zero import Zero, Zero3
 from model_shapes import Unplannable
-from transformers import AutoConfig
+from proof import jobs
 from validate_planner import recipe_arguments
 
 SHAPE = {
@@ -41,7 +42,7 @@ def plan_of_run(row):
     read = as_read(load(str(CONFIGS / f"{row['config']}.yaml")).content)
     machines = 2 if row["config"] == "fsdp1_hybrid_shard" else 1  # which the rehearsal simulates
     return plan_of(
-        recipe_arguments(parity.WEIGHTS[row["weights"]]), read, row["ranks"], machines, "no"
+        recipe_arguments(jobs.WEIGHTS[row["weights"]]), read, row["ranks"], machines, "no"
     )
 
 
@@ -82,4 +83,4 @@ def test_the_peak_is_that_of_live_tensors(row):
 
 
 def test_every_yaml_was_tracked():
-    assert {row["config"] for row in TRACKED} == set(parity.configs())
+    assert {row["config"] for row in TRACKED} == set(jobs.configs())

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
 from fakes import fake_accelerator
 from memory_plan import Batch, Plan, closed_form, strategy_for
 from model_shapes import build, read_config
-from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM
 from validate_planner import recipe_arguments
 
 GB = 10**9

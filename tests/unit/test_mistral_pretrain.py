@@ -7,14 +7,15 @@ import sys
 from argparse import Namespace
 from itertools import islice
 
-import mistral_pretrain as recipe
 import numpy as np
 import pytest
-import rows
 import torch
 from datasets import Dataset, load_dataset
-from mask_probe import SHAPE, distance_from_alone, leak
 from transformers import AutoModelForCausalLM, MistralConfig
+
+import mistral_pretrain as recipe
+import rows
+from mask_probe import SHAPE, distance_from_alone, leak
 
 END, LENGTH = 1, 8
 WORDS = [f"w{i}" for i in range(100)]

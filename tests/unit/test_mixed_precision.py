@@ -7,15 +7,16 @@ import logging
 import sys
 from types import SimpleNamespace
 
+import pytest
+import torch
+
 import llama
 import mixtral
-import parity
-import pytest
 import t5
-import torch
 import vit
 from fakes import fake_accelerator
 from launching import REPO
+from proof.jobs import MAKERS
 
 # What accelerate says of itself under single, DDP and FSDP1 with mixed precision
 AUTOCASTS = {"native_amp": True, "is_fsdp2": False}
@@ -171,7 +172,7 @@ def test_peft_casts_where_autocast_does_not_or_results_would_change(
     assert casts_of(loaded(tiny, monkeypatch, *flags, **facts)) == {True}
 
 
-@pytest.mark.parametrize("recipe", sorted(parity.MAKERS))
+@pytest.mark.parametrize("recipe", sorted(MAKERS))
 def test_every_recipe_leaves_the_casts_to_autocast(recipe):
     source = (REPO / "recipes" / f"{recipe}.py").read_text()
     made, left = "= get_peft_model(", "    leave_casts_to_autocast(model, args, accelerator)"

@@ -5,14 +5,15 @@ import sys
 from argparse import Namespace
 from types import SimpleNamespace
 
-import mixtral
 import numpy as np
-import preflight
 import pytest
 import torch
-from fakes import fake_accelerator
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, MixtralConfig
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+import mixtral
+import preflight
+from fakes import fake_accelerator
 
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 ONE_PROCESS = fake_accelerator()

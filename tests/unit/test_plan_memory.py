@@ -3,8 +3,9 @@
 import json
 import sys
 
-import plan_memory
 import pytest
+
+import plan_memory
 from components.config_files import load
 from components.config_reading import as_read
 from launching import REPO

@@ -9,13 +9,8 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import llama
-import parity
-import preflight
 import pytest
 import torch
-from fakes import fake_accelerator
-from launching import REPO
 from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
@@ -31,6 +26,12 @@ from transformers import (
     Qwen3Config,
     Qwen3NextConfig,
 )
+
+import llama
+import preflight
+from fakes import fake_accelerator
+from launching import REPO
+from proof.jobs import MAKERS
 
 PACKAGES = {"flash-attn", "flash-attn-3", "flash-attn-4", "kernels", "liger-kernel"}
 AMPERE, ADA, HOPPER, TURING = (8, 0), (8, 9), (9, 0), (7, 5)
@@ -528,7 +529,7 @@ def test_layers_that_it_has_are_not(names):
     preflight.check_adapters(model, names)
 
 
-@pytest.mark.parametrize("recipe", sorted(parity.MAKERS))
+@pytest.mark.parametrize("recipe", sorted(MAKERS))
 def test_every_recipe_checks_the_layers_before_it_makes_adapters(recipe):
     source = (REPO / "recipes" / f"{recipe}.py").read_text()
     check, made = "preflight.check_adapters(model, args.lora_target_modules)", "= get_peft_model("

@@ -6,9 +6,10 @@ import ast
 import re
 import sys
 
-import parity
 import pytest
+
 from launching import REPO, run
+from proof.jobs import MAKERS
 
 NAMES = "run_status upstream fault_tolerance head_loss model_weights preflight rows varlen whole_state".split()
 COMPANIONS = [REPO / "recipes" / f"{name}.py" for name in NAMES]
@@ -121,7 +122,7 @@ def function(path, name):
 
 
 def test_the_recipes_are_the_expected_ones():
-    assert [path.stem for path in RECIPES] == sorted(parity.MAKERS)
+    assert [path.stem for path in RECIPES] == sorted(MAKERS)
     assert not (REPO / "recipes" / "__init__.py").exists() and all(
         path.exists() for path in COMPANIONS
     )

@@ -3,11 +3,12 @@
 import json
 import re
 
-import llama
-import llama_dpo
 import pytest
 from datasets import Dataset
 from transformers import AutoTokenizer
+
+import llama
+import llama_dpo
 
 QUESTION, ANSWER = "Spell the word lamp.", "l-a-m-p"
 FORMATS = {

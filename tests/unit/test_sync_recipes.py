@@ -4,6 +4,7 @@ import shutil
 import sys
 
 import pytest
+
 import sync_recipes
 from launching import REPO, run
 

@@ -10,12 +10,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import sacrebleu
-import t5
 import torch
 from datasets import Dataset
-from fakes import fake_accelerator
 from rouge_score import rouge_scorer
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BartConfig, M2M100Config
+
+import t5
+from fakes import fake_accelerator
 
 SOURCE, TARGET = "the dog sees a ship", "nuka zovo pizu"
 NO_COLUMNS, NO_LANGUAGES = (None, None), (None, None)

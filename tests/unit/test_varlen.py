@@ -7,12 +7,9 @@ looked at on tensors without memory.
 
 import sys
 
-import llama
 import pytest
 import torch
-import varlen
 from datasets import Dataset
-from mask_probe import ARCHITECTURES, SHAPE, distance_from_alone, leak, packed_batch, random_model
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
     AttentionInterface,
@@ -28,6 +25,10 @@ from transformers import (
     Qwen3Config,
     Qwen3NextConfig,
 )
+
+import llama
+import varlen
+from mask_probe import ARCHITECTURES, SHAPE, distance_from_alone, leak, packed_batch, random_model
 
 LENGTHS = [7, 1, 10, 6]
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}  # fp32, added in another order

@@ -6,13 +6,14 @@ from functools import partial
 
 import numpy as np
 import pytest
-import rows
 import torch
-import vit
 from datasets import ClassLabel, Dataset, Features, Image, Value
 from PIL import Image as Pillow
 from torch.utils.data import DataLoader
 from transformers import ViTImageProcessorPil
+
+import rows
+import vit
 
 SIZE = (8, 8)
 PROCESSOR = ViTImageProcessorPil(size={"height": 8, "width": 8}, resample=0)

@@ -6,8 +6,9 @@ import pytest
 import torch
 from bitsandbytes.nn import Linear8bitLt
 from bitsandbytes.optim import AdamW8bit
-from fakes import fake_accelerator
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+from fakes import fake_accelerator
 from whole_state import first_nonfinite, flatten, gather_state, restore_state
 
 

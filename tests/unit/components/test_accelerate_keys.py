@@ -3,6 +3,7 @@
 from accelerate.commands.config.config_args import BaseConfig, ClusterConfig
 from accelerate.commands.launch import launch_command_parser
 from accelerate.utils import TERecipeKwargs, constants, dataclasses, str_to_bool
+
 from components import accelerate_keys as keys
 
 TITLES = {

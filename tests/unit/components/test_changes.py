@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+
 from components import arguments
 from components.changes import find_changes
 from components.cli import markers_of, may_change

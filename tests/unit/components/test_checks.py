@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+
 from components.arguments import CommonArguments
 from components.checks import check_launch, find_conflicts
 from components.cli import parse_arguments

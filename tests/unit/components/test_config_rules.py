@@ -5,6 +5,7 @@ that accelerate stops.
 """
 
 import pytest
+
 from accelerate_judge import deepspeed_run, fsdp_run, launched, pretend_gpu, write
 from broken_configs import (
     BROKEN,

@@ -7,13 +7,14 @@ from contextlib import nullcontext
 import pytest
 import yaml
 from accelerate.utils import DeepSpeedPlugin
+from deepspeed.runtime.config import DeepSpeedConfig
+
 from accelerate_judge import deepspeed_run, pretend_gpu, write
 from broken_configs import DEEPSPEED_JSON, ZERO_BY_JSON
 from components import accelerate_keys, config_rules, deepspeed_keys
 from components.config_files import find_faults, load
 from components.config_findings import STOPS, split
 from components.config_rules_deepspeed_json import rules_of_json
-from deepspeed.runtime.config import DeepSpeedConfig
 
 OTHER_VALUES = {
     "zero_stage": 3,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 import yaml
 from accelerate.commands.config import cluster
+
 from accelerate_judge import (
     GPUS,
     deepspeed_run,

@@ -4,6 +4,7 @@ import pytest
 import yaml
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env
+
 from accelerate_judge import launched, pretend_gpu, write
 from broken_configs import DDP, FULL1, FULL2, ZERO2
 from components import config_rules

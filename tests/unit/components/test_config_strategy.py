@@ -2,6 +2,7 @@
 
 import pytest
 import yaml
+
 from components.config_reading import as_read
 from components.config_strategy import shards_of, strategy_of, strategy_run
 from launching import CONFIGS

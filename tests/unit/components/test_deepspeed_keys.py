@@ -1,11 +1,12 @@
 """The tables of the DeepSpeed JSON's keys are those of the installed deepspeed."""
 
 import pytest
-from components import deepspeed_keys
 from deepspeed.runtime import config, precision_config
 from deepspeed.runtime.zero import config as zero
 from deepspeed.runtime.zero import offload_config
 from pydantic import ValidationError
+
+from components import deepspeed_keys
 
 MODELS = {
     ("zero_optimization",): zero.DeepSpeedZeroConfig,

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
 from components import device_checks
 from components.checks import find_problems
 from components.cli import parse_arguments

@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from components.export import save_model, whole_weights
-from fakes import fake_accelerator
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from transformers import AutoModelForCausalLM, LlamaConfig
+
+from components.export import save_model, whole_weights
+from fakes import fake_accelerator
 
 SHAPE = {
     "vocab_size": 64,

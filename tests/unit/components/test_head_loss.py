@@ -9,14 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from components.head_loss import (
-    LossInHead,
-    LossInPieces,
-    changes_logits_after_head,
-    logits_mib,
-    replaced_forward,
-    tokens_per_piece,
-)
 from peft import LoraConfig, get_peft_model
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -31,6 +23,15 @@ from transformers import (
     LlamaConfig,
     MixtralConfig,
     Qwen3Config,
+)
+
+from components.head_loss import (
+    LossInHead,
+    LossInPieces,
+    changes_logits_after_head,
+    logits_mib,
+    replaced_forward,
+    tokens_per_piece,
 )
 
 CPU = torch.device("cpu")

@@ -4,10 +4,11 @@ import json
 import sys
 from types import SimpleNamespace
 
-import llama
-import preflight
 import psutil
 import pytest
+
+import llama
+import preflight
 from components import launch_command
 from launching import CONFIGS
 

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from components.chat import load_tokenizer
-from components.loading import OTHER_HEAD, build_without_weights, loading
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageClassification,
@@ -14,6 +12,9 @@ from transformers import (
     T5Config,
     ViTConfig,
 )
+
+from components.chat import load_tokenizer
+from components.loading import OTHER_HEAD, build_without_weights, loading
 
 TINY = {
     "hidden_size": 8,
@@ -60,7 +61,7 @@ class TestTokenizer:
             load_tokenizer("nobody/nothing")
         first, second = capsys.readouterr().err.splitlines()
         assert first.startswith("error: nobody/nothing: no tokenizer: OSError: ")
-        assert second.startswith("error: Offline: python scripts/make_tiny_model.py")
+        assert second.startswith("error: Offline: python scripts/make_tiny.py")
 
 
 def test_what_is_read_is_not_touched():

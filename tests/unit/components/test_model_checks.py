@@ -5,19 +5,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate import DistributedType
-from components import model_checks
-from components.cli import parse_arguments
-from components.model_checks import (
-    check_adapters,
-    check_model,
-    check_output_head,
-    check_running_statistics,
-    check_under_strategy,
-    size_of,
-)
-from components.strategy import Strategy
-from example_arguments import ClassifierArguments, MixtureArguments, language_model_arguments
-from fakes import fake_accelerator
 from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
@@ -36,6 +23,20 @@ from transformers import (
     Qwen3NextConfig,
     RobertaConfig,
 )
+
+from components import model_checks
+from components.cli import parse_arguments
+from components.model_checks import (
+    check_adapters,
+    check_model,
+    check_output_head,
+    check_running_statistics,
+    check_under_strategy,
+    size_of,
+)
+from components.strategy import Strategy
+from example_arguments import ClassifierArguments, MixtureArguments, language_model_arguments
+from fakes import fake_accelerator
 
 TINY = {
     "hidden_size": 8,

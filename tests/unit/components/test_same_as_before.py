@@ -5,19 +5,20 @@ This file goes with those modules.
 
 from types import SimpleNamespace
 
-import llama
 import pytest
 import torch
-import whole_state
 from bitsandbytes.optim import AdamW8bit
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, get_scheduler
+
+import llama
+import whole_state
 from components.arguments import TrainingArguments
 from components.export import save_model
 from components.head_loss import LossInHead
 from components.optimizer import make_optimizer
 from components.state import gather_state, get_loss_scale, restore_loss_scale, restore_state
 from fakes import fake_accelerator
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, get_scheduler
 
 CPU = torch.device("cpu")
 SHAPE = {

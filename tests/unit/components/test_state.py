@@ -6,6 +6,8 @@ import pytest
 import torch
 from bitsandbytes.nn import Linear8bitLt
 from bitsandbytes.optim import AdamW8bit
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
 from components.deepspeed_state import clean_name, flatten, master_weights
 from components.state import (
     first_nonfinite,
@@ -15,7 +17,6 @@ from components.state import (
     restore_state,
 )
 from fakes import fake_accelerator
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 
 class OnGpu(torch.Tensor):

@@ -10,6 +10,8 @@ import pytest
 import torch
 from accelerate import DistributedType
 from accelerate.utils import FullyShardedDataParallelPlugin
+from torch.utils import cpp_extension
+
 from components import strategy_checks
 from components.cli import parse_arguments
 from components.strategy import Strategy
@@ -22,7 +24,6 @@ from components.strategy_checks import (
 )
 from example_arguments import MixtureArguments, language_model_arguments
 from fakes import fake_accelerator
-from torch.utils import cpp_extension
 
 # What `accelerate launch` exports where the YAML is silent (accelerate 1.15, utils/launch.py)
 LAUNCHER = {

@@ -8,14 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate import DistributedType
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MixtralConfig
+
 from components import summary
 from components.status import process_status
 from components.strategy import Strategy
 from components.summary import ModelSize, bytes_on_disk, plan_command, summarize, unused_gpus
 from example_arguments import language_model_arguments
 from fakes import fake_accelerator
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MixtralConfig
 
 MIXTURE = MixtralConfig(
     hidden_size=8,

@@ -7,9 +7,6 @@ rows are shown; what the real one takes is looked at on tensors without memory.
 
 import pytest
 import torch
-from components import varlen
-from components.head_loss import LossInHead
-from mask_probe import ARCHITECTURES, SHAPE, distance_from_alone, leak, packed_batch, random_model
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
     AttentionInterface,
@@ -25,6 +22,10 @@ from transformers import (
     Qwen3Config,
     Qwen3NextConfig,
 )
+
+from components import varlen
+from components.head_loss import LossInHead
+from mask_probe import ARCHITECTURES, SHAPE, distance_from_alone, leak, packed_batch, random_model
 
 LENGTHS = [7, 1, 10, 6]
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}  # fp32, added in another order

@@ -6,9 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate import DistributedType
-from components import weights
-from components.weights import load_pretrained
-from fakes import fake_accelerator
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -17,6 +14,10 @@ from transformers import (
     GenerationConfig,
     LlamaConfig,
 )
+
+from components import weights
+from components.weights import load_pretrained
+from fakes import fake_accelerator
 
 GPU = torch.device("cuda", 1)
 

@@ -7,8 +7,9 @@ import re
 import subprocess
 import sys
 
-import check_config
 import pytest
+
+import check_config
 from accelerate_judge import write
 from broken_configs import DDP, DEEPSPEED_JSON, FSDP, FSDP1, FSDP2, FULL2, ZERO_BY_JSON
 from launching import CONFIGS, REPO

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import yaml
+
 from accelerate_judge import fsdp_run, launched, pretend_gpu, run, write
 from broken_configs import BROKEN, DDP, DEEPSPEED_JSON, FSDP1, FSDP2, FULL2, MESH, ZERO
 from components import accelerate_keys as keys

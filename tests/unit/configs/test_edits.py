@@ -2,6 +2,7 @@
 
 import pytest
 import yaml
+
 from components.config_findings import delete, rename, set_value
 from configs.edits import comments, edit_content, edit_text
 

@@ -2,6 +2,7 @@
 
 import pytest
 import yaml
+
 from accelerate_judge import GPUS, fsdp_run, pretend_gpu, questionnaire, write
 from broken_configs import BROKEN, FULL2, ZERO2
 from components.config_files import ConfigFile, load

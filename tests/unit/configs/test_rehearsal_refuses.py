@@ -4,8 +4,9 @@ import json
 import sys
 
 import pytest
-import rehearse
 import yaml
+
+import rehearse
 from accelerate_judge import write
 from broken_configs import DDP, DEEPSPEED_JSON, FSDP1, ZERO_BY_JSON
 from launching import CONFIGS

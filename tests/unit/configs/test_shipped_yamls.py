@@ -4,6 +4,7 @@ import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
+
 from launching import CONFIGS
 
 EXPECTED = {

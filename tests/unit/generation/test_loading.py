@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from generation import loading
 from generation.loading import Source
 

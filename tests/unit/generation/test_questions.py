@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from generation.questions import load_questions
 
 

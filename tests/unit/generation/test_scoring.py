@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from generation import scoring
 from generation.questions import Question
 from generation.scoring import Answered

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from PIL import Image
+
 from tiny import images
 
 

@@ -5,11 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import make_tiny
 import pytest
+from transformers import AutoConfig
+
+import make_tiny
 from launching import REPO
 from tiny import makers
-from transformers import AutoConfig
 
 FEW_ROWS = ["--num_train_rows", "20", "--num_test_rows", "8"]
 ARCHITECTURES = {

@@ -1,6 +1,7 @@
 """What the makers refuse: every problem of a call at once, each with the flag's name."""
 
 import pytest
+
 from tiny import makers
 from tiny.options import LlamaOptions, MixtralOptions, PreferenceOptions, TextOptions
 

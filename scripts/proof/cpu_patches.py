@@ -1,0 +1,169 @@
+"""What makes accelerate, torch and deepspeed treat gloo CPU ranks as they treat GPUs.
+
+Apart from the hooks that measure, this is the only place in this project that changes accelerate,
+torch or deepspeed; every change is one function below that says what upstream does. Measured with
+accelerate 1.15, torch 2.13, deepspeed 0.19.
+"""
+
+import importlib
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+from accelerate.state import DistributedType, PartialState
+from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FullStateDictConfig,
+    FullyShardedDataParallel,
+    _init_utils,
+)
+
+# What accelerate's plugin reads of the YAML and refuses where there is no GPU
+LOADS_ONCE = "FSDP_CPU_RAM_EFFICIENT_LOADING"
+SYNCS_STATES = "FSDP_SYNC_MODULE_STATES"
+
+
+def treat_cpu_as_gpu(ranks_per_node: int) -> None:
+    """Make every change that this rank's engine needs; the launcher's environment names it."""
+    use_gloo()
+    do_not_pin_memory()
+    keep_full_state_dict()
+    simulate_nodes(ranks_per_node)
+    if os.environ.get("FSDP_VERSION", "1") == "1":
+        sync_fsdp1_states()
+    if uses("DEEPSPEED"):
+        do_not_compile()
+
+
+def uses(engine: str) -> bool:
+    """Whether the launcher has chosen an engine: FSDP or DEEPSPEED."""
+    return os.environ.get(f"ACCELERATE_USE_{engine}") == "true"
+
+
+def upstream(owner: type | ModuleType, name: str) -> Any:
+    """Return `owner.name`, or stop with one line: without its target a change would do nothing."""
+    if not hasattr(owner, name):
+        sys.exit(
+            f"cpu_ranks.py: {owner.__name__}.{name} is gone in this version of the library; "
+            "the rehearsal on CPU ranks changes it and must be adapted (or use --device cuda)"
+        )
+    return getattr(owner, name)
+
+
+def use_gloo() -> None:
+    """Let accelerate see a distributed job on CPU.
+
+    Upstream `PartialState._prepare_backend` looks for a device, finds none and returns no backend:
+    every rank believes it is alone. Its own CPU mode (MULTI_CPU) never becomes FSDP or DeepSpeed,
+    so those two are announced as MULTI_GPU, from where accelerate switches to them; plain DDP is
+    MULTI_CPU as upstream has it.
+    """
+    original = upstream(PartialState, "_prepare_backend")
+
+    def prepare_backend(
+        self: PartialState, cpu: bool = False, sagemaker_dp: bool = False, backend: Any = None
+    ) -> tuple:
+        if "LOCAL_RANK" not in os.environ:  # single.yaml: not a distributed job
+            return original(self, cpu, sagemaker_dp, backend)
+        if uses("FSDP") or uses("DEEPSPEED"):
+            return "gloo", DistributedType.MULTI_GPU
+        return "gloo", DistributedType.MULTI_CPU
+
+    PartialState._prepare_backend = prepare_backend
+
+
+def do_not_pin_memory() -> None:
+    """Offload of FSDP2 without pinned memory: upstream's `CPUOffloadPolicy()` pins, on a device."""
+    original = upstream(FullyShardedDataParallelPlugin, "set_cpu_offload")
+
+    def set_cpu_offload(self: FullyShardedDataParallelPlugin) -> None:
+        original(self)
+        if isinstance(self.cpu_offload, CPUOffloadPolicy):
+            self.cpu_offload = CPUOffloadPolicy(pin_memory=False)
+
+    FullyShardedDataParallelPlugin.set_cpu_offload = set_cpu_offload
+
+
+def sync_fsdp1_states() -> None:
+    """Let FSDP1 ranks get their weights from rank 0 over gloo, as they do on GPUs.
+
+    Upstream accelerate's plugin refuses fsdp_cpu_ram_efficient_loading where there is no GPU, and
+    torch's `_check_module_states_for_sync_module_states` refuses to synchronize, although gloo
+    broadcasts CPU tensors: the rehearsal would load the model in another way than production.
+    """
+    upstream(_init_utils, "_check_module_states_for_sync_module_states")
+    _init_utils._check_module_states_for_sync_module_states = lambda module_states: None
+    original = upstream(FullyShardedDataParallelPlugin, "__post_init__")
+
+    def post_init(self: FullyShardedDataParallelPlugin) -> None:
+        asked = hide(LOADS_ONCE, SYNCS_STATES)
+        original(self)
+        os.environ.update(asked)
+        loads_once = asked.get(LOADS_ONCE, "false").lower() == "true"
+        syncs = asked.get(SYNCS_STATES, "false").lower() == "true"
+        self.cpu_ram_efficient_loading = loads_once
+        self.sync_module_states = loads_once or syncs
+        self.param_init_fn = lambda module: module.to_empty(device="cpu", recurse=False)
+
+    FullyShardedDataParallelPlugin.__post_init__ = post_init
+
+
+def hide(*names: str) -> dict[str, str]:
+    """Take variables out of the environment and return those that were there."""
+    return {name: os.environ.pop(name) for name in names if name in os.environ}
+
+
+def keep_full_state_dict() -> None:
+    """Full state dicts of FSDP1 without `offload_to_cpu`.
+
+    Upstream frees the gathered parameters after it "moved" them to the CPU, where they are already:
+    the state dict then points at freed memory (SIGSEGV). Without the flag it clones them first.
+    """
+    original = upstream(FullyShardedDataParallel, "set_state_dict_type")
+
+    def set_state_dict_type(
+        module: torch.nn.Module,
+        state_dict_type: Any,
+        state_dict_config: Any = None,
+        optim_state_dict_config: Any = None,
+    ) -> Any:
+        if isinstance(state_dict_config, FullStateDictConfig):
+            state_dict_config.offload_to_cpu = False
+        if hasattr(optim_state_dict_config, "offload_to_cpu"):
+            optim_state_dict_config.offload_to_cpu = False
+        return original(module, state_dict_type, state_dict_config, optim_state_dict_config)
+
+    FullyShardedDataParallel.set_state_dict_type = staticmethod(set_state_dict_type)
+
+
+def simulate_nodes(ranks_per_node: int) -> None:
+    """Let FSDP1 HYBRID_SHARD see nodes of `ranks_per_node` devices.
+
+    Upstream shards over `torch.cpu.device_count()` ranks, which is always 1: nothing would be
+    sharded.
+    """
+    upstream(torch.cpu, "device_count")
+    torch.cpu.device_count = lambda: ranks_per_node
+
+
+def do_not_compile() -> None:
+    """DeepSpeed with gloo's collectives and torch's AdamW.
+
+    Upstream compiles a shared-memory op for CPU ranks and, with offload, DeepSpeedCPUAdam: it takes
+    minutes and a compiler, and leaves a lock file if a rank is stopped meanwhile, which blocks
+    every later run.
+    """
+    # By its name: the package itself has torch under the name deepspeed.comm.torch
+    backend = importlib.import_module("deepspeed.comm.torch")
+    upstream(backend, "build_shm_op")
+    backend.build_shm_op = lambda: None
+    original = upstream(DeepSpeedPlugin, "__post_init__")
+
+    def post_init(self: DeepSpeedPlugin) -> None:
+        original(self)
+        self.deepspeed_config["zero_force_ds_cpu_optimizer"] = False
+
+    DeepSpeedPlugin.__post_init__ = post_init

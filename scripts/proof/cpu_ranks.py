@@ -1,0 +1,31 @@
+"""Start one rank of a rehearsal: a program that `accelerate launch` starts in the recipe's place.
+
+Not called by hand. `scripts/rehearse.py` lets `accelerate launch` start this file in every rank,
+with the recipe and its arguments behind it. `proof.rank` makes accelerate treat gloo CPU ranks as
+it treats GPUs and has the rank measured; then the recipe runs as `python RECIPE ...` would run it.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Prepare the rank, and give the recipe the sys.argv and sys.path that python would give it.
+
+    This project's scripts/ is on the path only until then: a copied recipe must not find modules
+    there that it will not find in production.
+    """
+    recipe, *arguments = sys.argv[1:]
+    import_path = sys.path[1:]  # without the folder of this file
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from proof import rank
+
+    this_rank = rank.prepare()
+    sys.argv = [recipe, *arguments]
+    sys.path[:] = [os.path.dirname(os.path.abspath(recipe)), *import_path]
+    rank.run(recipe, this_rank)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,323 @@
+"""Damage to checkpoints, in this process: what trials and unit tests try on them.
+
+Each function that damages returns a `Tried`: how many trials it made, and what was not found.
+"""
+
+import copy
+import json
+import os
+import pickle
+import random
+import shutil
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import fault_tolerance
+from fault_tolerance import FILES, hash_of
+
+MANIFEST = "manifest.json"
+NAMES = (*FILES, MANIFEST)
+# Values that stand in the place of others in a changed manifest
+ODD_VALUES = [
+    *(None, True, [], {}, -1, 0, 1.5, 10**40, float("nan")),
+    *("", "x", "../../etc", [[[]]], {"size": 1}),
+]
+# Manifests that a reader of JSON may trip over: nested too deeply, a number too long, no text
+TRAPS = [b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000, b"\xff\xfe", b"\x00" * 64]
+# Folders that are named nearly as a checkpoint is
+STRAYS = (
+    "checkpoint-",
+    "checkpoint-abc",
+    "checkpoint-1.5",
+    "checkpoint--3",
+    "checkpoint-8 copy",
+    "my notes",
+    "checkpoint-50.tmp",
+    "xcheckpoint-4",
+    "checkpoint-٣",
+    "checkpoint-0",
+)
+
+
+class Tried(NamedTuple):
+    """What was tried: the number of trials, and the damage that was not found."""
+
+    trials: int
+    missed: list[str]
+
+
+# ---- What there is to damage ----
+
+
+def make_checkpoint(folder: Path, step: int, numbers: int = 3000, limit: int = 9) -> Path:
+    """Publish a small checkpoint, as a run would, and return its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {
+        "weight": torch.full((numbers,), float(step)),
+        "state.weight.exp_avg": torch.arange(1.0 * numbers),
+    }
+    fault_tolerance.publish(folder, state, {"step": step, "arguments": {"seed": 42}}, limit)
+    return folder / f"checkpoint-{step}"
+
+
+def find_newest(folder: Path) -> Path | None:
+    """The checkpoint from which a run in this folder is resumed."""
+    args = Namespace(output_dir=str(folder), resume_from_checkpoint="auto", dry_run=False)
+    return fault_tolerance.search_checkpoint(args)
+
+
+def is_found(checkpoint: Path, name: str) -> bool:
+    """Whether damage to a file is found, and the file named.
+
+    A wrong hash in the manifest blames the file that it is about.
+    """
+    problem = fault_tolerance.problem_of(checkpoint)
+    if problem is None:
+        return False
+    return problem.startswith(name) or name == MANIFEST
+
+
+def share_of_hashing(folder: Path, numbers: int) -> float:
+    """Save so many fp32 numbers; return the part of the time that hashing takes."""
+    state = {"weight": torch.rand(numbers)}
+    save_start = time.perf_counter()
+    fault_tolerance.publish(folder, state, {"step": 1}, 2)
+    hash_start = time.perf_counter()
+    hash_of(folder / "checkpoint-1" / FILES[0])
+    hash_end = time.perf_counter()
+    shutil.rmtree(folder / "checkpoint-1")
+    return (hash_end - hash_start) / (hash_start - save_start)
+
+
+# ---- Bytes ----
+
+
+def flipped_bits(checkpoint: Path, flips: int, seed: int = 0) -> Tried:
+    """Flip one bit at a time, spread over each file."""
+    dice = random.Random(seed)
+    missed = []
+    for i in range(flips):
+        path = checkpoint / NAMES[i % len(NAMES)]
+        position = dice.randrange(path.stat().st_size)
+        bit = dice.randrange(8)
+        with open(path, "r+b") as file:
+            byte = os.pread(file.fileno(), 1, position)
+            flipped = byte[0] ^ (1 << bit)
+            os.pwrite(file.fileno(), bytes([flipped]), position)
+            if not is_found(checkpoint, path.name):
+                missed.append(f"{path.name}, byte {position}")
+            os.pwrite(file.fileno(), byte, position)
+    return Tried(flips, missed)
+
+
+def cut_and_lost_files(checkpoint: Path) -> Tried:
+    """Cut each file at ten offsets; make it longer, missing, a folder, or a dangling link."""
+    trials = 0
+    missed = []
+    for name in NAMES:
+        path = checkpoint / name
+        whole = path.read_bytes()
+        for what, replace in replacements(whole).items():
+            path.unlink()
+            replace(path)
+            trials += 1
+            if not is_found(checkpoint, name):
+                missed.append(f"{name}: {what}")
+            if path.is_dir():
+                path.rmdir()
+            else:
+                path.unlink(missing_ok=True)
+            path.write_bytes(whole)
+    return Tried(trials, missed)
+
+
+def replacements(whole: bytes) -> dict[str, Callable[[Path], Any]]:
+    """What may be in the place of a file with these bytes, by name: functions that put it there."""
+    makers = {}
+    for tenth in range(10):
+        size = tenth * len(whole) // 10
+        makers[f"cut at {size}"] = writer_of(whole[:size])
+    makers["one byte more"] = writer_of(whole + b"x")
+    makers["missing"] = lambda path: None
+    makers["a folder"] = Path.mkdir
+    makers["a link to nothing"] = lambda path: path.symlink_to("nowhere")
+    return makers
+
+
+def writer_of(content: bytes) -> Callable[[Path], Any]:
+    """A function that writes these bytes to a path."""
+    return lambda path: path.write_bytes(content)
+
+
+# ---- Manifests ----
+
+
+def mutated_manifests(checkpoint: Path, number: int, seed: int = 0) -> Tried:
+    """Change the manifest at random: none raises, and none is trusted that says something else."""
+    path = checkpoint / MANIFEST
+    dice = random.Random(seed)
+    missed = []
+    whole = path.read_bytes()
+    manifest = json.loads(whole)
+    for i in range(number):
+        content = TRAPS[i] if i < len(TRAPS) else mutate(dice, manifest)
+        overwrite(path, content)
+        problem = problem_with(checkpoint, manifest, content)
+        if problem:
+            missed.append(problem)
+    path.write_bytes(whole)
+    return Tried(number, missed)
+
+
+def overwrite(path: Path, content: bytes) -> None:
+    """Write a file in place and cut it last: one that is cut to nothing is flushed each time."""
+    with open(path, "r+b") as file:
+        file.write(content)
+        file.truncate()
+
+
+def problem_with(checkpoint: Path, manifest: dict, content: bytes) -> str | None:
+    """What is wrong with how a checkpoint with this manifest was taken; None if nothing is."""
+    try:
+        trusted = fault_tolerance.problem_of(checkpoint) is None
+    except Exception as error:  # whatever it is, it must not be raised
+        return f"{type(error).__name__}: {content[:300]}"
+    if trusted and not says_the_same(manifest, content):
+        return f"trusted: {content[:300]}"
+    return None
+
+
+def says_the_same(manifest: dict, content: bytes) -> bool:
+    """Whether a manifest's bytes say what the true one says about both files."""
+    try:
+        read = json.loads(content)
+        for name, facts in manifest.items():
+            if any(read[name][key] != value for key, value in facts.items()):
+                return False
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return False
+    return True
+
+
+def mutate(dice: random.Random, manifest: dict) -> bytes:
+    """A manifest with one to three random changes of its bytes or of its values."""
+    if dice.random() < 0.5:
+        return mutate_bytes(dice, json.dumps(manifest, indent=2).encode())
+    return mutate_values(dice, manifest)
+
+
+def mutate_bytes(dice: random.Random, text: bytes) -> bytes:
+    """Put up to four random bytes in the place of up to eight, one to three times."""
+    changed = bytearray(text)
+    for _ in range(dice.randint(1, 3)):
+        start = dice.randrange(len(changed))
+        replacement = dice.randbytes(dice.choice((0, 1, 1, 4)))
+        end = start + dice.choice((0, 1, 1, 8))
+        changed[start:end] = replacement
+    return bytes(changed)
+
+
+def mutate_values(dice: random.Random, manifest: dict) -> bytes:
+    """Take out or replace one to three values; one manifest in ten is replaced as a whole."""
+    changed = copy.deepcopy(manifest)
+    for _ in range(dice.randint(1, 3)):
+        inner = [part for part in changed.values() if isinstance(part, dict)]
+        owner = dice.choice([changed, *inner])
+        key = dice.choice([*owner, "other"])
+        if dice.random() < 0.3:
+            owner.pop(key, None)
+        else:
+            owner[key] = copy.deepcopy(dice.choice(ODD_VALUES))
+    if dice.random() < 0.1:
+        changed = dice.choice(ODD_VALUES)
+    return json.dumps(changed).encode()
+
+
+# ---- Folders ----
+
+
+def older_one_is_taken(folder: Path) -> Tried:
+    """Damage each file of the newest checkpoint: the one before is taken, this one is kept."""
+    missed = []
+    for name in NAMES:
+        shutil.rmtree(folder, ignore_errors=True)
+        older = make_checkpoint(folder, 3)
+        newest = make_checkpoint(folder, 7)
+        (newest / name).write_bytes(b"")
+        if find_newest(folder) != older:
+            missed.append(f"{name}: another one")
+        kept = list(folder.glob("checkpoint-7.damaged-*"))
+        if len(kept) != 1 or newest.exists():
+            missed.append(f"{name}: the damaged one is lost")
+    return Tried(len(NAMES), missed)
+
+
+def stray_files(folder: Path) -> Tried:
+    """What is named like a checkpoint, or lies beside it, is not taken for one and stays."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    put_strays(folder)
+    before = sorted(folder.rglob("*"))
+    for step in (1, 2, 3):
+        make_checkpoint(folder, step, limit=1)
+    missed = []
+    if find_newest(folder) != folder / "checkpoint-3":
+        missed.append("another one was taken")
+    missed += [f"{path} is gone" for path in before if not is_there(path)]
+    for path in (folder / "checkpoint-1", folder / "checkpoint-2"):
+        if path.exists():
+            missed.append(f"{path} is left")
+    return Tried(len(before), missed)
+
+
+def put_strays(folder: Path) -> None:
+    """Make files, folders and a dangling link that look like checkpoints."""
+    for name in ("checkpoint-99", "checkpoint-12345678901234567890"):
+        (folder / name).write_text("a file")
+    for name in STRAYS:
+        (folder / name).mkdir()
+        (folder / name / "notes.txt").write_text("mine")
+    (folder / "checkpoint-77").symlink_to("nowhere")
+    (folder / "notes.txt").write_text("mine")
+
+
+def is_there(path: Path) -> bool:
+    """Whether a path exists, if only as a dangling link."""
+    return path.exists() or path.is_symlink()
+
+
+# ---- Pickles ----
+
+
+class Planted:
+    """An object that runs a command when it is unpickled."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple:
+        return os.system, (self.command,)
+
+
+def plain_pickle(path: Path, mark: Path) -> None:
+    """Write a pickle that makes the file `mark` when it is loaded."""
+    path.write_bytes(pickle.dumps({"weight": Planted(f"touch {mark}")}))
+
+
+def torch_pickle(path: Path, mark: Path) -> None:
+    """Write the same, as torch.save writes it."""
+    torch.save({"weight": Planted(f"touch {mark}")}, path)
+
+
+def forge(checkpoint: Path, name: str, mark: Path) -> None:
+    """Put a pickle in the place of a checkpoint's file, with a manifest that fits."""
+    forged = checkpoint / name
+    torch_pickle(forged, mark)
+    manifest = json.loads((checkpoint / MANIFEST).read_text())
+    manifest[name] = {"size": forged.stat().st_size, "xxh3_128": hash_of(forged)}
+    (checkpoint / MANIFEST).write_text(json.dumps(manifest))

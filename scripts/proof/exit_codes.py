@@ -1,0 +1,91 @@
+"""How the ranks of a rehearsal and scripts/rehearse.py agree on one exit code.
+
+A launcher turns every failure into 1 and a traceback. So each rank records its code in a file of a
+folder that all share, and where all agree on a code that is no crash they end with 0 for the
+launcher, and the rehearsal ends with the code. A rank that fails otherwise ends with its real code,
+which makes the launcher stop the other ranks.
+"""
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+# Done, usage, data, no hub, not finite, cannot write, stopped and saved
+CLEAN_EXITS = (0, 64, 65, 69, 70, 73, 75)
+REFUSALS = (64, 65, 69)  # usage, data, no hub: one rank's word is enough
+FAILED = 1
+NOT_AS_PROMISED = 70
+# Seconds that the other ranks have to reach the same end: after a success, after anything else
+PATIENCE = 20
+PATIENCE_AFTER_FAILURE = 2
+
+
+def exit_code_of(error: SystemExit) -> int:
+    """The exit code of a process that this exception ends; a text is printed, as Python does."""
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code
+    print(error.code, file=sys.stderr)
+    return FAILED
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank, and the folder in which all of them leave their process id and exit code."""
+
+    folder: Path
+    number: int
+    world_size: int
+
+    def record_process(self, process: int) -> None:
+        """Let rehearse.py know where to send signals."""
+        (self.folder / f"pid.{self.number}").write_text(str(process))
+
+    def agree(self, code: int) -> int:
+        """Record how this rank ends, and return the code to end it with."""
+        (self.folder / f"exit.{self.number}").write_text(str(code))
+        if code not in CLEAN_EXITS:
+            return code
+        patience = PATIENCE_AFTER_FAILURE if code else PATIENCE
+        deadline = time.monotonic() + patience
+        codes = []
+        while not self.are_complete(codes) and time.monotonic() < deadline:
+            codes = recorded_codes(self.folder)
+            time.sleep(0.05)
+        return 0 if codes == [str(code)] * self.world_size else code
+
+    def are_complete(self, codes: list[str]) -> bool:
+        """Whether every rank has written its code, not only made the file."""
+        return len(codes) == self.world_size and "" not in codes
+
+
+def recorded_codes(folder: Path) -> list[str]:
+    """What the ranks have recorded so far; "" of one that is writing."""
+    return [path.read_text() for path in folder.glob("exit.*")]
+
+
+def refusal(folder: Path) -> int | None:
+    """The code with which a rank refused to run, or None."""
+    for code in recorded_codes(folder):
+        if code and int(code) in REFUSALS:
+            return int(code)
+    return None
+
+
+def recipe_exit_code(launcher_code: int, folder: Path, ranks: int) -> int:
+    """The code of a rehearsal that has ended: a refusal of one rank, or the code that all recorded.
+
+    It is `FAILED` if they do not agree, and if they agree on a code that is no clean end.
+    """
+    refused = refusal(folder)
+    if refused is not None:
+        return refused
+    codes = recorded_codes(folder)
+    if len(codes) != ranks or len(set(codes)) != 1:
+        return FAILED
+    code = int(codes[0])
+    if code not in CLEAN_EXITS or (code == 0 and launcher_code != 0):
+        return FAILED
+    return code

@@ -1,0 +1,304 @@
+"""Run a recipe with planted faults: a program that tests and trials put in the recipe's place.
+
+    FAULT='{"do": "SIGTERM", "at": "summed_loss", "step": 5, "rank": 1}' \\
+        python scripts/proof/faults.py recipes/llama.py ...
+
+FAULT is one fault or a list of them, each with fields of `Fault`. The recipe stays untouched: the
+function that `at` names is wrapped from outside. `at` is a path "module:function" or
+"module:Class.method", where the recipe's own module is called "recipe". A plain name is a function
+of the recipe or else of fault_tolerance.py. A function that a recipe imports by name has to be
+named in the recipe, since that is what the recipe calls.
+
+A fault happens at the `call`-th call (default 1), at the first call in optimizer step `step` (of
+the whole run, so that a resumed one meets it once), or at each call with `row` in its batch; on
+`rank` or, if it names none, on all. `do`:
+
+    SIGTERM, SIGKILL, SIGSTOP, ...   the rank sends this signal to itself before the call; with
+                                     `group` to its whole process group, as torchrun, a terminal and
+                                     some schedulers do
+    wait, with `file`, `seconds`     make the file and sleep
+    nan, inf                         the call returns this times its result
+    inf gradient                     its result has an infinite gradient
+    crash at change, with `change`   SIGKILL before the n-th change of the file system that Python
+                                     makes in this call
+    crash at byte, with `byte`       SIGKILL in the middle of a write, when a file would grow beyond
+                                     this size
+    refuse at byte, with `byte`      such a write fails, as on a full disk
+    fill disk, with `file`, `free`   a file takes what is free on its disk except for so many bytes
+    record rows, with `file`         append step and rows of each training batch to file.RANK
+
+With `after`, what is done to files begins after the call instead of before it.
+"""
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink")
+WRITES = os.O_WRONLY | os.O_RDWR  # how a file is opened that is changed
+LOSS = "summed_loss"  # the function that evaluation calls too
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens in which call; see the top of this file."""
+
+    do: str
+    at: str
+    rank: int | None = None
+    call: int = 1
+    step: int | None = None
+    row: int | None = None
+    after: bool = False
+    group: bool = False
+    file: str | Path = ""
+    seconds: float = 0
+    change: int = 0
+    byte: int = 0
+    free: int = 0
+
+
+@dataclass(frozen=True)
+class Target:
+    """A function as an attribute of its module or class."""
+
+    owner: Any
+    name: str
+
+
+# ---- The recipe ----
+
+
+def load(recipe: str) -> ModuleType:
+    """The recipe as the module "recipe"; its `main` has not run."""
+    spec = importlib.util.spec_from_file_location("recipe", recipe)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["recipe"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def find_target(at: str, recipe: ModuleType) -> Target:
+    """The function that a fault names: "module:function", "module:Class.method" or a plain name."""
+    module_name, colon, path = at.rpartition(":")
+    if colon:
+        *outer, name = path.split(".")
+        owner = functools.reduce(getattr, outer, importlib.import_module(module_name))
+        return Target(owner, name)
+    if hasattr(recipe, at):
+        return Target(recipe, at)
+    return Target(recipe.fault_tolerance, at)
+
+
+def current_step(recipe: ModuleType) -> int | None:
+    """The optimizer step in which the run is; None for a recipe without fault_tolerance.py."""
+    if not recipe.fault_tolerance:
+        return None
+    return recipe.fault_tolerance.RUN["step"]
+
+
+def rows_of(arguments: tuple) -> list[int]:
+    """The numbers of the rows in the batch that is among the arguments of a call."""
+    for argument in arguments:
+        if isinstance(argument, Mapping) and "row" in argument:
+            return argument["row"]
+    raise ValueError("a fault with rows is planted in a function that gets no batch")
+
+
+# ---- What a fault does to process and files ----
+
+
+class CrashAtChange:
+    """Kills this process before the n-th change of the file system, as long as it is active.
+
+    Changes are what audit events tell of, and two that raise none: flushes, and what writes the
+    state's file. These count twice, before and after the call.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.changes_left = number
+        self.is_active = True
+        os.fsync = self.counted(os.fsync)
+        saver = sys.modules["fault_tolerance"]
+        saver.save_file = self.counted(saver.save_file)
+        sys.addaudithook(self.on_event)
+
+    def count(self) -> None:
+        """Note that a change is about to happen."""
+        if not self.is_active:
+            return
+        self.changes_left -= 1
+        if self.changes_left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_event(self, event: str, arguments: tuple) -> None:
+        """Count an audit event that is a change."""
+        if event in CHANGES or (event == "open" and arguments[2] & WRITES):
+            self.count()
+
+    def counted(self, function: Callable) -> Callable:
+        """The function, with a change before and after each call of it."""
+
+        @functools.wraps(function)
+        def call(*arguments: Any, **options: Any) -> Any:
+            self.count()
+            result = function(*arguments, **options)
+            self.count()
+            return result
+
+        return call
+
+
+def limit_files(size: int, crash: bool) -> None:
+    """Let no file grow beyond `size` bytes.
+
+    The kernel sends SIGXFSZ, which kills this process, or refuses the write (EFBIG).
+    """
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL if crash else signal.SIG_IGN)
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+
+
+def fill_disk(path: str, free: int) -> None:
+    """Leave `free` bytes on the disk of `path`."""
+    size = shutil.disk_usage(Path(path).parent).free - free
+    with open(path, "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, max(size, 1))
+
+
+def wait(path: str, seconds: float) -> None:
+    """Make the file and sleep; of several processes only the first that comes here."""
+    with contextlib.suppress(FileExistsError):
+        Path(path).touch(exist_ok=False)
+        time.sleep(seconds)
+
+
+def send_signal(name: str, to_group: bool) -> None:
+    """Send a signal to this process, or to its process group."""
+    number = getattr(signal, name)
+    if to_group:
+        os.killpg(os.getpid(), number)
+    else:
+        os.kill(os.getpid(), number)
+
+
+# ---- One fault around one function ----
+
+
+class PlantedFault:
+    """A fault, and the calls so far of the function around which it is planted."""
+
+    def __init__(self, fault: Fault, target: Target, recipe: ModuleType, rank: int) -> None:
+        self.fault = fault
+        self.target = target
+        self.recipe = recipe
+        self.rank = rank
+        self.original = getattr(target.owner, target.name)
+        self.steps = []  # the step of each call so far
+        self.crash = None
+
+    def plant(self) -> None:
+        """Put a function in the place of the original."""
+
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            self.steps.append(current_step(self.recipe))
+            if self.happens(arguments):
+                return self.call(arguments, options)
+            return self.original(*arguments, **options)
+
+        setattr(self.target.owner, self.target.name, wrapped)
+
+    def happens(self, arguments: tuple) -> bool:
+        """Whether the fault happens at this call."""
+        if self.fault.do == "record rows":
+            return True
+        if self.fault.row is not None:
+            return self.fault.row in rows_of(arguments)
+        if self.fault.step is None:
+            return len(self.steps) == self.fault.call
+        if self.target.name == LOSS and not torch.is_grad_enabled():
+            # An evaluation that a stop cut short is done again when the run is resumed
+            return False
+        step = self.steps[-1]
+        return step == self.fault.step and self.steps.count(step) == 1
+
+    def call(self, arguments: tuple, options: dict) -> Any:
+        """Call the function with the fault around it."""
+        if not self.fault.after:
+            self.disturb(arguments)
+        result = self.original(*arguments, **options)
+        if self.crash:
+            self.crash.is_active = False
+        if self.fault.after:
+            self.disturb(arguments)
+        if self.fault.do in ("nan", "inf"):
+            return result * float(self.fault.do)
+        if self.fault.do == "inf gradient" and result.requires_grad:
+            result.register_hook(lambda gradient: gradient * float("inf"))
+        return result
+
+    def disturb(self, arguments: tuple) -> None:
+        """Do to process and files what the fault says."""
+        fault = self.fault
+        if fault.do == "record rows":
+            self.record_rows(arguments)
+        elif fault.do == "crash at change":
+            self.crash = CrashAtChange(fault.change)
+        elif fault.do == "crash at byte":
+            limit_files(fault.byte, crash=True)
+        elif fault.do == "refuse at byte":
+            limit_files(fault.byte, crash=False)
+        elif fault.do == "fill disk":
+            fill_disk(fault.file, fault.free)
+        elif fault.do == "wait":
+            wait(fault.file, fault.seconds)
+        elif fault.do.startswith("SIG"):
+            send_signal(fault.do, fault.group)
+
+    def record_rows(self, arguments: tuple) -> None:
+        """Append the step and the rows of a training batch to the rank's file."""
+        # Not by the model's mode: DeepSpeed's engine is always in training mode
+        if torch.is_grad_enabled():
+            line = {"step": current_step(self.recipe), "rows": rows_of(arguments)}
+            with open(f"{self.fault.file}.{self.rank}", "a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def faults_of_environment() -> list[Fault]:
+    """The faults that FAULT has."""
+    faults = json.loads(os.environ.get("FAULT", "[]"))
+    if isinstance(faults, dict):
+        faults = [faults]
+    return [Fault(**fields) for fields in faults]
+
+
+def main() -> None:
+    """Be what `python RECIPE ...` would be, with the faults of this rank planted."""
+    recipe, *arguments = sys.argv[1:]
+    sys.argv = [recipe, *arguments]
+    sys.path[0] = str(Path(recipe).resolve().parent)  # in place of the folder of this file
+    module = load(recipe)
+    rank = int(os.environ.get("RANK", 0))
+    for fault in faults_of_environment():
+        if fault.rank is None or fault.rank == rank:
+            PlantedFault(fault, find_target(fault.at, module), module, rank).plant()
+    module.main()
+
+
+if __name__ == "__main__":
+    main()

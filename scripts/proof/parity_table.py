@@ -1,0 +1,143 @@
+"""The rows of scripts/parity.py, one per run, and its tables of them."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from paths import ROOT
+from proof.compare import BOUNDS, NAMES, bounds_of, compare, within
+from proof.jobs import WEIGHTS, Run, is_refused
+from proof.launch import launch
+from proof.markdown import table
+from usage import USAGE
+
+HEADER = [
+    "YAML",
+    "weights and flags",
+    "ranks x batch x accumulation",
+    *NAMES.values(),
+    "bytes",
+    "verdict",
+]
+FEW_NAMES = 3  # YAML files that are named one by one where a bound is explained
+ERROR = "error: "  # how the line of a recipe begins that says why it does not run
+
+
+def measure(run: Run, tiny: Path, folder: Path, reference: Path, root: Path = ROOT) -> dict:
+    """Launch one run, compare it with the finished run in `reference`, and return its row.
+
+    Args:
+        tiny: the folder with its model and rows.
+        root: the checkout whose recipe, YAML and scripts are launched.
+    """
+    code, output = launch(run, tiny, folder, root)
+    row = dataclasses.asdict(run) | {"exit_code": code}
+    errors = [line for line in output.splitlines() if line.startswith(ERROR)]
+    if code == USAGE and is_refused(run) and errors:
+        return row | {"verdict": "refused", "reason": errors[0].removeprefix(ERROR)}
+    if code or is_refused(run):
+        return row | {"verdict": "FAILED", "reason": output[-1000:]}
+    try:
+        return row | judged(run, folder, reference)
+    except (OSError, ValueError) as error:  # other tensors or steps, or the reference itself failed
+        return row | {"verdict": "FAILED", "reason": str(error)}
+
+
+def judged(run: Run, folder: Path, reference: Path) -> dict:
+    """What a finished run's row says of its numbers and of the bytes that its ranks held."""
+    found = compare(folder, reference)
+    bounds, why = bounds_of(run)
+    report = json.loads((folder / "report.json").read_text())
+    ok = within(found, bounds) and report["verdict"] == "ok"
+    return {
+        "differences": found,
+        "bounds": bounds,
+        "why": why,
+        "bytes": report["verdict"],
+        "held": held_bytes(report["rows"]),
+        "verdict": "ok" if ok else "OUT OF BOUNDS",
+    }
+
+
+def held_bytes(rows: list[dict]) -> dict[str, dict]:
+    """The shard report by class: [held, promised] bytes of each rank, and the number of shards."""
+    classes = {}
+    for row in rows:
+        name = row["class"]
+        if name not in classes:
+            classes[name] = {"shards": row["shards"], "dtypes": row["dtypes"], "ranks": []}
+        classes[name]["ranks"].append([row["held_bytes"], row["promised_bytes"]])
+    return classes
+
+
+def in_order(rows: list[dict]) -> list[dict]:
+    """The rows as their tables have them: the strategies first, fewer ranks before more."""
+    return sorted(rows, key=place_of)
+
+
+def place_of(row: dict) -> tuple:
+    """What decides the place of a row among the others."""
+    more_ranks = row["ranks"] > 2 and "hybrid" not in row["config"]  # a mesh of 2 x 2 needs four
+    weights = list(WEIGHTS).index(row["weights"])
+    return row["group"] != "strategies", row["group"], weights, more_ranks
+
+
+def tables(rows: list[dict]) -> str:
+    """All rows, one Markdown table per group, with the bounds below."""
+    parts = []
+    for group in dict.fromkeys(row["group"] for row in rows):
+        chosen = [row for row in rows if row["group"] == group]
+        names_recipes = len({row["recipe"] for row in chosen}) > 1
+        lines = [cells_of(row, names_recipes) for row in chosen]
+        parts.append(f"## {group}\n\n{table(HEADER, lines)}")
+    bounds = ", ".join(f"{NAMES[name]} {bound:.0e}" for name, bound in BOUNDS.items())
+    return "\n\n".join([*parts, "\n".join([f"Bounds: {bounds}.", *reasons(rows)])])
+
+
+def cells_of(row: dict, names_recipe: bool) -> list[str]:
+    """The cells of one row's line in its table."""
+    words = [row["weights"], *row["flags"]]
+    if names_recipe:
+        words.insert(0, f"{row['recipe']}.py")
+    return [
+        f"{row['config']}.yaml",
+        " ".join(words),
+        f"{row['ranks']} x {row['batch']} x {row['accumulation']}",
+        *(shown(row.get("differences", {}).get(key)) for key in BOUNDS),
+        row.get("bytes", ""),
+        row["verdict"],
+    ]
+
+
+def shown(difference: float | None) -> str:
+    """A difference as a cell of a table, empty where it is not reported."""
+    return "" if difference is None else f"{difference:.1e}"
+
+
+def reasons(rows: list[dict]) -> list[str]:
+    """Where a bound is not that of `BOUNDS`, and why, as lines of text."""
+    told_of = {}
+    for row in rows:
+        for reason, where in reasons_of(row).items():
+            told_of.setdefault(reason, {})[where] = True
+    lines = []
+    for reason, places in told_of.items():
+        where = ", ".join(places) if len(places) <= FEW_NAMES else "full weights, sharded"
+        lines.append(f"- {where}: {reason}.")
+    return lines
+
+
+def reasons_of(row: dict) -> dict[str, str]:
+    """Each reason for a bound of one row that is not that of `BOUNDS`, and what it is about."""
+    bounds = row.get("bounds", {})
+    if not bounds:
+        return {}
+    if row["precision"] != "no":
+        words = [f"{NAMES[name]} {bound:.0e}" for name, bound in bounds.items() if bound]
+        return {f"bounds are {', '.join(words)}. {row['why']}": row["precision"]}
+    reasons = {}
+    for name, bound in bounds.items():
+        if bound != BOUNDS[name]:
+            what = "not reported" if bound is None else f"within {bound:.0e}"
+            reasons[f"{NAMES[name]} {what}. {row['why']}"] = f"`{row['config']}.yaml`"
+    return reasons

@@ -1,0 +1,76 @@
+"""One rank of a rehearsal: what happens in it before and after the recipe."""
+
+import importlib
+import os
+import runpy
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from proof.exit_codes import Rank, exit_code_of
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What else can be measured in each rank, by module.track(path), called before the recipe."""
+
+    variable: str  # of the environment: the folder in which the ranks leave what they measured
+    module: str
+    file: str  # the name of a rank's file there, without its number
+
+
+PROBES = (
+    Probe("REHEARSAL_PEAKS", "track_ranks", "peak"),
+    Probe("REHEARSAL_HOST_MEMORY", "host_memory", "host"),
+)
+
+
+def prepare() -> Rank:
+    """Change what CPU ranks need changed, have the rank measured, and return it.
+
+    With REHEARSAL_DEVICE=cuda nothing is changed.
+    """
+    rank = Rank(
+        folder=Path(os.environ["REHEARSAL_FOLDER"]),
+        number=int(os.environ.get("RANK", 0)),
+        world_size=int(os.environ.get("WORLD_SIZE", 1)),
+    )
+    rank.record_process(os.getpid())
+    # These imports take seconds, in which a signal already has to find this process
+    from proof import cpu_patches, live_tensors
+
+    if os.environ["REHEARSAL_DEVICE"] == "cpu":
+        cpu_patches.treat_cpu_as_gpu(int(os.environ["REHEARSAL_RANKS_PER_NODE"]))
+    live_tensors.measure_first_step(rank.folder / f"shards.{rank.number}")
+    for probe in PROBES:
+        if probe.variable in os.environ:
+            folder = Path(os.environ[probe.variable])
+            importlib.import_module(probe.module).track(folder / f"{probe.file}.{rank.number}")
+    record_hard_exits(rank)
+    return rank
+
+
+def record_hard_exits(rank: Rank) -> None:
+    """Record the code of `os._exit` too, with which a thread ends its rank.
+
+    Processes that load data are forks of the rank; their codes are not recorded.
+    """
+    original = os._exit
+    process = os.getpid()
+
+    def record_and_exit(code: int) -> NoReturn:
+        if os.getpid() == process:
+            code = rank.agree(code)
+        original(code)
+
+    os._exit = record_and_exit
+
+
+def run(recipe: str, rank: Rank) -> NoReturn:
+    """Run the recipe, and end with the code on which the ranks agree."""
+    try:
+        runpy.run_path(recipe, run_name="__main__")
+    except SystemExit as error:
+        sys.exit(rank.agree(exit_code_of(error)))
+    sys.exit(rank.agree(0))

@@ -1,0 +1,226 @@
+"""The plan of a rehearsal: how many ranks it starts, and what it has to change in the YAML."""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from components.config_files import find_faults, load
+from components.config_findings import IGNORED, STOPS
+from components.config_reading import as_read
+from components.config_strategy import strategy_of
+
+PROGRAM = Path(__file__).with_name("cpu_ranks.py")  # which starts each rank
+
+
+@dataclass(frozen=True)
+class Override:
+    """A setting that differs from the YAML."""
+
+    name: str  # an option of accelerate launch
+    old: str
+    new: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the caller of scripts/rehearse.py asks for instead of the YAML's settings."""
+
+    num_processes: int | None = None
+    ranks_per_node: int | None = None
+    mixed_precision: str | None = None
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A YAML, and the ranks on which it is rehearsed."""
+
+    config_file: str
+    facts: dict  # what config_rules.strategy_of says of the YAML
+    device: str  # cpu or cuda
+    ranks: int
+    ranks_per_node: int
+    overrides: list[Override]
+
+    def command(self, words: list[str], port: int) -> list[str]:
+        """The command that launches the ranks.
+
+        Args:
+            words: the recipe and its arguments.
+            port: where the ranks meet; 0 for a free one.
+        """
+        command = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
+        command += ["--config_file", self.config_file]
+        for change in self.overrides:
+            command += [f"--{change.name}", change.new]
+        command += ["--main_process_port", str(port)]
+        return [*command, str(PROGRAM), *words]
+
+    def environment(self, folder: Path) -> dict[str, str]:
+        """The environment of the ranks, which leave what they measure in `folder`."""
+        environment = {"OMP_NUM_THREADS": "1"} | os.environ
+        environment["REHEARSAL_FOLDER"] = str(folder)
+        environment["REHEARSAL_DEVICE"] = self.device
+        environment["REHEARSAL_RANKS_PER_NODE"] = str(self.ranks_per_node)
+        if self.device == "cpu":
+            environment["ACCELERATE_TORCH_DEVICE"] = "cpu"
+            environment["DS_ACCELERATOR"] = "cpu"
+            environment["CUDA_VISIBLE_DEVICES"] = ""
+        return environment
+
+    def notes(self) -> list[str]:
+        """What CPU ranks cannot show, or show in another way; one sentence each."""
+        if self.device != "cpu":
+            return []
+        notes = []
+        engine = self.facts["engine"]
+        offload = self.facts["offload"]
+        if self.facts["strategy"] == "HYBRID_SHARD":
+            notes.append(
+                f"nodes are simulated, {self.ranks_per_node} ranks each: "
+                "FSDP1 shards over the devices of a node"
+            )
+        if offload:
+            keys = ", ".join(offload)
+            notes.append(f"{keys}: on CPU ranks all tensors are in host memory anyway")
+        if engine == "zero":
+            notes.append(
+                "collectives go through gloo: "
+                "DeepSpeed's own shared-memory op would have to be compiled"
+            )
+        if engine == "zero" and offload:
+            notes.append(
+                "torch's AdamW instead of DeepSpeedCPUAdam, which would have to be compiled"
+            )
+        if engine == "fsdp1":
+            notes.append(
+                "full state dicts are cloned, not offloaded: "
+                "on CPU upstream would hand out freed memory"
+            )
+        return notes
+
+
+def find_device(device: str) -> str:
+    """cpu or cuda; for auto it asks torch."""
+    if device != "auto":
+        return device
+    import torch  # only here, since it takes seconds to load
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def plan(config_file: str, wishes: Wishes, device: str) -> Rehearsal:
+    """Plan the rehearsal of a YAML.
+
+    Raises:
+        ValueError: if accelerate would not do what the YAML says, or the ranks do not fit it.
+    """
+    config = read_config(config_file)
+    facts = strategy_of(config)
+    ranks, ranks_per_node = choose_ranks(config_file, wishes, config, facts, device)
+    overrides = find_overrides(wishes, config, device, ranks)
+    return Rehearsal(config_file, facts, device, ranks, ranks_per_node, overrides)
+
+
+def read_config(path: str | Path) -> dict:
+    """The YAML as accelerate reads it.
+
+    Raises:
+        ValueError: if accelerate would stop, or run something else than what is written.
+    """
+    file = load(path)
+    if "distributed_type" not in file.content:
+        raise ValueError(f"{path} is not an accelerate config: it has no distributed_type")
+    wrong = []
+    for item in find_faults(file)[0]:
+        if item.kind in (STOPS, IGNORED):
+            place = ".".join(str(key) for key in item.path)
+            wrong.append(f"  {place}: {item.reason}; fix: {item.fix}")
+    if wrong:
+        raise ValueError("\n".join([f"{path} would not do what it says:", *wrong]))
+    return as_read(file.content, file.deepspeed and file.deepspeed.content)
+
+
+def choose_ranks(
+    config_file: str, wishes: Wishes, config: dict, facts: dict, device: str
+) -> tuple[int, int]:
+    """The number of ranks, and of ranks per node.
+
+    Raises:
+        ValueError: if the YAML's mesh or sharding is not possible with them.
+    """
+    ranks = wishes.num_processes or default_ranks(config, facts, device)
+    if facts["engine"] == "single" and ranks != 1:
+        raise ValueError(
+            f"{config_file} is for one process; it does not run with --num_processes {ranks}"
+        )
+    mesh = facts["replicas"] * facts["shards"]
+    if mesh and ranks != mesh:
+        raise ValueError(
+            f"the mesh of {config_file} is {facts['replicas']} x {facts['shards']}: "
+            f"it needs {mesh} processes, not {ranks}"
+        )
+    if device != "cpu":
+        return ranks, ranks
+    if facts["engine"] != "single" and ranks < 2:
+        raise ValueError(f"{config_file} needs at least 2 ranks to shard or replicate, not {ranks}")
+    ranks_per_node = wishes.ranks_per_node or ranks // 2
+    if facts["strategy"] == "HYBRID_SHARD":
+        check_nodes(ranks, ranks_per_node)
+    return ranks, ranks_per_node
+
+
+def default_ranks(config: dict, facts: dict, device: str) -> int:
+    """The ranks where no number is asked for: on CPU, the fewest that show the strategy."""
+    if device != "cpu":
+        return config.get("num_processes", 1)
+    mesh = facts["replicas"] * facts["shards"]
+    if mesh:
+        return mesh
+    if facts["strategy"] == "HYBRID_SHARD":
+        return 4
+    return 1 if facts["engine"] == "single" else 2
+
+
+def check_nodes(ranks: int, ranks_per_node: int) -> None:
+    """Refuse simulated nodes on which HYBRID_SHARD would not shard, or not replicate."""
+    if ranks_per_node < 2 or ranks % ranks_per_node != 0 or ranks == ranks_per_node:
+        raise ValueError(
+            f"HYBRID_SHARD needs 2 or more nodes of 2 or more ranks, not {ranks} ranks with "
+            f"{ranks_per_node} per node: with 1 per node torch neither shards nor averages "
+            "gradients"
+        )
+
+
+def find_overrides(wishes: Wishes, config: dict, device: str, ranks: int) -> list[Override]:
+    """The settings that have to differ from the YAML, and why."""
+    overrides = []
+    written = str(config.get("num_processes", 1))
+    if str(ranks) != written:
+        reason = "asked for" if wishes.num_processes else "one rank would show nothing"
+        overrides.append(Override("num_processes", written, str(ranks), reason))
+    if config.get("num_machines", 1) > 1:
+        here = "all ranks run here"
+        machine = str(config.get("machine_rank", 0))
+        overrides.append(Override("num_machines", str(config["num_machines"]), "1", here))
+        overrides.append(Override("machine_rank", machine, "0", here))
+    written = config.get("mixed_precision", "no")
+    precision = choose_precision(wishes, config, device)
+    if precision != written:
+        reason = "slow on CPU; --mixed_precision bf16 also shows what bf16 refuses"
+        if wishes.mixed_precision:
+            reason = "asked for"
+        overrides.append(Override("mixed_precision", written, precision, reason))
+    return overrides
+
+
+def choose_precision(wishes: Wishes, config: dict, device: str) -> str:
+    """The mixed precision that is in force: none on CPU, unless it is asked for."""
+    if wishes.mixed_precision:
+        return wishes.mixed_precision
+    # The launcher cannot change the precision of a DeepSpeed JSON
+    is_in_json = "deepspeed_config_file" in config.get("deepspeed_config", {})
+    if device == "cpu" and not is_in_json:
+        return "no"
+    return config.get("mixed_precision", "no")

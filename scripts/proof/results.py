@@ -1,0 +1,28 @@
+"""Files of results: one JSON object, with one row per line, so that a change to it can be read."""
+
+import importlib.metadata
+import json
+from pathlib import Path
+
+LIBRARIES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "deepspeed")
+
+
+def versions() -> dict[str, str]:
+    """The versions of the libraries on which results depend."""
+    return {name: importlib.metadata.version(name) for name in LIBRARIES}
+
+
+def read_rows(path: Path | None) -> list[dict]:
+    """The rows that a file has of earlier runs with the same versions."""
+    if path is None or not path.is_file():
+        return []
+    before = json.loads(path.read_text())
+    return before["rows"] if before.get("versions") == versions() else []
+
+
+def write_rows(path: Path, rows: list[dict]) -> None:
+    """Write rows that were measured on CPU ranks, with the versions of the libraries."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    head = f'{{"device": "cpu", "versions": {json.dumps(versions())}, "rows": [\n'
+    path.write_text(f"{head}{lines}\n]}}\n")

@@ -1,0 +1,221 @@
+"""Shard proof: the bytes that each rank really holds against what the accelerate YAML promises.
+
+`proof.live_tensors` measures in every rank; `judge` and `table` compare the measurements with the
+YAML and print them, without loading torch. The comparison is in elements, since mixed precision may
+change the bytes per element on the way; the table shows bytes. A 4-bit base counts as it is stored.
+"""
+
+from dataclasses import dataclass
+
+CLASSES = ("parameters", "gradients", "optimizer", "master")
+# The ZeRO stage from which on a class is split. FSDP splits all of them, as stage 3 does.
+SPLIT_FROM_STAGE = {"parameters": 3, "gradients": 2, "optimizer": 1, "master": 1}
+ALL_SPLIT = 3
+ALIGNMENT = 16  # elements or bytes to which an engine may pad each tensor of a flat buffer
+# What a YAML's key moves into host memory
+OFFLOADED = {
+    "fsdp_offload_params": CLASSES,
+    "offload_optimizer_device": ("optimizer", "master"),
+    "offload_param_device": ("parameters",),
+}
+HEADER = ("rank", "class", "dtype", "device", "held bytes", "promised", "promise", "verdict")
+NUMBERS = ("held bytes", "promised")  # columns that are aligned to the right
+
+
+@dataclass(frozen=True)
+class WholeTensor:
+    """A tensor of the model before it is split."""
+
+    elements: int
+    rows: int
+    is_trained: bool
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Elements of one class that a rank holds: the number that is told, and what padding allows."""
+
+    least: int
+    nominal: int
+    most: int
+
+    def times(self, count: int) -> "Promise":
+        """The promise for so many tensors in place of each."""
+        return Promise(self.least * count, self.nominal * count, self.most * count)
+
+
+def shards_of(facts: dict, ranks: int, ranks_per_node: int) -> dict[str, int]:
+    """Into how many shards the YAML splits each class: {class: N}, 1 where it stays whole.
+
+    Args:
+        facts: what `config_rules.strategy_of` says of the YAML.
+    """
+    shards = number_of_shards(facts, ranks, ranks_per_node)
+    stage = ALL_SPLIT
+    if facts["engine"] == "zero":
+        stage = facts["stage"]
+    split = {}
+    for name in CLASSES:
+        split[name] = shards if stage >= SPLIT_FROM_STAGE[name] else 1
+    return split
+
+
+def number_of_shards(facts: dict, ranks: int, ranks_per_node: int) -> int:
+    """The shards of what is split at all."""
+    if facts["engine"] in ("single", "ddp") or facts["strategy"] == "NO_SHARD":
+        return 1
+    if facts["strategy"] == "HYBRID_SHARD":
+        return ranks_per_node
+    return facts["shards"] or ranks
+
+
+def promised(
+    tensors: list[WholeTensor], shards: int, rank: int, by_rows: bool, whole_below: int = 0
+) -> Promise:
+    """What one rank may hold of these tensors.
+
+    FSDP2 splits each tensor by rows and pads the last part. The others split flat buffers, with
+    some padding.
+
+    Args:
+        by_rows: whether it is FSDP2.
+        whole_below: ZeRO-3 also keeps tensors of up to so many elements whole
+            (stage3_param_persistence_threshold).
+    """
+    total = sum(tensor.elements for tensor in tensors)
+    if shards == 1:  # ZeRO pads its flat buffer of whole parameters too
+        return Promise(total, total, total + ALIGNMENT * len(tensors))
+    if by_rows:
+        return promised_by_rows(tensors, shards, rank)
+    whole = sum(tensor.elements for tensor in tensors if tensor.elements <= whole_below)
+    nominal = divided_up(total, shards) + whole
+    # FSDP1 aligns each tensor to 16 bytes, and all pad to a multiple of the number of shards
+    padding = (ALIGNMENT + shards) * len(tensors)
+    return Promise(nominal - padding, nominal, nominal + padding)
+
+
+def promised_by_rows(tensors: list[WholeTensor], shards: int, rank: int) -> Promise:
+    """The same where each tensor is split by its rows: the last ranks may hold less, or nothing."""
+    least = 0
+    most = 0
+    for tensor in tensors:
+        if not tensor.elements:
+            continue
+        width = tensor.elements // tensor.rows
+        part = divided_up(tensor.rows, shards)
+        first_row = rank % shards * part
+        rows_left = max(0, tensor.rows - first_row)
+        least += width * min(part, rows_left)
+        most += width * part
+    return Promise(least, most, most)
+
+
+def divided_up(number: int, parts: int) -> int:
+    """The quotient, rounded up."""
+    return -(-number // parts)
+
+
+def promise_of(
+    name: str, measured: dict, rank: int, shards: dict[str, int], facts: dict
+) -> Promise:
+    """What the YAML promises of one class on one rank, with what DeepSpeed documents besides."""
+    tensors = [WholeTensor(*fields) for fields in measured["tensors"]]
+    whole_below = 0
+    if name == "parameters":
+        whole_below = measured.get("persistence_threshold", 0)
+    else:
+        tensors = [tensor for tensor in tensors if tensor.is_trained]
+    by_rows = facts["engine"] == "fsdp2"
+    promise = promised(tensors, shards[name], rank, by_rows, whole_below)
+    if name == "gradients" and facts["stage"] == 1:
+        # Whole between micro-batches; at the step only the rank's own share is left
+        least = promised(tensors, shards["optimizer"], rank, by_rows=False).least
+        return Promise(least, promise.nominal, promise.most)
+    if name == "gradients" and facts["stage"] == 2:
+        # A tensor stays whole if the border of a partition splits it; a rank has up to two borders
+        largest = max(tensor.elements for tensor in tensors)
+        more = min(shards[name] - 1, 2) * largest
+        return Promise(promise.least, promise.nominal, promise.most + more)
+    return promise
+
+
+def is_in_its_place(name: str, devices: list[str], facts: dict) -> bool:
+    """Whether a class is in host memory if the YAML offloads it."""
+    if not any(name in OFFLOADED.get(key, ()) for key in facts["offload"]):
+        return True
+    if name == "parameters" and facts["engine"] == "zero":
+        return "cpu" in devices  # ZeRO-3 keeps small parameters on the device too
+    return devices == ["cpu"]
+
+
+def judge(measurements: list[dict], facts: dict, ranks_per_node: int) -> list[dict]:
+    """One row per rank and class: held and promised bytes, dtypes, devices, shards, verdict.
+
+    Args:
+        measurements: what `proof.live_tensors` wrote, by rank.
+        facts: what `config_rules.strategy_of` says of the YAML.
+    """
+    shards = shards_of(facts, len(measurements), ranks_per_node)
+    # Tensors of optimizer state per parameter (AdamW: 2); a rank may hold no parameter at all
+    states = max(measured["state_tensors_per_parameter"] for measured in measurements)
+    rows = []
+    for rank, measured in enumerate(measurements):
+        for name in CLASSES:
+            if name == "master" and not measured[name]["elements"]:
+                continue  # the optimizer steps on the parameters themselves
+            promise = promise_of(name, measured, rank, shards, facts)
+            if name == "optimizer":
+                promise = promise.times(states)
+            row = {"rank": rank, "class": name}
+            rows.append(row | judged(name, measured[name], promise, shards[name], facts))
+    return rows
+
+
+def judged(name: str, held: dict, promise: Promise, shards: int, facts: dict) -> dict:
+    """What a row says of one class that one rank holds."""
+    elements = held["elements"]
+    is_held = promise.least <= elements <= promise.most
+    ok = is_held and is_in_its_place(name, held["devices"], facts)
+    width = held["bytes"] / elements if elements else 0
+    return {
+        "dtypes": held["dtypes"],
+        "devices": held["devices"],
+        "held_bytes": held["bytes"],
+        "promised_bytes": round(promise.nominal * width),
+        "shards": shards,
+        "verdict": "ok" if ok else "NOT AS PROMISED",
+    }
+
+
+def table(rows: list[dict]) -> str:
+    """The rows as aligned text, bytes with thousands separators."""
+    lines = [HEADER, *(cells_of(row) for row in rows)]
+    columns = []
+    for name, column in zip(HEADER, zip(*lines, strict=True), strict=True):
+        columns.append(aligned(column, to_the_right=name in NUMBERS))
+    return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns, strict=True))
+
+
+def cells_of(row: dict) -> tuple[str, ...]:
+    """The cells of one row."""
+    promise = f"1/{row['shards']}"
+    if row["shards"] == 1:
+        promise = "whole"
+    return (
+        str(row["rank"]),
+        row["class"],
+        "+".join(row["dtypes"]),
+        "+".join(row["devices"]),
+        f"{row['held_bytes']:,}",
+        f"{row['promised_bytes']:,}",
+        promise,
+        row["verdict"],
+    )
+
+
+def aligned(column: tuple[str, ...], to_the_right: bool) -> list[str]:
+    """The cells of a column, all as wide as the widest."""
+    width = max(len(cell) for cell in column)
+    if to_the_right:
+        return [cell.rjust(width) for cell in column]
+    return [cell.ljust(width) for cell in column]

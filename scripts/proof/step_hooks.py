@@ -1,0 +1,106 @@
+"""Hooks around what a recipe does: `Accelerator.prepare`, and the steps of its optimizer."""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from accelerate import Accelerator
+from torch.nn import Module
+from torch.optim import Optimizer
+
+# (elements, rows, whether it is trained) of each tensor of a model, which its strategy may split
+Shapes = list[tuple[int, int, bool]]
+PreparedAction = Callable[[Module, Optimizer, Shapes], None]
+StepAction = Callable[[Any, Optimizer], None]
+
+
+@dataclass
+class Prepared:
+    """What calls of `Accelerator.prepare` were given, and what they returned."""
+
+    tensors: Shapes = field(default_factory=list)
+    model: Module | None = None
+    optimizer: Optimizer | None = None
+    is_told: bool = False
+
+    def note_arguments(self, arguments: tuple) -> None:
+        """Describe a model that is trained, before it is split."""
+        for argument in arguments:
+            if isinstance(argument, Module) and is_trained(argument):
+                self.tensors = describe(argument)
+
+    def note_result(self, result: Any) -> None:
+        """Keep the first prepared model that is trained, and the first prepared optimizer."""
+        for prepared in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(prepared, Module) and self.tensors and self.model is None:
+                self.model = prepared
+            if isinstance(prepared, Optimizer) and self.optimizer is None:
+                self.optimizer = prepared
+
+    def is_ready(self) -> bool:
+        """Whether both are there, and nobody was told of it."""
+        return self.model is not None and self.optimizer is not None and not self.is_told
+
+
+def is_trained(model: Module) -> bool:
+    """Whether a parameter of the model is trained, as none of a reference model is."""
+    return any(parameter.requires_grad for parameter in model.parameters())
+
+
+def describe(model: Module) -> Shapes:
+    """The tensors of a model that is not prepared, tied ones once.
+
+    ZeRO-3 has split such a model already and keeps the shape of each whole tensor in `ds_shape`.
+    """
+    described = []
+    for parameter in model.parameters():
+        shape = getattr(parameter, "ds_shape", parameter.shape)
+        rows = shape[0] if shape else 1
+        described.append((math.prod(shape), rows, parameter.requires_grad))
+    return described
+
+
+def when_prepared(action: PreparedAction) -> None:
+    """Have action(model, optimizer, shapes of the whole tensors) called once both are prepared."""
+    original = Accelerator.prepare
+    seen = Prepared()
+
+    @functools.wraps(original)
+    def prepare_and_tell(self: Accelerator, *args: Any, **kwargs: Any) -> Any:
+        seen.note_arguments(args)
+        result = original(self, *args, **kwargs)
+        seen.note_result(result)
+        if seen.is_ready():
+            seen.is_told = True
+            action(seen.model, seen.optimizer, seen.tensors)
+        return result
+
+    Accelerator.prepare = prepare_and_tell
+
+
+def around_steps(
+    model: Module, optimizer: Optimizer, before: StepAction, after: StepAction
+) -> None:
+    """Have before(zero, base) and after(zero, base) called around each optimizer step.
+
+    `zero` is DeepSpeed's optimizer or None, `base` is torch's.
+    """
+    zero = model.optimizer if hasattr(model, "zero_optimization_stage") else None
+    base = zero or optimizer
+    while hasattr(base, "optimizer"):
+        base = base.optimizer
+    if zero is None:
+        base.register_step_pre_hook(lambda *_: before(zero, base))
+        base.register_step_post_hook(lambda *_: after(zero, base))
+        return
+    # DeepSpeed's engine as a whole: its step also moves gradients and casts parameters
+    step = model.step
+
+    def step_and_tell(*args: Any, **kwargs: Any) -> None:
+        before(zero, base)
+        step(*args, **kwargs)
+        after(zero, base)
+
+    model.step = step_and_tell

@@ -1,0 +1,130 @@
+"""A rank that is killed, or that hangs, ends all ranks within seconds and says why."""
+
+import itertools
+import os
+import time
+from functools import partial
+from pathlib import Path
+
+from proof.faults import Fault
+from proof.jobs import Run
+from proof.trials.lab import TIMEOUT, Lab, Launch
+from proof.trials.outcome import status_of
+from proof.trials.processes import is_gone, ranks_of, state_of
+from proof.trials.trial import Group, Result, Trial, make_job
+
+CONFIGS = ("ddp", "fsdp2_full_shard", "deepspeed_zero2")
+DDP_TIMEOUT = 10  # seconds after which a rank that hangs is noticed
+MOST_SECONDS = 5  # after the loss of a rank, or after that time limit
+TRAINING = {"at": "summed_loss", "step": 7}
+
+
+def kill_a_rank(lab: Lab, folder: Path, job: Run, fault: Fault, flags: tuple = ()) -> Result:
+    """kill -9 of one rank: the others end at once, and say which one is gone.
+
+    Args:
+        fault: the SIGKILL.
+    """
+    launch = lab.start(job, folder, [fault], flags)
+    processes = wait_for_loss(launch, job.ranks, fault.rank)
+    seconds = seconds_until_gone(processes)
+    why = f"rank {fault.rank} (process {processes[fault.rank]}) is gone"
+    return ended_with_reason(launch, why, seconds)
+
+
+def stop_a_rank(lab: Lab, folder: Path, job: Run, fault: Fault, flags: tuple = ()) -> Result:
+    """SIGSTOP of one rank: after --ddp_timeout all end, and each shows where it was.
+
+    Args:
+        fault: the SIGSTOP.
+    """
+    flags = (*flags, "--ddp_timeout", str(DDP_TIMEOUT))
+    launch = lab.start(job, folder, [fault], flags)
+    processes = wait_for_loss(launch, job.ranks, fault.rank)
+    seconds = seconds_until_gone(processes) - DDP_TIMEOUT
+    why = f"no sign of life for {DDP_TIMEOUT} s"
+    return ended_with_reason(launch, why, seconds, stacks=job.ranks)
+
+
+def wait_for_loss(launch: Launch, ranks: int, lost: int) -> dict[int, int]:
+    """Wait until a rank is killed or stopped; return {rank: process id} of all."""
+    processes = {}
+    while len(processes) < ranks and launch.is_running():
+        processes = ranks_of(launch.folder)
+        time.sleep(0.05)
+    while launch.is_running() and state_of(processes[lost]) not in "ZTX":
+        time.sleep(0.01)
+    return processes
+
+
+def seconds_until_gone(processes: dict[int, int]) -> float:
+    """Wait until all ranks are gone, and return how long that takes."""
+    lost = time.monotonic()
+    while time.monotonic() < lost + TIMEOUT:
+        if all(is_gone(process) for process in processes.values()):
+            break
+        time.sleep(0.01)
+    return time.monotonic() - lost
+
+
+def ended_with_reason(launch: Launch, why: str, seconds: float, stacks: int = 0) -> Result:
+    """The result of a run that has lost a rank: failed in time, with the reason in every place.
+
+    Args:
+        seconds: after which all ranks were gone.
+        stacks: how many ranks have to show where they were.
+    """
+    ended = launch.end()
+    status = status_of(launch.folder)
+    place = f"{why} on {os.uname().nodename} in step {status['step']}"
+    shown = ended.output.count("Current thread 0x")
+    ok = (
+        ended.code not in (0, None)
+        and seconds <= MOST_SECONDS
+        and place in ended.output
+        and status["state"] == "failed"
+        and why in status["why"]
+        and (shown == stacks or not stacks)
+    )
+    note = "" if ok else f"{ended.code}, {shown} stacks, {status}: {ended.output[-2500:]}"
+    return Result(ok, seconds, note)
+
+
+def saving_place(rank: int) -> dict:
+    """Where a rank is while the first one saves: the others wait for the end of the save."""
+    if rank == 0:
+        return {"at": "publish", "call": 1}
+    return {"at": "broadcast_object_list", "call": 2}
+
+
+def trials() -> list[Trial]:
+    """Every rank of two and of three, in training, evaluation and saving."""
+    found = []
+    for config, ranks in itertools.product(CONFIGS, (2, 3)):
+        for rank in range(ranks):
+            found += kills_of(config, ranks, rank)
+        for rank in (0, ranks - 1):
+            fault = Fault("SIGSTOP", rank=rank, **TRAINING)
+            attempt = partial(stop_a_rank, job=make_job(config, ranks), fault=fault)
+            detail = f"{config}, rank {rank} of {ranks}"
+            found.append(Trial("a stopped rank, after --ddp_timeout", detail, attempt))
+    return found
+
+
+def kills_of(config: str, ranks: int, rank: int) -> list[Trial]:
+    """One rank, killed in each place."""
+    places = {"training": TRAINING, "evaluation": {"at": "evaluate"}, "saving": saving_place(rank)}
+    found = []
+    for place, at in places.items():
+        attempt = partial(
+            kill_a_rank,
+            job=make_job(config, ranks),
+            fault=Fault("SIGKILL", rank=rank, **at),
+            flags=("--save_steps", "4"),
+        )
+        detail = f"{config}, rank {rank} of {ranks}"
+        found.append(Trial(f"kill -9 of a rank in {place}", detail, attempt))
+    return found
+
+
+GROUPS = [Group("dead ranks", "seconds", trials)]

@@ -1,0 +1,104 @@
+"""A run may be resumed on other numbers of ranks and under other strategies, with the same loss."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from proof.faults import Fault
+from proof.jobs import Run
+from proof.trials.lab import STOPPED, Lab
+from proof.trials.outcome import difference_in_loss
+from proof.trials.trial import EPOCH, LOSS, ROWS, Group, Result, Trial, failed, make_job
+
+MOST_DIFFERENCE = 1e-4  # relative, in the loss of a step: sums in another order, over 20 steps
+ELASTIC_CONFIGS = (
+    "ddp",
+    "fsdp2_full_shard",
+    "fsdp1_full_shard",
+    "deepspeed_zero2",
+    "deepspeed_zero3",
+)
+NUMBERS_OF_RANKS = ([1, 2, 3, 4], [4, 3, 2, 1], [2, 4, 1, 3])
+STRATEGIES = [
+    "single",
+    "ddp",
+    "fsdp1_full_shard",
+    "deepspeed_zero3",
+    "fsdp2_full_shard",
+    "deepspeed_zero1",
+    "fsdp1_shard_grad_op",
+    "deepspeed_zero2",
+    "fsdp2_shard_grad_op",
+    "deepspeed_zero0",
+    "fsdp1_no_shard",
+]
+# What a cut with another number of rows per step has to say
+REFUSAL = ("12 rows", "--per_device_train_batch_size", "--gradient_accumulation_steps")
+
+
+def resume_elsewhere(lab: Lab, folder: Path, jobs: Sequence[Run], stops: Sequence[int]) -> Result:
+    """Stopped in these steps and resumed as another job each time: each row once, the same loss."""
+    faults = [Fault("SIGTERM", "summed_loss", rank=0, step=step) for step in stops]
+    faults.append(Fault("record rows", "summed_loss", file=folder / "rows"))
+    whole = lab.uninterrupted(make_job("single"))
+    codes = [STOPPED] * len(stops) + [0]
+    for job_now, code in zip(jobs, codes, strict=True):
+        ended = lab.run(job_now, folder, faults)
+        if ended.code != code:
+            return failed(f"{job_now.name} ended with {ended.code}: {ended.tail}")
+    worst = difference_in_loss(folder, whole)
+    if rows_of_first_epoch(folder) != list(range(1, ROWS + 1)):
+        return failed("not each row exactly once", worst)
+    return Result(worst <= MOST_DIFFERENCE, worst)
+
+
+def rows_of_first_epoch(folder: Path) -> list[int]:
+    """The rows that the ranks recorded in the steps of the first epoch, sorted; padding has 0."""
+    rows = []
+    for path in folder.glob("rows.*"):
+        for line in path.read_text().splitlines():
+            record = json.loads(line)
+            if record["step"] <= EPOCH:
+                rows += [row for row in record["rows"] if row]
+    return sorted(rows)
+
+
+def refuse_other_rows(lab: Lab, folder: Path, config: str) -> Result:
+    """A cut with another number of rows per step is refused, and the flags that fit are named."""
+    lab.run(make_job("single"), folder, [Fault("SIGTERM", "summed_loss", step=2)])
+    ended = lab.run(replace(make_job(config), batch=5, accumulation=1), folder)
+    if ended.code == 64 and all(word in ended.output for word in REFUSAL):
+        return Result(True)
+    return failed(f"{ended.code}: {ended.tail}")
+
+
+def on_other_ranks() -> list[Trial]:
+    """On other numbers of ranks, and with a cut that does not fit."""
+    trials = []
+    for config in ELASTIC_CONFIGS:
+        for order in NUMBERS_OF_RANKS:
+            jobs = [make_job(config, ranks) if ranks > 1 else make_job("single") for ranks in order]
+            attempt = partial(resume_elsewhere, jobs=jobs, stops=[5, 10, 15])
+            trials.append(Trial("other numbers of ranks", f"{config} {order}", attempt))
+        attempt = partial(refuse_other_rows, config=config)
+        trials.append(Trial("other rows a step are refused", config, attempt))
+    return trials
+
+
+def under_other_strategies() -> list[Trial]:
+    """Under another strategy every two steps, beginning with three of them."""
+    trials = []
+    for first in (0, 4, 8):
+        turn = STRATEGIES[first:] + STRATEGIES[:first]
+        jobs = [make_job(config) for config in turn]
+        attempt = partial(resume_elsewhere, jobs=jobs, stops=range(2, 21, 2))
+        trials.append(Trial("another strategy every 2 steps", " > ".join(turn), attempt))
+    return trials
+
+
+GROUPS = [
+    Group("elastic", LOSS, on_other_ranks),
+    Group("strategies", LOSS, under_other_strategies),
+]

@@ -1,0 +1,154 @@
+"""A loss or a gradient that is not finite changes nothing on any rank, and its rows are named."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from proof.faults import Fault
+from proof.jobs import Run
+from proof.trials.lab import STOPPED, Ended, Lab
+from proof.trials.outcome import equal_to, hash_of_state, nonfinite_weights, verified
+from proof.trials.trial import BROKEN, ROWS, STEPS, Group, Result, Trial, failed, make_job
+
+NOT_FINITE = 70  # exit code
+SEED = 42  # of the job
+ROWS_PER_STEP = 12
+ROWS_OF_EVALUATION = 21
+ROWS_OF_SECOND_EPOCH = 24  # that the job still reads
+STEP = 9  # whose loss or gradient is not finite
+FAULTS = ("nan", "inf", "inf gradient")
+CONFIGS = (
+    "single",
+    "ddp",
+    "fsdp1_full_shard",
+    "fsdp2_full_shard",
+    "deepspeed_zero0",
+    "deepspeed_zero1",
+    "deepspeed_zero2",
+    "deepspeed_zero3",
+)
+SAVE_ALL = ("--save_steps", "1", "--save_total_limit", "30")
+POLICIES = {
+    "skip": ("--nonfinite", "skip"),
+    "stop": ("--nonfinite", "stop"),
+    "budget": ("--nonfinite", "skip", "--nonfinite_budget", "0"),
+}
+# What is done under each policy, as the table has it
+DONE = {"skip": "skipped", "stop": "stopped", "budget": "stopped for want of budget"}
+
+
+def row_of_step(step: int) -> int:
+    """A row (from 1) that only this step of the job has.
+
+    The evaluation rows have numbers too, from 1 to 21, so it is above them.
+    """
+    first = np.random.default_rng((SEED, 0)).permutation(ROWS)
+    second = np.random.default_rng((SEED, 1)).permutation(ROWS)
+    end = ROWS_PER_STEP * step
+    for row in first[end - ROWS_PER_STEP : end]:
+        if row > ROWS_OF_EVALUATION and row not in second[:ROWS_OF_SECOND_EPOCH]:
+            return int(row) + 1
+    raise ValueError(f"step {step} has no row of its own")
+
+
+def nothing_changes(lab: Lab, folder: Path, job: Run, do: str, policy: str) -> Result:
+    """A batch of one rank gives nan, inf or an infinite gradient in one step.
+
+    Its rows are named, weights and optimizer state stay as they are, and the run goes on or ends,
+    as its policy says.
+
+    Args:
+        do: one of FAULTS.
+        policy: a key of POLICIES.
+    """
+    row = row_of_step(STEP)
+    fault = Fault(do, "summed_loss", row=row)
+    ended = lab.run(job, folder, [fault], flags=(*SAVE_ALL, *POLICIES[policy]))
+    text = (folder / "nonfinite_rows.jsonl").read_text()
+    told = [json.loads(line) for line in text.splitlines()]
+    wrong = wrong_names(told, do, row)
+    if policy == "skip":
+        wrong += wrong_skip(folder, ended)
+    else:
+        wrong += wrong_end(folder, ended)
+    wrong += nonfinite_weights(folder)[:3]
+    return Result(not wrong, len(wrong), "; ".join(wrong))
+
+
+def wrong_names(told: list[dict], do: str, row: int) -> list[str]:
+    """What is wrong with the rows that were named: they are those of one micro-batch, or window."""
+    rows = []
+    for of_rank in told[0]["rows_by_rank"].values():
+        rows += of_rank
+    wrong = []
+    if len(told) != 1 or told[0]["step"] != STEP or row not in rows:
+        wrong.append(f"told {told}, not row {row}")
+    what = "gradient" if "gradient" in do else "loss"
+    # A loss is that of one micro-batch; a gradient is known only for all of the step
+    most = 3 if what == "loss" else ROWS_PER_STEP
+    if told[0]["what"] != what or len(rows) > most:
+        wrong.append(f"blamed {told[0]['what']}: {rows}")
+    return wrong
+
+
+def wrong_skip(folder: Path, ended: Ended) -> list[str]:
+    """What is wrong with a run that has to leave out the step and come to its end."""
+    wrong = []
+    if ended.code != 0:
+        wrong.append(f"ended with {ended.code}: {ended.tail}")
+    if hash_of_state(folder, STEP) != hash_of_state(folder, STEP - 1):
+        wrong.append("weights or optimizer changed")
+    if max(verified(folder)) != STEPS:
+        wrong.append(f"saved {verified(folder)}")
+    return wrong
+
+
+def wrong_end(folder: Path, ended: Ended) -> list[str]:
+    """What is wrong with a run that has to end at the step, saved as it was before."""
+    wrong = []
+    if ended.code != NOT_FINITE:
+        wrong.append(f"ended with {ended.code}: {ended.tail}")
+    if max(verified(folder)) != STEP - 1:
+        wrong.append(f"saved {verified(folder)}")
+    return wrong
+
+
+def skip_the_first_step(lab: Lab, folder: Path, job: Run) -> Result:
+    """The first step is left out, so there is nothing to save yet: neither saving nor a stop harms.
+
+    The run is stopped in that step and in a later one, and resumed.
+    """
+    skip = POLICIES["skip"]
+    saving = ("--save_steps", "1", *skip)
+    fault = Fault("nan", "summed_loss", row=row_of_step(1))
+    whole = folder / "whole"
+    resumed = folder / "run"
+    ends = [lab.run(job, whole, [fault], flags=("--save_steps", "0", *skip))]
+    for step in (1, 3):
+        stop = Fault("SIGTERM", "summed_loss", rank=0, step=step)
+        ends.append(lab.run(job, resumed, [fault, stop], flags=saving))
+    ends.append(lab.run(job, resumed, [fault], flags=saving))
+    codes = [ended.code for ended in ends]
+    if codes != [0, STOPPED, STOPPED, 0]:
+        return failed(f"exit codes {codes}: {ends[-1].tail}")
+    return equal_to(resumed, whole)
+
+
+def trials() -> list[Trial]:
+    """Each policy with each kind of number under each engine, and the first step under each."""
+    found = []
+    for policy in POLICIES:
+        for config in CONFIGS:
+            for do in FAULTS:
+                job = make_job(config)
+                attempt = partial(nothing_changes, job=job, do=do, policy=policy)
+                found.append(Trial(DONE[policy], f"{do}, {config}", attempt))
+    for config in CONFIGS:
+        attempt = partial(skip_the_first_step, job=make_job(config))
+        found.append(Trial("skipped before there is anything to save", config, attempt))
+    return found
+
+
+GROUPS = [Group("numbers", BROKEN, trials)]

@@ -1,0 +1,62 @@
+"""Processes of a trial: which there are, what state they are in, and how all of them end."""
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+GONE = "ZX"  # states of a process that has ended
+
+
+def processes_of(folder: Path) -> dict[int, int | None]:
+    """{process id: its RANK or None} of all that run for a trial's folder.
+
+    A zombie has no environment any more, so it is not among them.
+    """
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            variables = (path / "environ").read_bytes().split(b"\0")
+            if f"TRIAL={folder}".encode() in variables:
+                found[int(path.name)] = rank_among(variables)
+    return found
+
+
+def rank_among(variables: list[bytes]) -> int | None:
+    """The rank that an environment names."""
+    for variable in variables:
+        name, _, value = variable.partition(b"=")
+        if name == b"RANK":
+            return int(value)
+    return None
+
+
+def ranks_of(folder: Path) -> dict[int, int]:
+    """{rank: process id} of the ranks that run for a trial's folder."""
+    processes = processes_of(folder)
+    return {rank: process for process, rank in processes.items() if rank is not None}
+
+
+def kill_all(folder: Path) -> None:
+    """kill -9, all at one moment; returns when all are gone."""
+    found = processes_of(folder)
+    while found:
+        for process in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.01)
+        found = processes_of(folder)
+
+
+def state_of(process: int) -> str:
+    """The letter of /proc: R, S, D, T for stopped, and Z also if there is no such process."""
+    with contextlib.suppress(OSError):
+        text = Path(f"/proc/{process}/stat").read_text()
+        return text.rpartition(")")[2].split()[0]
+    return "Z"
+
+
+def is_gone(process: int) -> bool:
+    """Whether a process has ended."""
+    return state_of(process) in GONE

@@ -1,0 +1,61 @@
+"""The results of all trials as a table, and as docs/fault_injection.md."""
+
+from proof.markdown import table
+from proof.trials.groups import GROUPS
+
+HEADER = ["group", "what was done", "trials", "as promised", "worst"]
+CASES = 8  # that are named of a group, one more or less
+
+
+def summary(groups: dict) -> str:
+    """The table: one line for each `what` of each group."""
+    lines = []
+    for group, found in groups.items():
+        trials = found["trials"]
+        kinds = {trial["what"] for trial in trials}
+        lines += [line_of(group, what, trials) for what in sorted(kinds)]
+        if not trials:
+            lines.append([group, "skipped: not possible on this machine", "0", "0", ""])
+    return table(HEADER, lines)
+
+
+def line_of(group: str, what: str, trials: list[dict]) -> list[str]:
+    """The line of one `what`: how many were tried, how many as promised, and the worst figure."""
+    same = [trial for trial in trials if trial["what"] == what]
+    good = [trial for trial in same if trial["ok"]]
+    worst = max(trial["figure"] for trial in same)
+    figure = f"{worst:.3g} {GROUPS[group].unit}"
+    return [group, what, number_tried(same), number_tried(good), figure]
+
+
+def number_tried(trials: list[dict]) -> str:
+    """What was tried in these trials, with thousands separators."""
+    return f"{sum(trial['count'] for trial in trials):,}"
+
+
+def report(groups: dict) -> str:
+    """docs/fault_injection.md."""
+    parts = [
+        "# Fault injection",
+        "Written by `scripts/fault_injection.py`, which says what each group is.",
+        summary(groups),
+    ]
+    for group, found in groups.items():
+        parts += [f"## {group}", *paragraphs_of(found)]
+    return "\n\n".join(parts) + "\n"
+
+
+def paragraphs_of(found: dict) -> list[str]:
+    """What the report says of a group: how it was measured, some cases, and what failed."""
+    versions = [f"{name} {version}" for name, version in found["versions"].items()]
+    measured = [found["date"], found["device"], *versions]
+    parts = [f"{', '.join(measured)}: `{found['command']}`"]
+    details = sorted({trial["detail"] for trial in found["trials"]} - {""})
+    if details:
+        some = "; ".join(details[:: len(details) // CASES + 1])
+        parts.append(f"{len(details)} cases, among them {some}.")
+    for trial in found["trials"]:
+        if not trial["ok"]:
+            note = trial["note"][:300]
+            parts.append(f"FAILED: {trial['what']}, {trial['detail']}: {note}")
+    return parts

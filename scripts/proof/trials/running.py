@@ -1,0 +1,75 @@
+"""Choose trials, do them, and keep their results beside those of earlier ones."""
+
+import dataclasses
+import shutil
+import time
+
+from proof.trials.groups import GROUPS
+from proof.trials.lab import Lab
+from proof.trials.processes import kill_all
+from proof.trials.trial import Trial, failed
+
+
+def line_of(group: str, trial: Trial) -> str:
+    """A trial as a line of --list."""
+    return f"{group}: {trial.what}, {trial.detail}"
+
+
+def spread(trials: list[Trial], limit: int) -> list[Trial]:
+    """At most `limit` trials of each `what`, spread evenly; 0 for all."""
+    chosen = []
+    for what in dict.fromkeys(trial.what for trial in trials):
+        same = [trial for trial in trials if trial.what == what]
+        every = 1
+        if limit:
+            every = -(-len(same) // limit)  # rounded up
+        chosen += same[::every]
+    return chosen
+
+
+def attempt(lab: Lab, group: str, number: int, trial: Trial) -> dict:
+    """Do one trial, print how it went, and return what the results keep of it.
+
+    Its folder stays if it is not as promised.
+    """
+    folder = lab.folder / group.replace(" ", "_") / str(number)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    start = time.monotonic()
+    try:
+        result = trial.attempt(lab, folder)
+    except Exception as error:  # a file that is missing, for one: not as promised
+        kill_all(folder)
+        result = failed(f"{type(error).__name__}: {error}")
+    verdict = "ok" if result.ok else "FAILED"
+    facts = f"{time.monotonic() - start:.0f} s, {GROUPS[group].unit}: {result.figure:.3g}"
+    print(f"{verdict:>6}  {line_of(group, trial)} ({facts})", flush=True)
+    kept = {"what": trial.what, "detail": trial.detail} | dataclasses.asdict(result)
+    kept["ok"] = bool(result.ok)
+    if result.ok:
+        shutil.rmtree(folder)
+        return kept | {"note": ""}
+    print(result.note, flush=True)
+    return kept | {"note": result.note.replace(str(lab.folder), "RUNS")}
+
+
+def with_earlier(facts: dict, done: list[dict], before: dict, planned: list[Trial]) -> dict:
+    """What the results hold of a group: new trials, and earlier ones that were not done again.
+
+    Args:
+        facts: date, device, command and versions of the new ones.
+        before: what the results have held of the group; {} for nothing.
+        planned: all trials that the group has now; others are dropped.
+    """
+    wanted = {(trial.what, trial.detail) for trial in planned}
+    wanted -= {name_of(trial) for trial in done}
+    kept = [trial for trial in before.get("trials", []) if name_of(trial) in wanted]
+    if not kept:
+        return facts | {"trials": done}
+    command = f"{before['command']}`, then `{facts['command']}"
+    return facts | {"command": command, "trials": kept + done}
+
+
+def name_of(trial: dict) -> tuple[str, str]:
+    """What tells a trial from the others of its group."""
+    return trial["what"], trial["detail"]

@@ -1,0 +1,77 @@
+"""A run that is stopped by a signal and started again ends as one that nothing stopped."""
+
+import itertools
+from functools import partial
+from pathlib import Path
+
+from proof.faults import Fault
+from proof.jobs import Run, configs
+from proof.trials.lab import STOPPED, Lab
+from proof.trials.outcome import equal_to
+from proof.trials.trial import DIFFERENCES, STEPS, Group, Result, Trial, failed, make_job
+
+QUANTIZED_CONFIGS = ["single", "fsdp2_full_shard", "deepspeed_zero3"]
+FIVE_STEPS = (2, 5, 9, 12, 16)  # of one epoch
+
+
+def stop_and_resume(lab: Lab, folder: Path, job: Run, steps: tuple[int, ...]) -> Result:
+    """SIGTERM to the last rank in each of these steps: it stops, saves, and is resumed exactly."""
+    whole = lab.uninterrupted(job)
+    last_rank = job.ranks - 1
+    faults = [Fault("SIGTERM", "summed_loss", rank=last_rank, step=step) for step in steps]
+    ends = lab.run_until_done(job, folder, faults)
+    codes = [ended.code for ended in ends]
+    if codes != [STOPPED] * len(steps) + [0]:
+        return failed(f"exit codes {codes}: {ends[-1].tail}")
+    return equal_to(folder, whole)
+
+
+def under_every_yaml() -> list[Trial]:
+    """Once under every YAML, with each kind of weights, in a step that varies."""
+    kinds = {
+        "full": configs(),
+        "LoRA": [name for name in configs() if name != "fsdp1_no_shard"],
+        "nf4 LoRA": QUANTIZED_CONFIGS,
+    }
+    jobs = []
+    for weights, names in kinds.items():
+        jobs += [make_job(name, 2, weights) for name in names]
+    # Three ranks, on which weights have parts of different sizes
+    jobs += [make_job("deepspeed_zero3", 3), make_job("fsdp2_full_shard", 3)]
+    trials = []
+    for one, step in zip(jobs, itertools.cycle(range(1, 20, 3)), strict=False):
+        attempt = partial(stop_and_resume, job=one, steps=(step,))
+        what = f"stopped and continued, {one.weights}"
+        trials.append(Trial(what, f"{one.name}, step {step}", attempt))
+    return trials
+
+
+def in_every_step() -> list[Trial]:
+    """In every step of one process, and in every third step on two ranks."""
+    steps_of = {
+        "single": range(1, STEPS),
+        "ddp": range(1, STEPS, 3),
+        "fsdp2_full_shard": range(2, STEPS, 3),
+    }
+    trials = []
+    for config, steps in steps_of.items():
+        for step in steps:
+            attempt = partial(stop_and_resume, job=make_job(config), steps=(step,))
+            trials.append(Trial(f"stopped in each step, {config}", f"step {step}", attempt))
+    return trials
+
+
+def five_times() -> list[Trial]:
+    """Five times in one epoch."""
+    trials = []
+    for config in ("single", "ddp", "deepspeed_zero2"):
+        attempt = partial(stop_and_resume, job=make_job(config), steps=FIVE_STEPS)
+        trials.append(Trial("five interruptions in one epoch", config, attempt))
+    return trials
+
+
+GROUPS = [
+    Group("resume", DIFFERENCES, under_every_yaml),
+    Group("every step", DIFFERENCES, in_every_step),
+    Group("five", DIFFERENCES, five_times),
+]

@@ -1,0 +1,60 @@
+"""What a trial is: one thing that is done to a run, and the promise that it is compared with."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from proof import jobs
+from proof.jobs import Run
+from proof.trials.lab import Lab
+
+# The job of proof.jobs has 20 steps over two epochs, 12 rows per step
+STEPS = 20
+EPOCH = 18  # steps of the first epoch
+ROWS = 210
+# Units of figures
+DIFFERENCES = "lines, tensors unequal"
+LOSS = "relative difference of the loss"
+BROKEN = "not as promised"
+CUT = jobs.CUT | {3: (2, 2)}
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a trial went."""
+
+    ok: bool
+    figure: float = 0  # how far it is from the promise, in the unit of its group
+    note: str = ""
+    count: int = 1  # what was tried in it
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trial of a group."""
+
+    what: str  # its row of the table
+    detail: str
+    attempt: Callable[[Lab, Path], Result]  # in a folder of its own
+
+
+@dataclass(frozen=True)
+class Group:
+    """Trials that measure one thing."""
+
+    name: str
+    unit: str  # of a trial's figure
+    trials: Callable[[], list[Trial]]
+
+
+def failed(note: str, figure: float = 0) -> Result:
+    """The result of a trial that is not as promised."""
+    return Result(False, figure, note)
+
+
+def make_job(config: str = "single", ranks: int = 2, weights: str = "full") -> Run:
+    """The job of scripts/parity.py under a YAML, with dropout where there are adapters."""
+    ranks = jobs.ranks_of(config, ranks)
+    batch, accumulation = CUT[ranks]
+    flags = () if weights == "full" else ("--lora_dropout", "0.1")
+    return Run("", config, ranks, batch, accumulation, weights, flags)

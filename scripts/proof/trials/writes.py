@@ -1,0 +1,142 @@
+"""Whatever interrupts a save, there is a checkpoint from which the run is resumed exactly."""
+
+import re
+import shutil
+import signal
+import subprocess
+from functools import partial
+from pathlib import Path
+
+from proof.faults import Fault
+from proof.trials.lab import Lab
+from proof.trials.outcome import resume_and_compare, status_of, verified
+from proof.trials.trial import DIFFERENCES, Group, Result, Trial, make_job
+
+# Of the file system in one save with one older checkpoint to delete. The trial of one more change
+# is not killed, which shows that none is left out.
+CHANGES = 24
+STATE_SIZE = 27_062_484  # bytes of the state file
+CHECKPOINT_SIZE = 27_100_000  # bytes of a checkpoint, rounded up
+CANNOT_WRITE = 73  # exit code
+SECOND_SAVE = {"at": "publish", "call": 2}
+# Runs a command with its output folder on a small tmpfs, and keeps what was written there
+ON_SMALL_DISK = (
+    'mount -t tmpfs -o size=$1 tmpfs "$2" || exit 99; disk=$2; keep=$3; shift 3; "$@"; code=$?; '
+    'rm -f "$disk/filler"; mkdir -p "$keep"; cp -a "$disk/." "$keep"; exit $code'
+)
+
+
+# ---- A save that is interrupted ----
+
+
+def save_in_danger(lab: Lab, folder: Path, fault: Fault, code: int, what: str) -> Result:
+    """A fault in the second save, which is about to replace the only checkpoint.
+
+    Args:
+        code: how the run has to end.
+        what: is told where no checkpoint can be trusted.
+    """
+    job = make_job()
+    flags = ("--save_steps", "3", "--save_total_limit", "1")
+    ended = lab.run(job, folder, [fault], flags=flags)
+    wrong = ""
+    if ended.code != code:
+        wrong = f"ended with {ended.code}, not {code}: {ended.tail}"
+    if code != 0 and not {3, 6}.intersection(verified(folder)):
+        wrong += f" {what}: no checkpoint can be trusted"
+    return resume_and_compare(lab, folder, job, wrong, flags=flags)
+
+
+def interrupted() -> list[Trial]:
+    """Killed before each change of the file system, and killed or refused in each write."""
+    trials = []
+    for change in range(1, CHANGES + 1):
+        fault = Fault("crash at change", change=change, **SECOND_SAVE)
+        name = f"change {change}"
+        attempt = partial(save_in_danger, fault=fault, code=-signal.SIGKILL, what=name)
+        trials.append(Trial("crash before each change of the file system", name, attempt))
+    fault = Fault("crash at change", change=CHANGES + 1, **SECOND_SAVE)
+    attempt = partial(save_in_danger, fault=fault, code=0, what="")
+    trials.append(Trial("no change is left out", f"change {CHANGES + 1}", attempt))
+    trials += in_writes("crash", -signal.SIGXFSZ)
+    trials += in_writes("refuse", CANNOT_WRITE)
+    return trials
+
+
+def in_writes(do: str, code: int) -> list[Trial]:
+    """In the middle of each file that a save writes, at four places."""
+    do_at_byte = f"{do} at byte"
+    faults = []
+    for quarter in range(4):
+        fault = Fault(do_at_byte, byte=STATE_SIZE * quarter // 4, **SECOND_SAVE)
+        faults.append(("state.safetensors", fault))
+    for byte in (0, 400, 800, 1200):
+        fault = Fault(do_at_byte, "save_file", call=2, after=True, byte=byte)
+        faults.append(("progress.json", fault))
+    for byte in (0, 50, 100, 150):
+        faults.append(("manifest.json", Fault(do_at_byte, "hash_of", call=4, byte=byte)))
+    trials = []
+    for name, fault in faults:
+        attempt = partial(save_in_danger, fault=fault, code=code, what=name)
+        detail = f"{name}, byte {fault.byte}"
+        trials.append(Trial(f"{do} in the middle of a write", detail, attempt))
+    return trials
+
+
+# ---- A disk that is full ----
+
+
+def fill_the_disk(lab: Lab, folder: Path, quarter: int | None) -> Result:
+    """On a small disk the second checkpoint does not fit: the run says so and keeps the first.
+
+    Args:
+        quarter: of a checkpoint's size that is free; None: the disk is too small from the start.
+    """
+    job = make_job()
+    flags = ("--save_steps", "3", "--save_total_limit", "2")
+    disk = lab.folder / f"{folder.name}_disk"
+    disk.mkdir(exist_ok=True)
+    faults = []
+    size = CHECKPOINT_SIZE * 3 // 2
+    if quarter is not None:
+        size = CHECKPOINT_SIZE * 4
+        free = CHECKPOINT_SIZE * quarter // 4
+        faults = [Fault("fill disk", "save_file", call=2, file=disk / "filler", free=free)]
+    before = ["unshare", "-rm", "sh", "-c", ON_SMALL_DISK, "sh", size, disk, folder]
+    ended = lab.run(job, disk, faults, flags=flags, before=before)
+    told = re.search(r"it needs ([\d,]+) bytes, ([\d,]+) are free", ended.output)
+    wrong = ""
+    if not (
+        ended.code == CANNOT_WRITE
+        and told
+        and verified(folder) == [3]
+        and status_of(folder)["exit_code"] == CANNOT_WRITE
+    ):
+        wrong = f"{ended.code}, {verified(folder)}: {ended.tail}"
+    return resume_and_compare(lab, folder, job, wrong, flags=flags)
+
+
+def can_mount() -> bool:
+    """Whether a file system can be mounted here, in a namespace of its own."""
+    if not shutil.which("unshare"):
+        return False
+    command = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+def on_full_disks() -> list[Trial]:
+    """A disk that is full before the save, or in it; none where no small disk can be mounted."""
+    if not can_mount():
+        return []
+    trials = []
+    for quarter in (None, 0, 1, 2, 3):
+        detail = "before the save" if quarter is None else f"{quarter}/4 of the save"
+        attempt = partial(fill_the_disk, quarter=quarter)
+        trials.append(Trial("the disk is full", detail, attempt))
+    return trials
+
+
+GROUPS = [
+    Group("writes", DIFFERENCES, interrupted),
+    Group("disk", DIFFERENCES, on_full_disks),
+]

@@ -1,0 +1,90 @@
+"""What a rank holds is counted once, whole or split, and at its first real step."""
+
+import json
+
+import torch
+from accelerate import Accelerator
+
+from proof import step_hooks
+from proof.live_tensors import held, live_state, master_weights, measure_first_step
+from proof.step_hooks import describe
+
+
+def tied_model():
+    """Two layers of 4 x 3 that share their weight, and a frozen one."""
+    first = torch.nn.Linear(3, 4, bias=False)
+    second = torch.nn.Linear(3, 4)
+    second.weight = first.weight
+    frozen = torch.nn.Linear(5, 2, bias=False)
+    frozen.requires_grad_(False)
+    return torch.nn.ModuleList([first, second, frozen])
+
+
+def test_tied_tensors_are_described_once():
+    assert describe(tied_model()) == [(12, 4, True), (4, 4, True), (10, 2, False)]
+
+
+def test_storage_that_several_tensors_share_is_counted_once():
+    whole = torch.zeros(6, 2)
+    other = torch.zeros(3, dtype=torch.bfloat16)
+    found = held([whole, whole[2:], whole.view(12), other, torch.zeros(0)])
+    assert found == {
+        "elements": 15,
+        "bytes": 54,
+        "dtypes": ["bfloat16", "float32"],
+        "devices": ["cpu"],
+    }
+
+
+def test_optimizer_state_is_that_of_the_size_of_its_parameter():
+    model = torch.nn.Linear(3, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    state, per_parameter = live_state(optimizer)
+    assert per_parameter == 2 and held(state)["elements"] == 2 * (12 + 4)
+    assert master_weights(optimizer, model) == []
+    assert held(master_weights(optimizer, torch.nn.Linear(3, 4)))["elements"] == 16
+
+
+def test_the_first_step_that_is_taken_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(Accelerator, "prepare", lambda self, *prepared: prepared)
+    measure_first_step(tmp_path / "shards.0")
+    model = torch.nn.Linear(3, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    reference = torch.nn.Linear(7, 7).requires_grad_(False)
+    accelerator = Accelerator.__new__(Accelerator)
+    accelerator.prepare(reference)  # not trained, so it is not the model
+    accelerator.prepare(model, optimizer)
+    for _ in range(2):
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        found = json.loads((tmp_path / "shards.0").read_text())
+        assert found["gradients"]["elements"] == found["parameters"]["elements"] == 16
+        assert found["optimizer"]["elements"] == 32 and found["master"]["elements"] == 0
+        assert found["tensors"] == [[12, 4, True], [4, 4, True]]
+        optimizer.param_groups[0]["params"].pop()  # what comes later is not measured
+
+
+def test_steps_of_deepspeeds_engine_are_hooked_as_a_whole():
+    class Engine(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.optimizer = torch.nn.Module()
+            self.optimizer.optimizer = "torch's"
+
+        def zero_optimization_stage(self):
+            return 2
+
+        def step(self):
+            seen.append("step")
+
+    seen = []
+    engine = Engine()
+
+    def note(zero, base):
+        seen.append((zero is engine.optimizer, base))
+
+    step_hooks.around_steps(engine, optimizer=None, before=note, after=note)
+    engine.step()
+    assert seen == [(True, "torch's"), "step", (True, "torch's")]

@@ -1,0 +1,149 @@
+"""Parity calls nothing equal that is not, and what is published is what was measured."""
+
+import dataclasses
+import json
+import math
+import re
+from statistics import median
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+import benchmark_tables
+import readme_tables
+from launching import REPO
+from proof import jobs
+from proof.compare import BOUNDS, bounds_of, compare, within
+from proof.jobs import Run
+
+RESULTS = json.loads((REPO / "results" / "parity.json").read_text())
+
+
+def finished_run(folder, losses=(1.0, 2.0), norms=(1.0, 1.0), weights=(1.0, 2.0), name="weight"):
+    """A folder as a run leaves it."""
+    folder.mkdir()
+    pairs = zip(losses, norms, strict=True)
+    lines = [{"loss": loss, "grad_norm": norm, "learning_rate": 1e-3} for loss, norm in pairs]
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    save_file({name: np.array(weights, dtype="float32")}, folder / "model.safetensors")
+    return folder
+
+
+def test_equal_runs_differ_by_nothing(tmp_path):
+    found = compare(finished_run(tmp_path / "a"), finished_run(tmp_path / "b"))
+    assert found == dict.fromkeys(BOUNDS, 0.0) and within(found, BOUNDS)
+
+
+@pytest.mark.parametrize(
+    ("number", "change"),
+    [
+        ("loss", {"losses": (1.0, 2.0 + 4e-6)}),
+        ("loss", {"losses": (1.0, math.nan)}),
+        ("grad_norm", {"norms": (1.0, 0.0)}),
+        ("grad_norm", {"norms": (1.0, None)}),
+        ("weights", {"weights": (1.0, 2.0001)}),
+        ("weights", {"weights": (1.0, math.nan)}),
+        ("weights", {"weights": (0.0, 0.0)}),
+    ],
+)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_number_that_differs_is_out_of_bounds(number, change, swapped, tmp_path):
+    changed = finished_run(tmp_path / "a", **change)
+    sound = finished_run(tmp_path / "b")
+    found = compare(sound, changed) if swapped else compare(changed, sound)
+    assert not within(found, BOUNDS)
+    assert within(found | {number: 0.0}, BOUNDS)  # and nothing else is
+
+
+def test_runs_with_other_tensors_or_steps_cannot_be_compared(tmp_path):
+    sound = finished_run(tmp_path / "a")
+    with pytest.raises(ValueError, match="other tensors"):
+        compare(finished_run(tmp_path / "b", name="other"), sound)
+    with pytest.raises(ValueError, match="zip"):
+        compare(finished_run(tmp_path / "c", losses=(1.0,), norms=(1.0,)), sound)
+
+
+def test_the_reason_for_the_wider_bound_of_gradient_norms_holds():
+    random = torch.Generator().manual_seed(0)
+    numbers = torch.randn(320, 320, generator=random)
+    gradient = numbers * torch.randn(320, 320, generator=random).mul(2).exp()
+    in_fp32 = torch.linalg.vector_norm(gradient).item()
+    in_fp64 = torch.linalg.vector_norm(gradient.double()).item()
+    assert BOUNDS["grad_norm"] < (in_fp64 - in_fp32) / in_fp64 < 2e-5
+
+
+def run_of(row):
+    """The run that a row of results/parity.json is about."""
+    settings = {field.name: row[field.name] for field in dataclasses.fields(Run)}
+    return Run(**settings | {"flags": tuple(row["flags"])})
+
+
+def test_nothing_that_was_measured_is_out_of_bounds():
+    for row in RESULTS["rows"]:
+        if row["verdict"] == "ok":
+            bounds, _ = bounds_of(run_of(row))
+            assert row["bytes"] == "ok" and within(row["differences"], bounds), row
+
+
+def test_every_run_was_measured_or_is_named_as_not_measured_yet():
+    measured = {run_of(row): row["verdict"] for row in RESULTS["rows"]}
+    readme = (REPO / "README.md").read_text()
+    known = {run.recipe for run in measured}
+    expected = {}
+    for run in jobs.all_runs():
+        if run.recipe in known:
+            expected[run] = "refused" if jobs.is_refused(run) else "ok"
+    if "not measured yet: `python scripts/parity.py --groups bf16`" in readme:
+        expected = {run: verdict for run, verdict in expected.items() if run.group != "bf16"}
+    assert measured == expected
+    told = re.search(r"Not measured yet under every YAML: (.*?)\.\s", readme, re.DOTALL)
+    named = set(re.findall(r"`(\w+)\.py`", told[1])) if told else set()
+    assert set(jobs.MAKERS) - known == named
+
+
+@pytest.mark.parametrize("config", jobs.configs())
+def test_every_rank_of_every_yaml_held_what_was_promised(config):
+    rows = [row for row in RESULTS["rows"] if row["group"] == "strategies"]
+    full = {
+        row["ranks"]: row for row in rows if (row["config"], row["weights"]) == (config, "full")
+    }
+    for ranks in {jobs.ranks_of(config, 2), jobs.ranks_of(config, 4)}:
+        held = full[ranks]["held"].values()
+        assert full[ranks]["bytes"] == "ok"
+        assert all(len(one_class["ranks"]) == ranks for one_class in held)
+
+
+def test_the_tables_are_those_of_the_measurements():
+    text, again = (REPO / "README.md").read_text(), "python scripts/readme_tables.py"
+    results = readme_tables.read_results()
+    assert readme_tables.fill(text, results) == text, again
+    assert readme_tables.whole(results) == (REPO / "results" / "README.md").read_text(), again
+
+
+def test_the_first_screen_tells_the_measured_speed():
+    readme = (REPO / "README.md").read_text()
+    bullet = re.search(r"- \*\*Speed at the floor\.\*\*(.*?)\n\n", readme, re.DOTALL)[1]
+    results = readme_tables.read_results()["benchmark"]
+    medium = benchmark_tables.named(results, "matched, medium")
+    nothing = benchmark_tables.named(results, "matched, near zero")
+    shipped = benchmark_tables.named(results, "shipped, medium")
+    shape = medium["models"]["medium"]
+    weights = benchmark_tables.matmul_weights(shape) + shape["hidden_size"] * shape["vocab_size"]
+    slower = median(benchmark_tables.paired(nothing, "ours", "floor", of=milliseconds_between))
+    told = [f"{weights / 1e6:.0f}M", f"{slower:.1f}"]
+    for label in ("trainer", "trl packed"):
+        ratios = benchmark_tables.paired(shipped, "ours", label, "tokens_per_second")
+        told.append(f"{median(ratios):.1f}")
+    assert re.findall(r"[0-9.]+M?\b", bullet) == told
+    assert median(benchmark_tables.paired(medium, "ours", "floor")) <= 1  # no slower
+    losses = {}
+    for label in ("ours", "trainer", "trl packed"):
+        values = benchmark_tables.values(shipped, label, "held_out_loss")
+        losses[label] = median(values.values())
+    assert losses["ours"] == min(losses.values()), losses  # as low a loss
+
+
+def milliseconds_between(ours, theirs):
+    return 1e3 * (ours - theirs)

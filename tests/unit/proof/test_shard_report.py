@@ -1,0 +1,109 @@
+"""The shard report calls nothing as promised that is not: planted measurements of a small model."""
+
+import copy
+
+import pytest
+import yaml
+from config_rules import strategy_of
+
+from launching import CONFIGS
+from proof.shard_report import judge, table
+
+WHOLE = [[20_000, 100, True]] * 16  # (elements, rows, whether it is trained) of each tensor
+ELEMENTS = 320_000
+STATES = 2  # tensors of optimizer state per parameter
+CLASSES = ("parameters", "gradients", "optimizer")
+SPLIT = {
+    "single": (),
+    "ddp": (),
+    "fsdp1_no_shard": (),
+    "deepspeed_zero1": CLASSES[2:],
+    "deepspeed_zero2": CLASSES[1:],
+    "deepspeed_zero3": CLASSES,
+    "deepspeed_zero3_offload": CLASSES,
+    "fsdp2_full_shard": CLASSES,
+    "fsdp2_cpu_offload": CLASSES,
+}
+OFFLOADED = {
+    "fsdp2_cpu_offload": CLASSES,
+    "deepspeed_zero3_offload": ("parameters", "optimizer"),
+}
+
+
+def held_as_promised(config, name, ranks):
+    """What a rank holds of one class on a GPU if the YAML does what it says."""
+    elements = ELEMENTS
+    if name == "optimizer":
+        elements *= STATES
+    if name in SPLIT[config]:
+        elements //= ranks
+    is_offloaded = name in OFFLOADED.get(config, ())
+    return {
+        "elements": elements,
+        "bytes": 4 * elements,
+        "dtypes": ["float32"],
+        "devices": ["cpu" if is_offloaded else "cuda"],
+    }
+
+
+def measurements(config, ranks=4):
+    """What each of the ranks holds, and what the YAML asks for."""
+    text = (CONFIGS / f"{config}.yaml").read_text()
+    facts = strategy_of(yaml.safe_load(text))
+    measured = {
+        "tensors": WHOLE,
+        "state_tensors_per_parameter": STATES,
+        "master": {"elements": 0, "bytes": 0},
+    }
+    for name in CLASSES:
+        measured[name] = held_as_promised(config, name, ranks)
+    return [copy.deepcopy(measured) for _ in range(ranks)], facts
+
+
+def verdicts(measured, facts):
+    """The verdict of each class on the last rank."""
+    rows = judge(measured, facts, 2)
+    return {row["class"]: row["verdict"] for row in rows if row["rank"] == len(measured) - 1}
+
+
+@pytest.mark.parametrize("config", SPLIT)
+def test_what_is_promised_is_ok(config):
+    measured, facts = measurements(config, 1 if config == "single" else 4)
+    assert set(verdicts(measured, facts).values()) == {"ok"}
+
+
+@pytest.mark.parametrize("factor", [0.5, 2, 4])
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("config", SPLIT)
+def test_a_rank_that_holds_more_or_less_is_found(config, name, factor):
+    measured, facts = measurements(config, 1 if config == "single" else 4)
+    held = measured[-1][name]
+    held["elements"] = int(held["elements"] * factor)
+    # At the step only its own share of the gradients is left to a rank of ZeRO-1
+    share_is_left = config == "deepspeed_zero1" and name == "gradients" and factor < 1
+    assert share_is_left or verdicts(measured, facts)[name] == "NOT AS PROMISED"
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "devices"),
+    [
+        ("fsdp2_cpu_offload", "parameters", ["cuda"]),
+        ("fsdp2_cpu_offload", "parameters", ["cpu", "cuda"]),
+        ("fsdp2_cpu_offload", "optimizer", ["cuda"]),
+        ("deepspeed_zero3_offload", "parameters", ["cuda"]),
+        ("deepspeed_zero3_offload", "optimizer", ["cpu", "cuda"]),
+    ],
+)
+def test_offloaded_state_that_stays_on_the_gpu_is_found(config, name, devices):
+    measured, facts = measurements(config)
+    measured[-1][name]["devices"] = devices
+    assert verdicts(measured, facts)[name] == "NOT AS PROMISED"
+
+
+def test_the_table_has_a_line_for_each_class_of_each_rank():
+    measured, facts = measurements("deepspeed_zero1", ranks=2)
+    rows = judge(measured, facts, 1)
+    header, *lines = table(rows).splitlines()
+    assert header.split() == "rank class dtype device held bytes promised promise verdict".split()
+    assert lines[2] == "0     optimizer   float32  cuda     1,280,000  1,280,000  1/2      ok"
+    assert [line.split()[:2] for line in lines[3:]] == [["1", name] for name in CLASSES]

@@ -1,0 +1,194 @@
+"""The trials of fault injection are those of the report, and compare what they say they compare."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from launching import REPO
+from proof.trials.groups import GROUPS, trials_of
+from proof.trials.lab import Launch
+from proof.trials.nonfinite import row_of_step
+from proof.trials.outcome import last_line, last_step, unequal
+from proof.trials.random_kills import KILLS
+from proof.trials.report import report
+from proof.trials.running import attempt, line_of, spread, with_earlier
+from proof.trials.trial import Group, Result, Trial, failed
+
+RESULTS = json.loads((REPO / "results" / "fault_injection.json").read_text())
+DATES = {"date": "2026-11-23", "device": "CPU", "versions": {}}
+
+
+def trial(what="stopped", detail="step 1", result=None):
+    return Trial(what, detail, lambda lab, folder: result)
+
+
+# ---- Which trials there are ----
+
+
+def test_the_report_is_that_of_the_results():
+    again = "python scripts/fault_injection.py --groups --report docs/fault_injection.md"
+    assert report(RESULTS) == (REPO / "docs" / "fault_injection.md").read_text(), again
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_kind_of_trial_of_a_group_was_done(group):
+    trials = trials_of(group, KILLS)
+    if group == "disk" and not trials:
+        pytest.skip("no file system can be mounted here")
+    lines = {line_of(group, one) for one in trials}
+    assert len(lines) == len(trials)  # no two have one name
+    kinds = {one.what for one in trials}
+    assert kinds == {one["what"] for one in RESULTS[group]["trials"]}
+
+
+@pytest.mark.parametrize(("kills", "of_groups"), [(200, (30, 10)), (40, (6, 2)), (0, (0, 0))])
+def test_three_quarters_of_the_random_kills_are_of_one_process(kills, of_groups):
+    details = [one.what for one in trials_of("random kills", kills)]
+    assert details.count("kill -9 of all at random, single") == of_groups[0]
+    assert details.count("kill -9 of all at random, ddp") == of_groups[1]
+
+
+def test_a_limit_spreads_over_the_trials_of_each_kind():
+    trials = [trial("a", str(i)) for i in range(5)] + [trial("b", "0")]
+    assert spread(trials, 0) == trials
+    assert [(one.what, one.detail) for one in spread(trials, 2)] == [
+        ("a", "0"),
+        ("a", "3"),
+        ("b", "0"),
+    ]
+
+
+@pytest.mark.parametrize("step", [1, 9])
+def test_the_row_of_a_step_is_in_no_other_step(step):
+    row = row_of_step(step) - 1
+    first = list(np.random.default_rng((42, 0)).permutation(210))
+    second = list(np.random.default_rng((42, 1)).permutation(210))
+    assert first.index(row) // 12 == step - 1 and second.index(row) >= 24 and row > 20
+
+
+# ---- What they compare ----
+
+
+def finished_run(folder, loss=1.0, weight=1.0, speed=7.0, name="weight"):
+    """A folder as a run leaves it."""
+    folder.mkdir()
+    line = {"step": 1, "loss": loss, "tokens_per_second": speed, "peak_memory_gib": speed}
+    (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    save_file({name: np.array([weight])}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "differences"),
+    [
+        ({}, 0),
+        ({"speed": 8.0}, 0),
+        ({"loss": 1.0 + 1e-15}, 1),
+        ({"weight": 1.0 + 1e-15}, 1),
+        ({"name": "other"}, 2),
+        ({"loss": 2.0, "weight": 2.0}, 2),
+    ],
+)
+def test_runs_are_equal_bit_for_bit_except_for_speed_and_memory(change, differences, tmp_path):
+    whole = finished_run(tmp_path / "whole")
+    assert unequal(finished_run(tmp_path / "run", **change), whole) == differences
+
+
+def test_runs_that_have_left_nothing_are_not_equal(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").touch()
+    assert unequal(tmp_path / "a", tmp_path / "b") == 2
+
+
+def test_a_line_of_metrics_that_is_cut_is_no_step(tmp_path):
+    assert last_step(tmp_path) == 0
+    whole = '{"step": 1, "loss": 2}\n{"step": 2, "loss": 2}\n'
+    (tmp_path / "metrics.jsonl").write_text(f'{whole}{{"step": 3, "lo')
+    assert last_step(tmp_path) == 2
+
+
+def test_the_last_line_is_the_recipes_own():
+    output = (
+        "step 7\nrun the command again\n\nW1123 torchrun\nTraceback (most\n  File\nshard report:"
+    )
+    assert last_line(output) == "run the command again"
+
+
+# ---- How they are run ----
+
+
+class FakeLab:
+    def __init__(self, folder):
+        self.folder = folder
+
+
+def test_a_trial_as_promised_leaves_no_folder(tmp_path, capsys):
+    kept = attempt(FakeLab(tmp_path), "resume", 3, trial(result=Result(True, 0, "a note", 5)))
+    assert kept == {
+        "what": "stopped",
+        "detail": "step 1",
+        "ok": True,
+        "figure": 0,
+        "note": "",
+        "count": 5,
+    }
+    assert not (tmp_path / "resume" / "3").exists()
+    printed = capsys.readouterr().out
+    assert printed == "    ok  resume: stopped, step 1 (0 s, lines, tensors unequal: 0)\n"
+
+
+def test_a_trial_that_fails_keeps_its_folder_and_tells_no_path_of_this_machine(tmp_path, capsys):
+    result = failed(f"no {tmp_path}/resume/3/metrics.jsonl", figure=2)
+    kept = attempt(FakeLab(tmp_path), "resume", 3, trial(result=result))
+    assert kept["note"] == "no RUNS/resume/3/metrics.jsonl" and not kept["ok"]
+    assert (tmp_path / "resume" / "3").is_dir() and "FAILED" in capsys.readouterr().out
+
+
+def test_an_exception_is_a_trial_that_fails(tmp_path):
+    def raise_error(lab, folder):
+        raise FileNotFoundError("status.json")
+
+    kept = attempt(FakeLab(tmp_path), "resume", 0, Trial("stopped", "", raise_error))
+    assert not kept["ok"] and kept["note"] == "FileNotFoundError: status.json"
+
+
+def test_trials_that_were_not_done_again_keep_their_results():
+    before = {
+        "command": "first",
+        "trials": [{"what": "a", "detail": detail} for detail in ("kept", "again", "dropped")],
+    }
+    planned = [trial("a", "kept"), trial("a", "again")]
+    done = [{"what": "a", "detail": "again", "new": True}]
+    facts = DATES | {"command": "second"}
+    found = with_earlier(facts, done, before, planned)
+    assert found["trials"] == [{"what": "a", "detail": "kept"}, *done]
+    assert found["command"] == "first`, then `second"
+    assert with_earlier(facts, done, {}, planned) == facts | {"trials": done}
+
+
+def test_a_launch_that_does_not_end_is_killed_and_has_no_code(tmp_path, monkeypatch):
+    monkeypatch.setattr("proof.trials.lab.TIMEOUT", 0.2)
+    environment = {"TRIAL": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    launch = Launch([shutil.which("sh"), "-c", "echo begun; sleep 60"], environment, tmp_path)
+    launch.wait_for_file(tmp_path)
+    ended = launch.end()
+    assert ended.code is None and ended.output == "begun\n" and ended.seconds < 30
+
+
+def test_a_launch_that_ends_has_its_code_and_output(tmp_path):
+    environment = {"TRIAL": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    launch = Launch(
+        [shutil.which("sh"), "-c", "echo out; echo err >&2; exit 75"], environment, tmp_path
+    )
+    ended = launch.end()
+    assert ended.code == 75 and ended.output == "out\nerr\n"
+
+
+def test_a_group_that_was_not_possible_is_told_so():
+    found = DATES | {"command": "python", "trials": []}
+    assert "skipped: not possible on this machine" in report({"disk": found})
+    assert isinstance(GROUPS["disk"], Group)
