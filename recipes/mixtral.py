@@ -71,7 +71,12 @@ from transformers import AutoModelForCausalLM
 from components.accelerator import make_accelerator
 from components.batches import BatchPlan, Line, OnePerLine
 from components.chat import load_tokenizer, show_trained_tokens, tokenize_conversation
-from components.conversations import find_messages, validate_conversation, validate_message_keys
+from components.conversations import (
+    Message,
+    find_messages,
+    validate_conversation,
+    validate_message_keys,
+)
 from components.exits import Exit
 from components.export import save_model
 from components.head_loss import LossInHead
@@ -89,10 +94,15 @@ PROMPT_AND_ANSWER = {"prompt": "completion", "instruction": "output", "question"
 
 
 # ---- Data ----
-def tokenize_row(row: Mapping[str, Any], tokenizer: Any, max_length: int) -> dict[str, Any]:
-    """Return the tokens of a row, and which of them are trained on. EDIT: your own columns."""
+def row_to_messages(row: Mapping[str, Any]) -> list[Message]:
+    """Return a row as a conversation; a ValueError says why it is none. EDIT: your own columns."""
     messages = find_messages(row, PROMPT_AND_ANSWER)
-    messages = validate_conversation(messages, row, PROMPT_AND_ANSWER)
+    return validate_conversation(messages, row, PROMPT_AND_ANSWER)
+
+
+def tokenize_row(row: Mapping[str, Any], tokenizer: Any, max_length: int) -> dict[str, Any]:
+    """Return the tokens of a row, and which of them are trained on: those of the assistant."""
+    messages = row_to_messages(row)
     validate_message_keys(row, messages, tokenizer)
     return tokenize_conversation(messages, tokenizer, max_length)
 

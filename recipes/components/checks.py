@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from accelerate import Accelerator
-from launcher import find_launch_faults
 
 from components.arguments import (
     CommonArguments,

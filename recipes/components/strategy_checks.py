@@ -17,7 +17,6 @@ from typing import Any
 
 import psutil
 from accelerate import Accelerator
-from launcher import find_launch
 
 from components.arguments import (
     CommonArguments,

@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 
 import torch
 from accelerate import Accelerator, DistributedType
-from launcher import Launch, find_launch
 
 from components import folder
 from components.arguments import (

@@ -10,15 +10,19 @@ import pickle
 import random
 import shutil
 import time
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-import fault_tolerance
-from fault_tolerance import FILES, hash_of
+from components.checkpoint import (
+    FILES,
+    choose_checkpoint,
+    find_damage,
+    hash_of,
+    publish,
+)
 
 MANIFEST = "manifest.json"
 NAMES = (*FILES, MANIFEST)
@@ -61,14 +65,13 @@ def make_checkpoint(folder: Path, step: int, numbers: int = 3000, limit: int = 9
         "weight": torch.full((numbers,), float(step)),
         "state.weight.exp_avg": torch.arange(1.0 * numbers),
     }
-    fault_tolerance.publish(folder, state, {"step": step, "arguments": {"seed": 42}}, limit)
+    publish(folder, state, {"step": step, "arguments": {"seed": 42}}, limit)
     return folder / f"checkpoint-{step}"
 
 
 def find_newest(folder: Path) -> Path | None:
     """The checkpoint from which a run in this folder is resumed."""
-    args = Namespace(output_dir=str(folder), resume_from_checkpoint="auto", dry_run=False)
-    return fault_tolerance.search_checkpoint(args)
+    return choose_checkpoint(folder, "auto", dry_run=False)
 
 
 def is_found(checkpoint: Path, name: str) -> bool:
@@ -76,7 +79,7 @@ def is_found(checkpoint: Path, name: str) -> bool:
 
     A wrong hash in the manifest blames the file that it is about.
     """
-    problem = fault_tolerance.problem_of(checkpoint)
+    problem = find_damage(checkpoint)
     if problem is None:
         return False
     return problem.startswith(name) or name == MANIFEST
@@ -86,7 +89,7 @@ def share_of_hashing(folder: Path, numbers: int) -> float:
     """Save so many fp32 numbers; return the part of the time that hashing takes."""
     state = {"weight": torch.rand(numbers)}
     save_start = time.perf_counter()
-    fault_tolerance.publish(folder, state, {"step": 1}, 2)
+    publish(folder, state, {"step": 1}, 2)
     hash_start = time.perf_counter()
     hash_of(folder / "checkpoint-1" / FILES[0])
     hash_end = time.perf_counter()
@@ -184,7 +187,7 @@ def overwrite(path: Path, content: bytes) -> None:
 def problem_with(checkpoint: Path, manifest: dict, content: bytes) -> str | None:
     """What is wrong with how a checkpoint with this manifest was taken; None if nothing is."""
     try:
-        trusted = fault_tolerance.problem_of(checkpoint) is None
+        trusted = find_damage(checkpoint) is None
     except Exception as error:  # whatever it is, it must not be raised
         return f"{type(error).__name__}: {content[:300]}"
     if trusted and not says_the_same(manifest, content):

@@ -6,8 +6,8 @@
 FAULT is one fault or a list of them, each with fields of `Fault`. The recipe stays untouched: the
 function that `at` names is wrapped from outside. `at` is a path "module:function" or
 "module:Class.method", where the recipe's own module is called "recipe". A plain name is a function
-of the recipe or else of fault_tolerance.py. A function that a recipe imports by name has to be
-named in the recipe, since that is what the recipe calls.
+of the recipe, or one of SHORT_NAMES. A function that a module imports by name has to be named in
+that module, since that is what it calls.
 
 A fault happens at the `call`-th call (default 1), at the first call in optimizer step `step` (of
 the whole run, so that a resumed one meets it once), or at each call with `row` in its batch; on
@@ -51,7 +51,16 @@ import torch
 
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink")
 WRITES = os.O_WRONLY | os.O_RDWR  # how a file is opened that is changed
-LOSS = "summed_loss"  # the function that evaluation calls too
+# Functions of components in which trials plant faults
+SHORT_NAMES = {
+    "summed_loss": "components.head_loss:LossInHead.__call__",
+    "between_steps": "components.run:Run._between_steps",
+    "publish": "components.checkpoint:publish",
+    "save_file": "components.checkpoint:save_file",
+    "hash_of": "components.checkpoint:hash_of",
+    "broadcast_object_list": "components.run:broadcast_object_list",
+}
+LOSS = "__call__"  # of the loss, which evaluation computes too
 
 
 @dataclass(frozen=True)
@@ -95,21 +104,21 @@ def load(recipe: str) -> ModuleType:
 
 def find_target(at: str, recipe: ModuleType) -> Target:
     """The function that a fault names: "module:function", "module:Class.method" or a plain name."""
+    if not hasattr(recipe, at):
+        at = SHORT_NAMES.get(at, at)
     module_name, colon, path = at.rpartition(":")
     if colon:
         *outer, name = path.split(".")
         owner = functools.reduce(getattr, outer, importlib.import_module(module_name))
         return Target(owner, name)
-    if hasattr(recipe, at):
-        return Target(recipe, at)
-    return Target(recipe.fault_tolerance, at)
+    return Target(recipe, at)
 
 
-def current_step(recipe: ModuleType) -> int | None:
-    """The optimizer step in which the run is; None for a recipe without fault_tolerance.py."""
-    if not recipe.fault_tolerance:
-        return None
-    return recipe.fault_tolerance.RUN["step"]
+def current_step() -> int:
+    """The optimizer step in which the run is."""
+    from components.status import process_status
+
+    return process_status().step
 
 
 def rows_of(arguments: tuple) -> list[int]:
@@ -134,7 +143,7 @@ class CrashAtChange:
         self.changes_left = number
         self.is_active = True
         os.fsync = self.counted(os.fsync)
-        saver = sys.modules["fault_tolerance"]
+        saver = sys.modules["components.checkpoint"]
         saver.save_file = self.counted(saver.save_file)
         sys.addaudithook(self.on_event)
 
@@ -203,10 +212,9 @@ def send_signal(name: str, to_group: bool) -> None:
 class PlantedFault:
     """A fault, and the calls so far of the function around which it is planted."""
 
-    def __init__(self, fault: Fault, target: Target, recipe: ModuleType, rank: int) -> None:
+    def __init__(self, fault: Fault, target: Target, rank: int) -> None:
         self.fault = fault
         self.target = target
-        self.recipe = recipe
         self.rank = rank
         self.original = getattr(target.owner, target.name)
         self.steps = []  # the step of each call so far
@@ -216,7 +224,7 @@ class PlantedFault:
         """Put a function in the place of the original."""
 
         def wrapped(*arguments: Any, **options: Any) -> Any:
-            self.steps.append(current_step(self.recipe))
+            self.steps.append(current_step())
             if self.happens(arguments):
                 return self.call(arguments, options)
             return self.original(*arguments, **options)
@@ -274,7 +282,7 @@ class PlantedFault:
         """Append the step and the rows of a training batch to the rank's file."""
         # Not by the model's mode: DeepSpeed's engine is always in training mode
         if torch.is_grad_enabled():
-            line = {"step": current_step(self.recipe), "rows": rows_of(arguments)}
+            line = {"step": current_step(), "rows": rows_of(arguments)}
             with open(f"{self.fault.file}.{self.rank}", "a") as file:
                 file.write(json.dumps(line) + "\n")
 
@@ -296,8 +304,8 @@ def main() -> None:
     rank = int(os.environ.get("RANK", 0))
     for fault in faults_of_environment():
         if fault.rank is None or fault.rank == rank:
-            PlantedFault(fault, find_target(fault.at, module), module, rank).plant()
-    module.main()
+            PlantedFault(fault, find_target(fault.at, module), rank).plant()
+    module.main(module.start(module.Arguments, module.__doc__))
 
 
 if __name__ == "__main__":

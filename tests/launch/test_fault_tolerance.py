@@ -121,5 +121,5 @@ def test_another_strategy_on_another_number_of_ranks_goes_on(lab, tmp_path):
     folder = lost_after(7, whole, tmp_path / "run")
     ended = lab.run(make_job("fsdp2_full_shard", 3), folder)
     assert ended.code == 0, ended.output[-3000:]
-    assert f"Going on from {folder / 'checkpoint-7'}, made with DDP on 2 ranks" in ended.output
+    assert f"Continuing from {folder / 'checkpoint-7'}, made with DDP on 2 ranks" in ended.output
     assert difference_in_loss(folder, whole) <= 1e-4

@@ -152,7 +152,7 @@ def test_a_stop_by_signal_and_the_same_command_again_change_nothing(tiny, whole,
         place["document"] % 16 and place["token"] and place["reader"]
     )  # within a window and a document
     done = train(tiny, folder, "--eval_on_start")
-    assert done.returncode == 0 and "Going on from" in done.output, done.output[-3000:]
+    assert done.returncode == 0 and "Continuing from" in done.output, done.output[-3000:]
     assert lines_of(folder) == lines_of(whole[0])
     ours, theirs = (load_file(path / "model.safetensors") for path in (folder, whole[0]))
     assert ours.keys() == theirs.keys() and all(ours[name].equal(theirs[name]) for name in ours)
@@ -203,7 +203,7 @@ def test_a_bad_document_in_the_middle_of_a_run_ends_it_with_65_and_a_checkpoint(
     assert done.returncode == 0 and "1 could not be used and were left out" in done.output, (
         done.output[-3000:]
     )
-    assert f"Going on from {folder / f'checkpoint-{saved[0]}'}" in done.output
+    assert f"Continuing from {folder / f'checkpoint-{saved[0]}'}" in done.output
 
 
 def test_two_ranks_end_with_the_last_token_of_the_last_pass(tiny, tmp_path):

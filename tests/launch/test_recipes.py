@@ -65,7 +65,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(recipe, tiny_of, one_process, sh
     lab = Lab(shared_tmp / f"faults_{recipe}", tiny_of(recipe))
     job = replace(make_job("single"), recipe=recipe)
     folder = tmp_path / "run"
-    ended = lab.run(job, folder, [Fault("SIGTERM", "keep", call=8)])
+    ended = lab.run(job, folder, [Fault("SIGTERM", "between_steps", call=8)])
     assert ended.code == 75 and status_of(folder)["state"] == "stopped", ended.output[-3000:]
     assert verified(folder) == [7]
     result = resume_and_compare(lab, folder, job, whole=one_process("full", recipe))

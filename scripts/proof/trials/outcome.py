@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-import fault_tolerance
+from components.checkpoint import checkpoints_in, find_damage
 from proof.compare import read_steps, read_weights
 from proof.faults import Fault
 from proof.jobs import Run
@@ -45,8 +45,8 @@ def last_step(folder: Path) -> int:
 
 def verified(folder: Path) -> list[int]:
     """The steps of the checkpoints that can be trusted."""
-    checkpoints = fault_tolerance.checkpoints_in(folder)
-    return [step for step, path in checkpoints.items() if fault_tolerance.problem_of(path) is None]
+    checkpoints = checkpoints_in(folder)
+    return [step for step, path in checkpoints.items() if find_damage(path) is None]
 
 
 def status_of(folder: Path) -> dict:

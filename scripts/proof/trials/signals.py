@@ -17,7 +17,7 @@ from proof.trials.trial import DIFFERENCES, EPOCH, Group, Result, Trial, make_jo
 SIGNALS = ("SIGTERM", "SIGUSR1")
 SIGNALS_TO_GROUPS = (*SIGNALS, "SIGINT")
 GRACE = 30  # seconds that torchrun gives its ranks
-LAST_WORDS = ("again to go on", "command again")  # how the last line of a stopped run ends
+LAST_WORDS = ("again to continue", "command again")  # how the last line of a stopped run ends
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def recipe(tmp_path, monkeypatch):
 
 def plant(recipe, rank=0, **fields):
     fault = Fault(**fields)
-    PlantedFault(fault, find_target(fault.at, recipe), recipe, rank).plant()
+    PlantedFault(fault, find_target(fault.at, recipe), rank).plant()
 
 
 @pytest.mark.parametrize(
