@@ -5,6 +5,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -81,7 +82,7 @@ def check_model(
         fail(Exit.USAGE, *problems)
 
 
-def without_adapters(model: PreTrainedModel) -> PreTrainedModel:
+def without_adapters(model: Any) -> PreTrainedModel:
     """Return the model that peft has put adapters into, or a model without adapters itself."""
     get_base_model = getattr(model, "get_base_model", None)
     return model if get_base_model is None else get_base_model()
@@ -91,7 +92,8 @@ def find_missing_embeddings(
     model: PreTrainedModel, base: PreTrainedModel, largest_token: int, longest_row: int
 ) -> Iterator[str]:
     """Yield what is wrong where a token or the last position of a row has no embedding."""
-    if largest_token >= model.get_input_embeddings().num_embeddings:
+    embeddings: Any = model.get_input_embeddings()
+    if largest_token >= embeddings.num_embeddings:
         yield (
             f"the rows have a token {largest_token}, but the model has no embedding for it: "
             "resize its embeddings first"
@@ -278,7 +280,7 @@ def check_output_head(
         )
 
 
-def head_has_adapters(model: PreTrainedModel) -> bool:
+def head_has_adapters(model: Any) -> bool:
     """Return whether the output head is among the layers that got adapters."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 

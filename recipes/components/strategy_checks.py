@@ -88,8 +88,10 @@ def find_dropped_settings(accelerator: Accelerator, strategy: Strategy) -> Itera
         asked = FORMS_OF_FSDP_STRATEGIES.get(asked, asked)
         if asked not in ("FULL_SHARD", strategy.name.split()[-1]):
             yield f"{key} {asked} has no effect, accelerate runs {strategy.name}; {what_it_does}"
-    if strategy.name == "FSDP1 NO_SHARD" and accelerator.num_processes > 1:
-        asked = accelerator.state.fsdp_plugin.sharding_strategy.name
+    plugin = accelerator.state.fsdp_plugin
+    several = accelerator.num_processes > 1
+    if plugin is not None and strategy.name == "FSDP1 NO_SHARD" and several:
+        asked = plugin.sharding_strategy.name
         if asked != "NO_SHARD":
             yield (
                 f"{asked} shards over the GPUs of one host, and here each host has one: torch "
@@ -117,9 +119,11 @@ def launcher_asked_for_several_processes() -> bool:
     """
     try:
         launcher = psutil.Process().parent()
+        if launcher is None:
+            return False
         command = launcher.cmdline()
         before = launcher.environ()
-    except (psutil.Error, AttributeError, OSError):  # it has ended, or is another user's
+    except (psutil.Error, OSError):  # it has ended, or is another user's
         return False
     if "ACCELERATE_USE_CPU" not in os.environ or not is_accelerate(command):
         return False
@@ -167,7 +171,8 @@ def find_misfits(
     yield from find_quantization_misfits(args, accelerator, strategy)
     yield from find_master_weight_misfits(args, accelerator, strategy)
     yield from find_adapter_misfits(args, accelerator, strategy)
-    if strategy.fsdp_version == 1 and not accelerator.state.fsdp_plugin.use_orig_params:
+    plugin = accelerator.state.fsdp_plugin
+    if plugin is not None and strategy.fsdp_version == 1 and not plugin.use_orig_params:
         yield (
             "FSDP1 with fsdp_use_orig_params: false trains nothing, since the optimizer is made "
             "before its flat parameters: set it to true"

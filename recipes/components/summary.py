@@ -148,7 +148,7 @@ def name_of_quantization(args: CommonArguments) -> str:
     return "no"
 
 
-def kernels_in_use(args: CommonArguments, model: torch.nn.Module) -> list[str]:
+def kernels_in_use(args: CommonArguments, model: Any) -> list[str]:
     """Return the kernels that the model computes with."""
     kernels = [f"attention {model.config._attn_implementation}"]
     if isinstance(args, CompileArguments) and args.torch_compile:
@@ -174,7 +174,9 @@ def unused_gpus(accelerator: Accelerator, strategy: Strategy) -> str | None:
 
     Shipped YAMLs ask for one process. GPUs that CUDA_VISIBLE_DEVICES hides do not count.
     """
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", accelerator.num_processes))
+    here = accelerator.num_processes
+    if "LOCAL_WORLD_SIZE" in os.environ:
+        here = int(os.environ["LOCAL_WORLD_SIZE"])
     gpus = torch.cuda.device_count()
     meant_for_one = accelerator.distributed_type == DistributedType.NO
     if accelerator.device.type != "cuda" or meant_for_one or here >= gpus:
