@@ -206,7 +206,7 @@ def find_slow_paths(
     if share_of_experts(model) < 0.1:
         return []
     # torch.nn.functional.grouped_mm has a kernel for bf16 only. This is slow but right, and fine
-    # for small models and for comparisons in fp32: it is told and not refused.
+    # for small models and for comparisons in fp32, so it is reported and not refused.
     return [
         f"SLOW: the experts are multiplied in {computes_in}, for which torch has no grouped"
         " kernel, and so one after the other: use --dtype bfloat16 --use_peft, or, to train all"
