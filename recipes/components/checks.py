@@ -47,7 +47,7 @@ def find_problems(args: CommonArguments, accelerator: Accelerator) -> list[str]:
 
 
 def find_conflicts(args: CommonArguments) -> Iterator[str]:
-    """Yield what forbids the run whatever the launch and the machine are.
+    """Yield a problem, with its fix, for each conflict that no launch or machine resolves.
 
     The bounds of single numbers were checked when the arguments were read.
     """
@@ -66,7 +66,7 @@ def find_conflicts(args: CommonArguments) -> Iterator[str]:
 
 
 def find_quantization_conflicts(args: CommonArguments) -> Iterator[str]:
-    """Yield what forbids a quantized base."""
+    """Yield a problem for each reason against a quantized base."""
     if not isinstance(args, QuantizationArguments):
         return
     if args.load_in_8bit and args.load_in_4bit:
@@ -80,7 +80,7 @@ def find_quantization_conflicts(args: CommonArguments) -> Iterator[str]:
 
 
 def find_adapter_conflicts(args: CommonArguments) -> Iterator[str]:
-    """Yield what forbids adapters of the kind that is asked for."""
+    """Yield a problem for each option of adapters that cannot take effect."""
     if isinstance(args, LoraVariantArguments) and not args.use_peft:
         given = flags_given(args, "use_rslora", "use_dora")
         if given:
@@ -99,7 +99,7 @@ def flags_given(args: CommonArguments, *names: str) -> str:
 
 
 def find_path_problems(args: CommonArguments) -> Iterator[str]:
-    """Yield what is wrong with the folders that the arguments name."""
+    """Yield a problem for each path in the arguments that leads to the wrong thing."""
     name = args.model_name_or_path
     model = Path(name)
     # A hub id has no leading dot or slash, and one slash at most

@@ -43,7 +43,7 @@ FLASH_ATTENTION = {
 
 
 def find_device_problems(args: CommonArguments, accelerator: Accelerator) -> Iterator[str]:
-    """Yield a line with the fix for each thing that this device cannot do."""
+    """Yield a problem, with its fix, for each thing that this device cannot do."""
     capability = capability_of(accelerator)
     if args.attn_implementation == varlen.NAME:
         yield from find_varlen_problems(args, accelerator, capability)
@@ -88,7 +88,7 @@ def is_installed(package: str) -> bool:
 def find_attention_problems(
     args: CommonArguments, accelerator: Accelerator, capability: Capability
 ) -> Iterator[str]:
-    """Yield what is wrong with --attn_implementation, other than varlen."""
+    """Yield a problem for each reason why this attention, other than varlen, cannot run."""
     name = args.attn_implementation
     flag = f"--attn_implementation {name}"
     is_from_hub = "/" in name
@@ -112,7 +112,7 @@ def find_attention_problems(
 
 
 def known_attentions() -> list[str]:
-    """Return the names of attentions, but those of continuous batching."""
+    """Return the names of attentions, except for those of continuous batching."""
     names = {"eager", varlen.NAME, *FLASH_ATTENTION, *ALL_ATTENTION_FUNCTIONS.valid_keys()}
     return sorted(name for name in names if "|" not in name)
 
@@ -136,7 +136,7 @@ def needs_capability(needed: Capability, there: Capability) -> str:
 def find_varlen_problems(
     args: CommonArguments, accelerator: Accelerator, capability: Capability
 ) -> Iterator[str]:
-    """Yield what is wrong with --attn_implementation varlen."""
+    """Yield a problem for each reason why --attn_implementation varlen cannot run."""
     flag = f"--attn_implementation {varlen.NAME}"
     if not isinstance(args, LossInHeadArguments):
         yield f"{flag} is for the recipes of causal language models: use sdpa"
@@ -153,7 +153,7 @@ def find_varlen_problems(
 
 # ---- Kernels and precision ----
 def find_liger_problems(args: CommonArguments, on_cpu: bool) -> Iterator[str]:
-    """Yield what is wrong with --use_liger_kernel."""
+    """Yield a problem if --use_liger_kernel cannot run."""
     if not isinstance(args, LigerArguments) or not args.use_liger_kernel:
         return
     if on_cpu:
@@ -163,7 +163,7 @@ def find_liger_problems(args: CommonArguments, on_cpu: bool) -> Iterator[str]:
 
 
 def find_tf32_problems(capability: Capability) -> Iterator[str]:
-    """Yield what is wrong with --tf32."""
+    """Yield a problem for each reason why --tf32 cannot run, or would be wrong."""
     if capability < AMPERE:
         yield "--tf32 needs an NVIDIA GPU of compute capability 8.0 (Ampere) or more"
     # Older transformers computes the angles of rotary positions by an fp32 matrix product. In TF32
@@ -179,7 +179,7 @@ def find_tf32_problems(capability: Capability) -> Iterator[str]:
 def find_precision_problems(
     args: CommonArguments, accelerator: Accelerator, capability: Capability
 ) -> Iterator[str]:
-    """Yield the dtypes that the GPU or the attention kernel cannot compute in."""
+    """Yield a problem if the GPU or the attention kernel cannot compute in the dtype."""
     computes_in = compute_dtype(args.dtype, accelerator)
     # torch.cuda.is_bf16_supported() is true of these GPUs, since bf16 is emulated there, and
     # accelerate believes it. A base stored in bf16 under fp16 is allowed: its matrix products run
@@ -202,7 +202,7 @@ def find_precision_problems(
 def find_fp8_problems(
     args: CommonArguments, accelerator: Accelerator, capability: Capability
 ) -> Iterator[str]:
-    """Yield what is wrong with mixed_precision: fp8."""
+    """Yield a problem for each reason why mixed_precision: fp8 cannot run."""
     if capability < ADA:
         yield (
             "mixed_precision: fp8 needs an NVIDIA GPU of compute capability 8.9 (Ada, Hopper) or "

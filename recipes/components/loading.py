@@ -29,8 +29,8 @@ ONLY_FOR_WEIGHTS = ("quantization_config", "ignore_mismatched_sizes", "device_ma
 def loading(what: str, name: str) -> Iterator[None]:
     """End with a line if what is read in this context, from a folder or the hub, cannot be read.
 
-    With 64, or with 69 if the hub cannot be reached. What is read first tells the latter: tokenizer
-    or image processor, not the model.
+    With 64, or with 69 if the hub cannot be reached, which the first thing that is read finds out:
+    the tokenizer or the image processor, not the model.
 
     Args:
         what: "tokenizer", "image processor" or "model".
@@ -51,7 +51,7 @@ def end_without(what: str, name: str, error: Exception) -> NoReturn:
             " copy tokenizer.json and tokenizer_config.json of the base model into it",
         )
     problem = f"{name}: no {what}: {type(error).__name__}: {' '.join(str(error).split())[:400]}"
-    if "ignore_mismatched_sizes" in str(error):  # though it was given
+    if "ignore_mismatched_sizes" in str(error):  # transformers asks for it though it was given
         fail(Exit.USAGE, problem, OTHER_HEAD)
     if what != "model" and is_at_hub(name) and isinstance(error, (OSError, ValueError)):
         fail(Exit.NO_HUB, problem, OFFLINE)

@@ -1,10 +1,11 @@
-"""What of a model cannot be trained on the rows, with the arguments or under the strategy."""
+"""Whether a model, once it is there, can be trained on the rows, as asked, under the strategy."""
 
 import difflib
 import inspect
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -59,8 +60,8 @@ def check_model(
         model: with or without adapters.
         largest_token: the largest one in the rows, the pad token included.
         longest_row: tokens of the longest row.
-        shares_lines: whether several rows stand in one line of a batch, of which none may see
-            another; always true with `in_one_line`.
+        shares_lines: whether several rows, or documents of a stream, stand in one line of a batch,
+            of which none may see another.
         in_one_line: whether all rows of a batch do, for an attention that is told where they end.
     """
     base = without_adapters(model)
@@ -74,14 +75,14 @@ def check_model(
             f"--attn_implementation {varlen.NAME} is not for {type(base).__name__}, since "
             f"{varlen.problem_of(base)}: use sdpa"
         )
-    elif shares_lines:
+    elif shares_lines or in_one_line:
         problems += find_mixed_rows(args, base, in_one_line)
     problems += find_missing_kernels(args, model, base)
     if problems:
         fail(Exit.USAGE, *problems)
 
 
-def without_adapters(model: PreTrainedModel) -> PreTrainedModel:
+def without_adapters(model: Any) -> PreTrainedModel:
     """Return the model that peft has put adapters into, or a model without adapters itself."""
     get_base_model = getattr(model, "get_base_model", None)
     return model if get_base_model is None else get_base_model()
@@ -90,8 +91,9 @@ def without_adapters(model: PreTrainedModel) -> PreTrainedModel:
 def find_missing_embeddings(
     model: PreTrainedModel, base: PreTrainedModel, largest_token: int, longest_row: int
 ) -> Iterator[str]:
-    """Yield what is wrong where a token or the last position of a row has no embedding."""
-    if largest_token >= model.get_input_embeddings().num_embeddings:
+    """Yield a problem if a token, or the last position of the longest row, has no embedding."""
+    embeddings: Any = model.get_input_embeddings()
+    if largest_token >= embeddings.num_embeddings:
         yield (
             f"the rows have a token {largest_token}, but the model has no embedding for it: "
             "resize its embeddings first"
@@ -118,7 +120,7 @@ def places_of(table: torch.nn.Embedding) -> int:
 def find_unquantized_experts(
     args: CommonArguments, model: PreTrainedModel, base: PreTrainedModel
 ) -> Iterator[str]:
-    """Yield what is wrong where only a small part of a model would be quantized."""
+    """Yield a problem if only a small part of the model would be quantized."""
     if not isinstance(args, QuantizationArguments):
         return
     if not args.load_in_8bit and not args.load_in_4bit:
@@ -127,7 +129,7 @@ def find_unquantized_experts(
     if share > 0.5:
         yield (
             f"bitsandbytes quantizes linear layers only, and {share:.0%} of "
-            f"{type(base).__name__} are experts, which are none: leave out --load_in_8bit and "
+            f"{type(base).__name__} are experts, which it skips: leave out --load_in_8bit and "
             "--load_in_4bit; --dtype bfloat16 halves a frozen base, full_shard and ZeRO-3 split it"
         )
 
@@ -135,7 +137,7 @@ def find_unquantized_experts(
 def find_missing_parameters(
     args: CommonArguments, model: PreTrainedModel, base: PreTrainedModel
 ) -> Iterator[str]:
-    """Yield what is wrong with each name in --lora_target_parameters that fits no parameter."""
+    """Yield a problem for each name in --lora_target_parameters that no parameter has."""
     if not isinstance(args, ExpertAdapterArguments) or not args.use_peft:
         return
     names = [name.replace(".base_layer", "") for name, _ in model.named_parameters()]
@@ -150,7 +152,7 @@ def find_missing_parameters(
 def find_mixed_rows(
     args: CommonArguments, base: PreTrainedModel, in_one_line: bool
 ) -> Iterator[str]:
-    """Yield what is wrong where rows that share a line would see each other."""
+    """Yield a problem if rows that share a line would see each other."""
     reason = why_rows_would_mix(base, in_one_line)
     if not reason:
         return
@@ -186,7 +188,7 @@ def why_rows_would_mix(base: PreTrainedModel, in_one_line: bool) -> str:
 def find_missing_kernels(
     args: CommonArguments, model: PreTrainedModel, base: PreTrainedModel
 ) -> Iterator[str]:
-    """Yield what is wrong where Liger has left the model as it was."""
+    """Yield a problem if Liger has left the model as it was."""
     if not isinstance(args, LigerArguments) or not args.use_liger_kernel:
         return
     for module in model.modules():
@@ -247,7 +249,7 @@ def check_under_strategy(
 
 
 def check_running_statistics(accelerator: Accelerator, model: torch.nn.Module) -> None:
-    """End with 64 if each rank would have running statistics of its own: rank 0's are saved."""
+    """End with 64 if the ranks' running statistics would differ, since only rank 0's are saved."""
     strategy = Strategy.of(accelerator)
     if strategy.is_sharded and any(running_statistics(model)):
         base = without_adapters(model)
@@ -278,7 +280,7 @@ def check_output_head(
         )
 
 
-def head_has_adapters(model: PreTrainedModel) -> bool:
+def head_has_adapters(model: Any) -> bool:
     """Return whether the output head is among the layers that got adapters."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 

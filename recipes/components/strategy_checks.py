@@ -59,7 +59,7 @@ COMPILERS = (
 
 
 def find_strategy_problems(args: CommonArguments, accelerator: Accelerator) -> Iterator[str]:
-    """Yield a line with the fix for each thing that the strategy in force forbids."""
+    """Yield a problem, with its fix, for each thing that the strategy in force forbids."""
     strategy = Strategy.of(accelerator)
     yield from find_dropped_settings(accelerator, strategy)
     yield from find_misfits(args, accelerator, strategy)
@@ -69,7 +69,7 @@ def find_strategy_problems(args: CommonArguments, accelerator: Accelerator) -> I
 
 # ---- What accelerate dropped ----
 def find_dropped_settings(accelerator: Accelerator, strategy: Strategy) -> Iterator[str]:
-    """Yield what the launcher was asked for and accelerate dropped without a word.
+    """Yield a problem for each setting that accelerate dropped without a word.
 
     See huggingface/accelerate#2741.
     """
@@ -88,8 +88,10 @@ def find_dropped_settings(accelerator: Accelerator, strategy: Strategy) -> Itera
         asked = FORMS_OF_FSDP_STRATEGIES.get(asked, asked)
         if asked not in ("FULL_SHARD", strategy.name.split()[-1]):
             yield f"{key} {asked} has no effect, accelerate runs {strategy.name}; {what_it_does}"
-    if strategy.name == "FSDP1 NO_SHARD" and accelerator.num_processes > 1:
-        asked = accelerator.state.fsdp_plugin.sharding_strategy.name
+    plugin = accelerator.state.fsdp_plugin
+    several = accelerator.num_processes > 1
+    if plugin is not None and strategy.name == "FSDP1 NO_SHARD" and several:
+        asked = plugin.sharding_strategy.name
         if asked != "NO_SHARD":
             yield (
                 f"{asked} shards over the GPUs of one host, and here each host has one: torch "
@@ -117,9 +119,11 @@ def launcher_asked_for_several_processes() -> bool:
     """
     try:
         launcher = psutil.Process().parent()
+        if launcher is None:
+            return False
         command = launcher.cmdline()
         before = launcher.environ()
-    except (psutil.Error, AttributeError, OSError):  # it has ended, or is another user's
+    except (psutil.Error, OSError):  # it has ended, or is another user's
         return False
     if "ACCELERATE_USE_CPU" not in os.environ or not is_accelerate(command):
         return False
@@ -157,9 +161,9 @@ def how_to_rehearse() -> str:
 def find_misfits(
     args: CommonArguments, accelerator: Accelerator, strategy: Strategy
 ) -> Iterator[str]:
-    """Yield what of the arguments and the YAML does not fit the strategy.
+    """Yield a problem for each argument or key of the YAML that does not fit the strategy.
 
-    This depends on nothing else of the machine, so that scripts/plan_memory.py asks it too.
+    Nothing here depends on the machine, so that scripts/plan_memory.py can ask too.
 
     Args:
         accelerator: asked for mixed_precision, num_processes, and the plugins in its state.
@@ -167,7 +171,8 @@ def find_misfits(
     yield from find_quantization_misfits(args, accelerator, strategy)
     yield from find_master_weight_misfits(args, accelerator, strategy)
     yield from find_adapter_misfits(args, accelerator, strategy)
-    if strategy.fsdp_version == 1 and not accelerator.state.fsdp_plugin.use_orig_params:
+    plugin = accelerator.state.fsdp_plugin
+    if plugin is not None and strategy.fsdp_version == 1 and not plugin.use_orig_params:
         yield (
             "FSDP1 with fsdp_use_orig_params: false trains nothing, since the optimizer is made "
             "before its flat parameters: set it to true"
@@ -187,7 +192,7 @@ def find_misfits(
 def find_quantization_misfits(
     args: CommonArguments, accelerator: Accelerator, strategy: Strategy
 ) -> Iterator[str]:
-    """Yield what does not fit a quantized base."""
+    """Yield a problem for each way in which a quantized base does not fit."""
     if not isinstance(args, QuantizationArguments):
         return
     name = strategy.name
@@ -211,7 +216,7 @@ def find_quantization_misfits(
 def find_master_weight_misfits(
     args: CommonArguments, accelerator: Accelerator, strategy: Strategy
 ) -> Iterator[str]:
-    """Yield what is wrong with --dtype bfloat16 and --no_master_weights without adapters."""
+    """Yield a problem if bf16 weights would lose updates, or --no_master_weights has no effect."""
     # Under mixed precision FSDP keeps what it trains in fp32 (accelerate), and DeepSpeed has master
     # weights of its own
     precision = accelerator.mixed_precision
@@ -235,7 +240,7 @@ def find_master_weight_misfits(
 def find_adapter_misfits(
     args: CommonArguments, accelerator: Accelerator, strategy: Strategy
 ) -> Iterator[str]:
-    """Yield what FSDP1 cannot do with adapters."""
+    """Yield a problem for each kind of adapters that FSDP1 cannot train or save."""
     if strategy.fsdp_version != 1:
         return
     name = strategy.name
@@ -259,7 +264,7 @@ def find_adapter_misfits(
 
 
 def find_deepspeed_misfits(accelerator: Accelerator, strategy: Strategy) -> Iterator[str]:
-    """Yield what is missing in DeepSpeed's config, and what stands there that flags own."""
+    """Yield a problem if DeepSpeed's config lacks a key, or sets what the command line owns."""
     config = deepspeed_config(accelerator)
     if strategy.zero_stage == 3:
         zero = config["zero_optimization"]
@@ -283,7 +288,7 @@ def deepspeed_config(accelerator: Accelerator) -> Mapping[str, Any]:
 
 
 def find_problems_of_environment(args: CommonArguments, strategy: Strategy) -> Iterator[str]:
-    """Yield what does not work of that which the launcher exported."""
+    """Yield a problem for each setting in the environment that cannot work here."""
     env = os.environ
     meshes = ["TP", "CP", "SP"]
     if strategy.fsdp_version != 2:
@@ -310,7 +315,7 @@ def find_problems_of_environment(args: CommonArguments, strategy: Strategy) -> I
 
 # ---- DeepSpeed's builds ----
 def find_locked_builds(accelerator: Accelerator) -> Iterator[str]:
-    """Yield what is wrong where a killed build of a DeepSpeed op has left its lock behind.
+    """Yield a problem for each lock that a killed build of a DeepSpeed op has left behind.
 
     torch waits until the lock is gone, forever (torch.utils.file_baton). A young lock may be that
     of a build that runs: that is a warning only.

@@ -148,7 +148,7 @@ def name_of_quantization(args: CommonArguments) -> str:
     return "no"
 
 
-def kernels_in_use(args: CommonArguments, model: torch.nn.Module) -> list[str]:
+def kernels_in_use(args: CommonArguments, model: Any) -> list[str]:
     """Return the kernels that the model computes with."""
     kernels = [f"attention {model.config._attn_implementation}"]
     if isinstance(args, CompileArguments) and args.torch_compile:
@@ -174,7 +174,9 @@ def unused_gpus(accelerator: Accelerator, strategy: Strategy) -> str | None:
 
     Shipped YAMLs ask for one process. GPUs that CUDA_VISIBLE_DEVICES hides do not count.
     """
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", accelerator.num_processes))
+    here = accelerator.num_processes
+    if "LOCAL_WORLD_SIZE" in os.environ:
+        here = int(os.environ["LOCAL_WORLD_SIZE"])
     gpus = torch.cuda.device_count()
     meant_for_one = accelerator.distributed_type == DistributedType.NO
     if accelerator.device.type != "cuda" or meant_for_one or here >= gpus:
@@ -204,7 +206,7 @@ def find_slow_paths(
     if share_of_experts(model) < 0.1:
         return []
     # torch.nn.functional.grouped_mm has a kernel for bf16 only. This is slow but right, and fine
-    # for small models and for comparisons in fp32: it is told and not refused.
+    # for small models and for comparisons in fp32, so it is reported and not refused.
     return [
         f"SLOW: the experts are multiplied in {computes_in}, for which torch has no grouped"
         " kernel, and so one after the other: use --dtype bfloat16 --use_peft, or, to train all"

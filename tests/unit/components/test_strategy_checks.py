@@ -297,7 +297,7 @@ class TestStaleLock:
             accelerator = fake_accelerator(
                 distributed_type=DistributedType.DEEPSPEED,
                 device=SimpleNamespace(type=device),
-                state=SimpleNamespace(deepspeed_plugin=plugin, backend="nccl"),
+                state=SimpleNamespace(deepspeed_plugin=plugin, fsdp_plugin=None, backend="nccl"),
             )
             found = list(find_strategy_problems(language_model_arguments(), accelerator))
             assert found == list(find_locked_builds(accelerator))
