@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from bitsandbytes.optim import AdamW8bit, PagedAdamW8bit, PagedAdamW32bit
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaConfig
-
+from bitsandbytes.optim import AdamW8bit, GlobalOptimManager, PagedAdamW8bit, PagedAdamW32bit
+from components import upstream
 from components.arguments import TrainingArguments
 from components.optimizer import make_adamw, make_optimizer, warmup_steps
 from fakes import fake_accelerator
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaConfig
 
 SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 16}
 LLAMA = LlamaConfig(**SMALL, intermediate_size=8)
@@ -75,13 +75,23 @@ def test_each_name_is_its_optimizer(optim):
     assert bool(optimizer.defaults.get("fused")) == (optim == "adamw_torch_fused")
 
 
-def test_embeddings_keep_32_bits_of_state_under_an_8_bit_optimizer():
+def types_of_state():
+    """The types of an 8-bit optimizer's state of an embedding and of a linear layer."""
     model = torch.nn.Sequential(torch.nn.Embedding(64, 128), torch.nn.Linear(128, 64))
     optimizer = make_adamw(model, TrainingArguments(optim="adamw_8bit", learning_rate=1e-3))
     model(torch.arange(4)).sum().backward()
     optimizer.step()
-    assert optimizer.state[model[0].weight]["state1"].dtype == torch.float32
-    assert optimizer.state[model[1].weight]["state1"].dtype == torch.uint8
+    return [optimizer.state[layer.weight]["state1"].dtype for layer in model]
+
+
+def test_embeddings_keep_32_bits_of_state_under_an_8_bit_optimizer():
+    assert types_of_state() == [torch.float32, torch.uint8]
+
+
+def test_without_the_workaround_they_have_8(monkeypatch):
+    GlobalOptimManager.get_instance().initialize()  # forgets what was asked for before
+    monkeypatch.setattr(upstream, "keep_embeddings_in_32_bits", lambda model: None)
+    assert types_of_state() == [torch.uint8, torch.uint8]
 
 
 # ---- Schedule ----
