@@ -13,6 +13,7 @@ continues from the newest checkpoint. Exit codes: components/exits.py. To make i
 python scripts/copy_recipe.py bert my_project, then look for EDIT.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -59,6 +60,10 @@ class Arguments(
         "label",
         "column of the label: text or whole numbers name classes, other numbers are predicted",
     )
+
+    def find_own_conflicts(self) -> Iterator[str]:
+        if len(self.text_columns or []) > 2:
+            yield "--text_columns: name one column, or the two of a pair"
 
 
 if __name__ == "__main__":

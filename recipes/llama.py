@@ -15,6 +15,7 @@ codes: components/exits.py. To make it yours: python scripts/copy_recipe.py llam
 look for EDIT.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -59,6 +60,15 @@ class Arguments(
     padding_free: Annotated[bool, MAY_CHANGE] = arg(
         False, "the same within each batch: its rows and its loss stay as they are without padding"
     )
+
+    def find_own_conflicts(self) -> Iterator[str]:
+        if self.packing and self.padding_free:
+            yield ("--packing and --padding_free: choose one; packed rows have next to no padding")
+        if self.packing and self.train_sampling_strategy == "group_by_length":
+            yield (
+                "--train_sampling_strategy group_by_length is for rows that are padded, and packed "
+                "ones are all of one length: use random"
+            )
 
     def __post_init__(self) -> None:
         if self.dataset_name == "HuggingFaceTB/smoltalk" and self.dataset_config is None:

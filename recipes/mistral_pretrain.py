@@ -19,6 +19,7 @@ continues. Exit codes: components/exits.py. To make it yours:
 python scripts/copy_recipe.py mistral_pretrain my_project, then look for EDIT.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -86,6 +87,10 @@ class Arguments(
     eval_strategy: Annotated[Literal["no", "steps"], MAY_CHANGE] = arg(
         "steps", "whether to evaluate: every --eval_steps, and after the last step"
     )
+
+    def find_own_conflicts(self) -> Iterator[str]:
+        if self.num_eval_documents and self.eval_dataset_name:
+            yield "--num_eval_documents and --eval_dataset_name: choose one"
 
 
 if __name__ == "__main__":

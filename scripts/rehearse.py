@@ -26,7 +26,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import warm
+from proof import warm_start
 from proof.exit_codes import NOT_AS_PROMISED, recipe_exit_code
 from proof.ranks import Launcher
 from proof.rehearsal import Rehearsal, Wishes, find_device, plan
@@ -75,7 +75,7 @@ def start_warm(device: str) -> None:
     words = sys.argv.copy()
     words.remove("--warm")  # the first one: behind the recipe's name such a word is the recipe's
     try:
-        program = warm.start()
+        program = warm_start.start()
     except OSError as error:
         print(f"warm: a cold start, since {error}", file=sys.stderr)
         return

@@ -15,6 +15,7 @@ from _pytest.runner import runtestprotocol
 
 import warm
 from launching import INTERPRETER
+from proof import warm_start
 
 WARM = "WARM_PYTHON"  # the program that starts Python warm: from the process that was started by hand to its workers
 
@@ -32,7 +33,7 @@ def pytest_configure(config):
     if os.environ.get("COLD"):
         return
     try:
-        os.environ[WARM] = str(warm.start(folder, owner=os.getpid()))
+        os.environ[WARM] = str(warm_start.start(folder, owner=os.getpid()))
     except OSError as error:
         config.issue_config_time_warning(
             pytest.PytestWarning(f"all launches start cold: {error}"), 2

@@ -9,8 +9,12 @@ import sys
 import time
 
 import pytest
+<<<<<<< HEAD
 
 from launching import INTERPRETER, run
+=======
+from launching import INTERPRETER, REPO, run
+>>>>>>> proof
 from proof.jobs import CUT, Run, ranks_of
 from proof.launch import data_of, launch
 from proof.trials.outcome import unequal
@@ -81,8 +85,14 @@ def test_arguments_streams_folder_environment_and_mask_are_those_of_the_caller(p
 
 
 def test_no_file_of_this_project_is_there_before_it_is_imported(program):
-    text = "import sys\nprint([name for name, module in sys.modules.items() if '/recipes/' in str(module)])\n"
-    assert start(program(text)).communicate()[0] == "[]\n"
+    text = (
+        "import sys\n"
+        "own = ('/recipes/', '/scripts/')\n"
+        "files = [str(vars(module).get('__file__')) for module in sys.modules.values()]\n"
+        "print([file for file in files if any(folder in file for folder in own)])\n"
+        "print([folder for folder in sys.path if folder.endswith(('recipes', 'scripts'))])\n"
+    )
+    assert start(program(text)).communicate()[0] == "[]\n[]\n"
 
 
 @pytest.mark.parametrize(
@@ -190,5 +200,6 @@ def test_a_rehearsal_by_hand_starts_warm(tiny, tmp_path):
 
 
 def default_folder(tmp_path):
-    code = "import sys\nsys.path.insert(0, 'scripts')\nimport warm\nprint(warm.default_folder())"
-    return run(INTERPRETER, "-c", code, env=os.environ | {"TMPDIR": str(tmp_path)}).output.strip()
+    code = "from proof.warm_start import default_folder\nprint(default_folder())"
+    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(REPO / "scripts")}
+    return run(INTERPRETER, "-c", code, env=environment).output.strip()

@@ -1,0 +1,146 @@
+"""Stands in for `python` in a warm start: a program that asks the server for a process.
+
+Not called by hand: `proof.warm_start` writes a program `python` that calls this file. It passes on
+its arguments, environment, folder, limits and open streams, then every signal, and ends as the
+process ends. What cannot start warm is started by the interpreter itself, with a line that says
+why. It imports next to nothing, since it has to be there at once.
+"""
+
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from types import FrameType
+from typing import NoReturn, TextIO
+
+PASSED_ON = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+LIMITS = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+
+
+class Signals:
+    """Signals to this process, which go on to the one at the server as soon as there is one."""
+
+    def __init__(self) -> None:
+        self.process = None
+        self.waiting = []
+        for number in PASSED_ON:
+            signal.signal(number, self.handle)
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Pass on a signal, or keep it for later."""
+        if self.process is None:
+            self.waiting.append(number)
+        else:
+            self.send(number)
+
+    def pass_on_to(self, process: int) -> None:
+        """Pass on what has come, and what comes, to a process."""
+        self.process = process
+        for number in self.waiting:
+            self.send(number)
+
+    def send(self, number: int) -> None:
+        """Send a signal to the process."""
+        try:
+            os.kill(self.process, number)
+        except ProcessLookupError:
+            pass  # it has ended, and its status is on the way
+
+
+def start_cold(arguments: list[str], reason: str | None = None) -> NoReturn:
+    """Become the interpreter itself. A reason goes to standard error."""
+    if reason:
+        print(f"warm: a cold start, since {reason}", file=sys.stderr, flush=True)
+    os.execv(sys.executable, [sys.executable, *arguments])
+
+
+def namespaces() -> list[str]:
+    """The namespaces of this process: its view of files, network, processes and users."""
+    return [os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "net", "pid", "user")]
+
+
+def describe(arguments: list[str]) -> str:
+    """All that a process starts with, as JSON."""
+    umask = os.umask(0)
+    os.umask(umask)
+    limits = {name: resource.getrlimit(getattr(resource, name)) for name in LIMITS}
+    start = {
+        "arguments": arguments,
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "umask": umask,
+        "namespaces": namespaces(),
+        "limits": limits,
+    }
+    return json.dumps(start)
+
+
+def connect(path: str) -> socket.socket | None:
+    """A connection to the server, or None if there is no server."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(path)
+    except OSError:
+        return None
+    return connection
+
+
+def read_answer(answers: TextIO) -> dict:
+    """The next answer of the server, empty if it has ended."""
+    return json.loads(answers.readline() or "{}")
+
+
+def end_as(status: int) -> NoReturn:
+    """End this process as another one ended: with its code, or by its signal (if negative)."""
+    if status < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core dump is enough
+        if -status in PASSED_ON:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    sys.exit(status)
+
+
+def can_start_warm(arguments: list[str]) -> bool:
+    """Whether it is a script or a module that is to run, and not `python -c` and the like."""
+    words = arguments
+    if words[:1] == ["-u"]:
+        words = words[1:]
+    return bool(words) and (words[0] == "-m" or not words[0].startswith("-"))
+
+
+def main() -> None:
+    """Have the server run what the arguments say, and end as it ends."""
+    path, *arguments = sys.argv[1:]
+    if not can_start_warm(arguments):
+        start_cold(arguments)
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        path += ".deepspeed"
+    connection = connect(path)
+    if connection is None:
+        start_cold(arguments, "the server of scripts/warm.py is gone")
+    signals = Signals()
+    socket.send_fds(connection, [b"."], [0, 1, 2])
+    connection.sendall(describe(arguments).encode() + b"\n")
+    answers = connection.makefile()
+    answer = read_answer(answers)
+    if "pid" not in answer:
+        connection.close()
+        start_cold(arguments, answer.get("cold", "the server of scripts/warm.py has ended"))
+    signals.pass_on_to(answer["pid"])
+    end = read_answer(answers)
+    if "status" not in end:
+        sys.exit("warm: the server of scripts/warm.py ended before this process did")
+    end_as(end["status"])
+
+
+if __name__ == "__main__":
+    main()
