@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paths import RECIPES, SCRIPTS
-
 from proof.warm_imports import (
     LATER,
     LATER_WITH_DEEPSPEED,

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from _pytest.runner import runtestprotocol
 
-import warm
 from launching import INTERPRETER
 from proof import warm_start
 

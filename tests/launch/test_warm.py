@@ -9,12 +9,8 @@ import sys
 import time
 
 import pytest
-<<<<<<< HEAD
 
-from launching import INTERPRETER, run
-=======
 from launching import INTERPRETER, REPO, run
->>>>>>> proof
 from proof.jobs import CUT, Run, ranks_of
 from proof.launch import data_of, launch
 from proof.trials.outcome import unequal

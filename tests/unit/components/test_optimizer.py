@@ -5,12 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from bitsandbytes.optim import AdamW8bit, GlobalOptimManager, PagedAdamW8bit, PagedAdamW32bit
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaConfig
+
 from components import upstream
 from components.arguments import TrainingArguments
 from components.optimizer import make_adamw, make_optimizer, warmup_steps
 from fakes import fake_accelerator
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaConfig
 
 SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 16}
 LLAMA = LlamaConfig(**SMALL, intermediate_size=8)

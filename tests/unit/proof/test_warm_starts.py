@@ -4,6 +4,7 @@ import os
 import sys
 
 import pytest
+
 from paths import RECIPES, SCRIPTS
 from proof import warm_start
 from proof.warm_imports import import_modules, library_imports, names_in
