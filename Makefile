@@ -144,7 +144,6 @@ quickstart-mixtral:
 
 check: install-dev  ## lint and the static tests, under a minute
 	ruff check .
-	python scripts/sync_recipes.py --check
 	python -m pytest -q -n 2 tests/unit
 
 fix: install-dev  ## let the linter mend what it can

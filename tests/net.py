@@ -1,15 +1,11 @@
-"""What each recipe did before it was rewritten: recordings, and how they are made.
+"""What each recipe did before it was rewritten (at commit 62468fd), and how runs are compared.
 
-    python tests/net.py FOLDER     # write the recordings anew, with tiny models and runs in FOLDER
-
-A recording holds what must not change while code moves: every flag with its default and choices,
-the metrics of twenty steps, and hashes of the final weights and of the tensors in each checkpoint.
-It goes when the rewrite is done.
+A recording holds what must not change while code moves: the metrics of twenty steps, and hashes of
+the final weights and of the tensors in each checkpoint. It goes when the rewrite is done.
 """
 
 import hashlib
 import json
-import sys
 from pathlib import Path
 
 import torch
@@ -93,30 +89,3 @@ def read_run(folder):
         }
     [weights] = [*folder.glob("model.safetensors"), *folder.glob("adapter_model.safetensors")]
     return {"metrics": metrics, "checkpoints": checkpoints, "weights": hash_of_tensors(weights)}
-
-
-def main():
-    sys.path[:0] = [
-        str(Path(__file__).parents[1] / name) for name in ("recipes", "scripts", "tests")
-    ]
-    import subprocess
-
-    import parity
-    from launching import REPO
-
-    folder = Path(sys.argv[1])
-    RECORDINGS.mkdir(exist_ok=True)
-    for case in CASES:
-        recipe = recipe_of(case)
-        tiny, output_dir = folder / f"tiny_{recipe}", folder / case
-        if not tiny.exists():
-            maker, *shape = parity.MAKERS[recipe]
-            subprocess.run([sys.executable, REPO / "scripts" / maker, tiny, *shape], check=True)
-        words = words_of(case, parity.data_of(tiny), output_dir)
-        subprocess.run([sys.executable, REPO / "recipes" / f"{recipe}.py", *words], check=True)
-        recording = {"machine": hash_of_this_machine()} | read_run(output_dir)
-        (RECORDINGS / f"{case}.json").write_text(json.dumps(recording, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,5 +1,6 @@
 """The folder that `from_pretrained` loads."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from accelerate import Accelerator
@@ -25,8 +26,15 @@ def save_model(
         config: is written too; beside adapters nothing else tells the names of classes.
     """
     weights = whole_weights(accelerator, model)
-    if not accelerator.is_main_process:
-        return
+    if accelerator.is_main_process:
+        write_folder(model, weights, output_dir)
+        processor.save_pretrained(output_dir)
+        if config is not None:
+            config.save_pretrained(output_dir)
+
+
+def write_folder(model: Any, weights: Mapping[str, Any], output_dir: str) -> None:
+    """Write whole weights as the unwrapped model does. weights: by name, of `whole_weights`."""
     unwrapped: Any = extract_model_from_parallel(model, keep_torch_compile=False)
     upstream.remove_fsdp1_wrappers(unwrapped)
     tied = getattr(unwrapped, "all_tied_weights_keys", {})
@@ -35,9 +43,6 @@ def save_model(
         if name not in tied:  # these are written once
             exported[clean_name(name)] = weight
     unwrapped.save_pretrained(output_dir, state_dict=exported)
-    processor.save_pretrained(output_dir)
-    if config is not None:
-        config.save_pretrained(output_dir)
 
 
 def whole_weights(accelerator: Accelerator, model: Any) -> dict[str, Any]:

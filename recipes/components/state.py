@@ -57,9 +57,8 @@ def gather_state(
     state = gather_trained(accelerator, model, optimizer.optimizer)
     for name, buffer in running_statistics(model):
         state[name] = buffer.cpu()
-    if not accelerator.is_main_process:
-        return {}
-    return {name: storable(tensor) for name, tensor in state.items()}
+    kept = state if accelerator.is_main_process else {}
+    return {name: storable(tensor) for name, tensor in kept.items()}
 
 
 def gather_trained(
@@ -100,9 +99,8 @@ def gather_master_state(
         masters: of `master_weights`.
         optimizer: the one that DeepSpeed wraps.
     """
-    if not accelerator.is_main_process:
-        return {}
-    return {name: tensor.cpu() for name, tensor in master_parts(masters, optimizer)}
+    kept = masters if accelerator.is_main_process else {}
+    return {name: tensor.cpu() for name, tensor in master_parts(kept, optimizer)}
 
 
 def gather_unsharded_state(
@@ -113,16 +111,22 @@ def gather_unsharded_state(
     torch's get_state_dict is not for these: it looks up each name of the model's state_dict, and
     the scales of bitsandbytes' int8 layers (SCB) are no attributes of their modules.
     """
-    if not accelerator.is_main_process:
-        return {}
+    state: dict[str, torch.Tensor] = {}
+    if accelerator.is_main_process:
+        add_unsharded_state(state, model, optimizer)
+    return state
+
+
+def add_unsharded_state(
+    state: dict[str, torch.Tensor], model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Add the weights that this process trains, and their optimizer state, on the host."""
     _init_optim_state(optimizer)  # as get_state_dict does: there may not have been a step yet
-    state = {}
     for name, weight in trained_weights(model, optimizer).items():
         state[name] = weight.detach().cpu()
         for key, value in optimizer.state[weight].items():
             place = f"state.{name}.{saved_key(optimizer, key)}"
             state[place] = torch.as_tensor(value).cpu()
-    return state
 
 
 def gather_fsdp_state(
