@@ -1,7 +1,6 @@
 """A tiny Llama or Mixtral, and rows of skills."""
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,8 @@ def make(folder: Path, options: LlamaOptions) -> None:
     with output.writing_to(folder):
         output.save_model(folder / "model", model, tokenizer, f"{len(tokenizer)} tokens")
         if options.text is None:
-            write_skills(folder / "data", options)
+            rows = skills.make_rows(options.num_train_rows, options.num_test_rows, options.seed)
+            output.write_skills(folder / "data", rows)
     print_launch(folder, options)
 
 
@@ -96,16 +96,6 @@ def strings_in(value: Any) -> list[str]:
         for item in value:
             strings += strings_in(item)
     return strings
-
-
-def write_skills(folder: Path, options: LlamaOptions) -> None:
-    """Write train.jsonl and test.jsonl, and print how many rows there are of each skill."""
-    files = skills.make_rows(options.num_train_rows, options.num_test_rows, options.seed)
-    for name, rows in files.items():
-        path = folder / f"{name}.jsonl"
-        output.write_rows(path, rows)
-        counts = Counter(row["skill"] for row in rows)
-        print(f"{path}: {len(rows)} rows {output.counted(counts)}")
 
 
 def print_launch(folder: Path, options: LlamaOptions) -> None:

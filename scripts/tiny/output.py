@@ -1,6 +1,7 @@
 """The folder that a maker writes: model/ and data/."""
 
 import json
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +42,15 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(row) + "\n" for row in rows]
     path.write_text("".join(lines), encoding="utf-8")
+
+
+def write_skills(folder: Path, files: Mapping[str, Sequence[dict[str, Any]]]) -> None:
+    """Write the rows of each file, and print how many there are of each skill."""
+    for name, rows in files.items():
+        path = folder / f"{name}.jsonl"
+        write_rows(path, rows)
+        number_of = Counter(row["skill"] for row in rows)
+        print(f"{path}: {len(rows)} rows {counted(number_of)}")
 
 
 def counted(number_of: Mapping[str, int]) -> str:

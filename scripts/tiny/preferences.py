@@ -5,7 +5,6 @@ Demonstrations come first, half of them wrong; preferences then teach which half
 
 import itertools
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,11 +51,7 @@ def make(folder: Path, options: PreferenceOptions) -> None:
     model, tokenizer = llama.make_model(options.of_model())
     with output.writing_to(folder):
         output.save_model(folder / "model", model, tokenizer, f"{len(tokenizer)} tokens")
-        for name, rows in make_rows(options).items():
-            path = folder / "data" / f"{name}.jsonl"
-            output.write_rows(path, rows)
-            counts = Counter(row["skill"] for row in rows)
-            print(f"{path}: {len(rows)} rows {output.counted(counts)}")
+        output.write_skills(folder / "data", make_rows(options))
     print_launch(folder)
 
 
