@@ -8,10 +8,10 @@ import json
 import shutil
 
 import pytest
-import readme_tables
 from gpu import runner, tables
 from gpu.cell import Cell
 from launching import REPO
+from publish import pages
 
 PROGRAM = """
 import json, os, sys
@@ -97,10 +97,10 @@ def test_details_have_every_number_and_command(records):
 
 
 def test_the_readme_is_filled_from_records(records):
-    results = readme_tables.read_results() | {"gpu": tables.read_records(records)}
-    filled = readme_tables.fill((REPO / "README.md").read_text(), results)
+    results = pages.read_results() | {"gpu": tables.read_records(records)}
+    filled = pages.fill((REPO / "README.md").read_text(), results)
     assert "a made-up GPU" in filled and "Not measured yet: no results of a GPU" not in filled
-    assert "12,345" in readme_tables.whole(results)
+    assert "12,345" in pages.whole(results)
 
 
 def test_records_of_two_machines_are_told_apart(records):

@@ -9,9 +9,9 @@ import benchmark_tables
 import numpy as np
 import parity
 import pytest
-import readme_tables
 import torch
 from launching import REPO
+from publish import pages
 from safetensors.numpy import save_file
 
 RESULTS = json.loads((REPO / "results" / "parity.json").read_text())
@@ -108,16 +108,16 @@ def test_every_yaml_was_measured_and_none_is_out_of_bounds():
 
 def test_the_tables_are_those_of_the_measurements():
     text, again = (REPO / "README.md").read_text(), "python scripts/readme_tables.py"
-    results = readme_tables.read_results()
-    assert readme_tables.fill(text, results) == text, again
-    assert readme_tables.whole(results) == (REPO / "results" / "README.md").read_text(), again
+    results = pages.read_results()
+    assert pages.fill(text, results) == text, again
+    assert pages.whole(results) == (REPO / "results" / "README.md").read_text(), again
 
 
 def test_the_first_screen_tells_the_measured_speed():
     bullet = re.search(
         r"- \*\*Speed at the floor\.\*\*(.*?)\n\n", (REPO / "README.md").read_text(), re.DOTALL
     )[1]
-    results = readme_tables.read_results()["benchmark"]
+    results = pages.read_results()["benchmark"]
     medium, nothing, shipped = (
         benchmark_tables.named(results, name)
         for name in ("matched, medium", "matched, near zero", "shipped, medium")
