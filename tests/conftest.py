@@ -23,7 +23,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NU
 
 gc.disable()  # until all is imported: looking for garbage would take a fifth of that time
 import parity  # noqa: E402  from scripts/
-from gpu import machine  # noqa: E402  from scripts/
+from bench import machine  # noqa: E402  from scripts/
 
 
 @pytest.fixture(scope="session")

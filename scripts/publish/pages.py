@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 
-import benchmark_tables as speed
+from bench import tables as speed
 from gpu import tables as gpu
 from parity import WEIGHTS, table, tables
 from paths import ROOT

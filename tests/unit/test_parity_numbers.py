@@ -5,11 +5,12 @@ import math
 import re
 from statistics import median
 
-import benchmark_tables
 import numpy as np
 import parity
 import pytest
 import torch
+from bench.figures import milliseconds_more, named, paired, values
+from bench.operations import matmul_weights
 from launching import REPO
 from publish import pages
 from safetensors.numpy import save_file
@@ -119,23 +120,21 @@ def test_the_first_screen_tells_the_measured_speed():
     )[1]
     results = pages.read_results()["benchmark"]
     medium, nothing, shipped = (
-        benchmark_tables.named(results, name)
+        named(results, name)
         for name in ("matched, medium", "matched, near zero", "shipped, medium")
     )
     shape = medium["models"]["medium"]
-    weights = benchmark_tables.matmul_weights(shape) + shape["hidden_size"] * shape["vocab_size"]
-    slower = median(
-        benchmark_tables.paired(nothing, "ours", "floor", of=lambda a, b: 1e3 * (a - b))
-    )
+    weights = matmul_weights(shape) + shape["hidden_size"] * shape["vocab_size"]
+    slower = median(paired(nothing, "ours", "floor", of=milliseconds_more))
     faster = [
-        median(benchmark_tables.paired(shipped, "ours", label, "tokens_per_second"))
+        median(paired(shipped, "ours", label, "tokens_per_second"))
         for label in ("trainer", "trl packed")
     ]
     told = [f"{weights / 1e6:.0f}M", f"{slower:.1f}", *(f"{ratio:.1f}" for ratio in faster)]
     assert re.findall(r"[0-9.]+M?\b", bullet) == told
-    assert median(benchmark_tables.paired(medium, "ours", "floor")) <= 1  # no slower
+    assert median(paired(medium, "ours", "floor")) <= 1  # no slower
     losses = {
-        label: median(benchmark_tables.values(shipped, label, "held_out_loss").values())
+        label: median(values(shipped, label, "held_out_loss").values())
         for label in ("ours", "trainer", "trl packed")
     }
     assert losses["ours"] == min(losses.values()), losses  # as low a loss

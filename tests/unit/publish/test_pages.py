@@ -1,6 +1,7 @@
 """The published pages: their marks, and tables of what was measured."""
 
 import pytest
+from bench.quickstarts import read_rows, read_taught, write_rows
 from publish import memory, pages, strategies
 
 
@@ -35,3 +36,30 @@ def test_bytes_show_the_fullest_rank_and_its_share():
 )
 def test_an_error_has_its_sign(error, text):
     assert memory.signed(error) == text
+
+
+# ---- Quick examples ----
+
+
+def row(recipe, seconds=1.0):
+    return {"recipe": recipe, "shown": "accuracy", "before": 0.5, "after": 0.9, "seconds": seconds}
+
+
+def test_rows_of_other_recipes_stay_and_keep_their_order(tmp_path):
+    path = tmp_path / "quickstarts.json"
+    write_rows(path, [row("vit"), row("llama")])
+    write_rows(path, [row("vit", 2.0), row("bert")])
+    assert read_rows(path) == [row("llama"), row("bert"), row("vit", 2.0)]
+
+
+def test_what_an_example_taught_is_read_from_its_answers_or_its_evaluations(tmp_path):
+    (tmp_path / "before.json").write_text('{"exact_match": 0.1}')
+    (tmp_path / "after.json").write_text('{"exact_match": 0.9}')
+    taught = read_taught("llama", tmp_path)
+    assert (taught.before, taught.after) == (0.1, 0.9)
+    folder = tmp_path / "bert"
+    (folder / "run").mkdir(parents=True)
+    lines = ['{"eval_accuracy": 0.4}', '{"loss": 1.0}', '{"eval_accuracy": 0.8}']
+    (folder / "run" / "metrics.jsonl").write_text("\n".join(lines))
+    taught = read_taught("bert", folder)
+    assert (taught.before, taught.after) == (0.4, 0.8)

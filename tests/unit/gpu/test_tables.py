@@ -1,7 +1,7 @@
-"""README's tables of a GPU: "not measured yet" without results, and with them what the records say.
+"""The tables of a GPU: "not measured yet" without results, and with them what the records say.
 
-The records are made here by the runner itself, from a small program in the place of a cell: their form is the real
-one, their figures are made up and never leave the test.
+The records are made here by the runner itself, from a small program in the place of a cell: their
+form is the real one, their figures are made up and never leave the test.
 """
 
 import json
@@ -16,9 +16,13 @@ from publish import pages
 PROGRAM = """
 import json, os, sys
 name = sys.argv[sys.argv.index("--worker") + 1]
-rows = [{"what": "this recipe", "tokens/s": 12345, "right": True}, {"what": "a|b", "error": 0.00123456}]
+output = sys.argv[sys.argv.index("--output") + 1]
+rows = [
+    {"what": "this recipe", "tokens/s": 12345, "right": True},
+    {"what": "a|b", "error": 0.00123456},
+]
 ok = {"speed.8b_lora": True, "resume.engines": False}.get(name)
-with open(os.path.join(sys.argv[sys.argv.index("--output") + 1], "work", name, "outcome.json"), "w") as file:
+with open(os.path.join(output, "work", name, "outcome.json"), "w") as file:
     json.dump({"rows": rows, "ok": ok, "commands": ["python x.py"]}, file)
 """
 FACTS = {
@@ -29,6 +33,12 @@ FACTS = {
     "versions": {"torch": "2.0", "deepspeed": None, "cuda": "13.0"},
     "commit": "abc",
 }
+NEEDS = {
+    "speed.8b_lora": (),
+    "resume.engines": (),
+    "saves.by_part": (),
+    "strategies.zero": ("no-such-package",),
+}
 
 
 @pytest.fixture
@@ -37,29 +47,30 @@ def records(tmp_path, monkeypatch):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     monkeypatch.setattr(runner, "PROGRAM", program)
-    output = tmp_path / "out"
-    for name, needs in (
-        ("speed.8b_lora", ()),
-        ("resume.engines", ()),
-        ("saves.by_part", ()),
-        ("strategies.zero", ("no-such-package",)),
-    ):
-        cell = Cell(name, f"a claim of {name}", lambda setup: None, f"a bound of {name}", 20, needs)
-        runner.run_cell(cell, "cuda", False, output, FACTS)
-    shutil.rmtree(output / "work")
-    return output
+    proof = runner.Proof("cuda", False, tmp_path / "out", FACTS)
+    for name, needs in NEEDS.items():
+        bound = f"a bound of {name}"
+        runner.run_cell(Cell(name, f"a claim of {name}", "", bound, 20, needs), proof)
+    shutil.rmtree(proof.output / "work")
+    return proof.output
 
 
 def line_of(text, start):
     return next(line for line in text.splitlines() if line.startswith(f"| `{start}`"))
 
 
+def change(path, **facts):
+    """Change a record; None deletes a field."""
+    record = json.loads(path.read_text()) | facts
+    kept = {name: value for name, value in record.items() if value is not None}
+    path.write_text(json.dumps(kept))
+
+
 def test_without_results_there_is_no_figure(tmp_path):
     for folder in (tmp_path, tmp_path / "missing"):
         assert tables.read_records(folder) == []
-    assert tables.block([]).startswith("Not measured yet") and tables.details([]).startswith(
-        "Not measured yet"
-    )
+    assert tables.block([]).startswith("Not measured yet")
+    assert tables.details([]).startswith("Not measured yet")
 
 
 def test_the_readme_says_so_too_unless_results_are_there():
@@ -70,52 +81,42 @@ def test_the_readme_says_so_too_unless_results_are_there():
 
 def test_the_table_has_claim_bound_and_verdict_in_the_order_of_the_cells(records):
     text = tables.block(tables.read_records(records))
-    assert (
-        "a made-up GPU, driver 1.2.3, torch 2.0, cuda 13.0, commit abc" in text
-        and "deepspeed" not in text
-    )
+    assert "a made-up GPU, driver 1.2.3, torch 2.0, cuda 13.0, commit abc" in text
+    assert "deepspeed" not in text
     cells = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")]
     assert cells == ["strategies.zero", "resume.engines", "speed.8b_lora", "saves.by_part"]
-    assert "| yes" in line_of(text, "speed.8b_lora") and "a bound of speed.8b_lora" in line_of(
-        text, "speed.8b_lora"
-    )
-    assert "**no**" in line_of(text, "resume.engines") and "measured" in line_of(
-        text, "saves.by_part"
-    )
+    assert "| yes" in line_of(text, "speed.8b_lora")
+    assert "a bound of speed.8b_lora" in line_of(text, "speed.8b_lora")
+    assert "**no**" in line_of(text, "resume.engines")
+    assert "measured" in line_of(text, "saves.by_part")
     assert "skipped (not installed: no-such-package)" in line_of(text, "strategies.zero")
 
 
 def test_details_have_every_number_and_command(records):
     text = tables.details(tables.read_records(records))
-    assert (
-        text.count("python x.py") == 3
-        and "12,345" in text
-        and "0.001235" in text
-        and "a\\|b" in text
-    )
+    assert text.count("python x.py") == 3
+    for number in ("12,345", "0.001235", "a\\|b"):
+        assert number in text
     assert "not installed: no-such-package" in text
 
 
 def test_the_readme_is_filled_from_records(records):
     results = pages.read_results() | {"gpu": tables.read_records(records)}
     filled = pages.fill((REPO / "README.md").read_text(), results)
-    assert "a made-up GPU" in filled and "Not measured yet: no results of a GPU" not in filled
+    assert "a made-up GPU" in filled
+    assert "Not measured yet: no results of a GPU" not in filled
     assert "12,345" in pages.whole(results)
 
 
 def test_records_of_two_machines_are_told_apart(records):
-    path = records / "saves.by_part.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"device": "another GPU"}))
+    change(records / "saves.by_part.json", device="another GPU")
     text = tables.block(tables.read_records(records))
-    assert "a made-up GPU" in text and "and on another GPU" in text
+    assert "a made-up GPU" in text
+    assert "and on another GPU" in text
 
 
-@pytest.mark.parametrize("change", [{"tiny": True}, {"verdict": None}])
-def test_what_is_no_measurement_is_refused(records, change):
-    path = records / "saves.by_part.json"
-    record = json.loads(path.read_text()) | change
-    path.write_text(
-        json.dumps({name: value for name, value in record.items() if value is not None})
-    )
+@pytest.mark.parametrize("facts", [{"tiny": True}, {"verdict": None}])
+def test_what_is_no_measurement_is_refused(records, facts):
+    change(records / "saves.by_part.json", **facts)
     with pytest.raises(ValueError, match="saves.by_part.json"):
         tables.read_records(records)
