@@ -29,14 +29,21 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
-from gpu import machine, runner
+from bench import machine
+from gpu import runner
 from gpu.catalog import CELLS
 from gpu.cell import FAILED, NOT_OK, TIMED_OUT, Setup
 from usage import Parser
 
+CANNOT_WRITE = 73
+STOPPED = 130
 
-def parse_args():
+
+def parse_args() -> tuple[Parser, argparse.Namespace]:
+    """Return the parser and the command line, with the cells in `chosen`."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--output", type=Path, default=Path("runs/gpu_proof"), help="folder of the results"
@@ -64,6 +71,13 @@ def parse_args():
         args.chosen = [cell for cell in CELLS if re.search(args.only, cell.name)]
     except re.error as error:
         parser.error(f"--only {args.only}: {error}")
+    check(parser, args)
+    args.output = args.output.resolve()
+    return parser, args
+
+
+def check(parser: Parser, args: argparse.Namespace) -> None:
+    """Stop with 64 if the arguments do not fit together."""
     if not args.chosen:
         parser.error(f"--only {args.only}: no cell has this in its name; --list shows all")
     if args.minutes is not None and not args.minutes > 0:
@@ -72,10 +86,9 @@ def parse_args():
         parser.error("--device cpu needs --tiny: the cells' real shapes are for a GPU")
     if args.worker and args.worker not in {cell.name for cell in CELLS}:
         parser.error(f"--worker {args.worker}: no such cell")
-    return parser, args
 
 
-def check_gpu(parser):
+def check_gpu(parser: Parser) -> None:
     """Stop with 64 if there is no GPU, or if torch cannot use it."""
     if not machine.gpu_facts():
         parser.error("nvidia-smi finds no GPU; --device cpu --tiny tries the program without one")
@@ -86,54 +99,75 @@ def check_gpu(parser):
         )
 
 
-def work(args):
+def make_output(folder: Path) -> None:
+    """Make the folder of the results; raises OSError if it cannot be written to."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+def work(name: str, proof: runner.Proof) -> None:
     """Be the process of one cell."""
-    cell = next(cell for cell in CELLS if cell.name == args.worker)
-    folder = args.output / "work" / cell.name
-    deadline = time.monotonic() + runner.limit_of(cell, args.device)
-    setup = Setup(args.device, args.tiny, args.output, folder, deadline)
+    cell = next(cell for cell in CELLS if cell.name == name)
+    deadline = time.monotonic() + proof.limit_of(cell)
+    setup = Setup(proof.device, proof.tiny, proof.output, proof.work_folder(cell), deadline)
     runner.work_as_cell(cell, setup)
 
 
-def main():
-    parser, args = parse_args()
-    args.output = args.output.resolve()
-    if args.worker:
-        return work(args)
-    if args.list:
-        for cell in args.chosen:
-            print(f"{cell.name:34} {cell.limit:4} s  {cell.proves}")
-        return None
-    if args.device == "cuda":
-        check_gpu(parser)
-    try:
-        args.output.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=args.output):
-            pass
-    except OSError as error:
-        print(
-            f"error: --output {args.output}: cannot write there: {error.strerror}", file=sys.stderr
-        )
-        return 73
-    # An exit ends the running cell on the way
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+def facts_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what each record says about the machine and the commit."""
     facts = machine.facts(args.device)
-    facts["commit"] = facts["commit"] or args.commit
-    try:
-        records = runner.run_all(
-            args.chosen, args.device, args.tiny, args.output, facts, args.minutes, args.retry
-        )
-    except KeyboardInterrupt:
-        print("Stopped. The same command goes on with the cell that was cut off.", file=sys.stderr)
-        return 130
+    if facts["commit"] is None:
+        facts["commit"] = args.commit
+    return facts
+
+
+def end_cell_and_exit(number: int, frame: FrameType | None) -> None:
+    """Exit at a signal; the running cell is killed on the way."""
+    sys.exit(128 + number)
+
+
+def print_summary(records: list[runner.Record], args: argparse.Namespace) -> None:
+    """Print how many cells have which verdict, and what to do with their results."""
     counts = Counter(record["verdict"] for record in records)
     shown = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
     print(f"{len(records)} of {len(args.chosen)} cells: {shown}")
     print(f"The results are in {args.output}. Those of a GPU become tables by this:")
     print(
-        f"mkdir -p results/gpu && cp {args.output}/*.json results/gpu && python scripts/readme_tables.py"
+        f"mkdir -p results/gpu && cp {args.output}/*.json results/gpu "
+        "&& python scripts/readme_tables.py"
     )
-    return int(any(verdict in (FAILED, TIMED_OUT, NOT_OK) for verdict in counts))
+
+
+def main() -> int:
+    """Run the cells that were asked for; return the exit code."""
+    parser, args = parse_args()
+    if args.worker:
+        work(args.worker, runner.Proof(args.device, args.tiny, args.output, facts={}))
+        return 0
+    if args.list:
+        for cell in args.chosen:
+            print(f"{cell.name:34} {cell.limit:4} s  {cell.proves}")
+        return 0
+    if args.device == "cuda":
+        check_gpu(parser)
+    try:
+        make_output(args.output)
+    except OSError as error:
+        problem = f"cannot write there: {error.strerror}"
+        print(f"error: --output {args.output}: {problem}", file=sys.stderr)
+        return CANNOT_WRITE
+    signal.signal(signal.SIGTERM, end_cell_and_exit)
+    proof = runner.Proof(args.device, args.tiny, args.output, facts_of(args))
+    try:
+        records = runner.run_all(args.chosen, proof, args.minutes, args.retry)
+    except KeyboardInterrupt:
+        message = "Stopped. The same command continues with the cell that was cut off."
+        print(message, file=sys.stderr)
+        return STOPPED
+    print_summary(records, args)
+    failed = any(record["verdict"] in (FAILED, TIMED_OUT, NOT_OK) for record in records)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -10,98 +10,83 @@ Exit codes: 0 done, 64 usage, 65 data, 73 cannot write.
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
-import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-
+USAGE = 64
+DATA = 65
+CANNOT_WRITE = 73
 NAMES = ("loss", "eval_loss", "learning_rate")
 
+Metrics = list[dict[str, Any]]  # lines of metrics.jsonl
 
-def stop(code, message):
+
+def stop(code: int, message: str) -> NoReturn:
+    """End with one line and an exit code."""
     print(f"error: {message}", file=sys.stderr)
     raise SystemExit(code)
 
 
-def read_metrics(run_dir):
-    """Return the lines of RUN_DIR/metrics.jsonl as dicts; stops if there is none with a step and a loss."""
+class Parser(argparse.ArgumentParser):
+    """Tells of a wrong call as this command tells of all else that is wrong."""
+
+    def error(self, message: str) -> NoReturn:
+        stop(USAGE, message)
+
+
+# ---- Reading ----
+
+
+def read_metrics(run_dir: str) -> Metrics:
+    """Return the lines of RUN_DIR/metrics.jsonl; stop if there is none with a step and a loss."""
     path = Path(run_dir) / "metrics.jsonl"
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        stop(65, f"cannot read {path}: {reason}; give the --output_dir of a run")
+        stop(DATA, f"cannot read {path}: {reason}; give the --output_dir of a run")
     metrics = []
     for number, line in enumerate(lines, 1):
         try:
-            metrics.append(json.loads(line))
-            values = [metrics[-1]["step"], *(metrics[-1].get(name) or 0.0 for name in NAMES)]
-        except (ValueError, AttributeError, KeyError, TypeError):
-            stop(65, f"{path}, line {number}: not a JSON object with a step")
-        if not all(isinstance(value, int | float) for value in values):
-            stop(65, f"{path}, line {number}: step, {', '.join(NAMES)} must be numbers")
+            metrics.append(parse_line(line))
+        except ValueError as problem:
+            stop(DATA, f"{path}, line {number}: {problem}")
     if not any("loss" in entry for entry in metrics):
-        stop(65, f"{path}: no line with a loss")
+        stop(DATA, f"{path}: no line with a loss")
     return metrics
 
 
-def column(metrics, name):
-    """Return the steps and values of the entries that have `name`."""
-    points = [(entry["step"], entry[name]) for entry in metrics if entry.get(name) is not None]
-    return [step for step, _ in points], [value for _, value in points]
+def parse_line(line: str) -> dict[str, Any]:
+    """Return one line of metrics.jsonl; raises ValueError that says what is wrong with it."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        entry = None
+    if not isinstance(entry, dict) or "step" not in entry:
+        raise ValueError("not a JSON object with a step")
+    values = [entry["step"], *(entry.get(name) or 0.0 for name in NAMES)]
+    if not all(isinstance(value, int | float) for value in values):
+        raise ValueError(f"step, {', '.join(NAMES)} must be numbers")
+    return entry
 
 
-def smooth(values):
-    """Return the means over about a twentieth of the run, centred so that the curve does not lag."""
-    averages = []
-    for i in range(len(values)):
-        half = min(len(values) // 40, i, len(values) - 1 - i)
-        averages.append(sum(values[i - half : i + half + 1]) / (2 * half + 1))
-    return averages
+# ---- Drawing ----
 
 
-def draw_run(name, metrics, color, loss_axes, rate_axes):
-    steps, losses = column(metrics, "loss")
-    loss_axes.plot(steps, losses, color=color, alpha=0.25, linewidth=0.8)
-    loss_axes.plot(
-        steps, smooth(losses), color=color, linewidth=1.8, label=f"{name}: train, smoothed"
-    )
-    steps, losses = column(metrics, "eval_loss")
-    if steps:
-        loss_axes.plot(
-            steps,
-            losses,
-            "o",
-            color=color,
-            markeredgecolor="black",
-            zorder=3,
-            label=f"{name}: eval",
-        )
-    rate_axes.plot(*column(metrics, "learning_rate"), color=color, linewidth=1.4)
-
-
-def parse_args():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.error = lambda message: stop(64, message)
-    parser.add_argument("run_dirs", nargs="+", metavar="RUN_DIR", help="the --output_dir of a run")
-    parser.add_argument("--output", default="loss.png", help="picture to write; .png, .pdf or .svg")
-    return parser.parse_args()
-
-
-def main():
-    args = parse_args()
-    runs = {run_dir: read_metrics(run_dir) for run_dir in args.run_dirs}
-
-    figure, (loss_axes, rate_axes) = plt.subplots(
-        2, 1, sharex=True, figsize=(8, 5.5), height_ratios=[4, 1], layout="constrained"
-    )
-    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # inches
+def draw(runs: dict[str, Metrics]) -> Figure:
+    """Return the picture of all runs: the loss above, the learning rate below."""
+    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)  # inches
+    figure = Figure(figsize=(8, 5.5), layout=layout)
+    loss_axes, rate_axes = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
     for number, (run_dir, metrics) in enumerate(runs.items()):
-        draw_run(run_dir, metrics, f"C{number % 10}", loss_axes, rate_axes)
+        color = f"C{number % 10}"
+        draw_losses(loss_axes, run_dir, metrics, color)
+        rate_axes.plot(*column(metrics, "learning_rate"), color=color, linewidth=1.4)
     loss_axes.set_ylabel("loss (nats)")
     loss_axes.legend(frameon=False)
     rate_axes.set_ylabel("learning rate")
@@ -110,10 +95,53 @@ def main():
     for axes in (loss_axes, rate_axes):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def draw_losses(axes: Axes, name: str, metrics: Metrics, color: str) -> None:
+    """Draw a run's training loss, as it is and smoothed, and its evaluations."""
+    steps, losses = column(metrics, "loss")
+    axes.plot(steps, losses, color=color, alpha=0.25, linewidth=0.8)
+    label = f"{name}: train, smoothed"
+    axes.plot(steps, smooth(losses), color=color, linewidth=1.8, label=label)
+    steps, losses = column(metrics, "eval_loss")
+    if steps:
+        style = {"color": color, "markeredgecolor": "black", "zorder": 3}
+        axes.plot(steps, losses, "o", label=f"{name}: eval", **style)
+
+
+def column(metrics: Metrics, name: str) -> tuple[list[float], list[float]]:
+    """Return the steps and values of the entries that have `name`."""
+    entries = [entry for entry in metrics if entry.get(name) is not None]
+    return [entry["step"] for entry in entries], [entry[name] for entry in entries]
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """Return the means over about a twentieth of the run, centered so that no curve lags."""
+    averages = []
+    for i in range(len(values)):
+        half = min(len(values) // 40, i, len(values) - 1 - i)
+        averages.append(sum(values[i - half : i + half + 1]) / (2 * half + 1))
+    return averages
+
+
+def parse_args() -> argparse.Namespace:
+    """Return the command line."""
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run_dirs", nargs="+", metavar="RUN_DIR", help="the --output_dir of a run")
+    parser.add_argument("--output", default="loss.png", help="picture to write; .png, .pdf or .svg")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Draw the runs that were asked for."""
+    args = parse_args()
+    runs = {run_dir: read_metrics(run_dir) for run_dir in args.run_dirs}
+    figure = draw(runs)
     try:
         figure.savefig(args.output, dpi=150)
     except (OSError, ValueError) as error:
-        stop(73, f"cannot write {args.output}: {error}")
+        stop(CANNOT_WRITE, f"cannot write {args.output}: {error}")
     print(args.output)
 
 

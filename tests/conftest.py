@@ -20,7 +20,7 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 gc.disable()  # until all is imported: looking for garbage would take a fifth of that time
-from gpu import machine  # noqa: E402  from scripts/
+from bench import machine  # noqa: E402  from scripts/
 from proof import launch as launching_jobs  # noqa: E402
 from proof.jobs import MAKERS, Run  # noqa: E402
 from tiny import makers  # noqa: E402  from scripts/

@@ -1,1 +1,3 @@
 """Library of scripts/gpu_proof.py: cells, how they are run one by one, and what they measure."""
+
+import paths  # noqa: F401  makes recipes/ importable

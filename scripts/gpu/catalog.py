@@ -1,438 +1,417 @@
 """All cells, the most valuable first: ten minutes of a GPU give the first ten minutes of this list.
 
-Only the process of a cell loads torch, so the modules of the cells are imported when their function
-is called.
+A cell's function is named and not imported, since only the process of a cell loads torch.
 """
 
-import importlib
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from .cell import Cell
 
+# What recipes/llama.py imports beyond the libraries that any model needs
+RECIPE = ("datasets", "peft")
+WITH_DEEPSPEED = (*RECIPE, "deepspeed")
+WITH_BITSANDBYTES = (*RECIPE, "bitsandbytes")
+WITH_METRICS = (*RECIPE, "sacrebleu", "rouge_score")
+
 CUDA = "it asks about CUDA itself"
 MINUTES_ON_A_CPU = "the quick example takes minutes on a CPU, where tests/launch runs it"
-# What recipes/llama.py imports besides the libraries that a model needs anyway
-RECIPE = ("datasets", "peft")
+ATTENTIONS_OF_A_CPU = "tests/unit/test_masks.py has the attentions of a CPU"
+NO_SHARDING_ON_A_CPU = "accelerate ignores FSDP and DeepSpeed without one"
+MEMORY_OF_A_GPU = "it needs the GPU's memory of planner.small and planner.large"
+
+TRAINS = "the loss falls, and each process holds what the YAML promises"
+ALIKE = "losses of 20 steps within 2e-2 of the first row's"
+RESUMED = "the losses after the checkpoint within 2e-3 of those without a stop"
+RESUMED_PAGED = f"{RESUMED}; a resumed run's peak at most 1.1 times that before"
+NEAR_THE_LEAN_LOOP = "losses agree; within 5 % of the lean loop"
 
 
-@dataclass(frozen=True)
-class Call:
-    """A cell's function: `name` of a module here or, with arguments, what `name` makes of them."""
-
-    module: str
-    name: str
-    arguments: tuple = ()
-
-    def function(self):
-        return getattr(importlib.import_module(f".{self.module}", __package__), self.name)
-
-    def __call__(self, setup):
-        function = self.function()
-        if self.arguments:
-            function = function(*self.arguments)
-        return function(setup)
-
-
-def call(module, name, *arguments):
-    return Call(module, name, arguments)
-
-
-def micro_cells():
-    """A second or two each, most of it the start of the process."""
-    return [
-        Cell(
-            "micro.tf32_positions",
-            "TF32 does not reach the rotary angles of older transformers",
-            call("micro", "tf32_positions"),
-            "angles within 0.01 rad",
-            60,
-        ),
-        Cell(
-            "micro.pinned_answer",
-            "a stop can be asked for without waiting for the GPU",
-            call("micro", "pinned_answer"),
-            "the copy is in pinned memory",
-            60,
-            cuda_only=CUDA,
-        ),
-        Cell(
-            "micro.found_inf",
-            "fused AdamW leaves a non-finite step out and does not count it",
-            call("micro", "found_inf"),
-            "left out, then one step counted",
-            60,
-        ),
-        Cell(
-            "micro.context",
-            "the memory of a process besides its tensors is what the planner assumes",
-            call("micro", "context_size"),
-            "at most the planner's 819 MiB",
-            60,
-            cuda_only=CUDA,
-        ),
-        Cell(
-            "micro.int8_rows",
-            "how far an int8 row depends on its neighbors, and the price of a product",
-            call("micro", "int8_rows"),
-            "",
-            90,
-            needs=("bitsandbytes",),
-        ),
-        Cell(
-            "micro.lora_cast",
-            "LoRA without peft's cast of its input: as right, and faster",
-            call("micro", "lora_cast"),
-            "gradients within 5e-3 of each other",
-            90,
-            needs=("peft",),
-        ),
-        Cell(
-            "micro.head_in_pieces",
-            "the loss in pieces keeps the head's gradient, and what it costs",
-            call("micro", "head_in_pieces"),
-            "gradient within 5e-3 of fp32",
-            120,
-            needs=RECIPE,
-        ),
-        Cell(
-            "micro.packed_attention",
-            "attention kernels agree on packed rows, and their speed",
-            call("micro", "packed_attention"),
-            "outputs within 2e-2 of the dense mask",
-            180,
-        ),
-    ]
+def micro_cells() -> Iterator[Cell]:
+    """Yield cells of a second or two, most of it the start of the process."""
+    yield Cell(
+        "micro.tf32_positions",
+        proves="TF32 does not reach the rotary angles of older transformers",
+        function="micro.tf32_positions",
+        bound="angles within 0.01 rad",
+        limit=60,
+    )
+    yield Cell(
+        "micro.pinned_answer",
+        proves="a stop can be asked for without waiting for the GPU",
+        function="micro.pinned_answer",
+        bound="the copy is in pinned memory",
+        limit=60,
+        cuda_only=CUDA,
+    )
+    yield Cell(
+        "micro.found_inf",
+        proves="fused AdamW leaves a non-finite step out and does not count it",
+        function="micro.found_inf",
+        bound="left out, then one step counted",
+        limit=60,
+    )
+    yield Cell(
+        "micro.context",
+        proves="the memory of a process besides its tensors is what the planner assumes",
+        function="micro.context_size",
+        bound="at most the planner's 819 MiB",
+        limit=60,
+        cuda_only=CUDA,
+    )
+    yield Cell(
+        "micro.int8_rows",
+        proves="how far an int8 row depends on its neighbors, and the price of a product",
+        function="micro.int8_rows",
+        limit=90,
+        needs=("bitsandbytes",),
+    )
+    yield Cell(
+        "micro.lora_cast",
+        proves="LoRA without peft's cast of its input: as right, and faster",
+        function="adapters.lora_cast",
+        bound="gradients within 5e-3 of each other",
+        limit=90,
+        needs=("peft",),
+    )
+    yield Cell(
+        "micro.head_in_pieces",
+        proves="the loss in pieces keeps the head's gradient, and what it costs",
+        function="head_loss.head_in_pieces",
+        bound="gradient within 5e-3 of fp32",
+        limit=120,
+        needs=RECIPE,
+    )
+    yield Cell(
+        "micro.packed_attention",
+        proves="attention kernels agree on packed rows, and their speed",
+        function="packed_attention.packed_attention",
+        bound="outputs within 2e-2 of the dense mask",
+        limit=180,
+    )
 
 
-def correct_cells():
-    """The recipes do on a GPU what the tests show on CPU ranks."""
-    trains = "the loss falls, and each process holds what the YAML promises"
-    alike = "losses of 20 steps within 2e-2 of the first row's"
-    resumed = "the losses after the checkpoint within 2e-3 of those without a stop"
-    return [
-        Cell(
-            "strategies.one_process",
-            "single.yaml and ddp.yaml train in bf16, full and QLoRA",
-            call("correct", "strategies", "single", "ddp"),
-            trains,
-            180,
-            needs=RECIPE,
-        ),
-        Cell(
-            "strategies.fsdp2",
-            "every FSDP2 YAML for one GPU trains in bf16, full and QLoRA",
-            call(
-                "correct",
-                "strategies",
-                "fsdp2_full_shard",
-                "fsdp2_shard_grad_op",
-                "fsdp2_cpu_offload",
-                "fsdp2_hybrid_shard",
-            ),
-            trains,
-            240,
-            needs=RECIPE,
-        ),
-        Cell(
-            "strategies.fsdp1",
-            "every FSDP1 YAML for one GPU trains in bf16",
-            call(
-                "correct",
-                "strategies",
-                "fsdp1_full_shard",
-                "fsdp1_shard_grad_op",
-                "fsdp1_no_shard",
-                "fsdp1_hybrid_shard",
-            ),
-            trains,
-            240,
-            needs=RECIPE,
-        ),
-        Cell(
-            "strategies.zero",
-            "ZeRO-0 to 3 train in bf16, full and QLoRA",
-            call(
-                "correct",
-                "strategies",
-                "deepspeed_zero2",
-                "deepspeed_zero0",
-                "deepspeed_zero1",
-                "deepspeed_zero3",
-            ),
-            trains,
-            270,
-            needs=(*RECIPE, "deepspeed"),
-        ),
-        Cell(
-            "strategies.zero_offload",
-            "ZeRO-2 and 3 with offload train in bf16, full and QLoRA",
-            call(
-                "correct",
-                "strategies_with_compiler",
-                "deepspeed_zero2_offload",
-                "deepspeed_zero3_offload",
-            ),
-            trains,
-            300,
-            needs=(*RECIPE, "deepspeed"),
-        ),
-        Cell(
-            "masks.documents",
-            "packed documents do not see each other under any attention",
-            call("correct", "masks"),
-            "no leak, a planted one is seen",
-            200,
-            needs=("pytest",),
-            cuda_only="tests/unit/test_masks.py has the attentions of a CPU",
-        ),
-        Cell(
-            "masks.packed_rows",
-            "packed and padding-free rows have one loss under any attention",
-            call("correct", "packed_rows"),
-            alike,
-            240,
-            needs=RECIPE,
-        ),
-        Cell(
-            "parity.precisions",
-            "bf16, fp16, TF32, engines and pieces of the loss against fp32",
-            call("correct", "parity_table"),
-            alike,
-            300,
-            needs=RECIPE,
-        ),
-        Cell(
-            "parity.packed",
-            "packed, compiled and with Liger's kernels against fp32",
-            call("correct", "parity_of_packed"),
-            alike,
-            240,
-            needs=RECIPE,
-        ),
-        Cell(
-            "resume.engines",
-            "a run resumes under every engine",
-            call("correct", "resume_cell", "resume_of_engines"),
-            resumed,
-            300,
-            needs=RECIPE,
-        ),
-        Cell(
-            "resume.optimizers",
-            "a run resumes with every optimizer, and the paged ones stay paged",
-            call("correct", "resume_cell", "resume_of_optimizers", True),
-            f"{resumed}; a resumed run's peak at most 1.1 times that before",
-            240,
-            needs=(*RECIPE, "bitsandbytes"),
-        ),
-        Cell(
-            "resume.precisions",
-            "fp16 and quantized bases resume",
-            call("correct", "resume_cell", "resume_of_precisions"),
-            resumed,
-            300,
-            needs=(*RECIPE, "bitsandbytes"),
-        ),
-        Cell(
-            "resume.zero_offload",
-            "ZeRO with offload resumes",
-            call("correct", "resume_with_compiler", "resume_of_offload"),
-            resumed,
-            300,
-            needs=(*RECIPE, "deepspeed"),
-        ),
-        Cell(
-            "quantized.bases",
-            "int8 and 4-bit bases learn and hold fewer bytes, also sharded",
-            call("correct", "quantized"),
-            "first loss within 10 % of LoRA's, fewer bytes, the loss falls",
-            200,
-            needs=(*RECIPE, "bitsandbytes"),
-        ),
-        Cell(
-            "optimizers.adamw",
-            "8-bit and paged AdamW reach the loss of fused AdamW with less state",
-            call("correct", "optimizers"),
-            "last loss within 10 %, 8-bit state below 0.3 of fp32's",
-            200,
-            needs=(*RECIPE, "bitsandbytes"),
-        ),
-        Cell(
-            "signals.stop_and_kill",
-            "SIGUSR1 saves and ends with 75, SIGKILL loses little, both resume",
-            call("interruptions", "signals"),
-            "exit codes, every step once, the GPU's memory is free again",
-            200,
-            needs=RECIPE,
-        ),
-    ]
+def strategy_cells() -> Iterator[Cell]:
+    """Yield the cells of every YAML for one GPU."""
+    yield Cell(
+        "strategies.one_process",
+        proves="single.yaml and ddp.yaml train in bf16, full and QLoRA",
+        function="strategies.one_process",
+        bound=TRAINS,
+        limit=180,
+        needs=RECIPE,
+    )
+    yield Cell(
+        "strategies.fsdp2",
+        proves="every FSDP2 YAML for one GPU trains in bf16, full and QLoRA",
+        function="strategies.fsdp2",
+        bound=TRAINS,
+        limit=240,
+        needs=RECIPE,
+    )
+    yield Cell(
+        "strategies.fsdp1",
+        proves="every FSDP1 YAML for one GPU trains in bf16",
+        function="strategies.fsdp1",
+        bound=TRAINS,
+        limit=240,
+        needs=RECIPE,
+    )
+    yield Cell(
+        "strategies.zero",
+        proves="ZeRO-0 to 3 train in bf16, full and QLoRA",
+        function="strategies.zero",
+        bound=TRAINS,
+        limit=270,
+        needs=WITH_DEEPSPEED,
+    )
+    yield Cell(
+        "strategies.zero_offload",
+        proves="ZeRO-2 and 3 with offload train in bf16, full and QLoRA",
+        function="strategies.zero_offload",
+        bound=TRAINS,
+        limit=300,
+        needs=WITH_DEEPSPEED,
+    )
 
 
-def recipe_cells():
-    """The quick example of every recipe in bf16."""
-    cells = []
-    for recipe in ("bert", "t5", "vit", "llama_dpo", "mixtral", "mistral_pretrain", "llama"):
-        slow = "" if recipe == "bert" else MINUTES_ON_A_CPU
-        needs = ("datasets", "peft", "sacrebleu", "rouge_score") if recipe == "t5" else RECIPE
-        cells.append(
-            Cell(
-                f"recipes.{recipe}",
-                f"the quick example of {recipe}.py teaches in bf16 what it shows",
-                call("correct", "quickstart", recipe),
-                QUICKSTARTS[recipe],
-                240,
-                needs,
-                slow,
-            )
-        )
-    return cells
+def agreement_cells() -> Iterator[Cell]:
+    """Yield the cells of masks and precisions: other kernels, the same losses."""
+    yield Cell(
+        "masks.documents",
+        proves="packed documents do not see each other under any attention",
+        function="masks.documents",
+        bound="no leak, a planted one is seen",
+        limit=200,
+        needs=("pytest",),
+        cuda_only=ATTENTIONS_OF_A_CPU,
+    )
+    yield Cell(
+        "masks.packed_rows",
+        proves="packed and padding-free rows have one loss under any attention",
+        function="masks.packed_rows",
+        bound=ALIKE,
+        limit=240,
+        needs=RECIPE,
+    )
+    yield Cell(
+        "parity.precisions",
+        proves="bf16, fp16, TF32, engines and pieces of the loss against fp32",
+        function="precisions.padded",
+        bound=ALIKE,
+        limit=300,
+        needs=RECIPE,
+    )
+    yield Cell(
+        "parity.packed",
+        proves="packed, compiled and with Liger's kernels against fp32",
+        function="precisions.packed",
+        bound=ALIKE,
+        limit=240,
+        needs=RECIPE,
+    )
 
 
-# results/quickstarts.json has what the examples reach on a CPU in fp32, which is a little more;
-# correct.py has these bounds as numbers.
-QUICKSTARTS = {
-    "bert": "accuracy of at least 0.85 on held-out rows",
-    "vit": "accuracy of at least 0.85 on held-out images",
-    "t5": "BLEU of at least 80 on held-out rows",
-    "llama_dpo": "exact match of at least 0.6 on held-out rows",
-    "mixtral": "exact match of at least 0.7 on held-out rows",
-    "llama": "exact match of at least 0.9 on held-out rows",
-    "mistral_pretrain": "perplexity of at most 4 on held-out texts",
-}
+def resume_cells() -> Iterator[Cell]:
+    """Yield the cells of runs that continue from a checkpoint."""
+    yield Cell(
+        "resume.engines",
+        proves="a run resumes under every engine",
+        function="resume.engines",
+        bound=RESUMED,
+        limit=300,
+        needs=RECIPE,
+    )
+    yield Cell(
+        "resume.optimizers",
+        proves="a run resumes with every optimizer, and the paged ones stay paged",
+        function="resume.optimizers",
+        bound=RESUMED_PAGED,
+        limit=240,
+        needs=WITH_BITSANDBYTES,
+    )
+    yield Cell(
+        "resume.precisions",
+        proves="fp16 and quantized bases resume",
+        function="resume.precisions",
+        bound=RESUMED,
+        limit=300,
+        needs=WITH_BITSANDBYTES,
+    )
+    yield Cell(
+        "resume.zero_offload",
+        proves="ZeRO with offload resumes",
+        function="resume.zero_offload",
+        bound=RESUMED,
+        limit=300,
+        needs=WITH_DEEPSPEED,
+    )
 
 
-def speed_cells():
-    """Speed and memory at real sizes."""
-    return [
-        Cell(
-            "models.8b",
-            "the model of the cells that follow is made on the device",
-            call("speed", "make_eight_b"),
-            "weights are on the disk",
-            150,
-        ),
-        Cell(
-            "speed.8b_lora",
-            "8B LoRA at 4,096 tokens, beside bare loops, Trainer and SFTTrainer",
-            call("speed", "eight_b_lora"),
-            "losses agree; within 5 % of the lean loop; at least 0.7 of NeMo's 12,473 tokens/s",
-            300,
-            needs=RECIPE,
-        ),
-        Cell(
-            "speed.8b_qlora",
-            "the peak of 8B QLoRA with two rows of 2,048 tokens, beside the others",
-            call("speed", "eight_b_qlora"),
-            "losses agree; within 5 % of the lean loop; "
-            "at most 8.0 GiB of tensors (torchtune: 7.4)",
-            300,
-            needs=(*RECIPE, "bitsandbytes"),
-        ),
-        Cell(
-            "speed.8b_full",
-            "8B full fine-tuning in bf16 at 4,096 tokens, beside the others",
-            call("speed", "eight_b_full"),
-            "losses agree; within 5 % of the lean loop; at least 45 % MFU (KempnerForge: 57.8 %)",
-            300,
-            needs=RECIPE,
-        ),
-        Cell(
-            "attention.paper",
-            "FlashAttention's published memory and speed, measured again",
-            call("attention_paper", "paper_figures"),
-            "10 and 20 times less memory at 2,048 and 4,096 tokens, at least 2 times as fast",
-            90,
-        ),
-        Cell(
-            "speed.ladder",
-            "what each lever brings to 8B LoRA",
-            call("speed", "ladder_of_lora"),
-            "every lever trains",
-            300,
-            needs=RECIPE,
-        ),
-        Cell(
-            "speed.ragged_rows",
-            "what packing brings to 1B with rows of varying length",
-            call("speed", "ladder_of_ragged_rows"),
-            "every lever trains",
-            300,
-            needs=RECIPE,
-        ),
-        Cell(
-            "speed.packed_16k",
-            "packed lines of 16,384 tokens under each attention",
-            call("speed", "packed_16k"),
-            "every attention trains",
-            240,
-            needs=RECIPE,
-        ),
-        Cell(
-            "planner.small",
-            "tensors and memory of 1B runs against the plan",
-            call("planner", "measure_points", "SMALL_POINTS"),
-            "",
-            300,
-            needs=RECIPE,
-        ),
-        Cell(
-            "planner.large",
-            "tensors and memory of 8B runs against the plan",
-            call("planner", "measure_points", "LARGE_POINTS"),
-            "",
-            300,
-            needs=(*RECIPE, "bitsandbytes"),
-        ),
-        Cell(
-            "planner.constants",
-            "the planner's constants, fitted on half of the runs",
-            call("planner", "constants"),
-            "held-out runs: mean error below 10 %, none planned over 3 % too low",
-            60,
-            cuda_only="it needs the GPU's memory of planner.small and planner.large",
-        ),
-        Cell(
-            "speed.1b_full",
-            "1B full fine-tuning on the batches of a bare loop",
-            call("speed", "one_b_full"),
-            "losses agree; within 5 % of the lean loop",
-            300,
-            needs=RECIPE,
-        ),
-        Cell(
-            "saves.by_part",
-            "seconds of a save, by what takes them",
-            call("speed", "saves"),
-            "",
-            200,
-            needs=RECIPE,
-        ),
-        Cell(
-            "speed.offload_threads",
-            "offload with one thread of the host and with all",
-            call("speed", "offload_threads"),
-            "every run trains",
-            300,
-            needs=RECIPE,
-            cuda_only="accelerate ignores FSDP and DeepSpeed without one",
-        ),
-        Cell(
-            "speed.image_workers",
-            "processes that read images for a ViT-base",
-            call("speed", "image_workers"),
-            "every run trains",
-            240,
-            needs=RECIPE,
-        ),
-        Cell(
-            "memory.fragmentation",
-            "memory that the allocator holds above what tensors take",
-            call("speed", "fragmentation"),
-            "every run trains",
-            150,
-            needs=RECIPE,
-        ),
-    ]
+def quantized_cells() -> Iterator[Cell]:
+    """Yield the cells of weights and optimizer state in fewer bits."""
+    yield Cell(
+        "quantized.bases",
+        proves="int8 and 4-bit bases learn and hold fewer bytes, also sharded",
+        function="quantized.bases",
+        bound="first loss within 10 % of LoRA's, fewer bytes, the loss falls",
+        limit=200,
+        needs=WITH_BITSANDBYTES,
+    )
+    yield Cell(
+        "optimizers.adamw",
+        proves="8-bit and paged AdamW reach the loss of fused AdamW with less state",
+        function="quantized.optimizers",
+        bound="last loss within 10 %, 8-bit state below 0.3 of fp32's",
+        limit=200,
+        needs=WITH_BITSANDBYTES,
+    )
 
 
-CELLS = [*micro_cells(), *correct_cells(), *recipe_cells(), *speed_cells()]
+def signal_cells() -> Iterator[Cell]:
+    """Yield the cell of runs that are stopped or killed."""
+    yield Cell(
+        "signals.stop_and_kill",
+        proves="SIGUSR1 saves and ends with 75, SIGKILL loses little, both resume",
+        function="interruptions.signals",
+        bound="exit codes, every step once, the GPU's memory is free again",
+        limit=200,
+        needs=RECIPE,
+    )
+
+
+def recipe_cells() -> Iterator[Cell]:
+    """Yield the cells of the quick examples.
+
+    results/quickstarts.json has what they reach on a CPU in fp32, which is a little more than these
+    bounds; quickstarts.py has the bounds as numbers.
+    """
+
+    def quick_example(
+        recipe: str, bound: str, needs: tuple[str, ...] = RECIPE, cuda_only: str = MINUTES_ON_A_CPU
+    ) -> Cell:
+        proves = f"the quick example of {recipe}.py teaches in bf16 what it shows"
+        function = f"quickstarts.{recipe}"
+        return Cell(f"recipes.{recipe}", proves, function, bound, 240, needs, cuda_only)
+
+    yield quick_example("bert", "accuracy of at least 0.85 on held-out rows", cuda_only="")
+    yield quick_example("t5", "BLEU of at least 80 on held-out rows", needs=WITH_METRICS)
+    yield quick_example("vit", "accuracy of at least 0.85 on held-out images")
+    yield quick_example("llama_dpo", "exact match of at least 0.6 on held-out rows")
+    yield quick_example("mixtral", "exact match of at least 0.7 on held-out rows")
+    yield quick_example("mistral_pretrain", "perplexity of at most 4 on held-out texts")
+    yield quick_example("llama", "exact match of at least 0.9 on held-out rows")
+
+
+def eight_b_cells() -> Iterator[Cell]:
+    """Yield the cells that hold 8B runs, and attention, to published figures."""
+    yield Cell(
+        "models.8b",
+        proves="the model of the cells that follow is made on the device",
+        function="side_by_side.make_eight_b",
+        bound="weights are on the disk",
+        limit=150,
+    )
+    yield Cell(
+        "speed.8b_lora",
+        proves="8B LoRA at 4,096 tokens, beside bare loops, Trainer and SFTTrainer",
+        function="side_by_side.eight_b_lora",
+        bound=f"{NEAR_THE_LEAN_LOOP}; at least 0.7 of NeMo's 12,473 tokens/s",
+        limit=300,
+        needs=RECIPE,
+    )
+    yield Cell(
+        "speed.8b_qlora",
+        proves="the peak of 8B QLoRA with two rows of 2,048 tokens, beside the others",
+        function="side_by_side.eight_b_qlora",
+        bound=f"{NEAR_THE_LEAN_LOOP}; at most 8.0 GiB of tensors (torchtune: 7.4)",
+        limit=300,
+        needs=WITH_BITSANDBYTES,
+    )
+    yield Cell(
+        "speed.8b_full",
+        proves="8B full fine-tuning in bf16 at 4,096 tokens, beside the others",
+        function="side_by_side.eight_b_full",
+        bound=f"{NEAR_THE_LEAN_LOOP}; at least 45 % MFU (KempnerForge: 57.8 %)",
+        limit=300,
+        needs=RECIPE,
+    )
+    yield Cell(
+        "attention.paper",
+        proves="FlashAttention's published memory and speed, measured again",
+        function="attention_paper.paper_figures",
+        bound="10 and 20 times less memory at 2,048 and 4,096 tokens, at least 2 times as fast",
+        limit=90,
+    )
+
+
+def lever_cells() -> Iterator[Cell]:
+    """Yield the cells of what each option brings."""
+    yield Cell(
+        "speed.ladder",
+        proves="what each lever brings to 8B LoRA",
+        function="levers.lora",
+        bound="every lever trains",
+        limit=300,
+        needs=RECIPE,
+    )
+    yield Cell(
+        "speed.ragged_rows",
+        proves="what packing brings to 1B with rows of varying length",
+        function="levers.ragged_rows",
+        bound="every lever trains",
+        limit=300,
+        needs=RECIPE,
+    )
+    yield Cell(
+        "speed.packed_16k",
+        proves="packed lines of 16,384 tokens under each attention",
+        function="levers.packed_16k",
+        bound="every attention trains",
+        limit=240,
+        needs=RECIPE,
+    )
+
+
+def planner_cells() -> Iterator[Cell]:
+    """Yield the cells that hold the planner to what runs take."""
+    yield Cell(
+        "planner.small",
+        proves="tensors and memory of 1B runs against the plan",
+        function="plans.small",
+        limit=300,
+        needs=RECIPE,
+    )
+    yield Cell(
+        "planner.large",
+        proves="tensors and memory of 8B runs against the plan",
+        function="plans.large",
+        limit=300,
+        needs=WITH_BITSANDBYTES,
+    )
+    yield Cell(
+        "planner.constants",
+        proves="the planner's constants, fitted on half of the runs",
+        function="plans.constants",
+        bound="held-out runs: mean error below 10 %, none planned over 3 % too low",
+        limit=60,
+        cuda_only=MEMORY_OF_A_GPU,
+    )
+
+
+def other_speed_cells() -> Iterator[Cell]:
+    """Yield the cells of speed and memory without a published figure."""
+    yield Cell(
+        "speed.1b_full",
+        proves="1B full fine-tuning on the batches of a bare loop",
+        function="side_by_side.one_b_full",
+        bound=NEAR_THE_LEAN_LOOP,
+        limit=300,
+        needs=RECIPE,
+    )
+    yield Cell(
+        "saves.by_part",
+        proves="seconds of a save, by what takes them",
+        function="saves.by_part",
+        limit=200,
+        needs=RECIPE,
+    )
+    yield Cell(
+        "speed.offload_threads",
+        proves="offload with one thread of the host and with all",
+        function="host.offload_threads",
+        bound="every run trains",
+        limit=300,
+        needs=RECIPE,
+        cuda_only=NO_SHARDING_ON_A_CPU,
+    )
+    yield Cell(
+        "speed.image_workers",
+        proves="processes that read images for a ViT-base",
+        function="host.image_workers",
+        bound="every run trains",
+        limit=240,
+        needs=RECIPE,
+    )
+    yield Cell(
+        "memory.fragmentation",
+        proves="memory that the allocator holds above what tensors take",
+        function="fragmentation.of_ragged_rows",
+        bound="every run trains",
+        limit=150,
+        needs=RECIPE,
+    )
+
+
+CELLS = (
+    *micro_cells(),
+    *strategy_cells(),
+    *agreement_cells(),
+    *resume_cells(),
+    *quantized_cells(),
+    *signal_cells(),
+    *recipe_cells(),
+    *eight_b_cells(),
+    *lever_cells(),
+    *planner_cells(),
+    *other_speed_cells(),
+)

@@ -1,10 +1,11 @@
 """What a cell of the GPU proof is, what it is given and what it gives back.
 
-A cell is one question to a GPU. It runs in a process of its own (scripts/gpu/runner.py), is given a
+A cell is one question to a GPU. It runs in its own process (scripts/gpu/runner.py), is given a
 `Setup` and returns an `Outcome`; while it works it may hand over the rows it has so far, which
 survive if its time runs out.
 """
 
+import importlib
 import json
 import math
 import os
@@ -12,14 +13,20 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
 LONGEST = 300  # seconds that a cell may ask for
 RESERVE = 8  # seconds before its limit at which a cell starts nothing more
 
 # Verdicts. A cell without a bound only measures.
-OK, NOT_OK, MEASURED = "ok", "not ok", "measured"
-SKIPPED, FAILED, TIMED_OUT = "skipped", "failed", "timed out"
+OK = "ok"
+NOT_OK = "not ok"
+MEASURED = "measured"
+SKIPPED = "skipped"
+FAILED = "failed"
+TIMED_OUT = "timed out"
+
+Row = dict[str, Any]  # one line of a table, all of plain numbers and text
 
 
 class Skip(Exception):
@@ -30,11 +37,14 @@ class Skip(Exception):
 class Outcome:
     """What a cell found."""
 
-    # One dictionary a line of the table, all of plain numbers and text
-    rows: list = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     ok: bool | None = None  # whether the stated bound holds; None where the cell has no bound
     # Command lines that it ran, from the repository's root
-    commands: list = field(default_factory=list)
+    commands: list[str] = field(default_factory=list)
+
+    def require(self, holds: bool) -> None:
+        """Note a part of the bound: the bound holds if all of its parts do."""
+        self.ok = self.ok and holds
 
 
 @dataclass(frozen=True)
@@ -48,15 +58,20 @@ class Setup:
     deadline: float  # in the clock of time.monotonic
 
     @property
-    def models(self):
+    def models(self) -> Path:
         """Folder of the models that several cells use."""
         return self.output / "models"
 
-    def seconds_left(self):
-        """Seconds until this cell has to end by itself, to be in time with its limit."""
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the cell runs on a GPU."""
+        return self.device == "cuda"
+
+    def seconds_left(self) -> float:
+        """Return the seconds until this cell has to end by itself, to be in time."""
         return self.deadline - RESERVE - time.monotonic()
 
-    def keep(self, outcome):
+    def keep(self, outcome: Outcome) -> None:
         """Write what was found so far: it is all there is if the time runs out."""
         write_json(self.work / "outcome.json", asdict(outcome))
 
@@ -67,14 +82,23 @@ class Cell:
 
     name: str  # topic and question, joined by a dot
     proves: str  # a sentence
-    run: Callable  # function of a Setup that returns an Outcome or raises Skip
+    function: str  # "module.name" of this package: a function of a Setup
     bound: str = ""  # what has to hold, "" if it only measures
     limit: int = 120  # seconds after which it is killed
-    needs: tuple = ()  # packages without which it is skipped
+    needs: tuple[str, ...] = ()  # packages without which it is skipped
     cuda_only: str = ""  # why it cannot run on a CPU, "" if it can
 
+    def load(self) -> Callable[[Setup], Outcome]:
+        """Return the cell's function. Its module is imported here, since it may load torch."""
+        module, name = self.function.split(".")
+        return getattr(importlib.import_module(f".{module}", __package__), name)
 
-def write_json(path, content):
+    def run(self, setup: Setup) -> Outcome:
+        """Return what the cell finds; raises Skip if it cannot run on this machine."""
+        return self.load()(setup)
+
+
+def write_json(path: Path, content: Any) -> None:
     """Write JSON so that the file is either the old one or the new one, never half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
@@ -86,7 +110,7 @@ def write_json(path, content):
     part.replace(path)
 
 
-def relative_error(value, reference):
+def relative_error(value: float | None, reference: float | None) -> float:
     """Return |value / reference - 1|, or infinity where that is no number.
 
     It is none where one of them is missing or not a number, or the reference is zero.

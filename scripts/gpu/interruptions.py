@@ -4,65 +4,150 @@ It saves where it can, it resumes, and nothing keeps the GPU's memory.
 """
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from proof.launch import data_of
+from bench import machine
+from paths import ROOT
 
-from . import launches, machine
-from .cell import ROOT, Outcome
+from . import launches
+from .cell import Outcome, Setup
 from .runner import FREE_AGAIN_MIB, MEMORY_BACK
 
 STOPPED_AND_SAVED = 75  # exit code of a recipe
 EXIT_CODES = {signal.SIGUSR1: STOPPED_AND_SAVED, signal.SIGKILL: -9}
 POLL = 0.2  # seconds
+STEPS_BEFORE = 12  # steps that a run does before it is interrupted
+STEPS_AFTER = 2  # steps that it does after it has resumed
 
 
-def start(setup, data, folder, steps):
-    """Start the recipe as one plain process, in bf16 on a GPU; return it and its command line.
+def signals(setup: Setup) -> Outcome:
+    """Both signals end a run, from which it resumes, and no memory stays in use.
+
+    SIGUSR1 ends it with 75 and a checkpoint, SIGKILL at once.
+    """
+    data = launches.tiny_model(setup)
+    memory_before = machine.gpu_memory_used() if setup.on_gpu else None
+    run = Run(setup, data, setup.work / "run")
+    outcome = Outcome(ok=True)
+    for number, code in EXIT_CODES.items():
+        row = stop_and_resume(run, number, memory_before)
+        row["right"] = (
+            row["exit code"] == code
+            and row["resumed from it"]
+            and row["steps in order"]
+            and row["seconds until the memory was free"] is not None
+        )
+        outcome.require(row["right"])
+        outcome.rows.append(row)
+        outcome.commands.append(launches.printable(run.command(), setup))
+        setup.keep(outcome)
+    return outcome
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of the recipe as one plain process, in bf16 on a GPU.
 
     The process's exit code is then that of the recipe itself.
     """
-    command = [sys.executable, "recipes/llama.py", *data_of(data), "--output_dir", folder]
-    command += ["--max_steps", steps, "--per_device_train_batch_size", 4]
-    command += ["--learning_rate", "1e-3", "--eval_strategy", "no"]
-    command += ["--save_steps", 5, "--save_total_limit", 2]
-    command = [str(word) for word in command]
-    environment = dict(os.environ)
-    if setup.device == "cuda":
-        environment["ACCELERATE_MIXED_PRECISION"] = "bf16"
-    else:
-        environment |= {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
-    with open(f"{folder}.txt", "a", encoding="utf-8") as log:  # the process keeps its own handle
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
-        )
-    return process, launches.printable(command, setup)
+
+    setup: Setup
+    data: Path  # folder of the model and its rows
+    folder: Path
+
+    @property
+    def log(self) -> Path:
+        """The file of all that the run has printed, over all of its starts."""
+        return self.folder.with_suffix(".txt")
+
+    def command(self) -> list[str]:
+        """Return its command line, with so many steps that it does not end by itself."""
+        steps = 400 if self.setup.tiny else 2000
+        command = [sys.executable, "recipes/llama.py", *data_of(self.data)]
+        command += ["--output_dir", self.folder]
+        command += ["--max_steps", steps, "--per_device_train_batch_size", 4]
+        command += ["--learning_rate", "1e-3", "--eval_strategy", "no"]
+        command += ["--save_steps", 5, "--save_total_limit", 2]
+        return [str(word) for word in command]
+
+    def start(self) -> subprocess.Popen:
+        """Start it, or start it again."""
+        with open(self.log, "a", encoding="utf-8") as log:  # the process keeps its own handle
+            return subprocess.Popen(
+                self.command(),
+                cwd=ROOT,
+                env=launches.environment_of(self.setup),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def steps(self) -> list[int]:
+        """Return the numbers of the steps that it has logged, [] before the first."""
+        return [line["step"] for line in whole_lines(self.folder / "metrics.jsonl")]
+
+    def last_step(self) -> int:
+        """Return the number of the last step that it has logged, 0 before the first."""
+        steps = self.steps()
+        return steps[-1] if steps else 0
+
+    def checkpoints(self) -> list[int]:
+        """Return the numbers of the steps after which its checkpoints were saved, in order."""
+        folders = self.folder.glob("checkpoint-*")
+        return sorted(int(path.name.split("-")[1]) for path in folders)
+
+    def wait_for_step(self, process: subprocess.Popen, step: int) -> None:
+        """Wait until it has done a step.
+
+        Raises RuntimeError if it ends, or if the time runs out, before.
+        """
+        while self.setup.seconds_left() > 0:
+            if self.last_step() >= step:
+                return
+            if process.poll() is not None:
+                error = launches.error_of(self.log.read_text())
+                raise RuntimeError(f"the run ended with {process.returncode}: {error}")
+            time.sleep(POLL)
+        raise RuntimeError(f"step {step} was not reached in time")
 
 
-def wait_for_step(setup, process, folder, step):
-    """Wait until a run has done a step; RuntimeError if it ends or the time runs out before."""
-    while setup.seconds_left() > 0:
-        done = steps_of(folder)
-        if done and done[-1] >= step:
-            return
-        if process.poll() is not None:
-            error = launches.error_of(folder.with_suffix(".txt").read_text())
-            raise RuntimeError(f"the run ended with {process.returncode}: {error}")
-        time.sleep(POLL)
-    raise RuntimeError(f"step {step} was not reached in time")
+def stop_and_resume(
+    run: Run, number: signal.Signals, memory_before: float | None
+) -> dict[str, Any]:
+    """Start a run again, send it a signal, resume it, and return what happened."""
+    last_done = run.last_step()
+    process = run.start()
+    run.wait_for_step(process, last_done + STEPS_BEFORE)
+    process.send_signal(number)
+    code = process.wait(timeout=max(run.setup.seconds_left(), 1))
+    seconds = wait_for_memory(memory_before)
+    saved = run.checkpoints()
+    newest = saved[-1] if saved else None
+
+    stopped_at = run.last_step()
+    process = run.start()
+    run.wait_for_step(process, stopped_at + STEPS_AFTER)
+    process.kill()
+    process.wait()
+    logged = run.steps()
+    return {
+        "signal": number.name,
+        "exit code": code,
+        "newest checkpoint": newest,
+        "resumed from it": newest is not None and f"checkpoint-{newest}" in run.log.read_text(),
+        "steps in order": logged == list(range(1, len(logged) + 1)),
+        "seconds until the memory was free": seconds,
+    }
 
 
-def steps_of(folder):
-    """Return the numbers of the steps that a run has logged, [] before the first."""
-    return [line["step"] for line in whole_lines(folder / "metrics.jsonl")]
-
-
-def whole_lines(path):
-    """Return the lines of a growing file of JSON lines, without one that is still being written."""
+def whole_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a growing file of JSON lines, without one that is being written."""
     if not path.exists():
         return []
     text = path.read_text()
@@ -70,12 +155,7 @@ def whole_lines(path):
     return [json.loads(line) for line in text[:end].splitlines()]
 
 
-def checkpoints_of(folder):
-    """Return the numbers of the steps after which a run's checkpoints were saved, in order."""
-    return sorted(int(path.name.split("-")[1]) for path in folder.glob("checkpoint-*"))
-
-
-def memory_given_back(before):
+def wait_for_memory(before: float | None) -> float | None:
     """Return the seconds until the GPU's memory in use is what it was.
 
     before: MiB, None without a GPU. Returns None if it is not given back after MEMORY_BACK seconds.
@@ -89,56 +169,3 @@ def memory_given_back(before):
             return None
         time.sleep(POLL)
     return round(time.monotonic() - begun, 1)
-
-
-def signals(setup):
-    """Both signals end a run, from which it resumes, and no memory stays in use.
-
-    SIGUSR1 ends it with 75 and a checkpoint, SIGKILL at once.
-    """
-    data = launches.tiny_model(setup)
-    memory_before = machine.gpu_memory_used() if setup.device == "cuda" else None
-    outcome = Outcome(ok=True)
-    for number in EXIT_CODES:
-        row, command = stop_and_resume(setup, data, number, memory_before)
-        outcome.ok = outcome.ok and row["right"]
-        outcome.rows.append(row)
-        outcome.commands.append(command)
-        setup.keep(outcome)
-    return outcome
-
-
-def stop_and_resume(setup, data, number, memory_before):
-    """Start the run again, send it a signal, and resume it; return (row, command line)."""
-    folder = setup.work / "run"
-    steps = 400 if setup.tiny else 2000  # so many that it does not end by itself
-    done = steps_of(folder)
-    last_done = done[-1] if done else 0
-    process, command = start(setup, data, folder, steps)
-    wait_for_step(setup, process, folder, last_done + 12)
-    process.send_signal(number)
-    code = process.wait(timeout=max(setup.seconds_left(), 1))
-    seconds = memory_given_back(memory_before)
-    saved = checkpoints_of(folder)
-    newest = saved[-1] if saved else None
-
-    stopped_at = steps_of(folder)[-1]
-    process, _ = start(setup, data, folder, steps)
-    wait_for_step(setup, process, folder, stopped_at + 2)
-    process.kill()
-    process.wait()
-    output = folder.with_suffix(".txt").read_text()
-    resumed = bool(saved) and f"checkpoint-{newest}" in output
-    logged = steps_of(folder)
-    in_order = logged == list(range(1, len(logged) + 1))
-    freed = seconds is not None
-    row = {
-        "signal": number.name,
-        "exit code": code,
-        "newest checkpoint": newest,
-        "resumed from it": resumed,
-        "steps in order": in_order,
-        "seconds until the memory was free": seconds,
-        "right": code == EXIT_CODES[number] and resumed and in_order and freed,
-    }
-    return row, command

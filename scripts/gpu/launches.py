@@ -1,4 +1,4 @@
-"""Launches of the shipped recipes under the shipped YAML files, and what they wrote.
+"""Launches of the shipped recipes under the shipped YAML files.
 
 The launches of a cell are variants of one job.
 """
@@ -11,25 +11,33 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from proof import compare
+from proof.compare import read_steps
 from proof.jobs import MAKERS
 from proof.launch import data_of
+from bench import machine
+from paths import ROOT
 
-from . import machine
-from .cell import ROOT
+from .cell import Setup, Skip
 
-CONFIGS = ROOT / "accelerate_configs"
 MOST_AT_ONCE = 6  # launches of one cell; each takes a core or two while it imports
-# Command lines of scripts/make_tiny.py, without the folder
-WIDE = tuple(
-    "llama --hidden_size 1024 --intermediate_size 4096 --num_hidden_layers 4 "
-    "--num_attention_heads 8 --num_train_rows 700 --num_test_rows 21".split()
+NO_TIME = "no time left"
+# Command lines of the scripts that make models, without the folder
+WIDE = (
+    "make_tiny_model.py --hidden_size 1024 --intermediate_size 4096 --num_hidden_layers 4 "
+    "--num_attention_heads 8 --num_train_rows 700 --num_test_rows 21"
 )
-TINY_WIDE = ("llama", "--num_train_rows", "210", "--num_test_rows", "21")
+TINY_WIDE = "llama --num_train_rows 210 --num_test_rows 21"
+QUANTIZATION = {
+    "LoRA": (),
+    "int8": ("--load_in_8bit",),
+    "nf4": ("--load_in_4bit", "--bnb_4bit_use_double_quant"),
+}
 
 
 @dataclass(frozen=True)
@@ -37,15 +45,33 @@ class Variant:
     """One way to run a job."""
 
     name: str
-    config: str = "single"
+    config: str = "single"  # a YAML without its suffix
     precision: str = "bf16"
-    flags: tuple = ()
+    flags: tuple[str, ...] = ()
     recipe: str = "llama"
     left_out: str = ""  # why it is not run, "" if it is
-    needs: tuple = ()  # packages without which it is left out
+    needs: tuple[str, ...] = ()  # packages without which it is left out
 
 
-@dataclass
+@dataclass(frozen=True)
+class Finished:
+    """A process that has ended, or was killed when the time ran out."""
+
+    code: int | None  # None if it had no time
+    output: str  # stdout and stderr together
+    seconds: float
+
+    @property
+    def failure(self) -> str:
+        """Why it did not do its work, "" if it did."""
+        if self.code is None:
+            return NO_TIME
+        if self.code:
+            return f"exit code {self.code}: {error_of(self.output)}"
+        return ""
+
+
+@dataclass(frozen=True)
 class Trained:
     """A finished launch, or one that was not run."""
 
@@ -54,21 +80,30 @@ class Trained:
     why: str = ""  # it did not train, "" if it did
     seconds: float = 0.0
     command: str = ""
-    output: str = ""
-    folder: Path | None = None
-    steps: list = field(default_factory=list)  # lines of metrics.jsonl
-    report: dict | None = None  # of scripts/shard_report.py
+    folder: Path = Path()
+    steps: list[dict[str, Any]] = field(default_factory=list)  # lines of metrics.jsonl
+    report: dict[str, Any] | None = None  # of proof/shard_report.py
 
     @property
-    def losses(self):
+    def succeeded(self) -> bool:
+        """Whether it ran and ended with 0."""
+        return self.code == 0
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss of each step, in nats."""
         return [line["loss"] for line in self.steps]
 
     @property
-    def peak_gib(self):
-        return self.steps[-1]["peak_memory_gib"] if self.steps else None
+    def peak_gib(self) -> float:
+        """The most memory that it took, 0 before its first step."""
+        return self.steps[-1]["peak_memory_gib"] if self.steps else 0.0
 
 
-def job(setup, *more, steps=20, batch=16):
+# ---- What is run ----
+
+
+def job(setup: Setup, *more: Any, steps: int = 20, batch: int = 16) -> tuple[str, ...]:
     """Return the flags of a short job without evaluation or checkpoints.
 
     more: further flags; the last of a name counts.
@@ -82,21 +117,21 @@ def job(setup, *more, steps=20, batch=16):
     return tuple(str(word) for word in flags)
 
 
-def adapters(setup, kind="LoRA"):
+def adapters(setup: Setup, kind: str = "LoRA") -> tuple[str, ...]:
     """Return the flags of LoRA, of LoRA on an int8 base ("int8") or of QLoRA ("nf4").
 
     A CPU computes in float32.
     """
-    dtype = "bfloat16" if setup.device == "cuda" else "float32"
-    quantized = {
-        "LoRA": (),
-        "int8": ("--load_in_8bit",),
-        "nf4": ("--load_in_4bit", "--bnb_4bit_use_double_quant"),
-    }
-    return ("--use_peft", "--dtype", dtype, *quantized[kind])
+    dtype = "bfloat16" if setup.on_gpu else "float32"
+    return ("--use_peft", "--dtype", dtype, *QUANTIZATION[kind])
 
 
-def made(folder, command):
+def only_on_gpu(setup: Setup, reason: str = "needs a GPU") -> str:
+    """Return why a variant is left out on a CPU, "" on a GPU."""
+    return "" if setup.on_gpu else reason
+
+
+def made(folder: Path, command: Sequence[str]) -> Path:
     """Run a maker of a model once for all cells; return the folder with model/ and data/.
 
     command: the recipe's name and the flags of scripts/make_tiny.py.
@@ -114,104 +149,149 @@ def made(folder, command):
     return folder
 
 
-def tiny_model(setup, recipe="llama"):
+def tiny_model(setup: Setup, recipe: str = "llama") -> Path:
     """Return the small model and rows of a recipe: 2.25 million parameters, as in parity.py."""
     return made(setup.models / f"small_{recipe}", MAKERS[recipe])
 
 
-def wide_model(setup):
-    """Return a model of 67 million parameters, whose state stands out of a process's memory.
+def wide_model(setup: Setup) -> Path:
+    """Return a model of 67 million parameters, whose state is most of a process's memory.
 
     With --tiny it is small.
     """
     if setup.tiny:
-        return made(setup.models / "wide_tiny", TINY_WIDE)
-    return made(setup.models / "wide", WIDE)
+        return made(setup.models / "wide_tiny", TINY_WIDE.split())
+    return made(setup.models / "wide", WIDE.split())
 
 
-def command_of(setup, variant, data, folder):
+def command_of(setup: Setup, variant: Variant, data: Path, folder: Path) -> list[str]:
     """Return the command of a variant: scripts/rehearse.py, which also measures what ranks hold."""
     command = [sys.executable, "scripts/rehearse.py", "--device", setup.device]
     command += ["--config_file", f"accelerate_configs/{variant.config}.yaml"]
     command += ["--report", folder / "report.json"]
-    if setup.device == "cuda":
+    if setup.on_gpu:
         command += ["--num_processes", 1, "--mixed_precision", variant.precision]
     command += [f"recipes/{variant.recipe}.py", *data_of(data)]
     command += ["--output_dir", folder / "run", *variant.flags]
     return [str(word) for word in command]
 
 
-def printable(command, setup):
-    """Return a command line as text that holds anywhere, without this machine's absolute paths."""
+def printable(command: Sequence[str], setup: Setup) -> str:
+    """Return a command line as text that holds anywhere, without this machine's paths."""
     text = shlex.join(command).replace(sys.executable, "python")
     return text.replace(str(setup.output), "RUNS").replace(f"{ROOT}/", "")
 
 
-def reason_left_out(setup, variant):
+def reason_left_out(variant: Variant) -> str:
     """Return why a variant is not run here, or ""."""
-    missing = [package for package in variant.needs if machine.version_of(package) is None]
-    if variant.config.startswith("deepspeed") and machine.version_of("deepspeed") is None:
-        missing.append("deepspeed")
-    quantizes = any("load_in" in flag or flag.endswith("bit") for flag in variant.flags)
-    if quantizes and machine.version_of("bitsandbytes") is None:
-        missing.append("bitsandbytes")
+    needs = list(variant.needs)
+    if variant.config.startswith("deepspeed"):
+        needs.append("deepspeed")
+    if any("load_in" in flag or flag.endswith("bit") for flag in variant.flags):
+        needs.append("bitsandbytes")
+    missing = [package for package in needs if machine.version_of(package) is None]
     if missing:
         return f"not installed: {', '.join(missing)}"
     return variant.left_out
 
 
-def train(setup, variant, data, folder=None):
-    """Run one variant; a second call with the same folder resumes from its newest checkpoint."""
-    reason = reason_left_out(setup, variant)
-    if reason:
-        return Trained(variant, None, f"left out: {reason}")
-    if setup.seconds_left() < 1:
-        return Trained(variant, None, "no time left")
-    folder = folder or setup.work / re.sub(r"\W+", "_", variant.name)
-    folder.mkdir(parents=True, exist_ok=True)
-    command = command_of(setup, variant, data, folder)
-    trained = Trained(variant, None, command=printable(command, setup), folder=folder)
+def require_compiler() -> None:
+    """Raise Skip where DeepSpeed could not compile its CPU optimizer."""
+    if shutil.which("ninja") is None or shutil.which("c++") is None:
+        raise Skip(
+            "DeepSpeed compiles its CPU optimizer: ninja and a C++ compiler must be on the PATH"
+        )
+
+
+def as_flags(words: Sequence[str]) -> dict[str, Any]:
+    """Return the words of a command line as flags by name, True for one without a value."""
+    flags: dict[str, Any] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name = word.removeprefix("--")
+            flags[name] = True
+        else:
+            flags[name] = word
+    return flags
+
+
+# ---- Running ----
+
+
+def environment_of(setup: Setup, launched: bool = False) -> dict[str, str]:
+    """Return the environment of a recipe: bf16 on a GPU, unless accelerate's launcher sets it."""
+    environment = dict(os.environ)
+    if not setup.on_gpu:
+        environment["ACCELERATE_USE_CPU"] = "true"
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    elif not launched:
+        environment["ACCELERATE_MIXED_PRECISION"] = "bf16"
+    return environment
+
+
+def finish(
+    command: Sequence[str], environment: dict[str, str] | None = None, timeout: float | None = None
+) -> Finished:
+    """Run a command from the repository's root until its end, or until its time runs out."""
     begun = time.monotonic()
     try:
         done = subprocess.run(
             command,
             cwd=ROOT,
-            env=dict(os.environ),
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=setup.seconds_left(),
+            timeout=timeout,
         )
-    except subprocess.TimeoutExpired as error:
-        trained.why = "no time left"
-        trained.seconds = setup.seconds_left()
-        if error.stdout:
-            trained.output = error.stdout.decode(errors="replace")
-        return trained
-    trained.seconds = time.monotonic() - begun
-    trained.code = done.returncode
-    trained.output = done.stdout
-    (folder / "output.txt").write_text(done.stdout)
-    trained.steps = read_steps(folder / "run")
-    report = folder / "report.json"
-    if report.exists():
-        trained.report = json.loads(report.read_text())
-    if done.returncode:
-        trained.why = f"exit code {done.returncode}: {error_of(done.stdout)}"
-    return trained
+    except subprocess.TimeoutExpired:
+        return Finished(None, "", time.monotonic() - begun)
+    return Finished(done.returncode, done.stdout, time.monotonic() - begun)
 
 
-def at_once(setup):
+def train(setup: Setup, variant: Variant, data: Path) -> Trained:
+    """Run one variant; a second call with the same one resumes from its newest checkpoint."""
+    reason = reason_left_out(variant)
+    if reason:
+        return Trained(variant, None, f"left out: {reason}")
+    timeout = setup.seconds_left()
+    if timeout < 1:
+        return Trained(variant, None, NO_TIME)
+    folder = setup.work / re.sub(r"\W+", "_", variant.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    command = command_of(setup, variant, data, folder)
+    done = finish(command, timeout=timeout)
+    steps = []
+    report = None
+    if done.code is not None:
+        (folder / "output.txt").write_text(done.output)
+        steps = read_steps(folder / "run")
+        report = read_report(folder / "report.json")
+    return Trained(
+        variant,
+        done.code,
+        why=done.failure,
+        seconds=done.seconds,
+        command=printable(command, setup),
+        folder=folder,
+        steps=steps,
+        report=report,
+    )
+
+
+def at_once(setup: Setup) -> int:
     """Return how many launches a cell may have at a time.
 
     They share the GPU, so their speed says nothing.
     """
-    if setup.device == "cpu":
+    if not setup.on_gpu:
         return 1
-    return max(1, min(MOST_AT_ONCE, (os.cpu_count() or 2) // 2))
+    half_of_the_cores = (os.cpu_count() or 2) // 2
+    return max(1, min(MOST_AT_ONCE, half_of_the_cores))
 
 
-def train_all(setup, variants, data):
+def train_all(setup: Setup, variants: Sequence[Variant], data: Path) -> list[Trained]:
     """Run variants, several at a time, and return them in order; with --tiny the first two."""
     if setup.tiny:
         variants = variants[:2]
@@ -219,73 +299,24 @@ def train_all(setup, variants, data):
         return list(pool.map(lambda variant: train(setup, variant, data), variants))
 
 
-def read_steps(folder):
+# ---- What they wrote ----
+
+
+def read_steps(folder: Path) -> list[dict[str, Any]]:
     """Return the training lines of a run's metrics.jsonl; [] if there is none."""
-    path = Path(folder) / "metrics.jsonl"
-    return compare.read_steps(folder) if path.exists() else []
+    if not (folder / "metrics.jsonl").exists():
+        return []
+    return read_steps(folder)
 
 
-def error_of(output):
+def read_report(path: Path) -> dict[str, Any] | None:
+    """Return a shard report, None if there is none."""
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def error_of(output: str) -> str:
     """Return the line of a program's output that says what went wrong."""
     lines = output.strip().splitlines() or ["no output"]
     errors = [line for line in lines if re.match(r"\s*(error: |[\w.]*(Error|Exception)\b)", line)]
-    return (errors or lines)[-1].strip()[:300]
-
-
-def falls(losses):
-    """Return whether the mean of the last losses is below that of the first ones."""
-    if len(losses) < 2 or None in losses:
-        return False
-    few = max(1, min(3, len(losses) // 2))
-    return sum(losses[-few:]) < sum(losses[:few])
-
-
-def largest_difference(steps, reference):
-    """Return the largest relative difference in the loss of two runs, step by step.
-
-    The steps are those that the first run logged. The result is infinite if there are none, if the
-    reference ends at another step or lacks one, or if a loss is not finite.
-    """
-    if not steps or not reference or steps[-1]["step"] != reference[-1]["step"]:
-        return float("inf")
-    reference_losses = {line["step"]: line["loss"] for line in reference}
-    largest = 0.0
-    for line in steps:
-        loss = line["loss"]
-        wanted = reference_losses.get(line["step"])
-        if wanted is None or loss is None:
-            return float("inf")
-        largest = max(largest, abs(loss / wanted - 1))
-    return largest
-
-
-def row_of(trained):
-    """Return the columns that every table of launches has."""
-    row = {"what": trained.variant.name}
-    if trained.code is None or trained.why:
-        return row | {"result": trained.why}
-    return row | {
-        "result": "trained",
-        "first loss": round(trained.losses[0], 4),
-        "last loss": round(trained.losses[-1], 4),
-        "peak GiB": round(trained.peak_gib, 3),
-        "seconds": round(trained.seconds, 1),
-    }
-
-
-def held(trained, kind):
-    """Return the bytes of one kind that the process held, from the shard report.
-
-    kind: "parameters", "gradients" or "optimizer".
-    """
-    report = trained.report or {}
-    held_bytes = 0
-    for row in report.get("rows", []):
-        if row["class"] == kind and row["rank"] == 0:
-            held_bytes += row["held_bytes"]
-    return held_bytes
-
-
-def failed(trained):
-    """Return whether a launch that should have trained did not; one left out has not failed."""
-    return trained.code != 0 and not trained.why.startswith("left out")
+    candidates = errors or lines
+    return candidates[-1].strip()[:300]

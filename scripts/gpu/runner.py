@@ -1,8 +1,8 @@
-"""Runs cells one after another, each in a process of its own, and writes one JSON for each.
+"""Runs cells one after another, each in its own process, and writes one JSON for each.
 
 A cell's processes all inherit a mark in their environment. At the end of a cell every process that
-carries it is killed, also those that have moved to a session of their own, so that nothing holds
-memory of the GPU when the next cell starts.
+carries it is killed, even one that has moved to a session of its own, so that nothing holds memory
+of the GPU when the next cell starts.
 """
 
 import contextlib
@@ -13,44 +13,82 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from . import machine
-from .cell import FAILED, MEASURED, NOT_OK, OK, ROOT, SKIPPED, TIMED_OUT, Skip, write_json
+from bench import machine
+from paths import ROOT
+
+from .cell import (
+    FAILED,
+    MEASURED,
+    NOT_OK,
+    OK,
+    SKIPPED,
+    TIMED_OUT,
+    Cell,
+    Setup,
+    Skip,
+    write_json,
+)
 
 MARK = "GPU_PROOF_CELL"
 PROGRAM = ROOT / "scripts" / "gpu_proof.py"
 LAST_LINES = 15
-PATIENCE = {"cuda": 1, "cpu": 3}  # times a cell's limit: imports alone take a loaded CPU a minute
+PATIENCE = {"cuda": 1, "cpu": 3}  # times a cell's limit: on a loaded CPU, imports take a minute
 MEMORY_BACK = 20  # seconds to wait until the driver has given the memory of dead processes back
 FREE_AGAIN_MIB = 256  # how far above its start the GPU's memory in use may be after a cell
-# Of a finished cell's files; all others, such as weights, are deleted
+# Of a finished cell's files; all others, mostly weights, are deleted
 KEPT_SUFFIXES = (".json", ".jsonl", ".log", ".txt")
 VERDICTS = {True: OK, False: NOT_OK, None: MEASURED}  # by whether the cell's bound holds
 
-
-def record_path(output, cell):
-    return output / f"{cell.name}.json"
+Record = dict[str, Any]  # the JSON of a cell
 
 
-def limit_of(cell, device):
-    """Return the seconds after which a cell is killed."""
-    return cell.limit * PATIENCE[device]
+@dataclass(frozen=True)
+class Proof:
+    """What all cells of one start of the program share."""
+
+    device: str  # "cuda" or "cpu"
+    tiny: bool
+    output: Path  # folder of all cells
+    facts: dict[str, Any]  # about the machine; a part of each record
+
+    def limit_of(self, cell: Cell) -> int:
+        """Return the seconds after which a cell is killed."""
+        return cell.limit * PATIENCE[self.device]
+
+    def record_path(self, cell: Cell) -> Path:
+        """Return the file of a cell's record."""
+        return self.output / f"{cell.name}.json"
+
+    def work_folder(self, cell: Cell) -> Path:
+        """Return the folder that a cell works in."""
+        return self.output / "work" / cell.name
 
 
-def read_record(output, cell, device, tiny):
-    """Return the record of a cell that ran before, or None: on another device, or in tiny, it was another run."""
+# ---- Records ----
+
+
+def read_record(cell: Cell, proof: Proof) -> Record | None:
+    """Return the record of a cell that ran before, or None.
+
+    On another device, or in tiny, it was another run.
+    """
     try:
-        record = json.loads(record_path(output, cell).read_text())
+        record = json.loads(proof.record_path(cell).read_text())
     except (FileNotFoundError, json.JSONDecodeError):
         return None
-    return record if (record["device"], record["tiny"]) == (device, tiny) else None
+    is_same = record["device"] == proof.facts["device"] and record["tiny"] == proof.tiny
+    return record if is_same else None
 
 
-def is_done(record, retry=False):
+def is_done(record: Record | None, retry: bool = False) -> bool:
     """Return whether a cell need not run again.
 
-    Skipped cells are looked at anew, since a package may have been installed.
+    Skipped cells are looked at again, since a package may have been installed.
     """
     if record is None or record["verdict"] == SKIPPED:
         return False
@@ -58,7 +96,7 @@ def is_done(record, retry=False):
     return not (unfinished and retry)
 
 
-def reason_to_skip(cell, device):
+def reason_to_skip(cell: Cell, device: str) -> str:
     """Return why a cell cannot run here, or ""."""
     if cell.cuda_only and device == "cpu":
         return f"needs a GPU: {cell.cuda_only}"
@@ -68,7 +106,10 @@ def reason_to_skip(cell, device):
     return ""
 
 
-def marked_processes(mark):
+# ---- Processes, memory and files of a cell ----
+
+
+def marked_processes(mark: str) -> list[int]:
     """Return the ids of the other living processes whose environment has MARK=mark."""
     wanted = f"{MARK}={mark}".encode()
     found = []
@@ -83,7 +124,7 @@ def marked_processes(mark):
     return found
 
 
-def kill_marked(mark):
+def kill_marked(mark: str) -> None:
     """Kill what carries the mark until nothing does; a process may start another one meanwhile."""
     for _ in range(50):
         processes = marked_processes(mark)
@@ -95,7 +136,7 @@ def kill_marked(mark):
         time.sleep(0.1)
 
 
-def wait_for_memory(before):
+def wait_for_memory(before: float | None) -> float:
     """Wait until the GPU's memory in use is about what it was.
 
     before: MiB in use, None without a GPU. Returns the MiB that are still missing, 0 if none.
@@ -113,7 +154,7 @@ def wait_for_memory(before):
         time.sleep(0.5)
 
 
-def clean(folder):
+def clean(folder: Path) -> None:
     """Delete what a finished cell does not need any more: weights and checkpoints, no texts."""
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_symlink() or path.is_file():
@@ -123,26 +164,32 @@ def clean(folder):
             path.rmdir()
 
 
-def start(cell, device, tiny, output):
-    """Start the process of a cell; return it, its mark and its folder.
+def last_lines(work: Path) -> str:
+    """Return the last lines that the cell's process printed, each cut to 300 characters."""
+    text = (work / "log.txt").read_text(encoding="utf-8", errors="replace")
+    last = text.splitlines()[-LAST_LINES:]
+    return "\n".join(line[:300] for line in last)
 
-    Its output goes to OUTPUT/work/CELL/log.txt.
-    """
-    work = output / "work" / cell.name
+
+# ---- One cell ----
+
+
+def start(cell: Cell, proof: Proof, mark: str) -> subprocess.Popen:
+    """Start the process of a cell in an empty folder; its output goes to log.txt there."""
+    work = proof.work_folder(cell)
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     command = [sys.executable, PROGRAM, "--worker", cell.name]
-    command += ["--output", output, "--device", device]
-    if tiny:
+    command += ["--output", proof.output, "--device", proof.device]
+    if proof.tiny:
         command.append("--tiny")
-    mark = f"{os.getpid()}.{cell.name}.{time.monotonic_ns()}"
     environment = dict(os.environ)
     environment[MARK] = mark
     environment["HF_HUB_OFFLINE"] = "1"
     environment["TOKENIZERS_PARALLELISM"] = "false"
     environment.setdefault("OMP_NUM_THREADS", "1")
     with open(work / "log.txt", "w", encoding="utf-8") as log:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [str(word) for word in command],
             cwd=ROOT,
             env=environment,
@@ -150,47 +197,46 @@ def start(cell, device, tiny, output):
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    return process, mark, work
 
 
-def run_cell(cell, device, tiny, output, facts):
-    """Run one cell, or skip it with the reason, and write its record; return the record.
-
-    facts: about the machine, which become a part of the record.
-    """
+def run_cell(cell: Cell, proof: Proof) -> Record:
+    """Run one cell, or skip it with the reason, and write its record; return the record."""
     begun = time.monotonic()
     record = {
         "cell": cell.name,
         "proves": cell.proves,
         "bound": cell.bound,
-        "limit_seconds": limit_of(cell, device),
+        "limit_seconds": proof.limit_of(cell),
         "date": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "tiny": tiny,
-        **facts,
+        "tiny": proof.tiny,
+        **proof.facts,
     }
-    reason = reason_to_skip(cell, device)
+    reason = reason_to_skip(cell, proof.device)
     if reason:
         record |= {"verdict": SKIPPED, "error": reason, "seconds": 0, "rows": [], "commands": []}
     else:
-        record |= watch(cell, device, tiny, output)
+        record |= watch(cell, proof)
         record["seconds"] = round(time.monotonic() - begun, 1)
-    write_json(record_path(output, cell), record)
+    write_json(proof.record_path(cell), record)
     return record
 
 
-def watch(cell, device, tiny, output):
+def watch(cell: Cell, proof: Proof) -> Record:
     """Let a cell run until its end or its limit; return verdict, error, rows and commands."""
-    memory_before = machine.gpu_memory_used() if device == "cuda" else None
-    process, mark, work = start(cell, device, tiny, output)
+    memory_before = machine.gpu_memory_used() if proof.device == "cuda" else None
+    mark = f"{os.getpid()}.{cell.name}.{time.monotonic_ns()}"
+    limit = proof.limit_of(cell)
+    process = start(cell, proof, mark)
     try:
-        code = process.wait(timeout=limit_of(cell, device))
+        code = process.wait(timeout=limit)
     except subprocess.TimeoutExpired:
         code = None
     finally:
         kill_marked(mark)
         process.wait()
+    work = proof.work_folder(cell)
     found = read_outcome(work)
-    verdict, error = judge(cell, device, work, code, found)
+    verdict, error = judge(work, code, found, limit)
     found.pop("ok", None)
     if verdict == SKIPPED:
         del found["skipped"]  # the reason is the error
@@ -202,13 +248,14 @@ def watch(cell, device, tiny, output):
     return found
 
 
-def judge(cell, device, work, code, found):
-    """Return (verdict, error or None) of a cell that has ended.
+def judge(work: Path, code: int | None, found: Record, limit: int) -> tuple[str, str | None]:
+    """Return the verdict on a cell that has ended, and the error or None.
 
     code: exit code of its process, None if that was killed at its limit. found: what it left.
+    limit: seconds.
     """
     if code is None:
-        return TIMED_OUT, f"killed after {limit_of(cell, device)} s\n{last_lines(work)}"
+        return TIMED_OUT, f"killed after {limit} s\n{last_lines(work)}"
     if code == 0 and "skipped" in found:
         return SKIPPED, found["skipped"]
     if code != 0 or "ok" not in found:
@@ -216,7 +263,7 @@ def judge(cell, device, work, code, found):
     return VERDICTS[found["ok"]], None
 
 
-def read_outcome(work):
+def read_outcome(work: Path) -> Record:
     """Return what the cell left in its folder, without rows and commands if it left nothing."""
     empty = {"rows": [], "commands": []}
     try:
@@ -225,14 +272,26 @@ def read_outcome(work):
         return empty
 
 
-def last_lines(work):
-    """Return the last lines that the cell's process printed, each cut to 300 characters."""
-    text = (work / "log.txt").read_text(encoding="utf-8", errors="replace")
-    last = text.splitlines()[-LAST_LINES:]
-    return "\n".join(line[:300] for line in last)
+def work_as_cell(cell: Cell, setup: Setup) -> None:
+    """Run a cell in this process and leave its outcome in the cell's folder."""
+    try:
+        outcome = cell.run(setup)
+    except Skip as reason:
+        write_json(setup.work / "outcome.json", {"skipped": str(reason)})
+        return
+    setup.keep(outcome)
 
 
-def run_all(cells, device, tiny, output, facts, minutes=None, retry=False, show=print):
+# ---- All cells ----
+
+
+def run_all(
+    cells: Sequence[Cell],
+    proof: Proof,
+    minutes: float | None = None,
+    retry: bool = False,
+    show: Callable[[str], object] = print,
+) -> list[Record]:
     """Run all cells that are not done, in their order, within `minutes`.
 
     A cell whose limit does not fit into the rest of the time is left out and said so; a later,
@@ -244,38 +303,28 @@ def run_all(cells, device, tiny, output, facts, minutes=None, retry=False, show=
         end = time.monotonic() + minutes * 60
     records = []
     for cell in cells:
-        record = read_record(output, cell, facts["device"], tiny)
-        if is_done(record, retry):
+        record = read_record(cell, proof)
+        if record is not None and is_done(record, retry):
             show(f"{record['verdict']:>9}  {cell.name}: done before")
             records.append(record)
             continue
         left = end - time.monotonic()
-        limit = limit_of(cell, device)
-        skipped_at_once = bool(reason_to_skip(cell, device))
-        if left < limit and not skipped_at_once:
+        limit = proof.limit_of(cell)
+        is_skipped_at_once = bool(reason_to_skip(cell, proof.device))
+        if left < limit and not is_skipped_at_once:
             seconds = f"{max(left, 0):.0f} s are left, its limit is {limit} s"
             show(f"{'no time':>9}  {cell.name}: {seconds}")
             continue
-        record = run_cell(cell, device, tiny, output, facts)
+        record = run_cell(cell, proof)
         show(line_about(record))
         records.append(record)
     return records
 
 
-def line_about(record):
+def line_about(record: Record) -> str:
     """Return the line that is shown of a cell that just ran."""
     line = f"{record['verdict']:>9}  {record['cell']} ({record['seconds']:.0f} s)"
     if record["error"]:
         first_line = record["error"].splitlines()[0]
         line += f": {first_line}"
     return line
-
-
-def work_as_cell(cell, setup):
-    """Run a cell in this process and leave its outcome in the cell's folder."""
-    try:
-        outcome = cell.run(setup)
-    except Skip as reason:
-        write_json(setup.work / "outcome.json", {"skipped": str(reason)})
-        return
-    setup.keep(outcome)

@@ -1,11 +1,15 @@
 """Markdown tables of what scripts/gpu_proof.py measured, from the records under results/gpu/."""
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from proof.markdown import table
 
 from .catalog import CELLS
-from .cell import FAILED, MEASURED, NOT_OK, OK, SKIPPED, TIMED_OUT
+from .cell import FAILED, MEASURED, NOT_OK, OK, SKIPPED, TIMED_OUT, Row
+from .runner import Record
 
 NOT_MEASURED = "Not measured yet: no results of a GPU are in `results/gpu/`."
 FIELDS = ("cell", "proves", "bound", "verdict", "rows", "device", "driver", "versions", "commit")
@@ -19,8 +23,8 @@ PLAIN = {
 }
 
 
-def read_records(folder):
-    """The records of a folder in the order of the cells; [] if it is missing or empty.
+def read_records(folder: Path) -> list[Record]:
+    """Return the records of a folder in the order of the cells; [] if it is missing or empty.
 
     Raises ValueError for a file that is no record, and for one that was made with --tiny: such
     figures are of toy shapes, and would be read as those of a GPU.
@@ -40,8 +44,8 @@ def read_records(folder):
     return sorted(records, key=lambda record: order.get(record["cell"], len(order)))
 
 
-def machine_of(record):
-    """Device, driver and versions of a record as one line."""
+def machine_of(record: Record) -> str:
+    """Return device, driver and versions of a record as one line."""
     parts = [record["device"]]
     if record["driver"]:
         parts.append(f"driver {record['driver']}")
@@ -52,14 +56,14 @@ def machine_of(record):
     return ", ".join(parts)
 
 
-def machines_of(records):
-    """Each machine that records come from once, as a sentence."""
+def machines_of(records: Sequence[Record]) -> str:
+    """Return each machine that records come from once, as a sentence."""
     machines = list(dict.fromkeys(machine_of(record) for record in records))
     return "Measured on " + "; and on ".join(machines) + "."
 
 
-def number(value):
-    """A value of a record as text for a table."""
+def text_of(value: Any) -> str:
+    """Return a value of a record as text for a table."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -71,45 +75,35 @@ def number(value):
     return str(value).replace("|", "\\|").replace("\n", " ")
 
 
-def block(records):
-    """The table of README.md: each cell's claim, bound and verdict."""
+def block(records: Sequence[Record]) -> str:
+    """Return the table of README.md: each cell's claim, bound and verdict."""
     if not records:
         return NOT_MEASURED
     lines = []
     for record in records:
-        reason = ""
+        verdict = PLAIN[record["verdict"]]
         if record["verdict"] == SKIPPED:
-            reason = f" ({number(record['error'])})"
-        lines.append(
-            [
-                f"`{record['cell']}`",
-                record["proves"],
-                record["bound"],
-                PLAIN[record["verdict"]] + reason,
-            ]
-        )
+            verdict += f" ({text_of(record['error'])})"
+        lines.append([f"`{record['cell']}`", record["proves"], record["bound"], verdict])
     text = table(["cell", "claim", "bound", "holds"], lines)
     return f"{machines_of(records)}\n\n{text}"
 
 
-def rows_table(rows):
-    """The rows of one record as a table; columns in the order in which they first occur."""
+def rows_table(rows: Sequence[Row]) -> str:
+    """Return the rows of one record as a table; columns in the order of their first row."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [[number(row.get(name)) for name in columns] for row in rows]
+    lines = [[text_of(row.get(name)) for name in columns] for row in rows]
     return table(columns, lines)
 
 
-def details(records):
-    """The section of results/README.md: every record with its numbers and commands."""
+def details(records: Sequence[Record]) -> str:
+    """Return the section of results/README.md: every record with its numbers and commands."""
     if not records:
         return NOT_MEASURED
     parts = [machines_of(records)]
     for record in records:
         parts.append(f"## {record['cell']}")
-        bound = f" Bound: {record['bound']}." if record["bound"] else ""
-        seconds = f"{record['seconds']:.0f} s"
-        verdict = PLAIN[record["verdict"]]
-        parts.append(f"Claim: {record['proves']}.{bound} Holds: {verdict} ({seconds}).")
+        parts.append(claim_of(record))
         if record["error"]:
             parts.append(f"```\n{record['error']}\n```")
         if record["rows"]:
@@ -118,3 +112,10 @@ def details(records):
         if commands:
             parts.append(f"```\n{commands}\n```")
     return "\n\n".join(parts)
+
+
+def claim_of(record: Record) -> str:
+    """Return a record's claim, bound and verdict as sentences."""
+    bound = f" Bound: {record['bound']}." if record["bound"] else ""
+    verdict = PLAIN[record["verdict"]]
+    return f"Claim: {record['proves']}.{bound} Holds: {verdict} ({record['seconds']:.0f} s)."

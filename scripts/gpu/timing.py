@@ -1,18 +1,21 @@
 """Time and memory of short pieces of work on a device."""
 
 import time
+from collections.abc import Callable
 
 import torch
 
+Work = Callable[[], object]
 
-def synchronize(device):
+
+def synchronize(device: str) -> None:
     """Wait for all work of a GPU; a CPU has none that is waited for."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
-def milliseconds(work, device, repeats=20, warmup=3):
-    """Return the mean time of calling `work`, in milliseconds, the device's work included."""
+def milliseconds(work: Work, device: str, repeats: int = 20, warmup: int = 3) -> float:
+    """Return the mean time of calling `work`, in milliseconds, including the device's work."""
     for _ in range(warmup):
         work()
     synchronize(device)
@@ -23,7 +26,7 @@ def milliseconds(work, device, repeats=20, warmup=3):
     return (time.perf_counter() - begun) / repeats * 1e3
 
 
-def peak_mib(work, device):
+def peak_mib(work: Work, device: str) -> float | None:
     """Return the most MiB that tensors took during a call of `work`, above those before.
 
     Returns None on a CPU, where the work is done all the same.

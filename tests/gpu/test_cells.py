@@ -1,14 +1,14 @@
-"""The cells of scripts/gpu_proof.py that prove the recipes right hold their bounds on this machine's GPU.
+"""The cells of scripts/gpu_proof.py that prove the recipes right hold their bounds on this GPU.
 
-Among them: every YAML in bf16, full and QLoRA; packed rows under each attention; bf16, fp16 and TF32 against
-fp32; resume of each engine, precision and optimizer; quantized bases; signals; every recipe. The cell of masks
-runs test_masks_on_gpu.py beside this file, so it is left out here.
+Among them: every YAML in bf16, full and QLoRA; packed rows under each attention; bf16, fp16 and
+TF32 against fp32; resume of each engine, precision and optimizer; quantized bases; signals; every
+recipe. The cell of masks runs test_masks_on_gpu.py beside this file, so it is left out here.
 """
 
 import pytest
 import torch
-
-from gpu import machine, runner
+from bench import machine
+from gpu import runner
 from gpu.catalog import CELLS
 from gpu.cell import MEASURED, OK, SKIPPED
 
@@ -26,19 +26,18 @@ TOPICS = (
     "signals",
     "recipes",
 )
-CHOSEN = [
-    cell for cell in CELLS if cell.name.split(".")[0] in TOPICS and cell.name != "masks.documents"
-]
+HERE = "masks.documents"
+CHOSEN = [cell for cell in CELLS if cell.name.split(".")[0] in TOPICS and cell.name != HERE]
 
 
 @pytest.fixture(scope="session")
-def facts():
-    return machine.facts("cuda")
+def proof(shared_tmp):
+    return runner.Proof("cuda", False, shared_tmp / "gpu_proof", machine.facts("cuda"))
 
 
 @pytest.mark.parametrize("cell", CHOSEN, ids=lambda cell: cell.name)
-def test_the_cell_holds_its_bound(cell, facts, shared_tmp):
-    record = runner.run_cell(cell, "cuda", False, shared_tmp / "gpu_proof", facts)
+def test_the_cell_holds_its_bound(cell, proof):
+    record = runner.run_cell(cell, proof)
     if record["verdict"] == SKIPPED:
         pytest.skip(record["error"])
     assert record["verdict"] in (OK, MEASURED), (record["error"], record["rows"])

@@ -1,4 +1,4 @@
-"""The kernels of a GPU, flash attention among them, keep packed documents apart as those of a CPU do."""
+"""The kernels of a GPU, flash attention included, keep packed documents apart as a CPU's do."""
 
 import pytest
 import torch
@@ -12,6 +12,8 @@ pytestmark = pytest.mark.skipif(
 )
 ALONE = 2e-2  # logits are about 0.5, and bf16 keeps eight bits
 PLANTED = 0.1  # what a planted leak moves at least
+# Of one line, since flash attention packs only in batches of one row
+LENGTHS = [7, 1, 10, 6]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -24,14 +26,12 @@ def test_packed_documents_do_not_see_each_other(attention, architecture):
     if attention == "varlen" and not varlen.is_available():
         pytest.skip("this torch has no varlen_attn")
     model = random_model(architecture, attention, torch.bfloat16, "cuda")
-    batch, owners = packed_batch(
-        [7, 1, 10, 6], device="cuda"
-    )  # flash attention packs in batches of one row alone
+    batch, owners = packed_batch(LENGTHS, device="cuda")
     if attention == "varlen":
-        batch |= llama.ends_of_rows([7, 1, 10, 6])
+        batch |= llama.ends_of_rows(LENGTHS)
     assert leak(model, batch, owners) == 0
     assert distance_from_alone(model, batch, owners) < ALONE
-    batch["position_ids"] = torch.arange(24, device="cuda")[None]
+    batch["position_ids"] = torch.arange(sum(LENGTHS), device="cuda")[None]
     if attention == "varlen":
-        batch |= llama.ends_of_rows([24])
+        batch |= llama.ends_of_rows([sum(LENGTHS)])
     assert leak(model, batch, owners) > PLANTED

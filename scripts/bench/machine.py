@@ -8,8 +8,9 @@ import re
 import runpy
 import subprocess
 from pathlib import Path
+from typing import Any
 
-from .cell import ROOT
+from paths import ROOT
 
 PACKAGES = (
     "torch",
@@ -27,7 +28,7 @@ PACKAGES = (
 )
 
 
-def version_of(package):
+def version_of(package: str) -> str | None:
     """Return the installed version of a package, or None."""
     try:
         return importlib.metadata.version(package)
@@ -35,28 +36,28 @@ def version_of(package):
         return None
 
 
-def versions():
+def versions() -> dict[str, str | None]:
     """Return versions of Python, of PACKAGES (None: not installed), and of torch's CUDA."""
-    found = {"python": platform.python_version()}
+    found: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
         found[package] = version_of(package)
     found["cuda"] = torch_cuda()
     return found
 
 
-def torch_cuda():
+def torch_cuda() -> str | None:
     """Return the CUDA version that torch was built for, or None.
 
     It is read from torch's version file, without loading torch.
     """
     spec = importlib.util.find_spec("torch")
-    if spec is None:
+    if spec is None or spec.origin is None:
         return None
     version_file = Path(spec.origin).with_name("version.py")
     return runpy.run_path(str(version_file)).get("cuda")
 
 
-def nvidia_smi(*options):
+def nvidia_smi(*options: str) -> list[list[str]]:
     """Return the lines that nvidia-smi prints, each as a list of fields.
 
     Returns [] if there is no nvidia-smi or no GPU.
@@ -72,7 +73,7 @@ def nvidia_smi(*options):
     return [[field.strip() for field in line.split(",")] for line in lines]
 
 
-def gpu_facts():
+def gpu_facts() -> dict[str, Any]:
     """Return name, driver, compute capability and MiB of the first GPU; {} without one."""
     lines = nvidia_smi("--query-gpu=name,driver_version,compute_cap,memory.total")
     if not lines:
@@ -86,21 +87,26 @@ def gpu_facts():
     }
 
 
-def cpu_facts():
-    """Return the processor's name and its number of cores, in the place of a GPU's facts."""
+def processor_and_cores() -> str:
+    """Return the processor's name and its number of cores."""
     text = Path("/proc/cpuinfo").read_text()
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     name = found[1] if found else platform.machine()
-    return {"device": f"{name}, {os.cpu_count()} cores", "driver": None, "compute_capability": None}
+    return f"{name}, {os.cpu_count()} cores"
 
 
-def facts(device):
+def cpu_facts() -> dict[str, Any]:
+    """Return the processor's name and its number of cores, in the place of a GPU's facts."""
+    return {"device": processor_and_cores(), "driver": None, "compute_capability": None}
+
+
+def facts(device: str) -> dict[str, Any]:
     """Return what each record says about the machine."""
     of_device = gpu_facts() if device == "cuda" else cpu_facts()
     return {**of_device, "versions": versions(), "commit": commit()}
 
 
-def commit():
+def commit() -> str | None:
     """Return the commit that is checked out, with "-dirty" if files differ from it.
 
     Returns None outside of a repository.
@@ -113,13 +119,13 @@ def commit():
     return done.stdout.strip() or None
 
 
-def gpu_memory_used():
+def gpu_memory_used() -> float | None:
     """Return the MiB in use on the first GPU, by whatever process; None without one."""
     lines = nvidia_smi("--query-gpu=memory.used")
     return float(lines[0][0]) if lines else None
 
 
-def gpu_processes():
+def gpu_processes() -> list[int]:
     """Return the ids of the processes that compute on the GPU, as far as the driver tells."""
     lines = nvidia_smi("--query-compute-apps=pid")
     return [int(line[0]) for line in lines if line[0].isdigit()]

@@ -1,0 +1,3 @@
+"""Library of scripts/benchmark.py: cells, how they are run and measured, and what they show."""
+
+import paths  # noqa: F401  makes recipes/ importable

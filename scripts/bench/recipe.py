@@ -1,0 +1,84 @@
+"""What the benchmarks take from recipes/llama.py, and nothing else of the recipes.
+
+The recipe is imported when a function is called: it loads torch.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+RECIPE = "recipes/llama.py"
+
+# A row as the recipe tokenizes it: input_ids and labels, -100 where nothing is trained on
+TokenRow = dict[str, list[int]]
+Batch = dict[str, Any]
+
+
+class Rows(list):
+    """Rows as the recipe's collate function reads them from a data set."""
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
+        return [self[number] for number in numbers]
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Return the tokenizer of a model."""
+    from components import chat
+
+    return chat.load_tokenizer(str(folder))
+
+
+def tokenize(lines: Sequence[str], tokenizer: Any, max_length: int) -> list[TokenRow]:
+    """Return rows of text, given as lines of JSON, as the recipe tokenizes them."""
+    import llama
+
+    rows = [llama.tokenize_row(json.loads(line), tokenizer, max_length) for line in lines]
+    return [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in rows]
+
+
+def batches(
+    tokens: Sequence[TokenRow],
+    pad_token_id: int,
+    batch_size: int,
+    max_length: int,
+    packed: bool = False,
+) -> list[Batch]:
+    """Return rows of tokens as the recipe's batches in its sequential order.
+
+    Each has inputs (arguments of the model), positions and targets ([trained tokens], see
+    components.packing.TokenCollator), and counts (of trained tokens, and of all without padding).
+    """
+    from components.batches import best_fit, global_batches
+    from components.packing import TokenCollator
+
+    lengths = [len(row["input_ids"]) for row in tokens]
+    source = Rows({**row, "row": 0} for row in tokens)
+    lines = [[row] for row in range(len(tokens))]
+    width = 0
+    if packed:
+        lines = sorted(best_fit(lengths, max_length), key=min)
+        width = max_length
+    collate = TokenCollator(pad_token_id=pad_token_id, width=width)
+    found = []
+    for numbers in global_batches(len(lines), batch_size, 1):
+        batch = collate(source, [lines[number] for number in numbers])
+        names = ("inputs", "positions", "targets", "counts")
+        found.append({name: batch[name] for name in names})
+    return found
+
+
+def put_loss_in_head(model: Any, max_logits_mib: float) -> Any:
+    """Make a model's output head compute the recipe's loss. Returns components' LossInHead."""
+    import torch
+    from components.head_loss import LossInHead
+
+    return LossInHead(model, max_logits_mib, torch.device("cpu"))
+
+
+def parse_words(words: Sequence[str]) -> Any:
+    """Return the recipe's arguments of a command line, as the recipe reads them."""
+    import llama
+    from components.cli import parse_arguments
+
+    return parse_arguments(llama.Arguments, words=words)

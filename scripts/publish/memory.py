@@ -1,0 +1,108 @@
+"""Tables of host memory, and of how far the memory planner is off."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from parity import table
+from validate_planner import METHODS, summary
+
+from .strategies import Results, Row, rank_of
+
+GIB = 2**30
+NO_HOST_MEMORY = (
+    "Not measured yet: `python scripts/host_memory.py --json results/host_memory.json`."
+)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One kind of cells of scripts/validate_planner.py and track_ranks.py."""
+
+    kind: str
+    text: str  # what the plan was held against
+    methods: Sequence[str]  # ways of planning
+
+
+COMPARED = (
+    Compared("one thing", "real CPU tensors, one thing changed at a time", METHODS),
+    Compared("drawn", "real CPU tensors, all drawn at random", METHODS),
+    Compared("ranks", "real tensors of CPU ranks, every YAML", METHODS[:1]),
+    Compared("shapes", "the trace, 1B to 70B parameters, up to 1,024 ranks", METHODS[:1]),
+)
+
+
+def host_memory_block(results: Results) -> str:
+    """Return the host memory that each rank took to load a model and to resume, by YAML.
+
+    It is in copies of the model in fp32.
+    """
+    if "host_memory" not in results:
+        return NO_HOST_MEMORY
+
+    def place(row: Row) -> tuple[int, tuple[int, str]]:
+        return row["ranks"], rank_of(row["config"])
+
+    lines = []
+    for row in sorted(results["host_memory"]["rows"], key=place):
+        name = f"`{row['config']}.yaml`"
+        loading = copies_text(row["loading"])
+        resuming = copies_text(row.get("resuming", []))
+        lines.append([name, str(row["ranks"]), loading, resuming])
+    header = ["YAML", "ranks", "loading: copies of the model, by rank", "resuming: the same"]
+    return table(header, lines)
+
+
+def copies_text(copies: Iterable[float]) -> str:
+    """Return the copies of the model that each rank took."""
+    return " ".join(f"{number:.2f}" for number in copies)
+
+
+def planner_block(results: Results) -> str:
+    """Return the mean and worst errors of the planned peak, by what it was held against."""
+    cells = list(results["planner"]["cells"])
+    for row in results["planner_ranks"]["rows"]:
+        cells.append({"kind": "ranks", METHODS[0]: row["beside_bucket"]})
+    lines = []
+    for compared in COMPARED:
+        of_kind = [cell for cell in cells if cell["kind"] == compared.kind]
+        for method in compared.methods:
+            number, mean, above, below = summary(of_kind, method)
+            errors = [f"{abs(error):.2%}" for error in (mean, max(above, 0), min(below, 0))]
+            lines.append([method, compared.text, str(number), *errors])
+    header = ["planned by", "held against", "cells", "mean error", "at most above", "at most below"]
+    return table(header, lines)
+
+
+def signed(error: float) -> str:
+    """Return a relative error in percent, with its sign; zero has none but the plus."""
+    return f"{round(error, 4) + 0:+.2%}"
+
+
+def tracked_table(rows: Sequence[Row]) -> str:
+    """Return the relative error of the peak on CPU ranks, by YAML and job."""
+    jobs = list(dict.fromkeys(row["job"] for row in rows))
+    errors = {}
+    for row in rows:
+        errors[row["config"], row["job"]] = signed(row["beside_bucket"])
+    lines = []
+    for config in sorted({row["config"] for row in rows}, key=rank_of):
+        lines.append([config, *(errors.get((config, job), "") for job in jobs)])
+    return table(["YAML", *jobs], lines)
+
+
+def shapes_table(cells: Iterable[dict[str, Any]]) -> str:
+    """Return the GiB traced and the closed form's relative error, by shape and strategy."""
+    lines = []
+    for cell in cells:
+        if cell["kind"] != "shapes":
+            continue
+        engine = cell.get("engine", "one process")
+        ranks = cell.get("ranks", 1)
+        precision = cell.get("mixed_precision", "no")
+        strategy = f"{engine}, {ranks} ranks, {precision}"
+        flags = " ".join(cell["flags"])
+        gib = cell["traced bytes"] / GIB
+        error = signed(cell["closed form"])
+        lines.append([cell["model"], strategy, flags, f"{gib:.2f}", error])
+    return table(["parameters", "strategy", "flags", "GiB traced", "closed form"], lines)

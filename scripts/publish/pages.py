@@ -1,0 +1,130 @@
+"""README.md with its tables, and results/README.md, from the measurements in results/."""
+
+import json
+from collections.abc import Callable
+
+from bench import tables as speed
+from gpu import tables as gpu
+from parity import WEIGHTS, table, tables
+from paths import ROOT
+
+from .memory import host_memory_block, planner_block, shapes_table, tracked_table
+from .strategies import Results, bytes_block, parity_block
+
+MADE_BY = "Made by `scripts/readme_tables.py` from the JSON files beside it."
+ABOUT_PARITY = (
+    "`scripts/parity.py` on {device} ranks, in fp32, with {versions}. The numbers are the largest "
+    "relative differences from the same job in one process over 20 steps; bytes ok: each rank held "
+    "what the YAML promises."
+)
+ABOUT_BYTES = (
+    "Live tensors of the fullest rank after a step, and the share of the whole that the YAML "
+    "promises."
+)
+ABOUT_SPEED = (
+    "`scripts/benchmark.py` says how each kind of cell is measured. Numbers are medians and, in "
+    "brackets, the range of the repeats."
+)
+ABOUT_RANKS = (
+    "`scripts/track_ranks.py`: the planned peak against that of live tensors on CPU ranks; under "
+    "ZeRO-1 to 3 beside the bucket of 2 GB that each rank has."
+)
+ABOUT_SHAPES = (
+    "`scripts/validate_planner.py`: the closed form against the trace, rows of 4,096 tokens."
+)
+ABOUT_GPU = "`scripts/gpu_proof.py`: every cell with its numbers and commands."
+
+
+def quickstarts_block(results: Results) -> str:
+    """Return what each quick example shows of held-out rows before and after, and its seconds."""
+    lines = []
+    for row in results["quickstarts"]["rows"]:
+        command = f"`make quickstart RECIPE={row['recipe']}`"
+        before = f"{row['before']:.3g}"
+        after = f"{row['after']:.3g}"
+        lines.append([command, row["shown"], before, after, f"{row['seconds']:.0f}"])
+    seconds = f"seconds, {results['quickstarts']['cores']} CPU cores"
+    return table(["quick example", "of held-out rows", "before", "after", seconds], lines)
+
+
+def speed_block(results: Results) -> str:
+    """Return the tables of speed, or that it was not measured."""
+    return speed.block(results.get("benchmark"))
+
+
+def gpu_block(results: Results) -> str:
+    """Return what one GPU showed of each claim, or that none was at hand yet."""
+    return gpu.block(results["gpu"])
+
+
+# The tables of README.md, by the NAME in the marks around them
+BLOCKS: dict[str, Callable[[Results], str]] = {
+    "quickstarts": quickstarts_block,
+    "parity": parity_block,
+    "bytes": bytes_block,
+    "speed": speed_block,
+    "planner": planner_block,
+    "host_memory": host_memory_block,
+    "gpu": gpu_block,
+}
+
+
+def read_results() -> Results:
+    """Return what was measured, by the name of its file under results/.
+
+    "gpu" is the list of records under results/gpu/. Raises ValueError if one is no record of a GPU.
+    """
+    results: Results = {}
+    for path in (ROOT / "results").glob("*.json"):
+        results[path.stem] = json.loads(path.read_text())
+    results["gpu"] = gpu.read_records(ROOT / "results" / "gpu")
+    return results
+
+
+def fill(text: str, results: Results) -> str:
+    """Return README.md's text with each block made from the results.
+
+    Raises ValueError if a mark is missing.
+    """
+    for name, block_of in BLOCKS.items():
+        start = f"<!-- {name} -->\n"
+        end = f"<!-- end of {name} -->"
+        if text.count(start) != 1 or text.count(end) != 1:
+            raise ValueError(f"README.md needs one {start.strip()} and one {end}")
+        before, rest = text.split(start)
+        after = rest.split(end)[1]
+        text = f"{before}{start}{block_of(results)}\n{end}{after}"
+    return text
+
+
+def whole(results: Results) -> str:
+    """Return the text of results/README.md: every run."""
+    parts = ["# Results", MADE_BY, *parity_section(results), *bytes_section(results)]
+    if "benchmark" in results:
+        parts += ["# Speed", ABOUT_SPEED, speed.details(results["benchmark"])]
+    parts += planner_section(results)
+    parts += ["# On a GPU", ABOUT_GPU, gpu.details(results["gpu"])]
+    return "\n\n".join(parts) + "\n"
+
+
+def parity_section(results: Results) -> list[str]:
+    """Return every run of scripts/parity.py."""
+    measured = results["parity"]
+    versions = ", ".join(f"{name} {version}" for name, version in measured["versions"].items())
+    about = ABOUT_PARITY.format(device=measured["device"], versions=versions)
+    return ["# Parity", about, tables(measured["rows"])]
+
+
+def bytes_section(results: Results) -> list[str]:
+    """Return the bytes that ranks held, by kind of weights."""
+    parts = ["# Bytes", ABOUT_BYTES]
+    for weights in WEIGHTS:
+        parts += [f"## {weights}", bytes_block(results, weights)]
+    return parts
+
+
+def planner_section(results: Results) -> list[str]:
+    """Return how far the planner is off, run by run."""
+    tracked = tracked_table(results["planner_ranks"]["rows"])
+    shapes = shapes_table(results["planner"]["cells"])
+    return ["# Memory planner", ABOUT_RANKS, tracked, ABOUT_SHAPES, shapes]

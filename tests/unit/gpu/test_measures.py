@@ -1,0 +1,120 @@
+"""Figures of the GPU proof: constants of the planner, speeds beside bare loops, parts of a save."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gpu import plans, saves, side_by_side
+from gpu.cell import Setup
+
+GIB = 2**30
+
+
+# ---- The planner's constants ----
+
+
+def runs_with(rounding, context, number=8):
+    """Runs that take exactly what these constants say."""
+    runs = []
+    for i in range(1, number + 1):
+        tensors = i * GIB
+        reserved = tensors * (1 + rounding)
+        run = {"planned tensors": tensors, "allocated": tensors}
+        runs.append(run | {"reserved": reserved, "process": reserved + context})
+    return runs
+
+
+def test_constants_are_found_again_and_the_error_is_that_of_the_other_half():
+    outcome = plans.judge(runs_with(0.03, GIB // 2))
+    found = {row["what"]: row["value"] for row in outcome.rows}
+    assert outcome.ok
+    assert found["rounding, fitted"] == 0.03
+    assert found["context, GiB, fitted"] == 0.5
+    assert found["runs fitted"] == found["runs held out"] == 4
+    assert abs(found["furthest below, held out"]) < 1e-3
+
+
+def test_a_plan_that_is_too_low_on_held_out_runs_is_not_ok():
+    runs = runs_with(0.03, GIB // 2)
+    runs[1]["process"] *= 1.05  # held out: out of memory
+    assert not plans.judge(runs).ok
+    runs = runs_with(0.03, GIB // 2)
+    runs[0]["process"] *= 1.05  # fitted: the median does not see it
+    assert plans.judge(runs).ok
+
+
+# ---- Speed ----
+
+
+def row(what, result="trained", difference=0.0, times=1.0):
+    return {
+        "what": what,
+        "result": result,
+        "loss differs by": difference,
+        "times the recipe's step": times,
+    }
+
+
+OURS = row("this recipe")
+OUT_OF_MEMORY = row("bare PyTorch loop", "exit code 1")
+ANOTHER_CURVE = row("lean loop", difference=0.02)  # nats
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([OURS, row("lean loop"), row("bare PyTorch loop", times=1.2)], True),
+        ([row("this recipe", "exit code 1")], False),
+        ([OURS, ANOTHER_CURVE], False),
+        ([OURS, row("lean loop", times=0.9)], False),  # the recipe is 11 % slower
+        ([OURS, OUT_OF_MEMORY, row("lean loop")], True),
+        ([OURS, row("SFTTrainer", difference=0.5)], True),  # shown, but the loops decide
+    ],
+)
+def test_a_speed_counts_beside_bare_loops_with_the_same_losses(rows, expected):
+    setup = Setup("cuda", False, Path(), Path(), 0.0)
+    assert side_by_side.verdict(rows, lambda ours: True, setup) is expected
+    assert side_by_side.verdict(rows, lambda ours: False, setup) is False
+
+
+def test_published_figures_are_bounds_of_the_recipe():
+    assert side_by_side.fast_enough_lora({"tokens/s": 9_000})
+    assert not side_by_side.fast_enough_lora({"tokens/s": 8_000})
+    assert side_by_side.fast_enough_full({"MFU": 0.5})
+    assert not side_by_side.fast_enough_full({"MFU": 0.4})
+    assert side_by_side.fast_enough_full({}) is None  # a card whose peak is not known
+    assert side_by_side.small_enough_qlora({"allocated, GiB": 7.4})
+    assert not side_by_side.small_enough_qlora({"allocated, GiB": 9.0})
+
+
+# ---- Saves ----
+
+PART = """
+import time
+
+
+def gather():
+    time.sleep(0.05)
+"""
+RUN = """
+import time
+
+import whole_state
+
+time.sleep(0.3)
+whole_state.gather()
+"""
+
+
+def test_the_parts_of_a_save_count_what_the_save_calls_and_not_the_rest(tmp_path):
+    (tmp_path / "whole_state.py").write_text(PART)
+    script = tmp_path / "run.py"
+    script.write_text(RUN)
+    profile = tmp_path / "profile.bin"
+    subprocess.run([sys.executable, "-m", "cProfile", "-o", profile, script], check=True)
+    found = {row["function"]: row for row in saves.profile_rows(profile)}
+    slept = next(row for name, row in found.items() if "sleep" in name)
+    assert slept["calls"] == 1
+    assert 0.05 <= slept["seconds"] < 0.3
+    assert found["whole_state.py: gather"]["seconds"] >= 0.05
