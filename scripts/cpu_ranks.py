@@ -210,13 +210,13 @@ def main():
             do_not_compile()
     watch(FOLDER / f"shards.{RANK}")
     if "REHEARSAL_PEAKS" in os.environ:  # a folder that scripts/track_ranks.py reads
-        from track_ranks import track
+        from planner.peak_probe import track
 
         track(Path(os.environ["REHEARSAL_PEAKS"]) / f"peak.{RANK}")
     if "REHEARSAL_HOST_MEMORY" in os.environ:  # a folder that scripts/host_memory.py reads
-        import host_memory
+        from planner import host_probe
 
-        host_memory.track(Path(os.environ["REHEARSAL_HOST_MEMORY"]) / f"host.{RANK}")
+        host_probe.track(Path(os.environ["REHEARSAL_HOST_MEMORY"]) / f"host.{RANK}")
     record_hard_exits()
     recipe = sys.argv[1]
     sys.argv = sys.argv[1:]

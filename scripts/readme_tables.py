@@ -15,8 +15,8 @@ from pathlib import Path
 import benchmark_tables
 from gpu import tables as gpu_tables
 from parity import BF16_BOUNDS, BOUNDS, MAKERS, NAMES, WEIGHTS, reasons, table, tables
+from planner.accuracy import METHODS, errors_of
 from usage import Parser
-from validate_planner import METHODS, summary
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUPS = {  # what a line of the summary sums up
@@ -145,7 +145,7 @@ def planner_block(results):
     cells, lines = results["planner"]["cells"] + ranks, []
     for kind, (text, methods) in COMPARED.items():
         for method in methods:
-            number, mean, above, below = summary(
+            number, mean, above, below = errors_of(
                 [cell for cell in cells if cell["kind"] == kind], method
             )
             errors = [f"{abs(error):.2%}" for error in (mean, max(above, 0), min(below, 0))]

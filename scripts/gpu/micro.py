@@ -19,7 +19,7 @@ ANGLE_BOUND = 1e-2  # rad: a position rounded to TF32 is off by up to 1.5
 # Relative error of the head's gradient against fp32; one bf16 rounding is 3e-3
 GRADIENT_BOUND = 5e-3
 BF16_ATTENTION_BOUND = 2e-2  # outputs are of size 1 and below
-CONTEXT_ASSUMED_MIB = 819  # scripts/memory_cards.py CONTEXT
+CONTEXT_ASSUMED_MIB = 819  # scripts/planner/cards.py CONTEXT
 
 
 def tf32_positions(setup):

@@ -1,7 +1,7 @@
 """The planner's constants, fitted on one half of measured runs and judged on the other.
 
 The planner counts tensors. What a process takes besides, CUDA's context and what the allocator
-rounds up, are constants of scripts/memory_cards.py that were assumed from public reports. Here runs
+rounds up, are constants of scripts/planner/cards.py that were assumed from public reports. Here runs
 of several sizes, batches and options are measured, and
 
     reserved = tensors x (1 + rounding)
@@ -13,13 +13,12 @@ prediction on the other runs.
 
 import json
 import statistics
-import sys
 from dataclasses import dataclass
 
 import benchmark
 
 from . import machine, speed
-from .cell import ROOT, Outcome, Skip
+from .cell import Outcome, Skip
 
 STEPS = 4
 WARMUP = 2  # of the steps
@@ -67,14 +66,13 @@ def planned_tensors(setup, flags, data):
 
     flags: of recipes/llama.py, as a dictionary. data: folder of the tokenized rows.
     """
-    sys.path.insert(0, str(ROOT / "recipes"))
-    import llama
-    from memory_plan import Batch, Plan, closed_form
+    from planner.closed_form import closed_form
+    from planner.plan import Plan
+    from planner.recipe import parse_words
+    from planner.request import Batch
     from transformers import AutoConfig
 
-    words = benchmark.as_words(flags)
-    sys.argv = ["llama.py", *map(str, words)]
-    args = llama.parse_args()
+    args = parse_words([str(word) for word in benchmark.as_words(flags)])
     plan = Plan(args, mixed_precision="bf16" if setup.device == "cuda" else "no")
     config = AutoConfig.from_pretrained(args.model_name_or_path)
     rows = flags["per_device_train_batch_size"]

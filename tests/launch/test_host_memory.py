@@ -1,7 +1,7 @@
 """Under FSDP a host holds one copy of the model while it loads: measured with real ranks, scripts/host_memory.py."""
 
-import host_memory
 import pytest
+from planner import host_memory
 
 pytestmark = pytest.mark.cold("a process that starts warm has the server's pages in its memory")
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.cold("a process that starts warm has the server's pages
 def tiny_in_bf16(tmp_path_factory):
     """A model whose files are in bf16, and its number of parameters."""
     folder = tmp_path_factory.mktemp("host_memory")
-    return folder, host_memory.make_model(folder)
+    return folder, host_memory.make_model_and_rows(folder)
 
 
 def test_rank_0_loads_and_the_others_take_no_memory_for_the_weights(tiny_in_bf16, tmp_path):

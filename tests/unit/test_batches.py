@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import head_loss
 import llama
-import memory_cards
 import numpy as np
 import preflight
 import pytest
 import torch
 from datasets import Dataset
+from planner.recipe import logits_mib_on
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig
 
@@ -186,9 +186,8 @@ def test_the_pieces_of_the_loss_grow_with_the_whole_memory_of_a_gpu(monkeypatch)
     args = llama.parse_args()
     gpu, cpu = torch.device("cuda:0"), torch.device("cpu")
     assert (llama.logits_mib(args, gpu), llama.logits_mib(args, cpu)) == (1280, 256)
-    assert (
-        memory_cards.pieces_on(80 * 2**30) == 1280 and "max_logits_mib" in preflight.FREE_TO_CHANGE
-    )
+    assert logits_mib_on(80 * 2**30) == 1280
+    assert "max_logits_mib" in preflight.FREE_TO_CHANGE
     monkeypatch.setattr(sys, "argv", ["llama.py", "--max_logits_mib", "7"])
     assert llama.logits_mib(llama.parse_args(), gpu) == 7
 

@@ -10,6 +10,7 @@ import pytest
 import rehearse
 from accelerate.commands.launch import launch_command_parser
 from launching import REPO
+from planner import answer
 
 PROGRAMS = [
     path
@@ -94,7 +95,7 @@ def test_the_command_is_accepted(command, monkeypatch):
             assert (REPO / args.config_file).is_file()
             parse_with(args.recipe, args.recipe_args, monkeypatch)
         if words[1] == "scripts/plan_memory.py":
-            plan_memory.recipe_arguments(*plan_memory.parse_args())
+            answer.recipe_arguments(plan_memory.parse_args())
     else:
         assert words[:2] == ["accelerate", "launch"]
         args = launch_command_parser().parse_args(words[2:])
