@@ -114,7 +114,7 @@ class LossInHead:
 
         Instead of logits the output has what its head has returned.
         """
-        self._wanted = Wanted(positions, targets)
+        self.ask_for(positions, targets)
         output = model(**inputs, use_cache=False)
         losses = output.logits
         if self._model_changes_logits:
@@ -127,6 +127,10 @@ class LossInHead:
         if self._model_changes_logits:
             how = "which the model changes after its head"
         return f"logits only of tokens that are trained on, {how}"
+
+    def ask_for(self, positions: torch.Tensor, targets: torch.Tensor) -> None:
+        """Have the head return the losses of these tokens, as `losses` takes them."""
+        self._wanted = Wanted(positions, targets)
 
     def forget_batch(self) -> None:
         """Let go of the last batch; from then on the head returns logits again.

@@ -71,6 +71,7 @@ def batches(
 def put_loss_in_head(model: Any, max_logits_mib: float) -> Any:
     """Make a model's output head compute the recipe's loss. Returns components' LossInHead."""
     import torch
+
     from components.head_loss import LossInHead
 
     return LossInHead(model, max_logits_mib, torch.device("cpu"))

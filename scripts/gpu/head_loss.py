@@ -5,8 +5,9 @@ from functools import partial
 from types import SimpleNamespace
 
 import torch
-from bench import recipe
 from torch import Tensor
+
+from bench import recipe
 
 from .cell import Outcome, Setup
 from .timing import milliseconds
@@ -107,7 +108,7 @@ def head_with_loss(shape: Shape, targets: Tensor, pieces: int) -> torch.nn.Linea
     logits_mib = shape.tokens * shape.vocabulary * 4 / 2**20
     positions = torch.arange(shape.tokens, device=device)
     model = HeadOnly(head, shape.vocabulary)
-    recipe.put_loss_in_head(model, logits_mib / pieces, positions, targets)
+    recipe.put_loss_in_head(model, logits_mib / pieces).ask_for(positions, targets)
     return head
 
 

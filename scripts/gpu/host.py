@@ -2,8 +2,8 @@
 
 import os
 
-from proof.launch import data_of
 from bench import machine
+from proof.launch import data_of
 
 from . import launches, probed
 from .cell import Outcome, Row, Setup

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proof.launch import data_of
 from bench import machine
 from paths import ROOT
+from proof.launch import data_of
 
 from . import launches
 from .cell import Outcome, Setup

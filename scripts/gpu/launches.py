@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from proof.compare import read_steps
-from proof.jobs import MAKERS
-from proof.launch import data_of
 from bench import machine
 from paths import ROOT
+from proof import compare
+from proof.jobs import MAKERS
+from proof.launch import data_of
 
 from .cell import Setup, Skip
 
@@ -306,7 +306,7 @@ def read_steps(folder: Path) -> list[dict[str, Any]]:
     """Return the training lines of a run's metrics.jsonl; [] if there is none."""
     if not (folder / "metrics.jsonl").exists():
         return []
-    return read_steps(folder)
+    return compare.read_steps(folder)
 
 
 def read_report(path: Path) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ They are properties that the recipes rely on.
 """
 
 import torch
+
 from bench import machine
 
 from .cell import Outcome, Setup

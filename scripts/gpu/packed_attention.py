@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from bench import machine
 from torch import Tensor
+
+from bench import machine
 
 from .cell import Outcome, Row, Setup
 from .timing import milliseconds

@@ -142,8 +142,11 @@ def planned_tensors(setup: Setup, flags: Flags, data: Path) -> int:
 
     flags: of recipes/llama.py. data: folder of the tokenized rows.
     """
-    from memory_plan import Batch, Plan, closed_form
     from transformers import AutoConfig
+
+    from planner.closed_form import closed_form
+    from planner.plan import Plan
+    from planner.request import Batch
 
     args = recipe.parse_words([str(word) for word in as_words(flags)])
     plan = Plan(args, mixed_precision="bf16" if setup.on_gpu else "no")

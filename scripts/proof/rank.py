@@ -21,8 +21,8 @@ class Probe:
 
 
 PROBES = (
-    Probe("REHEARSAL_PEAKS", "track_ranks", "peak"),
-    Probe("REHEARSAL_HOST_MEMORY", "host_memory", "host"),
+    Probe("REHEARSAL_PEAKS", "planner.peak_probe", "peak"),
+    Probe("REHEARSAL_HOST_MEMORY", "planner.host_probe", "host"),
 )
 
 

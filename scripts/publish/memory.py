@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from parity import table
-from validate_planner import METHODS, summary
+from planner.accuracy import METHODS, errors_of
 
 from .strategies import Results, Row, rank_of
 
@@ -67,7 +67,7 @@ def planner_block(results: Results) -> str:
     for compared in COMPARED:
         of_kind = [cell for cell in cells if cell["kind"] == compared.kind]
         for method in compared.methods:
-            number, mean, above, below = summary(of_kind, method)
+            number, mean, above, below = errors_of(of_kind, method)
             errors = [f"{abs(error):.2%}" for error in (mean, max(above, 0), min(below, 0))]
             lines.append([method, compared.text, str(number), *errors])
     header = ["planned by", "held against", "cells", "mean error", "at most above", "at most below"]

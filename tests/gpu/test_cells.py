@@ -7,6 +7,7 @@ recipe. The cell of masks runs test_masks_on_gpu.py beside this file, so it is l
 
 import pytest
 import torch
+
 from bench import machine
 from gpu import runner
 from gpu.catalog import CELLS

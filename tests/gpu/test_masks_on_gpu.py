@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+import varlen
 
 import llama
-import varlen
 from mask_probe import ARCHITECTURES, distance_from_alone, leak, packed_batch, random_model
 
 pytestmark = pytest.mark.skipif(

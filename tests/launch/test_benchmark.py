@@ -4,8 +4,9 @@ import json
 import sys
 from dataclasses import replace
 
-import benchmark
 import pytest
+
+import benchmark
 from bench.cells import Contestant
 from bench.cpu_cells import cpu_cells
 from launching import run

@@ -2,7 +2,7 @@
 
 import pytest
 
-import host_memory
+from planner import host_memory
 
 pytestmark = pytest.mark.cold("a process that starts warm has the server's pages in its memory")
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.cold("a process that starts warm has the server's pages
 def tiny_in_bf16(tmp_path_factory):
     """A model whose files are in bf16, and its number of parameters."""
     folder = tmp_path_factory.mktemp("host_memory")
-    return folder, host_memory.make_model(folder)
+    return folder, host_memory.make_model_and_rows(folder)
 
 
 def test_rank_0_loads_and_the_others_take_no_memory_for_the_weights(tiny_in_bf16, tmp_path):

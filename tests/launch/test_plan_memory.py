@@ -4,7 +4,7 @@ import json
 import sys
 
 from launching import run
-from validate_planner import BASE, config_of
+from planner.validation import BASE, config_of
 
 SMALL = BASE | {"width": 128, "depth": 2, "vocab": 1000}
 

@@ -7,17 +7,17 @@ import sys
 from collections import Counter
 from types import SimpleNamespace
 
+import head_loss
+import memory_cards
 import numpy as np
+import preflight
 import pytest
 import torch
 from datasets import Dataset
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig
 
-import head_loss
 import llama
-import memory_cards
-import preflight
 
 SHAPE = {
     "vocab_size": 320,

@@ -11,6 +11,7 @@ from accelerate.commands.launch import launch_command_parser
 import plan_memory
 import rehearse
 from launching import REPO
+from planner import answer
 
 PROGRAMS = [
     path
@@ -95,7 +96,7 @@ def test_the_command_is_accepted(command, monkeypatch):
             assert (REPO / args.config_file).is_file()
             parse_with(args.recipe, args.recipe_args, monkeypatch)
         if words[1] == "scripts/plan_memory.py":
-            plan_memory.recipe_arguments(*plan_memory.parse_args())
+            answer.recipe_arguments(plan_memory.parse_args())
     else:
         assert words[:2] == ["accelerate", "launch"]
         args = launch_command_parser().parse_args(words[2:])

@@ -3,8 +3,9 @@
 import json
 import sys
 
-import benchmark
 import pytest
+
+import benchmark
 from measured_runs import cell_of, run_of
 
 

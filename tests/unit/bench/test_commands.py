@@ -3,9 +3,10 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 import benchmark_peers
 import benchmark_probe
-import pytest
 from bench import recipe
 from bench.cells import Settings
 from bench.commands import PEERS, PROBE, as_words, command_of, environment

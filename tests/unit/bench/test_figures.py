@@ -1,6 +1,7 @@
 """Ratios are taken within a repeat, over the runs that count."""
 
 import pytest
+
 from bench.figures import milliseconds_more, paired, spread, values
 from measured_runs import cell_of, run_of
 

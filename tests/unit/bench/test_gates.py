@@ -3,6 +3,7 @@
 import math
 
 import pytest
+
 from bench.gates import judge
 from measured_runs import run_of
 

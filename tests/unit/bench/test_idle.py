@@ -1,6 +1,7 @@
 """A run beside other work is noticed: on a CPU by its load, on a GPU by another process there."""
 
 import pytest
+
 from bench import idle
 from bench.cpu_cells import cpu_cells
 from bench.gpu_cells import gpu_cells

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
 from bench.models import MODELS
 from bench.operations import flops_per_token, matmul_weights, peak_of
-from transformers import LlamaConfig, LlamaForCausalLM
 
 
 @pytest.mark.parametrize("name", ["medium", "8B"])

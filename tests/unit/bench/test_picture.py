@@ -1,6 +1,7 @@
 """A picture is drawn of whatever was measured."""
 
 import pytest
+
 from bench.picture import draw
 from measured_runs import cell_of, run_of
 

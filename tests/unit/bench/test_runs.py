@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+
 from bench import measure, runs
 from bench.cells import Settings
 from bench.cpu_cells import cpu_cells

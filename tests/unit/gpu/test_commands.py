@@ -4,10 +4,11 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 import benchmark_peers
 import benchmark_probe
 import llama
-import pytest
 import rehearse
 import vit
 from bench import measure, prepare, runs

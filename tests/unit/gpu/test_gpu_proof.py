@@ -2,8 +2,9 @@
 
 import sys
 
-import gpu_proof
 import pytest
+
+import gpu_proof
 from gpu.catalog import CELLS
 
 

@@ -3,6 +3,7 @@
 import time
 
 import pytest
+
 from conftest import pytest_report_header
 from gpu import comparisons, launches, masks
 from gpu.cell import Outcome, Setup, relative_error

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from gpu import plans, saves, side_by_side
 from gpu.cell import Setup
 

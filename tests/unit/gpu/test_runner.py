@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from gpu import runner
 from gpu.cell import Cell, write_json
 

@@ -8,6 +8,7 @@ import json
 import shutil
 
 import pytest
+
 from gpu import runner, tables
 from gpu.cell import Cell
 from launching import REPO

@@ -5,8 +5,9 @@ import subprocess
 import sys
 import zipfile
 
-import gpu_wheels
 import pytest
+
+import gpu_wheels
 from gpu import wheels
 
 LIBRARIES = ("libbitsandbytes_cuda130.so", "libbitsandbytes_cuda118.so", "libbitsandbytes_cpu.so")

@@ -1,6 +1,7 @@
 """The published pages: their marks, and tables of what was measured."""
 
 import pytest
+
 from bench.quickstarts import read_rows, read_taught, write_rows
 from publish import memory, pages, strategies
 

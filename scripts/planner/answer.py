@@ -1,0 +1,170 @@
+"""From a request to its answer: the plan of one config, or what fits a card."""
+
+import gc
+from dataclasses import dataclass
+
+from transformers import PretrainedConfig
+
+from . import candidates, recipe, remedies, table, yaml_files
+from .cards import USUAL_CARD, bytes_of, with_constants
+from .closed_form import closed_form
+from .errors import CannotWrite, Unplannable
+from .ledger import Sizes
+from .output import TERMINAL, Report, write_json
+from .plan import Plan, plan_of
+from .recipe import RecipeArguments
+from .request import Batch, Request, batch_of
+from .shapes import read_model_config
+from .yaml_files import Config
+
+FITS, DOES_NOT_FIT = 0, 1
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request whose words have been read."""
+
+    request: Request
+    args: RecipeArguments
+    config: PretrainedConfig  # of the model
+    batch: Batch
+    card: int | None  # bytes
+
+
+def read_question(request: Request) -> Question:
+    """Return what a request asks. Raises Unplannable, or SystemExit after the recipe's refusal."""
+    args = recipe_arguments(request)
+    card = bytes_of(request.gpu)
+    config = read_model_config(args.model_name_or_path)
+    return Question(request, args, config, batch_of(args, request), card)
+
+
+def recipe_arguments(request: Request) -> RecipeArguments:
+    """Return the recipe's own arguments, with the size of the loss's pieces on the card."""
+    args = recipe.parse_words(request.recipe_words())
+    if args.max_logits_mib is None:
+        card = bytes_of(request.gpu) or USUAL_CARD
+        return recipe.with_values(args, max_logits_mib=recipe.logits_mib_on(card))
+    return args
+
+
+def answer(request: Request, yaml: Config | None) -> int:
+    """Print or write the answer to a request; return the exit code.
+
+    yaml: the config to plan for, or None to choose one. Raises PlannerError.
+    """
+    question = read_question(request)
+    if request.plot:
+        draw(question, yaml)
+    if yaml is None:
+        return choose(question)
+    report = plan_one(question, yaml)
+    write_json(request.json, report.as_object())
+    if request.json != TERMINAL:
+        print(report)
+    return FITS if report.fits else DOES_NOT_FIT
+
+
+def plan_one(question: Question, yaml: Config) -> Report:
+    """Return the plan of one config."""
+    request = question.request
+    plan = plan_of(
+        question.args,
+        yaml,
+        request.num_processes,
+        request.num_machines,
+        request.mixed_precision,
+    )
+    device, host = peak_of(plan, question)
+    device = with_constants(device, plan.ranks)
+    return Report(
+        title=title_of(plan, question.batch),
+        method="traced" if request.simulate else "closed form",
+        device={category: size for category, size in device.items() if size},
+        host=host,
+        card=question.card,
+    )
+
+
+def peak_of(plan: Plan, question: Question) -> tuple[Sizes, Sizes]:
+    """Return what tensors take at the peak, of the device and of the host."""
+    if question.request.simulate:
+        from .trace import simulate  # only a trace needs torch's private memory trackers
+
+        return simulate(plan, question.config, question.batch), {}
+    return closed_form(plan, question.config, question.batch)
+
+
+def title_of(plan: Plan, batch: Batch) -> str:
+    """Return in one line what is planned."""
+    return (
+        f"{plan.args.model_name_or_path} under {plan.name}, {plan.ranks} x GPU, "
+        f"mixed precision {plan.mixed_precision}: "
+        f"{batch.sequences} x {batch.length} tokens a rank"
+    )
+
+
+def choose(question: Question) -> int:
+    """Answer which ways to run fit the card; return the exit code."""
+    request = question.request
+    if request.simulate:
+        raise Unplannable("--simulate traces one plan: add a --config_file")
+    gc.freeze()  # torch's and transformers' objects stay: no collection needs to look at them
+    launch = candidates.launch_of(request, question.args, question.config, question.card)
+    ways = candidates.ways_on(launch, launch.ranks)
+    fitting = [way for way in ways if way.peak <= launch.card]
+    shown = table.shown(fitting)
+    for way in fitting if request.json else [way for _, way in shown]:
+        candidates.find_limits(launch, way)
+    remedy = remedies.remedy_for(launch, ways, fitting)
+    choice = table.Choice(launch, question.batch, ways, fitting, remedy)
+    write_json(request.json, choice.as_object())
+    if request.json != TERMINAL:
+        print(choice)
+    return FITS if fitting else DOES_NOT_FIT
+
+
+def draw(question: Question, yaml: Config | None) -> None:
+    """Draw all strategies on the ranks that are asked about. Raises Unplannable if there is none."""
+    from . import plot  # only a picture needs matplotlib
+
+    request = question.request
+    batch = question.batch
+    ranks = ranks_to_draw(request, yaml)
+    plans = plans_on(question, ranks)
+    if not plans:
+        raise Unplannable("--plot: no strategy takes these arguments")
+    title = (
+        f"{question.args.model_name_or_path}, {ranks} GPUs, "
+        f"{batch.sequences} x {batch.length} tokens each"
+    )
+    try:
+        plot.draw(request.plot, title, plans, question.config, batch, question.card)
+    except (OSError, ValueError) as error:
+        raise CannotWrite(request.plot, error) from None
+
+
+def ranks_to_draw(request: Request, yaml: Config | None) -> int:
+    """Return the ranks of the command line, or else of the config, or else one."""
+    if request.num_processes:
+        return request.num_processes
+    if yaml is not None and yaml.get("num_processes"):
+        return yaml["num_processes"]
+    return 1
+
+
+def plans_on(question: Question, ranks: int) -> dict[str, Plan]:
+    """Return the plan of every shipped config that the ranks allow and the recipe does not refuse."""
+    request = question.request
+    plans = {}
+    for path in yaml_files.shipped_files():
+        config = yaml_files.read(path)
+        if not yaml_files.makes_sense_on(config, ranks, request.machines):
+            continue
+        try:
+            plans[path.stem] = plan_of(
+                question.args, config, ranks, request.num_machines, request.mixed_precision
+            )
+        except Unplannable:
+            continue
+    return plans

@@ -1,0 +1,356 @@
+"""An autograd that has nothing but sizes.
+
+The closed form writes a training step down op by op, as PyTorch runs it. Each op says what it makes,
+what it keeps for the backward pass (torch's derivatives.yaml), and what it makes there. Sizes are
+in elements (`numel`) of so many bytes each (`itemsize`).
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, Union
+
+from .ledger import Ledger, Storage
+
+FP32 = 4  # bytes per element
+
+
+@dataclass(slots=True, eq=False)
+class Tensor:
+    """The result of an op; `storage` is None where the bytes are counted elsewhere.
+
+    node: the op that differentiates it, or the weight that it is; None if it wants no gradient.
+    """
+
+    numel: int
+    itemsize: int
+    storage: Storage | None
+    node: Union["Node", "Weight", None] = None
+
+
+@dataclass(eq=False)
+class Weight:
+    """A parameter. The ledger counts it where the strategy holds it, not here."""
+
+    numel: int
+    itemsize: int  # of what the model computes with
+    trains: bool
+    rows: int = 1  # its first dimension
+    stored_itemsize: int | None = None  # of what is held at rest, if that is another precision
+    category: str = "parameters"
+    is_embedding: bool = False  # whose optimizer state is never in 8 bits
+
+    order: float = field(default=math.inf, init=False)  # its gradient counts as soon as it is there
+    uses: int = field(default=0, init=False)  # ops whose backward pass gives it a gradient
+    gradient: Storage | None = field(default=None, init=False)
+    autocast_copy: Tensor | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.stored_itemsize is None:
+            self.stored_itemsize = self.itemsize
+
+    @property
+    def node(self) -> "Weight | None":
+        """Where gradients go: to the weight itself, or nowhere if it is frozen."""
+        return self if self.trains else None
+
+
+class Flow(NamedTuple):
+    """A gradient that an op hands to one of its inputs. itemsize None: the one it got itself."""
+
+    target: Union["Node", Weight]
+    numel: int
+    itemsize: int | None
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One op of the graph: what its backward pass reads, makes for a moment, and gives."""
+
+    order: int  # the youngest runs first
+    gives: list[Flow]
+    keeps: list[Storage | None]
+    scratch: int  # bytes
+    before: Callable[[], None] | None = None  # called before it runs
+
+
+class Autograd:
+    """Ops over sizes, which record a graph unless nothing wants a gradient.
+
+    Args:
+        ledger: where all memory is counted.
+        autocast_itemsize: of the precision that matrix products compute in under autocast, or None
+            to compute in that of their input.
+        accumulate: called with a weight and its finished gradient; by default as torch does it.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        autocast_itemsize: int | None = None,
+        accumulate: Callable[[Weight, Storage], None] | None = None,
+    ) -> None:
+        self.ledger = ledger
+        self.autocast_itemsize = autocast_itemsize
+        self.accumulate = accumulate
+        if accumulate is None:
+            self.accumulate = self.keep_gradient
+        self.no_grad = False
+        # Of products with a frozen weight too, whose backward pass does not read it.
+        self.keeps_inputs = False
+        self.order = 0
+        self.is_checkpointing = False
+        self.is_recomputing = False
+        self.tape: list[Node] = []  # of a checkpointed segment: nodes that keep something
+        self.with_autocast_copy: list[Weight] = []
+
+    # ---- Memory ----
+    def new(self, numel: float, itemsize: int, category: str = "activations") -> Storage:
+        """Allocate memory. A share of a tensor need not be whole: it is rounded up."""
+        return Storage(self.ledger, category, math.ceil(numel) * itemsize)
+
+    def touch(self, numel: float, itemsize: int, category: str = "activations") -> None:
+        """Allocate memory and free it at once, which leaves its mark if that is the peak."""
+        with self.ledger.holding(category, math.ceil(numel) * itemsize):
+            pass
+
+    # ---- Ops ----
+    def op(
+        self,
+        numel: int,
+        itemsize: int,
+        inputs: Sequence[Tensor | Weight],
+        keeps: Sequence[Tensor] = (),
+        scratch: int = 0,
+        shares_gradient: bool = False,
+        storage: Storage | None = None,
+    ) -> Tensor:
+        """Return the result of an op.
+
+        Args:
+            numel: elements of the result.
+            itemsize: bytes of each.
+            inputs: what it depends on.
+            keeps: what its backward pass reads.
+            scratch: bytes that its backward pass needs while it runs.
+            shares_gradient: whether the gradient of the result is, unchanged, that of the inputs.
+            storage: of the result, if it was allocated before.
+        """
+        if storage is None:
+            storage = self.new(numel, itemsize)
+        node = None
+        if not self.no_grad:
+            node = self._record(inputs, keeps, scratch, shares_gradient)
+        return Tensor(numel, itemsize, storage, node)
+
+    def _record(
+        self,
+        inputs: Sequence[Tensor | Weight],
+        keeps: Sequence[Tensor],
+        scratch: int,
+        shares_gradient: bool,
+    ) -> Node | None:
+        """Return the node of an op, or None if no input wants a gradient."""
+        gives = []
+        for x in inputs:
+            if x.node is not None:
+                itemsize = None if shares_gradient else x.itemsize
+                gives.append(Flow(x.node, x.numel, itemsize))
+        if not gives:
+            return None
+        self.order += 1
+        node = Node(self.order, gives, [x.storage for x in keeps], scratch)
+        if keeps and (self.is_checkpointing or self.is_recomputing):
+            self.tape.append(node)
+        if self.is_checkpointing:
+            node.keeps = []
+        if not self.is_recomputing:  # where the nodes of the first pass still stand for it
+            for flow in gives:
+                if isinstance(flow.target, Weight):
+                    flow.target.uses += 1
+        return node
+
+    def cast(self, x: Tensor, itemsize: int | None) -> Tensor:
+        """Return x in another precision, or x itself if it has that already, or None is asked."""
+        if itemsize is None or itemsize == x.itemsize:
+            return x
+        return self.op(x.numel, itemsize, [x])
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return x + y, whose gradient is that of both."""
+        itemsize = max(x.itemsize, y.itemsize)
+        return self.op(x.numel, itemsize, [x, y], shares_gradient=x.itemsize == y.itemsize)
+
+    def mul(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return x * y, element by element. Each is kept for the gradient of the other."""
+        return self.op(x.numel, max(x.itemsize, y.itemsize), [x, y], keeps=kept_by_product(x, y))
+
+    def linear(self, x: Tensor, weight: Weight, tokens: int) -> Tensor:
+        """Return x, [tokens, in], times a weight, [in, out]: [tokens, out]."""
+        x = self.cast(x, self.autocast_itemsize)
+        copy = self.autocast_copy(weight)
+        features_in = x.numel // tokens
+        numel = weight.numel // features_in * tokens
+        return self.op(numel, x.itemsize, [x, copy], keeps=self.kept_by_linear(x, copy))
+
+    def kept_by_linear(self, x: Tensor, weight: Tensor) -> list[Tensor]:
+        """Return what a product with a weight keeps: `kept_by_product`, if not more."""
+        if self.keeps_inputs and weight.node is None:
+            return [x, *kept_by_product(x, weight)]
+        return kept_by_product(x, weight)
+
+    # ---- Autocast ----
+    def autocast_copy(self, weight: Weight) -> Tensor:
+        """Return the weight in the precision of matrix products.
+
+        torch.autocast casts a weight that trains once per forward pass and remembers the copy; a
+        frozen one is cast at each use.
+        """
+        if self.autocast_itemsize in (None, weight.itemsize):
+            return Tensor(weight.numel, weight.itemsize, None, weight.node)
+        if weight.autocast_copy is not None:
+            return weight.autocast_copy
+        storage = self.new(weight.numel, self.autocast_itemsize, "working copies")
+        copy = self.op(weight.numel, self.autocast_itemsize, [weight], storage=storage)
+        if weight.trains:
+            weight.autocast_copy = copy
+            self.with_autocast_copy.append(weight)
+        return copy
+
+    def end_autocast(self) -> None:
+        """Forget the copies of weights, as torch does at the end of an autocast region."""
+        while self.with_autocast_copy:
+            self.with_autocast_copy.pop().autocast_copy = None
+
+    # ---- Checkpointing ----
+    def checkpoint(self, segment: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Return segment(x), of which only x is kept: the backward pass computes the rest again.
+
+        That is torch.utils.checkpoint without reentrant autograd. Checkpoints inside of one have
+        no effect.
+        """
+        if self.is_checkpointing or self.is_recomputing:
+            return segment(x)
+        self.is_checkpointing = True
+        y = segment(x)
+        self.is_checkpointing = False
+        nodes = self.tape
+        self.tape = []
+        if nodes:
+            nodes[-1].before = partial(self._recompute, segment, x, nodes)
+        return y
+
+    def _recompute(self, segment: Callable[[Tensor], Tensor], x: Tensor, nodes: list[Node]) -> None:
+        """Run a segment again, and give what its nodes keep to the nodes of the first pass.
+
+        It runs in an autocast region of its own, so that weights are cast again.
+        """
+        outer = [(weight, weight.autocast_copy) for weight in self.with_autocast_copy]
+        self.end_autocast()
+        self.is_recomputing = True
+        segment(x)
+        self.is_recomputing = False
+        self.end_autocast()
+        for node, again in zip(nodes, self.tape, strict=True):
+            node.keeps = again.keeps
+        self.tape = []
+        for weight, copy in outer:
+            weight.autocast_copy = copy
+            self.with_autocast_copy.append(weight)
+
+    # ---- Backward pass ----
+    def keep_gradient(self, weight: Weight, gradient: Storage) -> None:
+        """Take the first gradient of a weight as it is; torch adds later ones to it in place."""
+        if weight.gradient is None:
+            weight.gradient = gradient.becomes("gradients")
+
+    def backward(self, loss: Tensor) -> None:
+        """Run the graph behind the loss as torch's engine does: the youngest op first.
+
+        Each op frees what it kept once it has run. A weight's gradient is handed on as soon as all
+        of its parts have arrived.
+        """
+        run = BackwardRun(self)
+        run.start(loss.node, self.new(1, FP32))
+        # Only the graph still refers to what the loss was computed from.
+        loss.node = None
+        loss.storage = None
+        while run.ready:
+            run.run_next()
+
+
+class BackwardRun:
+    """One pass of the engine: gradients that wait, and the nodes whose turn it is."""
+
+    def __init__(self, autograd: Autograd) -> None:
+        self.autograd = autograd
+        self.waiting: dict[Node | Weight, Storage] = {}
+        self.arrived: dict[Weight, int] = {}  # parts of its gradient
+        self.ready: list[tuple[float, int, Node | Weight]] = []  # a heap, the youngest first
+        self.pushed = 0
+
+    def start(self, node: Node, gradient: Storage) -> None:
+        """Begin with the gradient of the loss with respect to itself."""
+        self.waiting[node] = gradient
+        self.push(node)
+
+    def push(self, node: Node | Weight) -> None:
+        """Put a node where its turn is; among weights the first to arrive is the first to go."""
+        heapq.heappush(self.ready, (-node.order, self.pushed, node))
+        self.pushed += 1
+
+    def run_next(self) -> None:
+        """Run the node whose turn it is."""
+        _, _, node = heapq.heappop(self.ready)
+        if isinstance(node, Weight):
+            self.autograd.accumulate(node, self.waiting.pop(node))
+        else:
+            if node.before is not None:
+                node.before()
+            self.differentiate(node)
+
+    def differentiate(self, node: Node) -> None:
+        """Make the gradients of an op's inputs out of that of its result, which is freed."""
+        gradient = self.waiting.pop(node)
+        made = []
+        with self.autograd.ledger.holding("activations", node.scratch):
+            for flow in node.gives:
+                if flow.itemsize is None:
+                    made.append((flow.target, gradient))
+                else:
+                    made.append((flow.target, self.autograd.new(flow.numel, flow.itemsize)))
+        del gradient
+        node.keeps = []
+        node.before = None
+        for target, part in made:
+            self.arrive(target, part)
+
+    def arrive(self, target: Node | Weight, part: Storage) -> None:
+        """Take a part of a gradient; a second one is added to the first in new memory."""
+        is_first = target not in self.waiting
+        if is_first:
+            self.waiting[target] = part
+        else:
+            self.waiting[target] = self.autograd.new(part.size, 1)
+        if not isinstance(target, Weight):
+            # All parts come from younger nodes, which run before its turn.
+            if is_first:
+                self.push(target)
+            return
+        self.arrived[target] = self.arrived.get(target, 0) + 1
+        if self.arrived[target] == target.uses:
+            self.arrived[target] = 0
+            target.uses = 0
+            self.push(target)
+
+
+def kept_by_product(x: Tensor, y: Tensor) -> list[Tensor]:
+    """Return what a product keeps: each factor, if the other one wants a gradient."""
+    kept = []
+    if y.node is not None:
+        kept.append(x)
+    if x.node is not None:
+        kept.append(y)
+    return kept

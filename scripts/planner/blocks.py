@@ -1,0 +1,323 @@
+"""The forward pass of a decoder over sizes, as transformers' models compute it.
+
+What is said here of an op is what decides about memory: the size of its result, and what it keeps
+for the backward pass. Local variables matter, since memory is freed with them (ledger.py).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from .autograd import FP32, Autograd, Tensor
+from .decoder import Decoder, Layer, Norm, Projection
+from .ledger import Storage
+from .loss import HeadLoss
+from .recipe import RecipeArguments, logits_mib
+from .request import Batch
+
+# The parts of a model besides its layers, as a strategy names them.
+EMBEDDING = "embedding"
+TAIL = "tail"  # final norm, head and loss
+Part = Layer | str
+# around(part, forward, x): forward(x), with what the strategy does before and after it.
+Around = Callable[[Part, Callable[[Tensor | None], Tensor], Tensor | None], Tensor]
+
+FUSED_FOR_GPUS = ("flex_attention", "varlen")
+
+
+class ForwardPass(NamedTuple):
+    """The loss, and what is held until the backward pass is done."""
+
+    loss: Tensor
+    held: tuple[Storage | None, ...]
+
+
+class Forward:
+    """A forward pass over a micro-batch, with the recipe's loss at its end."""
+
+    def __init__(
+        self, autograd: Autograd, decoder: Decoder, batch: Batch, args: RecipeArguments
+    ) -> None:
+        self.autograd = autograd
+        self.decoder = decoder
+        self.batch = batch
+        self.args = args
+        self.tokens = batch.sequences * batch.length
+        self.is_eager = args.attn_implementation == "eager"
+        # Kernels that tell packed rows and windows apart without a mask.
+        self.is_flash = (
+            "flash" in args.attn_implementation or args.attn_implementation in FUSED_FOR_GPUS
+        )
+        self.head_loss = HeadLoss(autograd, decoder, logits_mib(args))
+
+    def run(self, around: Around) -> ForwardPass:
+        """Return the loss of the batch, and what is held until the backward pass is done."""
+        cosine_and_sine = self.rotary_table()
+        mask = self.shared_mask()
+        x = around(EMBEDDING, self.embed, None)
+        for layer in self.decoder.layers:
+            x = around(layer, partial(self.layer, layer), x)
+        loss = around(TAIL, self.tail, x)
+        self.autograd.end_autocast()
+        if self.args.gradient_checkpointing:  # layers that are computed again need the mask again
+            return ForwardPass(loss, (cosine_and_sine, mask))
+        return ForwardPass(loss, (cosine_and_sine,))
+
+    # ---- The parts ----
+    def embed(self, _: None) -> Tensor:
+        """Return the hidden states of the tokens, [tokens, hidden]."""
+        embedding = self.decoder.embedding
+        numel = self.tokens * self.decoder.hidden
+        return self.autograd.op(numel, embedding.itemsize, [embedding])
+
+    def layer(self, layer: Layer, x: Tensor) -> Tensor:
+        """Return the hidden states after a layer."""
+        x = self.attention_block(layer, x)
+        return self.mlp_block(layer, x)
+
+    def tail(self, x: Tensor) -> Tensor:
+        """Return the loss of hidden states."""
+        return self.head_loss(self.norm(self.decoder.norm, x, self.tokens), self.batch.supervised)
+
+    def rotary_table(self) -> Storage:
+        """Allocate cosine and sine of the positions, which each layer keeps."""
+        numel = 2 * self.batch.length * self.decoder.head_dim
+        return self.autograd.new(numel, self.decoder.embedding.itemsize)
+
+    # ---- Attention ----
+    def attention_block(self, layer: Layer, x: Tensor) -> Tensor:
+        """Return x + attention(norm(x))."""
+        a = self.self_attention(layer, x)
+        if "after attention" in layer.norms:
+            a = self.norm(layer.norms["after attention"], a, self.tokens)
+        return self.autograd.add(x, a)
+
+    def self_attention(self, layer: Layer, x: Tensor) -> Tensor:
+        """Return the output of attention, projected."""
+        h = self.norm(layer.norms["before attention"], x, self.tokens)
+        a = self.attend(layer, h)
+        return self.project(layer.projections["o"], a)
+
+    def attend(self, layer: Layer, h: Tensor) -> Tensor:
+        """Return what the tokens read of each other, [tokens, heads x head_dim]."""
+        q = self.project(layer.projections["q"], h)
+        k = self.project(layer.projections["k"], h)
+        v = self.project(layer.projections["v"], h)
+        if "q" in layer.norms:
+            q, k = self.normed(layer, q, k)
+        q, k = self.rotated(q, k)
+        if self.is_eager:
+            return self.eager_attention(q, k, v)
+        return self.fused_attention(q, k, v, self.is_masked(layer))
+
+    def normed(self, layer: Layer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Return queries and keys with a norm over the features of each head."""
+        rows_of_q = self.tokens * self.decoder.heads
+        rows_of_k = self.tokens * self.decoder.kv_heads
+        return (
+            self.norm(layer.norms["q"], q, rows_of_q),
+            self.norm(layer.norms["k"], k, rows_of_k),
+        )
+
+    def rotated(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Return queries and keys with their rotary positions."""
+        return self.rotate(q), self.rotate(k)
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """Return x * cosine + rotate_half(x) * sine."""
+        ag = self.autograd
+        straight = ag.op(x.numel, x.itemsize, [x])
+        # The halves are negated and concatenated; backward makes a gradient of each half.
+        half = ag.op(x.numel, x.itemsize, [x], scratch=2 * x.numel * x.itemsize)
+        half = ag.op(x.numel, x.itemsize, [half])
+        return ag.op(x.numel, x.itemsize, [straight, half], shares_gradient=True)
+
+    def fused_attention(self, q: Tensor, k: Tensor, v: Tensor, masked: bool) -> Tensor:
+        """Return attention by a fused kernel, which keeps its inputs, its result, and an fp32
+        number per token and head (the logarithm of the softmax's sum)."""
+        ag = self.autograd
+        if masked:
+            k, v = self.repeated(q, k, v)
+        logsumexp = Tensor(0, FP32, ag.new(self.tokens * self.decoder.heads, FP32))
+        kept = [q, k, v, logsumexp]
+        if masked:
+            kept.append(Tensor(0, 1, self.mask_of_layer(q.itemsize)))
+        storage = ag.new(q.numel, q.itemsize)
+        kept.append(Tensor(q.numel, q.itemsize, storage))
+        return ag.op(q.numel, q.itemsize, [q, k, v], keeps=kept, storage=storage)
+
+    def eager_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return attention in plain PyTorch: scores, [heads, sequences, length, length], at each of
+        its steps; the softmax is in fp32."""
+        ag = self.autograd
+        k, v = self.repeated(q, k, v)
+        numel = self.decoder.heads * self.batch.sequences * self.batch.length**2
+        scores = ag.op(numel, q.itemsize, [q, k], keeps=[q, k])
+        scores = ag.op(numel, q.itemsize, [scores])  # times the scale
+        scores = ag.op(numel, q.itemsize, [scores], shares_gradient=True)  # plus the mask
+        scores = ag.cast(scores, FP32)
+        scores = self.softmax(scores)
+        scores = ag.cast(scores, q.itemsize)
+        out = ag.op(q.numel, q.itemsize, [scores, v], keeps=[scores, v])
+        return ag.op(q.numel, q.itemsize, [out])  # contiguous
+
+    def softmax(self, scores: Tensor) -> Tensor:
+        """Return the softmax in fp32, which keeps its result."""
+        storage = self.autograd.new(scores.numel, FP32)
+        result = Tensor(scores.numel, FP32, storage)
+        return self.autograd.op(scores.numel, FP32, [scores], keeps=[result], storage=storage)
+
+    def repeated(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values repeated for each head (repeat_kv), where heads share them.
+
+        Without a mask the fused kernels share them by themselves.
+        """
+        if self.decoder.heads == self.decoder.kv_heads:
+            return k, v
+        return self.repeat(q, k), self.repeat(q, v)
+
+    def repeat(self, q: Tensor, x: Tensor) -> Tensor:
+        """Return keys or values in the size of the queries; the backward pass expands them too."""
+        return self.autograd.op(q.numel, x.itemsize, [x], scratch=q.numel * x.itemsize)
+
+    # ---- Masks ----
+    def is_masked(self, layer: Layer) -> bool:
+        """Tell whether a fused kernel is given a mask: because sequences hold several rows, or more
+        tokens than the layer sees."""
+        if self.is_flash:
+            return False
+        return self.batch.packed or 0 < layer.window <= self.batch.length
+
+    def shared_mask(self) -> Storage | None:
+        """Allocate the mask that eager attention adds, or the one that says who sees whom."""
+        numel = self.batch.sequences * self.batch.length**2
+        if self.is_eager:
+            return self.autograd.new(numel, self.decoder.embedding.itemsize)
+        if any(self.is_masked(layer) for layer in self.decoder.layers):
+            return self.autograd.new(numel, 1)
+        return None
+
+    def mask_of_layer(self, itemsize: int) -> Storage:
+        """Allocate the numbers that each layer makes of the shared mask."""
+        return self.autograd.new(self.batch.sequences * self.batch.length**2, itemsize)
+
+    # ---- MLP ----
+    def mlp_block(self, layer: Layer, x: Tensor) -> Tensor:
+        """Return x + mlp(norm(x))."""
+        norm = layer.norms.get("before mlp", layer.norms["before attention"])
+        h = self.norm(norm, x, self.tokens)
+        m = self.activated(layer, h)
+        m = self.project(layer.projections["down"], m)
+        if "after mlp" in layer.norms:
+            m = self.norm(layer.norms["after mlp"], m, self.tokens)
+        return self.autograd.add(x, m)
+
+    def activated(self, layer: Layer, h: Tensor) -> Tensor:
+        """Return activation(gate(h)) * up(h), or activation(up(h)) without a gate."""
+        if "gate" not in layer.projections:
+            return self.activation(layer.projections["up"], h)
+        activated = self.activation(layer.projections["gate"], h)
+        up = self.project(layer.projections["up"], h)
+        return self.autograd.mul(activated, up)
+
+    def activation(self, projection: Projection, h: Tensor) -> Tensor:
+        """Return the activation function of a projection, which keeps its input."""
+        x = self.project(projection, h)
+        return self.autograd.op(x.numel, x.itemsize, [x], keeps=[x])
+
+    # ---- Norms ----
+    def norm(self, norm: Norm, x: Tensor, rows: int) -> Tensor:
+        """Return a norm of x, of whose rows each is scaled by one number.
+
+        RMSNorm computes in fp32. Llama's multiplies by its weight in the precision of the input,
+        Gemma's in fp32 too. LayerNorm is one kernel, which keeps a mean and a variance per row.
+        """
+        ag = self.autograd
+        weight = norm.weight
+        if norm.kind == "layer":
+            moments = Tensor(2 * rows, FP32, ag.new(2 * rows, FP32))
+            return ag.op(x.numel, x.itemsize, [x, weight], keeps=[x, moments])
+        n = self.scaled_to_unit(x, rows)
+        if norm.kind == "rms":
+            n = ag.cast(n, x.itemsize)
+        keeps = []
+        scratch = 0
+        if weight.trains:
+            keeps = [n]
+            scratch = n.numel * n.itemsize  # the gradient of the weight before it is summed
+        itemsize = max(n.itemsize, weight.itemsize)
+        out = ag.op(x.numel, itemsize, [n, weight], keeps=keeps, scratch=scratch)
+        if norm.kind == "gemma":
+            return ag.cast(out, x.itemsize)
+        return out
+
+    def scaled_to_unit(self, x: Tensor, rows: int) -> Tensor:
+        """Return x / sqrt(mean(x^2)) in fp32, row by row."""
+        ag = self.autograd
+        full = x.numel * FP32
+        x = ag.cast(x, FP32)
+        square = ag.op(x.numel, FP32, [x], keeps=[x], scratch=full)
+        mean = ag.op(rows, FP32, [square])
+        del square
+        scale = ag.op(rows, FP32, [mean])
+        keeps = []
+        if x.node is not None:
+            keeps = [x, scale]
+        return ag.op(x.numel, FP32, [x, scale], keeps=keeps, scratch=full)
+
+    # ---- Projections ----
+    def project(self, projection: Projection, x: Tensor) -> Tensor:
+        """Return a linear layer of x, with what quantization and adapters add to it."""
+        ag = self.autograd
+        if projection.quantized is None:
+            out = ag.linear(x, projection.weight, self.tokens)
+        else:
+            out = self.quantized_product(projection, x)
+        if projection.adapters is None:
+            return out
+        itemsize = out.itemsize
+        out = ag.add(out, self.adapted(projection, x, itemsize))
+        return ag.cast(out, itemsize)
+
+    def quantized_product(self, projection: Projection, x: Tensor) -> Tensor:
+        """Return the product of bitsandbytes' layers.
+
+        Their backward pass dequantizes the whole weight. The int8 layer keeps its input, and makes
+        copies of it in fp16 and in int8, 3 bytes per element.
+        """
+        ag = self.autograd
+        itemsize = ag.autocast_itemsize or x.itemsize
+        cast = ag.cast(x, itemsize)
+        keeps = []
+        if projection.quantized == "int8":
+            ag.touch(x.numel, 3)
+            keeps = [cast]
+        features_in = x.numel // self.tokens
+        numel = projection.elements // features_in * self.tokens
+        scratch = projection.elements * itemsize
+        out = ag.op(numel, itemsize, [cast], keeps=keeps, scratch=scratch)
+        if projection.adapters is not None and projection.quantized == "4-bit":
+            out = ag.op(numel, itemsize, [out])  # peft clones it
+        return out
+
+    def adapted(self, projection: Projection, x: Tensor, itemsize: int) -> Tensor:
+        """Return what LoRA adds to a linear layer: scale * B(A(dropout(x)))."""
+        ag = self.autograd
+        z = self.low_rank_product(projection, x)
+        z = ag.op(z.numel, z.itemsize, [z])  # times the scale
+        if projection.quantized is not None:
+            return ag.cast(z, itemsize)
+        return z
+
+    def low_rank_product(self, projection: Projection, x: Tensor) -> Tensor:
+        """Return B(A(dropout(x))). A mask of dropout takes one byte per element."""
+        ag = self.autograd
+        a, b = projection.adapters
+        if ag.autocast_itemsize is None:
+            x = ag.cast(x, a.itemsize)  # by peft; under autocast the recipe keeps it from doing so
+        if self.args.lora_dropout:
+            mask = Tensor(x.numel, 1, ag.new(x.numel, 1))
+            x = ag.op(x.numel, x.itemsize, [x], keeps=[mask])
+            del mask
+        low_rank = ag.linear(x, a, self.tokens)
+        return ag.linear(low_rank, b, self.tokens)

@@ -1,0 +1,282 @@
+"""Which ways to run fit a card, the cheapest first: plan_memory.py without --config_file.
+
+Tried is every YAML of accelerate_configs/ that the number of GPUs allows, with full weights, LoRA,
+and LoRA over an int8, nf4 and doubly quantized nf4 base, with and without
+--gradient_checkpointing. What the command line says stays, and what the recipe refuses is left out.
+The order is that of cost.py.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from . import recipe, yaml_files
+from .cards import with_constants
+from .closed_form import Build, closed_form, strategy_for
+from .cost import cost_of
+from .errors import Unplannable
+from .ledger import Sizes
+from .plan import DTYPES, Plan, plan_of
+from .recipe import RecipeArguments
+from .request import Request, batch_of
+from .search import largest_that_fits
+from .shapes import MemoizedBuild
+from .yaml_files import Config
+
+PREFERRED = ("single", "ddp", "fsdp2", "zero", "fsdp1")  # engines of equal cost, in this order
+MOST_SEQUENCES = 2**16  # of the largest batch that is looked for
+MOST_TOKENS = 2**20  # of the largest length, where the model does not say
+DECIDES_WEIGHTS = {"use_peft", "load_in_8bit", "load_in_4bit", "bnb_4bit_use_double_quant"}
+# What a way may add to the user's arguments.
+CHOSEN = (*DECIDES_WEIGHTS, "dtype", "gradient_checkpointing")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What all ways to run have in common."""
+
+    request: Request
+    args: RecipeArguments
+    defaults: dict[str, Any]  # of the recipe's arguments
+    given: set[str]  # names of the recipe's arguments that the user gave
+    config: PretrainedConfig  # of the model
+    card: int  # bytes
+    parameters: int  # of the model
+    build: Build  # makes the model on the meta device
+
+    @property
+    def machines(self) -> int:
+        """Hosts, with as many GPUs each."""
+        return self.request.machines
+
+    @property
+    def ranks(self) -> int:
+        """Processes, one per GPU: by default one per machine."""
+        if self.request.num_processes is None:
+            return self.machines
+        return self.request.num_processes
+
+
+def launch_of(
+    request: Request, args: RecipeArguments, config: PretrainedConfig, card: int
+) -> Launch:
+    """Return the Launch of a request for a card of so many bytes."""
+    given = {
+        word.removeprefix("--").partition("=")[0] for word in request.words if word.startswith("--")
+    }
+    build = MemoizedBuild()
+    plain = recipe.with_values(args, use_peft=False, load_in_4bit=False, load_in_8bit=False)
+    strategy, _ = strategy_for(Plan(plain), config, build)
+    return Launch(
+        request=request,
+        args=args,
+        defaults=vars(recipe.parse_words([])),
+        given=given,
+        config=config,
+        card=card,
+        parameters=sum(weight.numel for weight in strategy.weights),
+        build=build,
+    )
+
+
+@dataclass
+class Way:
+    """One way to run: a YAML, what is trained on which base, and the plan; its bytes and cost."""
+
+    file: str  # in accelerate_configs/
+    weights: str
+    plan: Plan
+    device: Sizes = field(default_factory=dict)
+    host: Sizes = field(default_factory=dict)  # of each rank
+    cost: float = 0.0
+    reasons: list[str] = field(default_factory=list)
+    largest_batch: int | None = None  # sequences, at the given length
+    largest_length: int | None = None  # tokens, at the given batch
+
+    @property
+    def peak(self) -> int:
+        """Bytes of a GPU."""
+        return sum(self.device.values())
+
+    @property
+    def path(self) -> str:
+        """The YAML from the repository's root."""
+        return f"accelerate_configs/{self.file}"
+
+    @property
+    def checkpoints(self) -> bool:
+        """Whether it recomputes activations."""
+        return self.plan.args.gradient_checkpointing
+
+    @property
+    def offloads(self) -> int:
+        """0: nothing, 1: the optimizer, 2: parameters too."""
+        if self.plan.offloads_parameters:
+            return 2
+        return int(self.plan.offloads_optimizer)
+
+    @property
+    def order(self) -> tuple[int, float, int, int]:
+        """By what ways are sorted: what offloads last, then by cost."""
+        return self.offloads, self.cost, PREFERRED.index(self.plan.engine), self.peak
+
+
+# ---- What can be run ----
+@dataclass(frozen=True)
+class Choice:
+    """A config and arguments that may be tried."""
+
+    file: str
+    weights: str
+    args: RecipeArguments
+    config: Config
+
+
+def ways_on(launch: Launch, ranks: int, like: Way | None = None) -> list[Way]:
+    """Return every way to run on so many ranks that the recipe does not refuse, in order of cost.
+
+    like: a way whose weights and checkpointing all others are to have. Raises Unplannable, with the
+    most frequent reason, where all are refused.
+    """
+    ways = []
+    refused = []
+    for choice in choices_on(launch, ranks, like):
+        try:
+            ways.append(way_of(launch, choice, ranks))
+        except Unplannable as error:
+            refused.append((str(error), error.code))
+    if not ways:
+        most_frequent, _ = Counter(refused).most_common(1)[0]
+        raise Unplannable(*most_frequent)
+    return sorted(ways, key=lambda way: way.order)
+
+
+def choices_on(launch: Launch, ranks: int, like: Way | None) -> Iterator[Choice]:
+    """Yield everything that may be tried on so many ranks."""
+    for path in yaml_files.shipped_files():
+        config = yaml_files.read(path)
+        if not yaml_files.makes_sense_on(config, ranks, launch.machines):
+            continue
+        if like is None:
+            yield from choices_of(launch, path, config)
+        else:
+            values = {name: getattr(like.plan.args, name) for name in CHOSEN}
+            args = recipe.with_values(launch.args, **values)
+            yield Choice(path.name, like.weights, args, config)
+
+
+def choices_of(launch: Launch, path: Path, config: Config) -> Iterator[Choice]:
+    """Yield everything that may be tried under a config."""
+    precision = launch.request.mixed_precision or config["mixed_precision"]
+    checkpointing = [False, True]
+    if launch.args.gradient_checkpointing:
+        checkpointing = [True]
+    for weights, values in kinds_of_weights(launch.args, launch.given, precision).items():
+        for checkpoints in checkpointing:
+            args = recipe.with_values(launch.args, **values, gradient_checkpointing=checkpoints)
+            yield Choice(path.name, weights, args, config)
+
+
+def kinds_of_weights(
+    args: RecipeArguments, given: set[str], mixed_precision: str
+) -> dict[str, dict[str, Any]]:
+    """Return {name: values of arguments} of full weights, and of adapters over each base.
+
+    A frozen base is loaded in what mixed precision computes in. Kinds that contradict a given
+    argument are left out; if none is left, the weights are as given.
+    """
+    lora = {"use_peft": True}
+    if mixed_precision in DTYPES and "dtype" not in given:
+        lora["dtype"] = DTYPES[mixed_precision]
+    four_bit = lora | {"load_in_4bit": True}
+    kind = args.bnb_4bit_quant_type
+    kinds = {
+        "full": {},
+        "LoRA": lora,
+        "LoRA, int8": lora | {"load_in_8bit": True},
+        f"LoRA, {kind}": four_bit,
+        f"LoRA, {kind} dq": four_bit | {"bnb_4bit_use_double_quant": True},
+    }
+    fixed = given & DECIDES_WEIGHTS
+    possible = {name: values for name, values in kinds.items() if fixed <= values.keys()}
+    return possible or {"as given": {}}
+
+
+def way_of(launch: Launch, choice: Choice, ranks: int) -> Way:
+    """Return a choice with its bytes and cost. Raises Unplannable if it cannot be run."""
+    request = launch.request
+    plan = plan_of(choice.args, choice.config, ranks, request.num_machines, request.mixed_precision)
+    return measured(launch, Way(choice.file, choice.weights, plan))
+
+
+def measured(launch: Launch, way: Way) -> Way:
+    """Return the way with its bytes on device and host, its cost and the reasons for it."""
+    plan = way.plan
+    batch = batch_of(plan.args, launch.request)
+    device, way.host = closed_form(plan, launch.config, batch, launch.build)
+    device = with_constants(device, plan.ranks)
+    way.device = {category: size for category, size in device.items() if size}
+    strategy, _ = strategy_for(plan, launch.config, launch.build)
+    tokens = batch.sequences * batch.length
+    way.cost, way.reasons = cost_of(plan, strategy, launch.parameters, tokens)
+    return way
+
+
+def with_arguments(launch: Launch, way: Way, **values: Any) -> Way:
+    """Return the way under other arguments of the recipe."""
+    return measured(launch, Way(way.file, way.weights, changed_plan(way, **values)))
+
+
+def peak_with(launch: Launch, way: Way, **values: Any) -> int:
+    """Return the bytes at the peak under other arguments of the recipe."""
+    plan = changed_plan(way, **values)
+    batch = batch_of(plan.args, launch.request)
+    device, _ = closed_form(plan, launch.config, batch, launch.build)
+    return sum(with_constants(device, plan.ranks).values())
+
+
+def changed_plan(way: Way, **values: Any) -> Plan:
+    """Return the plan of a way under other arguments of the recipe."""
+    return replace(way.plan, args=recipe.with_values(way.plan.args, **values))
+
+
+# ---- How far it goes ----
+def find_limits(launch: Launch, way: Way) -> None:
+    """Put into a way that fits the largest batch at its length and the largest length at its batch."""
+    sequences = way.plan.args.per_device_train_batch_size
+    length = way.plan.args.max_length
+    way.largest_batch = largest_that_fits(
+        lambda number: peak_with(launch, way, per_device_train_batch_size=number),
+        launch.card,
+        low=sequences,
+        at_low=way.peak,
+        most=MOST_SEQUENCES,
+        guess=2 * sequences,
+    )
+    way.largest_length = largest_length(
+        launch,
+        way,
+        most=positions_of(launch.config),
+        guess=length * way.largest_batch // sequences,
+    )
+
+
+def largest_length(launch: Launch, way: Way, most: int, guess: int) -> int:
+    """Return the largest --max_length to `most` of a way that fits."""
+    return largest_that_fits(
+        lambda length: peak_with(launch, way, max_length=length),
+        launch.card,
+        low=way.plan.args.max_length,
+        at_low=way.peak,
+        most=most,
+        guess=guess,
+    )
+
+
+def positions_of(config: PretrainedConfig) -> int:
+    """Return how many tokens the model has positions for."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None) or MOST_TOKENS

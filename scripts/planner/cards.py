@@ -1,0 +1,70 @@
+"""The memory of GPUs, and what a process takes of it besides tensors. All sizes are in bytes."""
+
+import re
+from collections.abc import Mapping
+
+from .errors import Unplannable
+
+GB = 10**9
+GIB = 2**30
+# GiB that torch reports as a card's total capacity, in out-of-memory messages of public issues.
+# They are less than what is printed on the box.
+CARDS = {
+    "t4": 14.6,
+    "v100": 15.7,
+    "v100-32gb": 31.7,
+    "3090": 23.6,
+    "4090": 23.5,
+    "5090": 31.3,
+    "l4": 22.0,
+    "a10g": 22.0,
+    "a6000": 47.4,
+    "l40s": 44.4,
+    "a100-40gb": 39.4,
+    "a100": 79.1,
+    "h100": 79.1,
+    "h200": 139.8,
+    "b200": 178.3,
+    "mi300x": 191.6,
+}
+# Older than Ampere: they have no matrix units for bf16.
+SLOW_IN_BF16 = ("t4", "v100", "v100-32gb")
+# The card that is assumed for the size of the loss's pieces where none is named.
+USUAL_CARD = 80 * GIB
+
+# What no tensor holds. Each number is an assumption, the upper end of what public reports say; none
+# was measured here (README, "Will it fit?").
+CONTEXT = 0.8 * GIB  # CUDA's context and the kernels that are loaded into it
+COMMUNICATOR = 0.5 * GIB  # NCCL's buffers, once there are several ranks
+ROUNDING = 0.05  # of all tensors: what the allocator rounds up, or cannot use again
+
+
+def bytes_of(card: str | None) -> int | None:
+    """Return the bytes of a card: a name of CARDS, or a size such as 24GB (10^9) or 24GiB (2^30).
+
+    Returns None for no card. Raises Unplannable for anything else.
+    """
+    if card is None:
+        return None
+    name = card.lower().replace("rtx", "").strip(" -_")
+    if name in CARDS:
+        return bytes_of_known(name)
+    size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(gb|gib|g)?", name)
+    if size is None or float(size[1]) == 0:
+        raise Unplannable(f"--gpu {card}: neither a size, as 24GB, nor one of {', '.join(CARDS)}")
+    unit = GIB if size[2] == "gib" else GB
+    return int(float(size[1]) * unit)
+
+
+def bytes_of_known(name: str) -> int:
+    """Return the bytes of a card of CARDS."""
+    return int(CARDS[name] * GIB)
+
+
+def with_constants(device: Mapping[str, int], ranks: int) -> dict[str, int]:
+    """Return what a device holds, {category: bytes}, with what no tensor holds as "constants"."""
+    constants = CONTEXT
+    if ranks > 1:
+        constants += COMMUNICATOR
+    constants += ROUNDING * sum(device.values())
+    return {**device, "constants": int(constants)}

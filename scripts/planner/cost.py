@@ -1,0 +1,127 @@
+"""What a step costs, to order ways to run: a ranking, never a promised time.
+
+The unit is the forward pass of a micro-batch:
+
+- compute: the forward pass 1, gradients of activations 1, gradients of weights 1 (of adapters
+  next to 0), --gradient_checkpointing 1 more. Published LoRA is 1.47 times as fast as full weights
+  (NeMo, Llama 2 7B): 3 to 2 is 1.5.
+- a quantized base: all of that times QUANTIZED.
+- communication: TOKENS_PER_TRIP / tokens for each time that as many numbers as the model has
+  parameters cross the wire. A ring's all-reduce sends each number twice, a reduce-scatter or a
+  gather once.
+
+What offloads comes last (candidates.py), as it is bound by host and bus.
+"""
+
+from typing import NamedTuple
+
+from .plan import Plan
+from .ranks import Replica
+from .recipe import RecipeArguments
+
+# Step time relative to LoRA over bf16. nf4: the middle of what is published: torchtune 1.02 and
+# 1.28, Lightning AI 1.39, litgpt 1.56 and 2.0 (7B and 13B); double quantization: litgpt, 3.83 to
+# 3.68 minutes. int8: "over twice as slow" (PhoebusSi/Alpaca-CoT#26); slower than 4-bit
+# (bitsandbytes#490)
+QUANTIZED = {"": 1.0, "4-bit": 1.39, "4-bit twice": 1.45, "int8": 2.0}
+# Tokens of a forward pass in the time that all parameters take to cross the wire once, at
+# 400 TFLOP/s to 200 GB/s: 2 bytes for each against 2 FLOP for each and token.
+TOKENS_PER_TRIP = 2000
+
+
+class Cost(NamedTuple):
+    """Forward passes' worth of a micro-batch, and why, in the order of weight."""
+
+    units: float
+    reasons: list[str]
+
+
+class Traffic(NamedTuple):
+    """Numbers that a rank sends for a micro-batch, and in words why."""
+
+    numbers: float
+    reason: str
+
+
+def cost_of(plan: Plan, strategy: Replica, parameters: int, tokens: int) -> Cost:
+    """Return the cost of a micro-batch of so many tokens.
+
+    strategy: what a rank holds under the plan. parameters: of the model without adapters.
+    """
+    numbers = sum(weight.numel for weight in strategy.weights)
+    traffic = traffic_of(plan, numbers, strategy.elements)
+    units = compute_of(plan.args)
+    units += TOKENS_PER_TRIP / tokens * traffic.numbers / parameters
+    reasons = [traffic.reason, *reasons_of_compute(plan.args)]
+    if plan.offloads_parameters:
+        reasons.insert(0, "state on the host")
+    elif plan.offloads_optimizer:
+        reasons.insert(0, "optimizer on the host")
+    return Cost(units, reasons)
+
+
+def compute_of(args: RecipeArguments) -> float:
+    """Return the compute of a micro-batch, in forward passes."""
+    units = 2 if args.use_peft else 3
+    if args.gradient_checkpointing:
+        units += 1
+    return units * QUANTIZED[kind_of_base(args)]
+
+
+def kind_of_base(args: RecipeArguments) -> str:
+    """Return how the base is quantized, as QUANTIZED names it."""
+    if args.load_in_8bit:
+        return "int8"
+    if args.load_in_4bit and args.bnb_4bit_use_double_quant:
+        return "4-bit twice"
+    if args.load_in_4bit:
+        return "4-bit"
+    return ""
+
+
+def reasons_of_compute(args: RecipeArguments) -> list[str]:
+    """Return what makes the compute of a step more than it has to be."""
+    reasons = []
+    if args.gradient_checkpointing:
+        reasons.append("recomputes")
+    if kind_of_base(args):
+        reasons.append("dequantizes")
+    return reasons
+
+
+def traffic_of(plan: Plan, numbers: int, trained: int) -> Traffic:
+    """Return what a rank sends for a micro-batch.
+
+    numbers: of the model as it is stored, of which `trained` train. What is reduced once per step
+    counts by the step's micro-batches.
+    """
+    once_per_step = trained / plan.args.gradient_accumulation_steps
+    if plan.ranks == 1:
+        return Traffic(0, "one process: nothing travels")
+    if plan.engine == "zero" and plan.stage == 2:
+        sent = trained + once_per_step
+        return Traffic(sent, "whole parameters: gradients, updates travel")
+    if plan.engine == "zero" and plan.stage == 1:
+        return Traffic(2 * once_per_step, "whole parameters: gradients, updates travel")
+    replicates = plan.engine == "ddp" or (plan.engine == "zero" and plan.stage == 0)
+    if replicates or plan.shards == 1:
+        return Traffic(2 * once_per_step, "whole replicas: only gradients travel")
+    return traffic_of_sharded(plan, numbers, trained)
+
+
+def traffic_of_sharded(plan: Plan, numbers: int, trained: int) -> Traffic:
+    """Return what a rank sends for a micro-batch where parameters are sharded: it gathers them for
+    the forward pass and again for the backward pass, unless it keeps them, and reduces gradients.
+
+    Groups all-reduce their shares of gradients between each other.
+    """
+    between_groups = 0
+    place = ""
+    if plan.shards < plan.ranks:
+        between_groups = 2 * trained / plan.shards
+        place = " in groups"
+    if plan.reshards:
+        sent = 2 * numbers + trained + between_groups
+        return Traffic(sent, f"gathers parameters twice{place}")
+    sent = numbers + trained + between_groups
+    return Traffic(sent, f"gathers parameters once{place}")

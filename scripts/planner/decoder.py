@@ -1,0 +1,211 @@
+"""Which weights a decoder has, and what each is for.
+
+The closed form knows decoders of Llama's kind: norm, attention with q, k and v of their own (grouped
+or not, with norms on them or not), rotary positions, an MLP with or without a gate, residuals, a
+head. `read_decoder` recognizes the parts of a model by the names of its modules, and raises
+Unplannable for a layer with others (experts, state-space layers): such a model has to be traced.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from transformers import PretrainedConfig
+
+from .autograd import Weight
+from .errors import Unplannable
+from .shapes import Quantized, layers_of
+
+MakeWeight = Callable[[torch.nn.Parameter], Weight]
+NormKind = Literal["rms", "gemma", "layer"]
+
+PROJECTIONS = {  # the names that models give them: what they are here
+    "q_proj": "q",
+    "k_proj": "k",
+    "v_proj": "v",
+    "o_proj": "o",
+    "out_proj": "o",
+    "dense": "o",
+    "gate_proj": "gate",
+    "up_proj": "up",
+    "down_proj": "down",
+    "fc1": "up",
+    "fc2": "down",
+}
+NEEDED_PROJECTIONS = {"q", "k", "v", "o", "up", "down"}
+NORMS = {
+    "input_layernorm": "before attention",
+    "post_attention_layernorm": "before mlp",
+    "q_norm": "q",
+    "k_norm": "k",
+    "q_layernorm": "q",
+    "k_layernorm": "k",
+    "pre_feedforward_layernorm": "before mlp",
+    "post_feedforward_layernorm": "after mlp",
+}
+# Gemma 2 and 3 have norms before and after both halves of a layer; they have both of these names.
+SANDWICH = {"post_attention_layernorm", "post_feedforward_layernorm"}
+NORMS_OF_SANDWICH = NORMS | {"post_attention_layernorm": "after attention"}
+# Keys of configs whose models change their logits, or the scores of attention: Gemma 2, Cohere,
+# Granite.
+CHANGES_LOGITS = (
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "logit_scale",
+    "logits_scaling",
+)
+WHAT_ELSE = "its memory has to be traced: add --simulate"
+
+
+@dataclass
+class Projection:
+    """A linear layer."""
+
+    weight: Weight
+    elements: int  # of the weight as a matrix; one in 4 bits is stored in fewer
+    quantized: Literal["4-bit", "int8"] | None = None
+    adapters: tuple[Weight, Weight] | None = None  # LoRA's A, [in, r], and B, [r, out]
+
+
+@dataclass
+class Norm:
+    """RMSNorm as Llama or as Gemma has it, or a LayerNorm."""
+
+    kind: NormKind
+    weight: Weight
+
+
+@dataclass(eq=False)
+class Layer:
+    """A decoder layer: its projections and norms by what they are for."""
+
+    projections: dict[str, Projection] = field(default_factory=dict)
+    norms: dict[str, Norm] = field(default_factory=dict)
+    window: int = 0  # tokens that attention sees at most; 0: all
+
+
+@dataclass
+class Decoder:
+    """What the forward pass needs to know of a model."""
+
+    embedding: Weight
+    layers: list[Layer]
+    norm: Norm
+    head: Projection
+    hidden: int  # features of a token
+    heads: int
+    kv_heads: int
+    head_dim: int
+    tied: bool  # whether the head's weight is the embedding
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that the head tells apart."""
+        return self.head.elements // self.hidden
+
+
+def read_decoder(
+    model: torch.nn.Module, config: PretrainedConfig, make_weight: MakeWeight
+) -> Decoder:
+    """Return the Decoder of a model on the meta device.
+
+    make_weight: returns the Weight of a parameter, one and the same for tied ones.
+    """
+    text = config.get_text_config()
+    refuse_unknown(model, text)
+    layers = []
+    for number, module in enumerate(layers_of(model)):
+        layer = read_layer(module, make_weight, type(model).__name__)
+        layer.window = window_of(text, number)
+        layers.append(layer)
+    head = model.get_output_embeddings()
+    embedding = model.get_input_embeddings().weight
+    embedding_weight = make_weight(embedding)
+    embedding_weight.is_embedding = True
+    heads = text.num_attention_heads
+    return Decoder(
+        embedding=embedding_weight,
+        layers=layers,
+        norm=read_norm(model.base_model.norm, make_weight),
+        head=read_projection(head, make_weight),
+        hidden=text.hidden_size,
+        heads=heads,
+        kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        tied=head.weight is embedding,
+    )
+
+
+def refuse_unknown(model: torch.nn.Module, text: PretrainedConfig) -> None:
+    """Raise Unplannable for a model that is no decoder of Llama's kind."""
+    name = type(model).__name__
+    for key in CHANGES_LOGITS:
+        if getattr(text, key, None) not in (None, 1, 1.0):
+            raise Unplannable(f"{name}: the closed form does not know {key}; {WHAT_ELSE}")
+    if layers_of(model) is None or "norm" not in dict(model.base_model.named_children()):
+        raise Unplannable(f"{name}: not a decoder of Llama's kind; {WHAT_ELSE}")
+
+
+def read_layer(module: torch.nn.Module, make_weight: MakeWeight, name_of_model: str) -> Layer:
+    """Return the Layer of a module. Raises Unplannable for one with unknown parts."""
+    layer = Layer()
+    names_of_norms = NORMS
+    if SANDWICH <= set(dict(module.named_children())):
+        names_of_norms = NORMS_OF_SANDWICH
+    for path, part in module.named_modules():
+        leaf = path.rpartition(".")[2]
+        if isinstance(part, torch.nn.Linear) and leaf in PROJECTIONS:
+            layer.projections[PROJECTIONS[leaf]] = read_projection(part, make_weight)
+        elif dict(part.named_parameters(recurse=False)):
+            if leaf not in names_of_norms:
+                raise Unplannable(
+                    f"{name_of_model}: the closed form does not know its {path} "
+                    f"({type(part).__name__}); {WHAT_ELSE}"
+                )
+            layer.norms[names_of_norms[leaf]] = read_norm(part, make_weight)
+    has_projections = NEEDED_PROJECTIONS <= set(layer.projections)
+    if not has_projections or "before attention" not in layer.norms:
+        raise Unplannable(
+            f"{name_of_model}: the closed form does not know its layers "
+            f"({type(module).__name__}); {WHAT_ELSE}"
+        )
+    return layer
+
+
+def read_projection(module: torch.nn.Linear, make_weight: MakeWeight) -> Projection:
+    """Return the Projection of a linear layer."""
+    quantized = None
+    if isinstance(module, Quantized):
+        quantized = "4-bit" if module.in_4bit else "int8"
+    elements = module.in_features * module.out_features
+    return Projection(make_weight(module.weight), elements, quantized)
+
+
+def read_norm(module: torch.nn.Module, make_weight: MakeWeight) -> Norm:
+    """Return the Norm of a module."""
+    return Norm(kind_of_norm(module), make_weight(module.weight))
+
+
+def kind_of_norm(module: torch.nn.Module) -> NormKind:
+    """Tell what a norm computes, by its class."""
+    if isinstance(module, torch.nn.LayerNorm):
+        return "layer"
+    if "Gemma" in type(module).__name__:
+        return "gemma"
+    return "rms"
+
+
+def window_of(config: PretrainedConfig, number: int) -> int:
+    """Return how many tokens the attention of a layer sees at most, 0 for all.
+
+    transformers hides the others by a mask.
+    """
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        slides = kinds[number] == "sliding_attention"
+    else:
+        slides = getattr(config, "use_sliding_window", True)
+    if not slides:
+        return 0
+    return getattr(config, "sliding_window", None) or 0

@@ -1,0 +1,36 @@
+"""How the planner ends early: with one line for the user and an exit code."""
+
+from usage import USAGE
+
+NO_HUB = 69
+CANNOT_WRITE = 73
+
+
+class PlannerError(Exception):
+    """Anything that ends a call of the planner; `code` is the exit code of the command."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Unplannable(PlannerError):
+    """The request cannot be planned, because it is wrong or because the planner does not know how."""
+
+    def __init__(self, message: str, code: int = USAGE) -> None:
+        super().__init__(message, code)
+
+
+class CannotWrite(PlannerError):
+    """A plan cannot be written where the user wants it."""
+
+    def __init__(self, path: str, error: Exception) -> None:
+        super().__init__(f"cannot write {path}: {error}", CANNOT_WRITE)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text, at most 200 characters of it."""
+    lines = str(error).splitlines()
+    if not lines:
+        return type(error).__name__
+    return lines[0][:200]

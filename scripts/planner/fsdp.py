@@ -1,0 +1,114 @@
+"""What a rank holds under PyTorch's FSDP, in both versions.
+
+Sources: torch's FSDPParamGroup and foreach_all_gather for FSDP2, its FlatParamHandle and
+_runtime_utils.py for FSDP1, and accelerate's fsdp_utils.py, which makes each layer a unit.
+"""
+
+from .blocks import Part
+from .ledger import Storage
+from .ranks import Gathered, Unit
+
+
+class Fsdp2(Gathered):
+    """FSDP2 gathers into a flat buffer and copies the parameters out of it.
+
+    In the forward pass that buffer lives until the next layer's is copied out, so that copying and
+    gathering overlap. In the backward pass the next layer is gathered while one is computed.
+    Gradients are reduced through a buffer of their size, which lives until the next reduction, as
+    does the last gradient until this one is done (the loop of foreach_reduce).
+    """
+
+    buffer_of_last_gather: Storage | None = None
+    buffer_of_last_reduction: Storage | None = None
+
+    def gather(self, unit: Unit, is_backward: bool = False) -> None:
+        if unit.whole is not None:
+            return
+        self.gather_ahead(unit)
+        unit.whole = self.autograd.new(unit.gathered, 1, "unsharded")
+        if not is_backward:
+            self.buffer_of_last_gather = unit.buffer
+        unit.buffer = None
+
+    def gather_ahead(self, unit: Unit) -> None:
+        """Fill the buffer of a unit; shards that compute in fewer bytes than they are stored in are
+        cast before."""
+        if unit.buffer is None and unit.whole is None:
+            cast = self.autograd.new(unit.cast, 1, "communication")
+            unit.buffer = self.autograd.new(unit.gathered, 1, "communication")
+            del cast
+
+    def reduce(self, unit: Unit) -> None:
+        self.release(unit)
+        if not unit.whole_gradients:
+            return
+        self.buffer_of_last_reduction = None
+        self.buffer_of_last_reduction = self.autograd.new(unit.reduced, 1, "communication")
+        with_gradient = [weight for weight in unit.weights if weight in unit.whole_gradients]
+        last = unit.whole_gradients[with_gradient[-1]]
+        unit.whole_gradients = {}
+        self.reduce_scatter(unit)
+        del last
+
+    def end_forward(self) -> None:
+        self.buffer_of_last_gather = None
+
+    def end_pass(self) -> None:
+        super().end_pass()
+        self.buffer_of_last_reduction = None
+        self.buffer_of_last_gather = None
+
+
+class Fsdp1(Gathered):
+    """FSDP1 gathers in place, into the flat parameter of a unit, of which the weights are views.
+
+    autograd gives a flat gradient: once all of a unit's are there it concatenates them
+    (split_with_sizes_backward). The root, which holds embedding and head, is whole from the start
+    of a pass to its end.
+
+    Under NO_SHARD parameters are whole anyway; only the copy in which they compute in mixed
+    precision comes and goes. So is the flat gradient.
+    """
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether several ranks share one copy of the state."""
+        return self.plan.shards > 1
+
+    def gather(self, unit: Unit, is_backward: bool = False) -> None:
+        is_whole_anyway = not self.is_sharded and not unit.cast
+        if unit.whole is not None or is_whole_anyway:
+            return
+        cast_shards = unit.cast if self.is_sharded else 0
+        cast = self.autograd.new(cast_shards, 1, "communication")
+        unit.whole = self.autograd.new(unit.gathered, 1, "unsharded")
+        del cast
+
+    def gather_ahead(self, unit: Unit) -> None:
+        if self.plan.prefetches:
+            self.gather(unit)
+
+    def keeps(self, part: Part) -> bool:
+        return super().keeps(part) and self.is_sharded
+
+    def reduce(self, unit: Unit) -> None:
+        if unit.whole_gradients:
+            self.reduce_flat_gradient(unit)
+        self.release(unit)
+
+    def reduce_flat_gradient(self, unit: Unit) -> None:
+        """Concatenate the gradients of a unit, cast them to what they are reduced in, and reduce.
+
+        Without shards the result is kept whole.
+        """
+        flat = self.autograd.new(unit.gradients, 1, "unsharded")
+        unit.whole_gradients = {}
+        self.release(unit)
+        if unit.reduced != unit.gradients:
+            cast = self.autograd.new(unit.reduced, 1, "unsharded")
+        else:
+            cast = flat
+        if self.is_sharded:
+            self.reduce_scatter(unit)
+        elif unit.shard_of_gradients is None:
+            unit.shard_of_gradients = cast.becomes("gradients")

@@ -1,0 +1,96 @@
+"""How much host memory each rank takes to load a model and to resume, in copies of the model.
+
+Each launch is a rehearsal of recipes/llama.py on a model whose files are in bf16, as on the hub,
+loaded with the default --dtype float32, so that the weights cannot stay a mapping of the file. In
+every rank host_probe.py measures.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .rehearsals import make_model, rehearse, versions
+
+Row = dict[str, Any]
+
+SHAPE = {
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "vocab_size": 8000,
+}
+# glibc maps what is larger than this, and returns it when it is freed. Left to itself it raises the
+# bound to 32 MiB, below which are the tensors of this model but hardly those of a real one: what
+# ZeRO-3 frees while it loads would be counted as taken.
+MALLOC_THRESHOLD = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
+
+
+def make_model_and_rows(folder: Path) -> int:
+    """Write a model in bf16, and short rows; return its number of parameters."""
+    make_model(folder, SHAPE, "--dtype", "bfloat16", "--num_train_rows", "40")
+    size = (folder / "model" / "model.safetensors").stat().st_size
+    return size // 2  # bytes of a parameter in bf16
+
+
+def measure(
+    config: str, ranks: int, tiny: Path, parameters: int, folder: Path, resumes: bool
+) -> Row:
+    """Return one row of the table: copies of the model that each rank took.
+
+    Args:
+        config: name of the YAML.
+        ranks: number of processes.
+        tiny: of `make_model_and_rows`.
+        parameters: of the model.
+        folder: for the runs.
+        resumes: whether to measure a second launch, which resumes.
+    """
+
+    def copies(growths: list[dict], phase: str, kind: str) -> list[float]:
+        return [round(growth[phase][kind] / (4 * parameters), 3) for growth in growths]
+
+    name = f"{config}_{ranks}"
+    words = [*words_of_recipe(tiny), "--output_dir", folder / name]
+    first = launch(config, ranks, [*words, "--max_steps", 1], folder / f"{name}_first")
+    row = {
+        "config": config,
+        "ranks": ranks,
+        "loading": copies(first, "loading", "private"),
+        "resident": copies(first, "loading", "resident"),
+    }
+    if resumes:
+        again = launch(config, ranks, [*words, "--max_steps", 2], folder / f"{name}_again")
+        row["resuming"] = copies(again, "resuming", "private")
+    return row
+
+
+def words_of_recipe(tiny: Path) -> list[Any]:
+    """Return the recipe's command line without the number of steps: a checkpoint after each."""
+    return [
+        "--model_name_or_path",
+        tiny / "model",
+        "--dataset_name",
+        tiny / "data" / "train.jsonl",
+        *("--save_steps", 1),
+        *("--eval_strategy", "no"),
+        *("--max_length", 64),
+        *("--per_device_train_batch_size", 1),
+        *("--allow_change", "max_steps"),
+    ]
+
+
+def launch(config: str, ranks: int, words: Sequence[Any], folder: Path) -> list[dict]:
+    """Rehearse; return what the ranks measured. Raises RuntimeError if the run failed."""
+    return rehearse(
+        config, ranks, words, "REHEARSAL_HOST_MEMORY", folder, environment=MALLOC_THRESHOLD
+    )
+
+
+def write_table(path: Path, parameters: int, rows: Sequence[Row]) -> None:
+    """Write the rows measured so far as JSON, one a line."""
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    head = f'{{"versions": {json.dumps(versions())}, "parameters": {parameters}, "rows": [\n'
+    path.write_text(f"{head}{lines}\n]}}\n")

@@ -1,0 +1,72 @@
+"""A ledger of bytes: what is held now, by what it is, and what was held at the peak.
+
+What is held has one of these categories, under which a plan lists it:
+
+    parameters      weights at rest: all of them, or this rank's shards
+    adapters        LoRA's matrices, likewise
+    quantization    scales of quantized weights
+    master copies   DeepSpeed's fp32 copies of what trains
+    optimizer       AdamW's two numbers per weight, and what its step makes
+    gradients       gradients that wait for the optimizer
+    unsharded       whole weights and whole gradients of a layer that is being computed
+    working copies  weights in the precision that autocast computes in
+    communication   buffers of gathers and reductions
+    activations     what the forward pass makes and keeps, and gradients of it
+    logits          the output of the model's head, and what the loss makes of it
+
+In the closed form memory is freed when Python drops the last reference to a `Storage`, as it is in
+PyTorch. A function there mirrors the one whose memory it counts: what is a local variable in the
+model's code is one here, and it is freed at the same place.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+Sizes = dict[str, int]  # {category: bytes}
+
+
+class Ledger:
+    """Bytes held now and at the peak, in all and by category."""
+
+    def __init__(self) -> None:
+        self.held: Sizes = {}
+        self.total = 0
+        self.peak = 0
+        self.at_peak: Sizes = {}
+
+    def add(self, category: str, size: int) -> None:
+        """Hold so many bytes more, or fewer if `size` is negative."""
+        self.held[category] = self.held.get(category, 0) + size
+        self.total += size
+        if self.total > self.peak:
+            self.peak = self.total
+            self.at_peak = dict(self.held)
+
+    @contextmanager
+    def holding(self, category: str, size: int) -> Iterator[None]:
+        """Hold so many bytes inside a `with` statement."""
+        self.add(category, size)
+        yield
+        self.add(category, -size)
+
+
+class Storage:
+    """Bytes that are held for as long as anything refers to this object."""
+
+    __slots__ = ("ledger", "category", "size")
+
+    def __init__(self, ledger: Ledger, category: str, size: int) -> None:
+        self.ledger = ledger
+        self.category = category
+        self.size = size
+        ledger.add(category, size)
+
+    def __del__(self) -> None:
+        self.ledger.add(self.category, -self.size)
+
+    def becomes(self, category: str) -> "Storage":
+        """Count the same bytes under another category from now on."""
+        self.ledger.add(self.category, -self.size)
+        self.category = category
+        self.ledger.add(category, self.size)
+        return self

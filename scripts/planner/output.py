@@ -1,0 +1,84 @@
+"""A plan as text and as JSON."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .cards import GIB
+from .errors import CannotWrite
+from .ledger import Sizes
+
+TERMINAL = "-"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one plan takes, in bytes."""
+
+    title: str
+    method: str  # closed form or traced
+    device: Sizes  # of a GPU at its peak, by category
+    host: Sizes  # of the host, for each rank
+    card: int | None = None
+
+    @property
+    def peak(self) -> int:
+        """Bytes of a GPU at its peak."""
+        return sum(self.device.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak is within the card, if there is one."""
+        return self.card is None or self.peak <= self.card
+
+    def as_object(self) -> dict[str, Any]:
+        """Return the report as written to JSON."""
+        found = {
+            "title": self.title,
+            "method": self.method,
+            "device": self.device,
+            "peak": self.peak,
+            "host": self.host,
+        }
+        if self.card:
+            found["card"] = self.card
+        return found
+
+    def __str__(self) -> str:
+        """The plan for a terminal: GiB of the device by what holds them, host, verdict."""
+        lines = [f"{self.title}, {self.method}, GiB"]
+        lines += [line(name, size) for name, size in self.device.items()]
+        lines.append(f"{line('peak of a GPU', self.peak)} GiB")
+        if self.host:
+            whole = line("host, a rank", sum(self.host.values()))
+            lines.append(f"{whole} GiB: {', '.join(self.host)}")
+        if self.card:
+            lines.append(f"{line('card', self.card)} GiB: {self.verdict()}")
+        return "\n".join(lines)
+
+    def verdict(self) -> str:
+        """Return whether the card is large enough, and by how much."""
+        left = (self.card - self.peak) / GIB
+        if self.fits:
+            return f"fits, {left:.1f} GiB are left"
+        return f"does not fit: {-left:.1f} GiB too many"
+
+
+def line(name: str, size: float) -> str:
+    """Return a line of a plan: a name, and bytes in GiB."""
+    return f"  {name:<16}{size / GIB:10.3f}"
+
+
+def write_json(path: str | None, content: dict[str, Any]) -> None:
+    """Write to a file, to the terminal for "-", nowhere for None. Raises CannotWrite."""
+    if path is None:
+        return
+    text = json.dumps(content, indent=2) + "\n"
+    if path == TERMINAL:
+        print(text, end="")
+        return
+    try:
+        Path(path).write_text(text)
+    except OSError as error:
+        raise CannotWrite(path, error) from None

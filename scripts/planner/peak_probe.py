@@ -1,0 +1,94 @@
+"""In a rank of a rehearsal: the peak of all live tensors during an optimizer step."""
+
+import gc
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from proof.step_hooks import around_steps, when_prepared
+
+STEPS = 3  # of the recipe; the last one is tracked
+
+
+class TensorTracker(MemTracker):
+    """torch's tracker without its hooks on modules and parameters, for which it wants leaves.
+
+    Neither FSDP1's views of flat parameters nor ZeRO-3's empty ones are. Not counted is gloo's own
+    copy of what it reduces and scatters, which NCCL does not make: it splits a tensor that no op
+    before has made.
+    """
+
+    def __enter__(self) -> "TensorTracker":
+        self._fake_mode_on_entry = None
+        self._track_resize()
+        return TorchDispatchMode.__enter__(self)
+
+    def __exit__(self, *error: object) -> None:
+        self._restore_resize()
+        TorchDispatchMode.__exit__(self, *error)
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        is_split = func is torch.ops.aten.split.Tensor
+        if is_split and args[0].untyped_storage() not in self._WINFO:
+            return func(*args, **kwargs or {})
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def peak(self) -> int:
+        """Return the bytes at the peak, of all devices together."""
+        snapshots = self.get_tracker_snapshot("peak").values()
+        return sum(snapshot["Total"] for snapshot in snapshots)
+
+
+class Probe:
+    """Tracks from the end of the last step but one, just before its optimizer, to that of the last."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tracker = TensorTracker()
+        self.steps = 0
+
+    def before(self, zero: Any, base: Any) -> None:
+        """Called before each step of the optimizer."""
+        self.steps += 1
+        if self.steps == STEPS - 1:
+            self.tracker.track_external(*live_tensors())
+            self.tracker.__enter__()
+
+    def after(self, zero: Any, base: Any) -> None:
+        """Called after each step of the optimizer."""
+        if self.steps == STEPS:
+            self.tracker.__exit__(None, None, None)
+            self.path.write_text(json.dumps(self.tracker.peak()))
+
+
+def track(path: Path) -> None:
+    """Have this rank write its peak to `path`, in bytes. Called before the recipe starts."""
+    probe = Probe(path)
+    when_prepared(
+        lambda model, optimizer, _: around_steps(model, optimizer, probe.before, probe.after)
+    )
+
+
+def live_tensors() -> list[torch.Tensor]:
+    """Return every tensor with bytes that Python knows of in this process; DDP's buckets among
+    them, as gradients."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of objects that warn when they are looked at
+        tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
+    return [
+        tensor
+        for tensor in tensors
+        if tensor.device.type == "cpu" and type(tensor).__name__ != "FakeTensor"
+    ]

@@ -1,0 +1,208 @@
+"""What decides about memory: the recipe's arguments, and what an accelerate config makes of them.
+
+`plan_of` reads both and refuses what the recipe or the launcher would refuse.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from . import recipe
+from .errors import Unplannable
+from .recipe import RecipeArguments
+from .yaml_files import Config, Strategy, strategy_of
+
+Engine = Literal["single", "ddp", "fsdp1", "fsdp2", "zero"]
+
+ITEMSIZES = {"bf16": 2, "fp16": 2}  # bytes per element of each mixed precision
+DTYPES = {"bf16": "bfloat16", "fp16": "float16"}  # their names in torch
+RESHARDS = ("FULL_SHARD", "HYBRID_SHARD")
+HYBRIDS = ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What decides about memory. What is not given is as in one plain process in fp32."""
+
+    args: RecipeArguments
+    engine: Engine = "single"
+    stage: int = 0  # of ZeRO
+    ranks: int = 1
+    shards: int = 1  # ranks that share one copy of the state
+    reshards: bool = True  # FSDP: whether parameters are let go between forward and backward pass
+    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
+    offloads_parameters: bool = False
+    offloads_optimizer: bool = False
+    wraps_layers: bool = True  # FSDP: whether each layer is a unit, or the whole model one
+    prefetches: bool = False  # FSDP1: BACKWARD_PRE, gather the next unit while one is computed
+    name: str = ""
+
+    @property
+    def is_fsdp(self) -> bool:
+        """Whether FSDP shards, in either version."""
+        return self.engine in ("fsdp1", "fsdp2")
+
+    @property
+    def low_itemsize(self) -> int | None:
+        """Bytes per element of mixed precision, or None without it."""
+        return ITEMSIZES.get(self.mixed_precision)
+
+    @property
+    def autocast_itemsize(self) -> int | None:
+        """Bytes per element that autocast computes in, or None.
+
+        accelerate autocasts the forward pass except under DeepSpeed, which casts the model itself.
+        """
+        if self.engine == "zero":
+            return None
+        return self.low_itemsize
+
+
+def plan_of(
+    args: RecipeArguments,
+    config: Config,
+    num_processes: int | None = None,
+    num_machines: int | None = None,
+    mixed_precision: str | None = None,
+) -> Plan:
+    """Return the Plan of the recipe's arguments under an accelerate config.
+
+    The numbers and the precision are those of the launcher's command line, None for the config's.
+    Raises Unplannable with what the recipe would refuse, where the ranks cannot be had, and for
+    keys that change memory in ways that are not known here.
+    """
+    strategy = strategy_of(config)
+    ranks, machines = ranks_and_machines(config, strategy, num_processes, num_machines)
+    plan = Plan(
+        args,
+        engine=engine_on(strategy, ranks),
+        stage=strategy.stage,
+        ranks=ranks,
+        shards=ranks,
+        mixed_precision=mixed_precision or config.get("mixed_precision", "no"),
+        offloads_parameters=strategy.offloads_parameters,
+        offloads_optimizer=strategy.offloads_optimizer,
+    )
+    if plan.is_fsdp:
+        plan = with_sharding(plan, config, strategy, ranks // machines)
+    else:
+        plan = replace(plan, name=name_of(plan))
+    if plan.mixed_precision not in ("no", *ITEMSIZES):
+        raise Unplannable(
+            f"mixed_precision {plan.mixed_precision}: plans are for no, bf16 and fp16"
+        )
+    refuse_unknown_keys(plan, config)
+    refuse_as_the_recipe(plan, config)
+    return plan
+
+
+def ranks_and_machines(
+    config: Config, strategy: Strategy, num_processes: int | None, num_machines: int | None
+) -> tuple[int, int]:
+    """Return (ranks, machines). Raises Unplannable if the config cannot run on them."""
+    mesh = strategy.replicas * strategy.shards  # 0 without a mesh
+    ranks = num_processes
+    if ranks is None:
+        ranks = max(config.get("num_processes") or 1, mesh)
+    machines = num_machines
+    if machines is None:
+        machines = config.get("num_machines", 1)
+    if ranks < 1 or machines < 1 or ranks % machines:
+        raise Unplannable(
+            f"--num_processes {ranks} on {machines} machines: "
+            "must be 1 or more, and the same number on each"
+        )
+    if mesh and ranks != mesh:
+        raise Unplannable(
+            f"the config's mesh is {strategy.replicas} x {strategy.shards}: "
+            f"not {ranks} processes but {mesh}"
+        )
+    if strategy.engine == "single" and ranks > 1:
+        raise Unplannable(
+            f"the config is for one process: --num_processes {ranks} needs ddp.yaml or another"
+        )
+    return ranks, machines
+
+
+def engine_on(strategy: Strategy, ranks: int) -> Engine:
+    """Return the engine that runs: DDP on one rank is one plain process."""
+    if strategy.engine == "ddp" and ranks == 1:
+        return "single"
+    return strategy.engine
+
+
+def name_of(plan: Plan) -> str:
+    """Return the name of a strategy other than FSDP's."""
+    if plan.engine == "single":
+        return "one process"
+    if plan.engine == "ddp":
+        return "DDP"
+    return f"DeepSpeed ZeRO-{plan.stage}"
+
+
+def with_sharding(plan: Plan, config: Config, strategy: Strategy, ranks_per_machine: int) -> Plan:
+    """Return the plan with how FSDP shards: into how many parts, of what, and for how long."""
+    settings = config["fsdp_config"]
+    shards = shards_of(plan, strategy, ranks_per_machine)
+    name = f"{plan.engine.upper()} {strategy.in_force}"
+    if plan.engine == "fsdp1" and shards == 1:
+        name = "FSDP1 NO_SHARD"  # which torch makes of each strategy over one rank
+    policy = settings.get("fsdp_auto_wrap_policy") or "NO_WRAP"
+    wraps_layers = policy == "TRANSFORMER_BASED_WRAP"
+    if not wraps_layers and (policy != "NO_WRAP" or plan.engine == "fsdp2"):
+        raise Unplannable(f"fsdp_auto_wrap_policy {policy}: plans are for TRANSFORMER_BASED_WRAP")
+    return replace(
+        plan,
+        name=name,
+        shards=shards,
+        reshards=strategy.in_force in RESHARDS,
+        wraps_layers=wraps_layers,
+        prefetches=settings.get("fsdp_backward_prefetch") == "BACKWARD_PRE",
+    )
+
+
+def shards_of(plan: Plan, strategy: Strategy, ranks_per_machine: int) -> int:
+    """Return how many ranks share one copy of the state: FSDP1 forms groups by machine, FSDP2 by
+    the mesh."""
+    if plan.engine == "fsdp2":
+        return strategy.shards or plan.ranks
+    if strategy.in_force == "NO_SHARD":
+        return 1
+    if strategy.in_force in HYBRIDS:
+        return ranks_per_machine
+    return plan.ranks
+
+
+def refuse_unknown_keys(plan: Plan, config: Config) -> None:
+    """Raise Unplannable for keys of a config whose memory is not known here."""
+    fsdp = config.get("fsdp_config", {})
+    if plan.is_fsdp and fsdp.get("fsdp_activation_checkpointing"):
+        raise Unplannable(
+            "fsdp_activation_checkpointing: "
+            "plans are for --gradient_checkpointing, which does the same"
+        )
+    if plan.is_fsdp and fsdp.get("fsdp_transformer_layer_cls_to_wrap"):
+        raise Unplannable(
+            "fsdp_transformer_layer_cls_to_wrap: "
+            "plans are for the model's own layers, without that key"
+        )
+    zero = config.get("deepspeed_config", {})
+    if plan.engine == "zero" and zero.get("deepspeed_config_file"):
+        raise Unplannable(
+            "deepspeed_config_file: plans are for DeepSpeed's own bucket sizes, by the YAML's keys"
+        )
+
+
+def refuse_as_the_recipe(plan: Plan, config: Config) -> None:
+    """Raise Unplannable with what the recipe would refuse at its start."""
+    fsdp_version = {"fsdp1": 1, "fsdp2": 2}.get(plan.engine, 0)
+    zero_stage = plan.stage if plan.engine == "zero" else -1
+    use_orig_params = config.get("fsdp_config", {}).get("fsdp_use_orig_params", True)
+    problems = recipe.refusals(
+        plan.args,
+        (plan.name, fsdp_version, zero_stage),
+        plan.ranks,
+        plan.mixed_precision,
+        use_orig_params is not False,
+    )
+    if problems:
+        raise Unplannable("; ".join(problems))

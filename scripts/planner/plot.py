@@ -1,0 +1,135 @@
+"""The pictures of a memory plan: every strategy against the card, and the peak against the length."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter
+from transformers import PretrainedConfig
+
+from .cards import GIB, with_constants
+from .closed_form import closed_form
+from .ledger import Sizes
+from .plan import Plan
+from .request import Batch
+
+COLORS = {
+    "parameters": "#3b6ea5",
+    "quantization": "#6f9bc8",
+    "adapters": "#a7c4e2",
+    "unsharded": "#1f3f66",
+    "working copies": "#86a8c7",
+    "master copies": "#7b5ea7",
+    "optimizer": "#a98fce",
+    "gradients": "#c8553d",
+    "activations": "#e0a458",
+    "logits": "#f0cf8e",
+    "communication": "#6a994e",
+    "constants": "#b8b8b8",
+}
+LENGTHS = [2**power for power in range(9, 18)]  # tokens
+CURVES = 6
+BAR_HEIGHT = 0.72
+
+
+def draw(
+    path: str,
+    title: str,
+    plans: Mapping[str, Plan],
+    config: PretrainedConfig,
+    batch: Batch,
+    card: int | None,
+) -> None:
+    """Write two pictures into one file.
+
+    Args:
+        path: the file, a PNG by its name.
+        title: above the pictures.
+        plans: by name.
+        config: of the model.
+        batch: a micro-batch of each rank.
+        card: bytes, or None.
+
+    Raises OSError and ValueError of matplotlib.
+    """
+    heights = [0.28 * len(plans) + 0.6, 3.2]
+    figure = Figure(figsize=(9, sum(heights) + 0.7), layout="constrained")
+    bars, curves = figure.subplots(2, 1, height_ratios=heights)
+    devices = {name: held(plan, config, batch) for name, plan in plans.items()}
+    order = sorted(devices, key=lambda name: -sum(devices[name].values()))
+    draw_bars(bars, devices, order)
+    bars.set_title(title, fontsize=10, loc="left")
+    peaks = {
+        name: [peak_in_gib(plans[name], config, batch, length) for length in LENGTHS]
+        for name in spread(order)
+    }
+    draw_curves(curves, peaks, batch)
+    if card:
+        draw_card(bars, curves, card)
+    for axes in (bars, curves):
+        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    curves.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    figure.savefig(path, dpi=150)
+
+
+def draw_bars(axes: Axes, devices: Mapping[str, Sizes], order: Sequence[str]) -> None:
+    """Draw a bar for each strategy, of what holds its memory."""
+    left = dict.fromkeys(order, 0.0)
+    for category, color in COLORS.items():
+        sizes = {name: devices[name].get(category, 0) / GIB for name in order}
+        if any(sizes.values()):
+            axes.barh(
+                order,
+                list(sizes.values()),
+                left=list(left.values()),
+                color=color,
+                label=category,
+                height=BAR_HEIGHT,
+            )
+        for name, size in sizes.items():
+            left[name] += size
+    axes.set_xlabel("GiB of a GPU at the peak")
+
+
+def draw_curves(axes: Axes, peaks: Mapping[str, Sequence[float]], batch: Batch) -> None:
+    """Draw the peak of each strategy against the length of the rows."""
+    for number, (name, sizes) in enumerate(peaks.items()):
+        axes.plot(LENGTHS, sizes, "o-", markersize=3, color=f"C{number}", label=name)
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel=f"tokens a row, {batch.sequences} rows a micro-batch",
+        ylabel="GiB",
+    )
+    axes.set_xticks(LENGTHS, [f"{length:,}" for length in LENGTHS])
+    axes.minorticks_off()
+
+
+def draw_card(bars: Axes, curves: Axes, card: int) -> None:
+    """Draw the size of the card into both pictures."""
+    size = card / GIB
+    for mark in (bars.axvline, curves.axhline):
+        mark(size, color="black", linestyle="--", linewidth=1, label=f"card, {size:.0f} GiB")
+
+
+def held(plan: Plan, config: PretrainedConfig, batch: Batch) -> Sizes:
+    """Return {category: bytes} of a GPU at its peak."""
+    device, _ = closed_form(plan, config, batch)
+    return with_constants(device, plan.ranks)
+
+
+def peak_in_gib(plan: Plan, config: PretrainedConfig, batch: Batch, length: int) -> float:
+    """Return the GiB at the peak with rows of another length, as much of which is supervised."""
+    supervised = max(batch.supervised * length // batch.length, 1)
+    longer = replace(batch, length=length, supervised=supervised)
+    return sum(held(plan, config, longer).values()) / GIB
+
+
+def spread(names: Sequence[str]) -> list[str]:
+    """Return at most CURVES of the names, the first and the last among them."""
+    if len(names) <= CURVES:
+        return list(names)
+    return [names[round(i * (len(names) - 1) / (CURVES - 1))] for i in range(CURVES)]

@@ -1,0 +1,326 @@
+"""What a rank holds: `Replica` under one process and DDP, `Gathered` where parameters are sharded.
+
+A strategy says what is held at rest, what it does around each part of a forward and backward pass,
+and what the optimizer's step makes. With P parameters that train, of b bytes each, AdamW and N
+ranks, a rank holds at rest, in bytes:
+
+                parameters    gradients     AdamW's two numbers
+    DDP         b P           b P           2 b P
+    sharded     b P / N       b P / N       2 b P / N
+
+Gradients of one process come and go with the step. Around the layer that is computed a sharded
+strategy holds all of its parameters, and then all of its gradients.
+
+FSDP's two versions are in fsdp.py, DeepSpeed's stages in zero.py and zero3.py. How far each is off
+from live tensors: scripts/track_ranks.py.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from .autograd import FP32, Autograd, Tensor, Weight
+from .blocks import EMBEDDING, TAIL, Part
+from .decoder import Layer
+from .ledger import Sizes, Storage
+from .plan import Plan
+
+# bitsandbytes' 8-bit optimizers
+BLOCK_8BIT = 256  # numbers that share an fp32 scale
+LEAST_8BIT = 4096  # elements: the state of smaller tensors stays in fp32
+
+
+def state_in_8_bits(elements: int) -> int:
+    """Return the bytes of AdamW's two numbers per element in 8 bits, with their scales."""
+    scales = FP32 * math.ceil(elements / BLOCK_8BIT)
+    return 2 * (elements + scales)
+
+
+def state_bytes(weight: Weight, elements: int, optim: str) -> int:
+    """Return the bytes of AdamW's state for so many elements of a weight.
+
+    torch's AdamW keeps two numbers per element in the precision of the weight. bitsandbytes keeps
+    them in 8 bits, but in fp32 for embeddings and small tensors.
+    """
+    if optim.startswith("adamw_torch"):
+        return 2 * elements * weight.stored_itemsize
+    if is_8bit(optim) and not weight.is_embedding and weight.numel >= LEAST_8BIT:
+        return state_in_8_bits(elements)
+    return 2 * elements * FP32
+
+
+def is_8bit(optim: str) -> bool:
+    """Tell whether --optim keeps AdamW's state in 8 bits."""
+    return optim in ("adamw_8bit", "paged_adamw_8bit")
+
+
+def add_to(sizes: Sizes, category: str, size: int) -> None:
+    """Add bytes to those of a category."""
+    sizes[category] = sizes.get(category, 0) + size
+
+
+class Replica:
+    """Every rank has all parameters: one process, and DDP.
+
+    DDP holds all gradients as well, at any time, since they are views of the buckets it reduces.
+
+    Args:
+        plan: what decides about memory.
+        weights: all weights of the model, adapters included.
+        extra: what else is held at rest, such as the scales of quantized weights.
+    """
+
+    autograd: Autograd  # from `begin` on
+    is_last: bool  # whether the micro-batch is the last one of its step, from `begin_pass` on
+
+    def __init__(self, plan: Plan, weights: Sequence[Weight], extra: Sizes) -> None:
+        self.plan = plan
+        self.weights = weights
+        self.extra = extra
+        self.trained = [weight for weight in weights if weight.trains]
+        self.elements = sum(weight.numel for weight in self.trained)
+
+    # ---- At rest ----
+    def parameters(self) -> Sizes:
+        """Return {category: bytes} of whole parameters and what belongs to them."""
+        held = dict(self.extra)
+        for weight in self.weights:
+            add_to(held, weight.category, weight.numel * weight.itemsize)
+        return held
+
+    def at_rest(self) -> tuple[Sizes, Sizes]:
+        """Return what is held between steps, on the device and on the host."""
+        optim = self.plan.args.optim
+        device = self.parameters()
+        host = {}
+        states = host if optim.startswith("paged") else device
+        states["optimizer"] = sum(
+            state_bytes(weight, weight.numel, optim) for weight in self.trained
+        )
+        if self.plan.engine == "ddp":
+            device["gradients"] = sum(weight.numel * weight.itemsize for weight in self.trained)
+        return device, host
+
+    # ---- In a step ----
+    def begin(self, autograd: Autograd) -> None:
+        """Take part in the passes of an autograd, whose finished gradients come to `accumulate`."""
+        self.autograd = autograd
+        autograd.accumulate = self.accumulate
+
+    def begin_pass(self, is_last: bool) -> None:
+        """Before a micro-batch; the last one of a step is that whose gradients are reduced."""
+        self.is_last = is_last
+
+    def around(
+        self, part: Part, forward: Callable[[Tensor | None], Tensor], x: Tensor | None
+    ) -> Tensor:
+        """Return forward(x) for a part of the model, with what the strategy does around it."""
+        if self.plan.args.gradient_checkpointing and isinstance(part, Layer):
+            return self.autograd.checkpoint(forward, x)
+        return forward(x)
+
+    def end_forward(self) -> None:
+        """Between forward and backward pass."""
+
+    def accumulate(self, weight: Weight, gradient: Storage) -> None:
+        """Take a finished gradient. DDP copies that of the last micro-batch into its bucket."""
+        if self.plan.engine == "ddp" and self.is_last:
+            weight.gradient = None
+        else:
+            self.autograd.keep_gradient(weight, gradient)
+
+    def end_pass(self) -> None:
+        """After a micro-batch."""
+
+    def step(self) -> None:
+        """Run the optimizer: fused kernels make nothing, torch's loop over lists of tensors makes
+        one for each weight."""
+        if self.plan.args.optim == "adamw_torch":
+            size = sum(weight.numel * weight.stored_itemsize for weight in self.trained)
+            self.autograd.touch(size, 1, "optimizer")
+        for weight in self.trained:
+            weight.gradient = None
+
+
+class Unit:
+    """Parameters that are gathered together. Sizes are in bytes, for this rank or for all of it.
+
+    Each of N ranks has a share of each weight: FSDP2 cuts by rows, and pads to a multiple of N; the
+    others cut a flat buffer of all weights, so that shares are fractions.
+    """
+
+    def __init__(self, weights: Sequence[Weight], plan: Plan) -> None:
+        self.weights = weights
+        shards = plan.shards
+        self.shares: dict[Weight, float] = {}  # elements of this rank
+        for weight in weights:
+            if plan.engine == "fsdp2":
+                elements_per_row = weight.numel // weight.rows
+                self.shares[weight] = math.ceil(weight.rows / shards) * elements_per_row
+            else:
+                self.shares[weight] = weight.numel / shards
+        self.trained = [(w, share) for w, share in self.shares.items() if w.trains]
+        # All parameters, in what the model computes with
+        self.gathered = sum(share * shards * w.itemsize for w, share in self.shares.items())
+        # This rank's shards that are stored in another precision, cast to that before the gather
+        self.cast = sum(
+            share * w.itemsize
+            for w, share in self.shares.items()
+            if w.stored_itemsize != w.itemsize
+        )
+        # All gradients: as the backward pass makes them, and as they are reduced, which is in fp32
+        # under mixed precision (reduce_in_fp32 of the recipes)
+        self.gradients = sum(share * shards * w.itemsize for w, share in self.trained)
+        self.reduced = sum(
+            share * shards * (FP32 if plan.low_itemsize else w.itemsize)
+            for w, share in self.trained
+        )
+        # What is held of them now
+        self.whole: Storage | None = None  # the parameters, gathered
+        self.buffer: Storage | None = None  # that they are gathered into, before they are copied
+        self.whole_gradients: dict[Weight, Storage] = {}
+        self.shard_of_gradients: Storage | None = None
+
+
+class Gathered(Replica):
+    """1/N of everything at rest; around a part of the model its parameters are whole.
+
+    Gradients of a part are whole until its backward pass is done. They are then reduced, and each
+    rank keeps 1/N of the result. Subclasses say how parameters are gathered and gradients reduced.
+
+    Args:
+        plan, weights, extra: as of `Replica`.
+        units: the weights of each part of the model that is gathered as one.
+        gathers_tail_first: whether the unit of the tail is whole from the start of a pass to its
+            end, because it also holds the embedding.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        weights: Sequence[Weight],
+        extra: Sizes,
+        units: Mapping[Part, Sequence[Weight]],
+        gathers_tail_first: bool,
+    ) -> None:
+        super().__init__(plan, weights, extra)
+        self.units = {part: Unit(members, plan) for part, members in units.items() if members}
+        self.gathers_tail_first = gathers_tail_first
+        self.order = list(self.units)
+        self.unit_of = {weight: unit for unit in self.units.values() for weight in unit.weights}
+        self.own = sum(share for unit in self.units.values() for _, share in unit.trained)
+
+    def at_rest(self) -> tuple[Sizes, Sizes]:
+        device = dict(self.extra)
+        host = {}
+        parameters = host if self.plan.offloads_parameters else device
+        states = host if self.plan.offloads_optimizer else device
+        for unit in self.units.values():
+            for weight, share in unit.shares.items():
+                size = math.ceil(share) * weight.stored_itemsize
+                add_to(parameters, weight.category, size)
+        states["optimizer"] = 0
+        for weight, share in self.trained_shares():
+            states["optimizer"] += state_bytes(weight, share, self.plan.args.optim)
+        if self.plan.offloads_optimizer:
+            states["gradients"] = sum(
+                share * weight.stored_itemsize for weight, share in self.trained_shares()
+            )
+        return device, host
+
+    def trained_shares(self) -> list[tuple[Weight, int]]:
+        """Return the weights that train, with this rank's elements of each, rounded up."""
+        return [
+            (weight, math.ceil(share))
+            for unit in self.units.values()
+            for weight, share in unit.trained
+        ]
+
+    # ---- Around a part ----
+    def gather(self, unit: Unit, is_backward: bool = False) -> None:
+        """Make the parameters of a unit whole, if they are not."""
+        raise NotImplementedError
+
+    def gather_ahead(self, unit: Unit) -> None:
+        """Called in the backward pass before a part is computed, with the unit that comes next."""
+
+    def release(self, unit: Unit) -> None:
+        """Let go of whole parameters."""
+        unit.whole = None
+
+    def keeps(self, part: Part) -> bool:
+        """Tell whether the parameters of a part stay whole between the passes."""
+        return not self.plan.reshards or part == TAIL
+
+    def reduce(self, unit: Unit) -> None:
+        """Turn whole gradients of a unit into this rank's share, in the precision it is stored in.
+
+        Parameters are let go of.
+        """
+        raise NotImplementedError
+
+    def around(
+        self, part: Part, forward: Callable[[Tensor | None], Tensor], x: Tensor | None
+    ) -> Tensor:
+        if part == EMBEDDING and self.gathers_tail_first:
+            self.gather(self.units[TAIL])
+        unit = self.units.get(part)
+        if unit is None:
+            return super().around(part, forward, x)
+        self.gather(unit)
+        if x is not None and x.node is not None and not self.ends_with_pass(part):
+            x = self.reducing_after(unit, x)
+        y = super().around(part, forward, x)
+        if y.node is not None:
+            self.gather_before(part, y)
+        if not self.keeps(part):
+            self.release(unit)
+        return y
+
+    def ends_with_pass(self, part: Part) -> bool:
+        """Tell whether the unit of a part is in use until the backward pass is over."""
+        return part == TAIL and self.gathers_tail_first
+
+    def reducing_after(self, unit: Unit, x: Tensor) -> Tensor:
+        """Return x with a node at which the backward pass of a unit is over, so that its gradients
+        are reduced. FSDP places such a node at the input of a layer."""
+        x = self.autograd.op(x.numel, x.itemsize, [x], shares_gradient=True, storage=x.storage)
+        x.node.before = lambda: self.reduce(unit)
+        return x
+
+    def gather_before(self, part: Part, y: Tensor) -> None:
+        """Have the unit of a part gathered before the backward pass of its result, y.
+
+        With checkpointing the part is computed again after that.
+        """
+        recompute = y.node.before
+
+        def before() -> None:
+            self.gather(self.units[part], is_backward=True)
+            place = self.order.index(part)
+            if place > 0:
+                self.gather_ahead(self.units[self.order[place - 1]])
+            if recompute is not None:
+                recompute()
+
+        y.node.before = before
+
+    # ---- Gradients and optimizer ----
+    def accumulate(self, weight: Weight, gradient: Storage) -> None:
+        self.unit_of[weight].whole_gradients[weight] = gradient.becomes("unsharded")
+
+    def reduce_scatter(self, unit: Unit) -> None:
+        """Make the share of gradients that a reduce-scatter gives; torch adds later ones to the
+        first in place. With offload it moves on to the host."""
+        output = self.autograd.new(unit.reduced / self.plan.shards, 1, "communication")
+        if unit.shard_of_gradients is None and not self.plan.offloads_optimizer:
+            unit.shard_of_gradients = output.becomes("gradients")
+
+    def end_pass(self) -> None:
+        for unit in self.units.values():
+            self.reduce(unit)
+
+    def step(self) -> None:
+        if self.plan.args.optim == "adamw_torch" and not self.plan.offloads_optimizer:
+            self.autograd.touch(self.own, FP32, "optimizer")
+        for unit in self.units.values():
+            unit.shard_of_gradients = None

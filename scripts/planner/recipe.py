@@ -1,0 +1,123 @@
+"""What the planner asks of recipes/llama.py. No other module of the package imports the recipe.
+
+The recipe parses its own arguments, refuses what it would refuse in a launch, and brings the loss
+and the optimizer that are traced. Importing this module takes as long as importing the recipe.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+import llama
+from components import head_loss, optimizer, upstream
+from components.checks import find_conflicts
+from components.cli import parse_arguments
+from components.head_loss import LossInHead
+from components.status import process_status
+from components.strategy import Strategy
+from components.strategy_checks import find_misfits
+
+RecipeArguments = llama.Arguments
+MIB = 2**20
+CPU = torch.device("cpu")
+# Refusals that depend on this machine, and not on the one that is planned for.
+ABOUT_THIS_MACHINE = ("--model_name_or_path", "DeepSpeed compiles")
+
+
+# ---- Arguments ----
+def parse_words(words: Sequence[str]) -> RecipeArguments:
+    """Return the recipe's arguments from the words of its command line, read by its own parser.
+
+    Raises SystemExit, after the recipe's own one-line message, if a word is wrong.
+    """
+    # The recipe records a wrong call in its output folder. Planning is no run of that folder.
+    process_status().open(None)
+    return parse_arguments(llama.Arguments, words=words)
+
+
+def with_values(args: RecipeArguments, **values: Any) -> RecipeArguments:
+    """Return a copy of the arguments in which some have other values."""
+    return dataclasses.replace(args, **values)
+
+
+def refusals(
+    args: RecipeArguments,
+    strategy: tuple[str, int, int],
+    ranks: int,
+    mixed_precision: str,
+    use_orig_params: bool,
+) -> list[str]:
+    """Return what the recipe would refuse at its start, apart from what depends on the machine.
+
+    Args:
+        args: the recipe's arguments.
+        strategy: its name, the version of FSDP or 0, and the stage of ZeRO or -1.
+        ranks: number of processes.
+        mixed_precision: no, bf16 or fp16.
+        use_orig_params: FSDP1's setting of this name.
+    """
+    zero = {"stage3_gather_16bit_weights_on_model_save": True}
+    state = SimpleNamespace(
+        deepspeed_plugin=SimpleNamespace(deepspeed_config={"zero_optimization": zero}),
+        fsdp_plugin=SimpleNamespace(use_orig_params=use_orig_params),
+    )
+    accelerator = SimpleNamespace(mixed_precision=mixed_precision, num_processes=ranks, state=state)
+    name, fsdp_version, stage = strategy
+    in_force = Strategy(name, fsdp_version, stage if stage >= 0 else None)
+    return [
+        problem
+        for problem in problems_of(args, accelerator, in_force)
+        if not problem.startswith(ABOUT_THIS_MACHINE)
+    ]
+
+
+def problems_of(args: RecipeArguments, accelerator: Any, strategy: Strategy) -> Iterator[str]:
+    """Yield what the recipe finds in its arguments, and between them and the strategy."""
+    yield from find_conflicts(args)
+    yield from find_misfits(args, accelerator, strategy)
+
+
+# ---- The loss ----
+def logits_mib(args: RecipeArguments) -> float:
+    """Return how many MiB of fp32 logits the recipe computes at a time where it finds no GPU."""
+    return head_loss.logits_mib(args.max_logits_mib, CPU)
+
+
+def logits_mib_on(card: float) -> float:
+    """Return how many MiB of fp32 logits the recipe computes at a time on a card of so many bytes,
+    unless --max_logits_mib says otherwise."""
+    return head_loss.LOGITS_SHARE * card / MIB
+
+
+def prepare_model(model: torch.nn.Module, args: RecipeArguments, autocasts: bool) -> LossInHead:
+    """Do to a loaded model what the recipe does before it hands it to `Accelerator.prepare`.
+
+    Returns the recipe's loss.
+
+    autocasts: whether matrix products compute in the lower precision of autocast.
+    """
+    if args.gradient_checkpointing:
+        upstream.enable_gradient_checkpointing(model)
+    token_loss = LossInHead(model, logits_mib(args), CPU)
+    if args.use_peft:
+        # FSDP2 casts by itself instead of autocast; when it is traced, autocast stands in for it.
+        accelerator: Any = SimpleNamespace(native_amp=autocasts, is_fsdp2=False)
+        upstream.leave_casts_to_autocast(model, accelerator, args.use_dora)
+    return token_loss
+
+
+def make_optimizer(model: torch.nn.Module, args: RecipeArguments) -> torch.optim.Optimizer:
+    """Return the recipe's optimizer over what trains."""
+    return optimizer.make_adamw(model, args)
+
+
+# ---- Rows ----
+def labels_of(
+    row: dict[str, Any], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> list[int]:
+    """Return the labels of a row, -100 for each token that is not trained on."""
+    return llama.tokenize_row(row, tokenizer, max_length)["labels"]

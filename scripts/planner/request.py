@@ -1,0 +1,108 @@
+"""A call of scripts/plan_memory.py, and the micro-batch that it asks about."""
+
+from argparse import Namespace
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .errors import Unplannable
+
+# Options of `accelerate launch`, each with a value, that change no byte.
+LAUNCHER_OPTIONS = (
+    "--machine_rank",
+    "--main_process_ip",
+    "--main_process_port",
+    "--main_training_function",
+    "--gpu_ids",
+    "--rdzv_backend",
+    "--deepspeed_hostfile",
+    "--num_cpu_threads_per_process",
+)
+LAUNCHER_FLAGS = ("--multi_gpu", "--quiet")
+RECIPE = "llama.py"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asks: a model or a recipe with its arguments, a config or none, and a card."""
+
+    model: str = ""  # recipes/llama.py, or in its place a hub id, a folder or a config.json
+    words: list[str] = field(default_factory=list)  # the recipe's own arguments
+    config_file: str | None = None  # none: choose among the shipped ones
+    num_processes: int | None = None
+    num_machines: int | None = None
+    mixed_precision: str | None = None
+    gpu: str | None = None  # a name or a size, as `cards.bytes_of` reads it
+    longest: int | None = None  # tokens of the longest row
+    learnt_share: float = 1.0  # of all tokens, those that the loss counts
+    simulate: bool = False  # trace instead of the closed form
+    plot: str | None = None
+    json: str | None = None
+
+    @property
+    def machines(self) -> int:
+        """Hosts, with as many GPUs each."""
+        return self.num_machines or 1
+
+    def check(self) -> None:
+        """Raise Unplannable for options that no request can have."""
+        if not 0 < self.learnt_share <= 1:
+            raise Unplannable(f"--learnt_share {self.learnt_share}: must be above 0 and at most 1")
+        if self.longest is not None and self.longest < 1:
+            raise Unplannable(f"--longest {self.longest}: must be 1 or more")
+        if self.longest is not None and "--packing" in self.words:
+            raise Unplannable("--longest: packed lines are filled to --max_length")
+        if not self.config_file and not self.gpu:
+            raise Unplannable(
+                "give --config_file, for the plan of one strategy, or --gpu, to choose among all"
+            )
+
+    def recipe_words(self) -> list[str]:
+        """Return the words of the recipe's command line, the model among them."""
+        is_recipe = self.model.endswith(".py")
+        if is_recipe and Path(self.model).name != RECIPE:
+            raise Unplannable(
+                f"{self.model}: plans are for recipes/{RECIPE}, or any decoder: "
+                "give the model instead"
+            )
+        if is_recipe:
+            return self.words
+        if "--model_name_or_path" in self.words:
+            raise Unplannable(
+                "--model_name_or_path: MODEL says it already; "
+                f"or give recipes/{RECIPE} instead of MODEL"
+            )
+        return [*self.words, "--model_name_or_path", self.model]
+
+
+def without_launcher_options(words: list[str]) -> list[str]:
+    """Return the words of a launch command without those that only the launcher reads."""
+    kept = []
+    skips_value = False
+    for word in words:
+        if skips_value:
+            skips_value = False
+        elif word in LAUNCHER_OPTIONS:
+            skips_value = True
+        elif word not in LAUNCHER_FLAGS:
+            kept.append(word)
+    return kept
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch of one rank, at its worst: all sequences are as long as the longest."""
+
+    sequences: int
+    length: int  # tokens of a sequence
+    supervised: int  # tokens, of all sequences together, that the loss counts
+    packed: bool = False  # whether a sequence holds several rows, which must not see each other
+
+
+def batch_of(args: Namespace, request: Request) -> Batch:
+    """Return the largest micro-batch of the recipe's arguments."""
+    length = args.max_length
+    if request.longest is not None:
+        length = min(request.longest, length)
+    sequences = args.per_device_train_batch_size
+    supervised = max(round(sequences * length * request.learnt_share), 1)
+    return Batch(sequences, length, supervised, args.packing or args.padding_free)

@@ -1,0 +1,262 @@
+"""A model as its config describes it, on the meta device: every tensor has its shape, none its bytes.
+
+`build_base` makes what the recipe's `load_model` would load, quantized layers included, from a
+config alone; `build` adds the adapters.
+"""
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers.quantizers.base import get_keys_to_not_convert
+
+from .errors import NO_HUB, Unplannable, first_line
+from .recipe import RecipeArguments
+
+# bitsandbytes' block sizes
+WEIGHTS_PER_SCALE = 64
+SCALES_PER_SCALE = 256  # in double quantization
+
+
+# ---- Configs ----
+def read_model_config(name: str) -> PretrainedConfig:
+    """Return the transformers config of a hub id, a folder or a config.json.
+
+    Raises Unplannable: with 69 where the hub cannot be reached, with 64 for a file that is no
+    config of a known model.
+    """
+    try:
+        return find_model_config(name)
+    except Unplannable:
+        raise
+    except OSError as error:
+        raise Unplannable(
+            f"{name}: not a folder, and the hub has or gives no such config: {first_line(error)}",
+            NO_HUB,
+        ) from None
+    except Exception as error:  # Each config class checks its own fields in its own way.
+        raise Unplannable(
+            f"{name}: not the config of a model that transformers knows: {first_line(error)}"
+        ) from None
+
+
+def find_model_config(name: str) -> PretrainedConfig:
+    """Return a config as `read_model_config` does, with whatever errors transformers raises."""
+    path = Path(name)
+    if path.is_dir():
+        path = path / "config.json"
+    if path.is_file():
+        content = json.loads(path.read_text())
+        if "model_type" not in content:
+            raise Unplannable(
+                f"{path}: no field model_type, from which transformers knows the architecture"
+            )
+        return AutoConfig.for_model(**content)
+    if name.endswith(".json") or name.startswith((".", "/")):
+        raise Unplannable(
+            f"{path}: no such file; MODEL is a hub id, a folder with a config.json, "
+            "or a config.json"
+        )
+    return AutoConfig.from_pretrained(name, trust_remote_code=False)
+
+
+# ---- Quantized layers ----
+class Quantized(torch.nn.Linear):
+    """A linear layer as bitsandbytes stores it, frozen: packed weight, scales as buffers.
+
+    4-bit (arXiv 2305.14314): two weights per byte, in elements of the storage dtype, as the recipe
+    asks for. Each block of 64 weights has an fp32 scale: 4.5 bits per weight. With double
+    quantization a scale takes one byte, and 256 of those share an fp32 scale: 4.127 bits.
+    int8 (arXiv 2208.07339): one byte per weight, one fp32 scale per row.
+    """
+
+    def __init__(self, linear: torch.nn.Linear, args: RecipeArguments) -> None:
+        super().__init__(
+            linear.in_features,
+            linear.out_features,
+            linear.bias is not None,
+            dtype=linear.weight.dtype,
+        )
+        self.in_4bit = args.load_in_4bit
+        if self.in_4bit:
+            weight = packed_4bit(linear.weight)
+            scales = scales_4bit(linear.weight.numel(), args.bnb_4bit_use_double_quant)
+        else:
+            weight = torch.empty(linear.weight.shape, dtype=torch.int8)
+            scales = [torch.empty(linear.out_features)]
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+        for number, scale in enumerate(scales):
+            self.register_buffer(f"scale_{number}", scale, persistent=False)
+        if self.bias is not None:
+            self.bias.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = QuantizedProduct.apply(x, self)
+        if self.in_4bit:
+            return out.clone()  # as peft's 4-bit layer does
+        return out
+
+
+def packed_4bit(weight: torch.Tensor) -> torch.Tensor:
+    """Return an empty tensor of the bytes of a weight in 4 bits, [elements, 1]."""
+    size = weight.numel() / 2
+    return torch.empty(math.ceil(size / weight.element_size()), 1, dtype=weight.dtype)
+
+
+def scales_4bit(numel: int, double_quant: bool) -> list[torch.Tensor]:
+    """Return empty tensors of what bitsandbytes keeps besides `numel` weights in 4 bits."""
+    code = torch.empty(16)  # the values that four bits stand for
+    blocks = math.ceil(numel / WEIGHTS_PER_SCALE)
+    if not double_quant:
+        return [torch.empty(blocks), code]
+    byte_scales = torch.empty(blocks, dtype=torch.uint8)
+    scales_of_scales = torch.empty(math.ceil(blocks / SCALES_PER_SCALE))
+    byte_code = torch.empty(256)
+    return [byte_scales, scales_of_scales, byte_code, code]
+
+
+class QuantizedProduct(torch.autograd.Function):
+    """What bitsandbytes' matrix products allocate.
+
+    4-bit keeps nothing of its input for the backward pass; int8 keeps all of it, and makes copies
+    in fp16 and int8 for a moment.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, layer: Quantized) -> torch.Tensor:
+        ctx.layer = layer
+        if not layer.in_4bit:
+            ctx.kept = x
+            copies = [torch.empty_like(x, dtype=dtype) for dtype in (torch.float16, torch.int8)]
+            del copies
+        return x.new_empty(*x.shape[:-1], layer.out_features)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        layer = ctx.layer
+        dequantized = grad.new_empty(layer.out_features, layer.in_features)
+        return grad.matmul(dequantized), None
+
+
+def quantize(model: torch.nn.Module, args: RecipeArguments) -> None:
+    """Put Quantized layers where transformers would let bitsandbytes put its own; freeze all."""
+    kept = get_keys_to_not_convert(model)
+    for name, module in list(model.named_modules()):
+        is_kept = any(name == key or name.endswith(f".{key}") for key in kept)
+        if type(module) is torch.nn.Linear and not is_kept:
+            model.set_submodule(name, Quantized(module, args))
+    for weight in model.parameters():
+        weight.requires_grad_(False)
+
+
+# ---- Models ----
+def build_base(
+    args: RecipeArguments, config: PretrainedConfig, device: str = "meta"
+) -> torch.nn.Module:
+    """Return the model that the recipe would load, without adapters, by default on the meta device.
+
+    Attention is eager or sdpa, since kernels for GPUs refuse to be built elsewhere; parameters do
+    not depend on it. Raises Unplannable for a config that makes no causal language model.
+    """
+    with naming_bad_configs(), torch.device(device), quiet():
+        return make_base(args, config).train()
+
+
+def build(args: RecipeArguments, config: PretrainedConfig, device: str = "meta") -> torch.nn.Module:
+    """Return what `build_base` does, with the adapters of peft where the recipe would add them."""
+    with naming_bad_configs(), torch.device(device), quiet():
+        model = make_base(args, config)
+        if args.use_peft:
+            model = get_peft_model(model, adapters_of(args))
+        return model.train()
+
+
+def make_base(args: RecipeArguments, config: PretrainedConfig) -> torch.nn.Module:
+    """Make the model, on torch's current device, with whatever errors its class raises."""
+    attention = "eager" if args.attn_implementation == "eager" else "sdpa"
+    model = AutoModelForCausalLM.from_config(
+        config, dtype=getattr(torch, args.dtype), attn_implementation=attention
+    )
+    if args.load_in_4bit or args.load_in_8bit:
+        quantize(model, args)
+    return model
+
+
+def adapters_of(args: RecipeArguments) -> LoraConfig:
+    """Return peft's description of the adapters."""
+    targets = args.lora_target_modules
+    if targets == ["all-linear"]:
+        targets = "all-linear"
+    return LoraConfig(
+        task_type="CAUSAL_LM",
+        r=args.lora_r,
+        lora_alpha=args.lora_alpha,
+        lora_dropout=args.lora_dropout,
+        use_rslora=args.use_rslora,
+        use_dora=args.use_dora,
+        target_modules=targets,
+    )
+
+
+class MemoizedBuild:
+    """`build_base` on the meta device, once for each kind of weights.
+
+    Building a model is most of the time that a plan takes. Its shapes depend on few arguments, and
+    the closed form changes nothing in it.
+    """
+
+    def __init__(self) -> None:
+        self.built: dict[tuple, torch.nn.Module] = {}
+
+    def __call__(self, args: RecipeArguments, config: PretrainedConfig) -> torch.nn.Module:
+        key = (
+            id(config),
+            args.dtype,
+            args.attn_implementation,
+            args.load_in_4bit,
+            args.load_in_8bit,
+            args.bnb_4bit_use_double_quant,
+        )
+        if key not in self.built:
+            self.built[key] = build_base(args, config)
+        return self.built[key]
+
+
+def layers_of(model: torch.nn.Module) -> torch.nn.ModuleList | None:
+    """Return the decoder layers of a language model, or None if it has no such list."""
+    for module in model.base_model.children():
+        if isinstance(module, torch.nn.ModuleList):
+            return module
+    return None
+
+
+@contextlib.contextmanager
+def naming_bad_configs() -> Iterator[None]:
+    """Turn whatever a model class or peft makes of a config that does not fit it into one line."""
+    try:
+        yield
+    except Exception as error:
+        raise Unplannable(
+            f"no causal language model from this config: {type(error).__name__}: "
+            f"{first_line(error)}"
+        ) from None
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence what libraries print about weights that are not there."""
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            yield
+    finally:
+        transformers.logging.set_verbosity(level)

@@ -1,0 +1,257 @@
+"""Trace one optimizer step of the real model on fake tensors, which have shapes but no bytes.
+
+Under torch's FakeTensorMode tensors live and die as real ones do. The process group is torch's fake
+one, so that there may be any number of ranks. Model, optimizer and loss are the recipe's own, and
+sharding is what accelerate's `fsdp2_prepare_model` does.
+
+Not traced, since their engines read the addresses of tensors, which fake ones do not have: FSDP1
+and DeepSpeed; nor bitsandbytes' kernels, for which `shapes.Quantized` stands in.
+"""
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import transformers.masking_utils
+from accelerate.utils import FullyShardedDataParallelPlugin
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import PretrainedConfig
+
+from components.head_loss import LossInHead
+
+from . import recipe
+from .errors import Unplannable, first_line
+from .ledger import Sizes
+from .plan import DTYPES, Plan
+from .request import Batch
+from .shapes import build, quiet
+from .trackers import ShardTracker, WholeTracker, peak_of
+
+CLIP = 1.0  # any maximum of the gradient's norm: clipping makes the same tensors for each
+MakeBatch = Callable[[], dict[str, Any]]
+
+
+def simulate(plan: Plan, config: PretrainedConfig, batch: Batch) -> Sizes:
+    """Return {category: bytes} of a rank's device at its peak, traced.
+
+    Raises Unplannable for what cannot be traced.
+    """
+    refuse_untraceable(plan, batch)
+    torch.set_num_threads(1)
+    model = build(plan.args, config)
+    logging.getLogger("torch").setLevel(logging.CRITICAL)  # it reports what it raises
+    with (
+        warnings.catch_warnings(),
+        quiet(),
+        fake_ranks(plan) as mesh,
+        FakeTensorMode(),
+        packing_as_told(batch.packed),
+        sdpa_kernel(SDPBackend.FLASH_ATTENTION),
+    ):
+        warnings.simplefilter("ignore")
+        try:
+            training = prepared(make_fake(model), plan, mesh)
+            return tracked(training, plan, lambda: tensors_of(batch))
+        except Exception as error:  # what a model's own kernels make of fake tensors on a CPU
+            raise Unplannable(
+                f"--simulate: this model cannot be traced: {first_line(error)}"
+            ) from None
+
+
+def measure(plan: Plan, config: PretrainedConfig, batch: Batch) -> Sizes:
+    """Return what `simulate` does of one process, with real tensors on the CPU: what the planner is
+    held against."""
+    torch.manual_seed(0)
+    model = build(plan.args, config, "cpu")
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return tracked(prepared(model, plan, None), plan, lambda: tensors_of(batch))
+
+
+def refuse_untraceable(plan: Plan, batch: Batch) -> None:
+    """Raise Unplannable for what fake tensors cannot show."""
+    if plan.engine not in ("single", "ddp", "fsdp2"):
+        raise Unplannable(
+            f"--simulate: {plan.name} reads addresses, which fake tensors do not have: leave it out"
+        )
+    if plan.offloads_parameters:
+        raise Unplannable(
+            "--simulate: fake tensors are on one device, so that offload moves nothing: "
+            "leave it out"
+        )
+    if plan.args.optim.endswith("bit"):
+        raise Unplannable(
+            f"--simulate: no fake tensors for bitsandbytes' {plan.args.optim}: leave it out"
+        )
+    if batch.packed and plan.args.attn_implementation not in ("eager", "sdpa"):
+        raise Unplannable(
+            f"--simulate: traces sdpa, not {plan.args.attn_implementation}: leave it out"
+        )
+
+
+# ---- Fake tensors and ranks ----
+def make_fake(model: torch.nn.Module) -> torch.nn.Module:
+    """Give a model on the meta device fake tensors on the CPU, tied ones once.
+
+    Call it under FakeTensorMode. Returns the model.
+    """
+    made: dict[int, torch.nn.Parameter] = {}
+    for module in model.modules():
+        for name, weight in module._parameters.items():
+            if weight is None:
+                continue
+            if id(weight) not in made:
+                tensor = torch.empty(weight.shape, dtype=weight.dtype)
+                made[id(weight)] = torch.nn.Parameter(tensor, weight.requires_grad)
+            module._parameters[name] = made[id(weight)]
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+    return model
+
+
+@contextlib.contextmanager
+def fake_ranks(plan: Plan) -> Iterator[DeviceMesh | None]:
+    """Give the mesh of the plan's ranks, which exist by name only; None where nothing is sharded."""
+    if plan.engine != "fsdp2":
+        yield None
+        return
+    replicas = plan.ranks // plan.shards
+    sizes = {"dp_shard": plan.shards}
+    if replicas > 1:
+        sizes = {"dp_replicate": replicas, "dp_shard": plan.shards}
+    dist.init_process_group("fake", rank=0, world_size=plan.ranks, store=FakeStore())
+    try:
+        yield init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    finally:
+        dist.destroy_process_group()
+
+
+def packing_as_told(packed: bool) -> contextlib.AbstractContextManager:
+    """Tell transformers whether sequences hold several rows.
+
+    It reads that from the values of position_ids, and a fake tensor has no values.
+    """
+
+    def find_packed_sequence_indices(position_ids: torch.Tensor) -> torch.Tensor | None:
+        if packed:
+            return torch.zeros_like(position_ids)
+        return None
+
+    return mock.patch.object(
+        transformers.masking_utils, "find_packed_sequence_indices", find_packed_sequence_indices
+    )
+
+
+# ---- Model, optimizer and batch ----
+@dataclass(frozen=True)
+class Training:
+    """A model as the recipe gets it back from `prepare`, its loss and its optimizer."""
+
+    model: torch.nn.Module
+    token_loss: LossInHead
+    optimizer: torch.optim.Optimizer
+
+
+def prepared(model: torch.nn.Module, plan: Plan, mesh: DeviceMesh | None) -> Training:
+    """Return what the recipe has after `prepare`."""
+    token_loss = recipe.prepare_model(
+        model, plan.args, autocasts=plan.autocast_itemsize is not None
+    )
+    if mesh is not None:
+        model = shard(model, plan, mesh)
+    args = plan.args
+    if not args.optim.startswith("adamw_torch"):
+        args = recipe.with_values(args, optim="adamw_torch")
+    return Training(model, token_loss, recipe.make_optimizer(model, args))
+
+
+def shard(model: torch.nn.Module, plan: Plan, mesh: DeviceMesh) -> torch.nn.Module:
+    """Return the model sharded over the mesh as accelerate does under FSDP2."""
+    policy = MixedPrecisionPolicy()
+    if plan.mixed_precision in DTYPES:  # reductions in fp32, as reduce_in_fp32 of the recipes
+        low = getattr(torch, DTYPES[plan.mixed_precision])
+        policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        reshard_after_forward=plan.reshards,
+        auto_wrap_policy="transformer_based_wrap",
+        cpu_ram_efficient_loading=False,
+        mixed_precision_policy=policy,
+    )
+    plugin.cpu_offload = None
+    accelerator = SimpleNamespace(
+        state=SimpleNamespace(fsdp_plugin=plugin),
+        torch_device_mesh=mesh,
+        parallelism_config=SimpleNamespace(fsdp_dim_names=mesh.mesh_dim_names),
+        mixed_precision=plan.mixed_precision,
+        is_main_process=False,
+        device=torch.device("cpu"),
+    )
+    return fsdp2_prepare_model(accelerator, model)
+
+
+def tensors_of(batch: Batch) -> dict[str, Any]:
+    """Return what the recipe's `collate` gives for a batch: sequences of one row, or of two if they
+    are packed."""
+    shape = batch.sequences, batch.length
+    inputs = {"input_ids": torch.zeros(shape, dtype=torch.long)}
+    if batch.packed:
+        half = -(-batch.length // 2)  # rounded up
+        positions = torch.arange(batch.length) % half
+        inputs["position_ids"] = positions.repeat(batch.sequences, 1)
+    trained = torch.zeros(batch.supervised, dtype=torch.long)
+    return {"inputs": inputs, "positions": trained, "targets": trained.clone()}
+
+
+# ---- The step ----
+def tracked(training: Training, plan: Plan, make_batch: MakeBatch) -> Sizes:
+    """Return the bytes at the peak of the second step.
+
+    The first one makes what stays: optimizer state, and the trackers' own caches.
+    """
+    step(training, plan, make_batch)
+    batch = make_batch()
+    tracker_class = ShardTracker if plan.engine == "fsdp2" else WholeTracker
+    tracker = tracker_class(training.model, training.optimizer)
+    with tracker:
+        step(training, plan, lambda: batch, tracker.reset_mod_stats)
+    return peak_of(tracker)
+
+
+def step(
+    training: Training,
+    plan: Plan,
+    make_batch: MakeBatch,
+    begin: Callable[[], None] = lambda: None,
+) -> None:
+    """Run one optimizer step of the recipe: its loss, its clipping, its optimizer.
+
+    begin: called once each micro-batch is there.
+    """
+    autocasts = plan.autocast_itemsize is not None
+    low = getattr(torch, DTYPES[plan.mixed_precision]) if autocasts else None
+    for _ in range(plan.args.gradient_accumulation_steps):
+        batch = make_batch()
+        begin()
+        with torch.autocast("cpu", low, enabled=autocasts):
+            loss = training.token_loss(training.model, batch)
+        loss.backward()
+        del loss, batch
+        training.token_loss.forget_batch()
+    trained = [weight for weight in training.model.parameters() if weight.requires_grad]
+    torch.nn.utils.clip_grad_norm_(trained, CLIP)
+    training.optimizer.step()
+    # DDP's gradients stay where they are, in its buckets.
+    training.optimizer.zero_grad(set_to_none=plan.engine != "ddp")

@@ -1,0 +1,114 @@
+"""torch's memory trackers, adapted to what is asked of them here.
+
+`MemTracker` and `FSDPMemTracker` see every tensor that modules, autograd, FSDP2 and the optimizer
+make and drop, of real tensors and of fake ones.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker, _FSDPRefType
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed.fsdp import FSDPModule
+
+from .ledger import Sizes
+
+TOTAL = "Total"
+CATEGORIES = {  # of the trackers: ours
+    "Parameter": "parameters",
+    "Buffer": "parameters",
+    "Gradient": "gradients",
+    "Optstate": "optimizer",
+    "Activation": "activations",
+    "Temp": "activations",
+    "Inputs": "activations",
+    "Other": "activations",
+    "Sharded Param": "parameters",
+    "Sharded Grad": "gradients",
+    "OptState": "optimizer",
+    "Unsharded Param": "unsharded",
+    "Unsharded Grad": "unsharded",
+    "All Gather": "communication",
+    "Reduce Scatter": "communication",
+}
+
+
+class PeakOnly:
+    """A tracker that looks at the whole at each op. torch's also looks at every module, of which
+    LoRA makes thousands."""
+
+    def _update_peak_stats(self, _: Any) -> None:
+        for device, held in self._curr_mem_snap.items():
+            if held[TOTAL] > self._peak_mem.get(device, 0):
+                self._peak_mem[device] = held[TOTAL]
+                self._peak_mem_snap[device] = dict(held)
+
+
+class WholeTracker(PeakOnly, MemTracker):
+    """torch's tracker of models that are not sharded."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__()
+        self.track_external(model, optimizer)
+        # It would put hooks on frozen weights, whose gradients it cannot have.
+        no_hooks = mock.Mock(), mock.Mock()
+        for weight in model.parameters():
+            if not weight.requires_grad:
+                self._param_to_grad_hook_handles[weight] = no_hooks
+
+
+class ShardTracker(PeakOnly, FSDPMemTracker):
+    """torch's tracker of models under FSDP2.
+
+    It puts hooks of its own on each module of a unit. A unit of several modules, as accelerate
+    makes of final norm and head, would be gathered and reduced once for each; such a unit keeps
+    FSDP's own hooks here, and only its tensors are named.
+    """
+
+    def _instrument_fsdp_module(self) -> None:
+        root = self._root_mod
+        members: dict[Any, list[torch.nn.Module]] = {}
+        for module in root.modules():
+            if isinstance(module, FSDPModule):
+                members.setdefault(module._get_fsdp_state(), []).append(module)
+        alone = [modules[0] for modules in members.values() if len(modules) == 1]
+        self._root_mod = SimpleNamespace(modules=lambda: alone, buffers=root.buffers)
+        super()._instrument_fsdp_module()
+        self._root_mod = root
+        for state, modules in members.items():
+            if len(modules) > 1 and state._fsdp_param_group:
+                self._name_tensors_of(state._fsdp_param_group)
+
+    def _name_tensors_of(self, group: Any) -> None:
+        """Count whole parameters and sharded gradients of a unit as what they are."""
+        self._instrument_fsdp_sharded_params_grads(group)
+        wait = group.wait_for_unshard
+        reduce = group.post_backward
+
+        def wait_for_unshard() -> None:
+            wait()
+            for param in group.fsdp_params:
+                self._update_and_maybe_create_winfos(
+                    param.unsharded_param, _FSDPRefType.UNSHARDED_PARAM
+                )
+
+        def post_backward(*unused: Any) -> None:
+            reduce(*unused)
+            self._instrument_fsdp_sharded_params_grads(group)
+
+        group.wait_for_unshard = wait_for_unshard
+        group.post_backward = post_backward
+
+
+def peak_of(tracker: MemTracker) -> Sizes:
+    """Return {category: bytes} at the peak, of all devices that the tracker saw."""
+    sizes = {}
+    for snapshot in tracker.get_tracker_snapshot("peak").values():
+        for name, size in snapshot.items():
+            key = getattr(name, "value", name)
+            if key != TOTAL and size:
+                category = CATEGORIES[key]
+                sizes[category] = sizes.get(category, 0) + size
+    return sizes

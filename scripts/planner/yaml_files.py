@@ -1,0 +1,110 @@
+"""What the planner asks of accelerate configs. No other module here imports their reader."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components import config_files, config_strategy
+from components.config_findings import IGNORED, STOPS
+from components.config_reading import as_read
+from paths import CONFIGS
+
+from .errors import Unplannable
+
+Config = dict[str, Any]  # as accelerate reads it: defaults filled in, full names, real values
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """What a config says about engine and sharding."""
+
+    engine: str  # single, ddp, fsdp1, fsdp2 or zero
+    stage: int  # of ZeRO; 0 for the other engines
+    replicas: int  # of the mesh: groups of ranks that each hold a whole model
+    shards: int  # of the mesh: ranks of a group; 0 where no mesh is written
+    in_force: str  # in FSDP1's words, such as FULL_SHARD, also for the other engines
+    is_hybrid_fsdp1: bool
+    offloads_parameters: bool
+    offloads_optimizer: bool
+
+    @property
+    def offloads(self) -> bool:
+        """Whether anything is kept on the host."""
+        return self.offloads_parameters or self.offloads_optimizer
+
+
+def strategy_of(config: Config) -> Strategy:
+    """Return what a config says about engine and sharding."""
+    facts = config_strategy.strategy_of(config)
+    offload = set(facts["offload"])
+    fsdp_offloads = "fsdp_offload_params" in offload
+    return Strategy(
+        engine=facts["engine"],
+        stage=facts["stage"] or 0,
+        replicas=facts["replicas"],
+        shards=facts["shards"],
+        in_force=config_strategy.strategy_run(config),
+        is_hybrid_fsdp1=str(facts["strategy"]).startswith("HYBRID"),
+        offloads_parameters=fsdp_offloads or "offload_param_device" in offload,
+        offloads_optimizer=fsdp_offloads or "offload_optimizer_device" in offload,
+    )
+
+
+def read(path: str | Path) -> Config:
+    """Read a config. Raises Unplannable if it is none."""
+    return as_accelerate_reads(load(path))
+
+
+def read_without_faults(path: str | Path) -> Config:
+    """Read a user's config.
+
+    Raises Unplannable also where accelerate would stop, or run something else than what is written.
+    """
+    file = load(path)
+    findings, _ = config_files.find_faults(file)
+    for finding in findings:
+        if finding.kind in (STOPS, IGNORED):
+            key = ".".join(map(str, finding.path))
+            raise Unplannable(
+                f"{path} would not do what it says: {key}: {finding.reason}; "
+                f"see python scripts/check_config.py {path}"
+            )
+    return as_accelerate_reads(file)
+
+
+def load(path: str | Path) -> config_files.ConfigFile:
+    """Return the file as written. Raises Unplannable if it is no accelerate config."""
+    try:
+        return config_files.load(path)
+    except ValueError as error:
+        raise Unplannable(str(error)) from None
+
+
+def as_accelerate_reads(file: config_files.ConfigFile) -> Config:
+    """Return the config that accelerate makes of a file, and of the DeepSpeed JSON it names."""
+    if file.deepspeed is None:
+        return as_read(file.content)
+    return as_read(file.content, file.deepspeed.content)
+
+
+def shipped_files() -> list[Path]:
+    """Return the files of accelerate_configs/ by name; of a file and a link to it only the link."""
+    links_last = sorted(CONFIGS.glob("*.yaml"), key=lambda path: (path.is_symlink(), path.name))
+    by_target = {path.resolve(): path for path in links_last}
+    return sorted(by_target.values())
+
+
+def makes_sense_on(config: Config, ranks: int, machines: int) -> bool:
+    """Tell whether a config is worth trying on so many ranks.
+
+    One rank alone splits nothing, so that only offload differs from one plain process. The groups
+    of FSDP1's HYBRID_SHARD are machines: there must be several, of several GPUs each.
+    """
+    strategy = strategy_of(config)
+    if ranks == 1:
+        return strategy.engine == "single" or strategy.offloads
+    if strategy.engine == "single":
+        return False
+    if strategy.is_hybrid_fsdp1:
+        return 1 < ranks // machines < ranks
+    return True

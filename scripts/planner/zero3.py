@@ -1,0 +1,234 @@
+"""What a rank holds under DeepSpeed's ZeRO-3, which also shards parameters.
+
+Sources: DeepSpeed's zero/stage3.py, zero/partition_parameters.py and
+zero/partitioned_param_coordinator.py, with the settings that accelerate leaves as they are.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from .autograd import FP32, Autograd, Weight
+from .blocks import EMBEDDING, TAIL, Part
+from .decoder import Layer
+from .ledger import Sizes, Storage
+from .plan import Plan
+from .ranks import Gathered, Unit, add_to
+from .zero import BUCKET, NORM_ITEMSIZE, Bucket, state_of_master_copies
+
+# Elements of DeepSpeed's settings
+PREFETCH = 50_000_000  # stage3_prefetch_bucket_size
+PERSISTENT = 100_000  # stage3_param_persistence_threshold: smaller tensors stay whole
+MOST_LIVE = 1_000_000_000  # stage3_max_live_parameters: bound of prefetching, with what is in use
+REUSE = 1_000_000_000  # stage3_max_reuse_distance: what is needed again that soon stays
+SUB_GROUP = 1_000_000_000  # sub_group_size: what the optimizer updates at a time
+
+
+class Gathering:
+    """Parameters that were asked for together, in one flat buffer.
+
+    Each is copied from it when the first is used; the buffer stays until the last is.
+    """
+
+    def __init__(self, weights: Sequence[Weight], buffer: Storage) -> None:
+        self.weights = weights
+        self.buffer = buffer
+        self.is_copied = False
+
+
+class Zero3(Gathered):
+    """1/N of parameters, gradients, master weights and state at rest; small tensors whole, besides.
+
+    A module's parameters are gathered when it is called, and with each call up to PREFETCH elements
+    of those that come next in the recorded order of a micro-batch, forward and backward pass, up to
+    MOST_LIVE in all. What has been used is let go unless it is used again within REUSE elements.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        weights: Sequence[Weight],
+        extra: Sizes,
+        units: Mapping[Part, Sequence[Weight]],
+        gathers_tail_first: bool,
+    ) -> None:
+        super().__init__(plan, weights, extra, units, gathers_tail_first)
+        self.own = math.ceil(self.own)
+        self.largest = max((share for _, share in self.trained_shares()), default=0)
+        self.whole: dict[Weight, Storage] = {}
+        self.inflight: dict[Weight, Gathering] = {}
+        self.uses_of_parts = self.uses_in_a_pass()
+        self.trace = [weight for weights in self.uses_of_parts for weight in weights]
+
+    def at_rest(self) -> tuple[Sizes, Sizes]:
+        plan = self.plan
+        device = dict(self.extra)
+        host = {}
+        parameters = host if plan.offloads_parameters else device
+        states = host if plan.offloads_optimizer else device
+        for unit in self.units.values():
+            for weight, share in unit.shares.items():
+                add_to(parameters, weight.category, math.ceil(share) * weight.itemsize)
+                if weight.numel <= PERSISTENT:
+                    add_to(device, "unsharded", weight.numel * weight.itemsize)
+        states["master copies"] = FP32 * self.own
+        states["optimizer"] = state_of_master_copies(self.own, plan.args.optim)
+        states["gradients"] = FP32 * self.own  # reduced and added in fp32, as the recipes have it
+        if plan.offloads_optimizer:
+            host["communication"] = FP32 * self.own  # on their way to those of the step
+        device["communication"] = FP32 * BUCKET
+        return device, host
+
+    # ---- The recorded order ----
+    def uses_in_a_pass(self) -> list[list[Weight]]:
+        """Return, for each part of a forward and a backward pass, its large weights in the order of
+        their use."""
+        large = {
+            part: [weight for weight in unit.weights if weight.numel > PERSISTENT]
+            for part, unit in self.units.items()
+        }
+        if EMBEDDING not in large:  # which is tied to the head
+            large = {EMBEDDING: large[TAIL]} | large
+        forward = list(large.values())
+        backward = []
+        for part, weights in reversed(large.items()):
+            if part == EMBEDDING and not self.trains(part):
+                continue
+            if self.plan.args.gradient_checkpointing and isinstance(part, Layer):
+                backward.append(weights + weights[::-1])
+            else:
+                backward.append(weights[::-1])
+        return forward + backward
+
+    def trains(self, part: Part) -> bool:
+        """Tell whether any weight of a part trains."""
+        unit = self.units.get(part, self.units[TAIL])
+        return bool(unit.trained)
+
+    def begin(self, autograd: Autograd) -> None:
+        super().begin(autograd)
+        autograd.keeps_inputs = True  # DeepSpeed's linear layer keeps them for frozen weights too
+        self.bucket = Bucket(autograd, FP32)
+
+    def begin_pass(self, is_last: bool) -> None:
+        super().begin_pass(is_last)
+        self.part = 0  # number of the next part, in `uses_of_parts`
+        self.position = 0  # of the next use, in `trace`
+        self.asked = 0  # position up to which weights were asked for
+        self.live = 0  # elements that are whole or on their way
+        self.last_asked: dict[Weight, int] = {}  # position at which a weight was last passed
+        for _ in range(2):  # the model's own modules, which have no parameters but prefetch
+            self.prefetch()
+
+    # ---- Gathering ----
+    def ask(self, weights: Sequence[Weight]) -> None:
+        """Gather weights that are not whole: one in place, several through a flat buffer.
+
+        Shards on the host come by way of the device.
+        """
+        missing = [w for w in weights if w not in self.whole and w not in self.inflight]
+        self.live += sum(weight.numel for weight in missing)
+        if len(missing) == 1:
+            weight = missing[0]
+            self.whole[weight] = self.autograd.new(weight.numel, weight.itemsize, "unsharded")
+        elif missing:
+            self.ask_together(missing)
+
+    def ask_together(self, weights: list[Weight]) -> None:
+        """Gather several weights through a flat buffer."""
+        size = sum(weight.numel * weight.itemsize for weight in weights)
+        share = size / self.plan.ranks if self.plan.offloads_parameters else 0
+        shards = self.autograd.new(share, 1, "communication")
+        buffer = self.autograd.new(size, 1, "communication")
+        self.inflight |= dict.fromkeys(weights, Gathering(weights, buffer))
+        del shards
+
+    def prefetch(self) -> None:
+        """Ask for what comes next; what is there already must stay until then."""
+        room = min(MOST_LIVE - self.live, PREFETCH)
+        wanted = []
+        while self.asked < len(self.trace) and sum(w.numel for w in wanted) < room:
+            weight = self.trace[self.asked]
+            self.last_asked[weight] = self.asked
+            is_there = weight in self.whole or weight in self.inflight or weight in wanted
+            if not is_there:
+                wanted.append(weight)
+            self.asked += 1
+        self.ask(wanted)
+
+    def use(self, weight: Weight) -> None:
+        """Call a module: its weight is made whole, and the next ones are prefetched."""
+        self.ask([weight])
+        gathering = self.inflight.pop(weight, None)
+        if gathering is not None and not gathering.is_copied:
+            for member in gathering.weights:
+                self.whole[member] = self.autograd.new(member.numel, member.itemsize, "unsharded")
+            gathering.is_copied = True
+        del gathering
+        self.position += 1
+        self.asked = max(self.asked, self.position)
+        self.prefetch()
+
+    def gather(self, unit: Unit, is_backward: bool = False) -> None:
+        """Use all weights of the next part, in the order in which its modules are called."""
+        weights = self.uses_of_parts[self.part]
+        self.part += 1
+        for weight in weights:
+            self.use(weight)
+
+    def keeps(self, part: Part) -> bool:
+        return False
+
+    def release(self, unit: Unit) -> None:
+        """Let go of what is not used again soon, nor was passed over when something later was asked
+        for."""
+        soon = self.used_soon()
+        for weight in unit.weights:
+            is_needed = weight in soon or self.last_asked.get(weight, -1) >= self.position
+            if weight in self.whole and not is_needed:
+                del self.whole[weight]
+                self.live -= weight.numel
+
+    def used_soon(self) -> set[Weight]:
+        """Return what is used again within REUSE elements."""
+        soon = set()
+        distance = 0
+        for weight in self.trace[self.position :]:
+            if distance >= REUSE:
+                break
+            soon.add(weight)
+            distance += weight.numel
+        return soon
+
+    # ---- Gradients and optimizer ----
+    def accumulate(self, weight: Weight, gradient: Storage) -> None:
+        if self.bucket.filled and self.bucket.is_full_with(weight.numel):
+            self.empty_bucket()
+        self.bucket.add(weight.numel, gradient)
+
+    def empty_bucket(self) -> None:
+        """Reduce the bucket. With offload the norm of each gradient is taken on its way to the host
+        (partition_grads of stage3.py)."""
+        norm = 0
+        if self.plan.offloads_optimizer:
+            norm = NORM_ITEMSIZE * self.largest
+        self.bucket.reduce(norm)
+
+    def reduce(self, unit: Unit) -> None:
+        self.release(unit)
+
+    def end_pass(self) -> None:
+        self.empty_bucket()
+        self.whole = {}
+        self.inflight = {}
+
+    def step(self) -> None:
+        """Run the optimizer on gradients in fp32, of SUB_GROUP elements at a time: flat copies of
+        this rank's shares."""
+        if self.plan.offloads_optimizer:
+            return
+        own = min(self.own, SUB_GROUP)
+        self.autograd.touch(self.largest, NORM_ITEMSIZE, "gradients")
+        gradients = self.autograd.new(own, FP32, "gradients")
+        if self.plan.args.optim == "adamw_torch":
+            self.autograd.touch(own, FP32, "optimizer")
+        del gradients

@@ -1,0 +1,54 @@
+"""The planner's two ways agree: its closed form, and the real model traced on fake tensors and
+fake ranks."""
+
+import pytest
+
+from planner.closed_form import closed_form
+from planner.plan import Plan
+from planner.request import Batch
+from planner.trace import simulate
+from planner.validation import BASE, config_of, training_arguments
+
+SMALL = BASE | {"width": 128, "depth": 2, "vocab": 1000}
+
+
+def check_agreement(plan, batch, **others):
+    """The planned peak is within 2 % of the traced one."""
+    config = config_of(SMALL | others)
+    planned, _ = closed_form(plan, config, batch)
+    traced = simulate(plan, config, batch)
+    assert sum(planned.values()) == pytest.approx(sum(traced.values()), rel=0.02)
+
+
+SHARDED = {
+    "FSDP2": dict(ranks=8, shards=8),
+    "FSDP2, bf16": dict(ranks=8, shards=8, mixed_precision="bf16"),
+    "FSDP2 that keeps parameters": dict(ranks=8, shards=8, mixed_precision="bf16", reshards=False),
+    "FSDP2 in groups": dict(ranks=16, shards=4),
+    "FSDP2 on 1,024 ranks": dict(ranks=1024, shards=1024, mixed_precision="bf16"),
+}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("how", SHARDED.values(), ids=SHARDED)
+def test_the_peak_of_a_shard_is_that_of_the_trace(how, tied):
+    plan = Plan(training_arguments(["--gradient_checkpointing"]), "fsdp2", **how)
+    check_agreement(plan, Batch(1, 64, 32), tied=tied)
+
+
+LORA = ["--use_peft", "--dtype", "bfloat16"]
+FOUR_SHARDS = dict(engine="fsdp2", ranks=4, shards=4)
+TRACED = {
+    "mixed precision": (["--gradient_checkpointing"], {}),
+    "LoRA on a bf16 base": (LORA, {}),
+    "QLoRA": ([*LORA, "--load_in_4bit", "--bnb_4bit_use_double_quant"], {}),
+    "int8": ([*LORA, "--load_in_8bit"], {}),
+    "sharded LoRA": (LORA, FOUR_SHARDS),
+    "sharded QLoRA": ([*LORA, "--load_in_4bit"], FOUR_SHARDS),
+}
+
+
+@pytest.mark.parametrize("flags, how", TRACED.values(), ids=TRACED)
+def test_the_peak_in_bf16_is_that_of_the_trace(flags, how):
+    plan = Plan(training_arguments(flags), mixed_precision="bf16", **how)
+    check_agreement(plan, Batch(2, 256, 512))

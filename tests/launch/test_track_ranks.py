@@ -1,0 +1,26 @@
+"""The planner's peak under three engines, against the live tensors of two ranks."""
+
+import pytest
+
+from planner import live_peaks
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tracked")
+    live_peaks.make_model_and_rows(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "config, job",
+    [
+        ("fsdp1_full_shard", "plain"),
+        ("deepspeed_zero2", "short"),
+        ("deepspeed_zero3", "plain"),
+    ],
+)
+def test_the_peak_is_that_of_live_tensors(config, job, tiny, tmp_path):
+    row = live_peaks.compare(live_peaks.measure(config, job, tiny, tmp_path / "run"))
+    assert abs(row["error"]) < 0.05, row
+    assert abs(row["beside_bucket"]) < 0.05, row

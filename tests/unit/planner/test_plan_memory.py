@@ -1,0 +1,98 @@
+"""scripts/plan_memory.py: what is refused, in one line and with which exit code."""
+
+import json
+import sys
+
+import pytest
+
+import plan_memory
+from launching import CONFIGS
+from planner.request import without_launcher_options
+from planner.validation import BASE, config_of
+
+SMALL = BASE | {"width": 128, "depth": 2, "vocab": 1000}
+CONFIG_FILES = {path.stem: path for path in CONFIGS.glob("*.yaml")}
+BAD_MODELS = {
+    "unknown": {"hidden_size": 8},
+    "strange": {"model_type": "no such"},
+    "wide": {"model_type": "llama", "hidden_size": "wide"},
+    "picture": {"model_type": "vit"},
+    "impossible": {"model_type": "llama", "vocab_size": -5},
+}
+REFUSED = {
+    "nowhere.json --config_file {ddp}": "no such file",
+    "{model} --config_file {ddp} --num_processes 0": "--num_processes 0",
+    "{model} --config_file {ddp} --gpu sheep": "neither a size",
+    "{model} --config_file {single} --num_processes 2": "one process",
+    "{model} --config_file {fsdp2_hybrid_shard} --num_processes 8": "mesh",
+    "{model} --config_file {fsdp} --load_in_8bit --use_peft": "int8",
+    "{model} --config_file {ddp} --max_lenght 3": "did you mean --max_length?",
+    "{model} --config_file {ddp} --learnt_share 2": "--learnt_share 2",
+    "{model} --config_file {ddp} --longest 0": "--longest 0",
+    "{model} --config_file {ddp} --longest 5 --packing": "--longest",
+    "{model} --config_file {fsdp1_hybrid_shard} --num_processes 4 --num_machines -2": "-2 machines",
+    "{model} --config_file {fsdp2_cpu_offload} --num_processes 2 --simulate": "offload",
+    "{model} --config_file {single} --optim adamw_8bit --simulate": "adamw_8bit",
+    "{model} --config_file nowhere.yaml": "nowhere.yaml",
+    "{model}": "--gpu",
+    "{model} --config_file {ddp} --use_peft --use_dora": "add --simulate",
+    "{model} --config_file {ddp} --lora_target_modules w1 --use_peft": "no such layers",
+    "{model} --config_file {deepspeed_zero2} --simulate": "--simulate",
+    "{unknown} --config_file {ddp}": "no field model_type",
+    "{strange} --config_file {ddp}": "not the config of a model",
+    "{wide} --config_file {ddp}": "not the config of a model",
+    "{picture} --config_file {ddp}": "no causal language model from this config",
+    "--config_file {ddp} --max_length 5 {model}": "before the recipe's own arguments",
+    "{impossible} --config_file {ddp}": "no causal language model from this config",
+    "recipes/bert.py --config_file {ddp}": "recipes/llama.py",
+}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """{name: path} of a model that can be planned, of bad ones, and of the YAMLs."""
+    folder = tmp_path_factory.mktemp("models")
+    config_of(SMALL).save_pretrained(folder / "model")
+    places = CONFIG_FILES | {"model": folder / "model"}
+    for name, content in BAD_MODELS.items():
+        places[name] = folder / name
+        places[name].mkdir()
+        (places[name] / "config.json").write_text(json.dumps(content))
+    return places
+
+
+def exit_code(words, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["plan_memory.py", *words])
+    try:
+        return plan_memory.main()
+    except SystemExit as error:  # of a parser
+        return error.code
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_wrong_call_is_one_line(words, places, capsys, monkeypatch):
+    assert exit_code(words.format(**places).split(), monkeypatch) == 64
+    message = capsys.readouterr().err.strip()
+    assert REFUSED[words] in message
+    assert "Traceback" not in message
+    assert len(message.splitlines()) <= 2
+
+
+def test_a_plan_that_cannot_be_written_is_one_line(places, tmp_path, capsys, monkeypatch):
+    words = f"{places['model']} --config_file {places['single']} --max_length 8"
+    missing = tmp_path / "missing" / "plan.json"
+    assert exit_code([*words.split(), "--json", str(missing)], monkeypatch) == 73
+    assert f"cannot write {missing}" in capsys.readouterr().err
+
+
+def test_a_wrong_argument_leaves_no_trace_in_the_output_folder(places, tmp_path, monkeypatch):
+    """The recipe records a refused launch there; a plan is no launch."""
+    words = f"{places['model']} --config_file {places['single']} --output_dir {tmp_path} --wrong"
+    assert exit_code(words.split(), monkeypatch) == 64
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_only_the_launcher_reads_is_left_out():
+    words = "--multi_gpu --main_process_port 0 recipes/llama.py --machine_rank 1 --max_length 8"
+    kept = without_launcher_options(words.split())
+    assert kept == ["recipes/llama.py", "--max_length", "8"]

@@ -1,0 +1,94 @@
+"""The planner's bytes of each rank: what rehearsals of every YAML measured, states and peaks."""
+
+import json
+
+import pytest
+from transformers import AutoConfig
+
+from launching import CONFIGS, REPO
+from planner import live_peaks, yaml_files
+from planner.closed_form import closed_form
+from planner.errors import Unplannable
+from planner.plan import plan_of
+from planner.ranks import Gathered, Replica
+from planner.request import Batch
+from planner.validation import training_arguments
+from planner.zero import Zero
+from planner.zero3 import Zero3
+from proof import jobs
+
+SHAPE = {
+    "hidden_size": 320,
+    "intermediate_size": 640,
+    "num_attention_heads": 5,
+    "num_key_value_heads": 5,
+    "num_hidden_layers": 2,
+    "vocab_size": 320,
+}
+# What a rank of a rehearsal holds: the planner's categories for it
+CATEGORIES = {
+    "parameters": ("parameters", "adapters", "unsharded"),
+    "gradients": ("gradients",),
+    "optimizer": ("optimizer",),
+    "master": ("master copies",),
+}
+
+
+def rows_of(name):
+    return json.loads((REPO / "results" / name).read_text())["rows"]
+
+
+TRACKED = rows_of("planner_ranks.json")
+RUNS = [row for row in rows_of("parity.json") if row["group"] == "strategies"]
+
+
+def plan_of_run(row):
+    config = yaml_files.read(CONFIGS / f"{row['config']}.yaml")
+    machines = 1
+    if row["config"] == "fsdp1_hybrid_shard":  # whose machines the rehearsal simulates
+        machines = 2
+    args = training_arguments(jobs.WEIGHTS[row["weights"]])
+    return plan_of(args, config, row["ranks"], machines, "no")
+
+
+def held_at_the_step(plan, monkeypatch):
+    """{category: bytes} of device and host when the backward pass is done."""
+    held = {}
+    for strategy in (Replica, Gathered, Zero, Zero3):
+        monkeypatch.setattr(strategy, "step", lambda self: held.update(self.autograd.ledger.held))
+    _, host = closed_form(plan, AutoConfig.for_model("llama", **SHAPE), Batch(3, 8, 8))
+    return {name: held.get(name, 0) + host.get(name, 0) for name in {**held, **host}}
+
+
+def name_of_run(row):
+    return f"{row['config']}-{row['ranks']}-{row['weights'].replace(' ', '-')}"
+
+
+@pytest.mark.parametrize("row", RUNS, ids=name_of_run)
+def test_a_rank_holds_what_the_planner_says(row, monkeypatch):
+    if row["verdict"] == "refused":
+        with pytest.raises(Unplannable):
+            plan_of_run(row)
+        return
+    planned = held_at_the_step(plan_of_run(row), monkeypatch)
+    for name, categories in CATEGORIES.items():
+        if name in row["held"]:
+            measured = max(size for size, _ in row["held"][name]["ranks"])
+            assert sum(planned.get(category, 0) for category in categories) == measured, name
+    assert bool(planned.get("master copies")) == ("master" in row["held"])
+
+
+def name_of_tracked(row):
+    return f"{row['config']}-{row['job'].replace(' ', '-')}"
+
+
+@pytest.mark.parametrize("row", TRACKED, ids=name_of_tracked)
+def test_the_peak_is_that_of_live_tensors(row):
+    """Measured by scripts/track_ranks.py; the tests of tests/launch measure some of them again."""
+    compared = live_peaks.compare(row)
+    assert abs(compared["error"]) < 0.05
+    assert abs(compared["beside_bucket"]) < 0.05
+
+
+def test_every_yaml_was_tracked():
+    assert {row["config"] for row in TRACKED} == set(jobs.configs())
