@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from parity import table
 from planner.accuracy import METHODS, errors_of
+from proof.markdown import table
 
 from .strategies import Results, Row, rank_of
 

@@ -5,8 +5,10 @@ from collections.abc import Callable
 
 from bench import tables as speed
 from gpu import tables as gpu
-from parity import WEIGHTS, table, tables
 from paths import ROOT
+from proof.jobs import WEIGHTS
+from proof.markdown import table
+from proof.parity_table import tables
 
 from .memory import host_memory_block, planner_block, shapes_table, tracked_table
 from .strategies import Results, bytes_block, parity_block

@@ -3,7 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from parity import BF16_BOUNDS, BOUNDS, MAKERS, NAMES, WEIGHTS, reasons, table
+from proof.compare import BF16_BOUNDS, BOUNDS, NAMES
+from proof.jobs import MAKERS, WEIGHTS
+from proof.markdown import table
+from proof.parity_table import reasons
 
 Row = dict[str, Any]  # of scripts/parity.py
 Results = dict[str, Any]  # what was measured, by the name of its file

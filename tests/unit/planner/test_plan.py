@@ -1,8 +1,8 @@
 """From an accelerate config and the recipe's arguments to a plan."""
 
-import config_rules
 import pytest
 
+from components import config_reading
 from launching import CONFIGS
 from planner import yaml_files
 from planner.errors import Unplannable
@@ -63,4 +63,4 @@ def test_keys_that_change_memory_are_not_passed_over(key):
     fsdp = {"fsdp_version": 1, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
     content = {"distributed_type": "FSDP", "fsdp_config": fsdp | {key: UNPLANNED[key]}}
     with pytest.raises(Unplannable, match=key):
-        plan_of(training_arguments([]), config_rules.as_read(content), 4)
+        plan_of(training_arguments([]), config_reading.as_read(content), 4)
