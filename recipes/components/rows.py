@@ -267,12 +267,16 @@ def first_usable_row(split: Split, prepare: Prepare) -> dict[str, Any]:
     """Return the first row that can be used, as `attempt` makes it; end with 65 without one."""
     source = split.source
     problems = {}
-    dataset: Any = split.dataset
-    for number, row in enumerate(dataset, 1):
+    for index in range(len(split.dataset)):
+        try:
+            row = split.dataset[index]
+        except Exception as error:  # it cannot be decoded
+            problems[index + 1] = bad_rows.explain(error)
+            continue
         attempted = attempt(row, prepare, source.unit == "line", instead={})
         if not attempted[PROBLEM]:
             return attempted
-        problems[number] = attempted[PROBLEM]
+        problems[index + 1] = attempted[PROBLEM]
     problems = bad_rows.without_blank(problems) or problems
     report = bad_rows.report_all(problems, source.prefix, source.name, name_of_file(prepare))
     fail(Exit.DATA, *report)
