@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 import xxhash
 
-from components import bad_rows
+from components.bad_rows import (
+    explain,
+    explain_cause,
+    report_all,
+    report_some,
+    without_blank,
+)
 from components.columns import Row, TrackedRow, note_unread
 from components.data_files import Source, find_files, has_files_of, load_rows, parse_line
 from components.exits import Exit
@@ -218,9 +224,9 @@ def prepare_rows(
     rows: Any = attempted.add_column("row", np.arange(1, len(attempted) + 1))
     if bad:  # a selection makes every later access slower
         rows = rows.select([i for i, problem in enumerate(problems) if not problem])
-    bad = bad_rows.without_blank(bad)
+    bad = without_blank(bad)
     if bad and not args.skip_bad_rows:
-        report = bad_rows.report_some(bad, source.prefix, source.name, len(problems))
+        report = report_some(bad, source.prefix, source.name, len(problems))
         fail(Exit.DATA, *report)
 
     notes = [str(len(rows))]
@@ -260,7 +266,7 @@ def reading(source: Source) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # readers and writers raise what they like
-        fail(Exit.DATA, f"{source.name}: {bad_rows.explain_cause(error)}")
+        fail(Exit.DATA, f"{source.name}: {explain_cause(error)}")
 
 
 def first_usable_row(split: Split, prepare: Prepare) -> dict[str, Any]:
@@ -271,14 +277,14 @@ def first_usable_row(split: Split, prepare: Prepare) -> dict[str, Any]:
         try:
             row = split.dataset[index]
         except Exception as error:  # it cannot be decoded
-            problems[index + 1] = bad_rows.explain(error)
+            problems[index + 1] = explain(error)
             continue
         attempted = attempt(row, prepare, source.unit == "line", instead={})
         if not attempted[PROBLEM]:
             return attempted
         problems[index + 1] = attempted[PROBLEM]
-    problems = bad_rows.without_blank(problems) or problems
-    report = bad_rows.report_all(problems, source.prefix, source.name, name_of_file(prepare))
+    problems = without_blank(problems) or problems
+    report = report_all(problems, source.prefix, source.name, name_of_file(prepare))
     fail(Exit.DATA, *report)
 
 
@@ -294,7 +300,7 @@ def attempt(row: Row, prepare: Prepare, is_line: bool, instead: dict[str, Any]) 
         tracked = TrackedRow(parse_line(row["text"]) if is_line else row)
         prepared = prepare(tracked)
     except Exception as error:  # a chat template raises what it likes
-        return {**instead, PROBLEM: bad_rows.explain(error), UNREAD: "[]"}
+        return {**instead, PROBLEM: explain(error), UNREAD: "[]"}
     return {**prepared, PROBLEM: "", UNREAD: json.dumps(tracked.unread())}
 
 

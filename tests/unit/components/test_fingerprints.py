@@ -1,0 +1,315 @@
+"""The cache of prepared rows knows all that decides about them, and nothing else."""
+
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+from components.fingerprints import identify_tokenizer, prepared_fingerprint
+from launching import REPO
+from tokenizers import AddedToken
+from transformers import AutoTokenizer, ByT5Tokenizer
+
+COMPONENTS = REPO / "recipes" / "components"
+
+# A project whose recipe reaches a component through another one
+RECIPE = '''
+"""A recipe."""
+import sys
+from dataclasses import dataclass
+from functools import partial
+from parts.words import split_words, unused
+from sizes import LIMITS
+
+@dataclass
+class Arguments:
+    dataset_name: str
+    dataset_config: str | None = None
+    dataset_train_split: str = "train"
+    dataset_test_split: str = "test"
+    eval_dataset_name: str | None = None
+    skip_bad_rows: bool = False
+    dataset_num_proc: int | None = None
+
+def prepare(row):
+    """Return the words of a row."""
+    return {"words": split_words(row["text"])[: LIMITS["words"]]}
+
+def prepare_lazily(row):
+    from parts import letters
+    return {"words": letters.change(row["text"])}
+
+def train():
+    return 1
+
+if __name__ == "__main__":
+    from components.rows import read_splits
+
+    rows, _ = read_splits(Arguments(sys.argv[1]), prepare, evaluate=False)
+    print([words.tolist() for words in rows.dataset["words"][:]])
+'''
+WORDS = '''
+"""Words."""
+import re
+from . import letters
+PATTERN = re.compile(" ")
+
+def split_words(text):
+    return [letters.change(word) for word in PATTERN.split(text)]
+
+def unused(text):
+    return 1
+'''
+LETTERS = '''
+"""Letters."""
+try:
+    from string import capwords as change_case
+except ImportError:
+    change_case = None
+
+def change(word):
+    return change_case(word)
+'''
+SIZES = '''
+"""Sizes."""
+LIMITS = {"words": 2}
+OTHERS = {"words": 3}
+'''
+
+
+@dataclass(frozen=True)
+class Project:
+    """A folder with a recipe and what it imports."""
+
+    folder: Path
+
+    def edit(self, file, old, new):
+        path = self.folder / file
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+
+@pytest.fixture
+def project(tmp_path):
+    folder = tmp_path / "project"
+    (folder / "parts").mkdir(parents=True)
+    (folder / "parts" / "__init__.py").touch()
+    (folder / "recipe.py").write_text(RECIPE)
+    (folder / "parts" / "words.py").write_text(WORDS)
+    (folder / "parts" / "letters.py").write_text(LETTERS)
+    (folder / "sizes.py").write_text(SIZES)
+    return Project(folder)
+
+
+@pytest.fixture
+def recipe(project, monkeypatch):
+    """The project's recipe, imported."""
+    monkeypatch.syspath_prepend(project.folder)
+    names = ["recipe", "sizes", "parts", "parts.words", "parts.letters"]
+    for name in names:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module("recipe")
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+REACHED = {
+    "the function": ("recipe.py", 'row["text"])[', 'row["words"])['),
+    "a component": ("parts/words.py", "for word in", "for word in 2 *"),
+    "a value that it uses": ("parts/words.py", '" "', '"b"'),
+    "a component of a component": ("parts/letters.py", "return change_case(", "return str("),
+    "what is imported": ("parts/letters.py", "import capwords as", "import digits as"),
+    "a constant": ("sizes.py", '{"words": 2}', '{"words": 1}'),
+    "a constant that is changed later": ("sizes.py", "OTHERS", "LIMITS |= {}\nOTHERS"),
+}
+NOT_REACHED = {
+    "the training loop": ("recipe.py", "return 1", "return 2"),
+    "another import": ("recipe.py", "split_words, unused", "split_words"),
+    "another function": ("parts/words.py", "return 1", "return 2"),
+    "another constant": ("sizes.py", "3", "4"),
+    "a comment": ("parts/letters.py", "(word):", "(word):  # as it is"),
+    "layout": ("parts/letters.py", "def change(word):", "def change( word ):\n"),
+}
+
+
+@pytest.mark.parametrize("name", REACHED)
+def test_an_edit_of_what_prepares_the_rows_is_seen(name, project, recipe):
+    before = prepared_fingerprint("rows", recipe.prepare)
+    project.edit(*REACHED[name])
+    assert prepared_fingerprint("rows", recipe.prepare) != before
+
+
+@pytest.mark.parametrize("name", NOT_REACHED)
+def test_what_does_not_prepare_them_does_not_matter(name, project, recipe):
+    before = prepared_fingerprint("rows", recipe.prepare)
+    project.edit(*NOT_REACHED[name])
+    assert prepared_fingerprint("rows", recipe.prepare) == before
+
+
+def test_what_a_function_imports_itself_is_seen(project, recipe):
+    before = prepared_fingerprint("rows", recipe.prepare_lazily)
+    project.edit("parts/words.py", "return 1", "return 2")
+    assert prepared_fingerprint("rows", recipe.prepare_lazily) == before
+    project.edit("parts/letters.py", "return change_case(", "return str(")
+    assert prepared_fingerprint("rows", recipe.prepare_lazily) != before
+
+
+def test_an_edit_prepares_the_rows_again_and_a_move_does_not(project, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "a b c"}\n')
+    cache = tmp_path / "cache"
+    environment = os.environ | {"HF_DATASETS_CACHE": str(cache)}
+
+    def run(folder):
+        """Return what the recipe prints, and the number of files with prepared rows."""
+        command = [sys.executable, "recipe.py", str(rows)]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, len(list(cache.rglob("cache-*.arrow")))
+
+    shutil.copytree(COMPONENTS, project.folder / "components")
+    assert run(project.folder) == ("[['A', 'B']]\n", 1)
+
+    moved = Project(tmp_path / "elsewhere" / "moved")
+    shutil.copytree(project.folder, moved.folder)
+    for edit in NOT_REACHED.values():
+        moved.edit(*edit)
+    assert run(moved.folder) == ("[['A', 'B']]\n", 1)
+
+    reading = "row = json.loads(line, "  # how a row is read decides about it, too
+    moved.edit(
+        "components/data_files.py", reading, reading.replace("line", 'line.replace("b c", "x")')
+    )
+    moved.edit("parts/letters.py", "return change_case(", "return str(")
+    assert run(moved.folder) == ("[['a', 'x']]\n", 2)
+
+
+# ---- Functions ----
+def doubled(row, factor=2):
+    return row * factor
+
+
+def call_doubled(row):
+    return doubled(row)
+
+
+def closing_over(value):
+    def prepare(row):
+        return row, value
+
+    return prepare
+
+
+PREPARE = {"lambda": lambda row: doubled(row)}
+
+
+class Callable:
+    def __call__(self, row):
+        return row
+
+
+def test_functions_are_known_by_what_they_do():
+    kinds = [
+        doubled,
+        call_doubled,
+        partial(doubled, factor=2),
+        partial(doubled, factor=3),
+        partial(doubled, 3),
+        closing_over(1),
+        closing_over(2),
+        closing_over(doubled),
+        PREPARE["lambda"],
+    ]
+    found = [prepared_fingerprint("rows", kind) for kind in kinds]
+    assert len(set(found)) == len(kinds)
+    assert all(len(fingerprint) == 32 for fingerprint in found)
+    assert [prepared_fingerprint("rows", kind) for kind in kinds] == found
+    assert prepared_fingerprint("other rows", doubled) != found[0]
+    assert prepared_fingerprint("rows", closing_over(1)) == found[5]
+
+
+@pytest.mark.parametrize("prepare", [Callable(), partial(Callable()), "a".join, len])
+def test_what_has_no_code_of_its_own_is_refused(prepare):
+    """Its class would be known by name alone."""
+    with pytest.raises(TypeError, match="neither a function nor"):
+        prepared_fingerprint("rows", prepare)
+
+
+def test_a_function_without_a_file_is_known_by_its_byte_code():
+    found = []
+    for number in (1, 1, 2):
+        names = {}
+        exec(f"def prepare(row): return {number}", names)
+        found.append(prepared_fingerprint("rows", names["prepare"]))
+    assert found[0] == found[1] != found[2]
+
+
+# ---- Tokenizers ----
+@pytest.fixture
+def tokenizer(tiny):
+    return AutoTokenizer.from_pretrained(tiny / "model")
+
+
+def test_a_tokenizer_is_known_by_its_content_not_by_its_place(tokenizer, tiny, tmp_path):
+    known = identify_tokenizer(tokenizer)
+    copied = shutil.copytree(tiny / "model", tmp_path / "copied")
+    assert identify_tokenizer(AutoTokenizer.from_pretrained(copied)) == known
+    tokenizer.save_pretrained(tmp_path / "saved")
+    assert identify_tokenizer(AutoTokenizer.from_pretrained(tmp_path / "saved")) == known
+
+
+def test_calls_do_not_change_what_a_tokenizer_is(tokenizer):
+    known = identify_tokenizer(tokenizer)
+    tokenizer(["a", "a b c"], truncation=True, max_length=2, padding=True, return_tensors="pt")
+    tokenizer("a" * 3000)  # longer than the model: a warning that is given once
+    assert identify_tokenizer(tokenizer) == known
+
+
+def change_template(tokenizer):
+    tokenizer.chat_template += " "
+
+
+def add_token(tokenizer):
+    tokenizer.add_tokens([AddedToken("<new>")])
+
+
+def change_end(tokenizer):
+    tokenizer.eos_token = "<|end_of_turn|>"
+
+
+def change_side(tokenizer):
+    tokenizer.truncation_side = "left"
+
+
+@pytest.mark.parametrize("change", [change_template, add_token, change_end, change_side])
+def test_another_content_is_another_tokenizer(change, tokenizer):
+    known = identify_tokenizer(tokenizer)
+    change(tokenizer)
+    assert identify_tokenizer(tokenizer) != known
+
+
+def test_a_tokenizer_in_python_is_known_by_its_content_too():
+    assert identify_tokenizer(ByT5Tokenizer()) == identify_tokenizer(ByT5Tokenizer())
+    assert identify_tokenizer(ByT5Tokenizer()) != identify_tokenizer(ByT5Tokenizer(extra_ids=3))
+
+
+def test_a_tokenizer_is_the_same_in_every_process(tokenizer, tiny):
+    code = (
+        "import sys; from transformers import AutoTokenizer; "
+        "from components.fingerprints import identify_tokenizer as identify; "
+        "print(identify(AutoTokenizer.from_pretrained(sys.argv[1])))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tiny / "model")],
+        cwd=REPO / "recipes",
+        env=os.environ | {"PYTHONHASHSEED": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == identify_tokenizer(tokenizer), done.stderr

@@ -1,0 +1,428 @@
+"""Every bad file ends with 65, its name, the line or row, what is wrong and what to do;
+--skip_bad_rows leaves the bad rows out and counts them; and what looks odd is read as it is meant.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+from components.columns import note_unread, validate_texts
+from components.conversations import (
+    find_messages,
+    validate_conversation,
+    validate_message_keys,
+)
+from components.rows import Rows, describe_rows, open_splits, prepare_rows, read_splits
+from launching import REPO
+from row_files import (
+    ASSISTANT,
+    BAD_FILES,
+    BAD_LINES,
+    GOOD,
+    GOOD_FILES,
+    USER,
+    conversation,
+    parquet_of,
+    row,
+)
+from transformers import AutoTokenizer
+
+FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}
+MAX_LENGTH = 200
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a recipe's arguments have."""
+
+    dataset_name: str
+    dataset_config: str | None = None
+    dataset_train_split: str = "train"
+    dataset_test_split: str = "test"
+    eval_dataset_name: str | None = None
+    skip_bad_rows: bool = False
+    dataset_num_proc: int | None = None
+
+
+def tokenize(row, tokenizer, max_length=MAX_LENGTH):
+    """Prepare a conversation as simply as can be: all after the first message is the answer."""
+    messages = validate_conversation(find_messages(row, FORMATS), row, FORMATS)
+    validate_message_keys(row, messages, tokenizer)
+    question = tokenizer.apply_chat_template(
+        messages[:1], tokenize=False, add_generation_prompt=True
+    )
+    text = tokenizer.apply_chat_template(messages, tokenize=False).encode().decode()
+    prompt = tokenizer(question, add_special_tokens=False)["input_ids"]
+    tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if len(prompt) >= max_length:
+        raise ValueError(
+            f"has no answer within --max_length {max_length}: {len(prompt)} tokens are prompt"
+        )
+    return {
+        "input_ids": tokens[:max_length],
+        "truncated": len(tokens) > max_length,
+        "length": min(len(tokens), max_length),
+        "hash": xxhash.xxh3_64_intdigest(json.dumps(tokens).encode()) >> 1,
+    }
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny):
+    return AutoTokenizer.from_pretrained(tiny / "model")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """The folder of datasets' cache, empty at first."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def load(tmp_path, tokenizer):
+    """A function that writes files, and reads them with the given arguments."""
+    (tmp_path / "data").mkdir()
+
+    def load_files(files, evaluate=False, prepare=None, **changes):
+        for name, content in files.items():
+            path = tmp_path / "data" / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        alone = [name.split("/")[0] for name in files if name.startswith("rows")]
+        args = Arguments(str(tmp_path / "data" / "".join(alone)))  # the folder without such a file
+        prepare = prepare or partial(tokenize, tokenizer=tokenizer)
+        return read_splits(replace(args, **changes), prepare, evaluate=evaluate)
+
+    return load_files
+
+
+@pytest.fixture
+def problems_of(load, capsys):
+    """A function that does the same, expects 65 and returns the lines of the message."""
+
+    def stops(*arguments, **options):
+        with pytest.raises(SystemExit) as stopped:
+            load(*arguments, **options)
+        printed = capsys.readouterr().err.splitlines()
+        lines = [line for line in printed if line.startswith("error: ")]
+        assert stopped.value.code == 65 and 1 <= len(lines) <= 6
+        assert all(len(line) < 600 for line in lines)
+        return lines
+
+    return stops
+
+
+def numbers_of(rows):
+    return rows.dataset["row"][:].tolist()
+
+
+def in_line_2(line):
+    line = line if isinstance(line, bytes) else line.encode()
+    return {"rows.jsonl": b"\n".join([GOOD.encode(), line, b"", GOOD.encode()])}
+
+
+# ---- Bad and good files ----
+@pytest.mark.parametrize("name", BAD_LINES)
+def test_a_bad_line_is_named_or_left_out(name, load, problems_of):
+    bad = BAD_LINES[name]
+    first, last = problems_of(in_line_2(bad.content))
+    assert "rows.jsonl, line 2: " in first and all(word in first for word in bad.says), first
+    assert "1 of 4 lines cannot be used: fix them, or" in last and "--skip_bad_rows" in last
+    rows, _ = load(in_line_2(bad.content), skip_bad_rows=True)
+    assert numbers_of(rows) == [1, 4]
+    assert rows.notes == "2, 0 truncated to --max_length, 1 left out"
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_bad_file_is_named(name, load, problems_of):
+    bad = BAD_FILES[name]
+    message = "\n".join(problems_of(bad.files))
+    assert all(word in message for word in bad.says), message
+    if bad.kept is None:
+        assert problems_of(bad.files, skip_bad_rows=True) == message.splitlines()
+    else:
+        rows, _ = load(bad.files, skip_bad_rows=True)
+        assert numbers_of(rows) == bad.kept and rows.notes.startswith(f"{len(bad.kept)}, ")
+
+
+@pytest.mark.parametrize("name", GOOD_FILES)
+def test_what_looks_odd_is_read_as_it_is_meant(name, load, tokenizer):
+    good = GOOD_FILES[name]
+    rows, _ = load(good.files)
+    assert numbers_of(rows) == [number for number, _, _ in good.rows]
+    assert " 0 left out" in rows.notes
+    for found, (_, prompt, answer) in zip(rows.dataset, good.rows, strict=True):
+        wanted = tokenize({"prompt": prompt, "completion": answer}, tokenizer)
+        assert found["input_ids"].tolist() == wanted["input_ids"]
+
+
+def test_two_processes_find_the_same_rows(load, problems_of):
+    lines = [GOOD, "{", "", GOOD, GOOD, row("a", 5), GOOD, "[]", GOOD]
+    files = {"rows.jsonl": "\r\n".join(lines)}
+    alone = problems_of(files)
+    assert problems_of(files, dataset_num_proc=2) == alone and "line 8: " in alone[2]
+    rows, _ = load(files, dataset_num_proc=2, skip_bad_rows=True)
+    assert numbers_of(rows) == [1, 4, 5, 7, 9] and rows.notes.endswith(" 3 left out")
+
+
+def test_more_bad_rows_than_are_written_at_a_time_may_come_first(load):
+    bad = 1100  # datasets takes the types of the columns from the first 1,000 rows
+    rows, _ = load({"rows.jsonl": "{\n" * bad + GOOD}, skip_bad_rows=True)
+    assert numbers_of(rows) == [bad + 1] and rows.notes.endswith(f" {bad} left out")
+
+
+def test_an_unreadable_file_is_named(problems_of, monkeypatch):
+    def refuse(*arguments, **options):  # root may read all files
+        raise PermissionError(13, "Permission denied", "rows.jsonl")
+
+    monkeypatch.setattr("datasets.load_dataset", refuse)
+    assert "rows.jsonl: [Errno 13] Permission denied" in problems_of({"rows.jsonl": GOOD})[0]
+
+
+def test_without_the_hub_a_rehearsal_is_offered(load, monkeypatch, capsys):
+    def refuse(*arguments, **options):
+        raise ConnectionError("Couldn't reach the Hub")
+
+    monkeypatch.setattr("datasets.load_dataset", refuse)
+    with pytest.raises(SystemExit, match="69"):
+        load({}, dataset_name="somebody/something")
+    message = capsys.readouterr().err
+    assert "somebody/something: Couldn't reach the Hub" in message and "make_tiny" in message
+
+
+# ---- Rows to evaluate on ----
+def test_evaluation_rows_are_read_with_the_same_care(load, problems_of, tmp_path):
+    files = {"train.jsonl": f'{GOOD}\n{{"question": "a"', "test.jsonl": f"{GOOD}\n{{\n"}
+    rows, eval_rows = load(files, evaluate=True, skip_bad_rows=True)
+    assert numbers_of(rows) == numbers_of(eval_rows) == [1]
+    assert eval_rows.notes.endswith(" 1 left out")
+    assert "test.jsonl, line 2: " in problems_of({"train.jsonl": GOOD}, evaluate=True)[0]
+    missing = str(tmp_path / "held_out.jsonl")
+    problem = problems_of({}, evaluate=True, eval_dataset_name=missing)[0]
+    assert "held_out.jsonl: [Errno 2] No such file" in problem
+
+
+def test_without_evaluation_rows_the_training_rows_are_not_read_anew_for_them(load, tmp_path):
+    for source in ("", "train.jsonl"):  # a folder, a file
+        name = str(tmp_path / "data" / source)
+        files = {"train.jsonl": f"{GOOD}\n{{\n"}
+        rows, eval_rows = load(files, evaluate=True, skip_bad_rows=True, dataset_name=name)
+        assert numbers_of(rows) == [1] and eval_rows is None
+        assert describe_rows(rows, eval_rows)["eval rows"] == "none"
+
+
+def test_evaluation_rows_are_not_opened_where_they_are_not_wanted(load):
+    rows, eval_rows = load({"train.jsonl": GOOD, "test.jsonl": "{"}, evaluate=False)
+    assert numbers_of(rows) == [1] and eval_rows is None
+
+
+# ---- What prepares a row ----
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{{ raise_exception('Roles must alternate') }}", "TemplateError: Roles must alternate"),
+        ("{{ messages[0].name.first }}", "UndefinedError"),
+        ("{% for message in messages %}", "TemplateSyntaxError"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+    ],
+    ids=["role order", "unknown name", "no template", "arithmetic"],
+)
+def test_what_the_template_raises_is_a_problem_of_the_row(template, says, problems_of, tiny):
+    tokenizer = AutoTokenizer.from_pretrained(tiny / "model")
+    tokenizer.chat_template = template
+    prepare = partial(tokenize, tokenizer=tokenizer)
+    (problem,) = problems_of({"rows.jsonl": GOOD}, prepare=prepare)
+    assert "rows.jsonl, line 1, the only one: " in problem and says in problem, problem
+
+
+def test_an_answer_cut_to_nothing_is_a_problem_and_one_cut_short_is_not(
+    load, problems_of, tokenizer
+):
+    question = [{"role": "user", "content": json.loads(GOOD)["prompt"]}]
+    prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=False)
+    length = len(prompt)
+    none = partial(tokenize, tokenizer=tokenizer, max_length=length)
+    (problem,) = problems_of({"rows.jsonl": GOOD}, prepare=none)
+    advice = f"raise --max_length, the longest prompt has {length} tokens"
+    assert f"within --max_length {length}: {advice}" in problem
+    short = partial(tokenize, tokenizer=tokenizer, max_length=length + 1)
+    rows, _ = load({"rows.jsonl": GOOD}, prepare=short)
+    assert rows.notes == "1, 1 truncated to --max_length, 0 left out"
+
+
+def test_left_out_rows_do_not_count_as_truncated(load, tokenizer):
+    prepare = partial(tokenize, tokenizer=tokenizer, max_length=40)
+    long = row("a", "b" * 100)
+    rows, _ = load({"rows.jsonl": f"{long}\n{{\n{{\n"}, prepare=prepare, skip_bad_rows=True)
+    assert rows.notes == "1, 1 truncated to --max_length, 2 left out"
+
+
+def first_letter(row):
+    return {"letter": row["prompt"][0]}
+
+
+def test_rows_need_not_be_tokens(load):
+    rows, _ = load({"rows.jsonl": f"{GOOD}\n{row('')}"}, prepare=first_letter, skip_bad_rows=True)
+    assert rows.notes == "1, 1 left out; not read: completion"
+    assert rows.dataset["letter"][:].tolist() == ["S"]
+
+
+# ---- Where no row can be used ----
+SAME_REASON = "can be used, all for the same reason: "
+
+
+def test_where_all_rows_lack_columns_one_line_has_the_fix(problems_of, tmp_path, monkeypatch):
+    file = tmp_path / "data" / "rows.csv"
+    monkeypatch.chdir(Path(__file__).parent)
+    assert problems_of({"rows.csv": "frage,antwort\na,b\nc,d\n"}) == [
+        f"error: {file}: none of the 2 rows {SAME_REASON}{file}, row 1: has the columns frage, "
+        "antwort; needs messages | prompt, completion | instruction, output | question, answer; "
+        "messages is a list: rename your columns, or edit ROW_FORMATS in test_rows.py"
+    ]
+
+
+def test_where_all_rows_are_too_long_the_longest_is_named(problems_of, tmp_path, tokenizer):
+    file = tmp_path / "data" / "rows.jsonl"
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "a" * 600}], add_generation_prompt=True, return_dict=False
+    )
+    assert problems_of({"rows.jsonl": f"{row('a' * 500)}\n\n{row('a' * 600)}\n"}) == [
+        f"error: {file}: none of the 2 lines {SAME_REASON}{file}, line 1: has no answer within "
+        f"--max_length 200: raise --max_length, the longest prompt has {len(prompt)} tokens"
+    ]
+
+
+def test_where_all_rows_have_tools_it_is_told_once(problems_of, tmp_path):
+    file = tmp_path / "data" / "rows.jsonl"
+    lines = {"rows.jsonl": f"{row(tools=['a'])}\n" * 3}
+    assert problems_of(lines, skip_bad_rows=True) == [
+        f"error: {file}: none of the 3 lines {SAME_REASON}{file}, line 1: has tools, which this "
+        "recipe does not pass to the chat template yet: remove the column if the answers do not "
+        "need it, else leave out the row"
+    ]
+
+
+def test_where_all_rows_fail_and_not_alike_nobody_is_advised_to_leave_them_out(problems_of):
+    lines = problems_of({"rows.jsonl": f"{{\n{row('a', 5)}\n"})
+    assert len(lines) == 3
+    assert lines[-1].endswith("rows.jsonl: none of the 2 lines can be used: fix them")
+
+
+# ---- What nothing reads ----
+def test_columns_and_keys_that_nothing_reads_are_named(load):
+    answer = ASSISTANT | {"id": "x7"}
+    lines = [row(source="web", score=1), row(source="web"), conversation(USER, answer)]
+    rows, _ = load({"rows.jsonl": "\n".join(lines)})
+    unread = "source in 2 rows, score in 1 rows, id (of messages) in 1 rows"
+    assert rows.notes.endswith(f"; not read: {unread}")
+    rows, _ = load({"rows.csv": "prompt,completion,source\na,b,web\nc,d,web\n"})
+    assert rows.notes == "2, 0 truncated to --max_length, 0 left out; not read: source"
+    nulls = parquet_of(prompt=["a"], completion=["b"], tools=pa.nulls(1), messages=pa.nulls(1))
+    rows, _ = load({"rows.parquet": nulls})
+    assert "not read" not in rows.notes  # null is as if absent
+
+
+def test_only_the_training_rows_tell_it(load):
+    rows, eval_rows = load({"train.jsonl": row(id=1), "test.jsonl": row(id=1)}, evaluate=True)
+    assert "not read: id" in rows.notes and "not read" not in eval_rows.notes
+
+
+def test_of_very_many_columns_the_first_are_named():
+    counts = {f"column{number}": 3 for number in range(25)}
+    note = note_unread(counts, 3)
+    assert note.startswith("; not read: column0, column1, ") and note.endswith("19 and 5 more")
+    assert note_unread({}, 3) == ""
+
+
+# ---- What is kept ----
+def test_rows_are_prepared_once(load, cache, tokenizer):
+    files = {"train.jsonl": f"{GOOD}\n{{\n", "test.jsonl": GOOD}
+    load(files, evaluate=True, skip_bad_rows=True)
+    written = sorted(cache.rglob("*.arrow"))
+    load({}, evaluate=True, skip_bad_rows=True)
+    assert sorted(cache.rglob("*.arrow")) == written
+    shorter = partial(tokenize, tokenizer=tokenizer, max_length=100)
+    load({}, evaluate=True, skip_bad_rows=True, prepare=shorter)
+    assert len(sorted(cache.rglob("*.arrow"))) == len(written) + 2
+
+
+def test_rows_know_their_lengths_places_and_hash(load, tmp_path):
+    rows, _ = load({"rows.jsonl": f"{GOOD}\n\n{row()}\n"})
+    assert isinstance(rows, Rows) and len(rows) == 2
+    assert rows.lengths.tolist() == [len(ids) for ids in rows.dataset["input_ids"]]
+    assert rows.place(1) == f"{tmp_path / 'data' / 'rows.jsonl'}, line 3"
+    again, _ = load({"rows.jsonl": f"{GOOD}\n{row()}\n"})
+    other, _ = load({"rows.jsonl": f"{row()}\n{GOOD}\n"})
+    assert again.fingerprint == rows.fingerprint != other.fingerprint
+    hashes = rows.dataset["hash"][:]
+    assert rows.fingerprint == xxhash.xxh3_128_hexdigest(np.asarray(hashes).tobytes())
+
+
+def test_two_limits_are_both_named(load, tmp_path, tokenizer):
+    args = Arguments(str(tmp_path / "data"))
+    load({"train.jsonl": GOOD})
+    limits = ["max_source_length", "max_target_length"]
+    prepare = partial(tokenize, tokenizer=tokenizer)
+    rows, _ = read_splits(args, prepare, evaluate=False, limits=limits)
+    assert "0 truncated to --max_source_length and --max_target_length," in rows.notes
+
+
+# ---- Columns of texts and labels ----
+def test_texts_that_look_like_numbers_stay_texts(tmp_path):
+    (tmp_path / "train.csv").write_text("report,headline,label\n007,1e3,2\n")
+    args = Arguments(str(tmp_path))
+    split, _ = open_splits(args, evaluate=False, text_columns=["report"])
+    assert split.dataset[0] == {"report": "007", "headline": 1000.0, "label": 2}
+
+
+def test_a_data_set_that_numbers_its_classes_tells_their_names(tmp_path):
+    features = datasets.Features({"label": datasets.ClassLabel(names=["no", "yes"])})
+    table = datasets.Dataset.from_dict({"label": [1, 0]}, features=features)
+    table.to_parquet(tmp_path / "train.parquet")
+    split, _ = open_splits(Arguments(str(tmp_path)), evaluate=False)
+    assert split.class_names("label") == ["no", "yes"] and split.class_names("text") is None
+
+
+def test_a_split_can_be_prepared_by_itself(tmp_path, tokenizer):
+    (tmp_path / "train.jsonl").write_text(GOOD)
+    args = Arguments(str(tmp_path))
+    split, _ = open_splits(args, evaluate=False)
+    assert isinstance(split.dataset[0], Mapping) and split.is_training
+    rows = prepare_rows(split, partial(tokenize, tokenizer=tokenizer), args)
+    assert numbers_of(rows) == [1]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"text": "a"}, "has the columns text; needs text, label: see --text_columns and --label"),
+        ({"label": 1}, "has the columns label; needs text, label"),
+        ({"text": 5, "label": 1}, "has no text in text: 5"),
+        ({"text": " ", "label": 1}, "has no text in text: ' '"),
+        ({"text": None, "label": 1}, "has no text in text: None"),
+    ],
+)
+def test_texts_and_labels_have_to_be_there(row, says):
+    with pytest.raises(ValueError, match=says):
+        validate_texts(row, ["text"], "label")
+    validate_texts({"text": "a", "label": None}, ["text"], "label")  # labels are looked at later
+    validate_texts({"text": "a", "other": "", "label": 1}, ["text", "other"], "label")
+
+
+# ---- Imports ----
+def test_the_libraries_of_rows_are_imported_when_rows_are_read():
+    """So that --help and a wrong call need not wait for them."""
+    modules = "rows, conversations, documents, columns, data_files, bad_rows, fingerprints"
+    code = f"from components import {modules}; import sys; print('datasets' in sys.modules)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=REPO / "recipes", capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
