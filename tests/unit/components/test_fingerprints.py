@@ -24,6 +24,7 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from parts.words import split_words, unused
+from stars import *
 from sizes import LIMITS
 
 @dataclass
@@ -39,6 +40,9 @@ class Arguments:
 def prepare(row):
     """Return the words of a row."""
     return {"words": split_words(row["text"])[: LIMITS["words"]]}
+
+def prepare_with_star(row):
+    return {"words": star(row["text"])}
 
 def prepare_lazily(row):
     from parts import letters
@@ -75,6 +79,11 @@ except ImportError:
 def change(word):
     return change_case(word)
 '''
+STARS = '''
+"""Stars."""
+def star(text):
+    return text
+'''
 SIZES = '''
 """Sizes."""
 LIMITS = {"words": 2}
@@ -104,6 +113,7 @@ def project(tmp_path):
     (folder / "parts" / "words.py").write_text(WORDS)
     (folder / "parts" / "letters.py").write_text(LETTERS)
     (folder / "sizes.py").write_text(SIZES)
+    (folder / "stars.py").write_text(STARS)
     return Project(folder)
 
 
@@ -111,7 +121,7 @@ def project(tmp_path):
 def recipe(project, monkeypatch):
     """The project's recipe, imported."""
     monkeypatch.syspath_prepend(project.folder)
-    names = ["recipe", "sizes", "parts", "parts.words", "parts.letters"]
+    names = ["recipe", "sizes", "stars", "parts", "parts.words", "parts.letters"]
     for name in names:
         monkeypatch.delitem(sys.modules, name, raising=False)
     yield importlib.import_module("recipe")
@@ -158,6 +168,12 @@ def test_what_a_function_imports_itself_is_seen(project, recipe):
     assert prepared_fingerprint("rows", recipe.prepare_lazily) == before
     project.edit("parts/letters.py", "return change_case(", "return str(")
     assert prepared_fingerprint("rows", recipe.prepare_lazily) != before
+
+
+def test_what_is_imported_with_a_star_is_seen(project, recipe):
+    before = prepared_fingerprint("rows", recipe.prepare_with_star)
+    project.edit("stars.py", "return text", "return text[1:]")
+    assert prepared_fingerprint("rows", recipe.prepare_with_star) != before
 
 
 def test_an_edit_prepares_the_rows_again_and_a_move_does_not(project, tmp_path):

@@ -384,6 +384,12 @@ def test_texts_that_look_like_numbers_stay_texts(tmp_path):
     assert split.dataset[0] == {"report": "007", "headline": 1000.0, "label": 2}
 
 
+def test_numbers_in_pairs_of_answers_are_texts(tmp_path):
+    (tmp_path / "train.csv").write_text("prompt,chosen,rejected\n1 + 1 =,2,3\n")
+    split, _ = open_splits(Arguments(str(tmp_path)), evaluate=False)
+    assert split.dataset[0] == {"prompt": "1 + 1 =", "chosen": "2", "rejected": "3"}
+
+
 def test_a_data_set_that_numbers_its_classes_tells_their_names(tmp_path):
     features = datasets.Features({"label": datasets.ClassLabel(names=["no", "yes"])})
     table = datasets.Dataset.from_dict({"label": [1, 0]}, features=features)
