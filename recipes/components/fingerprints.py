@@ -1,7 +1,7 @@
 """What the cache of prepared rows is known by.
 
 datasets knows a function of an imported module by its name alone: after an edit it would reuse
-what the old function has prepared, without a word. So the fingerprint is computed here, from
+what the old function has prepared, and say nothing. So the fingerprint is computed here, from
 
 - the fingerprint of the rows as they are, which changes with their files,
 - the code of the function that prepares them, and of all that it reaches in this project: code,
@@ -13,6 +13,7 @@ The code of libraries is not part of it.
 """
 
 import ast
+import copy
 import functools
 import inspect
 import json
@@ -91,11 +92,11 @@ def identify_tokenizer(tokenizer: Any) -> str:
     for name, value in vars(tokenizer).items():
         if name not in NOT_CONTENT:
             content[name] = value
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        state = json.loads(backend.to_str())
-        state["truncation"] = state["padding"] = None  # of the latest call
-        content["backend"] = json.dumps(state)
+    if hasattr(tokenizer, "backend_tokenizer"):
+        backend = copy.deepcopy(tokenizer.backend_tokenizer)
+        backend.no_truncation()  # what the latest call has set
+        backend.no_padding()
+        content["backend"] = backend.to_str()
     return f"{type(tokenizer).__qualname__} {hash_of(content)}"
 
 
@@ -141,7 +142,8 @@ class ReachedCode:
                 continue
             self._seen.add(place)
             file, name = place
-            for statement in self._definitions(file).get(name, []):
+            definitions = self._definitions(file)
+            for statement in definitions.get(name, definitions.get("*", [])):
                 self.code.add(f"{name}: {ast.unparse(statement)}")
                 waiting += self._references(file, statement)
 

@@ -37,6 +37,7 @@ T = TypeVar("T")
 Prepare = Callable[[Row], dict[str, Any]]
 PROBLEM = "problem"  # column: why a row cannot be used, "" if it can
 UNREAD = "not_read"  # column: what nothing reads of a row, as JSON
+TRUNCATED = "truncated"  # column of `prepare`: whether the row was cut
 
 
 class SplitArguments(Protocol):
@@ -229,33 +230,29 @@ def prepare_rows(
         report = report_some(bad, source.prefix, source.name, len(problems))
         fail(Exit.DATA, *report)
 
-    notes = [str(len(rows))]
-    if "truncated" in rows.column_names:
-        flags = " and ".join(f"--{limit}" for limit in limits)
-        notes.append(f"{sum(rows['truncated'][:])} truncated to {flags}")
-        rows = rows.remove_columns("truncated")
-    notes.append(f"{len(bad)} left out")
-    unread = ""
+    notes = note_counts(rows, len(bad), limits)
     if split.is_training:  # rows to evaluate on mostly have the same columns
-        unread = note_unread(count_unread(split, rows), len(rows))
-    rows = rows.remove_columns([PROBLEM, UNREAD]).with_format("numpy")
-    return Rows(rows, ", ".join(notes) + unread, source.prefix)
+        notes += note_unread(count_unread(split, rows), len(rows))
+    done_with = [name for name in (PROBLEM, UNREAD, TRUNCATED) if name in rows.column_names]
+    rows = rows.remove_columns(done_with).with_format("numpy")
+    return Rows(rows, notes, source.prefix)
 
 
 def attempt_rows(split: Split, prepare: Prepare, num_proc: int | None) -> "Dataset":
     """Return all rows of a split as `attempt` makes them, from the cache if they are there."""
     dataset: Any = split.dataset
+    fingerprint = prepared_fingerprint(dataset._fingerprint, prepare, attempt)
     with reading(split.source):
         first = first_usable_row(split, prepare)
         attempt_row = functools.partial(
             attempt, prepare=prepare, is_line=split.source.unit == "line", instead=first
         )
-        verb = "Tokenizing" if "truncated" in first else "Checking"
+        verb = "Tokenizing" if TRUNCATED in first else "Checking"
         return dataset.map(
             attempt_row,
             remove_columns=dataset.column_names,
             num_proc=num_proc,
-            new_fingerprint=prepared_fingerprint(dataset._fingerprint, prepare, attempt),
+            new_fingerprint=fingerprint,
             desc=f"{verb} {split.source.name}",
         )
 
@@ -302,6 +299,16 @@ def attempt(row: Row, prepare: Prepare, is_line: bool, instead: dict[str, Any]) 
     except Exception as error:  # a chat template raises what it likes
         return {**instead, PROBLEM: explain(error), UNREAD: "[]"}
     return {**prepared, PROBLEM: "", UNREAD: json.dumps(tracked.unread())}
+
+
+def note_counts(rows: "Dataset", num_left_out: int, limits: Sequence[str]) -> str:
+    """Return what the start summary says of the numbers of rows."""
+    notes = [str(len(rows))]
+    if TRUNCATED in rows.column_names:
+        flags = " and ".join(f"--{limit}" for limit in limits)
+        notes.append(f"{sum(rows[TRUNCATED][:])} truncated to {flags}")
+    notes.append(f"{num_left_out} left out")
+    return ", ".join(notes)
 
 
 def count_unread(split: Split, rows: "Dataset") -> dict[str, int]:

@@ -10,11 +10,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken
-from transformers import AutoTokenizer, ByT5Tokenizer
-
 from components.fingerprints import identify_tokenizer, prepared_fingerprint
 from launching import REPO
+from tokenizers import AddedToken
+from transformers import AutoTokenizer, ByT5Tokenizer
 
 COMPONENTS = REPO / "recipes" / "components"
 
@@ -25,6 +24,7 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from parts.words import split_words, unused
+from stars import *
 from sizes import LIMITS
 
 @dataclass
@@ -40,6 +40,9 @@ class Arguments:
 def prepare(row):
     """Return the words of a row."""
     return {"words": split_words(row["text"])[: LIMITS["words"]]}
+
+def prepare_with_star(row):
+    return {"words": star(row["text"])}
 
 def prepare_lazily(row):
     from parts import letters
@@ -76,6 +79,11 @@ except ImportError:
 def change(word):
     return change_case(word)
 '''
+STARS = '''
+"""Stars."""
+def star(text):
+    return text
+'''
 SIZES = '''
 """Sizes."""
 LIMITS = {"words": 2}
@@ -105,6 +113,7 @@ def project(tmp_path):
     (folder / "parts" / "words.py").write_text(WORDS)
     (folder / "parts" / "letters.py").write_text(LETTERS)
     (folder / "sizes.py").write_text(SIZES)
+    (folder / "stars.py").write_text(STARS)
     return Project(folder)
 
 
@@ -112,7 +121,7 @@ def project(tmp_path):
 def recipe(project, monkeypatch):
     """The project's recipe, imported."""
     monkeypatch.syspath_prepend(project.folder)
-    names = ["recipe", "sizes", "parts", "parts.words", "parts.letters"]
+    names = ["recipe", "sizes", "stars", "parts", "parts.words", "parts.letters"]
     for name in names:
         monkeypatch.delitem(sys.modules, name, raising=False)
     yield importlib.import_module("recipe")
@@ -159,6 +168,12 @@ def test_what_a_function_imports_itself_is_seen(project, recipe):
     assert prepared_fingerprint("rows", recipe.prepare_lazily) == before
     project.edit("parts/letters.py", "return change_case(", "return str(")
     assert prepared_fingerprint("rows", recipe.prepare_lazily) != before
+
+
+def test_what_is_imported_with_a_star_is_seen(project, recipe):
+    before = prepared_fingerprint("rows", recipe.prepare_with_star)
+    project.edit("stars.py", "return text", "return text[1:]")
+    assert prepared_fingerprint("rows", recipe.prepare_with_star) != before
 
 
 def test_an_edit_prepares_the_rows_again_and_a_move_does_not(project, tmp_path):

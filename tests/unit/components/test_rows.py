@@ -15,8 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import xxhash
-from transformers import AutoTokenizer
-
 from components.columns import note_unread, validate_texts
 from components.conversations import (
     find_messages,
@@ -36,6 +34,7 @@ from row_files import (
     parquet_of,
     row,
 )
+from transformers import AutoTokenizer
 
 FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}
 MAX_LENGTH = 200
@@ -383,6 +382,12 @@ def test_texts_that_look_like_numbers_stay_texts(tmp_path):
     args = Arguments(str(tmp_path))
     split, _ = open_splits(args, evaluate=False, text_columns=["report"])
     assert split.dataset[0] == {"report": "007", "headline": 1000.0, "label": 2}
+
+
+def test_numbers_in_pairs_of_answers_are_texts(tmp_path):
+    (tmp_path / "train.csv").write_text("prompt,chosen,rejected\n1 + 1 =,2,3\n")
+    split, _ = open_splits(Arguments(str(tmp_path)), evaluate=False)
+    assert split.dataset[0] == {"prompt": "1 + 1 =", "chosen": "2", "rejected": "3"}
 
 
 def test_a_data_set_that_numbers_its_classes_tells_their_names(tmp_path):

@@ -1,0 +1,178 @@
+"""Documents are read as they are; one that cannot be used is named by file, line, cause and fix."""
+
+import json
+from dataclasses import dataclass
+
+import datasets
+import pytest
+from components.documents import open_documents
+from datasets import Dataset, IterableDataset
+
+GOOD = '{"text": "w1 w2 w3"}\n'
+BAD_LINES = {  # line, and what is said of it
+    "not JSON": ('{"text": "w1', "is not JSON"),
+    "no object": ("[1, 2]", "is not a JSON object"),
+    "no text column": ('{"body": "w1"}', "has the columns body; needs text: see --text_column"),
+    "a number": ('{"text": 5}', "has no text in text: 5"),
+    "null": ('{"text": null}', "has no text in text: None"),
+    "half a character": (r'{"text": "w1\ud800"}', "surrogates not allowed"),
+}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What the arguments of recipes/mistral_pretrain.py have."""
+
+    dataset_name: str
+    dataset_config: str | None = None
+    dataset_train_split: str = "train"
+    dataset_test_split: str = "test"
+    eval_dataset_name: str | None = None
+    skip_bad_rows: bool = False
+    text_column: str = "text"
+    streaming: bool = False
+    num_eval_documents: int = 0
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path, monkeypatch):
+    """A folder for documents; datasets' cache is empty at first."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
+
+
+def opened(source, evaluate=False, **changes):
+    """Return the documents to train on and those to evaluate on."""
+    return open_documents(Arguments(str(source), **changes), evaluate=evaluate)
+
+
+def texts_of(documents):
+    """Return all texts, by the number of their document."""
+    numbered = enumerate(documents.dataset, documents.num_before + 1)
+    return {number: documents.text_of(row, number) for number, row in numbered}
+
+
+# ---- Which documents ----
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet"])
+def test_every_type_of_file_has_the_same_documents(kind, streaming, data):
+    path = data / f"train.{kind}"
+    rows = [{"id": f"{number}", "text": "007", "url": "w3"} for number in range(3)]
+    table = Dataset.from_list(rows)
+    if kind in ("csv", "parquet"):
+        getattr(table, f"to_{kind}")(path)
+    else:
+        table.to_json(path, lines=kind == "jsonl")
+    documents, _ = opened(path, streaming=streaming)
+    assert isinstance(documents.dataset, IterableDataset) == streaming
+    assert texts_of(documents) == {1: "007", 2: "007", 3: "007"}
+    assert documents.notes == "; not read: id, url"
+
+
+def test_a_folder_of_text_files_has_one_document_per_file(data):
+    (data / "old").mkdir()
+    for number, name in enumerate(["a.txt", "b.txt", "old/c.txt"]):
+        (data / name).write_text(f"w{number}\nw{number}\n")
+    documents, _ = opened(data)
+    assert texts_of(documents) == {1: "w0\nw0\n", 2: "w1\nw1\n", 3: "w2\nw2\n"}
+    assert documents.place(3) == str(data / "old" / "c.txt") and documents.notes == ""
+
+
+def test_text_files_may_be_in_the_folder_of_a_split(data):
+    for split in ("train", "test"):
+        (data / split).mkdir()
+        (data / split / "a.txt").write_text(split)
+    documents, eval_documents = opened(data, evaluate=True)
+    assert texts_of(documents) == {1: "train"} and texts_of(eval_documents) == {1: "test"}
+
+
+def test_without_documents_to_evaluate_on_there_are_none(data):
+    (data / "train.jsonl").write_text(GOOD)
+    assert opened(data, evaluate=True)[1] is None
+    (data / "test.jsonl").write_text(GOOD)
+    assert opened(data, evaluate=False)[1] is None
+    assert texts_of(opened(data, evaluate=True)[1]) == {1: "w1 w2 w3"}
+
+
+def test_others_may_be_evaluated_on(data):
+    (data / "train.jsonl").write_text(GOOD)
+    (data / "books").mkdir()
+    (data / "books" / "a.txt").write_text("w9")
+    _, eval_documents = opened(data, evaluate=True, eval_dataset_name=str(data / "books"))
+    assert texts_of(eval_documents) == {1: "w9"}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_first_documents_are_held_out(streaming, data):
+    lines = [json.dumps({"text": f"w{number}"}) for number in range(1, 6)]
+    (data / "train.jsonl").write_text("\n".join(lines))
+    chosen = {"num_eval_documents": 2, "streaming": streaming}
+    documents, held_out = opened(data, evaluate=True, **chosen)
+    assert texts_of(held_out) == {1: "w1", 2: "w2"}
+    assert texts_of(documents) == {3: "w3", 4: "w4", 5: "w5"}
+    documents, held_out = opened(data, evaluate=False, **chosen)
+    assert held_out is None and list(texts_of(documents)) == [3, 4, 5]
+
+
+def test_some_documents_have_to_be_left_to_train_on(data, capsys):
+    (data / "train.jsonl").write_text(GOOD * 2)
+    with pytest.raises(SystemExit, match="65"):
+        opened(data, num_eval_documents=2)
+    told = "2 documents, of which --num_eval_documents 2 leaves none to train on"
+    assert told in capsys.readouterr().err
+
+
+# ---- Bad documents ----
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("name", BAD_LINES)
+def test_a_bad_line_is_named_or_left_out(name, streaming, data):
+    line, says = BAD_LINES[name]
+    (data / "train-0.jsonl").write_text(GOOD * 3)
+    (data / "train-1.jsonl").write_text(f"{GOOD}\n{line}\n{GOOD}")
+    documents, _ = opened(data, streaming=streaming)
+    with pytest.raises(ValueError) as raised:
+        texts_of(documents)
+    for words in (f"{data}/train-1.jsonl, line 3: ", says, "--skip_bad_rows"):
+        assert words in str(raised.value)
+    documents, _ = opened(data, streaming=streaming, skip_bad_rows=True)
+    assert list(texts_of(documents).values())[3:] == ["w1 w2 w3", "", None, "w1 w2 w3"]
+
+
+def test_a_text_file_that_is_not_utf_8_is_named(data):
+    (data / "a.txt").write_text("w1 w2 w3")
+    (data / "b.txt").write_bytes(b"w1 caf\xe9")
+    with pytest.raises(ValueError, match=r"b\.txt: .*utf-8.*position 6"):
+        texts_of(opened(data)[0])
+
+
+def test_a_row_of_another_file_is_named_by_its_number(data):
+    Dataset.from_dict({"text": ["w1", None, "w2"]}).to_parquet(data / "train.parquet")
+    with pytest.raises(ValueError, match=r"train\.parquet, row 2: has no text in text: None"):
+        texts_of(opened(data / "train.parquet")[0])
+
+
+def test_empty_documents_are_no_bad_ones(data):
+    (data / "train.jsonl").write_text('{"text": ""}\n\n{"text": " \\n"}\n' + GOOD)
+    assert texts_of(opened(data)[0]) == {1: "", 2: "", 3: " \n", 4: "w1 w2 w3"}
+
+
+def test_a_folder_without_documents_ends_with_65(data, capsys):
+    (data / "notes.md").write_text("w1")
+    with pytest.raises(SystemExit, match="65"):
+        opened(data)
+    assert str(data) in capsys.readouterr().err
+
+
+# ---- What is known of documents that are not all read ----
+def test_names_and_sizes_of_files_tell_whether_they_are_others(data):
+    path = data / "train.jsonl"
+    path.write_text(GOOD * 3)
+    documents, _ = opened(path)
+    known = documents.fingerprint
+    held_out = opened(path, num_eval_documents=1)[0]
+    assert documents.fingerprint == opened(path)[0].fingerprint == held_out.fingerprint == known
+    path.write_text(GOOD * 2)
+    assert opened(path)[0].fingerprint != known
+    other = path.rename(data / "train-0.jsonl")
+    assert opened(other)[0].fingerprint != known

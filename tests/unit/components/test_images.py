@@ -1,0 +1,311 @@
+"""Images are found in folders and tables, bad ones are named, and any kind is RGB and upright."""
+
+import io
+from dataclasses import dataclass
+from functools import partial
+
+import datasets
+import numpy as np
+import pytest
+from components.images import check_image, decode_image, open_image_splits
+from components.rows import prepare_rows
+from datasets import ClassLabel, Dataset, Features, Image, Value
+from PIL import Image as Pillow
+
+
+def encoded(picture, kind="PNG", **options):
+    """Return the bytes of a file with this picture."""
+    file = io.BytesIO()
+    picture.save(file, kind, **options)
+    return file.getvalue()
+
+
+def halves(mode="RGB", size=(8, 8)):
+    """Return a picture whose left half is white and whose right half is black."""
+    pixels = np.zeros((size[1], size[0]), dtype=np.uint8)
+    pixels[:, : size[0] // 2] = 255
+    return Pillow.fromarray(pixels).convert(mode)
+
+
+def noise():
+    """Return a picture that does not become small when it is encoded."""
+    rng = np.random.default_rng(0)
+    return Pillow.fromarray(rng.integers(0, 256, (40, 30, 3), dtype=np.uint8))
+
+
+PNG = encoded(noise())
+JPEG = encoded(noise(), "JPEG")
+BMP = encoded(noise(), "BMP")
+DEEP = encoded(Pillow.fromarray(np.full((8, 8), 40000, dtype=np.uint16)))
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What the arguments of recipes/vit.py have."""
+
+    dataset_name: str
+    dataset_config: str | None = None
+    dataset_train_split: str = "train"
+    dataset_test_split: str = "test"
+    eval_dataset_name: str | None = None
+    skip_bad_rows: bool = False
+    dataset_num_proc: int | None = None
+    image_column_name: str = "image"
+    label_column_name: str | None = None
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """The folder of datasets' cache, empty at first."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A folder for images."""
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
+
+
+def folder_of(path, **classes):
+    """Make a folder with so many images per class."""
+    for name, number in classes.items():
+        (path / name).mkdir(parents=True)
+        for i in range(number):
+            (path / name / f"{i}.png").write_bytes(encoded(halves(size=(8 + i, 8))))
+    return path
+
+
+def label_image(row, names=None):
+    """Prepare an image as a recipe does, as simply as can be."""
+    label = row["label"] if names is None else dict(enumerate(names)).get(row["label"])
+    return {"label_text": str(label), "hash": check_image(row["image"], label)}
+
+
+def load(source, evaluate=True, **changes):
+    """Return the split to train on and its rows, and the same of what is evaluated on."""
+    args = Arguments(str(source), **changes)
+    found = []
+    for split in open_image_splits(args, evaluate=evaluate):
+        rows = None
+        if split is not None:
+            label = partial(label_image, names=split.class_names("label"))
+            rows = prepare_rows(split, label, args)
+        found += [split, rows]
+    return found
+
+
+def labels_of(rows):
+    return rows.dataset["label_text"][:].tolist()
+
+
+class TestDecoded:
+    def pixels_of(self, content):
+        """Return the pixels of an encoded image: [height, width, 3]."""
+        return np.asarray(decode_image({"bytes": content, "path": None}))
+
+    @pytest.mark.parametrize(
+        ("mode", "kind"),
+        [
+            ("L", "PNG"),
+            ("LA", "PNG"),
+            ("1", "PNG"),
+            ("P", "PNG"),
+            ("RGBA", "PNG"),
+            ("P", "GIF"),
+            ("RGB", "BMP"),
+            ("RGB", "WEBP"),
+            ("CMYK", "JPEG"),
+            ("L", "JPEG"),
+        ],
+    )
+    def test_every_kind_becomes_rgb(self, mode, kind):
+        pixels = self.pixels_of(encoded(halves(mode), kind))
+        assert pixels.shape == (8, 8, 3)
+        assert (pixels[:, :3] > 240).all() and (pixels[:, 5:] < 15).all()
+
+    def test_a_turned_photo_is_put_upright(self):
+        lying = halves().rotate(90)  # its white half is below
+        turned = lying.getexif()
+        turned[0x0112] = 6  # to be turned clockwise, which puts what is below on the left
+        pixels = self.pixels_of(encoded(lying, "JPEG", exif=turned, quality=95))
+        assert (pixels[:, :3] > 240).all() and (pixels[:, 5:] < 15).all()
+
+    def test_one_that_is_broken_behind_its_head_ends_the_run(self, capsys):
+        broken = bytearray(PNG)
+        broken[60:-12] = b"\0" * (len(broken) - 60 - 12)
+        image = {"bytes": bytes(broken), "path": "1.png"}
+        check_image(image, "cat")  # which looks at head and end only
+        with pytest.raises(SystemExit, match="65"):
+            decode_image(image)
+        message = capsys.readouterr().err
+        assert "1.png: cannot be decoded" in message and "--allow_change data" in message
+
+
+class TestChecked:
+    @pytest.mark.parametrize(
+        ("content", "says"),
+        [
+            (b"", "none that Pillow knows"),
+            (b"not an image", "none that Pillow knows"),
+            (PNG[:-500], "truncated"),
+            (JPEG[:-200], "truncated"),
+            (BMP[:-500], "truncated"),
+            (DEEP, "more than 8 bits"),
+        ],
+        ids=["empty", "text", "cut PNG", "cut JPEG", "cut BMP", "16 bits"],
+    )
+    def test_each_is_named_with_its_cause(self, content, says, tmp_path):
+        path = tmp_path / "cat" / "1.png"
+        path.parent.mkdir()
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=says) as raised:
+            check_image({"bytes": None, "path": str(path)}, "cat")
+        assert str(path) in str(raised.value)
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            PNG,
+            JPEG,
+            JPEG + b"\0" * 100,
+            BMP,
+            encoded(noise(), "WEBP"),
+            encoded(halves("P"), "GIF"),
+        ],
+        ids=["PNG", "JPEG", "padded JPEG", "BMP", "WEBP", "GIF"],
+    )
+    def test_sound_ones_pass(self, content):
+        assert check_image({"bytes": content, "path": None}, "cat") >= 0
+
+    @pytest.mark.parametrize("label", [None, "", " ", "nan", float("nan"), float("inf")], ids=repr)
+    def test_one_without_a_label_is_named(self, label):
+        with pytest.raises(ValueError, match="^1.png: has no class"):
+            check_image({"bytes": PNG, "path": "1.png"}, label)
+
+    def test_no_image_at_all_is_named(self):
+        with pytest.raises(ValueError, match="^an image without a path: is no whole image"):
+            check_image(None, "cat")
+
+    def test_only_what_does_not_end_as_it_should_is_decoded_at_the_start(self, monkeypatch):
+        monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda _: pytest.fail("decoded"))
+        check_image({"bytes": PNG, "path": None}, "cat")
+        with pytest.raises(pytest.fail.Exception):
+            check_image({"bytes": PNG[:-1], "path": None}, "cat")
+
+
+class TestFolders:
+    def test_classes_are_folders(self, data):
+        folder_of(data / "train", dog=2, cat=3)
+        folder_of(data / "test", cat=1)
+        (data / "train" / "cat" / ".hidden").touch()
+        split, rows, eval_split, eval_rows = load(data)
+        assert labels_of(rows) == ["cat", "cat", "cat", "dog", "dog"]
+        assert rows.notes == "5, 0 left out" and split.is_training
+        assert len(eval_split.dataset) == 1 and labels_of(eval_rows) == ["cat"]
+        path = data / "train" / "dog" / "1.png"
+        assert split.dataset[4]["image"] == {"bytes": None, "path": str(path)}
+
+    def test_a_folder_without_splits_is_trained_on_and_not_evaluated_on(self, data):
+        folder_of(data, cat=1, dog=1)
+        _, rows, eval_split, eval_rows = load(data)
+        assert len(rows) == 2 and eval_split is None and eval_rows is None
+
+    def test_nothing_is_evaluated_on_where_that_is_not_wanted(self, data):
+        folder_of(data / "train", cat=1)
+        folder_of(data / "test", cat=1)
+        assert load(data, evaluate=False)[2:] == [None, None]
+
+    def test_another_folder_may_be_evaluated_on(self, data, tmp_path):
+        folder_of(data, cat=1)
+        folder_of(tmp_path / "other", dog=2)
+        assert labels_of(load(data, eval_dataset_name=str(tmp_path / "other"))[3]) == ["dog"] * 2
+
+    def test_the_hash_knows_content_place_and_class_but_not_the_folders_name(self, data):
+        folders = [folder_of(data / name, cat=2, dog=1) for name in "ab"]
+        hashes = [load(folder)[1].dataset["hash"][:].tolist() for folder in folders]
+        assert hashes[0] == hashes[1] and len(set(hashes[0])) == 3
+        (data / "a" / "cat" / "0.png").write_bytes(encoded(halves(size=(50, 50))))
+        assert load(data / "a")[1].dataset["hash"][:].tolist() != hashes[0]
+
+    @pytest.mark.parametrize(
+        ("spoil", "says"),
+        [
+            (
+                lambda folder: (folder / "train" / "cat" / "a.txt").write_text("hello"),
+                "cat/a.txt: is no whole image",
+            ),
+            (
+                lambda folder: (folder / "train" / "loose.png").write_bytes(encoded(noise())),
+                "loose.png: has no class",
+            ),
+            (
+                lambda folder: folder_of(folder / "train" / "cat", deep=1),
+                "cat/deep/0.png: has no class",
+            ),
+        ],
+        ids=["no image", "no folder", "too deep"],
+    )
+    def test_what_cannot_be_used_is_named_or_left_out(self, spoil, says, data, capsys):
+        for split in ("train", "test"):
+            folder_of(data / split, cat=2, dog=2)
+        spoil(data)
+        with pytest.raises(SystemExit, match="65"):
+            load(data)
+        assert says in capsys.readouterr().err
+        _, rows, _, eval_rows = load(data, skip_bad_rows=True)
+        assert (rows.notes, eval_rows.notes) == ("4, 1 left out", "4, 0 left out")
+
+    def test_a_folder_without_images_is_an_error(self, data, capsys):
+        with pytest.raises(SystemExit, match="65"):
+            load(data)
+        assert f"{data}: no images in it" in capsys.readouterr().err
+
+
+class TestDataSets:
+    def written(self, path, labels, feature, column="labels"):
+        """Write a data set of images, and return its file."""
+        images = []
+        for number in range(len(labels)):
+            images.append({"bytes": encoded(halves(size=(8 + number, 8))), "path": None})
+        features = Features({"image": Image(), column: feature, "source": Value("string")})
+        table = {"image": images, column: labels, "source": ["web"] * len(labels)}
+        Dataset.from_dict(table, features=features).to_parquet(path)
+        return path
+
+    def test_numbered_classes_have_their_names(self, data):
+        classes = ClassLabel(names=["zebra", "ant"])
+        file = self.written(data / "train.parquet", [1, 0, 1], classes)
+        split, rows, *_ = load(file)
+        assert split.class_names("label") == ["zebra", "ant"]
+        assert labels_of(rows) == ["ant", "zebra", "ant"]
+        assert rows.notes == "3, 0 left out; not read: source"
+
+    def test_a_row_without_a_class_is_named(self, data, capsys):
+        classes = ClassLabel(names=["zebra", "ant"])
+        file = self.written(data / "train.parquet", [1, -1, 0], classes)
+        with pytest.raises(SystemExit, match="65"):
+            load(file)
+        message = capsys.readouterr().err
+        assert f"{file}, row 2: " in message and "has no class" in message
+
+    def test_other_columns_are_named(self, data, capsys):
+        file = self.written(data / "train.parquet", ["a", "b"], Value("string"), column="kind")
+        with pytest.raises(SystemExit, match="65"):
+            load(file)
+        needs = "needs image and label or labels: see --image_column_name"
+        assert needs in capsys.readouterr().err
+        assert labels_of(load(file, label_column_name="kind")[1]) == ["a", "b"]
+
+    def test_images_stay_encoded_until_a_batch_is_made(self, data):
+        file = self.written(data / "train.parquet", ["a", "b"], Value("string"))
+        split, rows, *_ = load(file)
+        assert split.dataset.column_names == ["image", "label"]
+        assert split.dataset[0]["image"]["bytes"].startswith(b"\x89PNG")
+        assert "image" not in rows.dataset.column_names
+
+    def test_a_table_beside_the_one_to_train_on_is_evaluated_on(self, data):
+        for split, label in (("train", "a"), ("test", "b")):
+            self.written(data / f"{split}.parquet", [label], Value("string"))
+        _, rows, _, eval_rows = load(data)
+        assert labels_of(rows) == ["a"] and labels_of(eval_rows) == ["b"]
