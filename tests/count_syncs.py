@@ -34,8 +34,10 @@ def note():
     """Who asked: the innermost frame that is neither torch nor this file."""
     frames = [frame for frame in traceback.extract_stack() if "/torch/" not in frame.filename]
     frame = next(frame for frame in reversed(frames) if frame.filename != __file__)
-    if not any(frame.name == "collate" for frame in frames):
-        step = sys.modules["fault_tolerance"].RUN["step"]
+    if not any(frame.name == "__call__" and "packing" in frame.filename for frame in frames):
+        from components.status import process_status
+
+        step = process_status().step
         found.append(
             {"step": step, "file": "/".join(Path(frame.filename).parts[-2:]), "line": frame.line}
         )
@@ -63,7 +65,7 @@ def main():
     for name in ("tolist", "numpy", "cpu"):
         setattr(torch.Tensor, name, noted(getattr(torch.Tensor, name)))
     with Reads():
-        recipe.main()
+        recipe.main(recipe.start(recipe.Arguments, ""))
     Path(out).write_text(json.dumps(found))
 
 

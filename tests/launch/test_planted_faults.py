@@ -31,37 +31,43 @@ FSDP2_NO_SHARD = (
 )
 
 # ---- Faults that a test finds: the test, what its assertion says, and the fault as (file, old text, new text) ----
-COLLECTIVES = "tests/unit/test_recipes.py::TestRecipe::test_every_rank_takes_part_in_every_collective_call[llama.py]"
+COLLECTIVES = (
+    "tests/unit/test_recipes.py::TestEachFile::test_every_rank_takes_part_in_every_collective_call"
+)
 SHARDING_KEY = (
     "tests/unit/test_configs.py::TestConfig::test_it_uses_the_sharding_key_of_its_version"
 )
 PACKED = "tests/unit/test_masks.py::test_packed_documents_do_not_see_each_other[llama-sdpa]"
-LAID_OUT = "tests/unit/test_masks.py::test_a_batch_of_the_recipe_keeps_rows_and_padding_apart[llama-sdpa-packed]"
+LAID_OUT = (
+    "tests/unit/test_masks.py"
+    "::test_a_batch_of_the_recipe_keeps_rows_and_padding_apart[llama-sdpa-packed]"
+)
 END_OF_TURN = "tests/unit/test_rows.py::test_a_pad_token_equal_to_the_end_of_turn_does_no_harm"
 TRAINED = "tests/unit/test_adapters.py::test_exactly_what_should_train_is_trained[--use_peft]"
-EXPORT = "    export_model(accelerator, model, tokenizer, output_dir)\n"
-GATHER = "        weights = model_weights.whole_weights(accelerator, model)\n"
+COMPONENTS = "recipes/components"
+SAVE = "    save_model(accelerator, model, tokenizer, args.output_dir)\n"
+GATHER = "    weights = whole_weights(accelerator, model)\n"
 FOUND_BY_A_TEST = {
     "rank 0 alone saves": (
-        COLLECTIVES,
-        "export_model on some ranks alone",
+        f"{COLLECTIVES}[llama.py]",
+        "save_model on some ranks only",
         RECIPE,
-        EXPORT,
-        f"    if accelerator.is_main_process:\n    {EXPORT}",
+        SAVE,
+        f"    if accelerator.is_main_process:\n    {SAVE}",
     ),
     "rank 0 alone gathers what it saves": (
-        COLLECTIVES,
-        "whole_weights on some ranks alone",
-        RECIPE,
+        f"{COLLECTIVES}[export.py]",
+        "whole_weights on some ranks only",
+        f"{COMPONENTS}/export.py",
         GATHER,
         GATHER.replace("\n", " if accelerator.process_index == 0 else None\n"),
     ),
     "the other ranks leave before the save": (
-        COLLECTIVES,
+        f"{COLLECTIVES}[export.py]",
         "some ranks leave before the others",
-        RECIPE,
+        f"{COMPONENTS}/export.py",
         GATHER,
-        f"        if not accelerator.is_main_process:\n            return\n{GATHER}",
+        f"    if not accelerator.is_main_process:\n        return\n{GATHER}",
     ),
     "NO_SHARD of FSDP1 that is full shard": (
         f"{SHARDING_KEY}[fsdp1_no_shard]",
@@ -76,7 +82,7 @@ FOUND_BY_A_TEST = {
     "packed rows whose positions run on": (
         LAID_OUT,
         r"assert 0\.\d+ == 0",
-        RECIPE,
+        f"{COMPONENTS}/packing.py",
         'inputs["position_ids"] = torch.from_numpy(positions)',
         'inputs["position_ids"] = torch.arange(ids.shape[1]).expand(ids.shape)',
     ),
@@ -87,26 +93,26 @@ FOUND_BY_A_TEST = {
         '"use_cache": False}',
         '"use_cache": False, "attention_mask": torch.ones_like(owners)}',
     ),
-    "an end of turn that is not learnt where it is the pad token too": (
+    "an end of turn that is not trained on where it is the pad token too": (
         END_OF_TURN,
         r"assert -100 == ",
-        RECIPE,
-        "token if learnt[start] else -100",
-        "token if learnt[start] and token != tokenizer.pad_token_id else -100",
+        f"{COMPONENTS}/chat.py",
+        "token if is_trained_on[start] else",
+        "token if is_trained_on[start] and token != tokenizer.pad_token_id else",
     ),
     "adapters that are frozen": (
         TRAINED,
         "lora_A",
         RECIPE,
-        'task_type="CAUSAL_LM",',
-        'task_type="CAUSAL_LM", inference_mode=True,',
+        'task_type="CAUSAL_LM")',
+        'task_type="CAUSAL_LM", inference_mode=True)',
     ),
     "adapters that the optimizer does not know": (
         TRAINED,
         "lora_B",
-        RECIPE,
-        "        if weight.requires_grad:\n            spared",
-        '        if weight.requires_grad and "lora_B" not in name:\n            spared',
+        f"{COMPONENTS}/optimizer.py",
+        "if not weight.requires_grad:",
+        'if not weight.requires_grad or "lora_B" in name:',
     ),
 }
 
@@ -115,37 +121,39 @@ SHORT = ("--max_steps", "2")
 ONE_PROCESS = Run("strategies", "single")
 OTHER_CUT = Run("cuts", "single", batch=1, accumulation=12)
 TWO_RANKS = Run("strategies", "ddp", ranks=2, accumulation=2)
-LOSS, COUNT = "summed_loss(model, batch) / num_supervised", 'batch["counts"][0]'
-PAD = "np.full(shape, -100)"
-PREPARED = "model, optimizer, train_loader = accelerator.prepare(model, optimizer, train_loader)"
+LOSS = "token_loss(model, batch) / num_trained_on"
+OWN_COUNT = 'batch["counts"][0] / args.gradient_accumulation_steps / accelerator.num_processes'
+PAD = "labels = np.full(shape, NOT_TRAINED_ON)"
+PREPARED = "model, optimizer = accelerator.prepare(model, optimizer)"
 FOUND_BY_PARITY = {
     "a mean of means": (
         OTHER_CUT,
         "loss",
         RECIPE,
         LOSS,
-        f"summed_loss(model, batch) / {COUNT} / window",
+        f"token_loss(model, batch) / {OWN_COUNT}",
     ),
-    "a pad token that is learnt": (
+    "a pad token that is trained on": (
         OTHER_CUT,
         "loss",
-        RECIPE,
+        f"{COMPONENTS}/packing.py",
         PAD,
-        PAD.replace("-100", "pad_token_id"),
+        PAD.replace("NOT_TRAINED_ON", "self.pad_token_id"),
     ),
     "a missing factor of the world size": (
         TWO_RANKS,
         "grad_norm",
-        RECIPE,
-        "accelerator.backward(loss * (window +",
-        "accelerator.backward(loss * (accumulation +",
+        f"{COMPONENTS}/strategy.py",
+        "num_parts = accelerator.gradient_accumulation_steps * accelerator.num_processes",
+        "num_parts = accelerator.gradient_accumulation_steps",
     ),
     "a schedule that steps once per process": (
         TWO_RANKS,
         "learning_rate",
         RECIPE,
         PREPARED,
-        PREPARED.replace("train_loader", "train_loader, schedule"),
+        "model, optimizer, schedule._schedule = accelerator.prepare("
+        "model, optimizer, schedule._schedule)",
     ),
 }
 
@@ -250,7 +258,7 @@ def test_the_shard_report_finds_NO_SHARD_that_is_full_shard(copy, tiny, tmp_path
     lost = (
         RECIPE,
         start,
-        f'    os.environ.pop("FSDP_SHARDING_STRATEGY")  # what the YAML says\n{start}',
+        f'    __import__("os").environ.pop("FSDP_SHARDING_STRATEGY")  # of the YAML\n{start}',
     )
     planned = Run("strategies", "fsdp1_no_shard", ranks=2, accumulation=2, flags=SHORT)
     code, output = launch(planned, tiny, tmp_path / "run", root=copy(lost))

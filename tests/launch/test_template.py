@@ -1,93 +1,77 @@
-"""A recipe is a template: one file, copied elsewhere, trains there; with its companion it keeps checkpoints too."""
+"""A recipe is a template: one command copies it into a folder that needs nothing of this repository."""
 
 import json
 import os
-import shutil
 import sys
 
 import pytest
 
 from launching import REPO, data_of, read_metrics, run
+from proof.jobs import MAKERS
 
 pytestmark = pytest.mark.cold("as a user starts a copy")
-COMPANIONS = (
-    "run_status",
-    "fault_tolerance",
-    "whole_state",
-    "preflight",
-    "rows",
-    "varlen",
-    "model_weights",
-    "head_loss",
-    "upstream",
-)
+# Prints, when the recipe ends, the files of all modules that lie neither beside it nor in packages
+WATCH = """
+import atexit, runpy, sys, sysconfig
+def foreign():
+    known = (sys.path[0], sys.prefix, sys.base_prefix, *sysconfig.get_paths().values())
+    files = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
+    print("foreign:", [file for file in files if file.endswith(".py") and not file.startswith(known)])
+atexit.register(foreign)
+recipe, *sys.argv = sys.argv[1], *sys.argv[1:]
+sys.path[0] = "{folder}"
+runpy.run_path(recipe, run_name="__main__")
+"""
 
 
-@pytest.mark.parametrize("companions", [(), COMPANIONS], ids=["alone", "with its companions"])
-def test_a_copied_recipe_trains(companions, tiny, tmp_path):
-    shutil.copy(REPO / "recipes" / "llama.py", tmp_path / "train.py")
-    for name in companions:
-        shutil.copy(REPO / "recipes" / f"{name}.py", tmp_path)
-    if companions:
-        shutil.copytree(REPO / "recipes" / "components", tmp_path / "components")
-    command = [sys.executable, "train.py", *data_of(tiny), "--max_steps", 4, "--output_dir", "run"]
-    done = run(*command, *(("--save_steps", 2) if companions else ()), cwd=tmp_path)
+@pytest.fixture
+def copied(tmp_path):
+    """A function that copies a recipe as a user does, and returns the new folder."""
+
+    def copy(recipe):
+        folder = tmp_path / "my_project"
+        done = run(sys.executable, REPO / "scripts" / "copy_recipe.py", recipe, folder)
+        assert done.returncode == 0, done.output
+        return folder
+
+    return copy
+
+
+@pytest.mark.parametrize("recipe", MAKERS)
+def test_a_copy_trains_in_its_own_folder_only(recipe, copied, tiny_of, tmp_path):
+    folder = copied(recipe)
+    (tmp_path / "watch.py").write_text(WATCH.format(folder=folder))
+    flags = ["--max_steps", 3, "--save_steps", 2, "--eval_strategy", "no", "--output_dir", "run"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, tmp_path / "watch.py", folder / f"{recipe}.py"]
+    done = run(*command, *data_of(tiny_of(recipe)), *flags, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.output[-3000:]
-    assert (
-        len(read_metrics(tmp_path / "run")[0]) == 4
-        and (tmp_path / "run" / "model.safetensors").exists()
+    assert "foreign: []" in done.output, done.output[-1000:]
+    assert len(read_metrics(tmp_path / "run")[0]) == 3
+    assert (tmp_path / "run" / "checkpoint-2").is_dir()
+
+
+def test_a_stopped_copy_continues_as_if_it_had_not(copied, tiny, tmp_path):
+    folder = copied("llama")
+    flags = [*data_of(tiny), "--max_steps", 6, "--save_steps", 0, "--eval_strategy", "no"]
+    recipe = [folder / "llama.py", *flags]
+    whole = run(sys.executable, *recipe, "--output_dir", "whole", cwd=folder)
+    assert whole.returncode == 0, whole.output[-3000:]
+    fault = json.dumps({"do": "SIGTERM", "at": "summed_loss", "step": 3})
+    faults = REPO / "scripts" / "proof" / "faults.py"
+    environment = os.environ | {"FAULT": fault}
+    stopped = run(
+        sys.executable, faults, *recipe, "--output_dir", "run", cwd=folder, env=environment
     )
-    assert ("fault_tolerance.py is not beside this recipe" in done.output) != bool(companions)
-    assert len(list((tmp_path / "run").glob("checkpoint-*"))) == (2 if companions else 0)
+    assert stopped.returncode == 75, stopped.output[-3000:]
+    continued = run(sys.executable, *recipe, "--output_dir", "run", cwd=folder)
+    assert continued.returncode == 0 and "Continuing from" in continued.output, continued.output
+    names = [folder / name / "model.safetensors" for name in ("whole", "run")]
+    assert names[0].read_bytes() == names[1].read_bytes()
 
 
-@pytest.mark.parametrize("missing", ["run_status", "upstream", "model_weights", "varlen"])
-def test_a_copy_with_some_of_its_companions_stops_and_names_the_missing_one(
-    missing, tiny, tmp_path
-):
-    shutil.copy(REPO / "recipes" / "llama.py", tmp_path / "train.py")
-    for name in COMPANIONS:
-        if name != missing:
-            shutil.copy(REPO / "recipes" / f"{name}.py", tmp_path)
-    shutil.copytree(REPO / "recipes" / "components", tmp_path / "components")
-    told = tmp_path / "told.json"  # as several ranks have it, whose launcher's report comes last
-    done = run(
-        sys.executable,
-        "train.py",
-        *data_of(tiny),
-        "--output_dir",
-        "run",
-        cwd=tmp_path,
-        env=os.environ | {"TORCHELASTIC_ERROR_FILE": str(told)},
-    )
-    assert done.returncode == 64, done.output[-3000:]
-    says = f" lies beside this recipe, and the module {missing} is missing: copy all"
-    assert (
-        says in done.output and "Traceback" not in done.output and not (tmp_path / "run").exists()
-    )
-    if missing not in ("run_status", "upstream"):  # by which it tells the launcher
-        assert says in json.loads(told.read_text())["message"]["extraInfo"]["py_callstack"]
-
-
-NAN_LOSS, INF_GRADIENT = {"do": "nan", "row": 17}, {"do": "inf gradient", "call": 6}
-
-
-@pytest.mark.parametrize(
-    ("fault", "steps"), [(NAN_LOSS, 30), (INF_GRADIENT, 6)], ids=["loss", "gradient at the end"]
-)
-def test_a_recipe_that_was_copied_alone_stops_at_numbers_that_are_not_finite(
-    fault, steps, tiny, tmp_path
-):
-    shutil.copy(REPO / "recipes" / "llama.py", tmp_path / "train.py")
-    command = [
-        sys.executable,
-        REPO / "scripts" / "proof" / "faults.py",
-        "train.py",
-        *data_of(tiny),
-        "--max_steps",
-        steps,
-    ]
-    fault = json.dumps(fault | {"at": "summed_loss"})
-    done = run(*command, "--output_dir", "run", cwd=tmp_path, env=os.environ | {"FAULT": fault})
-    assert done.returncode == 70 and "is not finite" in done.output, done.output[-3000:]
-    assert "Traceback" not in done.output and not (tmp_path / "run" / "model.safetensors").exists()
+def test_a_wrong_flag_of_a_copy_is_one_line(copied):
+    folder = copied("bert")
+    done = run(sys.executable, "bert.py", "--learning_rat", 3, cwd=folder)
+    assert done.returncode == 64 and "did you mean --learning_rate?" in done.output
+    assert "Traceback" not in done.output

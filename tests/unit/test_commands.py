@@ -10,6 +10,7 @@ from accelerate.commands.launch import launch_command_parser
 
 import plan_memory
 import rehearse
+from components.cli import parse_arguments
 from launching import REPO
 from planner import answer
 
@@ -17,17 +18,14 @@ PROGRAMS = [
     path
     for folder in ("recipes", "scripts")
     for path in sorted((REPO / folder).glob("*.py"))
-    if "def parse_args(" in path.read_text()
+    if re.search(r"def parse_args\(|class Arguments\(", path.read_text())
 ]
 PARSERS = {str(path.relative_to(REPO)): importlib.import_module(path.stem) for path in PROGRAMS}
-PARSERS["train.py"] = PARSERS["recipes/llama.py"]  # what README calls a copy
+PARSERS["llama.py"] = PARSERS["recipes/llama.py"]  # a copy
 PLAIN = {
     """kill -USR1 $(grep -oP '"process": \\K[0-9]+' runs/full/status.json)""",
-    "cp recipes/llama.py train.py",
-    "cp recipes/{run_status,fault_tolerance,whole_state,preflight,rows,varlen}.py .",
-    "cp recipes/{model_weights,head_loss,upstream}.py .",
-    "cp -r recipes/components .",
     "mkdir -p results/gpu && cp runs/gpu_proof/*.json results/gpu/",
+    "cd my_project",
     "source .venv/bin/activate",
     "pip install -r requirements.txt",
     "pip install liger-kernel",
@@ -49,7 +47,7 @@ def commands_of_readme():
 
 
 def commands_of_docstrings():
-    for name in sorted(PARSERS.keys() - {"train.py"}):
+    for name in sorted(PARSERS.keys() - {"llama.py"}):
         text = (REPO / name).read_text().split('"""')[1].replace("\\\n", " ")
         for line in text.splitlines():
             if re.match(r"    (python|accelerate) ", line) and "..." not in line:
@@ -72,8 +70,12 @@ COMMANDS = sorted({*commands_of_readme(), *commands_of_docstrings(), *commands_o
 
 
 def parse_with(script, arguments, monkeypatch):
+    program = PARSERS[script]
+    if hasattr(program, "Arguments"):  # a recipe
+        parse_arguments(program.Arguments, words=arguments)  # SystemExit if it refuses them
+        return
     monkeypatch.setattr(sys, "argv", [script, *arguments])
-    PARSERS[script].parse_args()  # SystemExit if it does not accept them
+    program.parse_args()
 
 
 def test_the_commands_were_found():
@@ -89,7 +91,7 @@ def test_the_command_is_accepted(command, monkeypatch):
     if words[0] == "make":
         assert re.search(rf"^{words[1]}:", (REPO / "Makefile").read_text(), re.MULTILINE)
     elif words[0] == "python":
-        assert words[1] == "train.py" or (REPO / words[1]).is_file()
+        assert words[1] == "llama.py" or (REPO / words[1]).is_file()
         parse_with(words[1], words[2:], monkeypatch)
         if words[1] == "scripts/rehearse.py":
             args = rehearse.parse_args()[1]

@@ -4,6 +4,8 @@ import json
 import re
 
 import pytest
+from transformers import AutoTokenizer
+
 from components.columns import TrackedRow, is_empty, shorten
 from components.conversations import (
     find_messages,
@@ -12,7 +14,6 @@ from components.conversations import (
     validate_pair,
 )
 from row_files import TURNS_OF_A_PAIR
-from transformers import AutoTokenizer
 
 FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}
 QUESTION = "Spell the word lamp."

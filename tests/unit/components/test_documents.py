@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import datasets
 import pytest
-from components.documents import open_documents
 from datasets import Dataset, IterableDataset
+
+from components.documents import open_documents
 
 GOOD = '{"text": "w1 w2 w3"}\n'
 BAD_LINES = {  # line, and what is said of it

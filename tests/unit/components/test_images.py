@@ -7,10 +7,11 @@ from functools import partial
 import datasets
 import numpy as np
 import pytest
-from components.images import check_image, decode_image, open_image_splits
-from components.rows import prepare_rows
 from datasets import ClassLabel, Dataset, Features, Image, Value
 from PIL import Image as Pillow
+
+from components.images import check_image, decode_image, open_image_splits
+from components.rows import prepare_rows
 
 
 def encoded(picture, kind="PNG", **options):

@@ -13,6 +13,7 @@ import rehearse
 import vit
 from bench import measure, prepare, runs
 from bench.commands import command_of
+from components.cli import parse_arguments
 from gpu import contests, launches, levers, side_by_side
 from gpu.catalog import CELLS
 from gpu.cell import Setup
@@ -108,8 +109,12 @@ def check(command, monkeypatch):
     known = [place for place, word in enumerate(command) if word in PROGRAMS]
     assert known, command
     for place in known:
+        program = PROGRAMS[command[place]]
+        if hasattr(program, "Arguments"):  # a recipe
+            parse_arguments(program.Arguments, words=command[place + 1 :])
+            continue
         monkeypatch.setattr(sys, "argv", command[place:])
-        PROGRAMS[command[place]].parse_args()
+        program.parse_args()
     if "recipes/llama.py" in command and "--attn_implementation" in command:
         kernel = command[command.index("--attn_implementation") + 1]
         assert kernel in ("eager", "sdpa", "flex_attention", "flash_attention_2", "varlen")
