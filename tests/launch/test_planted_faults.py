@@ -111,8 +111,8 @@ FOUND_BY_A_TEST = {
         TRAINED,
         "lora_B",
         f"{COMPONENTS}/optimizer.py",
-        "if not weight.requires_grad:",
-        'if not weight.requires_grad or "lora_B" in name:',
+        "elif weight.requires_grad:",
+        'elif weight.requires_grad and "lora_B" not in name:',
     ),
 }
 
