@@ -88,7 +88,7 @@ def find_dropped_settings(accelerator: Accelerator, strategy: Strategy) -> Itera
         asked = FORMS_OF_FSDP_STRATEGIES.get(asked, asked)
         if asked not in ("FULL_SHARD", strategy.name.split()[-1]):
             yield f"{key} {asked} has no effect, accelerate runs {strategy.name}; {what_it_does}"
-    plugin = accelerator.state.fsdp_plugin
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)  # absent without FSDP
     several = accelerator.num_processes > 1
     if plugin is not None and strategy.name == "FSDP1 NO_SHARD" and several:
         asked = plugin.sharding_strategy.name
@@ -171,7 +171,7 @@ def find_misfits(
     yield from find_quantization_misfits(args, accelerator, strategy)
     yield from find_master_weight_misfits(args, accelerator, strategy)
     yield from find_adapter_misfits(args, accelerator, strategy)
-    plugin = accelerator.state.fsdp_plugin
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)  # absent without FSDP
     if plugin is not None and strategy.fsdp_version == 1 and not plugin.use_orig_params:
         yield (
             "FSDP1 with fsdp_use_orig_params: false trains nothing, since the optimizer is made "
