@@ -6,13 +6,13 @@ import json
 import random
 import re
 import shutil
-import sys
 
 import datasets
 import pytest
 from transformers import AutoTokenizer
 
 import llama
+from components.cli import parse_arguments
 from launching import recipe
 
 GOOD = '{"prompt": "Spell the word lamp.", "completion": "l-a-m-p"}'
@@ -169,11 +169,11 @@ def test_ten_thousand_mangled_rows_break_nothing(tiny, tmp_path, monkeypatch):
     for seed in range(4):
         chance, path = random.Random(seed), tmp_path / f"rows{seed}.jsonl"
         path.write_bytes(b"\n".join(mangled(chance.choice(SEEDS), chance) for _ in range(2500)))
-        command = ["llama.py", "--dataset_name", path, "--skip_bad_rows", "--max_length", 64]
-        monkeypatch.setattr(sys, "argv", [str(word) for word in command])
-        rows, _, counts = llama.load_data(llama.parse_args(), tokenizer)
+        words = ["--dataset_name", str(path), "--skip_bad_rows", "--max_length", "64"]
+        args = parse_arguments(llama.Arguments, words=words)
+        rows, _ = llama.load_data(args, tokenizer)
         lines = path.read_bytes().replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        for row in rows.with_format(None):
+        for row in rows.dataset.with_format(None):
             supervised = [label for label in row["labels"] if label != -100]
             assert supervised and 1 < len(row["input_ids"]) == len(row["labels"]) <= 64
             line = lines[row["row"] - 1].decode()  # UTF-8, and the very line that the number says
@@ -181,6 +181,6 @@ def test_ten_thousand_mangled_rows_break_nothing(tiny, tmp_path, monkeypatch):
             assert (row["input_ids"], row["labels"]) == (expected["input_ids"], expected["labels"])
         kept, left_out = (
             kept + len(rows),
-            left_out + int(re.search(r"(\d+) left out", counts["train rows"])[1]),
+            left_out + int(re.search(r"(\d+) left out", rows.notes)[1]),
         )
     assert kept > 2000 and left_out > 4000  # changes in a text leave a good row

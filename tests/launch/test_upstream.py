@@ -1,4 +1,4 @@
-"""Each workaround of recipes/upstream.py against the fault that it is for, as the library has it today."""
+"""Each workaround at the start, of recipes/components/upstream.py, against the fault that it is for, as the library has it today."""
 
 import sys
 
@@ -17,7 +17,7 @@ model = torch.nn.Linear(1, 1)
 assert extract_model_from_parallel(model) is model
 print("deepspeed", "deepspeed" in sys.modules)
 """
-START_FASTER = "import sys; sys.path.append('recipes'); import upstream; upstream.start_faster()"
+START_FASTER = "import sys; sys.path.append('recipes'); from components import upstream; upstream.start_faster()"
 
 
 @pytest.mark.parametrize(
