@@ -10,10 +10,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from components.fingerprints import identify_tokenizer, prepared_fingerprint
-from launching import REPO
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, ByT5Tokenizer
+
+from components.fingerprints import identify_tokenizer, prepared_fingerprint
+from launching import REPO
 
 COMPONENTS = REPO / "recipes" / "components"
 
