@@ -1,10 +1,10 @@
-"""The kernels of a GPU, flash attention included, keep packed documents apart as a CPU's do."""
+"""The kernels of a GPU, flash attention among them, keep packed documents apart as those of a CPU do."""
 
 import pytest
 import torch
 import varlen
 
-import llama
+from components.packing import ends_of_rows
 from mask_probe import ARCHITECTURES, distance_from_alone, leak, packed_batch, random_model
 
 pytestmark = pytest.mark.skipif(
@@ -12,8 +12,6 @@ pytestmark = pytest.mark.skipif(
 )
 ALONE = 2e-2  # logits are about 0.5, and bf16 keeps eight bits
 PLANTED = 0.1  # what a planted leak moves at least
-# Of one line, since flash attention packs only in batches of one row
-LENGTHS = [7, 1, 10, 6]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -26,12 +24,14 @@ def test_packed_documents_do_not_see_each_other(attention, architecture):
     if attention == "varlen" and not varlen.is_available():
         pytest.skip("this torch has no varlen_attn")
     model = random_model(architecture, attention, torch.bfloat16, "cuda")
-    batch, owners = packed_batch(LENGTHS, device="cuda")
+    batch, owners = packed_batch(
+        [7, 1, 10, 6], device="cuda"
+    )  # flash attention packs in batches of one row alone
     if attention == "varlen":
-        batch |= llama.ends_of_rows(LENGTHS)
+        batch |= ends_of_rows([7, 1, 10, 6])
     assert leak(model, batch, owners) == 0
     assert distance_from_alone(model, batch, owners) < ALONE
-    batch["position_ids"] = torch.arange(sum(LENGTHS), device="cuda")[None]
+    batch["position_ids"] = torch.arange(24, device="cuda")[None]
     if attention == "varlen":
-        batch |= llama.ends_of_rows([sum(LENGTHS)])
+        batch |= ends_of_rows([24])
     assert leak(model, batch, owners) > PLANTED

@@ -1,15 +1,40 @@
-"""With adapters the adapters are trained and nothing else, whatever they sit on; without them, every weight."""
+"""With adapters the adapters are trained and nothing else; without them, every weight."""
 
-import sys
+import importlib
 
 import pytest
-from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    BloomConfig,
+    GPT2Config,
+    LlamaConfig,
+)
 
 import llama
-import preflight
+from components.chat import load_tokenizer
+from components.checks import find_problems
+from components.classifier import load_classifier
+from components.cli import parse_arguments
+from components.model_checks import size_of
+from components.optimizer import make_optimizer
 from fakes import fake_accelerator
+from proof.jobs import MAKERS
 
 ONE_PROCESS = fake_accelerator()
+CLASSIFIERS = {
+    "bert": AutoModelForSequenceClassification,
+    "vit": AutoModelForImageClassification,
+}
+
+
+def llama_arguments(*words):
+    return parse_arguments(llama.Arguments, words=words)
+
+
+def optimizer_of(model, args):
+    return make_optimizer(model, args, ONE_PROCESS, total_steps=1)[0]
 
 
 @pytest.mark.parametrize(
@@ -23,27 +48,19 @@ ONE_PROCESS = fake_accelerator()
     ],
     ids=lambda flags: " ".join(flags) or "full",
 )
-def test_exactly_what_should_train_is_trained(flags, tiny, monkeypatch):
-    monkeypatch.setattr(
-        sys, "argv", ["llama.py", "--model_name_or_path", str(tiny / "model"), *flags]
-    )
-    args = llama.parse_args()
+def test_exactly_what_should_train_is_trained(flags, tiny):
+    args = llama_arguments("--model_name_or_path", str(tiny / "model"), *flags)
     model = llama.load_model(args, ONE_PROCESS)
     weights = dict(model.named_parameters())
     expected = [name for name in weights if "lora_" in name or not flags]
-    assert (
-        expected and [name for name, weight in weights.items() if weight.requires_grad] == expected
-    )
-    stepped = {
-        id(weight)
-        for group in llama.make_optimizer(model, args).param_groups
-        for weight in group["params"]
-    }
+    assert expected
+    assert [name for name, weight in weights.items() if weight.requires_grad] == expected
+    groups = optimizer_of(model, args).param_groups
+    stepped = {id(weight) for group in groups for weight in group["params"]}
     assert [name for name, weight in weights.items() if id(weight) in stepped] == expected
-    base = [preflight.size_of(weight) for name, weight in weights.items() if "lora_" not in name]
-    assert (
-        sum(base) == AutoModelForCausalLM.from_pretrained(tiny / "model").num_parameters()
-    )  # 4-bit ones unpacked
+    base = [size_of(weight) for name, weight in weights.items() if "lora_" not in name]
+    whole = AutoModelForCausalLM.from_pretrained(tiny / "model")
+    assert sum(base) == whole.num_parameters()  # 4-bit ones unpacked
 
 
 @pytest.mark.parametrize(
@@ -61,11 +78,57 @@ def test_exactly_what_should_train_is_trained(flags, tiny, monkeypatch):
     ],
     ids=lambda config: config.model_type,
 )
-def test_biases_and_norms_do_not_decay(config, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["llama.py", "--weight_decay", "0.1"])
+def test_biases_and_norms_do_not_decay(config):
     model = AutoModelForCausalLM.from_config(config)
-    decayed, kept = llama.make_optimizer(model, llama.parse_args()).param_groups
+    args = llama_arguments("--weight_decay", "0.1")
+    decayed, kept = optimizer_of(model, args).param_groups
     assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
-    assert {weight.dim() for weight in decayed["params"]} == {2} and {
-        weight.dim() for weight in kept["params"]
-    } == {1}
+    assert {weight.dim() for weight in decayed["params"]} == {2}
+    assert {weight.dim() for weight in kept["params"]} == {1}
+
+
+# ---- Every recipe ----
+def with_adapters(recipe, folder, accelerator, *flags):
+    """The model of a recipe with adapters, as its main() loads it."""
+    module = importlib.import_module(recipe)
+    name = str(folder / "model")
+    args = parse_arguments(
+        module.Arguments, words=["--model_name_or_path", name, "--use_peft", *flags]
+    )
+    if recipe in CLASSIFIERS:
+        return load_classifier(CLASSIFIERS[recipe], args, ["one", "other"], accelerator)
+    if recipe == "t5":
+        return module.load_model(args, accelerator, load_tokenizer(name))
+    return module.load_model(args, accelerator)
+
+
+@pytest.mark.parametrize("recipe", sorted(MAKERS))
+def test_every_recipe_checks_the_layers_before_it_makes_adapters(
+    recipe, tiny_of, monkeypatch, capsys
+):
+    monkeypatch.setattr("peft.get_peft_model", lambda *_, **__: pytest.fail("adapters are made"))
+    with pytest.raises(SystemExit, match="64"):
+        with_adapters(recipe, tiny_of(recipe), ONE_PROCESS, "--lora_target_modules", "nothing")
+    assert "--lora_target_modules nothing: no layer of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("recipe", sorted(MAKERS))
+def test_every_recipe_leaves_the_casts_to_autocast(recipe, tiny_of):
+    autocasts = fake_accelerator(native_amp=True, mixed_precision="bf16")
+    model = with_adapters(recipe, tiny_of(recipe), autocasts)
+    attribute = "cast_input_dtype_enabled"
+    layers = [module for module in model.modules() if hasattr(module, attribute)]
+    assert layers and not any(getattr(layer, attribute) for layer in layers)
+
+
+# ---- Rows that share lines ----
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--packing", "--padding_free"], "choose one"),
+        (["--packing", "--train_sampling_strategy", "group_by_length"], "all of one length"),
+    ],
+)
+def test_levers_that_exclude_each_other_are_refused(flags, says):
+    found = find_problems(llama_arguments(*flags), ONE_PROCESS)
+    assert len(found) == 1 and says in found[0]

@@ -1,24 +1,29 @@
 """Checkpoints in this process: damage is found, foreign files stay, one is always whole, no argument drifts unseen."""
 
+import dataclasses
 import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from argparse import Namespace
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-import fault_tolerance
 import llama
-import preflight
-import run_status
+from components import checkpoint, nonfinite, status, watch
+from components.cli import may_change, parse_arguments
+from components.ending import end_all_ranks
+from components.folder import WRITTEN, find_problem
+from components.run import Run
+from components.status import HOST, fail, process_status
+from components.watch import Watch
 from proof import damage
 
 # Arguments that change what is learnt: a run goes on with other values only where --allow_change names them
@@ -37,7 +42,8 @@ UNSAFE_OF = {  # recipe: what it has not of these, and what it has besides
         "text_column streaming shuffle_buffer_size num_eval_documents max_train_tokens",
     ),
     "mixtral": (
-        "packing bnb_4bit_quant_type bnb_4bit_use_double_quant",
+        """packing load_in_8bit load_in_4bit bnb_4bit_quant_type bnb_4bit_use_double_quant use_rslora
+           use_dora""",
         "lora_target_parameters router_aux_loss_coef",
     ),
     "t5": (
@@ -73,16 +79,24 @@ def read_json(path):
     return json.loads(path.read_text())
 
 
-def set_in_both(monkeypatch, name, value):
-    """Replace what fault_tolerance.py has of run_status.py in both."""
-    for module in (fault_tolerance, run_status):
-        monkeypatch.setattr(module, name, value)
+def set_rank(monkeypatch, rank):
+    """Make this process the one of this rank."""
+    for module in (status, watch, nonfinite):
+        monkeypatch.setattr(module, "RANK", rank)
+
+
+@pytest.fixture(autouse=True)
+def new_process():
+    """The status of this process as it is when a process starts, before and after each test."""
+    process_status.cache_clear()
+    yield
+    process_status.cache_clear()
 
 
 @pytest.fixture
 def arguments(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["llama.py"])
-    return llama.parse_args()
+    return parse_arguments(llama.Arguments, words=[])
 
 
 class TestDamage:
@@ -102,19 +116,18 @@ class TestDamage:
     def test_without_any_whole_checkpoint_it_refuses(self, tmp_path, capsys):
         (damage.make_checkpoint(tmp_path, 5) / "progress.json").unlink()
         with pytest.raises(SystemExit, match="65"):
-            arguments = Namespace(output_dir=tmp_path, resume_from_checkpoint="auto", dry_run=False)
-            fault_tolerance.search_checkpoint(arguments)
+            checkpoint.choose_checkpoint(tmp_path, "auto", dry_run=False)
         assert "progress.json" in capsys.readouterr().err and (tmp_path / "checkpoint-5").is_dir()
 
-    @pytest.mark.parametrize("name", fault_tolerance.FILES)
+    @pytest.mark.parametrize("name", checkpoint.FILES)
     def test_a_pickle_with_a_manifest_that_fits_is_not_run(self, name, tmp_path):
-        checkpoint, mark = damage.make_checkpoint(tmp_path, 5), tmp_path / "mark"
-        damage.forge(checkpoint, name, mark)
-        assert fault_tolerance.problem_of(checkpoint).startswith(name)
+        forged, mark = damage.make_checkpoint(tmp_path, 5), tmp_path / "mark"
+        damage.forge(forged, name, mark)
+        assert checkpoint.find_damage(forged).startswith(name)
         with pytest.raises((SafetensorError, ValueError)):
-            (load_file if name == "state.safetensors" else read_json)(checkpoint / name)
+            (load_file if name == "state.safetensors" else read_json)(forged / name)
         assert not mark.exists()
-        torch.load((checkpoint / name).rename(tmp_path / "pickle"), weights_only=False)
+        torch.load((forged / name).rename(tmp_path / "pickle"), weights_only=False)
         assert mark.exists()  # the pickle was a real one
 
 
@@ -127,13 +140,13 @@ class TestFolder:
         seen = []
 
         def look():
-            there = fault_tolerance.checkpoints_in(tmp_path).values()
-            seen.append(sum(fault_tolerance.problem_of(path) is None for path in there))
+            there = checkpoint.checkpoints_in(tmp_path).values()
+            seen.append(sum(checkpoint.find_damage(path) is None for path in there))
 
         for step in range(2, 6):
             polled(look, damage.make_checkpoint, tmp_path, step, limit=1)
         assert len(seen) > 40 and min(seen) == 1, seen
-        assert list(fault_tolerance.checkpoints_in(tmp_path)) == [5]
+        assert list(checkpoint.checkpoints_in(tmp_path)) == [5]
 
     def test_hashing_costs_at_most_a_tenth_of_a_save(self, tmp_path):
         assert min(damage.share_of_hashing(tmp_path, 50_000_000) for _ in range(3)) <= 0.1
@@ -141,19 +154,17 @@ class TestFolder:
 
 def test_a_run_that_began_elsewhere_goes_on_from_its_own_checkpoints(tmp_path):
     before, own = damage.make_checkpoint(tmp_path / "before", 100), tmp_path / "own"
-    arguments = Namespace(output_dir=own, resume_from_checkpoint=str(before), dry_run=False)
-    assert fault_tolerance.search_checkpoint(arguments) == before
+    assert checkpoint.choose_checkpoint(own, str(before), dry_run=False) == before
     newer = damage.make_checkpoint(own, 120)
-    assert fault_tolerance.search_checkpoint(arguments) == newer
+    assert checkpoint.choose_checkpoint(own, str(before), dry_run=False) == newer
     (newer / "progress.json").unlink()
-    assert (
-        fault_tolerance.search_checkpoint(arguments) == before
-    )  # and the damaged one is set aside
+    # The damaged one is set aside
+    assert checkpoint.choose_checkpoint(own, str(before), dry_run=False) == before
     assert len(list(own.glob("checkpoint-120.damaged-*"))) == 1
 
 
 def alone(ranks):
-    """What check_changes asks of an Accelerator, on rank 0 of so many."""
+    """What a run asks of an Accelerator before its first step, on rank 0 of so many."""
     return SimpleNamespace(
         num_processes=ranks,
         print=print,
@@ -163,30 +174,56 @@ def alone(ranks):
     )
 
 
+@pytest.fixture
+def start_run(monkeypatch):
+    """A run that has begun, which here leaves the signals of this process as they are."""
+    monkeypatch.setattr(watch.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(watch.signal, "set_wakeup_fd", lambda *_, **__: None)
+    monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
+    return Run
+
+
+FACTS = {"rows_per_step": 8, "data": "abc"}
+
+
+@pytest.fixture
+def resumed(start_run, arguments, tmp_path):
+    """A function from step, arguments of the checkpoint's run, and ranks to a run that continues."""
+
+    def resumed(step, before, ranks=1):
+        if arguments.output_dir == "runs/llama":
+            arguments.output_dir = str(tmp_path)
+        run = start_run(arguments)
+        run._accelerator = alone(ranks)
+        run._checkpoint = tmp_path / f"checkpoint-{step}"
+        run._restored = {"step": step, "arguments": before}
+        run.step = step
+        return run
+
+    return resumed
+
+
 class TestChanges:
-    def test_each_argument_is_in_one_class(self, arguments):
-        free, known = preflight.FREE_TO_CHANGE, {"llama": set(vars(arguments))}
-        for recipe, (without, besides) in UNSAFE_OF.items():
-            known[recipe] = set(vars(importlib.import_module(recipe).parse_args()))
-            assert known[recipe] - free == UNSAFE - set(without.split()) | set(besides.split()), (
-                recipe
-            )
-        assert free <= set().union(*known.values())
+    @pytest.mark.parametrize("recipe", UNSAFE_OF)
+    def test_each_argument_is_in_one_class(self, recipe):
+        without, besides = UNSAFE_OF[recipe]
+        kind = importlib.import_module(recipe).Arguments
+        known = {field.name for field in dataclasses.fields(kind)}
+        unsafe = UNSAFE - set(without.split()) | set(besides.split())
+        assert known - may_change(kind) == unsafe
 
     @pytest.mark.parametrize("name", sorted(UNSAFE | {"data"}))
-    def test_what_changes_the_run_is_refused(self, name, arguments, capsys):
-        facts, accelerator = {"rows_per_step": 8, "data": "abc"}, alone(1)
-        progress = {"step": 3, "arguments": vars(arguments) | facts | {name: "another"}}
+    def test_what_changes_the_run_is_refused(self, name, arguments, resumed, capsys):
+        run = resumed(3, vars(arguments) | FACTS | {name: "another"})
         with pytest.raises(SystemExit, match="64"):
-            preflight.check_changes(accelerator, arguments, progress, facts)
+            run.check_plan(9, **FACTS)
         assert f"--allow_change {name}" in capsys.readouterr().err
         arguments.allow_change = [name]
-        preflight.check_changes(accelerator, arguments, progress, facts)
+        run.check_plan(9, **FACTS)
 
-    def test_the_rest_may_change(self, arguments):
-        facts, accelerator = {"rows_per_step": 8, "data": "abc"}, alone(1)
-        before = vars(arguments) | facts | dict.fromkeys(preflight.FREE_TO_CHANGE, "another")
-        preflight.check_changes(accelerator, arguments, {"step": 3, "arguments": before}, facts)
+    def test_the_rest_may_change(self, arguments, resumed):
+        before = vars(arguments) | FACTS | dict.fromkeys(may_change(type(arguments)), "another")
+        resumed(3, before).check_plan(9, **FACTS)
 
     @pytest.mark.parametrize(
         ("ranks", "fix"),
@@ -196,13 +233,12 @@ class TestChanges:
             (3, "_size 8 --gradient_accumulation_steps 1"),
         ],
     )
-    def test_other_rows_a_step_are_refused_with_what_fits(self, ranks, fix, arguments, capsys):
-        accelerator = alone(ranks)
-        progress = {"step": 3, "arguments": vars(arguments) | {"rows_per_step": 24, "data": "abc"}}
+    def test_other_rows_a_step_are_refused_with_what_fits(
+        self, ranks, fix, arguments, resumed, capsys
+    ):
+        run = resumed(3, vars(arguments) | {"rows_per_step": 24, "data": "abc"}, ranks)
         with pytest.raises(SystemExit, match="64"):
-            preflight.check_changes(
-                accelerator, arguments, progress, {"rows_per_step": 7, "data": "abc"}
-            )
+            run.check_plan(9, rows_per_step=7, data="abc")
         assert fix in capsys.readouterr().err
 
 
@@ -210,10 +246,10 @@ def test_a_full_disk_does_not_hide_how_the_run_ended(tmp_path, monkeypatch):
     def full(path, text):
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setitem(fault_tolerance.RUN, "output_dir", tmp_path)
-    set_in_both(monkeypatch, "write_file", full)
+    process_status().open(tmp_path)
+    monkeypatch.setattr(status, "write_file", full)
     with pytest.raises(SystemExit, match="73"):
-        run_status.fail(73, "no room")
+        fail(73, "no room")
 
 
 @pytest.mark.parametrize(
@@ -232,14 +268,13 @@ def test_a_full_disk_does_not_hide_how_the_run_ended(tmp_path, monkeypatch):
     ids=str,
 )
 def test_a_wrong_call_is_recorded_where_its_run_would_have_been(words, tmp_path, monkeypatch):
-    set_in_both(monkeypatch, "RUN", {"state": "starting", "step": 0})
     monkeypatch.setattr(
         sys,
         "argv",
         ["llama.py", *(word.replace("FOLDER", str(tmp_path)) for word in words), "--sed"],
     )
     with pytest.raises(SystemExit) as ended:
-        run_status.fail(64, "no such argument: --sed")
+        fail(64, "no such argument: --sed")
     assert ended.value.code == 64
     status = read_json(tmp_path / "status.json")
     assert (status["state"], status["exit_code"], status["why"]) == (
@@ -250,19 +285,16 @@ def test_a_wrong_call_is_recorded_where_its_run_would_have_been(words, tmp_path,
 
 
 def test_a_wrong_call_leaves_the_status_of_a_run_that_is_going_on(tmp_path, monkeypatch):
-    running = {"state": "running", "host": fault_tolerance.HOST, "process": os.getppid()}
+    running = {"state": "running", "host": HOST, "process": os.getppid()}
     (tmp_path / "status.json").write_text(json.dumps(running))
     monkeypatch.setattr(sys, "argv", ["llama.py", "--output_dir", str(tmp_path), "--sed"])
-    set_in_both(monkeypatch, "RUN", {"state": "starting", "step": 0})
     with pytest.raises(SystemExit):
-        run_status.fail(64, "no such argument: --sed")
+        fail(64, "no such argument: --sed")
     assert read_json(tmp_path / "status.json") == running
-    monkeypatch.setattr(
-        fault_tolerance.psutil, "pid_exists", lambda process: False
-    )  # it was killed
-    set_in_both(monkeypatch, "RUN", {"state": "starting", "step": 0})
+    monkeypatch.setattr(psutil, "pid_exists", lambda process: False)  # it was killed
+    process_status.cache_clear()
     with pytest.raises(SystemExit):
-        run_status.fail(64, "no such argument: --sed")
+        fail(64, "no such argument: --sed")
     assert read_json(tmp_path / "status.json")["state"] == "failed"
 
 
@@ -270,44 +302,35 @@ def test_a_wrong_dry_run_leaves_no_trace(tmp_path, monkeypatch):
     monkeypatch.setattr(
         sys, "argv", ["llama.py", "--output_dir", str(tmp_path), "--dry_run", "--sed"]
     )
-    set_in_both(monkeypatch, "RUN", {"state": "starting", "step": 0})
     with pytest.raises(SystemExit):
-        run_status.fail(64, "no such argument: --sed")
+        fail(64, "no such argument: --sed")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_rank_in_a_container_of_its_own_does_not_stop_the_others(monkeypatch):
     """Its number belongs to another PID namespace: no process has it here, though the name of the host is the same."""
-    host, nobody, watched = (
-        fault_tolerance.HOST,
-        2**22 + 1,
-        [],
-    )  # above the largest number that Linux gives
-    pids = [(0, host, os.getpid()), (1, host, nobody), (2, host, os.getppid())]
-    set_in_both(monkeypatch, "RANK", 0)
-    monkeypatch.setattr(fault_tolerance, "gather_object", lambda _: pids)
+    nobody = 2**22 + 1  # above the largest number that Linux gives
+    pids = [(0, HOST, os.getpid()), (1, HOST, nobody), (2, HOST, os.getppid())]
+    set_rank(monkeypatch, 0)
+    monkeypatch.setattr(watch, "gather_object", lambda _: pids)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setitem(fault_tolerance.RUN, "woken", None)
-
-    def thread(target, args, daemon):
-        watched.append(args[0])
-        return SimpleNamespace(start=lambda: None)
-
-    monkeypatch.setattr(fault_tolerance.threading, "Thread", thread)
-    fault_tolerance.watch_ranks(None, Namespace(ddp_timeout=1))
-    (peers,) = watched
-    for descriptor in peers:
+    started = []
+    thread = SimpleNamespace(start=lambda: started.append(True))
+    monkeypatch.setattr(watch.threading, "Thread", lambda **_: thread)
+    ours = Watch("runs/llama")
+    ours.join(alone(3), timeout=1)
+    assert started == [True]
+    for descriptor in ours.peers:
         os.close(descriptor)
-    assert [*peers.values()] == [(2, os.getppid())]
+    assert [*ours.peers.values()] == [(2, os.getppid())]
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A run's folder, with fault_tolerance as at the start of a process of rank 0 outside of torchrun."""
-    set_in_both(
-        monkeypatch, "RUN", {"state": "starting", "step": 0, "saved": 0, "output_dir": tmp_path}
-    )
-    set_in_both(monkeypatch, "RANK", 0)
+    """A run's folder, as at the start of a process of rank 0 outside of torchrun."""
+    process_status().output_dir = tmp_path
+    process_status().is_open = True
+    set_rank(monkeypatch, 0)
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
     return tmp_path
 
@@ -319,21 +342,12 @@ def errors(tmp_path, monkeypatch):
     def file_of(rank):
         path = tmp_path / "attempt_0" / str(rank) / "error.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        set_in_both(monkeypatch, "RANK", rank)
+        set_rank(monkeypatch, rank)
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
         return path
 
-    monkeypatch.setattr(fault_tolerance.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(watch.time, "sleep", lambda seconds: None)
     return file_of
-
-
-@pytest.fixture
-def start_run(monkeypatch):
-    """fault_tolerance.start_run, which here leaves the signals of this process as they are."""
-    monkeypatch.setattr(fault_tolerance.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(fault_tolerance.signal, "set_wakeup_fd", lambda *_, **__: None)
-    monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
-    return fault_tolerance.start_run
 
 
 class Exit(BaseException):
@@ -350,7 +364,7 @@ def exits(monkeypatch):
         raise Exit
 
     monkeypatch.setattr(os, "_exit", record)
-    monkeypatch.setattr(fault_tolerance.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(watch.signal, "signal", lambda *_: None)
     return codes
 
 
@@ -365,36 +379,36 @@ class TestFinishedRun:
         self, folder, capsys
     ):
         with pytest.raises(SystemExit, match="64"):
-            fault_tolerance.leave(alone(1), 64, "other values of max_steps")
+            end_all_ranks(alone(1), 64, "other values of max_steps")
         status = read_json(folder / "status.json")
         assert status.items() >= self.DONE.items()
         assert (
             status["later_call"]["exit_code"] == 64
             and status["later_call"]["why"] == "other values of max_steps"
         )
-        fault_tolerance.RUN["state"] = "starting"
-        fault_tolerance.set_status("failed", 70, "a later one")  # of another rank: the first counts
+        process_status().state = "starting"
+        process_status().set("failed", 70, "a later one")  # of another rank: the first counts
         assert read_json(folder / "status.json")["later_call"]["exit_code"] == 64
 
     def test_a_wrong_flag_does_not_count_against_it(self, folder, monkeypatch):
         for code in (64, 65):  # the newest one is told
-            set_in_both(monkeypatch, "RUN", {"state": "starting", "step": 0})
+            process_status.cache_clear()
             monkeypatch.setattr(sys, "argv", ["llama.py", "--output_dir", str(folder)])
             with pytest.raises(SystemExit):
-                run_status.fail(code, "no such argument")
+                fail(code, "no such argument")
             status = read_json(folder / "status.json")
             assert status["state"] == "done" and status["later_call"]["exit_code"] == code
 
     def test_a_call_that_starts_forgets_what_the_one_before_met(self, folder, arguments, start_run):
-        fault_tolerance.set_status("failed", 64, "wrong")
-        fault_tolerance.RUN["state"] = "starting"
+        process_status().set("failed", 64, "wrong")
+        process_status().state = "starting"
         arguments.output_dir = str(folder)
         start_run(arguments)
         assert read_json(folder / "status.json") == self.DONE
 
     def test_once_it_trains_again_it_is_no_longer_done(self, folder):
-        fault_tolerance.set_status("running")
-        fault_tolerance.set_status("failed", 70, "not finite")
+        process_status().set("running")
+        process_status().set("failed", 70, "not finite")
         status = read_json(folder / "status.json")
         assert status["state"] == "failed" and "later_call" not in status
 
@@ -409,12 +423,12 @@ class TestFinishedRun:
         ],
     )
     def test_with_no_step_left_it_says_so_and_how_to_go_on(
-        self, name, flags, further, folder, arguments, capsys
+        self, name, flags, further, folder, arguments, resumed, capsys
     ):
         vars(arguments).update({"output_dir": str(folder)} | flags)
         (folder / name).touch()
         with pytest.raises(SystemExit) as ended:
-            fault_tolerance.end_if_done(alone(1), arguments, {"step": 9}, 9)
+            resumed(9, vars(arguments) | FACTS).check_plan(9, **FACTS)
         assert ended.value.code in (0, None)
         said = capsys.readouterr().out
         assert (
@@ -424,23 +438,22 @@ class TestFinishedRun:
         assert f"larger --{further} and --allow_change {further};" in said
         assert read_json(folder / "status.json") == self.DONE
 
-    def test_with_steps_left_or_without_its_result_it_goes_on(self, folder, arguments):
+    def test_with_steps_left_or_without_its_result_it_goes_on(self, folder, arguments, resumed):
         arguments.output_dir = str(folder)
+        run = resumed(9, vars(arguments) | FACTS)
         (folder / "config.json").touch()
         (folder / "model.safetensors.index.json").write_text('{"weight_map": ')
-        fault_tolerance.end_if_done(
-            alone(1), arguments, {"step": 9}, 9
-        )  # a damaged index is written again
+        run.check_plan(9, **FACTS)  # a damaged index is written again
         (folder / "model.safetensors.index.json").write_text(
             '{"weight_map": {"a": "model-1.safetensors"}}'
         )
-        fault_tolerance.end_if_done(alone(1), arguments, {"step": 9}, 9)  # its weights are gone
+        run.check_plan(9, **FACTS)  # its weights are gone
         (folder / "model-1.safetensors").touch()
-        fault_tolerance.end_if_done(alone(1), arguments, {"step": 9}, 10)
+        run.check_plan(10, **FACTS)
         (folder / "status.json").write_text(
             '{"state": "running"}'
         )  # killed while it wrote the model
-        fault_tolerance.end_if_done(alone(1), arguments, {"step": 9}, 9)
+        run.check_plan(9, **FACTS)
 
 
 class TestLastWords:
@@ -453,9 +466,7 @@ class TestLastWords:
     def test_the_launchers_report_ends_with_the_reason(self, folder, errors, capsys):
         path = errors(0)
         with pytest.raises(SystemExit, match="64"):
-            run_status.fail(
-                64, "--learning_rate -1.0: must be above 0", "--lora_r 0: must be above 0"
-            )
+            fail(64, "--learning_rate -1.0: must be above 0", "--lora_r 0: must be above 0")
         *_, first, second, border = self.launchers_report(path).splitlines()
         assert first == "  traceback : error: --learning_rate -1.0: must be above 0"
         assert second.strip() == "error: --lora_r 0: must be above 0" and set(border) == {"="}
@@ -463,12 +474,13 @@ class TestLastWords:
     def test_so_it_does_after_a_stop_and_after_an_exception(self, folder, errors, exits, capsys):
         path = errors(0)
         with pytest.raises(SystemExit, match="75"):
-            fault_tolerance.leave(alone(1), 75, "Stopped and saved after step 3 of 9")
+            end_all_ranks(alone(1), 75, "Stopped and saved after step 3 of 9")
         assert "traceback : Stopped and saved after step 3 of 9\n" in self.launchers_report(path)
-        path, fault_tolerance.RUN["state"] = errors(1), "starting"
+        path = errors(1)
+        process_status().state = "starting"
         path.parent.parent.joinpath("0", "error.json").unlink()
         with pytest.raises(Exit):
-            fault_tolerance.on_exception(ValueError, ValueError("odd"), None)
+            Watch(str(folder)).on_exception(ValueError, ValueError("odd"), None)
         assert exits == [1] and "traceback : error: ValueError: odd\n" in self.launchers_report(
             path
         )
@@ -476,24 +488,25 @@ class TestLastWords:
     def test_what_an_earlier_run_told_is_not_of_this_one(self, folder):
         failed = {"state": "failed", "exit_code": 70, "time": "2026-01-01 00:00:00"}
         (folder / "status.json").write_text(json.dumps(failed))
-        fault_tolerance.RUN["began"] = "2026-01-01 00:00:01"
-        assert fault_tolerance.told_by_others() == {}
-        fault_tolerance.RUN["began"] = "2026-01-01 00:00:00"
-        assert fault_tolerance.told_by_others() == failed
+        process_status().began = "2026-01-01 00:00:01"
+        assert process_status().told_by_others() == {}
+        process_status().began = "2026-01-01 00:00:00"
+        assert process_status().told_by_others() == failed
 
     @pytest.mark.parametrize("there_is_a_folder", [True, False])
     def test_a_rank_that_is_ended_after_another_has_failed_says_nothing(
         self, there_is_a_folder, folder, errors, exits, capsys
     ):
         if not there_is_a_folder:
-            fault_tolerance.RUN["output_dir"] = folder / "none"
+            process_status().output_dir = folder / "none"
         errors(0)
         with pytest.raises(SystemExit):
-            run_status.fail(64, "no such argument")
-        fault_tolerance.RUN["state"], path = "starting", errors(1)
+            fail(64, "no such argument")
+        path = errors(1)
+        process_status().state = "starting"
         capsys.readouterr()
         with pytest.raises(Exit):
-            fault_tolerance.on_signal(signal.SIGTERM, None)
+            Watch(str(folder)).on_signal(signal.SIGTERM, None)
         assert exits == [64] and capsys.readouterr() == ("", "")
         failures = {rank: ProcessFailure(rank, 7, 64, str(errors(rank))) for rank in (1, 0)}
         others, root = ChildFailedError("llama.py", failures).format_msg().split("Root Cause")
@@ -508,12 +521,13 @@ class TestLastWords:
     ):
         errors(0)
         peer = subprocess.Popen(["sleep", "60"])
-        fault_tolerance.RUN["peers"] = {os.pidfd_open(peer.pid): (1, peer.pid)}
+        ours = Watch(str(folder))
+        ours.peers = {os.pidfd_open(peer.pid): (1, peer.pid)}
         if killed:
             peer.kill()
             peer.wait()
         with pytest.raises(Exit):
-            fault_tolerance.on_signal(signal.SIGTERM, None)
+            ours.on_signal(signal.SIGTERM, None)
         said = capsys.readouterr()
         peer.kill()
         assert exits == [1 if killed else 75] and ("run the same command" in said.out) != killed
@@ -522,7 +536,7 @@ class TestLastWords:
     def test_a_rank_that_is_ended_by_a_person_names_the_signal(self, folder, errors, exits, capsys):
         path = errors(0)
         with pytest.raises(Exit):
-            fault_tolerance.on_signal(signal.SIGTERM, None)
+            Watch(str(folder)).on_signal(signal.SIGTERM, None)
         says = "Stopped by SIGTERM before the first step: run the same command again"
         assert exits == [75] and capsys.readouterr().out == says + "\n"
         assert f"traceback : {says}\n" in self.launchers_report(path)
@@ -530,14 +544,14 @@ class TestLastWords:
 
 class TestOutputFolder:
     @pytest.fixture
-    def problem(self, arguments, start_run, capsys):
+    def problem(self, arguments, start_run, monkeypatch, capsys):
         """A function from an output folder to the exit code and the message."""
+        monkeypatch.setattr(Watch, "join", lambda *_: None)
 
         def problem(folder):
             arguments.output_dir = str(folder)
             with pytest.raises(SystemExit) as ended:
-                start_run(arguments)
-                fault_tolerance.make_output_dir(alone(1), arguments)
+                start_run(arguments).join(alone(1))
             return ended.value.code, capsys.readouterr().err
 
         return problem
@@ -560,7 +574,7 @@ class TestOutputFolder:
         (tmp_path / "link").symlink_to("nowhere")
         (tmp_path / "circle").symlink_to("circle")
         path = tmp_path / name
-        del fault_tolerance.RUN["output_dir"]
+        process_status.cache_clear()
         code, said = problem(path)
         assert (
             code == 73
@@ -569,34 +583,31 @@ class TestOutputFolder:
         )
         assert words in said
 
-    @pytest.mark.parametrize("name", fault_tolerance.WRITTEN)
+    @pytest.mark.parametrize("name", WRITTEN)
     def test_a_folder_in_the_place_of_a_file_is_found_at_the_start(self, name, folder, problem):
         (folder / name).mkdir()
         code, said = problem(folder)
         assert code == 73 and f"cannot write to {folder / name}: Is a directory" in said
 
-    def test_what_is_there_stays_as_it_is(self, folder, arguments):
+    def test_what_is_there_stays_as_it_is(self, folder):
         (folder / "metrics.jsonl").write_text("{}\n")
         before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-        arguments.output_dir = str(folder)
-        fault_tolerance.make_output_dir(alone(1), arguments)
+        assert find_problem(folder, dry_run=False) is None
         assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
     def test_a_dry_run_makes_no_folder_and_looks_at_the_one_above(
         self, tmp_path, arguments, problem
     ):
         arguments.dry_run = True
-        arguments.output_dir = str(tmp_path / "not" / "there")
-        fault_tolerance.make_output_dir(alone(1), arguments)
+        assert find_problem(tmp_path / "not" / "there", dry_run=True) is None
         assert list(tmp_path.iterdir()) == []
         code, said = problem("/sys/kernel/run/one")
         assert code == 73 and "cannot write to /sys/kernel: " in said
 
     @pytest.mark.parametrize(("path", "code"), [("run/metrics.jsonl", 73), ("rows.jsonl", 1)])
     def test_an_error_of_a_file_in_it_is_73_later_too(self, path, code, folder, exits, capsys):
-        fault_tolerance.RUN["folder"] = folder / "run"
         error = IsADirectoryError(21, "Is a directory", str(folder / path))
         with pytest.raises(Exit):
-            fault_tolerance.on_exception(IsADirectoryError, error, None)
+            Watch(str(folder / "run")).on_exception(IsADirectoryError, error, None)
         told = capsys.readouterr().err.startswith("error: cannot read or write: ")
         assert exits == [code] and told == (code == 73)

@@ -9,7 +9,9 @@ from accelerate import DistributedType
 from accelerate.utils import FullyShardedDataParallelPlugin
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
-import llama
+from components.arguments import TrainingArguments
+from components.optimizer import make_optimizer
+from components.upstream import reduce_in_fp32
 from fakes import fake_accelerator
 
 
@@ -21,7 +23,7 @@ def fsdp(version, precision):
     accelerator = fake_accelerator(
         distributed_type=DistributedType.FSDP, is_fsdp2=version == 2, state=state
     )
-    llama.reduce_in_fp32(accelerator)
+    reduce_in_fp32(accelerator)
     return plugin.mixed_precision_policy
 
 
@@ -78,25 +80,21 @@ def test_fsdp1_leaves_rotary_frequencies_as_they_are(one_rank):
 def test_deepspeed_reduces_in_fp32_and_adds_in_fp32_where_it_can(stage, offload, adds_in):
     config = {"zero_optimization": {"offload_optimizer": offload and {"device": offload}}}
     zero = SimpleNamespace(zero_stage=stage, deepspeed_config=config)
-    llama.reduce_in_fp32(
-        fake_accelerator(state=SimpleNamespace(deepspeed_plugin=zero, fsdp_plugin=None))
-    )
+    reduce_in_fp32(fake_accelerator(state=SimpleNamespace(deepspeed_plugin=zero, fsdp_plugin=None)))
     assert config["communication_data_type"] == "fp32"
     assert config.get("data_types", {}).get("grad_accum_dtype") == adds_in
 
 
 def test_a_deepspeed_config_may_say_otherwise():
     zero = SimpleNamespace(zero_stage=2, deepspeed_config={"communication_data_type": "bf16"})
-    llama.reduce_in_fp32(
-        fake_accelerator(state=SimpleNamespace(deepspeed_plugin=zero, fsdp_plugin=None))
-    )
+    reduce_in_fp32(fake_accelerator(state=SimpleNamespace(deepspeed_plugin=zero, fsdp_plugin=None)))
     assert zero.deepspeed_config["communication_data_type"] == "bf16"
 
 
 def test_embeddings_keep_32_bits_of_state_under_an_8_bit_optimizer():
     model = torch.nn.Sequential(torch.nn.Embedding(64, 128), torch.nn.Linear(128, 64))
-    args = SimpleNamespace(optim="adamw_8bit", learning_rate=1e-3, weight_decay=0.0)
-    optimizer = llama.make_optimizer(model, args)
+    args = TrainingArguments(optim="adamw_8bit", learning_rate=1e-3, weight_decay=0.0)
+    optimizer, _ = make_optimizer(model, args, fake_accelerator(), total_steps=1)
     model(torch.arange(4)).sum().backward()
     optimizer.step()
     assert optimizer.state[model[0].weight]["state1"].dtype == torch.float32

@@ -4,7 +4,6 @@ All of it runs in process, since autocast works on a CPU too.
 """
 
 import logging
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -14,9 +13,12 @@ import llama
 import mixtral
 import t5
 import vit
+from components import accelerator as accelerators
+from components import strategy
+from components.accelerator import make_accelerator
+from components.classifier import load_classifier
+from components.cli import parse_arguments
 from fakes import fake_accelerator
-from launching import REPO
-from proof.jobs import MAKERS
 
 # What accelerate says of itself under single, DDP and FSDP1 with mixed precision
 AUTOCASTS = {"native_amp": True, "is_fsdp2": False}
@@ -27,12 +29,11 @@ def accelerator_with(mixed_precision="bf16", **others):
     return fake_accelerator(**AUTOCASTS | {"mixed_precision": mixed_precision} | others)
 
 
-def arguments(recipe, monkeypatch, *flags):
-    monkeypatch.setattr(sys, "argv", [f"{recipe.__name__}.py", *flags])
-    return recipe.parse_args()
+def arguments(recipe, *flags):
+    return parse_arguments(recipe.Arguments, words=flags)
 
 
-class Loaded(Exception):
+class Loaded(BaseException):  # an Exception would be told as a model that cannot be read
     """Stands in for the loading of weights, with what they would be loaded as."""
 
 
@@ -45,11 +46,11 @@ def load_llama(args, accelerator):
 
 
 def load_t5(args, accelerator):
-    t5.load_seq2seq(args, accelerator, None)
+    t5.load_model(args, accelerator, None)
 
 
 def load_vit(args, accelerator):
-    vit.load_classifier(vit.AutoModelForImageClassification, None, [], args, accelerator)
+    load_classifier(vit.AutoModelForImageClassification, args, [], accelerator)
 
 
 @pytest.mark.parametrize(
@@ -74,8 +75,7 @@ def load_vit(args, accelerator):
 def test_4_bit_weights_are_multiplied_in_what_mixed_precision_says(
     recipe, auto_class, load, mixed_precision, dtype, computes_in, monkeypatch
 ):
-    args = arguments(recipe, monkeypatch, "--use_peft", "--load_in_4bit", "--dtype", dtype)
-    monkeypatch.setattr(recipe, "preflight", None)  # its message would hide the exception
+    args = arguments(recipe, "--use_peft", "--load_in_4bit", "--dtype", dtype)
     monkeypatch.setattr(auto_class, "from_pretrained", capture)
     with pytest.raises(Loaded) as found:
         load(args, accelerator_with(mixed_precision))
@@ -86,9 +86,9 @@ def test_4_bit_weights_are_multiplied_in_what_mixed_precision_says(
     )  # as before: it only says how the bytes are packed
 
 
-def loaded(folder, monkeypatch, *flags, **facts):
+def loaded(folder, *flags, **facts):
     torch.manual_seed(0)
-    args = arguments(llama, monkeypatch, "--model_name_or_path", str(folder / "model"), *flags)
+    args = arguments(llama, "--model_name_or_path", str(folder / "model"), *flags)
     model = llama.load_model(args, accelerator_with(**facts)).train()
     return with_learned_adapters(model)
 
@@ -138,23 +138,21 @@ def assert_same_with_less(ours, pefts):
     assert kept < more_kept
 
 
-def test_inputs_of_adapters_are_not_copied_and_nothing_else_changes(tiny, monkeypatch):
-    ours = loaded(tiny, monkeypatch, *LORA)
-    assert_same_with_less(ours, loaded(tiny, monkeypatch, *LORA, native_amp=False))
+def test_inputs_of_adapters_are_not_copied_and_nothing_else_changes(tiny):
+    ours = loaded(tiny, *LORA)
+    assert_same_with_less(ours, loaded(tiny, *LORA, native_amp=False))
 
 
-def test_nor_are_those_of_experts_and_what_is_beside_them(tiny_of, monkeypatch):
-    args = arguments(
-        mixtral, monkeypatch, "--model_name_or_path", str(tiny_of("mixtral") / "model"), *LORA
-    )
-    models = []
+def test_nor_are_those_of_experts_and_what_is_beside_them(tiny_of):
+    args = arguments(mixtral, "--model_name_or_path", str(tiny_of("mixtral") / "model"), *LORA)
+    made = []
     for autocasts in (True, False):
         torch.manual_seed(0)
-        model = mixtral.load_mixture(args, accelerator_with(native_amp=autocasts))
-        models.append(with_learned_adapters(model.train()))
-    trained = [name for name, weight in models[0].named_parameters() if weight.requires_grad]
+        model = mixtral.load_model(args, accelerator_with(native_amp=autocasts))
+        made.append(with_learned_adapters(model.train()))
+    trained = [name for name, weight in made[0].named_parameters() if weight.requires_grad]
     assert any("experts" in name for name in trained)
-    assert_same_with_less(*models)
+    assert_same_with_less(*made)
 
 
 @pytest.mark.parametrize(
@@ -166,17 +164,8 @@ def test_nor_are_those_of_experts_and_what_is_beside_them(tiny_of, monkeypatch):
     ],
     ids=["FSDP2", "no autocast", "DoRA"],
 )
-def test_peft_casts_where_autocast_does_not_or_results_would_change(
-    flags, facts, tiny, monkeypatch
-):
-    assert casts_of(loaded(tiny, monkeypatch, *flags, **facts)) == {True}
-
-
-@pytest.mark.parametrize("recipe", sorted(MAKERS))
-def test_every_recipe_leaves_the_casts_to_autocast(recipe):
-    source = (REPO / "recipes" / f"{recipe}.py").read_text()
-    made, left = "= get_peft_model(", "    leave_casts_to_autocast(model, args, accelerator)"
-    assert source.count(made) == source.count(left) == 1 and source.index(made) < source.index(left)
+def test_peft_casts_where_autocast_does_not_or_results_would_change(flags, facts, tiny):
+    assert casts_of(loaded(tiny, *flags, **facts)) == {True}
 
 
 def test_int8_products_do_not_log_a_line_each(tiny, monkeypatch, caplog):
@@ -185,7 +174,7 @@ def test_int8_products_do_not_log_a_line_each(tiny, monkeypatch, caplog):
     logger = logging.getLogger("bitsandbytes.autograd._functions")
     monkeypatch.setattr(logger, "level", logging.NOTSET)
     logger.manager._clear_cache()
-    loaded(tiny, monkeypatch, "--use_peft", "--load_in_8bit")
+    loaded(tiny, "--use_peft", "--load_in_8bit")
     state = MatmulLtState()
     state.CB, state.SCB = torch.ones(4, 8, dtype=torch.int8), torch.ones(4)
     MatMul8bitLt.apply(
@@ -199,12 +188,13 @@ def test_convolutions_are_in_tf32_only_where_asked(flags, monkeypatch):
     """torch's default lets cuDNN round to TF32, as of the patches of vit.py, whatever is said of matrix products."""
     state = SimpleNamespace(deepspeed_plugin=None)
     accelerator = accelerator_with("no", state=state)
-    monkeypatch.setattr(vit, "preflight", None)
-    monkeypatch.setattr(vit, "Accelerator", lambda **_: accelerator)
+    for name in ("check_launch", "find_problems"):
+        monkeypatch.setattr(accelerators, name, lambda *_: [])
+    monkeypatch.setattr(strategy, "Accelerator", lambda **_: accelerator)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not flags)
     precision = torch.get_float32_matmul_precision()
     try:
-        assert vit.make_accelerator(arguments(vit, monkeypatch, *flags)) is accelerator
+        assert make_accelerator(arguments(vit, *flags)) is accelerator
         assert torch.backends.cudnn.allow_tf32 == bool(flags)
         assert torch.get_float32_matmul_precision() == ("high" if flags else "highest")
     finally:

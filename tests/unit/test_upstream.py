@@ -1,10 +1,10 @@
-"""What the workarounds of recipes/upstream.py change, and what they leave as it is."""
+"""What the workarounds of components/upstream.py change, and what they leave as it is."""
 
 import sys
 
 import torch
 
-import upstream
+from components import upstream
 
 
 def test_where_deepspeed_is_there_its_engine_is_unwrapped_as_ever(monkeypatch):

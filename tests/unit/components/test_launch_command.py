@@ -1,14 +1,10 @@
 """A recipe checks the file that its launcher read, as the launcher's own flags change it."""
 
 import json
-import sys
-from types import SimpleNamespace
 
 import psutil
 import pytest
 
-import llama
-import preflight
 from components import launch_command
 from launching import CONFIGS
 
@@ -215,64 +211,6 @@ def test_a_key_that_only_the_installed_accelerate_knows_is_no_fault(tmp_path, mo
     monkeypatch.setattr(launch_command, "launch_command_parser", newer)
     assert faults(tmp_path, TYPO) == ([], [])
     assert faults(tmp_path, FSDP2 + "  fsdp_reshard_after_forwrd: false\n")[0]
-
-
-class TestStart:
-    """preflight.check_launch of a process whose parent is a launcher."""
-
-    @pytest.fixture
-    def start(self, tmp_path, monkeypatch, capsys):
-        def start(text, *flags):
-            (tmp_path / "config.yaml").write_text(text)
-            command = [PYTHON, BIN, "launch", "--config_file", "config.yaml", "recipes/llama.py"]
-            parents = [
-                SimpleNamespace(cmdline=lambda: ["sh"], cwd=lambda: "/"),
-                SimpleNamespace(cmdline=lambda: command, cwd=lambda: str(tmp_path)),
-            ]
-            monkeypatch.setattr(psutil.Process, "parents", lambda self: parents)
-            monkeypatch.setattr(
-                sys, "argv", ["llama.py", "--output_dir", str(tmp_path / "run"), *flags]
-            )
-            monkeypatch.chdir(tmp_path)
-            code = 0
-            try:
-                preflight.check_launch(llama.parse_args())
-            except SystemExit as error:
-                code = error.code
-            return code, capsys.readouterr().err
-
-        return start
-
-    def test_a_fault_ends_it_with_one_line_each_and_what_is_wrong_with_the_arguments(self, start):
-        code, said = start(TYPO + "  fsdp_offlod_params: true\n", "--max_length", "0")
-        assert code == 64 and said.splitlines() == [
-            f"error: {TYPO_SAID}",
-            "error: config.yaml:8: fsdp_config.fsdp_offlod_params: no such key: "
-            "accelerate says nothing; fix: fsdp_offload_params",
-            "error: --max_length 0: must be above 0",
-        ]
-
-    def test_what_the_recipes_do_not_run_under_ends_it(self, start):
-        code, said = start(ZERO + "  zero_stage: 2\n  gradient_accumulation_steps: 4\n")
-        assert code == 64 and "command line: --gradient_accumulation_steps; fix: delete" in said
-
-    def test_what_only_costs_is_a_warning(self, start):
-        code, said = start(FSDP2.replace("fsdp_version", "version"))
-        says = "warning: config.yaml:5: fsdp_config.version: only the launcher completes this name"
-        assert code == 0 and said.startswith(says)
-
-    def test_a_file_that_cannot_be_read_again_is_said(self, start):
-        code, said = start("[")
-        says = "warning: the launcher's config is not checked: config.yaml cannot be read"
-        assert code == 0 and said.startswith(says)
-
-    def test_the_planner_gets_the_launchers_file(self, start):
-        start(FSDP2)
-        command = preflight.plan_command(SimpleNamespace(num_processes=8), 5)
-        begin = (
-            "python scripts/plan_memory.py --config_file config.yaml --num_processes 8 --longest 5"
-        )
-        assert command.startswith(begin)
 
 
 def test_without_a_launcher_there_is_nothing_to_check(monkeypatch):

@@ -7,9 +7,9 @@ rows are shown; what the real one takes is looked at on tensors without memory.
 
 import pytest
 import torch
+from datasets import Dataset
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
-    AttentionInterface,
     AutoModelForCausalLM,
     Gemma2Config,
     GPT2Config,
@@ -25,6 +25,8 @@ from transformers import (
 
 from components import varlen
 from components.head_loss import LossInHead
+from components.packing import TokenCollator
+from components.upstream import enable_gradient_checkpointing
 from mask_probe import ARCHITECTURES, SHAPE, distance_from_alone, leak, packed_batch, random_model
 
 LENGTHS = [7, 1, 10, 6]
@@ -60,13 +62,6 @@ def seen_within(length, left, right):
     if right >= 0:
         seen &= distance >= -right
     return seen
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    """Under the name of this module's attention recipes/varlen.py still registers its own."""
-    known = AttentionInterface._global_mapping
-    monkeypatch.setitem(known, varlen.NAME, varlen.varlen_attention)
 
 
 @pytest.fixture
@@ -180,6 +175,29 @@ def test_the_loss_is_that_of_padded_rows(checkpointing, calls):
         token_loss = LossInHead(model, 256, torch.device("cpu"))
         targets = inputs["input_ids"].flatten()[positions + 1]
         loss = token_loss.losses(model, inputs, positions, targets).sum()
+        loss.backward()
+        norm = torch.nn.utils.get_total_norm([weight.grad for weight in model.parameters()])
+        found.append((loss.item(), norm.item()))
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    assert len(calls) == 2 * (1 + checkpointing)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_recipes_loss_is_that_of_padded_rows(checkpointing, calls):
+    chance = torch.Generator().manual_seed(0)
+    rows = []
+    for number, length in enumerate(LENGTHS, 1):
+        ids = torch.randint(1, 320, (length,), generator=chance).tolist()
+        rows.append({"input_ids": ids, "labels": [-100] + ids[1:], "row": number})
+    source = Dataset.from_list(rows).with_format("numpy")
+    lines = [[0], [1], [2], [3]]
+    found = []
+    for model, one_line in zip(pair_of("llama"), (True, False), strict=True):
+        model.train()
+        if checkpointing:
+            enable_gradient_checkpointing(model)
+        token_loss = LossInHead(model, 256, torch.device("cpu"))
+        loss = token_loss(model, TokenCollator(pad_token_id=0, one_line=one_line)(source, lines))
         loss.backward()
         norm = torch.nn.utils.get_total_norm([weight.grad for weight in model.parameters()])
         found.append((loss.item(), norm.item()))

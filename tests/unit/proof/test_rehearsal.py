@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import yaml
-from config_rules import strategy_of
+from components.config_strategy import strategy_of
 
 import rehearse
 from launching import CONFIGS

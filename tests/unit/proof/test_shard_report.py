@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import yaml
-from config_rules import strategy_of
+from components.config_strategy import strategy_of
 
 from launching import CONFIGS
 from proof.shard_report import judge, table
