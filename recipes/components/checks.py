@@ -16,6 +16,7 @@ from components.arguments import (
     LoraVariantArguments,
     QuantizationArguments,
 )
+from components.cli import find_out_of_bounds
 from components.device_checks import find_device_problems
 from components.exits import Exit
 from components.launch_command import find_launch_faults
@@ -47,10 +48,8 @@ def find_problems(args: CommonArguments, accelerator: Accelerator) -> list[str]:
 
 
 def find_conflicts(args: CommonArguments) -> Iterator[str]:
-    """Yield a problem, with its fix, for each conflict that no launch or machine resolves.
-
-    The bounds of single numbers were checked when the arguments were read.
-    """
+    """Yield a problem, with its fix, for each conflict that no launch or machine resolves."""
+    yield from find_out_of_bounds(args)
     yield from find_quantization_conflicts(args)
     yield from find_adapter_conflicts(args)
     if args.dtype == "float16" and not args.use_peft:

@@ -88,7 +88,7 @@ def new_accelerator(args: CommonArguments) -> Accelerator:
     dynamo = None
     if isinstance(args, CompileArguments) and args.torch_compile:
         dynamo = TorchDynamoPlugin(backend="inductor", use_regional_compilation=True)
-    timeout = timedelta(seconds=args.ddp_timeout + SECONDS_AFTER_THE_WATCH)
+    timeout = timedelta(seconds=max(args.ddp_timeout, 1) + SECONDS_AFTER_THE_WATCH)
     return Accelerator(
         gradient_accumulation_plugin=GradientAccumulationPlugin(
             args.gradient_accumulation_steps, sync_with_dataloader=False

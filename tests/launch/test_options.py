@@ -98,4 +98,4 @@ def test_tokenising_runs_once(tiny, tmp_path):
     rows.write_text((tiny / "data" / "train.jsonl").read_text() + "\n")
     first = train(tiny, tmp_path / "run", rows=rows)[2]
     again = train(tiny, tmp_path / "other", "--seed", "1", rows=rows)[2]
-    assert f"Tokenising {rows}" in first and f"Tokenising {rows}" not in again
+    assert f"Tokenizing {rows}" in first and f"Tokenizing {rows}" not in again
