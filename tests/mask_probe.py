@@ -9,7 +9,7 @@ import copy
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config
 
-import llama
+from components.packing import ends_of_rows
 
 PADDING = -1  # the owner of tokens that belong to no document
 SHAPE = {
@@ -48,7 +48,7 @@ def distance_from_alone(model, batch, owners):
     """Largest difference between a document's logits in the batch and those it has as the only row."""
     ids, logits, distances = batch["input_ids"], model(**batch).logits, []
     for own in (owners == owner for owner in owners.unique() if owner != PADDING):
-        ends = llama.ends_of_rows([int(own.sum())]) if "cu_seq_lens_q" in batch else {}
+        ends = ends_of_rows([int(own.sum())]) if "cu_seq_lens_q" in batch else {}
         alone = model(input_ids=ids[own][None], use_cache=False, **ends).logits[0]
         distances.append((logits[own] - alone).abs().max())
     return torch.stack(distances).max().item()

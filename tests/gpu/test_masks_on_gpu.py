@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-import llama
-import varlen
+from components import varlen
+from components.packing import ends_of_rows
 from mask_probe import ARCHITECTURES, distance_from_alone, leak, packed_batch, random_model
 
 pytestmark = pytest.mark.skipif(
@@ -28,10 +28,10 @@ def test_packed_documents_do_not_see_each_other(attention, architecture):
         [7, 1, 10, 6], device="cuda"
     )  # flash attention packs in batches of one row alone
     if attention == "varlen":
-        batch |= llama.ends_of_rows([7, 1, 10, 6])
+        batch |= ends_of_rows([7, 1, 10, 6])
     assert leak(model, batch, owners) == 0
     assert distance_from_alone(model, batch, owners) < ALONE
     batch["position_ids"] = torch.arange(24, device="cuda")[None]
     if attention == "varlen":
-        batch |= llama.ends_of_rows([24])
+        batch |= ends_of_rows([24])
     assert leak(model, batch, owners) > PLANTED
