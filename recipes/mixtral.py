@@ -178,6 +178,13 @@ def lora_layers(model: torch.nn.Module, names: list[str]) -> list[str]:
     return sorted(linear - {"lm_head"})
 
 
+def router_loss_factor(model: Any, args: Arguments) -> float:
+    """Return what the router's loss is multiplied with: --router_aux_loss_coef, or the config's."""
+    if args.router_aux_loss_coef is not None:
+        return args.router_aux_loss_coef
+    return model.config.get_text_config().router_aux_loss_coef
+
+
 def describe_experts(model: torch.nn.Module, top_k: int, factor: float) -> str:
     """Return how many experts a token takes, and what is trained of them and of the router."""
     total = trained = 0
@@ -308,11 +315,8 @@ def main(args: Arguments) -> None:
 
     # ---- Model, optimizer, schedule ----
     model = load_model(args, accelerator)
-    config = model.config.get_text_config()
-    top_k = config.num_experts_per_tok
-    factor = args.router_aux_loss_coef
-    if factor is None:
-        factor = config.router_aux_loss_coef
+    top_k = model.config.get_text_config().num_experts_per_tok
+    factor = router_loss_factor(model, args)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
     largest_token = max(tokenizer.pad_token_id, train_rows.dataset["largest"][:].max())
     one_line = collator.one_line

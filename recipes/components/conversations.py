@@ -83,7 +83,7 @@ def validate_conversation(messages: Any, row: Row, formats: Mapping[str, str]) -
         needed = " | ".join(f"{question}, {answer}" for question, answer in formats.items())
         raise ValueError(
             f"has the columns {list_columns(row)}; needs messages | {needed}; "
-            "messages is a list: rename your columns, or edit ROW_FORMATS"
+            "messages is a list: rename your columns, or edit PROMPT_AND_ANSWER"
         )
     validate_messages(messages, row)
     return messages

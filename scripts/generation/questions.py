@@ -10,10 +10,10 @@ from typing import Any
 from datasets import load_dataset
 from datasets.exceptions import DatasetGenerationError
 
+from components.data_files import FILE_TYPES, reader_options
 from exits import Exit, first_line, stop
 from generation.answering import Message
 from llama import row_to_messages
-from rows import FILE_TYPES
 
 Row = dict[str, Any]
 
@@ -58,8 +58,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
     if path.suffix == ".jsonl":
         yield from read_json_lines(path)
         return
-    settings: dict[str, Any] = FILE_TYPES[path.suffix]
-    rows = load_dataset(**settings, data_files=str(path), split="train")
+    rows = load_dataset(**reader_options(path.suffix), data_files=str(path), split="train")
     for number, row in enumerate(rows, 1):
         yield f"{path}, row {number}", row
 

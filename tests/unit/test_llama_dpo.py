@@ -13,7 +13,9 @@ from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import llama_dpo
-import rows
+from components.cli import parse_arguments
+from components.head_loss import LossInHead
+from components.rows import read_splits
 from tiny.llama import make_model
 from tiny.options import LlamaOptions
 
@@ -94,15 +96,12 @@ class TestRows:
 
     def test_numbers_in_a_csv_file_are_text(self, tiny, tmp_path):
         (tmp_path / "pairs.csv").write_text("prompt,chosen,rejected\n1 + 1 =,2,3\n")
-        args = Namespace(dataset_num_proc=None, skip_bad_rows=False, dataset_train_split="train")
+        words = ["--dataset_name", str(tmp_path / "pairs.csv")]
+        args = parse_arguments(llama_dpo.Arguments, words=words)
         tokenize = partial(llama_dpo.tokenize_answers, tokenizer=tiny[1], max_length=9)
-        name = str(tmp_path / "pairs.csv")
-        found, counts = rows.read_split(
-            name, None, "train", tokenize, args, True, llama_dpo.BAD_PAIR
-        )
-        assert tiny[1].decode(found[0]["chosen_ids"]) == "2<|end_of_text|>" and counts.startswith(
-            "1, 0 truncated"
-        )
+        rows, _ = read_splits(args, tokenize, evaluate=False)
+        assert tiny[1].decode(rows.dataset[0]["chosen_ids"]) == "2<|end_of_text|>"
+        assert rows.notes.startswith("1, 0 truncated")
 
 
 PAIRS = [
@@ -111,8 +110,9 @@ PAIRS = [
 ]
 
 
-def batch_of(numbers, learn_prompts=False, varlen=False):
-    return llama_dpo.collate_answers(numbers, Dataset.from_list(PAIRS), 0, learn_prompts, varlen)
+def batch_of(numbers, learn_prompts=False, one_line=False):
+    collate = llama_dpo.PairCollator(0, learn_prompts, one_line)
+    return collate(Dataset.from_list(PAIRS), [[number] for number in numbers])
 
 
 class TestBatches:
@@ -143,7 +143,7 @@ class TestBatches:
         assert batch["targets"].tolist() == [6, 7, 8, 9, 12, 10, 13, 14] and batch["counts"][1] == 5
 
     def test_for_flash_attention_the_lines_lie_behind_one_another(self):
-        batch = batch_of([1, 0], varlen=True)
+        batch = batch_of([1, 0], one_line=True)
         inputs = batch["inputs"]
         assert inputs["input_ids"].tolist() == [[11, 12, 5, 6, 7, 8, 9, 11, 13, 14, 5, 6, 10]]
         assert inputs["position_ids"].tolist() == [[0, 1, 0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2]]
@@ -164,9 +164,9 @@ class TestBatches:
             10,
         ]
 
-    @pytest.mark.parametrize("varlen", [False, True])
-    def test_a_rank_without_rows_takes_part_with_nothing(self, varlen):
-        batch = batch_of([], varlen=varlen)
+    @pytest.mark.parametrize("one_line", [False, True])
+    def test_a_rank_without_rows_takes_part_with_nothing(self, one_line):
+        batch = batch_of([], one_line=one_line)
         assert batch["inputs"]["input_ids"].tolist() == [[0]] and batch["counts"].tolist() == [
             0,
             0,
@@ -192,10 +192,9 @@ class LargestLogits(TorchDispatchMode):
 
 @contextmanager
 def prepared(model, max_logits_mib=256):
-    """The model as main prepares it, for a while."""
+    """The loss in the head of a model, as main prepares it, for a while."""
     head = model.get_output_embeddings()
-    llama_dpo.loss_in_head(model, max_logits_mib)
-    yield model
+    yield LossInHead(model, max_logits_mib, torch.device("cpu"))
     del head.forward
 
 
@@ -217,23 +216,25 @@ class TestLogps:
         ]
         of_prompts = logp_of([5], [6]) * learn_prompts
         flat = batch_of(
-            [0, 1], learn_prompts, varlen=True
+            [0, 1], learn_prompts, one_line=True
         )  # sdpa keeps its rows apart by their positions
         for mib, one in (
             (256, batch),
             (2 * 320 * 4 / 2**20, batch),
             (256, flat),
         ):  # at once, and two tokens at a time
-            with prepared(model, mib):
-                answers, prompts = llama_dpo.answer_logps(model, one)
+            with prepared(model, mib) as token_loss:
+                answers, prompts = llama_dpo.answer_logps(model, token_loss, one)
             torch.testing.assert_close(answers, torch.tensor(wanted))
             assert prompts.item() == pytest.approx(of_prompts, abs=1e-5)
 
     def test_no_more_logits_than_allowed_are_made_and_the_gradient_stays(self, tiny):
         model, batch, seen = tiny[0], batch_of([0, 1], learn_prompts=True), []
         for mib in (256, 2 * 320 * 4 / 2**20):
-            with prepared(model, mib), LargestLogits(model.lm_head) as largest:
-                sum(part.sum() for part in llama_dpo.answer_logps(model, batch)).backward()
+            with prepared(model, mib) as token_loss, LargestLogits(model.lm_head) as largest:
+                sum(
+                    part.sum() for part in llama_dpo.answer_logps(model, token_loss, batch)
+                ).backward()
             seen.append(
                 (largest.rows, torch.nn.utils.get_total_norm([w.grad for w in model.parameters()]))
             )
@@ -243,8 +244,10 @@ class TestLogps:
 
     def test_without_rows_there_is_nothing_and_still_a_gradient(self, tiny):
         model, args = tiny[0], Namespace(loss_type="sigmoid", beta=0.1)
-        with prepared(model):
-            sums = llama_dpo.compare_answers(model, batch_of([]), torch.zeros(2, 2), args)
+        with prepared(model) as token_loss:
+            sums = llama_dpo.compare_answers(
+                model, token_loss, batch_of([]), torch.zeros(2, 2), args
+            )
             sums[0].backward()
         assert sums.tolist() == [0.0] * 8
         assert all(
@@ -256,18 +259,20 @@ class TestLogps:
         model = get_peft_model(
             make_model_and_tokenizer()[0], LoraConfig(target_modules="all-linear")
         )
-        llama_dpo.loss_in_head(model, 256)
+        token_loss = LossInHead(model, 256, torch.device("cpu"))
         batch, args = batch_of([0, 1]), Namespace(loss_type="sigmoid", beta=0.5)
         with torch.no_grad():
-            before = llama_dpo.answer_logps(model, batch)[0]
+            before = llama_dpo.answer_logps(model, token_loss, batch)[0]
             for name, weight in model.named_parameters():
                 if "lora_B" in name:
                     weight.normal_()
-        changed = llama_dpo.answer_logps(model, batch)[0]
+        changed = llama_dpo.answer_logps(model, token_loss, batch)[0]
         assert (changed - before).abs().min() > 0.01
-        sums = llama_dpo.compare_answers(model, batch, None, args)
+        sums = llama_dpo.compare_answers(model, token_loss, batch, None, args)
         torch.testing.assert_close(sums[2:4], 0.5 * (changed - before).sum(1))
-        torch.testing.assert_close(sums, llama_dpo.compare_answers(model, batch, before.T, args))
+        torch.testing.assert_close(
+            sums, llama_dpo.compare_answers(model, token_loss, batch, before.T, args)
+        )
         assert all(
             weight.requires_grad == ("lora" in name) for name, weight in model.named_parameters()
         )
@@ -299,13 +304,13 @@ class TestLosses:
         logps = torch.tensor([[-3.0, -8.0], [-4.0, -6.0]])
         known = torch.tensor([[-5.0, -5.0], [-7.0, -7.0]])
         with mock.patch.object(
-            llama_dpo, "answer_logps", lambda model, batch: (logps, torch.tensor(-1.0))
+            llama_dpo, "answer_logps", lambda model, token_loss, batch: (logps, torch.tensor(-1.0))
         ):
             sums = llama_dpo.compare_answers(
-                None, batch_of([0, 1]), known, Namespace(loss_type="sigmoid", beta=0.1)
+                None, None, batch_of([0, 1]), known, Namespace(loss_type="sigmoid", beta=0.1)
             )
             orpo = llama_dpo.compare_answers(
-                None, batch_of([0, 1]), None, Namespace(loss_type="orpo", beta=0.1)
+                None, None, batch_of([0, 1]), None, Namespace(loss_type="orpo", beta=0.1)
             )
         means = dict(zip(llama_dpo.METRICS, (sums[2:] / 2).tolist(), strict=True))
         wanted = {

@@ -10,6 +10,8 @@ import torch
 from datasets import Dataset
 
 import llama
+from components.chat import load_tokenizer
+from components.packing import TokenCollator
 from mask_probe import ARCHITECTURES, PADDING, distance_from_alone, leak, packed_batch, random_model
 
 # Logits are about 0.5. A document alone is summed in another order, in fp32, which keeps seven digits
@@ -40,7 +42,7 @@ def model(request, attention):
     return random_model(request.param, attention)
 
 
-LAYOUTS = {  # lines of row numbers, and what collate is asked for
+LAYOUTS = {  # lines of row numbers, and what the collator is asked for
     "padded": ([[0], [1], [2], [3], [4]], {}),
     "packed": ([[0, 1], [2], [3, 4]], {"width": 96}),
     "padding free": ([[0], [1], [2], [3], [4]], {"refit": True}),
@@ -49,7 +51,7 @@ LAYOUTS = {  # lines of row numbers, and what collate is asked for
 
 def batch_of(tiny, layout):
     """(batch, owners) of five rows of two lengths as the recipe tokenises and lays them out."""
-    tokenizer = llama.load_tokenizer(tiny / "model")
+    tokenizer = load_tokenizer(tiny / "model")
     texts = (tiny / "data" / "train.jsonl").read_text().splitlines()
     rows = [
         llama.tokenize_row(json.loads(text), tokenizer, 1024) | {"row": i}
@@ -61,9 +63,8 @@ def batch_of(tiny, layout):
         row | {key: row[key][-n:] for key in ("input_ids", "labels")}
         for row, n in zip(rows, lengths, strict=True)
     ]
-    inputs = llama.collate(Dataset.from_list(chosen), lines, tokenizer.pad_token_id, **options)[
-        "inputs"
-    ]
+    collate = TokenCollator(pad_token_id=tokenizer.pad_token_id, **options)
+    inputs = collate(Dataset.from_list(chosen), lines)["inputs"]
     owners = torch.full_like(inputs["input_ids"], PADDING)
     for number, row in enumerate(chosen):  # wherever it was put: by its tokens
         tokens = torch.tensor(row["input_ids"])

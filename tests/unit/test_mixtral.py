@@ -1,18 +1,18 @@
 """The router loss of recipes/mixtral.py: transformers' for one row, and a sum over rows however they are cut; adapters
 on the experts; what is refused. In process."""
 
-import sys
-from argparse import Namespace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, MixtralConfig
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 import mixtral
-import preflight
+from components.checks import find_conflicts
+from components.cli import parse_arguments
+from components.head_loss import LossInHead
+from components.model_checks import check_model
 from fakes import fake_accelerator
 
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -21,6 +21,12 @@ LAYERS, EXPERTS, TOP_K = 3, 5, 2
 ROWS = [
     {"input_ids": np.arange(1, n + 1), "labels": np.arange(1, n + 1), "row": n} for n in (7, 2, 4)
 ]
+
+
+def collate_rows(rows, pad_token_id, one_line=False):
+    collate = mixtral.RoutedCollator(pad_token_id=pad_token_id, one_line=one_line)
+    source = SimpleNamespace(__getitems__=lambda numbers: [rows[number] for number in numbers])
+    return collate(source, [[number] for number in range(len(rows))])
 
 
 def logits_of(batch, seed=0):
@@ -33,12 +39,12 @@ def logits_of(batch, seed=0):
 
 
 def loss_of(rows, seed=0):
-    batch = mixtral.collate_rows(rows, pad_token_id=99)
+    batch = collate_rows(rows, pad_token_id=99)
     return mixtral.router_loss(logits_of(batch, seed), batch["routed"], TOP_K)
 
 
 def test_a_batch_tells_the_router_loss_which_token_is_of_which_row():
-    batch = mixtral.collate_rows(ROWS, pad_token_id=99)
+    batch = collate_rows(ROWS, pad_token_id=99)
     assert batch["inputs"]["input_ids"].tolist() == [
         [1, 2, 3, 4, 5, 6, 7],
         [1, 2, *[99] * 5],
@@ -48,13 +54,13 @@ def test_a_batch_tells_the_router_loss_which_token_is_of_which_row():
     places, row = [*range(7), 7, 8, 14, 15, 16, 17], [0] * 7 + [1] * 2 + [2] * 4
     assert routed == {"places": places, "row": row, "lengths": [7, 2, 4]}
     assert batch["counts"].tolist() == [6 + 1 + 3, 13] and batch["row"] == [7, 2, 4]
-    assert batch["supervised"]["positions"].tolist() == [*range(6), 7, 14, 15, 16]
-    assert batch["supervised"]["targets"].tolist() == [2, 3, 4, 5, 6, 7, 2, 2, 3, 4]
+    assert batch["positions"].tolist() == [*range(6), 7, 14, 15, 16]
+    assert batch["targets"].tolist() == [2, 3, 4, 5, 6, 7, 2, 2, 3, 4]
 
 
 def test_for_flash_attention_the_rows_lie_in_one_line():
     padded, flat = (
-        mixtral.collate_rows(ROWS, pad_token_id=99, varlen=varlen) for varlen in (False, True)
+        collate_rows(ROWS, pad_token_id=99, one_line=one_line) for one_line in (False, True)
     )
     inputs = flat["inputs"]
     assert inputs["input_ids"].tolist() == [[1, 2, 3, 4, 5, 6, 7, 1, 2, 1, 2, 3, 4]]
@@ -63,10 +69,9 @@ def test_for_flash_attention_the_rows_lie_in_one_line():
     assert (inputs["max_length_q"], inputs["max_length_k"]) == (7, 7)
     for name in ("counts", "row"):
         assert list(flat[name]) == list(padded[name])
-    assert flat["supervised"]["targets"].equal(padded["supervised"]["targets"])
+    assert flat["targets"].equal(padded["targets"])
     before = [
-        batch["inputs"]["input_ids"].flatten()[batch["supervised"]["positions"]]
-        for batch in (padded, flat)
+        batch["inputs"]["input_ids"].flatten()[batch["positions"]] for batch in (padded, flat)
     ]
     assert before[0].equal(before[1])
     (loss, load), (flat_loss, flat_load) = (
@@ -75,9 +80,9 @@ def test_for_flash_attention_the_rows_lie_in_one_line():
     assert loss.item() == pytest.approx(flat_loss.item(), rel=1e-6) and load.equal(flat_load)
 
 
-@pytest.mark.parametrize("varlen", [False, True])
-def test_a_rank_without_rows_adds_nothing(varlen):
-    batch = mixtral.collate_rows([], pad_token_id=99, varlen=varlen)
+@pytest.mark.parametrize("one_line", [False, True])
+def test_a_rank_without_rows_adds_nothing(one_line):
+    batch = collate_rows([], pad_token_id=99, one_line=one_line)
     assert batch["inputs"]["input_ids"].tolist() == [[99]] and batch["counts"].tolist() == [0, 0]
     assert batch["row"] == []
     logits = logits_of(batch)
@@ -92,7 +97,7 @@ def test_a_rank_without_rows_adds_nothing(varlen):
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['row']} tokens")
 def test_of_one_row_loss_and_gradient_are_those_of_transformers(row):
-    batch = mixtral.collate_rows([row], pad_token_id=99)
+    batch = collate_rows([row], pad_token_id=99)
     ours, theirs = logits_of(batch), logits_of(batch)
     loss, _ = mixtral.router_loss(ours, batch["routed"], TOP_K)
     expected = row["row"] * load_balancing_loss_func(
@@ -107,7 +112,7 @@ def test_of_one_row_loss_and_gradient_are_those_of_transformers(row):
 
 def test_by_hand():
     # One layer, two experts, one a token: of three tokens two pick the first, with 0.8, one the second, with 0.6
-    batch = mixtral.collate_rows(
+    batch = collate_rows(
         [{"input_ids": np.arange(3), "labels": np.arange(3), "row": 1}], pad_token_id=99
     )
     logits = torch.tensor([[0.8, 0.2], [0.8, 0.2], [0.4, 0.6]]).log()
@@ -124,7 +129,7 @@ def test_it_adds_up_however_the_batch_is_cut_and_padding_has_no_part():
         parts = [loss_of([ROWS[i] for i in part]) for part in cut]
         torch.testing.assert_close(sum(loss for loss, _ in parts), whole)
         assert torch.equal(sum(load for _, load in parts), load)
-    batch = mixtral.collate_rows(ROWS, pad_token_id=99)
+    batch = collate_rows(ROWS, pad_token_id=99)
     mask = (batch["inputs"]["input_ids"] != 99).long()
     of_batch = load_balancing_loss_func(
         logits_of(batch), EXPERTS, TOP_K, mask
@@ -134,7 +139,7 @@ def test_it_adds_up_however_the_batch_is_cut_and_padding_has_no_part():
 
 
 def test_even_routing_costs_the_experts_a_token_and_more_is_worse():
-    batch = mixtral.collate_rows(
+    batch = collate_rows(
         [{"input_ids": np.arange(EXPERTS), "labels": np.arange(EXPERTS), "row": 1}], 99
     )
     even = torch.eye(EXPERTS) + torch.eye(EXPERTS).roll(
@@ -150,9 +155,7 @@ def test_even_routing_costs_the_experts_a_token_and_more_is_worse():
 
 def test_going_down_its_gradient_evens_the_load():
     generator = torch.Generator().manual_seed(0)
-    batch = mixtral.collate_rows(
-        [{"input_ids": np.arange(200), "labels": np.arange(200), "row": 1}], 0
-    )
+    batch = collate_rows([{"input_ids": np.arange(200), "labels": np.arange(200), "row": 1}], 0)
     tokens = (
         torch.randn(200, 16, generator=generator) + 2
     )  # not around zero: some experts are liked by most
@@ -169,24 +172,18 @@ def test_going_down_its_gradient_evens_the_load():
 def test_the_means_name_the_busiest_expert_of_any_layer():
     accelerator = SimpleNamespace(reduce=lambda pair: pair)
     load = torch.tensor([[4.0, 4.0, 4.0], [2.0, 3.0, 7.0]])
-    means = mixtral.means_of(accelerator, torch.tensor([6.0, 9.0]), load, torch.tensor([3, 6]))
+    means = mixtral.mean_losses(accelerator, torch.tensor([6.0, 9.0]), load, torch.tensor([3, 6]))
     assert means == pytest.approx({"loss": 2.0, "aux_loss": 1.5, "max_expert_load": 7 / 4})
 
 
 @pytest.fixture
-def load(tiny_of, monkeypatch):
+def load(tiny_of):
     """A function from flags to arguments and the tiny mixture as the recipe loads it."""
 
     def load(*flags, model=None):
-        command = [
-            "mixtral.py",
-            "--model_name_or_path",
-            str(model or tiny_of("mixtral") / "model"),
-            *flags,
-        ]
-        monkeypatch.setattr(sys, "argv", command)
-        args = mixtral.parse_args()
-        return args, mixtral.load_mixture(args, ONE_PROCESS)
+        words = ["--model_name_or_path", str(model or tiny_of("mixtral") / "model"), *flags]
+        args = parse_arguments(mixtral.Arguments, words=words)
+        return args, mixtral.load_model(args, ONE_PROCESS)
 
     return load
 
@@ -198,13 +195,13 @@ def load(tiny_of, monkeypatch):
 )
 def test_what_is_trained_has_gradients_from_both_losses_also_without_rows(flags, load):
     args, model = load(*flags)
-    mixtral.loss_in_head(model, 256)
+    token_loss = LossInHead(model, 256, torch.device("cpu"))
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    loss, aux_loss, _ = mixtral.summed_losses(model, mixtral.collate_rows([], 0), TOP_K)
+    loss, aux_loss, _ = mixtral.summed_losses(model, token_loss, collate_rows([], 0), TOP_K)
     (loss + aux_loss).backward()  # as on a rank that has none
     assert loss == 0 and all((weight.grad == 0).all() for weight in trained.values())
-    batch = mixtral.collate_rows(ROWS, 0)
-    loss, aux_loss, routed = mixtral.summed_losses(model, batch, TOP_K)
+    batch = collate_rows(ROWS, 0)
+    loss, aux_loss, routed = mixtral.summed_losses(model, token_loss, batch, TOP_K)
     assert routed.sum(1).tolist() == [13 * TOP_K] * len(routed)
     assert len(routed) == model.config.num_hidden_layers  # recomputed or not, each layer's once
     gradients = torch.autograd.grad(
@@ -222,6 +219,13 @@ def test_what_is_trained_has_gradients_from_both_losses_also_without_rows(flags,
         for name, weight in trained.items()
         if not flags or "lora_B" in name
     )
+
+
+def read_mixture(args, model):
+    """Experts per token, factor of the router's loss, and what the start summary says of both."""
+    top_k = model.config.get_text_config().num_experts_per_tok
+    factor = mixtral.router_loss_factor(model, args)
+    return top_k, factor, mixtral.describe_experts(model, top_k, factor)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +247,7 @@ def test_adapters_sit_where_the_flags_say(flags, router, modules, load):
     assert all("lora_" in name for name in trained)
     parts = {part for name in trained for part in name.split(".")}
     assert {part for part in parts if part.endswith(("_proj", "gate", "experts"))} == modules
-    top_k, factor, text = mixtral.read_mixture(model, args)
+    top_k, factor, text = read_mixture(args, model)
     experts = sum(weight.numel() for name, weight in trained.items() if ".experts." in name)
     if not flags[0].startswith(
         "--lora_t"
@@ -258,7 +262,7 @@ def test_adapters_sit_where_the_flags_say(flags, router, modules, load):
 
 def test_full_weights_train_router_and_experts(load):
     args, model = load("--router_aux_loss_coef", "0.5")
-    _, factor, text = mixtral.read_mixture(model, args)
+    _, factor, text = read_mixture(args, model)
     assert factor == 0.5 and "router trained, 0.5 x" in text
     assert all(weight.requires_grad for weight in model.parameters())
 
@@ -272,39 +276,17 @@ def test_a_dense_model_is_refused(load, tiny, capsys):
 def test_parameters_that_are_not_there_are_refused(load, capsys):
     args, model = load("--use_peft", "--lora_target_parameters", "experts.down_proj", "experts.w1")
     with pytest.raises(SystemExit, match="64"):
-        preflight.check_model(args, model, 0)
-    assert "experts.w1: no parameter of MixtralForCausalLM ends so" in capsys.readouterr().err
+        check_model(args, model, 0)
+    assert (
+        "experts.w1: no parameter of MixtralForCausalLM has a name that ends with it"
+        in capsys.readouterr().err
+    )
 
 
-def test_dropout_on_what_is_no_layer_is_refused(load, monkeypatch):
+def test_dropout_on_what_is_no_layer_is_refused():
     def problems(*flags):
-        monkeypatch.setattr(sys, "argv", ["mixtral.py", "--lora_dropout", "0.1", *flags])
-        return [
-            problem for broken, problem in preflight.rules_of_values(mixtral.parse_args()) if broken
-        ]
+        words = ["--lora_dropout", "0.1", *flags]
+        return list(find_conflicts(parse_arguments(mixtral.Arguments, words=words)))
 
     assert "--lora_dropout is for adapters of linear layers" in problems("--use_peft")[0]
     assert problems("--use_peft", "--lora_target_parameters") == [] == problems()
-
-
-@pytest.mark.parametrize("flag", ["load_in_4bit", "load_in_8bit"])
-def test_a_mixture_of_which_little_would_be_quantized_is_refused(flag, tmp_path, capsys):
-    names = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    shape = dict.fromkeys(names, 1) | {"hidden_size": 64, "vocab_size": 64}
-    args = Namespace(load_in_4bit=False, load_in_8bit=False, use_peft=True)
-    setattr(args, flag, True)
-    for config in (
-        MixtralConfig(**shape, intermediate_size=256),
-        LlamaConfig(**shape, intermediate_size=256),
-    ):
-        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / config.model_type)
-        quantization = BitsAndBytesConfig(**{flag: True})
-        model = AutoModelForCausalLM.from_pretrained(
-            tmp_path / config.model_type, quantization_config=quantization
-        )
-        if config.model_type == "llama":
-            preflight.check_model(args, model, 0)
-            continue
-        with pytest.raises(SystemExit, match="64"):
-            preflight.check_model(args, model, 0)
-        assert "of MixtralForCausalLM are experts" in capsys.readouterr().err

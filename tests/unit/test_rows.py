@@ -9,6 +9,9 @@ from transformers import AutoTokenizer
 
 import llama
 import llama_dpo
+from components.batches import global_batches
+from components.chat import DEFAULT_CHAT_TEMPLATE
+from components.packing import TokenCollator
 
 QUESTION, ANSWER = "Spell the word lamp.", "l-a-m-p"
 FORMATS = {
@@ -81,11 +84,10 @@ def test_a_pad_token_equal_to_the_end_of_turn_does_no_harm(tokenizer):
     ]
     for row in rows:
         assert row["labels"][-1] == tokenizer.pad_token_id  # its end of turn is learnt
-    learnt = llama.collate(
-        Dataset.from_list([row | {"row": 1} for row in rows]), [[0], [1]], tokenizer.pad_token_id
-    )
+    collate = TokenCollator(pad_token_id=tokenizer.pad_token_id)
+    learnt = collate(Dataset.from_list([row | {"row": 1} for row in rows]), [[0], [1]])
     told = [label for row in rows for label in row["labels"] if label != -100]
-    assert learnt["supervised"]["targets"].tolist() == told  # and the padding is not
+    assert learnt["targets"].tolist() == told  # and the padding is not
 
 
 def test_a_prompt_is_tokenised_as_generation_will_see_it(tokenizer):
@@ -99,7 +101,7 @@ def test_a_prompt_is_tokenised_as_generation_will_see_it(tokenizer):
 
 
 def test_without_a_chat_template_the_default_ends_the_answer_with_eos(tokenizer):
-    tokenizer.chat_template = llama.DEFAULT_CHAT_TEMPLATE
+    tokenizer.chat_template = DEFAULT_CHAT_TEMPLATE
     row = llama.tokenize_row({"prompt": QUESTION, "completion": ANSWER}, tokenizer, 1024)
     assert supervised(row, tokenizer) == ANSWER + tokenizer.eos_token
 
@@ -139,7 +141,7 @@ def test_a_template_that_rewrites_earlier_answers_teaches_the_last_alone(tokeniz
 
 
 def test_a_conversation_that_ends_with_a_question_teaches_no_end_after_it(tokenizer):
-    tokenizer.chat_template = llama.DEFAULT_CHAT_TEMPLATE
+    tokenizer.chat_template = DEFAULT_CHAT_TEMPLATE
     turns = [("user", "a"), ("assistant", "one"), ("user", "b")]
     row = {"messages": [{"role": role, "content": content} for role, content in turns]}
     row = llama.tokenize_row(row, tokenizer, 1024)
@@ -263,33 +265,6 @@ def test_preferences_are_checked_like_conversations(keys, tokenizer):
         )
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        with_answer() | {"tools": ["spell"]},
-        with_answer("", tool_calls=CALL),
-        with_answer(reasoning_content="hm"),
-    ],
-    ids=["tools", "tool_calls", "reasoning"],
-)
-def test_a_recipe_copied_alone_refuses_them_too(row, monkeypatch):
-    monkeypatch.setattr(llama, "rows", None)
-    monkeypatch.setattr(llama_dpo, "rows", None)
-    with pytest.raises(
-        ValueError, match="a row has (tools|tool_calls|reasoning_content): remove them"
-    ):
-        llama.row_to_messages(row)
-    question, answer = row["messages"]
-    pair = {
-        "prompt": [question],
-        "chosen": [answer],
-        "rejected": [answer],
-        "tools": row.get("tools"),
-    }
-    with pytest.raises(ValueError, match="a row has (tool|reasoning_content).*: remove them"):
-        llama_dpo.row_to_pair(pair)
-
-
 @pytest.mark.parametrize("num_rows", [1, 11, 12, 13, 210])
 @pytest.mark.parametrize(
     ("batch_size", "accumulation", "ranks"), [(12, 1, 1), (3, 4, 1), (3, 2, 2), (1, 3, 4)]
@@ -298,17 +273,17 @@ def test_an_epoch_has_every_row_once_in_the_same_steps_however_it_is_cut(
     num_rows, batch_size, accumulation, ranks
 ):
     window = accumulation * ranks
-    batches = llama.global_batches(num_rows, batch_size, window, num_epochs=2, seed=0)
+    batches = global_batches(num_rows, batch_size, window, num_epochs=2, seed=0)
     assert len(batches) % window == 0
     steps = [sorted(sum(batches[i : i + window], [])) for i in range(0, len(batches), window)]
     half = len(steps) // 2
     assert sorted(sum(steps[:half], [])) == sorted(sum(steps[half:], [])) == list(range(num_rows))
-    whole = llama.global_batches(num_rows, 12, 1, num_epochs=2, seed=0)
+    whole = global_batches(num_rows, 12, 1, num_epochs=2, seed=0)
     assert steps == [sorted(batch) for batch in whole]
     assert all(steps)  # no step without rows
 
 
 def test_the_order_is_a_function_of_seed_and_epoch():
-    order = [llama.global_batches(50, 50, 1, num_epochs=2, seed=seed) for seed in (0, 0, 1)]
+    order = [global_batches(50, 50, 1, num_epochs=2, seed=seed) for seed in (0, 0, 1)]
     assert order[0] == order[1] != order[2] and order[0][0] != order[0][1]
-    assert llama.global_batches(5, 2, 1) == [[0, 1], [2, 3], [4]]  # sequential
+    assert global_batches(5, 2, 1) == [[0, 1], [2, 3], [4]]  # sequential

@@ -4,7 +4,6 @@ In process, on tiny random models in fp32.
 """
 
 import json
-from argparse import Namespace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +15,8 @@ from rouge_score import rouge_scorer
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BartConfig, M2M100Config
 
 import t5
+from components.cli import parse_arguments
+from components.rows import Rows
 from fakes import fake_accelerator
 
 SOURCE, TARGET = "the dog sees a ship", "nuka zovo pizu"
@@ -38,6 +39,7 @@ SHAPE = {
     "forced_eos_token_id": None,
     "scale_embedding": True,
 }
+LIMITS = ["--max_source_length", "64", "--max_target_length", "64"]
 ALONE = SimpleNamespace(
     unwrap_model=lambda model: model
 )  # what summed_target_loss asks of an Accelerator
@@ -53,12 +55,16 @@ def tokenized(tiny_of, tokenizer):
     """The first ten test rows."""
     lines = (tiny_of("t5") / "data" / "test.jsonl").read_text().splitlines()[:10]
     rows = [
-        t5.tokenize_pair(json.loads(line), tokenizer, NO_COLUMNS, NO_LANGUAGES, "", 64, 64)
+        t5.tokenize_pair(json.loads(line), tokenizer, NO_COLUMNS, NO_LANGUAGES, "", (64, 64))
         for line in lines
     ]
     return Dataset.from_list([row | {"row": i} for i, row in enumerate(rows, 1)]).with_format(
         "numpy"
     )
+
+
+def rows_of(tokenized):
+    return Rows(tokenized, notes="", prefix="test.jsonl, line")
 
 
 def models(tiny):
@@ -104,14 +110,14 @@ def test_all_forms_of_rows_become_the_same_pair(row, columns, languages):
 )
 def test_a_row_that_cannot_be_used_says_why(row, says, tokenizer):
     with pytest.raises(ValueError) as error:
-        t5.tokenize_pair(row, tokenizer, NO_COLUMNS, NO_LANGUAGES, "", 64, 64)
+        t5.tokenize_pair(row, tokenizer, NO_COLUMNS, NO_LANGUAGES, "", (64, 64))
     assert says in str(error.value)
 
 
 class TestTokens:
     def test_both_texts_end_with_eos_and_the_prefix_comes_first(self, tokenizer):
         pair = {"source": SOURCE, "target": TARGET}
-        row = t5.tokenize_pair(pair, tokenizer, NO_COLUMNS, NO_LANGUAGES, "say: ", 64, 64)
+        row = t5.tokenize_pair(pair, tokenizer, NO_COLUMNS, NO_LANGUAGES, "say: ", (64, 64))
         assert tokenizer.decode(row["input_ids"]) == f"say: {SOURCE}</s>"
         assert tokenizer.decode(row["labels"]) == f"{TARGET}</s>" and row["target"] == TARGET
         assert not row["truncated"] and row["length"] == len(row["input_ids"]) + len(row["labels"])
@@ -121,10 +127,10 @@ class TestTokens:
 
     def test_long_texts_lose_their_end_but_not_eos_nor_the_reference(self, tokenizer):
         pair = {"source": SOURCE, "target": TARGET}
-        whole = t5.tokenize_pair(pair, tokenizer, NO_COLUMNS, NO_LANGUAGES, "", 6, 4)
+        whole = t5.tokenize_pair(pair, tokenizer, NO_COLUMNS, NO_LANGUAGES, "", (6, 4))
         assert not whole["truncated"] and (len(whole["input_ids"]), len(whole["labels"])) == (6, 4)
         for limits in ((5, 4), (6, 3)):
-            row = t5.tokenize_pair(pair, tokenizer, NO_COLUMNS, NO_LANGUAGES, "", *limits)
+            row = t5.tokenize_pair(pair, tokenizer, NO_COLUMNS, NO_LANGUAGES, "", limits)
             assert row["truncated"] and (len(row["input_ids"]), len(row["labels"])) == limits
             assert (
                 row["input_ids"][-1] == row["labels"][-1] == tokenizer.eos_token_id
@@ -145,7 +151,7 @@ class TestTokens:
     def test_the_hash_knows_where_the_source_ends(self, tokenizer):
         pairs = [{"source": "dog dog", "target": "ship"}, {"source": "dog", "target": "dog ship"}]
         hashes = {
-            t5.tokenize_pair(pair, tokenizer, NO_COLUMNS, NO_LANGUAGES, "", 64, 64)["hash"]
+            t5.tokenize_pair(pair, tokenizer, NO_COLUMNS, NO_LANGUAGES, "", (64, 64))["hash"]
             for pair in pairs
         }
         assert len(hashes) == 2
@@ -154,7 +160,7 @@ class TestTokens:
 class TestLoss:
     def test_it_is_the_models_own_summed_over_the_rows_one_by_one(self, tiny_of, tokenized):
         for name, model in models(tiny_of("t5")):
-            batch = t5.collate_pairs(tokenized.__getitems__(list(range(10))), 0)
+            batch = t5.PairCollator(0)(tokenized, [[number] for number in range(10)])
             loss, alone = t5.summed_target_loss(ALONE, model, batch), 0
             for row in tokenized.with_format(None):
                 labels = torch.tensor([row["labels"]])
@@ -170,9 +176,11 @@ class TestLoss:
             ] == list(range(1, 11))
             assert batch["counts"][1] == tokenized["length"][:].sum()
 
-    def test_a_rank_without_rows_adds_nothing_and_takes_part_in_every_layer(self, tiny_of):
+    def test_a_rank_without_rows_adds_nothing_and_takes_part_in_every_layer(
+        self, tiny_of, tokenized
+    ):
         for name, model in models(tiny_of("t5")):
-            batch = t5.collate_pairs([], 0)
+            batch = t5.PairCollator(0)(tokenized, [])
             loss = t5.summed_target_loss(ALONE, model, batch)
             loss.backward()
             gradients = [weight.grad for weight in model.parameters()]
@@ -183,25 +191,13 @@ class TestLoss:
 def test_one_module_holds_the_embedding_and_the_model_computes_and_saves_the_same(
     tiny_of, tokenized, tmp_path
 ):
-    batch = t5.collate_pairs(tokenized.__getitems__([0, 1]), 0)
+    batch = t5.PairCollator(0)(tokenized, [[0], [1]])
     for name, model in models(tiny_of("t5")):
         model.save_pretrained(tmp_path / name)
-        arguments = Namespace(
-            model_name_or_path=str(tmp_path / name),
-            dtype="float32",
-            attn_implementation="sdpa",
-            load_in_8bit=False,
-            load_in_4bit=False,
-            forced_bos_token="dog",
-            max_source_length=64,
-            max_target_length=64,
-            dry_run=False,
-            generation_max_length=None,
-            gradient_checkpointing=False,
-            use_peft=False,
-        )
-        loaded = t5.load_seq2seq(
-            arguments, fake_accelerator(), SimpleNamespace(get_vocab=lambda: {"dog": 7})
+        words = ["--model_name_or_path", str(tmp_path / name), "--forced_bos_token", "dog"]
+        args = parse_arguments(t5.Arguments, words=[*words, *LIMITS])
+        loaded = t5.load_model(
+            args, fake_accelerator(), SimpleNamespace(get_vocab=lambda: {"dog": 7})
         )
         weight = loaded.get_input_embeddings().weight
         embeddings = [
@@ -218,29 +214,19 @@ def test_one_module_holds_the_embedding_and_the_model_computes_and_saves_the_sam
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"max_source_length": 65}, "has 64 positions: use 64 or less"),
-        ({"generation_max_length": 65}, "has 64 positions: use 64 or less"),
-        ({"forced_bos_token": "dgo"}, "--forced_bos_token dgo: no such token"),
+        (["--max_source_length", "65"], "has 64 positions: use 64 or less"),
+        (["--generation_max_length", "65"], "has 64 positions: use 64 or less"),
+        (["--forced_bos_token", "dgo"], "--forced_bos_token dgo: no such token"),
     ],
     ids=" ".join,
 )
 def test_what_the_model_or_tokenizer_has_not_is_refused(change, says, tmp_path, capsys):
     AutoModelForSeq2SeqLM.from_config(BartConfig(**SHAPE)).save_pretrained(tmp_path)
-    arguments = dict(
-        model_name_or_path=str(tmp_path),
-        dtype="float32",
-        attn_implementation="sdpa",
-        load_in_8bit=False,
-        load_in_4bit=False,
-        forced_bos_token=None,
-        max_source_length=64,
-        max_target_length=64,
-        dry_run=False,
-        generation_max_length=None,
-    )
+    words = ["--model_name_or_path", str(tmp_path), *LIMITS, *change]
+    args = parse_arguments(t5.Arguments, words=words)
     with pytest.raises(SystemExit, match="64"):
         tokenizer = SimpleNamespace(get_vocab=lambda: {"dog": 7})
-        t5.load_seq2seq(Namespace(**arguments | change), fake_accelerator(), tokenizer)
+        t5.load_model(args, fake_accelerator(), tokenizer)
     assert says in capsys.readouterr().err
 
 
@@ -277,7 +263,7 @@ class TestMetrics:
 
     def test_predictions_stand_beside_their_targets(self, tokenized, tokenizer, tmp_path):
         written = [(row, f" größer {row}") for row in range(1, 11)]
-        metrics = t5.keep_texts(written, tokenized, tokenizer, tmp_path)
+        metrics = t5.keep_predictions(written, rows_of(tokenized), tokenizer, tmp_path)
         text = (tmp_path / "predictions.jsonl").read_text(encoding="utf-8")
         lines = [json.loads(line) for line in text.splitlines()]
         assert [line["row"] for line in lines] == list(range(1, 11)) and metrics[
@@ -289,4 +275,6 @@ class TestMetrics:
 
     def test_a_lost_row_is_no_silent_loss(self, tokenized, tokenizer, tmp_path):
         with pytest.raises(ValueError):
-            t5.keep_texts([(row, "text") for row in range(1, 10)], tokenized, tokenizer, tmp_path)
+            t5.keep_predictions(
+                [(row, "text") for row in range(1, 10)], rows_of(tokenized), tokenizer, tmp_path
+            )

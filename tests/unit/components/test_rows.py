@@ -287,7 +287,7 @@ def test_where_all_rows_lack_columns_one_line_has_the_fix(problems_of, tmp_path,
     assert problems_of({"rows.csv": "frage,antwort\na,b\nc,d\n"}) == [
         f"error: {file}: none of the 2 rows {SAME_REASON}{file}, row 1: has the columns frage, "
         "antwort; needs messages | prompt, completion | instruction, output | question, answer; "
-        "messages is a list: rename your columns, or edit ROW_FORMATS in test_rows.py"
+        "messages is a list: rename your columns, or edit PROMPT_AND_ANSWER in test_rows.py"
     ]
 
 
