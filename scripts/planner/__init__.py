@@ -2,28 +2,28 @@
 
 The package answers one question for `scripts/plan_memory.py`: what does each GPU hold at the worst
 moment of an optimizer step, and why? It answers in two ways, which are held against each other and
-against real tensors (`validation.py`, `live_peaks.py`):
+against real tensors:
 
 - the closed form writes a step down op by op over sizes alone, as autograd, DDP, FSDP and DeepSpeed
-  allocate and free tensors. It takes a second for any model and any number of ranks;
+  allocate and free tensors. It takes about a second for any model and any number of ranks;
 - the trace runs the real model on fake tensors and fake ranks, and watches every allocation.
 
-The modules in reading order; each one imports only modules above it:
+The modules in reading order; each imports only modules above it:
 
     errors        how the planner refuses: one line and an exit code
     recipe        what it asks of recipes/llama.py
-    yaml_files    what it asks of an accelerate config
+    yaml_files    what it asks of accelerate configs
     request       a call of plan_memory.py, and the micro-batch to plan for
     cards         the memory of GPUs, and what a process takes besides tensors
     shapes        the model on the meta device: shapes without bytes
+    plan          what decides about memory: arguments, engine, sharding, precision
 
     ledger        bytes held now and at the peak
     autograd      ops, graphs and backward passes over sizes
-    decoder       which weights a decoder has, and what for
-    loss          the recipe's loss, in one go or in pieces
+    decoder       which weights a decoder has, and what each is for
+    loss          the recipe's loss, at once or in pieces
     blocks        the forward pass of a decoder
-    plan          what decides about memory: arguments, engine, sharding, precision
-    ranks         what a rank holds: replicas (DDP), and what all sharded engines share
+    ranks         what a rank holds: replicas, and what all sharded engines share
     fsdp          FSDP2 and FSDP1
     zero          DeepSpeed ZeRO, stages 0 to 2
     zero3         DeepSpeed ZeRO-3
@@ -31,15 +31,25 @@ The modules in reading order; each one imports only modules above it:
 
     trackers      torch's memory trackers, adapted
     trace         the same step, traced on fake tensors
-    output        a plan as text and as JSON
+
     cost          what a step costs, for ranking only
+    search        the largest number that fits
     candidates    every way to run on a card, and how far it goes
     remedies      what to change when nothing fits
-    table         candidates as text and as JSON
+    commands      the command that launches a way to run
+
+    output        a plan as text and as JSON
+    table         ways to run as text and as JSON
     plot          pictures of plans
     answer        from a request to its answer
 
-    accuracy, validation, rehearsals, live_peaks, host_memory    planned against measured
+    accuracy      errors of planned peaks
+    validation    planned and traced against real CPU tensors
+    rehearsals    launches of the recipe on CPU ranks that measure memory
+    peak_probe    in such a rank: the peak of live tensors
+    live_peaks    planned against live tensors of ranks, under every YAML
+    host_probe    in such a rank: the host memory of loading and resuming
+    host_memory   the host memory of loading and resuming, in copies of the model
 """
 
 import paths  # noqa: F401  recipes/ becomes importable

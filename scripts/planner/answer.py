@@ -113,8 +113,9 @@ def choose(question: Question) -> int:
     launch = candidates.launch_of(request, question.args, question.config, question.card)
     ways = candidates.ways_on(launch, launch.ranks)
     fitting = [way for way in ways if way.peak <= launch.card]
-    shown = table.shown(fitting)
-    for way in fitting if request.json else [way for _, way in shown]:
+    for number, way in enumerate(fitting, 1):
+        way.number = number
+    for way in fitting if request.json else table.shown(fitting):
         candidates.find_limits(launch, way)
     remedy = remedies.remedy_for(launch, ways, fitting)
     choice = table.Choice(launch, question.batch, ways, fitting, remedy)
@@ -125,7 +126,10 @@ def choose(question: Question) -> int:
 
 
 def draw(question: Question, yaml: Config | None) -> None:
-    """Draw all strategies on the ranks that are asked about. Raises Unplannable if there is none."""
+    """Draw all strategies on the ranks that are asked about.
+
+    Raises Unplannable if there is none, CannotWrite if the picture cannot be written.
+    """
     from . import plot  # only a picture needs matplotlib
 
     request = question.request
@@ -154,7 +158,7 @@ def ranks_to_draw(request: Request, yaml: Config | None) -> int:
 
 
 def plans_on(question: Question, ranks: int) -> dict[str, Plan]:
-    """Return the plan of every shipped config that the ranks allow and the recipe does not refuse."""
+    """Return the plan of each shipped config that the ranks allow and the recipe accepts."""
     request = question.request
     plans = {}
     for path in yaml_files.shipped_files():

@@ -1,8 +1,8 @@
 """An autograd that has nothing but sizes.
 
-The closed form writes a training step down op by op, as PyTorch runs it. Each op says what it makes,
-what it keeps for the backward pass (torch's derivatives.yaml), and what it makes there. Sizes are
-in elements (`numel`) of so many bytes each (`itemsize`).
+The closed form writes a training step down op by op, as PyTorch runs it. Each op says what it
+makes, what it keeps for the backward pass (torch's derivatives.yaml), and what it makes there.
+Sizes are in elements (`numel`) of so many bytes each (`itemsize`).
 """
 
 import heapq

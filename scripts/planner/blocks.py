@@ -1,7 +1,23 @@
 """The forward pass of a decoder over sizes, as transformers' models compute it.
 
-What is said here of an op is what decides about memory: the size of its result, and what it keeps
-for the backward pass. Local variables matter, since memory is freed with them (ledger.py).
+Each op is described by what decides about memory: the size of its result, and what it keeps for the
+backward pass. Local variables matter, since memory is freed with them (ledger.py).
+
+What a layer of Llama keeps follows from that. A token has h features, k in all of its keys and m in
+the MLP; attention has a heads. With fused attention, weights that all train and no autocast, each
+token takes in each layer
+
+    4 (8 h + 2 k + 4 m + a + 2) bytes in fp32:
+        3 h    for each of two norms: its input, what it makes before its weight, and its result
+        2 h    queries, and the result of attention
+        2 k    keys and values
+        4 m    gate before and after its activation, up, and their product
+        a + 2  a number per head of the softmax, and a scale per norm
+    20 h + 4 k + 8 m + 4 a + 8 bytes in bf16, since norms compute in fp32
+    4 h or 2 h bytes with checkpointing: the input of the layer
+
+Rules of thumb, such as 34 h bytes (arXiv 2205.05198), know neither grouped keys nor gates nor the
+fp32 inside of norms; hence op by op.
 """
 
 from collections.abc import Callable
@@ -15,11 +31,11 @@ from .loss import HeadLoss
 from .recipe import RecipeArguments, logits_mib
 from .request import Batch
 
-# The parts of a model besides its layers, as a strategy names them.
+# The parts of a model besides its layers, as a strategy names them
 EMBEDDING = "embedding"
 TAIL = "tail"  # final norm, head and loss
 Part = Layer | str
-# around(part, forward, x): forward(x), with what the strategy does before and after it.
+# around(part, forward, x): forward(x), with what the strategy does before and after it
 Around = Callable[[Part, Callable[[Tensor | None], Tensor], Tensor | None], Tensor]
 
 FUSED_FOR_GPUS = ("flex_attention", "varlen")
@@ -44,7 +60,7 @@ class Forward:
         self.args = args
         self.tokens = batch.sequences * batch.length
         self.is_eager = args.attn_implementation == "eager"
-        # Kernels that tell packed rows and windows apart without a mask.
+        # Whether the kernel tells packed rows and windows apart without a mask
         self.is_flash = (
             "flash" in args.attn_implementation or args.attn_implementation in FUSED_FOR_GPUS
         )
@@ -65,7 +81,7 @@ class Forward:
 
     # ---- The parts ----
     def embed(self, _: None) -> Tensor:
-        """Return the hidden states of the tokens, [tokens, hidden]."""
+        """Return the embeddings of the tokens, [tokens, hidden]."""
         embedding = self.decoder.embedding
         numel = self.tokens * self.decoder.hidden
         return self.autograd.op(numel, embedding.itemsize, [embedding])

@@ -94,6 +94,7 @@ class Way:
     host: Sizes = field(default_factory=dict)  # of each rank
     cost: float = 0.0
     reasons: list[str] = field(default_factory=list)
+    number: int | None = None  # among the ways that fit, from 1
     largest_batch: int | None = None  # sequences, at the given length
     largest_length: int | None = None  # tokens, at the given batch
 
@@ -127,7 +128,7 @@ class Way:
 
 # ---- What can be run ----
 @dataclass(frozen=True)
-class Choice:
+class Candidate:
     """A config and arguments that may be tried."""
 
     file: str
@@ -144,9 +145,9 @@ def ways_on(launch: Launch, ranks: int, like: Way | None = None) -> list[Way]:
     """
     ways = []
     refused = []
-    for choice in choices_on(launch, ranks, like):
+    for candidate in candidates_on(launch, ranks, like):
         try:
-            ways.append(way_of(launch, choice, ranks))
+            ways.append(way_of(launch, candidate, ranks))
         except Unplannable as error:
             refused.append((str(error), error.code))
     if not ways:
@@ -155,21 +156,21 @@ def ways_on(launch: Launch, ranks: int, like: Way | None = None) -> list[Way]:
     return sorted(ways, key=lambda way: way.order)
 
 
-def choices_on(launch: Launch, ranks: int, like: Way | None) -> Iterator[Choice]:
+def candidates_on(launch: Launch, ranks: int, like: Way | None) -> Iterator[Candidate]:
     """Yield everything that may be tried on so many ranks."""
     for path in yaml_files.shipped_files():
         config = yaml_files.read(path)
         if not yaml_files.makes_sense_on(config, ranks, launch.machines):
             continue
         if like is None:
-            yield from choices_of(launch, path, config)
+            yield from candidates_under(launch, path, config)
         else:
             values = {name: getattr(like.plan.args, name) for name in CHOSEN}
             args = recipe.with_values(launch.args, **values)
-            yield Choice(path.name, like.weights, args, config)
+            yield Candidate(path.name, like.weights, args, config)
 
 
-def choices_of(launch: Launch, path: Path, config: Config) -> Iterator[Choice]:
+def candidates_under(launch: Launch, path: Path, config: Config) -> Iterator[Candidate]:
     """Yield everything that may be tried under a config."""
     precision = launch.request.mixed_precision or config["mixed_precision"]
     checkpointing = [False, True]
@@ -178,7 +179,7 @@ def choices_of(launch: Launch, path: Path, config: Config) -> Iterator[Choice]:
     for weights, values in kinds_of_weights(launch.args, launch.given, precision).items():
         for checkpoints in checkpointing:
             args = recipe.with_values(launch.args, **values, gradient_checkpointing=checkpoints)
-            yield Choice(path.name, weights, args, config)
+            yield Candidate(path.name, weights, args, config)
 
 
 def kinds_of_weights(
@@ -206,11 +207,13 @@ def kinds_of_weights(
     return possible or {"as given": {}}
 
 
-def way_of(launch: Launch, choice: Choice, ranks: int) -> Way:
-    """Return a choice with its bytes and cost. Raises Unplannable if it cannot be run."""
+def way_of(launch: Launch, candidate: Candidate, ranks: int) -> Way:
+    """Return a candidate with its bytes and cost. Raises Unplannable if it cannot be run."""
     request = launch.request
-    plan = plan_of(choice.args, choice.config, ranks, request.num_machines, request.mixed_precision)
-    return measured(launch, Way(choice.file, choice.weights, plan))
+    plan = plan_of(
+        candidate.args, candidate.config, ranks, request.num_machines, request.mixed_precision
+    )
+    return measured(launch, Way(candidate.file, candidate.weights, plan))
 
 
 def measured(launch: Launch, way: Way) -> Way:
@@ -246,7 +249,8 @@ def changed_plan(way: Way, **values: Any) -> Plan:
 
 # ---- How far it goes ----
 def find_limits(launch: Launch, way: Way) -> None:
-    """Put into a way that fits the largest batch at its length and the largest length at its batch."""
+    """Find the largest batch at the length of a way that fits, and the largest length at its
+    batch."""
     sequences = way.plan.args.per_device_train_batch_size
     length = way.plan.args.max_length
     way.largest_batch = largest_that_fits(

@@ -1,9 +1,10 @@
 """Which weights a decoder has, and what each is for.
 
-The closed form knows decoders of Llama's kind: norm, attention with q, k and v of their own (grouped
-or not, with norms on them or not), rotary positions, an MLP with or without a gate, residuals, a
-head. `read_decoder` recognizes the parts of a model by the names of its modules, and raises
-Unplannable for a layer with others (experts, state-space layers): such a model has to be traced.
+The closed form knows decoders of Llama's kind: norm, attention with q, k and v of their own
+(grouped or not, with norms on them or not), rotary positions, an MLP with or without a gate,
+residuals, a head. `read_decoder` recognizes the parts of a model by the names of its modules, and
+raises Unplannable for a layer with others (experts, state-space layers): such a model has to be
+traced.
 """
 
 from collections.abc import Callable
@@ -151,7 +152,7 @@ def read_layer(module: torch.nn.Module, make_weight: MakeWeight, name_of_model: 
     """Return the Layer of a module. Raises Unplannable for one with unknown parts."""
     layer = Layer()
     names_of_norms = NORMS
-    if SANDWICH <= set(dict(module.named_children())):
+    if SANDWICH.issubset(dict(module.named_children())):
         names_of_norms = NORMS_OF_SANDWICH
     for path, part in module.named_modules():
         leaf = path.rpartition(".")[2]
@@ -164,7 +165,7 @@ def read_layer(module: torch.nn.Module, make_weight: MakeWeight, name_of_model: 
                     f"({type(part).__name__}); {WHAT_ELSE}"
                 )
             layer.norms[names_of_norms[leaf]] = read_norm(part, make_weight)
-    has_projections = NEEDED_PROJECTIONS <= set(layer.projections)
+    has_projections = NEEDED_PROJECTIONS.issubset(layer.projections)
     if not has_projections or "before attention" not in layer.norms:
         raise Unplannable(
             f"{name_of_model}: the closed form does not know its layers "

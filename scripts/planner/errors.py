@@ -15,7 +15,7 @@ class PlannerError(Exception):
 
 
 class Unplannable(PlannerError):
-    """The request cannot be planned, because it is wrong or because the planner does not know how."""
+    """The request cannot be planned: it is wrong, or the planner does not know how."""
 
     def __init__(self, message: str, code: int = USAGE) -> None:
         super().__init__(message, code)

@@ -1,5 +1,19 @@
 """What a rank holds under PyTorch's FSDP, in both versions.
 
+At rest a rank has 1/N of parameters, gradients and state (ranks.py). What it has besides depends on
+the size of a layer: U bytes of parameters in the precision that they compute in, G bytes of
+gradients in that of reductions, which is fp32 under mixed precision. Around a layer a rank holds at
+most
+
+              forward pass    backward pass
+    FSDP2     3 U             3 U + G
+    FSDP1     U (1 + 1/N)     3 U or U + G (1 + 1/N), and U more with BACKWARD_PRE
+
+FSDP2: in the forward pass the parameters, the buffer that they were gathered into, and that of the
+layer before; in the backward pass the parameters, the buffer of the next layer, gradients, and the
+buffer of the last reduction. FSDP1: shards that are cast to another precision, and the parameters;
+then these, the gradients and their flat copy, or that copy, its cast and the reduced share.
+
 Sources: torch's FSDPParamGroup and foreach_all_gather for FSDP2, its FlatParamHandle and
 _runtime_utils.py for FSDP1, and accelerate's fsdp_utils.py, which makes each layer a unit.
 """
@@ -22,6 +36,7 @@ class Fsdp2(Gathered):
     buffer_of_last_reduction: Storage | None = None
 
     def gather(self, unit: Unit, is_backward: bool = False) -> None:
+        """Copy the parameters of a unit out of the buffer that they are gathered into."""
         if unit.whole is not None:
             return
         self.gather_ahead(unit)
@@ -39,6 +54,7 @@ class Fsdp2(Gathered):
             del cast
 
     def reduce(self, unit: Unit) -> None:
+        """Copy the gradients of a unit into a buffer, and reduce that."""
         self.release(unit)
         if not unit.whole_gradients:
             return
@@ -51,9 +67,11 @@ class Fsdp2(Gathered):
         del last
 
     def end_forward(self) -> None:
+        """Let go of the buffer that the last unit was gathered into."""
         self.buffer_of_last_gather = None
 
     def end_pass(self) -> None:
+        """Reduce what is left, and let go of all buffers."""
         super().end_pass()
         self.buffer_of_last_reduction = None
         self.buffer_of_last_gather = None
@@ -76,6 +94,7 @@ class Fsdp1(Gathered):
         return self.plan.shards > 1
 
     def gather(self, unit: Unit, is_backward: bool = False) -> None:
+        """Gather the parameters of a unit in place; shards are cast before."""
         is_whole_anyway = not self.is_sharded and not unit.cast
         if unit.whole is not None or is_whole_anyway:
             return
@@ -85,13 +104,16 @@ class Fsdp1(Gathered):
         del cast
 
     def gather_ahead(self, unit: Unit) -> None:
+        """Gather the next unit while one is computed (BACKWARD_PRE)."""
         if self.plan.prefetches:
             self.gather(unit)
 
     def keeps(self, part: Part) -> bool:
+        """Tell whether the parameters of a part stay whole; copies under NO_SHARD do not."""
         return super().keeps(part) and self.is_sharded
 
     def reduce(self, unit: Unit) -> None:
+        """Reduce the gradients of a unit, if it has any, and let go of its parameters."""
         if unit.whole_gradients:
             self.reduce_flat_gradient(unit)
         self.release(unit)

@@ -6,11 +6,11 @@ every rank host_probe.py measures.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .rehearsals import make_model, rehearse, versions
+from .rehearsals import make_model, rehearse, versions, words_of
 
 Row = dict[str, Any]
 
@@ -22,6 +22,16 @@ SHAPE = {
     "num_key_value_heads": 12,
     "vocab_size": 8000,
 }
+BYTES_IN_BF16 = 2  # of a parameter
+BYTES_IN_FP32 = 4
+# Of the recipe: a checkpoint after each step, and more steps in the second launch
+FLAGS = {
+    "save_steps": 1,
+    "eval_strategy": "no",
+    "max_length": 64,
+    "per_device_train_batch_size": 1,
+    "allow_change": "max_steps",
+}
 # glibc maps what is larger than this, and returns it when it is freed. Left to itself it raises the
 # bound to 32 MiB, below which are the tensors of this model but hardly those of a real one: what
 # ZeRO-3 frees while it loads would be counted as taken.
@@ -32,7 +42,7 @@ def make_model_and_rows(folder: Path) -> int:
     """Write a model in bf16, and short rows; return its number of parameters."""
     make_model(folder, SHAPE, "--dtype", "bfloat16", "--num_train_rows", "40")
     size = (folder / "model" / "model.safetensors").stat().st_size
-    return size // 2  # bytes of a parameter in bf16
+    return size // BYTES_IN_BF16
 
 
 def measure(
@@ -50,42 +60,37 @@ def measure(
     """
 
     def copies(growths: list[dict], phase: str, kind: str) -> list[float]:
-        return [round(growth[phase][kind] / (4 * parameters), 3) for growth in growths]
+        grown = [growth[phase][kind] for growth in growths]
+        return [round(size / (BYTES_IN_FP32 * parameters), 3) for size in grown]
 
     name = f"{config}_{ranks}"
-    words = [*words_of_recipe(tiny), "--output_dir", folder / name]
-    first = launch(config, ranks, [*words, "--max_steps", 1], folder / f"{name}_first")
-    row = {
-        "config": config,
-        "ranks": ranks,
-        "loading": copies(first, "loading", "private"),
-        "resident": copies(first, "loading", "resident"),
+    flags = FLAGS | {
+        "model_name_or_path": tiny / "model",
+        "dataset_name": tiny / "data" / "train.jsonl",
+        "output_dir": folder / name,
     }
+    first = launch(config, ranks, flags | {"max_steps": 1}, folder / f"{name}_first")
+    row = {"config": config, "ranks": ranks}
+    row["loading"] = copies(first, "loading", "private")
+    row["resident"] = copies(first, "loading", "resident")
     if resumes:
-        again = launch(config, ranks, [*words, "--max_steps", 2], folder / f"{name}_again")
+        again = launch(config, ranks, flags | {"max_steps": 2}, folder / f"{name}_again")
         row["resuming"] = copies(again, "resuming", "private")
     return row
 
 
-def words_of_recipe(tiny: Path) -> list[Any]:
-    """Return the recipe's command line without the number of steps: a checkpoint after each."""
-    return [
-        "--model_name_or_path",
-        tiny / "model",
-        "--dataset_name",
-        tiny / "data" / "train.jsonl",
-        *("--save_steps", 1),
-        *("--eval_strategy", "no"),
-        *("--max_length", 64),
-        *("--per_device_train_batch_size", 1),
-        *("--allow_change", "max_steps"),
-    ]
+def launch(config: str, ranks: int, flags: Mapping[str, Any], folder: Path) -> list[dict]:
+    """Rehearse with flags of the recipe; return what the ranks measured.
 
-
-def launch(config: str, ranks: int, words: Sequence[Any], folder: Path) -> list[dict]:
-    """Rehearse; return what the ranks measured. Raises RuntimeError if the run failed."""
+    Raises RuntimeError if the run failed.
+    """
     return rehearse(
-        config, ranks, words, "REHEARSAL_HOST_MEMORY", folder, environment=MALLOC_THRESHOLD
+        config,
+        ranks,
+        words_of(flags),
+        variable="REHEARSAL_HOST_MEMORY",
+        folder=folder,
+        environment=MALLOC_THRESHOLD,
     )
 
 

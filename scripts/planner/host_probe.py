@@ -1,4 +1,4 @@
-"""In a rank of a rehearsal: how its host memory grows while it loads a model, and while it resumes."""
+"""In a rank of a rehearsal: how its host memory grows when it loads a model and when it resumes."""
 
 import json
 import threading
@@ -66,7 +66,7 @@ class Probe:
         self.phase = Phase()
 
     def end_loading(self, prepared: tuple[Any, ...]) -> None:
-        """Called with what is to be prepared; the first time that is a model, it has been loaded."""
+        """Called with what is to be prepared: the first time that is a model, it is loaded."""
         has_model = any(isinstance(one, Module) for one in prepared)
         if has_model and "loading" not in self.growth:
             self.growth["loading"] = self.phase.end()

@@ -25,6 +25,14 @@ from contextlib import contextmanager
 Sizes = dict[str, int]  # {category: bytes}
 
 
+def both(device: Sizes, host: Sizes) -> Sizes:
+    """Return what device and host hold together."""
+    sizes = dict(device)
+    for category, size in host.items():
+        sizes[category] = sizes.get(category, 0) + size
+    return sizes
+
+
 class Ledger:
     """Bytes held now and at the peak, in all and by category."""
 

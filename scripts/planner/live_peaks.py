@@ -5,6 +5,7 @@ Each launch rehearses three optimizer steps of the recipe, and has every rank me
 ranks they are one.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Iterable
@@ -19,10 +20,10 @@ from paths import CONFIGS
 from . import recipe, yaml_files
 from .autograd import FP32
 from .closed_form import closed_form
-from .ledger import Sizes
+from .ledger import Sizes, both
 from .peak_probe import STEPS
 from .plan import Plan, plan_of
-from .rehearsals import make_model, ranks_of, rehearse, versions
+from .rehearsals import config_names, make_model, ranks_of, rehearse, versions, words_of
 from .request import Batch
 from .zero import BUCKET
 
@@ -36,8 +37,11 @@ MODEL = {
     "num_key_value_heads": 4,
     "vocab_size": 8000,
 }
+LOW_PRECISION = 2  # bytes per element
 SEQUENCES = 2  # of a micro-batch
 LONGEST = 256  # tokens
+IGNORED = -100  # the label of a token that the loss leaves out
+FLAGS = {"max_steps": STEPS, "save_steps": 0, "eval_strategy": "no"}  # of the recipe
 
 
 @dataclass(frozen=True)
@@ -51,11 +55,8 @@ class Job:
     @property
     def words(self) -> list[str]:
         """The flags, with the sizes of the micro-batch."""
-        sizes = {"--max_length": self.length, "--per_device_train_batch_size": SEQUENCES}
-        words = list(self.flags)
-        for flag, value in sizes.items():
-            words += [flag, str(value)]
-        return words
+        sizes = {"max_length": self.length, "per_device_train_batch_size": SEQUENCES}
+        return [*self.flags, *words_of(sizes)]
 
 
 JOBS = {
@@ -80,8 +81,8 @@ def make_model_and_rows(folder: Path) -> None:
     """Write the model, and rows that are all longer than LONGEST, so that each batch has the same
     shape."""
     make_model(folder, MODEL)
-    row = {"prompt": "Say:", "completion": "again and again " * (LONGEST // 16)}
-    (folder / "rows.jsonl").write_text(f"{json.dumps(row)}\n" * 100)
+    row = json.dumps({"prompt": "Say:", "completion": "again and again " * (LONGEST // 16)})
+    (folder / "rows.jsonl").write_text(f"{row}\n" * 100)
 
 
 def measure(config: str, job: str, tiny: Path, folder: Path) -> Row:
@@ -90,11 +91,18 @@ def measure(config: str, job: str, tiny: Path, folder: Path) -> Row:
     tiny: of `make_model_and_rows`. folder: a new one.
     """
     ranks = ranks_of(config, 2)
-    words = [*JOBS[job].words, "--model_name_or_path", tiny / "model"]
-    words += ["--dataset_name", tiny / "rows.jsonl", "--output_dir", folder / "run"]
-    words += ["--max_steps", STEPS, "--save_steps", 0, "--eval_strategy", "no"]
+    flags = FLAGS | {
+        "model_name_or_path": tiny / "model",
+        "dataset_name": tiny / "rows.jsonl",
+        "output_dir": folder / "run",
+    }
     peaks = rehearse(
-        config, ranks, words, "REHEARSAL_PEAKS", folder / "peaks", precision=JOBS[job].precision
+        config,
+        ranks,
+        JOBS[job].words + words_of(flags),
+        variable="REHEARSAL_PEAKS",
+        folder=folder / "peaks",
+        precision=JOBS[job].precision,
     )
     return {
         "config": config,
@@ -107,22 +115,21 @@ def measure(config: str, job: str, tiny: Path, folder: Path) -> Row:
 
 def supervised_tokens(folder: Path, length: int) -> int:
     """Return the tokens of a micro-batch that the loss counts; the first of a row never is."""
-    row = json.loads((folder / "rows.jsonl").read_text().splitlines()[0])
-    labels = recipe.labels_of(row, AutoTokenizer.from_pretrained(folder / "model"), length)
+    line, *_ = (folder / "rows.jsonl").read_text().splitlines()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    labels = recipe.labels_of(json.loads(line), tokenizer, length)
     assert len(labels) == length
-    return SEQUENCES * sum(label != -100 for label in labels[1:])
+    counted = [label for label in labels[1:] if label != IGNORED]
+    return SEQUENCES * len(counted)
 
 
 # ---- Planned ----
 def planned(row: Row) -> Sizes:
     """Return {category: bytes} of a rank of a measured row, device and host together."""
     job = JOBS[row["job"]]
-    device, host = closed_form(
-        plan_of_row(row),
-        AutoConfig.for_model("llama", **MODEL),
-        Batch(SEQUENCES, job.length, row["learnt"]),
-    )
-    return {name: device.get(name, 0) + host.get(name, 0) for name in {**device, **host}}
+    config = AutoConfig.for_model("llama", **MODEL)
+    batch = Batch(SEQUENCES, job.length, row["learnt"])
+    return both(*closed_form(plan_of_row(row), config, batch))
 
 
 def plan_of_row(row: Row) -> Plan:
@@ -161,16 +168,29 @@ def bucket_of(row: Row) -> int:
     """Return the bytes of ZeRO's bucket; stage 3 has it in the precision of reductions, fp32."""
     if re.search("zero[123]", row["config"]) is None:
         return 0
-    in_fp32 = JOBS[row["job"]].precision == "no" or "zero3" in row["config"]
-    return BUCKET * (FP32 if in_fp32 else 2)
+    if JOBS[row["job"]].precision == "no" or "zero3" in row["config"]:
+        return BUCKET * FP32
+    return BUCKET * LOW_PRECISION
+
+
+def kept_rows(path: Path) -> list[Row]:
+    """Return the rows of a file that these versions of the libraries measured."""
+    if not path.is_file():
+        return []
+    before = json.loads(path.read_text())
+    if before.get("versions") != versions():
+        return []
+    return before["rows"]
 
 
 def write(path: Path, rows: Iterable[Row]) -> None:
-    """Write rows, each on a line of the file, over those of the same job and YAML; of other versions
-    of the libraries none stay."""
-    before = json.loads(path.read_text()) if path.is_file() else {}
-    kept = before["rows"] if before.get("versions") == versions() else []
-    by_job = {(row["job"], row["config"]): row for row in [*kept, *rows]}
-    order = sorted(by_job, key=lambda key: (list(JOBS).index(key[0]), key[1]))
-    text = ",\n".join(json.dumps(by_job[key]) for key in order)
-    path.write_text(f'{{"versions": {json.dumps(versions())}, "rows": [\n{text}\n]}}\n')
+    """Write rows, each on a line of the file, over those of the same job and YAML.
+
+    Rows that other versions of the libraries measured are dropped.
+    """
+    by_job = {(row["job"], row["config"]): row for row in [*kept_rows(path), *rows]}
+    order = itertools.product(JOBS, config_names())
+    found = [by_job[key] for key in order if key in by_job]
+    lines = ",\n".join(json.dumps(row) for row in found)
+    head = f'{{"versions": {json.dumps(versions())}, "rows": ['
+    path.write_text(f"{head}\n{lines}\n]}}\n")

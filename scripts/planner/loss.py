@@ -13,7 +13,7 @@ MIB = 2**20
 
 
 class HeadLoss:
-    """The loss of hidden states, [tokens, hidden]; a piece is how many tokens it takes at a time."""
+    """The loss of hidden states, [tokens, hidden], computed for `piece` tokens at a time."""
 
     def __init__(self, autograd: Autograd, decoder: Decoder, logits_mib: float) -> None:
         self.autograd = autograd

@@ -52,7 +52,7 @@ class TensorTracker(MemTracker):
 
 
 class Probe:
-    """Tracks from the end of the last step but one, just before its optimizer, to that of the last."""
+    """Tracks from just before the optimizer of the last step but one to the end of the last."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

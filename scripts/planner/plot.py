@@ -1,4 +1,4 @@
-"""The pictures of a memory plan: every strategy against the card, and the peak against the length."""
+"""The pictures of a plan: every strategy against the card, and the peak against the length."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -57,14 +57,11 @@ def draw(
     figure = Figure(figsize=(9, sum(heights) + 0.7), layout="constrained")
     bars, curves = figure.subplots(2, 1, height_ratios=heights)
     devices = {name: held(plan, config, batch) for name, plan in plans.items()}
-    order = sorted(devices, key=lambda name: -sum(devices[name].values()))
+    order = sorted(devices, key=lambda name: sum(devices[name].values()), reverse=True)
     draw_bars(bars, devices, order)
     bars.set_title(title, fontsize=10, loc="left")
-    peaks = {
-        name: [peak_in_gib(plans[name], config, batch, length) for length in LENGTHS]
-        for name in spread(order)
-    }
-    draw_curves(curves, peaks, batch)
+    drawn = {name: plans[name] for name in spread(order)}
+    draw_curves(curves, drawn, config, batch)
     if card:
         draw_card(bars, curves, card)
     for axes in (bars, curves):
@@ -81,22 +78,20 @@ def draw_bars(axes: Axes, devices: Mapping[str, Sizes], order: Sequence[str]) ->
     for category, color in COLORS.items():
         sizes = {name: devices[name].get(category, 0) / GIB for name in order}
         if any(sizes.values()):
-            axes.barh(
-                order,
-                list(sizes.values()),
-                left=list(left.values()),
-                color=color,
-                label=category,
-                height=BAR_HEIGHT,
-            )
+            widths = list(sizes.values())
+            places = list(left.values())
+            axes.barh(order, widths, BAR_HEIGHT, places, color=color, label=category)
         for name, size in sizes.items():
             left[name] += size
     axes.set_xlabel("GiB of a GPU at the peak")
 
 
-def draw_curves(axes: Axes, peaks: Mapping[str, Sequence[float]], batch: Batch) -> None:
+def draw_curves(
+    axes: Axes, plans: Mapping[str, Plan], config: PretrainedConfig, batch: Batch
+) -> None:
     """Draw the peak of each strategy against the length of the rows."""
-    for number, (name, sizes) in enumerate(peaks.items()):
+    for number, (name, plan) in enumerate(plans.items()):
+        sizes = [peak_in_gib(plan, config, batch, length) for length in LENGTHS]
         axes.plot(LENGTHS, sizes, "o-", markersize=3, color=f"C{number}", label=name)
     axes.set(
         xscale="log",
@@ -111,8 +106,9 @@ def draw_curves(axes: Axes, peaks: Mapping[str, Sequence[float]], batch: Batch) 
 def draw_card(bars: Axes, curves: Axes, card: int) -> None:
     """Draw the size of the card into both pictures."""
     size = card / GIB
+    style = {"color": "black", "linestyle": "--", "linewidth": 1}
     for mark in (bars.axvline, curves.axhline):
-        mark(size, color="black", linestyle="--", linewidth=1, label=f"card, {size:.0f} GiB")
+        mark(size, label=f"card, {size:.0f} GiB", **style)
 
 
 def held(plan: Plan, config: PretrainedConfig, batch: Batch) -> Sizes:
@@ -132,4 +128,6 @@ def spread(names: Sequence[str]) -> list[str]:
     """Return at most CURVES of the names, the first and the last among them."""
     if len(names) <= CURVES:
         return list(names)
-    return [names[round(i * (len(names) - 1) / (CURVES - 1))] for i in range(CURVES)]
+    distance = (len(names) - 1) / (CURVES - 1)
+    places = [round(number * distance) for number in range(CURVES)]
+    return [names[place] for place in places]

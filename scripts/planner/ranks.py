@@ -210,6 +210,7 @@ class Gathered(Replica):
         self.own = sum(share for unit in self.units.values() for _, share in unit.trained)
 
     def at_rest(self) -> tuple[Sizes, Sizes]:
+        """Return what is held between steps, on the device and on the host: this rank's shares."""
         device = dict(self.extra)
         host = {}
         parameters = host if self.plan.offloads_parameters else device
@@ -261,6 +262,10 @@ class Gathered(Replica):
     def around(
         self, part: Part, forward: Callable[[Tensor | None], Tensor], x: Tensor | None
     ) -> Tensor:
+        """Return forward(x), with parameters gathered before it and let go of after it.
+
+        The graph of the result gets hooks that do the same in the backward pass.
+        """
         if part == EMBEDDING and self.gathers_tail_first:
             self.gather(self.units[TAIL])
         unit = self.units.get(part)
@@ -306,6 +311,7 @@ class Gathered(Replica):
 
     # ---- Gradients and optimizer ----
     def accumulate(self, weight: Weight, gradient: Storage) -> None:
+        """Keep a whole gradient until those of its unit are reduced."""
         self.unit_of[weight].whole_gradients[weight] = gradient.becomes("unsharded")
 
     def reduce_scatter(self, unit: Unit) -> None:
@@ -316,10 +322,12 @@ class Gathered(Replica):
             unit.shard_of_gradients = output.becomes("gradients")
 
     def end_pass(self) -> None:
+        """Reduce the gradients of units that no hook has reduced."""
         for unit in self.units.values():
             self.reduce(unit)
 
     def step(self) -> None:
+        """Run the optimizer over this rank's shares."""
         if self.plan.args.optim == "adamw_torch" and not self.plan.offloads_optimizer:
             self.autograd.touch(self.own, FP32, "optimizer")
         for unit in self.units.values():

@@ -35,16 +35,23 @@ def versions() -> dict[str, str]:
 
 def make_model(folder: Path, shape: Mapping[str, int], *flags: str) -> None:
     """Write a tiny model of a shape, and rows for it, into a folder."""
-    command = [sys.executable, str(SCRIPTS / "make_tiny.py"), "llama", str(folder), *flags]
-    for name, value in shape.items():
-        command += [f"--{name}", str(value)]
+    command = [sys.executable, str(SCRIPTS / "make_tiny.py"), "llama", str(folder)]
+    command += [*flags, *words_of(shape)]
     subprocess.run(command, check=True, capture_output=True)
+
+
+def words_of(flags: Mapping[str, Any]) -> list[str]:
+    """Return {name: value} of flags as the words of a command line."""
+    words = []
+    for name, value in flags.items():
+        words += [f"--{name}", str(value)]
+    return words
 
 
 def rehearse(
     config: str,
     ranks: int,
-    words: Sequence[Any],
+    words: Sequence[str],
     variable: str,
     folder: Path,
     precision: str | None = None,

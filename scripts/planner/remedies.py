@@ -80,8 +80,11 @@ def changes_for(launch: Launch, ways: Sequence[Way], closest: Way) -> Iterator[C
 
 
 def smaller_batch(launch: Launch, ways: Sequence[Way]) -> Way | None:
-    """Return the cheapest way that fits with one sequence, with as many as fit of those numbers that
-    divide the given one, so that a step keeps its rows."""
+    """Return the cheapest way that fits with one sequence, at the largest batch that fits.
+
+    Only batches that divide the given one are tried, with more accumulation steps, so that a step
+    keeps its rows.
+    """
     args = ways[0].plan.args
     sequences = args.per_device_train_batch_size
     parts = []

@@ -1,4 +1,4 @@
-"""A model as its config describes it, on the meta device: every tensor has its shape, none its bytes.
+"""A model as its config describes it, on the meta device: tensors have shapes, but no bytes.
 
 `build_base` makes what the recipe's `load_model` would load, quantized layers included, from a
 config alone; `build` adds the adapters.

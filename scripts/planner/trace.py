@@ -123,7 +123,7 @@ def make_fake(model: torch.nn.Module) -> torch.nn.Module:
 
 @contextlib.contextmanager
 def fake_ranks(plan: Plan) -> Iterator[DeviceMesh | None]:
-    """Give the mesh of the plan's ranks, which exist by name only; None where nothing is sharded."""
+    """Give the mesh of the plan's ranks, which exist by name only, or None without sharding."""
     if plan.engine != "fsdp2":
         yield None
         return

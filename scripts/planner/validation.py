@@ -1,4 +1,4 @@
-"""The planner's peaks against those of torch's MemTracker on real CPU tensors: cells, and runs of them.
+"""The planner's peaks against those of torch's MemTracker on real CPU tensors.
 
 A cell is a random model and a batch. It runs two optimizer steps with the recipe's own loss and
 optimizer, in fp32 and one process, of which the second is tracked. Nothing in the planner is fitted
@@ -24,18 +24,18 @@ CHECKPOINTED = ["--gradient_checkpointing"]
 EAGER = ["--attn_implementation", "eager"]
 PACKED = ["--packing"]
 BASE = {
-    "width": 256,
-    "ratio": 3.0,
-    "depth": 4,
+    "width": 256,  # features of a token
+    "ratio": 3.0,  # of the MLP's features to those
+    "depth": 4,  # layers
     "heads": 8,
     "kv_heads": 4,
     "vocab": 8000,
-    "lines": 2,
-    "length": 512,
+    "lines": 2,  # sequences of a micro-batch
+    "length": 512,  # tokens of each
     "family": "llama",
 }
-# Each changes one thing of BASE, or two that belong together.
-ONE_THING = [
+# Cells that change one thing of BASE, or two that belong together
+SIZES_CHANGED = [
     {},
     {"width": 512},
     {"width": 1024, "depth": 2},
@@ -47,22 +47,27 @@ ONE_THING = [
     {"ratio": 1.5},
     {"tied": True},
     {"learnt": 0.1},
+]
+FLAGS_CHANGED = [
     {"flags": CHECKPOINTED},
     {"flags": CHECKPOINTED, "length": 4096, "lines": 1},
     {"flags": EAGER},
-    {"flags": [*EAGER, *CHECKPOINTED], "length": 1024},
+    {"flags": EAGER + CHECKPOINTED, "length": 1024},
     {"flags": PACKED},
     {"flags": PACKED, "length": 4096, "lines": 1},
     {"flags": ["--use_peft"]},
-    {"flags": ["--use_peft", *CHECKPOINTED, "--lora_dropout", "0.1"]},
+    {"flags": ["--use_peft", "--gradient_checkpointing", "--lora_dropout", "0.1"]},
     {"flags": ["--max_logits_mib", "4"]},
     {"flags": ["--gradient_accumulation_steps", "2"]},
     {"flags": ["--optim", "adamw_torch"]},
+]
+FAMILIES_CHANGED = [
     {"family": "qwen3"},
     {"family": "qwen2"},
     {"family": "mistral"},
     {"family": "gemma"},
 ]
+ONE_THING = SIZES_CHANGED + FLAGS_CHANGED + FAMILIES_CHANGED
 
 # Llama with 1, 8 and 70 billion parameters
 LLAMA = {"vocab_size": 128256, "num_key_value_heads": 8}
@@ -107,17 +112,22 @@ def fsdp2_in_bf16(ranks: int) -> dict[str, Any]:
     return BF16 | {"engine": "fsdp2", "ranks": ranks, "shards": ranks}
 
 
-LARGE = [
+RUNS_OF_1B = [
     LargeRun("1B", [], BF16),
-    LargeRun("1B", ["--dtype", "bfloat16", *CHECKPOINTED], {}),
+    LargeRun("1B", ["--dtype", "bfloat16", "--gradient_checkpointing"], {}),
+]
+RUNS_OF_8B = [
     LargeRun("8B", [], fsdp2_in_bf16(8)),
     LargeRun("8B", CHECKPOINTED, fsdp2_in_bf16(8)),
     LargeRun("8B", LORA, BF16),
     LargeRun("8B", QLORA, BF16),
+]
+RUNS_OF_70B = [
     LargeRun("70B", CHECKPOINTED, fsdp2_in_bf16(64)),
     LargeRun("70B", CHECKPOINTED, fsdp2_in_bf16(1024)),
     LargeRun("70B", QLORA, fsdp2_in_bf16(8)),
 ]
+LARGE = RUNS_OF_1B + RUNS_OF_8B + RUNS_OF_70B
 
 
 def drawn(number: int, seed: int) -> Iterator[Cell]:
@@ -128,13 +138,15 @@ def drawn(number: int, seed: int) -> Iterator[Cell]:
         length = draw.choice([64, 192, 384, 768, 1536, 3072])
         is_short = length < 1000
         flags = drawn_flags(draw, is_short)
-        yield {
+        model = {
             "width": 64 * draw.randint(2, 12),
             "ratio": draw.choice([2.0, 2.75, 4.0]),
             "depth": draw.randint(1, 10),
             "heads": heads,
             "kv_heads": draw.choice([heads, heads // 2, 1]),
             "vocab": draw.choice([500, 4000, 16000, 50000]),
+        }
+        yield model | {
             "lines": draw.choice([1, 2, 4]) if is_short else 1,
             "length": length,
             "tied": draw.choice([False, True]),
@@ -145,7 +157,7 @@ def drawn(number: int, seed: int) -> Iterator[Cell]:
 
 
 def drawn_flags(draw: random.Random, is_short: bool) -> list[str]:
-    """Return flags of the recipe; eager attention only for short rows, of which it takes the square."""
+    """Return flags of the recipe; eager attention takes the square of a row, so only short ones."""
     flags = []
     flags += CHECKPOINTED * draw.choice([0, 1])
     flags += ["--use_peft"] * draw.choice([0, 0, 1])
@@ -193,17 +205,14 @@ def run(cell: Cell) -> Cell:
 
 
 def run_large(large: LargeRun) -> dict[str, Any]:
-    """Return the closed form's relative error against the trace, on a shape that no CPU could run."""
+    """Return the closed form's relative error against the trace, on a shape too large to run."""
     args = training_arguments([*large.flags, "--max_length", str(LENGTH_OF_SHAPES)])
     config = AutoConfig.for_model("llama", **SHAPES[large.model])
     plan = Plan(args, **large.how)
     batch = Batch(1, LENGTH_OF_SHAPES, LENGTH_OF_SHAPES)
     traced = sum(simulate(plan, config, batch).values())
     planned, _ = closed_form(plan, config, batch)
-    return {
-        "model": large.model,
-        "flags": large.flags,
-        **large.how,
-        "traced bytes": traced,
-        "closed form": sum(planned.values()) / traced - 1,
-    }
+    row = {"model": large.model, "flags": large.flags, **large.how}
+    row["traced bytes"] = traced
+    row["closed form"] = sum(planned.values()) / traced - 1
+    return row

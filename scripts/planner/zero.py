@@ -122,6 +122,7 @@ class Zero(Replica):
         return sum(fullest_part(sizes, self.plan.ranks) for sizes in (matrices, vectors) if sizes)
 
     def at_rest(self) -> tuple[Sizes, Sizes]:
+        """Return what is held between steps, on the device and on the host."""
         plan = self.plan
         device = self.parameters()
         host = {}
@@ -141,6 +142,8 @@ class Zero(Replica):
 
     # ---- Gradients ----
     def accumulate(self, weight: Weight, gradient: Storage) -> None:
+        """Stage 2 puts gradients into a bucket, which there is during a pass; the others keep them
+        whole. Stage 1 has the bucket too."""
         if self.plan.stage > 0 and self.bucket is None:
             buffer = self.autograd.new(BUCKET, self.itemsize, "communication")
             self.bucket = Bucket(self.autograd, self.itemsize, buffer)

@@ -60,6 +60,10 @@ class Zero3(Gathered):
         self.trace = [weight for weights in self.uses_of_parts for weight in weights]
 
     def at_rest(self) -> tuple[Sizes, Sizes]:
+        """Return what is held between steps, on the device and on the host.
+
+        DeepSpeed's bucket for reductions is there all the time.
+        """
         plan = self.plan
         device = dict(self.extra)
         host = {}
@@ -105,11 +109,13 @@ class Zero3(Gathered):
         return bool(unit.trained)
 
     def begin(self, autograd: Autograd) -> None:
+        """Take part in the passes of an autograd."""
         super().begin(autograd)
         autograd.keeps_inputs = True  # DeepSpeed's linear layer keeps them for frozen weights too
         self.bucket = Bucket(autograd, FP32)
 
     def begin_pass(self, is_last: bool) -> None:
+        """Before a micro-batch: go back to the start of the recorded order."""
         super().begin_pass(is_last)
         self.part = 0  # number of the next part, in `uses_of_parts`
         self.position = 0  # of the next use, in `trace`
@@ -176,6 +182,7 @@ class Zero3(Gathered):
             self.use(weight)
 
     def keeps(self, part: Part) -> bool:
+        """Tell whether parameters stay whole between the passes: `release` decides, one by one."""
         return False
 
     def release(self, unit: Unit) -> None:
@@ -201,6 +208,7 @@ class Zero3(Gathered):
 
     # ---- Gradients and optimizer ----
     def accumulate(self, weight: Weight, gradient: Storage) -> None:
+        """Copy a gradient into the bucket, which is emptied before if it has no place."""
         if self.bucket.filled and self.bucket.is_full_with(weight.numel):
             self.empty_bucket()
         self.bucket.add(weight.numel, gradient)
@@ -214,9 +222,11 @@ class Zero3(Gathered):
         self.bucket.reduce(norm)
 
     def reduce(self, unit: Unit) -> None:
+        """Let go of parameters; gradients are reduced by bucket and not by unit."""
         self.release(unit)
 
     def end_pass(self) -> None:
+        """Reduce what is left in the bucket, and let go of all whole parameters."""
         self.empty_bucket()
         self.whole = {}
         self.inflight = {}

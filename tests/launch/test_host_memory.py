@@ -1,4 +1,4 @@
-"""Under FSDP a host holds one copy of the model while it loads: measured with real ranks, scripts/host_memory.py."""
+"""Under FSDP a host holds one copy of the model while it loads: measured with real ranks."""
 
 import pytest
 
@@ -17,14 +17,14 @@ def tiny_in_bf16(tmp_path_factory):
 def test_rank_0_loads_and_the_others_take_no_memory_for_the_weights(tiny_in_bf16, tmp_path):
     folder, size = tiny_in_bf16
     row = host_memory.measure("fsdp2_full_shard", 2, folder, size, tmp_path, resumes=False)
-    assert row["loading"][0] == pytest.approx(
-        1.0, abs=0.2
-    )  # the conversion to fp32 cannot stay a mapping
-    assert row["loading"][1] < 0.2  # imports and buffers
+    rank_0, rank_1 = row["loading"]
+    assert rank_0 == pytest.approx(1.0, abs=0.2)  # the conversion to fp32 cannot stay a mapping
+    assert rank_1 < 0.2  # imports and buffers
 
 
 def test_a_resume_under_fsdp1_makes_no_second_copy(tiny_in_bf16, tmp_path):
     folder, size = tiny_in_bf16
     row = host_memory.measure("fsdp1_full_shard", 2, folder, size, tmp_path, resumes=True)
-    # Half of the gradients and of the optimizer's two states; torch's own way took four copies and more
+    # Half of the gradients and of the optimizer's two states; torch's own way takes four copies
+    # and more
     assert row["resuming"] == pytest.approx([1.5, 1.5], abs=0.2)

@@ -5,6 +5,7 @@ In process, on random numbers and tiny random models in fp32.
 
 from collections import Counter
 
+import memory_cards
 import numpy as np
 import pytest
 import torch
@@ -12,7 +13,6 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig
 
 import llama
-import memory_cards
 from components.batches import best_fit, global_batches
 from components.cli import may_change, parse_arguments
 from components.head_loss import LossInHead

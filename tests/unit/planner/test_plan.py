@@ -6,48 +6,40 @@ from components import config_reading
 from launching import CONFIGS
 from planner import yaml_files
 from planner.errors import Unplannable
-from planner.plan import Plan, plan_of
+from planner.plan import plan_of
 from planner.validation import training_arguments
 
-# On 4 ranks of 2 machines
-PLANS = {
-    "single": Plan(None, "single", ranks=1, shards=1),
-    "ddp": Plan(None, "ddp", ranks=4, shards=4),
-    "fsdp": Plan(None, "fsdp2", ranks=4, shards=4),
-    "fsdp2_full_shard": Plan(None, "fsdp2", ranks=4, shards=4),
-    "fsdp2_shard_grad_op": Plan(None, "fsdp2", ranks=4, shards=4, reshards=False),
-    "fsdp2_hybrid_shard": Plan(None, "fsdp2", ranks=4, shards=2),
-    "fsdp1_full_shard": Plan(None, "fsdp1", ranks=4, shards=4),
-    "fsdp1_hybrid_shard": Plan(None, "fsdp1", ranks=4, shards=2),
-    "fsdp1_shard_grad_op": Plan(None, "fsdp1", ranks=4, shards=4, reshards=False),
-    "fsdp1_no_shard": Plan(None, "fsdp1", ranks=4, shards=1, reshards=False),
-    "deepspeed_zero0": Plan(None, "zero", stage=0, ranks=4, shards=4),
-    "deepspeed_zero1": Plan(None, "zero", stage=1, ranks=4, shards=4),
-    "deepspeed_zero2": Plan(None, "zero", stage=2, ranks=4, shards=4),
-    "deepspeed_zero3": Plan(None, "zero", stage=3, ranks=4, shards=4),
+COLUMNS = "engine stage shards reshards offloads_parameters offloads_optimizer".split()
+PLANS = {  # of each YAML on 4 ranks of 2 machines
+    "single": ("single", 0, 1, True, False, False),
+    "ddp": ("ddp", 0, 4, True, False, False),
+    "fsdp": ("fsdp2", 0, 4, True, False, False),
+    "fsdp2_full_shard": ("fsdp2", 0, 4, True, False, False),
+    "fsdp2_shard_grad_op": ("fsdp2", 0, 4, False, False, False),
+    "fsdp2_hybrid_shard": ("fsdp2", 0, 2, True, False, False),
+    "fsdp2_cpu_offload": ("fsdp2", 0, 4, True, True, True),
+    "fsdp1_full_shard": ("fsdp1", 0, 4, True, False, False),
+    "fsdp1_hybrid_shard": ("fsdp1", 0, 2, True, False, False),
+    "fsdp1_shard_grad_op": ("fsdp1", 0, 4, False, False, False),
+    "fsdp1_no_shard": ("fsdp1", 0, 1, False, False, False),
+    "deepspeed_zero0": ("zero", 0, 4, True, False, False),
+    "deepspeed_zero1": ("zero", 1, 4, True, False, False),
+    "deepspeed_zero2": ("zero", 2, 4, True, False, False),
+    "deepspeed_zero2_offload": ("zero", 2, 4, True, False, True),
+    "deepspeed_zero3": ("zero", 3, 4, True, False, False),
+    "deepspeed_zero3_offload": ("zero", 3, 4, True, True, True),
 }
-# (of which strategy, whether it offloads parameters, and the optimizer)
-OFFLOADING = {
-    "fsdp2_cpu_offload": ("fsdp2_full_shard", True, True),
-    "deepspeed_zero2_offload": ("deepspeed_zero2", False, True),
-    "deepspeed_zero3_offload": ("deepspeed_zero3", True, True),
-}
-
-
-def expected(name):
-    """(engine, stage, shards, reshards, offloads parameters, offloads the optimizer) of a YAML."""
-    sibling, parameters, optimizer = OFFLOADING.get(name, (name, False, False))
-    plan = PLANS[sibling]
-    return plan.engine, plan.stage, plan.shards, plan.reshards, parameters, optimizer
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.yaml")))
 def test_a_yaml_is_planned_as_what_it_runs(name):
     config = yaml_files.read(CONFIGS / f"{name}.yaml")
-    ranks, machines = (1, 1) if name == "single" else (4, 2)
-    plan = plan_of(training_arguments([]), config, ranks, machines)
-    offloads = plan.offloads_parameters, plan.offloads_optimizer
-    assert (plan.engine, plan.stage, plan.shards, plan.reshards, *offloads) == expected(name)
+    numbers = {"num_processes": 4, "num_machines": 2}
+    if name == "single":
+        numbers = {"num_processes": 1, "num_machines": 1}
+    plan = plan_of(training_arguments([]), config, **numbers)
+    found = {column: getattr(plan, column) for column in COLUMNS}
+    assert found == dict(zip(COLUMNS, PLANS[name], strict=True))
     assert plan.mixed_precision == "bf16"
 
 

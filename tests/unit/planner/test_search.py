@@ -13,13 +13,15 @@ def test_the_search_is_short(bend, root):
 
     def peak(number):
         seen.append(number)
-        return max(number, root // 2) + bend * number**2 / root
+        line = max(number, root // 2)
+        return line + bend * number**2 / root
 
     card = peak(root)
-    found = largest_that_fits(peak, card, low=2, at_low=peak(2), most=2**17, guess=4)
-    assert found == root
+    bounds = {"low": 2, "at_low": peak(2), "most": 2**17}
+    assert largest_that_fits(peak, card, guess=4, **bounds) == root
     assert len(seen) <= 25
 
 
 def test_no_larger_number_is_returned_than_is_wanted():
-    assert largest_that_fits(lambda number: 0, 10, low=1, at_low=0, most=37, guess=2) == 37
+    found = largest_that_fits(lambda number: 0, card=10, low=1, at_low=0, most=37, guess=2)
+    assert found == 37

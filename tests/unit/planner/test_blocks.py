@@ -1,0 +1,52 @@
+"""What a layer of Llama keeps for the backward pass: the formulas of planner/blocks.py."""
+
+import pytest
+
+from planner.autograd import Autograd
+from planner.blocks import Forward
+from planner.closed_form import strategy_for
+from planner.ledger import Ledger
+from planner.plan import Plan
+from planner.ranks import Replica
+from planner.request import Batch
+from planner.validation import BASE, config_of, training_arguments
+
+CELL = BASE | {"width": 64, "vocab": 100}
+HIDDEN = CELL["width"]
+HEADS = CELL["heads"]
+KEYS = HIDDEN * CELL["kv_heads"] // HEADS  # features of all keys
+MLP = int(HIDDEN * CELL["ratio"])
+BATCH = Batch(2, 32, 64)
+TOKENS = 64
+
+
+def kept(depth, flags):
+    """Bytes of activations that a forward pass leaves for the backward pass."""
+    plan = Plan(training_arguments(flags))
+    weights, decoder = strategy_for(plan, config_of(CELL | {"depth": depth}))
+    ledger = Ledger()
+    autograd = Autograd(ledger)
+    strategy = Replica(plan, weights.weights, {})
+    strategy.begin(autograd)
+    run = Forward(autograd, decoder, BATCH, plan.args).run(strategy.around)
+    size = ledger.held["activations"]
+    del run
+    return size
+
+
+FORMULAS = {
+    "fp32": ([], 4 * (8 * HIDDEN + 2 * KEYS + 4 * MLP + HEADS + 2)),
+    "bf16": (
+        ["--dtype", "bfloat16"],
+        20 * HIDDEN + 4 * KEYS + 8 * MLP + 4 * HEADS + 8,
+    ),
+    "checkpointed": (["--gradient_checkpointing"], 4 * HIDDEN),
+    "checkpointed, bf16": (["--gradient_checkpointing", "--dtype", "bfloat16"], 2 * HIDDEN),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_layer_keeps_as_many_bytes_of_a_token_as_the_formula_says(name):
+    flags, expected = FORMULAS[name]
+    per_layer = kept(3, flags) - kept(2, flags)
+    assert per_layer / TOKENS == expected
