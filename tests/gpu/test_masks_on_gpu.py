@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-import varlen
 
+from components import varlen
 from components.packing import ends_of_rows
 from mask_probe import ARCHITECTURES, distance_from_alone, leak, packed_batch, random_model
 

@@ -313,7 +313,7 @@ def test_a_wrong_dry_run_leaves_no_trace(tmp_path, monkeypatch):
 
 
 def test_a_rank_in_a_container_of_its_own_does_not_stop_the_others(monkeypatch):
-    """Its number belongs to another PID namespace: no process has it here, on the same host name."""
+    """No process has its number here, where the host has the same name: another PID namespace."""
     nobody = 2**22 + 1  # above the largest number that Linux gives
     pids = [(0, HOST, os.getpid()), (1, HOST, nobody), (2, HOST, os.getppid())]
     set_rank(monkeypatch, 0)

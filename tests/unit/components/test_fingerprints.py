@@ -10,11 +10,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken
-from transformers import AutoTokenizer, ByT5Tokenizer
-
 from components.fingerprints import identify_tokenizer, prepared_fingerprint
 from launching import REPO
+from tokenizers import AddedToken
+from transformers import AutoTokenizer, ByT5Tokenizer
 
 COMPONENTS = REPO / "recipes" / "components"
 

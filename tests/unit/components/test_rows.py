@@ -15,8 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import xxhash
-from transformers import AutoTokenizer
-
 from components.columns import note_unread, validate_texts
 from components.conversations import (
     find_messages,
@@ -36,6 +34,7 @@ from row_files import (
     parquet_of,
     row,
 )
+from transformers import AutoTokenizer
 
 FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}
 MAX_LENGTH = 200

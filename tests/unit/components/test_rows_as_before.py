@@ -10,16 +10,13 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import bert
 import datasets
+import llama
+import llama_dpo
 import numpy as np
 import pytest
 import rows as old
-from PIL import Image
-from transformers import AutoTokenizer
-
-import bert
-import llama
-import llama_dpo
 import t5
 import vit
 from components import conversations
@@ -28,7 +25,9 @@ from components.documents import open_documents
 from components.images import check_image, open_image_splits
 from components.rows import describe_rows, open_splits, prepare_rows, read_splits
 from launching import REPO
+from PIL import Image
 from row_files import BAD_FILES, BAD_LINES, GOOD, GOOD_FILES, TURNS_OF_A_PAIR, parquet_of, row
+from transformers import AutoTokenizer
 
 NEW_RULES = SimpleNamespace(
     checked=conversations.validate_conversation,

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 import yaml
-from components.config_strategy import strategy_of
 
 import rehearse
+from components.config_strategy import strategy_of
 from launching import CONFIGS
 from proof.rehearsal import Override, Wishes, plan, read_config
 

@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import yaml
-from components.config_strategy import strategy_of
 
+from components.config_strategy import strategy_of
 from launching import CONFIGS
 from proof.shard_report import judge, table
 
