@@ -1,4 +1,4 @@
-"""What stays in fp32 beside mixed precision: reduced gradients, rotary frequencies, optimizer state of embeddings."""
+"""What stays in fp32 beside mixed precision: gradients, frequencies, embeddings' state."""
 
 from types import SimpleNamespace
 
@@ -49,7 +49,7 @@ def one_rank(tmp_path):
 
 
 def test_fsdp1_leaves_rotary_frequencies_as_they_are(one_rank):
-    """accelerate's policy casts all buffers: frequencies off by up to 0.4 %, angles by radians at 1,000 tokens."""
+    """accelerate's policy casts all buffers: frequencies would be off by up to 0.4 %."""
 
     class Rotary(torch.nn.Module):
         def __init__(self):

@@ -108,7 +108,7 @@ def casts_of(model):
 
 
 def step_of(model):
-    """The loss in bf16 autocast, the gradients by name, and the bytes kept for the backward pass."""
+    """The loss in bf16 autocast, gradients by name, and the bytes kept for the backward pass."""
     kept, ids = {}, torch.arange(48).view(2, 24)
 
     def keep(tensor):
@@ -185,7 +185,7 @@ def test_int8_products_do_not_log_a_line_each(tiny, monkeypatch, caplog):
 
 @pytest.mark.parametrize("flags", [[], ["--tf32"]], ids=lambda flags: " ".join(flags) or "none")
 def test_convolutions_are_in_tf32_only_where_asked(flags, monkeypatch):
-    """torch's default lets cuDNN round to TF32, as of the patches of vit.py, whatever is said of matrix products."""
+    """torch's default lets cuDNN round to TF32, such as vit.py's of patches."""
     state = SimpleNamespace(deepspeed_plugin=None)
     accelerator = accelerator_with("no", state=state)
     for name in ("check_launch", "find_problems"):
