@@ -60,6 +60,17 @@ def test_from_pretrained_loads_what_was_trained(tied, tmp_path):
     assert ("lm_head.weight" in load_file(tmp_path / "model.safetensors")) == (not tied)
 
 
+def test_tied_weights_that_were_gathered_apart_are_written_once(tmp_path):
+    """FSDP2 and ZeRO-3 gather a copy for each name."""
+
+    def gathered(model):
+        return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    accelerator = fake_accelerator(get_state_dict=gathered)
+    save_model(accelerator, model_of(tied=True), Processor(), str(tmp_path))
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+
+
 def test_only_the_main_process_writes(tmp_path):
     save_model(rank(is_main_process=False), model_of(), Processor(), str(tmp_path))
     assert not any(tmp_path.iterdir())

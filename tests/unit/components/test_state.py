@@ -118,18 +118,19 @@ def test_each_number_is_looked_at_only_where_the_sum_is_not_finite(monkeypatch):
     assert max(looked_at) == 1
 
 
+def with_norm(seed):
+    """A model with BatchNorm after a step, and its optimizer."""
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(16, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return model, optimizer
+
+
 def test_running_statistics_are_saved_and_come_back():
     """Training changes them besides the weights: without them BatchNorm would begin anew."""
-
-    def with_norm(seed):
-        torch.manual_seed(seed)
-        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8))
-        optimizer = torch.optim.AdamW(model.parameters())
-        model(torch.randn(16, 4)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return model, optimizer
-
     state = gathered(*with_norm(1))
     model, optimizer = with_norm(2)
     assert restored(model, optimizer, state)
@@ -168,8 +169,18 @@ def test_adapters_of_an_int8_base_are_saved_and_come_back():
     assert torch.equal(model[1].weight, state["1.weight"])
 
 
+@pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, AdamW8bit])
+def test_a_state_comes_back_into_an_optimizer_that_has_not_stepped(optimizer_class):
+    """As in each run that resumes. The step that makes its state must not change the weights."""
+    state = gathered(*trained(optimizer_class, seed=1))
+    model = torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.Linear(128, 2))
+    optimizer = optimizer_class(model.parameters(), lr=1e-3)
+    assert restored(model, optimizer, state)
+    assert_equal(gathered(model, optimizer), state)
+
+
 def test_only_the_main_process_keeps_what_is_gathered():
-    model, optimizer = trained(torch.optim.AdamW, seed=1)
+    model, optimizer = with_norm(seed=1)
     other_rank = fake_accelerator(is_main_process=False, num_processes=2)
     assert gather_state(other_rank, model, SimpleNamespace(optimizer=optimizer)) == {}
 

@@ -293,6 +293,14 @@ def test_models_for_which_it_is_right_are_taken(name):
     assert problem_with(RIGHT[name]) is None
 
 
+def test_a_sliding_window_that_is_only_in_the_masks_is_named(monkeypatch):
+    """There are no masks here."""
+    monkeypatch.setattr(varlen, "attention_calls", lambda model: ["self, query, **kwargs"])
+    sliding = MistralConfig(**SHAPE, sliding_window=5)
+    assert problem_with(sliding) == "its sliding window is only in its masks"
+    assert problem_with(MistralConfig(**SHAPE, sliding_window=None)) is None
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_models_for_which_it_would_be_wrong_are_named(name):
     assert REASONS[name] in problem_with(WRONG[name])
