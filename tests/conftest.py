@@ -1,4 +1,4 @@
-"""Fixtures of all tests: a tiny model with its rows, made once a run, and the real rows where they are at hand."""
+"""Fixtures of all tests: tiny models with their rows, made once per test run, and real rows."""
 
 import gc
 import json
@@ -18,13 +18,20 @@ REPO = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPO / "recipes"), str(REPO / "scripts"), str(REPO / "tests")]
 # The interpreter's own programs (accelerate, ninja) without an activated environment, and no hub
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-# One thread a process: several processes with two spinning threads each take turns on two cores, 50 times slower
+# One thread per process: several processes with two spinning threads each take turns on two cores,
+# 50 times slower
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 gc.disable()  # until all is imported: looking for garbage would take a fifth of that time
 from gpu import machine  # noqa: E402  from scripts/
-from proof import launch as launching_jobs  # noqa: E402
-from proof.jobs import MAKERS, Run  # noqa: E402
+from proof.jobs import MAKERS, Run  # noqa: E402  from scripts/
+from proof.launch import launch  # noqa: E402  from scripts/
+
+LIBRARIES = ("torch", "accelerate", "transformers", "peft", "bitsandbytes", "deepspeed", "datasets")
+GSM8K_SHAPE = [
+    *"--vocab_size 4096 --hidden_size 384 --num_hidden_layers 5 --num_attention_heads 6".split(),
+    *"--num_key_value_heads 6 --intermediate_size 1024 --max_position_embeddings 1024".split(),
+]
 
 
 @pytest.fixture(scope="session")
@@ -36,11 +43,14 @@ def shared_tmp(tmp_path_factory, worker_id):
 
 @pytest.fixture(scope="session")
 def once(shared_tmp):
-    """A function from a name, and a function that fills a folder, to that folder of the test run. The folder is filled
-    by the worker that asks first; the others wait."""
+    """A function from a name, and a function that fills a folder, to that folder of the test run.
+
+    The folder is filled by the worker that asks first; the others wait.
+    """
 
     def folder_of(name, fill):
-        folder, done = shared_tmp / name, shared_tmp / f"{name}.done"
+        folder = shared_tmp / name
+        done = shared_tmp / f"{name}.done"
         with FileLock(f"{folder}.lock"):
             if not done.exists():
                 shutil.rmtree(folder, ignore_errors=True)  # of an attempt that failed
@@ -53,11 +63,15 @@ def once(shared_tmp):
 
 @pytest.fixture(scope="session")
 def tiny_of(once):
-    """A function from a recipe's name to the folder of its tiny model and few rows, made once a test run: model/,
-    data/train.jsonl, data/test.jsonl (MAKERS of scripts/proof/jobs.py)."""
+    """A function from a recipe's name to the folder of its tiny model and few rows.
+
+    The folder is made once per test run by MAKERS of scripts/proof/jobs.py. It contains model/,
+    data/train.jsonl and data/test.jsonl.
+    """
 
     def make(recipe, folder):
-        maker, *shape = MAKERS[recipe]  # in process: half of a maker's time is imports
+        maker, *shape = MAKERS[recipe]
+        # In process, since half of a maker's time is imports
         with mock.patch.object(sys, "argv", [maker, str(folder), *shape]):
             runpy.run_path(str(REPO / "scripts" / maker), run_name="__main__")
 
@@ -72,17 +86,19 @@ def tiny(tiny_of):
 
 @pytest.fixture(scope="session")
 def one_process(tiny_of, once):
-    """A function from kind of weights, and recipe, to the folder of its job in scripts/parity.py in one process, run
-    once a test run."""
+    """A function from kind of weights, and recipe, to the folder of its job in one process.
 
-    def launch(reference, folder):
-        code, output = launching_jobs.launch(reference, tiny_of(reference.recipe), folder)
+    The job is that of scripts/parity.py, and is run once per test run.
+    """
+
+    def train(reference, folder):
+        code, output = launch(reference, tiny_of(reference.recipe), folder)
         assert code == 0, output[-3000:]
 
     def folder_of(weights, recipe="llama"):
         group = "strategies" if recipe == "llama" else recipe
         reference = Run(group, "single", weights=weights, recipe=recipe)
-        return once(f"one_process_{reference.name}", partial(launch, reference))
+        return once(f"one_process_{reference.name}", partial(train, reference))
 
     return folder_of
 
@@ -101,15 +117,10 @@ def gsm8k_model(gsm8k, once):
     """A 12M-parameter Llama with a tokenizer trained on the GSM8K rows."""
 
     def make(folder):
-        shape = "--vocab_size 4096 --hidden_size 384 --num_hidden_layers 5 --num_attention_heads 6".split()
-        shape += "--num_key_value_heads 6 --intermediate_size 1024 --max_position_embeddings 1024".split()
-        script = [
-            str(REPO / "scripts" / "make_tiny_model.py"),
-            str(folder),
-            "--text",
-            str(gsm8k / "train.jsonl"),
-        ]
-        subprocess.run([sys.executable, *script, *shape], check=True, capture_output=True)
+        script = str(REPO / "scripts" / "make_tiny_model.py")
+        flags = ["--text", str(gsm8k / "train.jsonl"), *GSM8K_SHAPE]
+        command = [sys.executable, script, str(folder), *flags]
+        subprocess.run(command, check=True, capture_output=True)
 
     return once("gsm8k", make) / "model"
 
@@ -120,5 +131,5 @@ def pytest_collection_finish():
 
 
 def pytest_report_header():
-    versions = "torch accelerate transformers peft bitsandbytes deepspeed datasets".split()
-    return "libraries: " + json.dumps({name: machine.version_of(name) for name in versions})
+    versions = {name: machine.version_of(name) for name in LIBRARIES}
+    return f"libraries: {json.dumps(versions)}"

@@ -1,7 +1,8 @@
-"""Every recipe keeps the promises that recipes/llama.py makes: the same numbers under every engine, bytes as promised,
-a run that a signal stopped goes on as if it had not, and the file alone, in an empty folder, trains.
+"""Every recipe keeps the promises that recipes/llama.py makes.
 
-Here each is shown under two engines, llama.py under all in test_strategies.py; scripts/parity.py runs every recipe
+The numbers are the same under every engine and the bytes as promised, a run that a signal stopped
+is resumed as if it had not been, and the file alone, in an empty folder, trains. Here each is shown
+under two engines, llama.py under all in test_strategies.py; scripts/parity.py runs every recipe
 under every YAML (results/README.md).
 """
 
@@ -12,7 +13,7 @@ from dataclasses import replace
 import pytest
 from launching import REPO, read_metrics, rehearse, run
 from proof.faults import Fault
-from proof.jobs import CUT, MAKERS, Run, all_runs
+from proof.jobs import MAKERS, all_runs, run_on_ranks
 from proof.launch import data_of
 from proof.parity_table import measure
 from proof.trials.lab import Lab
@@ -31,32 +32,34 @@ EVALUATED = {"rel": 1e-5, "abs": 1e-6}  # metrics that count rows are equal
 def test_ranks_give_the_numbers_of_one_process_and_hold_what_was_promised(
     recipe, config, kind, tiny_of, one_process, tmp_path
 ):
-    planned = Run(recipe, config, 2, *CUT[2], kind, recipe=recipe)
+    planned = run_on_ranks(recipe, config, 2, kind, recipe=recipe)
     assert planned in all_runs()
     whole = one_process(kind, recipe)
     row = measure(planned, tiny_of(recipe), tmp_path / "run", whole)
     assert row["verdict"] == "ok" and row["bytes"] == "ok", row
-    evaluations, expected = read_metrics(tmp_path / "run")[1], read_metrics(whole)[1]
-    assert evaluations and evaluations == [pytest.approx(line, **EVALUATED) for line in expected]
+    _, evaluations = read_metrics(tmp_path / "run")
+    _, expected = read_metrics(whole)
+    assert evaluations
+    assert evaluations == [pytest.approx(line, **EVALUATED) for line in expected]
 
 
-@pytest.mark.parametrize(
-    ("config", "base"),
-    [
-        (
-            "fsdp2_full_shard",
-            ["--load_in_4bit", "--dtype", "bfloat16"],
-        ),  # FSDP2 wants one type in a unit
-        ("deepspeed_zero3", []),  # DeepSpeed casts nothing of a model that was loaded into it
-    ],
-    ids=["4-bit, FSDP2", "ZeRO-3"],
-)
+# FSDP2 wants one type in a unit; DeepSpeed casts nothing of a model that was loaded into it
+NEW_HEADS = [
+    ("fsdp2_full_shard", ["--load_in_4bit", "--dtype", "bfloat16"]),
+    ("deepspeed_zero3", []),
+]
+
+
+@pytest.mark.parametrize(("config", "base"), NEW_HEADS, ids=["4-bit, FSDP2", "ZeRO-3"])
 def test_a_new_head_beside_adapters_has_their_type_in_bf16(config, base, tiny_of, tmp_path):
     flags = ["--use_peft", *base, "--max_steps", 2, "--output_dir", tmp_path / "run"]
-    data, script = data_of(tiny_of("bert")), REPO / "recipes" / "bert.py"
-    done = rehearse(config, *data, *flags, num_processes=2, mixed_precision="bf16", script=script)
+    words = [*data_of(tiny_of("bert")), *flags]
+    script = REPO / "recipes" / "bert.py"
+    done = rehearse(config, *words, num_processes=2, mixed_precision="bf16", script=script)
     assert done.returncode == 0, done.output[-3000:]
-    assert len(read_metrics(tmp_path / "run")[0]) == 2 and "shard report: ok" in done.output
+    assert "shard report: ok" in done.output
+    steps, _ = read_metrics(tmp_path / "run")
+    assert len(steps) == 2
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -77,10 +80,9 @@ def test_the_file_alone_trains(recipe, tiny_of, tmp_path):
     words = ["train.py", *data_of(tiny_of(recipe)), "--max_steps", 4, "--output_dir", "run"]
     done = run(sys.executable, *words, cwd=tmp_path)
     assert done.returncode == 0, done.output[-3000:]
-    assert (
-        len(read_metrics(tmp_path / "run")[0]) == 4
-        and (tmp_path / "run" / "model.safetensors").exists()
-    )
+    steps, _ = read_metrics(tmp_path / "run")
+    assert len(steps) == 4
+    assert (tmp_path / "run" / "model.safetensors").exists()
     assert "fault_tolerance.py is not beside this recipe" in done.output
 
 
