@@ -1,10 +1,11 @@
-"""Run a recipe and write down each time that Python waits for a number on the device: step, file and line.
+"""Run a recipe and write down each time that Python waits for a number on the device.
 
     python tests/count_syncs.py OUT.json recipes/llama.py ...
 
-What makes a GPU's queue run dry is an operation whose result Python needs: item and what calls it (bool, float, int,
-an `if` on a tensor), tolist, numpy, cpu, nonzero and masks as indices. They are the same operations on a CPU, so they
-can be counted there. Collating a batch is not counted: it works on arrays of the host.
+What makes a GPU's queue run dry is an operation whose result Python needs: item and what calls it
+(bool, float, int, an `if` on a tensor), tolist, numpy, cpu, nonzero and masks as indices. They are
+the same operations on a CPU, so they can be counted there. Collating a batch is not counted: it
+works on arrays of the host. Of each the step, the file and the line are written down.
 """
 
 import json
@@ -16,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
-from proof.faults import load  # noqa: E402
+from proof.faults import current_step, load  # noqa: E402
 
 READS = {
     "_local_scalar_dense",
@@ -27,44 +28,61 @@ READS = {
     "_unique2",
     "is_nonzero",
 }
-found = []
+METHODS = ("tolist", "numpy", "cpu")
 
 
-def note():
-    """Who asked: the innermost frame that is neither torch nor this file."""
-    frames = [frame for frame in traceback.extract_stack() if "/torch/" not in frame.filename]
-    frame = next(frame for frame in reversed(frames) if frame.filename != __file__)
-    if not any(frame.name == "collate" for frame in frames):
-        step = sys.modules["fault_tolerance"].RUN["step"]
-        found.append(
-            {"step": step, "file": "/".join(Path(frame.filename).parts[-2:]), "line": frame.line}
-        )
+class Reads:
+    """Every wait of a recipe for a number."""
+
+    def __init__(self, recipe):
+        self.recipe = recipe
+        self.found = []
+
+    def note(self):
+        """Note who asked: the innermost frame that is neither torch nor this file."""
+        frames = [frame for frame in traceback.extract_stack() if "/torch/" not in frame.filename]
+        if any(frame.name == "collate" for frame in frames):
+            return
+        outside = [frame for frame in frames if frame.filename != __file__]
+        place = "/".join(Path(outside[-1].filename).parts[-2:])
+        step = current_step(self.recipe)
+        self.found.append({"step": step, "file": place, "line": outside[-1].line})
+
+    def noted(self, method):
+        """The method of a tensor, noted when it is called."""
+
+        def call(*arguments, **options):
+            self.note()
+            return method(*arguments, **options)
+
+        return call
 
 
-class Reads(TorchDispatchMode):
+class Dispatch(TorchDispatchMode):
+    """Notes the operations whose result Python needs."""
+
+    def __init__(self, reads):
+        super().__init__()
+        self.reads = reads
+
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         if function.overloadpacket.__name__ in READS:
-            note()
+            self.reads.note()
         return function(*arguments, **(options or {}))
 
 
-def noted(method):
-    def call(*arguments, **options):
-        note()
-        return method(*arguments, **options)
-
-    return call
-
-
 def main():
-    out, sys.argv = sys.argv[1], sys.argv[2:]
-    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
-    recipe = load(sys.argv[0])
-    for name in ("tolist", "numpy", "cpu"):
-        setattr(torch.Tensor, name, noted(getattr(torch.Tensor, name)))
-    with Reads():
+    """Be what `python RECIPE ...` would be, and write down what was read."""
+    out, path, *arguments = sys.argv[1:]
+    sys.argv = [path, *arguments]
+    sys.path[0] = str(Path(path).resolve().parent)
+    recipe = load(path)
+    reads = Reads(recipe)
+    for name in METHODS:
+        setattr(torch.Tensor, name, reads.noted(getattr(torch.Tensor, name)))
+    with Dispatch(reads):
         recipe.main()
-    Path(out).write_text(json.dumps(found))
+    Path(out).write_text(json.dumps(reads.found))
 
 
 if __name__ == "__main__":
