@@ -24,7 +24,7 @@ the whole run, so that a resumed one meets it once), or at each call with `row` 
     crash at byte, with `byte`       SIGKILL in the middle of a write, when a file would grow beyond
                                      this size
     refuse at byte, with `byte`      such a write fails, as on a full disk
-    fill disk, with `file`, `free`   a file takes what is free on its disk except for so many bytes
+    fill disk, with `file`, `free`   a file takes all but this many bytes of its disk
     record rows, with `file`         append step and rows of each training batch to file.RANK
 
 With `after`, what is done to files begins after the call instead of before it.

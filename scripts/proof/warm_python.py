@@ -27,7 +27,7 @@ LIMITS = [name for name in dir(resource) if name.startswith("RLIMIT_")]
 
 
 class Signals:
-    """Signals to this process, which go on to the one at the server as soon as there is one."""
+    """Signals to this process, passed on to the one at the server as soon as there is one."""
 
     def __init__(self) -> None:
         self.process = None
