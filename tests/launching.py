@@ -1,4 +1,4 @@
-"""Start the shipped recipe under the shipped YAML files as a user would, in subprocesses, and read what it wrote."""
+"""Start the shipped recipe under the shipped YAML files as a user would, and read what it wrote."""
 
 import contextlib
 import json
@@ -11,17 +11,20 @@ from proof.launch import data_of  # noqa: F401  for tests
 REPO = Path(__file__).resolve().parents[1]
 CONFIGS = REPO / "accelerate_configs"
 RECIPE = str(REPO / "recipes" / "llama.py")
-INTERPRETER = (
-    sys.executable
-)  # which starts cold; tests/launch/conftest.py puts another program in its place
+# It starts cold; tests/launch/conftest.py puts another program in the place of sys.executable
+INTERPRETER = sys.executable
 TIMEOUT = 400  # seconds; a cold launch takes 10-30 on two idle cores
 
 
 @contextlib.contextmanager
 def starting_cold():
-    """Within this context Python starts cold, as it must where a test looks for a process in /proc, which shows the
-    server of a warm start in its place."""
-    program, sys.executable = sys.executable, INTERPRETER
+    """Within this context Python starts cold.
+
+    So it must where a test looks for a process in /proc, which shows the server of a warm start in
+    the place of the process.
+    """
+    program = sys.executable
+    sys.executable = INTERPRETER
     try:
         yield
     finally:
@@ -30,13 +33,14 @@ def starting_cold():
 
 def run(*command, **options):
     """Run a command; the result has returncode and output (stdout and stderr together)."""
-    options = {
+    words = [str(word) for word in command]
+    defaults = {
         "timeout": TIMEOUT,
         "cwd": REPO,
         "stdout": subprocess.PIPE,
         "stderr": subprocess.STDOUT,
-    } | options
-    done = subprocess.run([str(word) for word in command], text=True, **options)
+    }
+    done = subprocess.run(words, text=True, **defaults | options)
     done.output = done.stdout
     return done
 
@@ -57,17 +61,19 @@ def rehearse(
     """Rehearse a script under accelerate_configs/`config`.yaml on CPU ranks."""
     command = [sys.executable, REPO / "scripts" / "rehearse.py", "--device", "cpu"]
     command += ["--config_file", CONFIGS / f"{config}.yaml"]
-    command += ["--num_processes", num_processes] if num_processes else []
-    command += ["--report", report] if report else []
-    command += ["--mixed_precision", mixed_precision] if mixed_precision else []
+    if num_processes:
+        command += ["--num_processes", num_processes]
+    if report:
+        command += ["--report", report]
+    if mixed_precision:
+        command += ["--mixed_precision", mixed_precision]
     return run(*command, script, *arguments)
 
 
 def read_metrics(output_dir):
     """Lines of metrics.jsonl: (training steps, evaluations)."""
-    lines = [
-        json.loads(line) for line in (Path(output_dir) / "metrics.jsonl").read_text().splitlines()
-    ]
-    return [line for line in lines if "loss" in line], [
-        line for line in lines if "eval_loss" in line
-    ]
+    text = (Path(output_dir) / "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    steps = [line for line in lines if "loss" in line]
+    evaluations = [line for line in lines if "eval_loss" in line]
+    return steps, evaluations

@@ -8,10 +8,12 @@ from safetensors.torch import load_file
 
 from proof.jobs import Run
 
+Differences = dict[str, float | None]  # by the keys of BOUNDS; None: not reported
+
 # Softmax does not see a bias of the keys, so its gradient is rounding, of which AdamW makes steps
 NO_GRADIENT = ("key.bias", "k_proj.bias")
-BOUNDS = {"loss": 1e-6, "grad_norm": 1e-6, "learning_rate": 0.0, "weights": 1e-5}
-BF16_BOUNDS = {"loss": 5e-3, "grad_norm": 2e-2, "learning_rate": 0.0, "weights": 1e-2}
+BOUNDS: Differences = {"loss": 1e-6, "grad_norm": 1e-6, "learning_rate": 0.0, "weights": 1e-5}
+BF16_BOUNDS: Differences = {"loss": 5e-3, "grad_norm": 2e-2, "learning_rate": 0.0, "weights": 1e-2}
 SHARDED_GRAD_NORM = 2e-5
 NAMES = {
     "loss": "loss",
@@ -29,8 +31,6 @@ WHY_SHARDED_NORM = (
     "torch's fp32 sum of squares over a whole matrix of this size is low by up to 2e-5 on CPU; "
     "FSDP sums shorter parts, DeepSpeed in fp64"
 )
-
-Differences = dict[str, float | None]  # by the keys of BOUNDS; None: not reported
 
 
 def read_steps(folder: Path | str) -> list[dict]:

@@ -106,9 +106,14 @@ def sync_fsdp1_states() -> None:
         syncs = asked.get(SYNCS_STATES, "false").lower() == "true"
         self.cpu_ram_efficient_loading = loads_once
         self.sync_module_states = loads_once or syncs
-        self.param_init_fn = lambda module: module.to_empty(device="cpu", recurse=False)
+        self.param_init_fn = put_on_cpu
 
     FullyShardedDataParallelPlugin.__post_init__ = post_init
+
+
+def put_on_cpu(module: torch.nn.Module) -> None:
+    """Give a module that has no storage yet some on the CPU."""
+    module.to_empty(device="cpu", recurse=False)
 
 
 def hide(*names: str) -> dict[str, str]:
@@ -157,7 +162,7 @@ def do_not_compile() -> None:
     every later run.
     """
     # By its name: the package itself has torch under the name deepspeed.comm.torch
-    backend = importlib.import_module("deepspeed.comm.torch")
+    backend: Any = importlib.import_module("deepspeed.comm.torch")
     upstream(backend, "build_shm_op")
     backend.build_shm_op = lambda: None
     original = upstream(DeepSpeedPlugin, "__post_init__")

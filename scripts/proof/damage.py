@@ -86,7 +86,7 @@ def is_found(checkpoint: Path, name: str) -> bool:
 
 
 def share_of_hashing(folder: Path, numbers: int) -> float:
-    """Save so many fp32 numbers; return the part of the time that hashing takes."""
+    """Save this many fp32 numbers; return the part of the time that hashing takes."""
     state = {"weight": torch.rand(numbers)}
     save_start = time.perf_counter()
     publish(folder, state, {"step": 1}, 2)
@@ -261,7 +261,7 @@ def older_one_is_taken(folder: Path) -> Tried:
 
 
 def stray_files(folder: Path) -> Tried:
-    """What is named like a checkpoint, or lies beside it, is not taken for one and stays."""
+    """What is named like a checkpoint, or is beside it, is not taken for one and stays."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     put_strays(folder)

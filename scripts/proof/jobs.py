@@ -148,7 +148,7 @@ def run_on_ranks(
     recipe: str = "llama",
     precision: str = "no",
 ) -> Run:
-    """A run on so many ranks, with the global batch cut among them."""
+    """A run on this many ranks, with the global batch cut among them."""
     batch, accumulation = CUT[ranks]
     return Run(group, config, ranks, batch, accumulation, weights, flags, recipe, precision)
 

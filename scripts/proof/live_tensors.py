@@ -105,7 +105,7 @@ def address_of(tensor: torch.Tensor) -> int:
 class FirstStep:
     """Writes to a file what is held around the first step that the optimizer takes."""
 
-    def __init__(self, path: Path, model: Module, tensors: Shapes) -> None:
+    def __init__(self, path: Path, model: Any, tensors: Shapes) -> None:
         self.path = path
         self.model = model
         self.tensors = tensors

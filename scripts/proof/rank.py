@@ -59,10 +59,10 @@ def record_hard_exits(rank: Rank) -> None:
     original = os._exit
     process = os.getpid()
 
-    def record_and_exit(code: int) -> NoReturn:
+    def record_and_exit(status: int) -> NoReturn:
         if os.getpid() == process:
-            code = rank.agree(code)
-        original(code)
+            status = rank.agree(status)
+        original(status)
 
     os._exit = record_and_exit
 

@@ -33,14 +33,14 @@ class WholeTensor:
 
 @dataclass(frozen=True)
 class Promise:
-    """Elements of one class that a rank holds: the number that is told, and what padding allows."""
+    """Elements of one class that a rank holds: a nominal number, and what padding allows."""
 
     least: int
     nominal: int
     most: int
 
     def times(self, count: int) -> "Promise":
-        """The promise for so many tensors in place of each."""
+        """The promise if each tensor is there `count` times."""
         return Promise(self.least * count, self.nominal * count, self.most * count)
 
 
@@ -79,7 +79,7 @@ def promised(
 
     Args:
         by_rows: whether it is FSDP2.
-        whole_below: ZeRO-3 also keeps tensors of up to so many elements whole
+        whole_below: ZeRO-3 also keeps tensors of up to this many elements whole
             (stage3_param_persistence_threshold).
     """
     total = sum(tensor.elements for tensor in tensors)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 # (elements, rows, whether it is trained) of each tensor of a model, which its strategy may split
 Shapes = list[tuple[int, int, bool]]
 PreparedAction = Callable[[Module, Optimizer, Shapes], None]
-StepAction = Callable[[Any, Optimizer], None]
+StepAction = Callable[[Any, Any], None]
 
 
 @dataclass
@@ -39,9 +39,12 @@ class Prepared:
             if isinstance(prepared, Optimizer) and self.optimizer is None:
                 self.optimizer = prepared
 
-    def is_ready(self) -> bool:
-        """Whether both are there, and nobody was told of it."""
-        return self.model is not None and self.optimizer is not None and not self.is_told
+    def tell(self, action: PreparedAction) -> None:
+        """Call action(model, optimizer, shapes) as soon as both are there, and only once."""
+        if self.model is None or self.optimizer is None or self.is_told:
+            return
+        self.is_told = True
+        action(self.model, self.optimizer, self.tensors)
 
 
 def is_trained(model: Module) -> bool:
@@ -72,20 +75,20 @@ def when_prepared(action: PreparedAction) -> None:
         seen.note_arguments(args)
         result = original(self, *args, **kwargs)
         seen.note_result(result)
-        if seen.is_ready():
-            seen.is_told = True
-            action(seen.model, seen.optimizer, seen.tensors)
+        seen.tell(action)
         return result
 
     Accelerator.prepare = prepare_and_tell
 
 
-def around_steps(
-    model: Module, optimizer: Optimizer, before: StepAction, after: StepAction
-) -> None:
+def around_steps(model: Any, optimizer: Any, before: StepAction, after: StepAction) -> None:
     """Have before(zero, base) and after(zero, base) called around each optimizer step.
 
     `zero` is DeepSpeed's optimizer or None, `base` is torch's.
+
+    Args:
+        model: as `Accelerator.prepare` returns it: a module, or DeepSpeed's engine.
+        optimizer: as it returns it, wrapped.
     """
     zero = model.optimizer if hasattr(model, "zero_optimization_stage") else None
     base = zero or optimizer

@@ -89,7 +89,7 @@ def library_imports(path: Path, own: set[str]) -> Iterator[str]:
         own: names of modules and packages that are no libraries.
     """
     for statement in ast.parse(path.read_text()).body:
-        if isinstance(statement, ast.ImportFrom):
+        if isinstance(statement, ast.ImportFrom) and statement.module:
             names = [statement.module]
         elif isinstance(statement, ast.Import):
             names = [alias.name for alias in statement.names]

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 from proof.exit_codes import FAILED, exit_code_of
 
@@ -31,10 +31,10 @@ class Request:
     folder: str
     umask: int
     namespaces: list[str]
-    limits: dict[str, list[int]]
+    limits: dict[str, tuple[int, int]]
 
 
-def become(request: Request, streams: Sequence[int], program: str) -> NoReturn:
+def become(request: Request, streams: Sequence[int], program: str) -> None:
     """Be what `python *arguments` would have been, and end.
 
     Args:
@@ -61,11 +61,11 @@ def become(request: Request, streams: Sequence[int], program: str) -> NoReturn:
     end(run(arguments))
 
 
-def set_limits(limits: dict[str, list[int]]) -> None:
+def set_limits(limits: dict[str, tuple[int, int]]) -> None:
     """Set the limits of the caller, as far as this is allowed: only root may raise one."""
-    for name, limit in limits.items():
+    for name, (soft, hard) in limits.items():
         with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(getattr(resource, name), tuple(limit))
+            resource.setrlimit(getattr(resource, name), (soft, hard))
 
 
 def forget_shared_state(program: str) -> None:
@@ -79,7 +79,8 @@ def forget_shared_state(program: str) -> None:
 
 def reopen_streams(unbuffered: bool) -> None:
     """Buffer standard output and error as the interpreter does."""
-    for stream in (sys.stdout, sys.stderr):
+    streams: list[Any] = [sys.stdout, sys.stderr]
+    for stream in streams:
         by_line = stream.isatty() or stream is sys.stderr
         stream.reconfigure(write_through=unbuffered, line_buffering=by_line)
 
@@ -100,8 +101,8 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         traceback.print_exc()
         return -signal.SIGINT
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
         return FAILED
     return 0
 
@@ -122,7 +123,7 @@ def run_script(words: list[str]) -> None:
     runpy.run_path(words[0], run_name="__main__")
 
 
-def end(code: int) -> NoReturn:
+def end(code: int) -> None:
     """End as the interpreter does: threads joined, exit functions called, streams flushed.
 
     Modules are not taken apart one by one, which takes time and shows nowhere.

@@ -27,11 +27,11 @@ LIMITS = [name for name in dir(resource) if name.startswith("RLIMIT_")]
 
 
 class Signals:
-    """Signals to this process, which go on to the one at the server as soon as there is one."""
+    """Signals to this process, passed on to the one at the server as soon as there is one."""
 
     def __init__(self) -> None:
-        self.process = None
-        self.waiting = []
+        self.process: int | None = None
+        self.waiting: list[int] = []
         for number in PASSED_ON:
             signal.signal(number, self.handle)
 
@@ -40,20 +40,21 @@ class Signals:
         if self.process is None:
             self.waiting.append(number)
         else:
-            self.send(number)
+            send_signal(self.process, number)
 
     def pass_on_to(self, process: int) -> None:
         """Pass on what has come, and what comes, to a process."""
         self.process = process
         for number in self.waiting:
-            self.send(number)
+            send_signal(process, number)
 
-    def send(self, number: int) -> None:
-        """Send a signal to the process."""
-        try:
-            os.kill(self.process, number)
-        except ProcessLookupError:
-            pass  # it has ended, and its status is on the way
+
+def send_signal(process: int, number: int) -> None:
+    """Send a signal to a process. If it has ended, its status is on the way."""
+    try:
+        os.kill(process, number)
+    except ProcessLookupError:
+        pass
 
 
 def start_cold(arguments: list[str], reason: str | None = None) -> NoReturn:

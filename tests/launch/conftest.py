@@ -1,7 +1,8 @@
-"""Launches of these tests start warm: processes that have imported the libraries before (scripts/warm.py).
+"""Launches of these tests start warm: from processes that have imported the libraries before.
 
-A test that is marked as cold, with the reason, starts them as a user does, and COLD=1 does so for all. What fails warm
-is run again cold; a test that only fails warm is an error of its own, which the report says.
+A test that is marked as cold, with the reason, starts them as a user does, and COLD=1 does so for
+all (scripts/warm.py). What fails warm is run again cold; a test that only fails warm is an error of
+its own, which the report says.
 """
 
 import os
@@ -16,7 +17,9 @@ from _pytest.runner import runtestprotocol
 from launching import INTERPRETER
 from proof import warm_start
 
-WARM = "WARM_PYTHON"  # the program that starts Python warm: from the process that was started by hand to its workers
+# The variable with the program that starts Python warm: from the process that was started by hand
+# to its workers
+WARM = "WARM_PYTHON"
 
 
 def pytest_configure(config):
@@ -68,7 +71,10 @@ def pytest_runtest_protocol(item, nextitem):
 
 
 def run_cold(item, nextitem, reports):
-    """Run a test again that failed warm. Returns the reports that count: what fails warm alone is an error too."""
+    """Run a test again that failed warm, and return the reports that count.
+
+    What fails only warm is an error too.
+    """
     item._initrequest()
     again = runtestprotocol(item, nextitem=nextitem, log=False)
     if any(report.failed for report in again):

@@ -12,7 +12,8 @@ import pytest
 
 from launching import starting_cold
 from proof.faults import Fault
-from proof.trials import dead_ranks, nonfinite, signals, writes
+from proof.trials import nonfinite, signals, writes
+from proof.trials.dead_ranks import Place, kill_a_rank, stop_a_rank
 from proof.trials.lab import Lab
 from proof.trials.outcome import (
     difference_in_loss,
@@ -97,9 +98,9 @@ def test_a_stopped_rank_ends_all_with_their_stacks(lab, tmp_path):
     job = make_job("fsdp1_full_shard")
     whole = lab.uninterrupted(job, flags=SAVES)
     folder = lost_after(7, whole, tmp_path / "run")
-    fault = Fault("SIGSTOP", "summed_loss", rank=1, step=9)
+    place = Place("summed_loss", step=9)
     with starting_cold():
-        check(dead_ranks.stop_a_rank(lab, folder, job, fault))
+        check(stop_a_rank(lab, folder, job, 1, place))
     check(resume_and_compare(lab, folder, job, whole=whole))
 
 
@@ -110,9 +111,9 @@ def test_a_nan_changes_nothing_and_a_killed_rank_ends_all(lab, tmp_path):
     assert hash_of_state(whole, 9) == hash_of_state(whole, 8) != hash_of_state(whole, 10)
     assert nonfinite_weights(whole) == [] and len(verified(whole)) == STEPS
     folder = lost_after(10, whole, tmp_path / "run")
-    kill = Fault("SIGKILL", "summed_loss", rank=1, step=12)
+    place = Place("summed_loss", step=12)
     with starting_cold():
-        check(dead_ranks.kill_a_rank(lab, folder, job, kill, NAN))
+        check(kill_a_rank(lab, folder, job, 1, place, NAN))
     check(resume_and_compare(lab, folder, job, flags=NAN, whole=whole))
 
 

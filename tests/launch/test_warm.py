@@ -1,4 +1,7 @@
-"""A warm start is what a cold one would have been: bit for bit in each engine, and in what a process starts with."""
+"""A warm start is what a cold one would have been.
+
+The same bits under each engine, and the same arguments, streams, limits and ends of a process.
+"""
 
 import json
 import os
@@ -7,11 +10,12 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from launching import INTERPRETER, REPO, run
-from proof.jobs import CUT, Run, ranks_of
+from proof.jobs import ranks_of, run_on_ranks
 from proof.launch import data_of, launch
 from proof.trials.outcome import unequal
 
@@ -30,7 +34,7 @@ CANARIES = [
 @pytest.mark.parametrize(("config", "weights"), CANARIES, ids=[" ".join(pair) for pair in CANARIES])
 def test_a_launch_gives_the_same_bits(config, weights, tiny, tmp_path, monkeypatch):
     ranks = ranks_of(config, 2)
-    planned = Run("strategies", config, ranks, *CUT[ranks], weights, flags=("--max_steps", "8"))
+    planned = run_on_ranks("strategies", config, ranks, weights, flags=("--max_steps", "8"))
     for folder, program in (("warm", sys.executable), ("cold", INTERPRETER)):
         monkeypatch.setattr(sys, "executable", program)
         code, output = launch(planned, tiny, tmp_path / folder)
@@ -69,24 +73,29 @@ def program(tmp_path):
 
 def test_arguments_streams_folder_environment_and_mask_are_those_of_the_caller(program, tmp_path):
     path = program(
-        "import os, sys\nmask = os.umask(0)\nprint(sys.argv[1:], os.getcwd(), os.environ['WARM_X'], mask)\n"
-        "print(sys.stdin.read(), file=sys.stderr)\nprint(__name__, sys.path[0], 'torch' in sys.modules)\n"
+        "import os, sys\n"
+        "mask = os.umask(0)\n"
+        "print(sys.argv[1:], os.getcwd(), os.environ['WARM_X'], mask)\n"
+        "print(sys.stdin.read(), file=sys.stderr)\n"
+        "print(__name__, sys.path[0], 'torch' in sys.modules)\n"
     )
-    process = start(path, "a b", "--c", cwd=tmp_path, env=os.environ | {"WARM_X": "7"}, umask=0o27)
+    environment = os.environ | {"WARM_X": "7"}
+    process = start(path, "a b", "--c", cwd=tmp_path, env=environment, umask=0o27)
     out, told = process.communicate("typed")
-    assert (
-        out.splitlines() == [f"['a b', '--c'] {tmp_path} 7 23", f"__main__ {tmp_path} True"]
-        and told == "typed\n"
-    )
+    first, second = out.splitlines()
+    assert first == f"['a b', '--c'] {tmp_path} 7 23"
+    assert second == f"__main__ {tmp_path} True"
+    assert told == "typed\n"
 
 
 def test_no_file_of_this_project_is_there_before_it_is_imported(program):
     text = (
         "import sys\n"
-        "own = ('/recipes/', '/scripts/')\n"
+        f"own = ('{REPO}/recipes', '{REPO}/scripts')\n"
+        "del sys.modules['__mp_main__']\n"  # what multiprocessing made of the server's own file
         "files = [str(vars(module).get('__file__')) for module in sys.modules.values()]\n"
-        "print([file for file in files if any(folder in file for folder in own)])\n"
-        "print([folder for folder in sys.path if folder.endswith(('recipes', 'scripts'))])\n"
+        "print([file for file in files if file.startswith(own)])\n"
+        "print([folder for folder in sys.path if folder.startswith(own)])\n"
     )
     assert start(program(text)).communicate()[0] == "[]\n[]\n"
 
@@ -110,7 +119,12 @@ def test_it_ends_as_the_interpreter_would(text, code, told, program):
 
 
 def test_a_signal_reaches_the_process(program):
-    text = "import signal, sys\nsignal.signal(15, lambda *_: sys.exit(75))\nprint('ready', flush=True)\nsignal.pause()"
+    text = (
+        "import signal, sys\n"
+        "signal.signal(15, lambda *_: sys.exit(75))\n"
+        "print('ready', flush=True)\n"
+        "signal.pause()\n"
+    )
     process = start(program(text))
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
@@ -164,35 +178,19 @@ def test_what_imports_have_read_otherwise_starts_cold_and_says_why(variables, re
 
 
 def test_a_rehearsal_by_hand_starts_warm(tiny, tmp_path):
-    words = [
-        "--warm",
-        "--device",
-        "cpu",
-        "--config_file",
-        "accelerate_configs/single.yaml",
-        "recipes/llama.py",
-    ]
-    flags = [
-        *data_of(tiny),
-        "--max_steps",
-        2,
-        "--output_dir",
-        tmp_path / "run",
-        "--warm",
-        "x",
-    ]
-    environment = os.environ | {
-        "TMPDIR": str(tmp_path)
-    }  # a server of its own, which would take seconds to start
-    os.symlink(os.path.dirname(os.environ["WARM_PYTHON"]), default_folder(tmp_path))
-    done = run(INTERPRETER, "scripts/rehearse.py", *words, *flags, env=environment)
-    assert (
-        done.returncode == 64 and "--warm" in done.output
-    )  # the second one is the recipe's, which does not know it
-    done = run(INTERPRETER, "scripts/rehearse.py", *words, *flags[:-2], env=environment)
+    command = [INTERPRETER, "scripts/rehearse.py", "--warm", "--device", "cpu"]
+    command += ["--config_file", "accelerate_configs/single.yaml", "recipes/llama.py"]
+    command += [*data_of(tiny), "--max_steps", 2, "--output_dir", tmp_path / "run"]
+    # It would start a server of its own, which takes seconds, and finds that of the tests
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    server = Path(os.environ["WARM_PYTHON"]).parent
+    os.symlink(server, default_folder(tmp_path))
+    done = run(*command, "--warm", "x", env=environment)
+    # The second --warm is the recipe's, which does not know it
+    assert done.returncode == 64 and "--warm" in done.output
+    done = run(*command, env=environment)
     assert done.returncode == 0 and "warm: " not in done.output, done.output[-3000:]
-    log = open(os.path.join(os.path.dirname(os.environ["WARM_PYTHON"]), "log")).read()
-    assert log.count("warm\n") >= 3
+    assert (server / "log").read_text().count("warm\n") >= 3
 
 
 def default_folder(tmp_path):

@@ -3,6 +3,7 @@
 import itertools
 import os
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,31 +17,37 @@ from proof.trials.trial import Group, Result, Trial, make_job
 CONFIGS = ("ddp", "fsdp2_full_shard", "deepspeed_zero2")
 DDP_TIMEOUT = 10  # seconds after which a rank that hangs is noticed
 MOST_SECONDS = 5  # after the loss of a rank, or after that time limit
-TRAINING = {"at": "summed_loss", "step": 7}
 
 
-def kill_a_rank(lab: Lab, folder: Path, job: Run, fault: Fault, flags: tuple = ()) -> Result:
-    """kill -9 of one rank: the others end at once, and say which one is gone.
+@dataclass(frozen=True)
+class Place:
+    """Where in a run a rank is lost: in a function, in its call or in a step."""
 
-    Args:
-        fault: the SIGKILL.
-    """
+    at: str
+    step: int | None = None
+    call: int = 1
+
+
+TRAINING = Place("summed_loss", step=7)
+
+
+def kill_a_rank(
+    lab: Lab, folder: Path, job: Run, rank: int, place: Place, flags: tuple = ()
+) -> Result:
+    """kill -9 of one rank: the others end at once, and say which one is gone."""
+    fault = Fault("SIGKILL", place.at, rank=rank, step=place.step, call=place.call)
     launch = lab.start(job, folder, [fault], flags)
-    processes = wait_for_loss(launch, job.ranks, fault.rank)
+    processes = wait_for_loss(launch, job.ranks, rank)
     seconds = seconds_until_gone(processes)
-    why = f"rank {fault.rank} (process {processes[fault.rank]}) is gone"
+    why = f"rank {rank} (process {processes[rank]}) is gone"
     return ended_with_reason(launch, why, seconds)
 
 
-def stop_a_rank(lab: Lab, folder: Path, job: Run, fault: Fault, flags: tuple = ()) -> Result:
-    """SIGSTOP of one rank: after --ddp_timeout all end, and each shows where it was.
-
-    Args:
-        fault: the SIGSTOP.
-    """
-    flags = (*flags, "--ddp_timeout", str(DDP_TIMEOUT))
-    launch = lab.start(job, folder, [fault], flags)
-    processes = wait_for_loss(launch, job.ranks, fault.rank)
+def stop_a_rank(lab: Lab, folder: Path, job: Run, rank: int, place: Place) -> Result:
+    """SIGSTOP of one rank: after --ddp_timeout all end, and each shows where it was."""
+    fault = Fault("SIGSTOP", place.at, rank=rank, step=place.step, call=place.call)
+    launch = lab.start(job, folder, [fault], ("--ddp_timeout", str(DDP_TIMEOUT)))
+    processes = wait_for_loss(launch, job.ranks, rank)
     seconds = seconds_until_gone(processes) - DDP_TIMEOUT
     why = f"no sign of life for {DDP_TIMEOUT} s"
     return ended_with_reason(launch, why, seconds, stacks=job.ranks)
@@ -90,40 +97,34 @@ def ended_with_reason(launch: Launch, why: str, seconds: float, stacks: int = 0)
     return Result(ok, seconds, note)
 
 
-def saving_place(rank: int) -> dict:
-    """Where a rank is while the first one saves: the others wait for the end of the save."""
-    if rank == 0:
-        return {"at": "publish", "call": 1}
-    return {"at": "broadcast_object_list", "call": 2}
+def places_of(rank: int) -> dict[str, Place]:
+    """Where a rank may be lost. While the first one saves, the others wait for its end."""
+    saving = Place("publish") if rank == 0 else Place("broadcast_object_list", call=2)
+    return {"training": TRAINING, "evaluation": Place("evaluate"), "saving": saving}
 
 
 def trials() -> list[Trial]:
     """Every rank of two and of three, in training, evaluation and saving."""
     found = []
     for config, ranks in itertools.product(CONFIGS, (2, 3)):
+        job = make_job(config, ranks)
         for rank in range(ranks):
-            found += kills_of(config, ranks, rank)
+            found += kills_of(job, rank)
         for rank in (0, ranks - 1):
-            fault = Fault("SIGSTOP", rank=rank, **TRAINING)
-            attempt = partial(stop_a_rank, job=make_job(config, ranks), fault=fault)
+            attempt = partial(stop_a_rank, job=job, rank=rank, place=TRAINING)
             detail = f"{config}, rank {rank} of {ranks}"
             found.append(Trial("a stopped rank, after --ddp_timeout", detail, attempt))
     return found
 
 
-def kills_of(config: str, ranks: int, rank: int) -> list[Trial]:
+def kills_of(job: Run, rank: int) -> list[Trial]:
     """One rank, killed in each place."""
-    places = {"training": TRAINING, "evaluation": {"at": "evaluate"}, "saving": saving_place(rank)}
     found = []
-    for place, at in places.items():
-        attempt = partial(
-            kill_a_rank,
-            job=make_job(config, ranks),
-            fault=Fault("SIGKILL", rank=rank, **at),
-            flags=("--save_steps", "4"),
-        )
-        detail = f"{config}, rank {rank} of {ranks}"
-        found.append(Trial(f"kill -9 of a rank in {place}", detail, attempt))
+    detail = f"{job.config}, rank {rank} of {job.ranks}"
+    flags = ("--save_steps", "4")
+    for name, place in places_of(rank).items():
+        attempt = partial(kill_a_rank, job=job, rank=rank, place=place, flags=flags)
+        found.append(Trial(f"kill -9 of a rank in {name}", detail, attempt))
     return found
 
 

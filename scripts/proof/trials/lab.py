@@ -57,12 +57,10 @@ class Launch:
             errors="replace",
         )
         self.lines = []
-        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader = threading.Thread(
+            target=self.lines.extend, args=(self.process.stdout,), daemon=True
+        )
         self.reader.start()
-
-    def read(self) -> None:
-        """Collect the output."""
-        self.lines.extend(self.process.stdout)
 
     def is_running(self) -> bool:
         """Whether the launched process has not ended."""

@@ -56,7 +56,7 @@ def row_of_step(step: int) -> int:
 def nothing_changes(lab: Lab, folder: Path, job: Run, do: str, policy: str) -> Result:
     """A batch of one rank gives nan, inf or an infinite gradient in one step.
 
-    Its rows are named, weights and optimizer state stay as they are, and the run goes on or ends,
+    Its rows are named, weights and optimizer state stay as they are, and the run continues or ends,
     as its policy says.
 
     Args:

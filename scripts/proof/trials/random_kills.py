@@ -20,7 +20,7 @@ def kill_at_random(
 ) -> Result:
     """kill -9 of everything at moments spread evenly over the time of a run, then it is resumed.
 
-    A run that comes to its end first has to be equal, and begins anew.
+    A run that comes to its end first has to be equal, and another one is started.
     """
     flags = ("--save_steps", save_steps)
     whole = lab.uninterrupted(job)
@@ -51,7 +51,7 @@ def kill_at_random(
 
 
 def trials(kills: int = KILLS) -> list[Trial]:
-    """Three quarters of so many kills in one process, the others on two ranks."""
+    """Three quarters of the kills in one process, the others on two ranks."""
     kills_of = {"single": kills * 3 // 4, "ddp": kills // 4}
     found = []
     for config, number in kills_of.items():

@@ -1,4 +1,4 @@
-"""A signal at any moment, to any process of a run: it stops, saves, says how to go on, and does."""
+"""A signal at any moment, to any process of a run: it stops, saves, and is resumed exactly."""
 
 import os
 import signal
@@ -51,7 +51,7 @@ def stop_by_signal(
     place: str,
     whole: Path | None = None,
 ) -> Result:
-    """A signal to one rank, or to all: stopped, saved, told how to go on, and resumed exactly.
+    """A signal to one rank, or to all: stopped, saved, its last line says how to resume, and it is.
 
     Args:
         place: a key of PLACES.
