@@ -126,7 +126,10 @@ class RoutedCollator(TokenCollator):
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
         batch = super().__call__(source, lines)
         # On a rank without rows the model sees one token, which counts for nothing
-        lengths = torch.tensor(batch["lengths"] if lines else [], dtype=torch.long)
+        if not lines:
+            batch["lengths"] = []
+            batch["row"] = []
+        lengths = torch.tensor(batch["lengths"], dtype=torch.long)
         rows = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         places = torch.arange(len(rows))
         if not self.one_line:

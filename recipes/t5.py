@@ -128,7 +128,7 @@ from components.chat import (
     load_text_tokenizer,
     without_lone_surrogates,
 )
-from components.columns import list_columns, shorten
+from components.columns import MAX_SHOWN, list_columns
 from components.exits import Exit
 from components.export import save_model
 from components.generation import generate
@@ -183,7 +183,7 @@ def source_and_target(
         )
     for what, column in zip(("source", "target"), chosen, strict=True):
         if not isinstance(row[column], str) or not row[column].strip():
-            raise ValueError(f"has no {what} text in {column}: {shorten(row[column])}")
+            raise ValueError(f"has no {what} text in {column}: {str(row[column])[:MAX_SHOWN]}")
     return [without_lone_surrogates(row[column]) for column in chosen]
 
 
@@ -372,17 +372,22 @@ def keep_predictions(
 
     Args:
         written: number in the file and text of every evaluation row, in order.
+
+    Raises:
+        ValueError: if these are not as many as the rows.
     """
     texts = [text.strip() for _, text in written]
     targets = [target.strip() for target in rows.dataset["target"][:].tolist()]
+    numbers = [number for number, _ in written]
+    sources = rows.dataset["input_ids"][:]
     lines = []
-    for place, tokens in enumerate(rows.dataset["input_ids"][:]):
+    for number, tokens, text, target in zip(numbers, sources, texts, targets, strict=True):
         lines.append(
             {
-                "row": written[place][0],
+                "row": number,
                 "source": tokenizer.decode(tokens, skip_special_tokens=True),  # as it is read
-                "prediction": texts[place],
-                "target": targets[place],
+                "prediction": text,
+                "target": target,
             }
         )
     with open(Path(output_dir, "predictions.jsonl"), "w", encoding="utf-8") as file:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from components.arguments import LabelArguments
-from components.columns import shorten
+from components.columns import MAX_SHOWN
 from components.exits import Exit
 from components.rows import Rows
 from components.status import fail
@@ -53,7 +53,7 @@ def read_label(value: Any, names: Sequence[str] | None, column: str) -> dict[str
     label = class_of(value, names)
     text = label_as_text(label)
     if not isinstance(label, str | int | float) or text in NO_LABELS:
-        raise ValueError(f"has no label in {column}: {shorten(value)}")
+        raise ValueError(f"has no label in {column}: {str(value)[:MAX_SHOWN]}")
     return {"label_text": text, "number": label_as_number(value)}
 
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaCo
 import llama
 from components.batches import best_fit, global_batches
 from components.cli import may_change, parse_arguments
-from components.head_loss import LossInHead
+from components.head_loss import LossInHead, logits_mib
 from components.packing import TokenCollator, takes_one_line
 
 SHAPE = {
@@ -180,11 +180,11 @@ def test_the_loss_of_rows_in_one_line_is_that_of_padded_ones(layout, rows):
     assert norms[1] == pytest.approx(norms[0], rel=1e-5)
 
 
-def test_pieces_of_the_loss_are_planned_for_the_whole_memory_of_a_gpu():
-    assert memory_cards.pieces_on(80 * 2**30) == 1280
+def test_how_many_logits_are_held_at_a_time_may_change_in_a_run_that_resumes():
     assert "max_logits_mib" in may_change(llama.Arguments)
+    device = torch.device("cuda:0")
     args = parse_arguments(llama.Arguments, words=["--max_logits_mib", "7"])
-    assert args.max_logits_mib == 7
+    assert logits_mib(args.max_logits_mib, device) == 7
 
 
 def test_padding_free_batches_have_fewer_and_no_longer_lines(rows):

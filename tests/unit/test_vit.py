@@ -12,8 +12,12 @@ from PIL import Image as Pillow
 from torch.utils.data import DataLoader
 from transformers import ViTImageProcessorPil
 
-import rows
 import vit
+from components import upstream
+from components.cli import parse_arguments
+from components.images import check_image
+from components.rows import describe_rows
+from components.watch import leave_process_group
 
 SIZE = (8, 8)
 PROCESSOR = ViTImageProcessorPil(size={"height": 8, "width": 8}, resample=0)
@@ -47,28 +51,19 @@ def batch_of(contents, numbers, labels=None, **options):
     }
     source = Dataset.from_dict(found).cast_column("weights", Value("float32")).with_format("numpy")
     options = {"processor": PROCESSOR, "size": SIZE} | options
-    return vit.collate_images(numbers, images, source, **options)
+    return vit.ImageCollator(images, **options)(source, [[number] for number in numbers])
 
 
-def arguments(name, **changes):
-    return Namespace(
-        **{
-            "dataset_name": str(name),
-            "dataset_config": None,
-            "dataset_train_split": "train",
-            "dataset_test_split": "test",
-            "eval_dataset_name": None,
-            "eval_strategy": "epoch",
-            "image_column_name": "image",
-            "label_column_name": None,
-            "problem_type": None,
-            "class_weights": "none",
-            "skip_bad_rows": False,
-            "dataset_num_proc": None,
-            "augmentation": "none",
-        }
-        | changes
-    )
+def arguments(name, *flags):
+    words = ["--dataset_name", str(name), "--augmentation", "none", *flags]
+    return parse_arguments(vit.Arguments, words=words)
+
+
+def notes_of(found):
+    """What the start summary says of the images that were found, and of their classes."""
+    train_images, eval_images, classes = found
+    eval_rows = eval_images.rows if eval_images else None
+    return describe_rows(train_images.rows, eval_rows) | {"labels": classes.describe()}
 
 
 def folder_of(path, **classes):
@@ -208,7 +203,7 @@ class TestBadImages:
         path.parent.mkdir()
         path.write_bytes(content)
         with pytest.raises(ValueError, match=says) as raised:
-            rows.check_image({"bytes": None, "path": str(path)}, "cat")
+            check_image({"bytes": None, "path": str(path)}, "cat")
         assert str(path) in str(raised.value)
 
     @pytest.mark.parametrize(
@@ -224,18 +219,18 @@ class TestBadImages:
         ids=["PNG", "JPEG", "padded JPEG", "BMP", "WEBP", "GIF"],
     )
     def test_sound_ones_pass(self, content):
-        assert rows.check_image({"bytes": content, "path": None}, "cat") >= 0
+        assert check_image({"bytes": content, "path": None}, "cat") >= 0
 
     def test_only_what_does_not_end_as_it_should_is_decoded_at_the_start(self, monkeypatch):
         monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda _: pytest.fail("decoded"))
-        rows.check_image({"bytes": self.PNG, "path": None}, "cat")
+        check_image({"bytes": self.PNG, "path": None}, "cat")
         with pytest.raises(pytest.fail.Exception):
-            rows.check_image({"bytes": self.PNG[:-1], "path": None}, "cat")
+            check_image({"bytes": self.PNG[:-1], "path": None}, "cat")
 
     def test_one_that_is_broken_behind_its_head_is_named_when_it_is_decoded(self, capsys):
         broken = bytearray(self.PNG)
         broken[60:] = b"\0" * (len(broken) - 60 - 12) + broken[-12:]
-        rows.check_image(
+        check_image(
             {"bytes": bytes(broken), "path": "1.png"}, "cat"
         )  # the cheap check does not see it
         with pytest.raises(SystemExit, match="65"):
@@ -243,30 +238,37 @@ class TestBadImages:
         assert "1.png: cannot be decoded" in capsys.readouterr().err
 
 
+def hashes_of(folder):
+    return vit.load_data(arguments(folder))[0].rows.dataset["hash"][:].tolist()
+
+
 class TestFolders:
     def test_classes_are_folders_in_the_order_of_the_alphabet(self, tmp_path):
         folder_of(tmp_path / "train", dog=2, cat=3)
         folder_of(tmp_path / "test", cat=1)
         (tmp_path / "train" / "cat" / ".hidden").touch()
-        images, found, eval_images, eval_found, classes, told = vit.load_data(arguments(tmp_path))
-        assert classes == ["cat", "dog"] and found["labels"][:].tolist() == [0, 0, 0, 1, 1]
+        train, held_out, classes = found = vit.load_data(arguments(tmp_path))
+        told = notes_of(found)
+        assert classes.names == ["cat", "dog"]
+        assert train.rows.dataset["labels"][:].tolist() == [0, 0, 0, 1, 1]
         assert told["train rows"] == "5, 0 left out" and told["labels"] == "2 classes: cat 3, dog 2"
-        assert len(eval_images) == 1 and eval_found["labels"][:].tolist() == [0]
-        assert images[4]["image"] == {
+        assert len(held_out.encoded) == 1
+        assert held_out.rows.dataset["labels"][:].tolist() == [0]
+        assert train.encoded[4]["image"] == {
             "bytes": None,
             "path": str(tmp_path / "train" / "dog" / "1.png"),
         }
 
     def test_a_folder_without_splits_is_trained_on_and_not_evaluated_on(self, tmp_path):
         folder_of(tmp_path, cat=1, dog=1)
-        assert vit.load_data(arguments(tmp_path))[3] is None
+        assert vit.load_data(arguments(tmp_path))[1] is None
 
     def test_the_hash_knows_content_place_and_class_but_not_the_folders_name(self, tmp_path):
         folders = [folder_of(tmp_path / name, cat=2, dog=1) for name in "ab"]
-        hashes = [vit.load_data(arguments(folder))[1]["hash"][:].tolist() for folder in folders]
+        hashes = [hashes_of(folder) for folder in folders]
         assert hashes[0] == hashes[1] and len(set(hashes[0])) == 3
         (tmp_path / "a" / "cat" / "0.png").write_bytes(encoded(halves(size=(50, 50))))
-        assert vit.load_data(arguments(tmp_path / "a"))[1]["hash"][:].tolist() != hashes[0]
+        assert hashes_of(tmp_path / "a") != hashes[0]
 
     @pytest.mark.parametrize(
         ("spoil", "says"),
@@ -297,7 +299,7 @@ class TestFolders:
         with pytest.raises(SystemExit, match="65"):
             vit.load_data(arguments(tmp_path))
         assert says in capsys.readouterr().err
-        told = vit.load_data(arguments(tmp_path, skip_bad_rows=True))[-1]
+        told = notes_of(vit.load_data(arguments(tmp_path, "--skip_bad_rows")))
         counts = sorted([told["train rows"], told["eval rows"]])
         assert counts[0] == "4, 0 left out" and counts[1] in (
             "4, 1 left out",
@@ -327,8 +329,9 @@ class TestDataSets:
 
     def test_numbered_classes_keep_their_order_and_names(self, tmp_path):
         file = self.written(tmp_path, [1, 0, 1], ClassLabel(names=["zebra", "ant"]))
-        _, found, _, _, classes, told = vit.load_data(arguments(file, class_weights="balanced"))
-        assert classes == ["zebra", "ant"] and found["labels"][:].tolist() == [1, 0, 1]
+        train, _, classes = vit.load_data(arguments(file, "--class_weights", "balanced"))
+        found = train.rows.dataset
+        assert classes.names == ["zebra", "ant"] and found["labels"][:].tolist() == [1, 0, 1]
         # rows / (classes x rows of the class)
         assert found["weights"][:].tolist() == pytest.approx([3 / 4, 3 / 2, 3 / 4])
 
@@ -343,20 +346,18 @@ class TestDataSets:
         with pytest.raises(SystemExit, match="65"):
             vit.load_data(arguments(file))
         assert "needs image and label or labels: see --image_column_name" in capsys.readouterr().err
-        assert vit.load_data(arguments(file, label_column_name="kind"))[4] == ["a", "b"]
+        classes = vit.load_data(arguments(file, "--label_column_name", "kind"))[2]
+        assert classes.names == ["a", "b"]
 
     def test_images_stay_encoded_until_a_batch_is_made(self, tmp_path):
-        images, found, *_ = vit.load_data(
-            arguments(self.written(tmp_path, ["a", "b"], Value("string")))
-        )
-        assert (
-            images[0]["image"]["bytes"].startswith(b"\x89PNG") and "image" not in found.column_names
-        )
+        train, *_ = vit.load_data(arguments(self.written(tmp_path, ["a", "b"], Value("string"))))
+        assert train.encoded[0]["image"]["bytes"].startswith(b"\x89PNG")
+        assert "image" not in train.rows.dataset.column_names
 
 
 def test_pixels_get_the_type_of_the_weights():
     model = torch.nn.Linear(2, 2).to(torch.bfloat16)
-    _, named = vit.cast_pixels(model, (), {"pixel_values": torch.zeros(1, 3, 8, 8)})
+    _, named = upstream.cast_pixels(model, (), {"pixel_values": torch.zeros(1, 3, 8, 8)})
     assert named["pixel_values"].dtype == torch.bfloat16
 
 
@@ -365,7 +366,7 @@ def test_batches_do_not_depend_on_who_makes_them(tmp_path):
     batches = {}
     for workers in (0, 2):
         make = partial(batch_of, contents, augmentation="crop_flip", seed=1)
-        options = {"num_workers": workers, "worker_init_fn": vit.leave_process_group}
+        options = {"num_workers": workers, "worker_init_fn": leave_process_group}
         loader = DataLoader(range(12), batch_size=4, collate_fn=make, **options)
         batches[workers] = [batch["inputs"]["pixel_values"] for batch in loader]
     assert len(batches[0]) == 3 and not torch.equal(batches[0][0], batches[0][1])
@@ -374,6 +375,7 @@ def test_batches_do_not_depend_on_who_makes_them(tmp_path):
 
 
 MIB = 2**20
+SIZE_OF_1_MIB = (104, 105)  # 8 such images, the default batch, take just less than 1 MiB
 
 
 @pytest.mark.parametrize(
@@ -395,19 +397,19 @@ MIB = 2**20
 def test_workers_are_the_cores_of_a_rank_and_fit_into_shared_memory(
     flags, device, cores, ranks, shared, workers, monkeypatch
 ):
-    monkeypatch.setattr("sys.argv", ["vit.py", *flags])
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     monkeypatch.setattr(vit.os, "sched_getaffinity", lambda _: range(cores))
     monkeypatch.setattr(vit.shutil, "disk_usage", lambda _: Namespace(free=shared))
     accelerator = Namespace(device=torch.device(device), num_processes=ranks)
-    assert vit.choose_num_workers(vit.parse_args(), accelerator, MIB) == workers
+    args = parse_arguments(vit.Arguments, words=flags)
+    assert vit.choose_num_workers(args, accelerator, SIZE_OF_1_MIB) == workers
 
 
 def test_without_word_of_the_launcher_ranks_are_counted_by_the_gpus(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["vit.py"])
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(vit.os, "sched_getaffinity", lambda _: range(16))
     monkeypatch.setattr(vit.shutil, "disk_usage", lambda _: Namespace(free=1024 * MIB))
     accelerator = Namespace(device=torch.device("cuda"), num_processes=64)
-    assert vit.choose_num_workers(vit.parse_args(), accelerator, MIB) == 4
+    args = parse_arguments(vit.Arguments, words=[])
+    assert vit.choose_num_workers(args, accelerator, SIZE_OF_1_MIB) == 4
