@@ -5,7 +5,6 @@ In process, on random numbers and tiny random models in fp32.
 
 from collections import Counter
 
-import memory_cards
 import numpy as np
 import pytest
 import torch
