@@ -2,14 +2,20 @@
 --skip_bad_rows leaves the bad rows out and counts them; and what only looks odd is read as it is meant.
 """
 
+import ast
 import json
+from pathlib import Path
 
 import datasets
 import pyarrow as pa
 import pytest
 from transformers import AutoTokenizer, ByT5Tokenizer
 
+import bert
 import llama
+import llama_dpo
+import vit
+from components import columns, conversations, fingerprints, rows
 from components.chat import DEFAULT_CHAT_TEMPLATE
 from components.cli import parse_arguments
 from components.packing import TokenCollator
@@ -264,6 +270,50 @@ def test_columns_and_keys_that_nothing_reads_are_named(load):
         )
     }
     assert "not read" not in load(table)[2]["train rows"]  # null is as if absent
+
+
+def test_the_cache_knows_the_rules_of_a_row(load, monkeypatch):
+    """A row that was tokenized before a rule was made is read again."""
+    file = {"rows.jsonl": row(tools=["a"])}
+    read = fingerprints.read_definitions
+
+    def read_without_the_rule(path):
+        found = read(path)
+        if path.name == "conversations.py":
+            found["TOOL_COLUMNS"] = ast.parse("TOOL_COLUMNS = ()").body
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fingerprints, "read_definitions", read_without_the_rule)
+        patch.setattr(conversations, "TOOL_COLUMNS", ())
+        assert "1, 0 truncated" in load(file)[2]["train rows"]
+    with pytest.raises(SystemExit):
+        load(file)
+
+
+def rules_in(module):
+    """The names of a module's rules of a row, and of what they go by."""
+    kinds = ("validate", "refuse", "check", "find", "is_empty", "shorten", "list_columns")
+    kinds += ("parse_line", "explain", "TOOL", "TRAINED", "SAID")
+    definitions = fingerprints.read_definitions(Path(module.__file__).resolve())
+    return {name for name in definitions if name.startswith(kinds)}
+
+
+def test_all_rules_are_known_to_the_cache():
+    """What is kept in the cache follows from functions that a recipe calls for a row."""
+    reached = fingerprints.ReachedCode()
+    for function in (
+        llama.tokenize_row,
+        llama_dpo.tokenize_answers,
+        bert.tokenize_text,
+        vit.label_image,
+        rows.attempt,
+    ):
+        reached.add(Path(function.__code__.co_filename).resolve(), function.__name__)
+    known = {code.partition(":")[0] for code in reached.code}
+    rules = rules_in(conversations) | rules_in(columns) | {"check_image", "parse_line", "explain"}
+    assert {"refuse_tools", "is_empty", "TOOL_COLUMNS", "SAID_KEYS"} < rules
+    assert rules <= known
 
 
 def test_the_number_of_a_row_reaches_the_batch(load, tokenizer):
