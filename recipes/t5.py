@@ -1,4 +1,4 @@
-"""Sequence to sequence with any encoder-decoder, T5 as the example: summaries, translations, answers.
+"""Sequence to sequence with any encoder-decoder, T5 here: summaries, translations, answers.
 
 The YAML file owns the strategy, the command line everything about learning:
 
@@ -183,7 +183,8 @@ def source_and_target(
         )
     for what, column in zip(("source", "target"), chosen, strict=True):
         if not isinstance(row[column], str) or not row[column].strip():
-            raise ValueError(f"has no {what} text in {column}: {str(row[column])[:MAX_SHOWN]}")
+            found = str(row[column])[:MAX_SHOWN]
+            raise ValueError(f"has no {what} text in {column}: {found}")
     return [without_lone_surrogates(row[column]) for column in chosen]
 
 
