@@ -479,7 +479,7 @@ def main(args: Arguments) -> None:
     batches = iter(train_loader)
     for step in run.steps():
         micro_batches = [next(batches) for _ in range(args.gradient_accumulation_steps)]
-        # The loss is a sum over the targets of the whole step, on all ranks, divided by their number
+        # The loss is a sum over the targets of the step, on all ranks, divided by their number
         counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
         num_targets, num_tokens = counts
         losses, grad_norm = [], None
