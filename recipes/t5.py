@@ -1,4 +1,4 @@
-"""Sequence to sequence with any encoder-decoder, T5 as the example: summaries, translations, answers.
+"""Sequence to sequence with any encoder-decoder, T5 here: summaries, translations, answers.
 
 The YAML file owns the strategy, the command line everything about learning:
 
@@ -183,7 +183,8 @@ def source_and_target(
         )
     for what, column in zip(("source", "target"), chosen, strict=True):
         if not isinstance(row[column], str) or not row[column].strip():
-            raise ValueError(f"has no {what} text in {column}: {str(row[column])[:MAX_SHOWN]}")
+            found = str(row[column])[:MAX_SHOWN]
+            raise ValueError(f"has no {what} text in {column}: {found}")
     return [without_lone_surrogates(row[column]) for column in chosen]
 
 
@@ -478,7 +479,7 @@ def main(args: Arguments) -> None:
     batches = iter(train_loader)
     for step in run.steps():
         micro_batches = [next(batches) for _ in range(args.gradient_accumulation_steps)]
-        # The loss is a sum over the targets of the whole step, on all ranks, divided by their number
+        # The loss is a sum over the targets of the step, on all ranks, divided by their number
         counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
         num_targets, num_tokens = counts
         losses, grad_norm = [], None

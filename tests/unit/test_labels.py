@@ -5,7 +5,6 @@ In process. Expected values are worked out by hand, or by torch's own loss.
 """
 
 import json
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,6 +20,10 @@ from transformers import (
 )
 
 import bert
+from components.classifier import load_classifier, weighted_row_losses
+from components.cli import parse_arguments
+from components.labels import label_metrics
+from components.rows import describe_rows
 from fakes import fake_accelerator
 
 TEXTS = {
@@ -37,8 +40,9 @@ def tokenizer(tiny_of):
 
 
 @pytest.fixture
-def load(tiny_of, tokenizer, tmp_path, monkeypatch):
-    """A function from training rows, evaluation rows and flags to what `load_data` returns."""
+def load(tiny_of, tokenizer, tmp_path):
+    """A function from training rows, evaluation rows and flags to what `load_data` finds: both tables, the
+    names of the classes and what the start summary says."""
 
     def load(train, held_out=None, *flags, suffix="jsonl"):
         files = []
@@ -61,10 +65,11 @@ def load(tiny_of, tokenizer, tmp_path, monkeypatch):
             "--output_dir",
             tmp_path / "run",
         ]
-        monkeypatch.setattr(
-            sys, "argv", [str(word) for word in ["bert.py", *model, *names, *flags]]
-        )
-        return bert.load_data(bert.parse_args(), tokenizer)
+        words = [str(word) for word in [*model, *names, *flags]]
+        args = parse_arguments(bert.Arguments, words=words)
+        train_rows, eval_rows, classes = bert.load_data(args, tokenizer)
+        told = describe_rows(train_rows, eval_rows) | {"labels": classes.describe()}
+        return train_rows.dataset, eval_rows and eval_rows.dataset, classes.names, told
 
     return load
 
@@ -219,7 +224,7 @@ UNFIT = {  # training labels, evaluation labels, flags: code, what is said
         None,
         ["--class_weights", "balanced"],
         64,
-        ["has numbers to learn"],
+        ["has numbers to predict"],
     ),
 }
 
@@ -265,12 +270,16 @@ def test_the_label_is_part_of_what_a_resumed_run_compares(tokenizer):
 
 
 # ---- Batches, loss, metrics ----
+def collate(tokenizer, rows, numbers):
+    return bert.TextCollator(DataCollatorWithPadding(tokenizer))(rows, [[row] for row in numbers])
+
+
 def batch_of(load, tokenizer, numbers, labels, *flags):
     train_rows = load(rows_of(labels), None, *flags)[0]
-    return bert.collate_texts(numbers, train_rows, DataCollatorWithPadding(tokenizer))
+    return collate(tokenizer, train_rows, numbers)
 
 
-def test_a_new_head_of_two_layers_is_trained_beside_adapters(tmp_path, monkeypatch):
+def test_a_new_head_of_two_layers_is_trained_beside_adapters(tmp_path):
     """As RoBERTa's and ELECTRA's: to peft it is one module, "classifier"."""
     shape = {
         "hidden_size": 8,
@@ -281,12 +290,14 @@ def test_a_new_head_of_two_layers_is_trained_beside_adapters(tmp_path, monkeypat
     RobertaModel(RobertaConfig(**shape, vocab_size=9, max_position_embeddings=16)).save_pretrained(
         tmp_path
     )
-    monkeypatch.setattr(
-        sys, "argv", ["bert.py", "--model_name_or_path", str(tmp_path), "--use_peft"]
-    )
-    args = bert.parse_args()
-    model = bert.load_classifier(
-        AutoModelForSequenceClassification, "SEQ_CLS", ["a", "b"], args, fake_accelerator()
+    words = ["--model_name_or_path", str(tmp_path), "--use_peft"]
+    args = parse_arguments(bert.Arguments, words=words)
+    model = load_classifier(
+        AutoModelForSequenceClassification,
+        args,
+        ["a", "b"],
+        fake_accelerator(),
+        task_type="SEQ_CLS",
     )
     model(input_ids=torch.tensor([[1, 2, 3]]), labels=torch.tensor([1])).loss.backward()
     gradients = {
@@ -307,7 +318,7 @@ def test_a_batch_is_padded_to_its_longest_row(load, tokenizer):
             for text, label in (("good", "a"), ("the tea was bad", "b"))
         ]
     )[0]
-    batch = bert.collate_texts([0, 1], train_rows, DataCollatorWithPadding(tokenizer))
+    batch = collate(tokenizer, train_rows, [0, 1])
     assert batch["inputs"]["attention_mask"].tolist() == [[1, 1, 1, 0, 0, 0], [1] * 6]
     assert (
         batch["inputs"]["input_ids"][0, 3:].tolist() == [0, 0, 0]
@@ -331,7 +342,7 @@ def test_a_rank_without_rows_takes_part_and_counts_nothing(labels, kind, load, t
     model = AutoModelForSequenceClassification.from_pretrained(
         tiny_of("bert") / "model", num_labels=outputs
     )
-    loss, logits = bert.summed_row_loss(model, batch)
+    loss, logits = weighted_row_losses(model, batch)
     loss.backward()
     assert loss == 0 and logits.shape == (0, outputs)
     assert all(weight.grad is not None and not weight.grad.any() for weight in model.parameters())
@@ -345,7 +356,7 @@ def test_the_loss_is_torchs_weighted_mean_however_rows_are_cut(weights, load, to
     for numbers in ([0, 1, 2], [3, 4, 5, 6], [], [7]):
         batch = batch_of(load, tokenizer, numbers, labels, "--class_weights", weights)
         of_batch = logits[numbers or [0]]  # a model runs on a row of padding where there is none
-        total += bert.summed_row_loss(
+        total += weighted_row_losses(
             lambda logits=of_batch, **_: SimpleNamespace(logits=logits), batch
         )[0]
         weight += batch["counts"][0]
@@ -358,7 +369,7 @@ def test_the_loss_is_torchs_weighted_mean_however_rows_are_cut(weights, load, to
 
 
 def metrics(predicted, true):
-    return bert.metrics_of(torch.tensor(predicted), torch.tensor(true))
+    return label_metrics(torch.tensor(predicted), torch.tensor(true))
 
 
 def test_accuracy_and_f1_are_those_of_the_rows():

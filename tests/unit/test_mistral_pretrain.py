@@ -1,20 +1,20 @@
 """Continued pre-training in this process: which tokens a block has, where a stream goes on, what a bad document says,
 what a token of a block sees."""
 
-import copy
 import json
-import sys
-from argparse import Namespace
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset, load_dataset
+from datasets import Dataset
 from transformers import AutoModelForCausalLM, MistralConfig
 
 import mistral_pretrain as recipe
-import rows
+from components.cli import parse_arguments
+from components.documents import open_documents
+from components.stream import START, Position, cut_blocks, read_documents
 from mask_probe import SHAPE, distance_from_alone, leak
 
 END, LENGTH = 1, 8
@@ -30,17 +30,9 @@ class Tokenizer:
         return {"input_ids": [10 + int(word[1:]) for word in text.split()]}
 
 
-def arguments(**changes):
-    values = {
-        "text_column": "text",
-        "streaming": False,
-        "shuffle_buffer_size": 4,
-        "num_eval_documents": 0,
-        "seed": 3,
-        "max_length": LENGTH,
-        "skip_bad_rows": False,
-    }
-    return Namespace(**values | changes)
+def arguments(*flags):
+    words = ["--shuffle_buffer_size", "4", "--seed", "3", "--max_length", str(LENGTH), *flags]
+    return parse_arguments(recipe.Arguments, words=words)
 
 
 @pytest.fixture
@@ -55,16 +47,21 @@ def corpus(tmp_path):
 
 
 def opened(path, args):
-    found, files, _ = rows.open_documents(str(path), None, "train", True, args)
-    return found, files
+    documents, _ = open_documents(replace(args, dataset_name=str(path)), evaluate=False)
+    return documents
 
 
-def blocks_of(path, args, position=recipe.START, passes=1):
+def read(documents, args, position=START, passes=1):
+    """(number, row, position) of each document."""
+    return read_documents(documents, position, passes, args.seed, args.shuffle_buffer_size)
+
+
+def blocks_of(path, args, position=START, passes=1):
     """Blocks from a position on, each with the position behind it, as from a checkpoint."""
-    found, files = opened(path, args)
-    position = json.loads(json.dumps(position))
-    documents = recipe.read_documents(found, position, passes, args)
-    return recipe.cut_blocks(documents, (str(path), files), Tokenizer(), args)
+    documents = opened(path, args)
+    position = Position.from_json(json.loads(json.dumps(position.to_json())))
+    numbered = read(documents, args, position, passes)
+    return cut_blocks(numbered, documents, Tokenizer(), args.max_length)
 
 
 def tokens_of(text):
@@ -77,7 +74,7 @@ def equal(ours, theirs):
 
 @pytest.fixture(params=[False, True], ids=["with random access", "streaming"])
 def args(request):
-    return arguments(streaming=request.param)
+    return arguments("--streaming", str(request.param))
 
 
 class TestStream:
@@ -101,8 +98,8 @@ class TestStream:
         learnt = []
         for block, _ in blocks_of(path, args):
             batch = recipe.make_batch([block], LENGTH)
-            before = block[0, :-1][batch["supervised"]["positions"]]
-            learnt += zip(before.tolist(), batch["supervised"]["targets"].tolist(), strict=True)
+            before = block[0, :-1][batch["positions"]]
+            learnt += zip(before.tolist(), batch["targets"].tolist(), strict=True)
         tokens = [tokens_of(text) for text in texts]
         assert sorted(learnt) == sorted(
             pair for line in tokens for pair in zip(line, line[1:], strict=False)
@@ -110,8 +107,7 @@ class TestStream:
 
     def test_the_next_pass_has_the_same_documents_in_another_order(self, corpus, args):
         path, texts = corpus
-        found, files = opened(path, args)
-        numbers = [number for number, *_ in recipe.read_documents(found, recipe.START, 2, args)]
+        numbers = [number for number, *_ in read(opened(path, args), args, passes=2)]
         first, second = numbers[: len(texts)], numbers[len(texts) :]
         assert sorted(first) == sorted(second) == list(range(1, len(texts) + 1)) and first != second
 
@@ -120,7 +116,7 @@ class TestStream:
         num_tokens = sum(len(tokens_of(text)) for text in texts)
         assert num_tokens % LENGTH  # else there is nothing to see
         blocks = list(islice(blocks_of(path, args, passes=9), num_tokens // LENGTH + 1))
-        assert (blocks[-1][0][2] > 0).all() and blocks[-1][1]["pass"] == 1
+        assert (blocks[-1][0][2] > 0).all() and blocks[-1][1].passes == 1
 
     def test_it_goes_on_from_any_block_as_if_it_had_not_stopped(self, corpus, args):
         path, texts = corpus
@@ -129,17 +125,17 @@ class TestStream:
             assert equal(blocks_of(path, args, whole[stopped - 1][1], passes=2), whole[stopped:])
         places = [position for _, position in whole]
         assert any(
-            place["token"] and place["document"] % 4 for place in places
+            place.token and place.document % 4 for place in places
         )  # in a document, in a window
 
     def test_files_that_a_stream_has_behind_it_are_not_read_again(self, corpus, tmp_path):
-        args, lines = arguments(streaming=True), corpus[0].read_text().splitlines(keepends=True)
+        args, lines = arguments("--streaming"), corpus[0].read_text().splitlines(keepends=True)
         folder = tmp_path / "files"
         folder.mkdir()
         for i in range(3):
             (folder / f"train-{i}.jsonl").write_text("".join(lines[8 * i : 8 * i + 8]))
         whole = list(blocks_of(folder, args))
-        stopped = next(i for i, (_, position) in enumerate(whole, 1) if position["document"] >= 16)
+        stopped = next(i for i, (_, position) in enumerate(whole, 1) if position.document >= 16)
         (folder / "train-0.jsonl").write_text("not JSON\n")
         assert len(whole) > stopped + 3 and equal(
             blocks_of(folder, args, whole[stopped - 1][1]), whole[stopped:]
@@ -149,17 +145,13 @@ class TestStream:
 
     def test_another_seed_is_another_order(self, corpus, args):
         path, _ = corpus
-        other = copy.copy(args)
-        other.seed = 4
+        other = replace(args, seed=4)
         assert not equal(blocks_of(path, args), blocks_of(path, other))
 
     def test_documents_held_out_are_not_trained_on(self, corpus, args):
         path, texts = corpus
         args.num_eval_documents = 5
-        found, _ = opened(path, args)
-        numbers = [
-            number for number, *_ in recipe.read_documents(found.skip(5), recipe.START, 1, args)
-        ]
+        numbers = [number for number, *_ in read(opened(path, args), args)]
         assert sorted(numbers) == list(range(6, len(texts) + 1))
 
     @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet"])
@@ -170,8 +162,7 @@ class TestStream:
             getattr(table, f"to_{kind}")(path)
         else:
             table.to_json(path, lines=kind == "jsonl")
-        _, _, told = rows.open_documents(str(path), None, "train", True, args)
-        assert told == "; not read: id, url"
+        assert opened(path, args).notes == "; not read: id, url"
 
     def test_a_folder_of_text_files_has_a_document_a_file(self, tmp_path, args):
         (tmp_path / "books" / "old").mkdir(parents=True)
@@ -213,22 +204,22 @@ class TestBatch:
             [0, 1, 2, 0, 1, 0, 1, 2],
             [0, 1, 2, 0, 0, 0, 0, 0],
         ]
-        assert batch["supervised"]["positions"].tolist() == [0, 1, 3, 5, 6, 7, 8, 9]
-        assert batch["supervised"]["targets"].tolist() == [12, 13, 22, 32, 33, 34, 35, 1]
+        assert batch["positions"].tolist() == [0, 1, 3, 5, 6, 7, 8, 9]
+        assert batch["targets"].tolist() == [12, 13, 22, 32, 33, 34, 35, 1]
         assert batch["counts"].tolist() == [8, 11] and batch["row"] == [4, 7, 9]
 
     def test_a_rank_without_blocks_has_a_batch_that_adds_nothing(self):
         batch = recipe.make_batch([], LENGTH)
         assert batch["inputs"]["input_ids"].shape == (1, LENGTH)
         assert batch["counts"].tolist() == [0, 0] and batch["row"] == []
-        assert len(batch["supervised"]["targets"]) == 0
+        assert len(batch["targets"]) == 0
 
     def test_for_flash_attention_all_is_one_line_with_the_ends_of_its_documents(self):
         blocks = [
             block((7, [11, 12, 13]), (4, [21, 22]), (9, [31, 32, 33, 34])),
             block((9, range(9))),
         ]
-        inputs = recipe.make_batch(blocks, LENGTH, varlen=True)["inputs"]
+        inputs = recipe.make_batch(blocks, LENGTH, one_line=True)["inputs"]
         assert inputs["input_ids"].shape == inputs["position_ids"].shape == (1, 2 * LENGTH)
         assert (
             inputs["cu_seq_lens_q"].tolist() == inputs["cu_seq_lens_k"].tolist() == [0, 3, 5, 8, 16]
@@ -324,7 +315,7 @@ class TestBadDocuments:
         args.skip_bad_rows = True
         (tmp_path / "train.jsonl").write_text(f"{GOOD}{BAD[name][0]}\n{GOOD}" * 3 + GOOD * 9)
         whole = list(blocks_of(tmp_path, args))
-        assert whole[-1][1]["left_out"] == 3
+        assert whole[-1][1].left_out == 3
         assert sum(int((block[2, :-1] > 0).sum()) for block, _ in whole) == 4 * 15
         for stopped in range(1, len(whole)):
             assert equal(blocks_of(tmp_path, args, whole[stopped - 1][1]), whole[stopped:])
@@ -343,22 +334,20 @@ class TestBadDocuments:
     def test_empty_documents_are_passed_over(self, tmp_path, args):
         (tmp_path / "train.jsonl").write_text('{"text": ""}\n\n{"text": " \\n"}\n' + GOOD)
         ((first, position),) = blocks_of(tmp_path / "train.jsonl", args)
-        assert first[0, :4].tolist() == [11, 12, 13, END] and position["left_out"] == 0
+        assert first[0, :4].tolist() == [11, 12, 13, END] and position.left_out == 0
 
 
-def test_a_data_set_without_text_ends_with_65(tmp_path, monkeypatch, capsys):
+def test_a_data_set_without_text_ends_with_65(tmp_path, capsys):
     (tmp_path / "train.jsonl").write_text('{"text": ""}\n\n')
-    monkeypatch.setattr(sys, "argv", ["recipe", "--dataset_name", str(tmp_path / "train.jsonl")])
     with pytest.raises(SystemExit, match="65"):
-        recipe.load_data(recipe.parse_args(), Tokenizer())
+        recipe.load_data(arguments("--dataset_name", str(tmp_path / "train.jsonl")), Tokenizer())
     assert "no text in any document" in capsys.readouterr().err
 
 
-def test_what_is_known_of_files_tells_whether_they_are_others(tmp_path):
+def test_what_is_known_of_files_tells_whether_they_are_others(tmp_path, args):
     path = tmp_path / "train.jsonl"
     path.write_text(GOOD)
-    found = load_dataset("json", data_files=str(path), split="train")
-    before = rows.identity_of(found, [path])
-    assert rows.identity_of(found, [path]) == before
+    before = opened(path, args).fingerprint
+    assert opened(path, args).fingerprint == before
     path.write_text(GOOD * 2)
-    assert rows.identity_of(found, [path]) != before
+    assert opened(path, args).fingerprint != before

@@ -357,8 +357,11 @@ class TestDataSets:
 
 def test_pixels_get_the_type_of_the_weights():
     model = torch.nn.Linear(2, 2).to(torch.bfloat16)
-    _, named = upstream.cast_pixels(model, (), {"pixel_values": torch.zeros(1, 3, 8, 8)})
-    assert named["pixel_values"].dtype == torch.bfloat16
+    seen = []
+    model.forward = lambda pixel_values: seen.append(pixel_values.dtype)
+    upstream.cast_pixels(model)
+    model(pixel_values=torch.zeros(1, 3, 8, 8))
+    assert seen == [torch.bfloat16]
 
 
 def test_batches_do_not_depend_on_who_makes_them(tmp_path):
