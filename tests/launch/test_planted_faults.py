@@ -35,7 +35,8 @@ COLLECTIVES = (
     "tests/unit/test_recipes.py::TestEachFile::test_every_rank_takes_part_in_every_collective_call"
 )
 SHARDING_KEY = (
-    "tests/unit/test_configs.py::TestConfig::test_it_uses_the_sharding_key_of_its_version"
+    "tests/unit/configs/test_shipped_yamls.py"
+    "::TestConfig::test_it_uses_the_sharding_key_of_its_version"
 )
 PACKED = "tests/unit/test_masks.py::test_packed_documents_do_not_see_each_other[llama-sdpa]"
 LAID_OUT = (
@@ -124,7 +125,7 @@ TWO_RANKS = Run("strategies", "ddp", ranks=2, accumulation=2)
 LOSS = "token_loss(model, batch) / num_trained_on"
 OWN_COUNT = 'batch["counts"][0] / args.gradient_accumulation_steps / accelerator.num_processes'
 PAD = "labels = np.full(shape, NOT_TRAINED_ON)"
-PREPARED = "model, optimizer = accelerator.prepare(model, optimizer)"
+APPLIED = "optimizer_step_was_skipped:\n            self._schedule.step()"
 FOUND_BY_PARITY = {
     "a mean of means": (
         OTHER_CUT,
@@ -150,10 +151,12 @@ FOUND_BY_PARITY = {
     "a schedule that steps once per process": (
         TWO_RANKS,
         "learning_rate",
-        RECIPE,
-        PREPARED,
-        "model, optimizer, schedule._schedule = accelerator.prepare("
-        "model, optimizer, schedule._schedule)",
+        f"{COMPONENTS}/optimizer.py",
+        APPLIED,
+        APPLIED.replace(
+            "self._schedule.step()",
+            "for _ in range(self._accelerator.num_processes): self._schedule.step()",
+        ),
     ),
 }
 
@@ -202,7 +205,7 @@ def test_a_test_finds(fault, copy, tmp_path):
 
 
 def test_no_test_fails_without_a_fault(copy, tmp_path):
-    done = run_test(COLLECTIVES, copy(), tmp_path)
+    done = run_test(f"{COLLECTIVES}[llama.py]", copy(), tmp_path)
     assert done.returncode == 0 and "1 passed" in done.output, done.output
 
 
