@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import xxhash
+from datasets import Dataset
 
 from components.bad_rows import (
     explain,
@@ -29,9 +30,6 @@ from components.data_files import Source, find_files, has_files_of, load_rows, p
 from components.exits import Exit
 from components.fingerprints import prepared_fingerprint
 from components.status import fail
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 T = TypeVar("T")
 Prepare = Callable[[Row], dict[str, Any]]

@@ -16,7 +16,8 @@ import atexit, runpy, sys, sysconfig
 def foreign():
     known = (sys.path[0], sys.prefix, sys.base_prefix, *sysconfig.get_paths().values())
     files = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
-    print("foreign:", [file for file in files if file.endswith(".py") and not file.startswith(known)])
+    files = [file for file in files if file.startswith("/") and file.endswith(".py")]
+    print("foreign:", [file for file in files if not file.startswith(known)])
 atexit.register(foreign)
 recipe, *sys.argv = sys.argv[1], *sys.argv[1:]
 sys.path[0] = "{folder}"
