@@ -144,6 +144,7 @@ quickstart-mixtral:
 
 check: install-dev  ## lint and the static tests, under a minute
 	ruff check .
+	ruff format --check .
 	python -m pytest -q -n 2 tests/unit
 
 fix: install-dev  ## let the linter mend what it can
