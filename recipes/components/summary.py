@@ -4,6 +4,7 @@ run.json has the same lines, all arguments and versions. A dry run ends with the
 the disk, and with the command that plans the memory.
 """
 
+import contextlib
 import json
 import os
 import shlex
@@ -11,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -240,8 +242,12 @@ def launchers_variables() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the libraries that are in use."""
-    return {name: sys.modules[name].__version__ for name in LIBRARIES if name in sys.modules}
+    """Return the versions of the libraries that are installed, whether or not they were needed."""
+    found = {}
+    for name in LIBRARIES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 # ---- Dry run ----
