@@ -345,7 +345,8 @@ def main(args: Arguments) -> None:
 
     # ---- Save ----
     save_model(accelerator, model, tokenizer, args.output_dir)
-    run.finish(f'Ask it: python scripts/generate.py {args.output_dir} --prompt "..."')
+    accelerator.print(stream.describe())
+    run.finish(f'Try it: python scripts/continue_text.py {args.output_dir} --prompt "..."')
 
 
 if __name__ == "__main__":

@@ -224,6 +224,14 @@ class BlockStream:
             return float(self.position.passes)
         return self.position.passes + self.position.document / len(self._documents.dataset)
 
+    def describe(self) -> str:
+        """Return how much of the data was read, and what of it could not be used."""
+        position = self.position
+        return (
+            f"The data were read {position.passes} times, and {position.document} documents more; "
+            f"{position.left_out} could not be used and were left out"
+        )
+
     def state_dict(self) -> dict[str, Any]:
         """Return the position, as JSON."""
         return self.position.to_json()

@@ -60,7 +60,7 @@ SHORT_NAMES = {
     "hash_of": "components.checkpoint:hash_of",
     "broadcast_object_list": "components.run:broadcast_object_list",
 }
-LOSS = "__call__"  # of the loss, which evaluation computes too
+LOSSES = ("__call__", "summed_loss")  # which evaluation calls too
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,9 @@ def find_target(at: str, recipe: ModuleType) -> Target:
 
 
 def current_step() -> int:
-    """The optimizer step in which the run is."""
-    from components.status import process_status
-
-    return process_status().step
+    """The optimizer step in which the run is; 0 of a recipe without components."""
+    status = sys.modules.get("components.status")
+    return status.process_status().step if status else 0
 
 
 def rows_of(arguments: tuple) -> list[int]:
@@ -143,8 +142,9 @@ class CrashAtChange:
         self.changes_left = number
         self.is_active = True
         os.fsync = self.counted(os.fsync)
-        saver = sys.modules["components.checkpoint"]
-        saver.save_file = self.counted(saver.save_file)
+        saver = sys.modules.get("components.checkpoint")
+        if saver is not None:
+            saver.save_file = self.counted(saver.save_file)
         sys.addaudithook(self.on_event)
 
     def count(self) -> None:
@@ -239,7 +239,7 @@ class PlantedFault:
             return self.fault.row in rows_of(arguments)
         if self.fault.step is None:
             return len(self.steps) == self.fault.call
-        if self.target.name == LOSS and not torch.is_grad_enabled():
+        if self.target.name in LOSSES and not torch.is_grad_enabled():
             # An evaluation that a stop cut short is done again when the run is resumed
             return False
         step = self.steps[-1]

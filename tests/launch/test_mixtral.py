@@ -10,6 +10,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import mixtral
+from bench.recipe import Rows
+from components.head_loss import LossInHead
 from launching import REPO, read_metrics, run
 from proof.jobs import CUT, Run, reference_of
 
@@ -27,14 +29,14 @@ def tiny(tiny_of):
 def evaluated(model, tiny):
     """Loss and router loss of a model over the evaluation rows, one at a time."""
     tokenizer = AutoTokenizer.from_pretrained(tiny / "model")
-    mixtral.loss_in_head(model, 256)
+    token_loss = LossInHead(model, 256, torch.device("cpu"))
+    collate = mixtral.RoutedCollator(pad_token_id=0)
     sums, counts = torch.zeros(2), torch.zeros(2)
     for line in (tiny / "data" / "test.jsonl").read_text().splitlines():
-        batch = mixtral.collate_rows(
-            [{**mixtral.tokenize_row(json.loads(line), tokenizer, 1024), "row": 1}], 0
-        )
+        row = {**mixtral.tokenize_row(json.loads(line), tokenizer, 1024), "row": 1}
+        batch = collate(Rows([row]), [[0]])
         with torch.no_grad():
-            sums += torch.stack(mixtral.summed_losses(model.eval(), batch, TOP_K)[:2])
+            sums += torch.stack(mixtral.summed_losses(model.eval(), token_loss, batch, TOP_K)[:2])
         counts += batch["counts"]
     return (sums / counts).tolist()
 

@@ -3,8 +3,6 @@
 """
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +22,6 @@ from components.conversations import (
     validate_message_keys,
 )
 from components.rows import Rows, describe_rows, open_splits, prepare_rows, read_splits
-from launching import REPO
 from row_files import (
     ASSISTANT,
     BAD_FILES,
@@ -426,10 +423,3 @@ def test_texts_and_labels_have_to_be_there(row, says):
 
 
 # ---- Imports ----
-def test_the_libraries_of_rows_are_imported_when_rows_are_read():
-    """So that --help and a wrong call need not wait for them."""
-    modules = "rows, conversations, documents, columns, data_files, bad_rows, fingerprints"
-    code = f"from components import {modules}; import sys; print('datasets' in sys.modules)"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=REPO / "recipes", capture_output=True, text=True)
-    assert done.stdout == "False\n", done.stderr

@@ -11,12 +11,13 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-import benchmark_tables
-import readme_tables
+from bench.figures import named, paired, values
+from bench.operations import matmul_weights
 from launching import REPO
 from proof import jobs
 from proof.compare import BOUNDS, bounds_of, compare, within
 from proof.jobs import Run
+from publish import pages
 
 RESULTS = json.loads((REPO / "results" / "parity.json").read_text())
 
@@ -117,31 +118,31 @@ def test_every_rank_of_every_yaml_held_what_was_promised(config):
 
 def test_the_tables_are_those_of_the_measurements():
     text, again = (REPO / "README.md").read_text(), "python scripts/readme_tables.py"
-    results = readme_tables.read_results()
-    assert readme_tables.fill(text, results) == text, again
-    assert readme_tables.whole(results) == (REPO / "results" / "README.md").read_text(), again
+    results = pages.read_results()
+    assert pages.fill(text, results) == text, again
+    assert pages.whole(results) == (REPO / "results" / "README.md").read_text(), again
 
 
 def test_the_first_screen_tells_the_measured_speed():
     readme = (REPO / "README.md").read_text()
     bullet = re.search(r"- \*\*Speed at the floor\.\*\*(.*?)\n\n", readme, re.DOTALL)[1]
-    results = readme_tables.read_results()["benchmark"]
-    medium = benchmark_tables.named(results, "matched, medium")
-    nothing = benchmark_tables.named(results, "matched, near zero")
-    shipped = benchmark_tables.named(results, "shipped, medium")
+    results = pages.read_results()["benchmark"]
+    medium = named(results, "matched, medium")
+    nothing = named(results, "matched, near zero")
+    shipped = named(results, "shipped, medium")
     shape = medium["models"]["medium"]
-    weights = benchmark_tables.matmul_weights(shape) + shape["hidden_size"] * shape["vocab_size"]
-    slower = median(benchmark_tables.paired(nothing, "ours", "floor", of=milliseconds_between))
+    weights = matmul_weights(shape) + shape["hidden_size"] * shape["vocab_size"]
+    slower = median(paired(nothing, "ours", "floor", of=milliseconds_between))
     told = [f"{weights / 1e6:.0f}M", f"{slower:.1f}"]
     for label in ("trainer", "trl packed"):
-        ratios = benchmark_tables.paired(shipped, "ours", label, "tokens_per_second")
+        ratios = paired(shipped, "ours", label, "tokens_per_second")
         told.append(f"{median(ratios):.1f}")
     assert re.findall(r"[0-9.]+M?\b", bullet) == told
-    assert median(benchmark_tables.paired(medium, "ours", "floor")) <= 1  # no slower
+    assert median(paired(medium, "ours", "floor")) <= 1  # no slower
     losses = {}
     for label in ("ours", "trainer", "trl packed"):
-        values = benchmark_tables.values(shipped, label, "held_out_loss")
-        losses[label] = median(values.values())
+        found = values(shipped, label, "held_out_loss")
+        losses[label] = median(found.values())
     assert losses["ours"] == min(losses.values()), losses  # as low a loss
 
 
