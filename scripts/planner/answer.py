@@ -55,7 +55,7 @@ def answer(request: Request, yaml: Config | None) -> int:
     """
     question = read_question(request)
     if request.plot:
-        draw(question, yaml)
+        draw(question, yaml, request.plot)
     if yaml is None:
         return choose(question)
     report = plan_one(question, yaml)
@@ -110,6 +110,7 @@ def choose(question: Question) -> int:
     if request.simulate:
         raise Unplannable("--simulate traces one plan: add a --config_file")
     gc.freeze()  # torch's and transformers' objects stay: no collection needs to look at them
+    assert question.card is not None  # Request.check: without a config there is a card
     launch = candidates.launch_of(request, question.args, question.config, question.card)
     ways = candidates.ways_on(launch, launch.ranks)
     fitting = [way for way in ways if way.peak <= launch.card]
@@ -125,8 +126,8 @@ def choose(question: Question) -> int:
     return FITS if fitting else DOES_NOT_FIT
 
 
-def draw(question: Question, yaml: Config | None) -> None:
-    """Draw all strategies on the ranks that are asked about.
+def draw(question: Question, yaml: Config | None, path: str) -> None:
+    """Draw all strategies on the ranks that are asked about into a file.
 
     Raises Unplannable if there is none, CannotWrite if the picture cannot be written.
     """
@@ -143,9 +144,9 @@ def draw(question: Question, yaml: Config | None) -> None:
         f"{batch.sequences} x {batch.length} tokens each"
     )
     try:
-        plot.draw(request.plot, title, plans, question.config, batch, question.card)
+        plot.draw(path, title, plans, question.config, batch, question.card)
     except (OSError, ValueError) as error:
-        raise CannotWrite(request.plot, error) from None
+        raise CannotWrite(path, error) from None
 
 
 def ranks_to_draw(request: Request, yaml: Config | None) -> int:

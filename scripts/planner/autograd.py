@@ -8,7 +8,7 @@ Sizes are in elements (`numel`) of so many bytes each (`itemsize`).
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Union
 
@@ -30,26 +30,40 @@ class Tensor:
     node: Union["Node", "Weight", None] = None
 
 
-@dataclass(eq=False)
 class Weight:
-    """A parameter. The ledger counts it where the strategy holds it, not here."""
+    """A parameter. The ledger counts it where the strategy holds it, not here.
 
-    numel: int
-    itemsize: int  # of what the model computes with
-    trains: bool
-    rows: int = 1  # its first dimension
-    stored_itemsize: int | None = None  # of what is held at rest, if that is another precision
-    category: str = "parameters"
-    is_embedding: bool = False  # whose optimizer state is never in 8 bits
+    Args:
+        numel: elements.
+        itemsize: bytes of each, of what the model computes with.
+        trains: whether it wants a gradient.
+        rows: its first dimension.
+        stored_itemsize: bytes per element of what is held at rest, if that is another precision.
+        category: of the ledger.
+    """
 
-    order: float = field(default=math.inf, init=False)  # its gradient counts as soon as it is there
-    uses: int = field(default=0, init=False)  # ops whose backward pass gives it a gradient
-    gradient: Storage | None = field(default=None, init=False)
-    autocast_copy: Tensor | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        if self.stored_itemsize is None:
-            self.stored_itemsize = self.itemsize
+    def __init__(
+        self,
+        numel: int,
+        itemsize: int,
+        trains: bool,
+        rows: int = 1,
+        stored_itemsize: int | None = None,
+        category: str = "parameters",
+    ) -> None:
+        self.numel = numel
+        self.itemsize = itemsize
+        self.trains = trains
+        self.rows = rows
+        self.stored_itemsize = itemsize
+        if stored_itemsize is not None:
+            self.stored_itemsize = stored_itemsize
+        self.category = category
+        self.is_embedding = False  # whose optimizer state is never in 8 bits
+        self.order = math.inf  # in the graph: its gradient is taken as soon as it is there
+        self.uses = 0  # ops whose backward pass gives it a part of its gradient
+        self.gradient: Storage | None = None
+        self.autocast_copy: Tensor | None = None
 
     @property
     def node(self) -> "Weight | None":
@@ -69,7 +83,7 @@ class Flow(NamedTuple):
 class Node:
     """One op of the graph: what its backward pass reads, makes for a moment, and gives."""
 
-    order: int  # the youngest runs first
+    order: float  # the youngest runs first
     gives: list[Flow]
     keeps: list[Storage | None]
     scratch: int  # bytes
@@ -94,9 +108,7 @@ class Autograd:
     ) -> None:
         self.ledger = ledger
         self.autocast_itemsize = autocast_itemsize
-        self.accumulate = accumulate
-        if accumulate is None:
-            self.accumulate = self.keep_gradient
+        self.accumulate = accumulate or self.keep_gradient
         self.no_grad = False
         # Of products with a frozen weight too, whose backward pass does not read it.
         self.keeps_inputs = False
@@ -208,12 +220,13 @@ class Autograd:
         torch.autocast casts a weight that trains once per forward pass and remembers the copy; a
         frozen one is cast at each use.
         """
-        if self.autocast_itemsize in (None, weight.itemsize):
+        itemsize = self.autocast_itemsize
+        if itemsize is None or itemsize == weight.itemsize:
             return Tensor(weight.numel, weight.itemsize, None, weight.node)
         if weight.autocast_copy is not None:
             return weight.autocast_copy
-        storage = self.new(weight.numel, self.autocast_itemsize, "working copies")
-        copy = self.op(weight.numel, self.autocast_itemsize, [weight], storage=storage)
+        storage = self.new(weight.numel, itemsize, "working copies")
+        copy = self.op(weight.numel, itemsize, [weight], storage=storage)
         if weight.trains:
             weight.autocast_copy = copy
             self.with_autocast_copy.append(weight)
@@ -261,6 +274,21 @@ class Autograd:
             self.with_autocast_copy.append(weight)
 
     # ---- Backward pass ----
+    def call_before(self, tensor: Tensor, action: Callable[[], None]) -> None:
+        """Have an action called before the backward pass of the op that made a tensor, and before
+        other actions that wait for that; never, if the tensor wants no gradient."""
+        node = tensor.node
+        if not isinstance(node, Node):
+            return
+        later = node.before
+
+        def before() -> None:
+            action()
+            if later is not None:
+                later()
+
+        node.before = before
+
     def keep_gradient(self, weight: Weight, gradient: Storage) -> None:
         """Take the first gradient of a weight as it is; torch adds later ones to it in place."""
         if weight.gradient is None:
@@ -273,7 +301,8 @@ class Autograd:
         of its parts have arrived.
         """
         run = BackwardRun(self)
-        run.start(loss.node, self.new(1, FP32))
+        if loss.node is not None:
+            run.start(loss.node, self.new(1, FP32))
         # Only the graph still refers to what the loss was computed from.
         loss.node = None
         loss.storage = None
@@ -291,7 +320,7 @@ class BackwardRun:
         self.ready: list[tuple[float, int, Node | Weight]] = []  # a heap, the youngest first
         self.pushed = 0
 
-    def start(self, node: Node, gradient: Storage) -> None:
+    def start(self, node: Node | Weight, gradient: Storage) -> None:
         """Begin with the gradient of the loss with respect to itself."""
         self.waiting[node] = gradient
         self.push(node)

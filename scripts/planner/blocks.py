@@ -36,8 +36,9 @@ EMBEDDING = "embedding"
 TAIL = "tail"  # final norm, head and loss
 Part = Layer | str
 # around(part, forward, x): forward(x), with what the strategy does before and after it
-Around = Callable[[Part, Callable[[Tensor | None], Tensor], Tensor | None], Tensor]
+Around = Callable[[Part, Callable[[Tensor], Tensor], Tensor], Tensor]
 
+TOKEN_IDS = Tensor(0, 8, None)  # the input of the embedding, which is next to nothing
 FUSED_FOR_GPUS = ("flex_attention", "varlen")
 
 
@@ -70,7 +71,7 @@ class Forward:
         """Return the loss of the batch, and what is held until the backward pass is done."""
         cosine_and_sine = self.rotary_table()
         mask = self.shared_mask()
-        x = around(EMBEDDING, self.embed, None)
+        x = around(EMBEDDING, self.embed, TOKEN_IDS)
         for layer in self.decoder.layers:
             x = around(layer, partial(self.layer, layer), x)
         loss = around(TAIL, self.tail, x)
@@ -80,7 +81,7 @@ class Forward:
         return ForwardPass(loss, (cosine_and_sine,))
 
     # ---- The parts ----
-    def embed(self, _: None) -> Tensor:
+    def embed(self, _: Tensor) -> Tensor:
         """Return the embeddings of the tokens, [tokens, hidden]."""
         embedding = self.decoder.embedding
         numel = self.tokens * self.decoder.hidden
@@ -289,7 +290,7 @@ class Forward:
             out = ag.linear(x, projection.weight, self.tokens)
         else:
             out = self.quantized_product(projection, x)
-        if projection.adapters is None:
+        if not projection.adapters:
             return out
         itemsize = out.itemsize
         out = ag.add(out, self.adapted(projection, x, itemsize))
@@ -312,7 +313,7 @@ class Forward:
         numel = projection.elements // features_in * self.tokens
         scratch = projection.elements * itemsize
         out = ag.op(numel, itemsize, [cast], keeps=keeps, scratch=scratch)
-        if projection.adapters is not None and projection.quantized == "4-bit":
+        if projection.adapters and projection.quantized == "4-bit":
             out = ag.op(numel, itemsize, [out])  # peft clones it
         return out
 

@@ -190,7 +190,7 @@ def kinds_of_weights(
     A frozen base is loaded in what mixed precision computes in. Kinds that contradict a given
     argument are left out; if none is left, the weights are as given.
     """
-    lora = {"use_peft": True}
+    lora: dict[str, Any] = {"use_peft": True}
     if mixed_precision in DTYPES and "dtype" not in given:
         lora["dtype"] = DTYPES[mixed_precision]
     four_bit = lora | {"load_in_4bit": True}

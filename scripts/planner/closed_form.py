@@ -10,7 +10,7 @@ plan.
 from collections.abc import Callable
 
 import torch
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from .autograd import FP32, Autograd, Weight
 from .blocks import EMBEDDING, TAIL, Forward, Part
@@ -26,7 +26,7 @@ from .shapes import Quantized, build_base, layers_of
 from .zero import Zero
 from .zero3 import Zero3
 
-Build = Callable[[RecipeArguments, PretrainedConfig], torch.nn.Module]
+Build = Callable[[RecipeArguments, PretrainedConfig], PreTrainedModel]
 MICRO_BATCHES = 3  # the first, one in the middle, the last
 
 
@@ -118,13 +118,13 @@ class Weights:
         self.plan = plan
         self.by_id: dict[int, Weight] = {}
 
-    def of(self, parameter: torch.nn.Parameter) -> Weight:
+    def of(self, parameter: torch.Tensor) -> Weight:
         """Return the Weight of a parameter."""
         if id(parameter) not in self.by_id:
             self.by_id[id(parameter)] = self.make(parameter)
         return self.by_id[id(parameter)]
 
-    def make(self, parameter: torch.nn.Parameter) -> Weight:
+    def make(self, parameter: torch.Tensor) -> Weight:
         """Return a Weight in the precisions in which it is computed with and stored.
 
         Under mixed precision DeepSpeed casts the model, and FSDP what it gathers; int8 weights stay
@@ -162,7 +162,7 @@ def scales_of(model: torch.nn.Module) -> Sizes:
 
 
 def units_of(
-    plan: Plan, model: torch.nn.Module, decoder: Decoder, weights: Weights
+    plan: Plan, model: PreTrainedModel, decoder: Decoder, weights: Weights
 ) -> dict[Part, list[Weight]]:
     """Return the weights of each part that is gathered as one.
 
@@ -187,7 +187,7 @@ def units_of(
 
 
 # ---- Adapters ----
-def add_adapters(plan: Plan, model: torch.nn.Module, decoder: Decoder) -> None:
+def add_adapters(plan: Plan, model: PreTrainedModel, decoder: Decoder) -> None:
     """Give projections LoRA's A, [r, in], and B, [out, r], stored in fp32, as peft does."""
     targets = plan.args.lora_target_modules
     found = False
@@ -217,6 +217,4 @@ def adapters_for(plan: Plan, linear: torch.nn.Linear) -> tuple[Weight, Weight]:
 
 def adapters_of(layer: Layer) -> list[Weight]:
     """Return the adapters of a layer."""
-    return [
-        weight for projection in layer.projections.values() for weight in projection.adapters or ()
-    ]
+    return [weight for projection in layer.projections.values() for weight in projection.adapters]

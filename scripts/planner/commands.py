@@ -50,7 +50,7 @@ def recipe_flags(launch: Launch, way: Way) -> list[str]:
 
 def folded(text: str) -> str:
     """Return a command on lines of at most WIDTH characters, where its flags allow it."""
-    lines = []
+    lines: list[str] = []
     for part in flags_with_values(text):
         if lines and len(lines[-1]) + 1 + len(part) <= WIDTH:
             lines[-1] += f" {part}"
@@ -61,7 +61,7 @@ def folded(text: str) -> str:
 
 def flags_with_values(text: str) -> list[str]:
     """Return the parts of a command: the program, and each flag with its values."""
-    parts = []
+    parts: list[str] = []
     for word in map(shlex.quote, shlex.split(text)):
         if word.startswith("--") or not parts:
             parts.append(word)

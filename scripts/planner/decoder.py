@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from .autograd import Weight
 from .errors import Unplannable
 from .shapes import Quantized, layers_of
 
-MakeWeight = Callable[[torch.nn.Parameter], Weight]
+MakeWeight = Callable[[torch.Tensor], Weight]
 NormKind = Literal["rms", "gemma", "layer"]
 
 PROJECTIONS = {  # the names that models give them: what they are here
@@ -66,7 +66,7 @@ class Projection:
     weight: Weight
     elements: int  # of the weight as a matrix; one in 4 bits is stored in fewer
     quantized: Literal["4-bit", "int8"] | None = None
-    adapters: tuple[Weight, Weight] | None = None  # LoRA's A, [in, r], and B, [r, out]
+    adapters: tuple[Weight, ...] = ()  # LoRA's A, [in, r], and B, [r, out], or none
 
 
 @dataclass
@@ -107,7 +107,7 @@ class Decoder:
 
 
 def read_decoder(
-    model: torch.nn.Module, config: PretrainedConfig, make_weight: MakeWeight
+    model: PreTrainedModel, config: PretrainedConfig, make_weight: MakeWeight
 ) -> Decoder:
     """Return the Decoder of a model on the meta device.
 
@@ -121,14 +121,16 @@ def read_decoder(
         layer.window = window_of(text, number)
         layers.append(layer)
     head = model.get_output_embeddings()
-    embedding = model.get_input_embeddings().weight
+    if not isinstance(head, torch.nn.Linear):
+        raise no_known_decoder(model)
+    embedding = model.get_input_embeddings().get_parameter("weight")
     embedding_weight = make_weight(embedding)
     embedding_weight.is_embedding = True
     heads = text.num_attention_heads
     return Decoder(
         embedding=embedding_weight,
         layers=layers,
-        norm=read_norm(model.base_model.norm, make_weight),
+        norm=read_norm(model.base_model.get_submodule("norm"), make_weight),
         head=read_projection(head, make_weight),
         hidden=text.hidden_size,
         heads=heads,
@@ -138,14 +140,19 @@ def read_decoder(
     )
 
 
-def refuse_unknown(model: torch.nn.Module, text: PretrainedConfig) -> None:
+def refuse_unknown(model: PreTrainedModel, text: PretrainedConfig) -> None:
     """Raise Unplannable for a model that is no decoder of Llama's kind."""
     name = type(model).__name__
     for key in CHANGES_LOGITS:
         if getattr(text, key, None) not in (None, 1, 1.0):
             raise Unplannable(f"{name}: the closed form does not know {key}; {WHAT_ELSE}")
-    if layers_of(model) is None or "norm" not in dict(model.base_model.named_children()):
-        raise Unplannable(f"{name}: not a decoder of Llama's kind; {WHAT_ELSE}")
+    if len(layers_of(model)) == 0 or "norm" not in dict(model.base_model.named_children()):
+        raise no_known_decoder(model)
+
+
+def no_known_decoder(model: PreTrainedModel) -> Unplannable:
+    """Return the refusal of a model whose parts are not those of a decoder of Llama's kind."""
+    return Unplannable(f"{type(model).__name__}: not a decoder of Llama's kind; {WHAT_ELSE}")
 
 
 def read_layer(module: torch.nn.Module, make_weight: MakeWeight, name_of_model: str) -> Layer:
@@ -185,7 +192,7 @@ def read_projection(module: torch.nn.Linear, make_weight: MakeWeight) -> Project
 
 def read_norm(module: torch.nn.Module, make_weight: MakeWeight) -> Norm:
     """Return the Norm of a module."""
-    return Norm(kind_of_norm(module), make_weight(module.weight))
+    return Norm(kind_of_norm(module), make_weight(module.get_parameter("weight")))
 
 
 def kind_of_norm(module: torch.nn.Module) -> NormKind:

@@ -70,7 +70,7 @@ def measure(
         "output_dir": folder / name,
     }
     first = launch(config, ranks, flags | {"max_steps": 1}, folder / f"{name}_first")
-    row = {"config": config, "ranks": ranks}
+    row: Row = {"config": config, "ranks": ranks}
     row["loading"] = copies(first, "loading", "private")
     row["resident"] = copies(first, "loading", "resident")
     if resumes:

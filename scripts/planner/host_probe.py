@@ -55,11 +55,12 @@ class Phase:
 class Probe:
     """Measures from the Accelerator to `prepare`, and from there to the first forward pass."""
 
+    phase: Phase
+    hook: RemovableHandle  # on the forward pass
+
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.phase: Phase | None = None
         self.growth: dict[str, dict[str, int]] = {}
-        self.hook: RemovableHandle | None = None
 
     def begin_to_load(self) -> None:
         """Called once there is an Accelerator."""

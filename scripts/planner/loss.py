@@ -56,8 +56,7 @@ class HeadLoss:
         if weight.trains and weight.itemsize != FP32:
             scratch = weight.numel * FP32
         losses = ag.op(tokens, FP32, [hidden, head], keeps=[hidden], scratch=scratch)
-        if losses.node is not None:
-            losses.node.before = lambda: self.touch_piece_of_backward(hidden)
+        ag.call_before(losses, lambda: self.touch_piece_of_backward(hidden))
         return ag.op(1, FP32, [losses])
 
     def touch_piece_of_forward(self, hidden: Tensor) -> None:

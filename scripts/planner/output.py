@@ -54,12 +54,12 @@ class Report:
             whole = line("host, a rank", sum(self.host.values()))
             lines.append(f"{whole} GiB: {', '.join(self.host)}")
         if self.card:
-            lines.append(f"{line('card', self.card)} GiB: {self.verdict()}")
+            lines.append(f"{line('card', self.card)} GiB: {self.verdict(self.card)}")
         return "\n".join(lines)
 
-    def verdict(self) -> str:
+    def verdict(self, card: int) -> str:
         """Return whether the card is large enough, and by how much."""
-        left = (self.card - self.peak) / GIB
+        left = (card - self.peak) / GIB
         if self.fits:
             return f"fits, {left:.1f} GiB are left"
         return f"does not fit: {-left:.1f} GiB too many"

@@ -5,7 +5,7 @@ import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker
@@ -24,10 +24,11 @@ class TensorTracker(MemTracker):
     before has made.
     """
 
-    def __enter__(self) -> "TensorTracker":
+    def __enter__(self) -> Self:
         self._fake_mode_on_entry = None
         self._track_resize()
-        return TorchDispatchMode.__enter__(self)
+        TorchDispatchMode.__enter__(self)
+        return self
 
     def __exit__(self, *error: object) -> None:
         self._restore_resize()

@@ -4,14 +4,11 @@
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from . import recipe
 from .errors import Unplannable
 from .recipe import RecipeArguments
 from .yaml_files import Config, Strategy, strategy_of
-
-Engine = Literal["single", "ddp", "fsdp1", "fsdp2", "zero"]
 
 ITEMSIZES = {"bf16": 2, "fp16": 2}  # bytes per element of each mixed precision
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}  # their names in torch
@@ -24,12 +21,12 @@ class Plan:
     """What decides about memory. What is not given is as in one plain process in fp32."""
 
     args: RecipeArguments
-    engine: Engine = "single"
+    engine: str = "single"  # or ddp, fsdp1, fsdp2, zero
     stage: int = 0  # of ZeRO
     ranks: int = 1
     shards: int = 1  # ranks that share one copy of the state
     reshards: bool = True  # FSDP: whether parameters are let go between forward and backward pass
-    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
+    mixed_precision: str = "no"  # or bf16, fp16
     offloads_parameters: bool = False
     offloads_optimizer: bool = False
     wraps_layers: bool = True  # FSDP: whether each layer is a unit, or the whole model one
@@ -123,7 +120,7 @@ def ranks_and_machines(
     return ranks, machines
 
 
-def engine_on(strategy: Strategy, ranks: int) -> Engine:
+def engine_on(strategy: Strategy, ranks: int) -> str:
     """Return the engine that runs: DDP on one rank is one plain process."""
     if strategy.engine == "ddp" and ranks == 1:
         return "single"

@@ -17,6 +17,7 @@ from live tensors: scripts/track_ranks.py.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from .autograd import FP32, Autograd, Tensor, Weight
 from .blocks import EMBEDDING, TAIL, Part
@@ -110,9 +111,7 @@ class Replica:
         """Before a micro-batch; the last one of a step is that whose gradients are reduced."""
         self.is_last = is_last
 
-    def around(
-        self, part: Part, forward: Callable[[Tensor | None], Tensor], x: Tensor | None
-    ) -> Tensor:
+    def around(self, part: Part, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Return forward(x) for a part of the model, with what the strategy does around it."""
         if self.plan.args.gradient_checkpointing and isinstance(part, Layer):
             return self.autograd.checkpoint(forward, x)
@@ -259,9 +258,7 @@ class Gathered(Replica):
         """
         raise NotImplementedError
 
-    def around(
-        self, part: Part, forward: Callable[[Tensor | None], Tensor], x: Tensor | None
-    ) -> Tensor:
+    def around(self, part: Part, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Return forward(x), with parameters gathered before it and let go of after it.
 
         The graph of the result gets hooks that do the same in the backward pass.
@@ -272,11 +269,10 @@ class Gathered(Replica):
         if unit is None:
             return super().around(part, forward, x)
         self.gather(unit)
-        if x is not None and x.node is not None and not self.ends_with_pass(part):
+        if x.node is not None and not self.ends_with_pass(part):
             x = self.reducing_after(unit, x)
         y = super().around(part, forward, x)
-        if y.node is not None:
-            self.gather_before(part, y)
+        self.autograd.call_before(y, partial(self.gather_for_backward, part))
         if not self.keeps(part):
             self.release(unit)
         return y
@@ -289,25 +285,15 @@ class Gathered(Replica):
         """Return x with a node at which the backward pass of a unit is over, so that its gradients
         are reduced. FSDP places such a node at the input of a layer."""
         x = self.autograd.op(x.numel, x.itemsize, [x], shares_gradient=True, storage=x.storage)
-        x.node.before = lambda: self.reduce(unit)
+        self.autograd.call_before(x, partial(self.reduce, unit))
         return x
 
-    def gather_before(self, part: Part, y: Tensor) -> None:
-        """Have the unit of a part gathered before the backward pass of its result, y.
-
-        With checkpointing the part is computed again after that.
-        """
-        recompute = y.node.before
-
-        def before() -> None:
-            self.gather(self.units[part], is_backward=True)
-            place = self.order.index(part)
-            if place > 0:
-                self.gather_ahead(self.units[self.order[place - 1]])
-            if recompute is not None:
-                recompute()
-
-        y.node.before = before
+    def gather_for_backward(self, part: Part) -> None:
+        """Gather the unit of a part before its backward pass, and before it is computed again."""
+        self.gather(self.units[part], is_backward=True)
+        place = self.order.index(part)
+        if place > 0:
+            self.gather_ahead(self.units[self.order[place - 1]])
 
     # ---- Gradients and optimizer ----
     def accumulate(self, weight: Weight, gradient: Storage) -> None:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 import llama
 from components import head_loss, optimizer, upstream
@@ -93,7 +93,7 @@ def logits_mib_on(card: float) -> float:
     return head_loss.LOGITS_SHARE * card / MIB
 
 
-def prepare_model(model: torch.nn.Module, args: RecipeArguments, autocasts: bool) -> LossInHead:
+def prepare_model(model: PreTrainedModel, args: RecipeArguments, autocasts: bool) -> LossInHead:
     """Do to a loaded model what the recipe does before it hands it to `Accelerator.prepare`.
 
     Returns the recipe's loss.
@@ -116,8 +116,9 @@ def make_optimizer(model: torch.nn.Module, args: RecipeArguments) -> torch.optim
 
 
 # ---- Rows ----
-def labels_of(
-    row: dict[str, Any], tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> list[int]:
-    """Return the labels of a row, -100 for each token that is not trained on."""
+def labels_of(row: dict[str, Any], tokenizer: Any, max_length: int) -> list[int]:
+    """Return the labels of a row, -100 for each token that is not trained on.
+
+    tokenizer: of transformers.
+    """
     return llama.tokenize_row(row, tokenizer, max_length)["labels"]

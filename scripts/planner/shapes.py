@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import transformers
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.quantizers.base import get_keys_to_not_convert
 
 from .errors import NO_HUB, Unplannable, first_line
@@ -98,8 +98,8 @@ class Quantized(torch.nn.Linear):
         if self.bias is not None:
             self.bias.requires_grad_(False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = QuantizedProduct.apply(x, self)
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        out = QuantizedProduct.apply(input, self)
         if self.in_4bit:
             return out.clone()  # as peft's 4-bit layer does
         return out
@@ -140,7 +140,8 @@ class QuantizedProduct(torch.autograd.Function):
         return x.new_empty(*x.shape[:-1], layer.out_features)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (grad,) = gradients
         layer = ctx.layer
         dequantized = grad.new_empty(layer.out_features, layer.in_features)
         return grad.matmul(dequantized), None
@@ -160,7 +161,7 @@ def quantize(model: torch.nn.Module, args: RecipeArguments) -> None:
 # ---- Models ----
 def build_base(
     args: RecipeArguments, config: PretrainedConfig, device: str = "meta"
-) -> torch.nn.Module:
+) -> PreTrainedModel:
     """Return the model that the recipe would load, without adapters, by default on the meta device.
 
     Attention is eager or sdpa, since kernels for GPUs refuse to be built elsewhere; parameters do
@@ -170,16 +171,16 @@ def build_base(
         return make_base(args, config).train()
 
 
-def build(args: RecipeArguments, config: PretrainedConfig, device: str = "meta") -> torch.nn.Module:
+def build(args: RecipeArguments, config: PretrainedConfig, device: str = "meta") -> PreTrainedModel:
     """Return what `build_base` does, with the adapters of peft where the recipe would add them."""
     with naming_bad_configs(), torch.device(device), quiet():
-        model = make_base(args, config)
+        model: Any = make_base(args, config)
         if args.use_peft:
             model = get_peft_model(model, adapters_of(args))
         return model.train()
 
 
-def make_base(args: RecipeArguments, config: PretrainedConfig) -> torch.nn.Module:
+def make_base(args: RecipeArguments, config: PretrainedConfig) -> PreTrainedModel:
     """Make the model, on torch's current device, with whatever errors its class raises."""
     attention = "eager" if args.attn_implementation == "eager" else "sdpa"
     model = AutoModelForCausalLM.from_config(
@@ -214,9 +215,9 @@ class MemoizedBuild:
     """
 
     def __init__(self) -> None:
-        self.built: dict[tuple, torch.nn.Module] = {}
+        self.built: dict[tuple, PreTrainedModel] = {}
 
-    def __call__(self, args: RecipeArguments, config: PretrainedConfig) -> torch.nn.Module:
+    def __call__(self, args: RecipeArguments, config: PretrainedConfig) -> PreTrainedModel:
         key = (
             id(config),
             args.dtype,
@@ -230,12 +231,12 @@ class MemoizedBuild:
         return self.built[key]
 
 
-def layers_of(model: torch.nn.Module) -> torch.nn.ModuleList | None:
-    """Return the decoder layers of a language model, or None if it has no such list."""
+def layers_of(model: PreTrainedModel) -> torch.nn.ModuleList:
+    """Return the decoder layers of a language model; none if they are in no list."""
     for module in model.base_model.children():
         if isinstance(module, torch.nn.ModuleList):
             return module
-    return None
+    return torch.nn.ModuleList()
 
 
 @contextlib.contextmanager

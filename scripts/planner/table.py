@@ -93,7 +93,7 @@ class Choice:
         if self.fitting:
             lines = [f"{self.title}, the fastest first\n", *self.lines_on_what_fits()]
         if self.remedy is not None:
-            lines += self.lines_on_what_to_change()
+            lines += self.lines_on_what_to_change(self.remedy)
         return "\n".join(lines)
 
     def lines_on_what_fits(self) -> list[str]:
@@ -129,21 +129,21 @@ class Choice:
                 lines.append(f"{weights}: does not fit, by {excess} at the least ({closest.file})")
         return lines
 
-    def lines_on_what_to_change(self) -> list[str]:
+    def lines_on_what_to_change(self, remedy: Remedy) -> list[str]:
         """Return by how much the closest way misses, and what would make one fit."""
-        closest = self.remedy.closest
+        closest = remedy.closest
         sentence = f"The closest is {closest.weights} under {closest.file}"
         if closest.checkpoints:
             sentence += ", with --gradient_checkpointing"
         if self.fitting:
             sentence = f"\nWithout offload nothing fits. {sentence}"
         enough = NOT_ENOUGH
-        if self.remedy.changes:
+        if remedy.changes:
             enough = "each of these alone is enough:"
         excess = in_gib(self.excess(closest))
         lines = [f"{sentence}."]
         lines.append(f"It takes {in_gib(closest.peak)}, {excess} too many; {enough}")
-        for change in self.remedy.changes:
+        for change in remedy.changes:
             way = change.way
             lines.append(f"\n{change.words} ({way.weights}, {in_gib(way.peak)})")
             lines.append(folded(command(self.launch, way)))
@@ -165,7 +165,8 @@ def shown(ways: Sequence[Way]) -> list[Way]:
     first_of_kind = {}
     for way in ways:
         first_of_kind.setdefault(way.weights, way)
-    return [way for way in ways if way.number <= SHOWN or way is first_of_kind[way.weights]]
+    later = [way for way in ways[SHOWN:] if way is first_of_kind[way.weights]]
+    return [*ways[:SHOWN], *later]
 
 
 def table(ways: Sequence[Way], machines: int) -> str:

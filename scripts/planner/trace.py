@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from components.head_loss import LossInHead
 
@@ -101,7 +101,7 @@ def refuse_untraceable(plan: Plan, batch: Batch) -> None:
 
 
 # ---- Fake tensors and ranks ----
-def make_fake(model: torch.nn.Module) -> torch.nn.Module:
+def make_fake(model: PreTrainedModel) -> PreTrainedModel:
     """Give a model on the meta device fake tensors on the CPU, tied ones once.
 
     Call it under FakeTensorMode. Returns the model.
@@ -164,17 +164,18 @@ class Training:
     optimizer: torch.optim.Optimizer
 
 
-def prepared(model: torch.nn.Module, plan: Plan, mesh: DeviceMesh | None) -> Training:
+def prepared(model: PreTrainedModel, plan: Plan, mesh: DeviceMesh | None) -> Training:
     """Return what the recipe has after `prepare`."""
     token_loss = recipe.prepare_model(
         model, plan.args, autocasts=plan.autocast_itemsize is not None
     )
+    sharded: torch.nn.Module = model
     if mesh is not None:
-        model = shard(model, plan, mesh)
+        sharded = shard(model, plan, mesh)
     args = plan.args
     if not args.optim.startswith("adamw_torch"):
         args = recipe.with_values(args, optim="adamw_torch")
-    return Training(model, token_loss, recipe.make_optimizer(model, args))
+    return Training(sharded, token_loss, recipe.make_optimizer(sharded, args))
 
 
 def shard(model: torch.nn.Module, plan: Plan, mesh: DeviceMesh) -> torch.nn.Module:
@@ -187,10 +188,10 @@ def shard(model: torch.nn.Module, plan: Plan, mesh: DeviceMesh) -> torch.nn.Modu
         fsdp_version=2,
         reshard_after_forward=plan.reshards,
         auto_wrap_policy="transformer_based_wrap",
+        cpu_offload=False,
         cpu_ram_efficient_loading=False,
         mixed_precision_policy=policy,
     )
-    plugin.cpu_offload = None
     accelerator = SimpleNamespace(
         state=SimpleNamespace(fsdp_plugin=plugin),
         torch_device_mesh=mesh,

@@ -35,18 +35,18 @@ CATEGORIES = {  # of the trackers: ours
 }
 
 
-class PeakOnly:
+class PeakTracker(MemTracker):
     """A tracker that looks at the whole at each op. torch's also looks at every module, of which
     LoRA makes thousands."""
 
-    def _update_peak_stats(self, _: Any) -> None:
+    def _update_peak_stats(self, peak_state: Any) -> None:
         for device, held in self._curr_mem_snap.items():
             if held[TOTAL] > self._peak_mem.get(device, 0):
                 self._peak_mem[device] = held[TOTAL]
                 self._peak_mem_snap[device] = dict(held)
 
 
-class WholeTracker(PeakOnly, MemTracker):
+class WholeTracker(PeakTracker):
     """torch's tracker of models that are not sharded."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -59,7 +59,7 @@ class WholeTracker(PeakOnly, MemTracker):
                 self._param_to_grad_hook_handles[weight] = no_hooks
 
 
-class ShardTracker(PeakOnly, FSDPMemTracker):
+class ShardTracker(PeakTracker, FSDPMemTracker):
     """torch's tracker of models under FSDP2.
 
     It puts hooks of its own on each module of a unit. A unit of several modules, as accelerate
@@ -74,9 +74,9 @@ class ShardTracker(PeakOnly, FSDPMemTracker):
             if isinstance(module, FSDPModule):
                 members.setdefault(module._get_fsdp_state(), []).append(module)
         alone = [modules[0] for modules in members.values() if len(modules) == 1]
-        self._root_mod = SimpleNamespace(modules=lambda: alone, buffers=root.buffers)
-        super()._instrument_fsdp_module()
-        self._root_mod = root
+        only_alone = SimpleNamespace(modules=lambda: alone, buffers=root.buffers)
+        with mock.patch.object(self, "_root_mod", only_alone):
+            super()._instrument_fsdp_module()
         for state, modules in members.items():
             if len(modules) > 1 and state._fsdp_param_group:
                 self._name_tensors_of(state._fsdp_param_group)

@@ -147,24 +147,24 @@ class Zero(Replica):
         if self.plan.stage > 0 and self.bucket is None:
             buffer = self.autograd.new(BUCKET, self.itemsize, "communication")
             self.bucket = Bucket(self.autograd, self.itemsize, buffer)
-        if self.plan.stage == 2:
-            self.into_bucket(weight, gradient)
+        if self.plan.stage == 2 and self.bucket is not None:
+            self.into_bucket(self.bucket, weight, gradient)
         else:
             self.autograd.keep_gradient(weight, gradient)
 
-    def into_bucket(self, weight: Weight, gradient: Storage) -> None:
+    def into_bucket(self, bucket: Bucket, weight: Weight, gradient: Storage) -> None:
         """Copy a gradient into the bucket, which is reduced before if it has no place."""
-        if self.bucket.is_full_with(weight.numel):
-            self.reduce()
-        self.bucket.add(weight.numel, gradient)
+        if bucket.is_full_with(weight.numel):
+            self.reduce(bucket)
+        bucket.add(weight.numel, gradient)
 
-    def reduce(self) -> None:
+    def reduce(self, bucket: Bucket) -> None:
         """Empty the bucket; this rank's part is copied out of it."""
         on_device = not self.plan.offloads_optimizer
         if on_device and self.adds_in_fp32 and self.sum is None:
             # At once into the flat part that the optimizer reads
             self.sum = self.autograd.new(self.own, FP32, "gradients")
-        self.bucket.reduce()
+        bucket.reduce()
         if on_device and not self.adds_in_fp32 and self.part is None:
             self.part = self.autograd.new(self.in_part, self.itemsize, "gradients")
 
@@ -179,8 +179,8 @@ class Zero(Replica):
         if self.plan.stage == 1:
             if not self.is_last:
                 return
-            self.empty_gradients_into_bucket()
-        self.reduce()
+            self.empty_gradients_into(self.bucket)
+        self.reduce(self.bucket)
         if self.sum is None:
             self.sum = self.part
         self.part = None
@@ -194,12 +194,13 @@ class Zero(Replica):
             self.autograd.touch(elements, FP32, "communication")
         del flat
 
-    def empty_gradients_into_bucket(self) -> None:
+    def empty_gradients_into(self, bucket: Bucket) -> None:
         """Put the gradients that stage 1 has kept whole into the bucket, one after another."""
         for weight in self.trained:
             gradient = weight.gradient
             weight.gradient = None
-            self.into_bucket(weight, gradient)
+            if gradient is not None:
+                self.into_bucket(bucket, weight, gradient)
             del gradient
 
     # ---- Optimizer ----
@@ -221,7 +222,7 @@ class Zero(Replica):
         for weight in self.trained:
             weight.gradient = None
 
-    def gradients_in_fp32(self) -> Storage:
+    def gradients_in_fp32(self) -> Storage | None:
         """Return this rank's gradients as the optimizer reads them."""
         if self.adds_in_fp32:
             return self.sum

@@ -52,7 +52,7 @@ class Zero3(Gathered):
         gathers_tail_first: bool,
     ) -> None:
         super().__init__(plan, weights, extra, units, gathers_tail_first)
-        self.own = math.ceil(self.own)
+        self.updated = math.ceil(self.own)  # elements that this rank updates
         self.largest = max((share for _, share in self.trained_shares()), default=0)
         self.whole: dict[Weight, Storage] = {}
         self.inflight: dict[Weight, Gathering] = {}
@@ -74,11 +74,13 @@ class Zero3(Gathered):
                 add_to(parameters, weight.category, math.ceil(share) * weight.itemsize)
                 if weight.numel <= PERSISTENT:
                     add_to(device, "unsharded", weight.numel * weight.itemsize)
-        states["master copies"] = FP32 * self.own
-        states["optimizer"] = state_of_master_copies(self.own, plan.args.optim)
-        states["gradients"] = FP32 * self.own  # reduced and added in fp32, as the recipes have it
+        states["master copies"] = FP32 * self.updated
+        states["optimizer"] = state_of_master_copies(self.updated, plan.args.optim)
+        states["gradients"] = (
+            FP32 * self.updated
+        )  # reduced and added in fp32, as the recipes have it
         if plan.offloads_optimizer:
-            host["communication"] = FP32 * self.own  # on their way to those of the step
+            host["communication"] = FP32 * self.updated  # on their way to those of the step
         device["communication"] = FP32 * BUCKET
         return device, host
 
@@ -236,7 +238,7 @@ class Zero3(Gathered):
         this rank's shares."""
         if self.plan.offloads_optimizer:
             return
-        own = min(self.own, SUB_GROUP)
+        own = min(self.updated, SUB_GROUP)
         self.autograd.touch(self.largest, NORM_ITEMSIZE, "gradients")
         gradients = self.autograd.new(own, FP32, "gradients")
         if self.plan.args.optim == "adamw_torch":
