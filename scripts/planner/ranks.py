@@ -17,6 +17,7 @@ from live tensors: scripts/track_ranks.py.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from .autograd import FP32, Autograd, Tensor, Weight
@@ -94,11 +95,11 @@ class Replica:
         device = self.parameters()
         host = {}
         states = host if optim.startswith("paged") else device
-        states["optimizer"] = sum(
-            state_bytes(weight, weight.numel, optim) for weight in self.trained
-        )
+        sizes = [state_bytes(weight, weight.numel, optim) for weight in self.trained]
+        states["optimizer"] = sum(sizes)
         if self.plan.engine == "ddp":
-            device["gradients"] = sum(weight.numel * weight.itemsize for weight in self.trained)
+            sizes = [weight.numel * weight.itemsize for weight in self.trained]
+            device["gradients"] = sum(sizes)
         return device, host
 
     # ---- In a step ----
@@ -140,39 +141,59 @@ class Replica:
             weight.gradient = None
 
 
-class Unit:
-    """Parameters that are gathered together. Sizes are in bytes, for this rank or for all of it.
+@dataclass(frozen=True)
+class Share:
+    """What one rank has of a weight, in elements, and what all ranks have together.
 
-    Each of N ranks has a share of each weight: FSDP2 cuts by rows, and pads to a multiple of N; the
-    others cut a flat buffer of all weights, so that shares are fractions.
+    FSDP2 cuts a weight by rows, and pads it to a multiple of the ranks. The other engines cut a
+    flat buffer of many weights, so that a share of one is a fraction.
+    """
+
+    weight: Weight
+    elements: float
+    of_all: float  # with padding
+
+    @property
+    def rounded(self) -> int:
+        """Elements of this rank, rounded up."""
+        return math.ceil(self.elements)
+
+
+def share_of(weight: Weight, plan: Plan) -> Share:
+    """Return what each of the plan's shards has of a weight."""
+    elements = weight.numel / plan.shards
+    if plan.engine == "fsdp2":
+        elements_per_row = weight.numel // weight.rows
+        elements = math.ceil(weight.rows / plan.shards) * elements_per_row
+    return Share(weight, elements, elements * plan.shards)
+
+
+class Unit:
+    """Parameters that are gathered together.
+
+    Sizes are in bytes: of all parameters, `gathered`, in what the model computes with; of this
+    rank's shards that are cast to that before they are gathered, `cast`; of all gradients as the
+    backward pass makes them, `gradients`, and as they are reduced, `reduced`.
     """
 
     def __init__(self, weights: Sequence[Weight], plan: Plan) -> None:
         self.weights = weights
-        shards = plan.shards
-        self.shares: dict[Weight, float] = {}  # elements of this rank
-        for weight in weights:
-            if plan.engine == "fsdp2":
-                elements_per_row = weight.numel // weight.rows
-                self.shares[weight] = math.ceil(weight.rows / shards) * elements_per_row
-            else:
-                self.shares[weight] = weight.numel / shards
-        self.trained = [(w, share) for w, share in self.shares.items() if w.trains]
-        # All parameters, in what the model computes with
-        self.gathered = sum(share * shards * w.itemsize for w, share in self.shares.items())
-        # This rank's shards that are stored in another precision, cast to that before the gather
-        self.cast = sum(
-            share * w.itemsize
-            for w, share in self.shares.items()
-            if w.stored_itemsize != w.itemsize
-        )
-        # All gradients: as the backward pass makes them, and as they are reduced, which is in fp32
-        # under mixed precision (reduce_in_fp32 of the recipes)
-        self.gradients = sum(share * shards * w.itemsize for w, share in self.trained)
-        self.reduced = sum(
-            share * shards * (FP32 if plan.low_itemsize else w.itemsize)
-            for w, share in self.trained
-        )
+        self.shares = [share_of(weight, plan) for weight in weights]
+        self.trained = [share for share in self.shares if share.weight.trains]
+        self.gathered = 0.0
+        self.cast = 0.0
+        for share in self.shares:
+            weight = share.weight
+            self.gathered += share.of_all * weight.itemsize
+            if weight.stored_itemsize != weight.itemsize:
+                self.cast += share.elements * weight.itemsize
+        self.gradients = 0.0
+        self.reduced = 0.0
+        for share in self.trained:
+            itemsize = share.weight.itemsize
+            self.gradients += share.of_all * itemsize
+            # Under mixed precision in fp32, by reduce_in_fp32 of the recipes
+            self.reduced += share.of_all * (FP32 if plan.low_itemsize else itemsize)
         # What is held of them now
         self.whole: Storage | None = None  # the parameters, gathered
         self.buffer: Storage | None = None  # that they are gathered into, before they are copied
@@ -206,7 +227,8 @@ class Gathered(Replica):
         self.gathers_tail_first = gathers_tail_first
         self.order = list(self.units)
         self.unit_of = {weight: unit for unit in self.units.values() for weight in unit.weights}
-        self.own = sum(share for unit in self.units.values() for _, share in unit.trained)
+        self.trained_shares = [share for unit in self.units.values() for share in unit.trained]
+        self.own = sum(share.elements for share in self.trained_shares)
 
     def at_rest(self) -> tuple[Sizes, Sizes]:
         """Return what is held between steps, on the device and on the host: this rank's shares."""
@@ -215,25 +237,17 @@ class Gathered(Replica):
         parameters = host if self.plan.offloads_parameters else device
         states = host if self.plan.offloads_optimizer else device
         for unit in self.units.values():
-            for weight, share in unit.shares.items():
-                size = math.ceil(share) * weight.stored_itemsize
-                add_to(parameters, weight.category, size)
+            for share in unit.shares:
+                size = share.rounded * share.weight.stored_itemsize
+                add_to(parameters, share.weight.category, size)
+        optim = self.plan.args.optim
         states["optimizer"] = 0
-        for weight, share in self.trained_shares():
-            states["optimizer"] += state_bytes(weight, share, self.plan.args.optim)
+        for share in self.trained_shares:
+            states["optimizer"] += state_bytes(share.weight, share.rounded, optim)
         if self.plan.offloads_optimizer:
-            states["gradients"] = sum(
-                share * weight.stored_itemsize for weight, share in self.trained_shares()
-            )
+            sizes = [share.rounded * share.weight.stored_itemsize for share in self.trained_shares]
+            states["gradients"] = sum(sizes)
         return device, host
-
-    def trained_shares(self) -> list[tuple[Weight, int]]:
-        """Return the weights that train, with this rank's elements of each, rounded up."""
-        return [
-            (weight, math.ceil(share))
-            for unit in self.units.values()
-            for weight, share in unit.trained
-        ]
 
     # ---- Around a part ----
     def gather(self, unit: Unit, is_backward: bool = False) -> None:

@@ -65,13 +65,13 @@ class Bucket:
         self.itemsize = itemsize
         self.buffer = buffer
         self.filled = 0  # elements
-        self.waiting: list[Storage] = []
+        self.waiting: list[Storage | None] = []
 
     def is_full_with(self, elements: int) -> bool:
         """Tell whether so many elements more have no place."""
         return self.filled + elements > BUCKET
 
-    def add(self, elements: int, gradient: Storage) -> None:
+    def add(self, elements: int, gradient: Storage | None) -> None:
         """Copy a gradient into the buffer."""
         self.filled += elements
         if elements > BUCKET:
@@ -152,7 +152,7 @@ class Zero(Replica):
         else:
             self.autograd.keep_gradient(weight, gradient)
 
-    def into_bucket(self, bucket: Bucket, weight: Weight, gradient: Storage) -> None:
+    def into_bucket(self, bucket: Bucket, weight: Weight, gradient: Storage | None) -> None:
         """Copy a gradient into the bucket, which is reduced before if it has no place."""
         if bucket.is_full_with(weight.numel):
             self.reduce(bucket)
@@ -195,12 +195,14 @@ class Zero(Replica):
         del flat
 
     def empty_gradients_into(self, bucket: Bucket) -> None:
-        """Put the gradients that stage 1 has kept whole into the bucket, one after another."""
+        """Put the gradients that stage 1 has kept whole into the bucket, one after another.
+
+        Biases, which the forward pass leaves out for their size, take their place in it too.
+        """
         for weight in self.trained:
             gradient = weight.gradient
             weight.gradient = None
-            if gradient is not None:
-                self.into_bucket(bucket, weight, gradient)
+            self.into_bucket(bucket, weight, gradient)
             del gradient
 
     # ---- Optimizer ----

@@ -53,7 +53,7 @@ class Zero3(Gathered):
     ) -> None:
         super().__init__(plan, weights, extra, units, gathers_tail_first)
         self.updated = math.ceil(self.own)  # elements that this rank updates
-        self.largest = max((share for _, share in self.trained_shares()), default=0)
+        self.largest = max((share.rounded for share in self.trained_shares), default=0)
         self.whole: dict[Weight, Storage] = {}
         self.inflight: dict[Weight, Gathering] = {}
         self.uses_of_parts = self.uses_in_a_pass()
@@ -70,8 +70,9 @@ class Zero3(Gathered):
         parameters = host if plan.offloads_parameters else device
         states = host if plan.offloads_optimizer else device
         for unit in self.units.values():
-            for weight, share in unit.shares.items():
-                add_to(parameters, weight.category, math.ceil(share) * weight.itemsize)
+            for share in unit.shares:
+                weight = share.weight
+                add_to(parameters, weight.category, share.rounded * weight.itemsize)
                 if weight.numel <= PERSISTENT:
                     add_to(device, "unsharded", weight.numel * weight.itemsize)
         states["master copies"] = FP32 * self.updated
