@@ -4,7 +4,7 @@ The package answers one question for `scripts/plan_memory.py`: what does each GP
 moment of an optimizer step, and why? It answers in two ways, which are held against each other and
 against real tensors:
 
-- the closed form writes a step down op by op over sizes alone, as autograd, DDP, FSDP and DeepSpeed
+- the closed form writes a step down op by op over sizes only, as autograd, DDP, FSDP and DeepSpeed
   allocate and free tensors. It takes about a second for any model and any number of ranks;
 - the trace runs the real model on fake tensors and fake ranks, and watches every allocation.
 

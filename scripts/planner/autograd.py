@@ -2,7 +2,7 @@
 
 The closed form writes a training step down op by op, as PyTorch runs it. Each op says what it
 makes, what it keeps for the backward pass (torch's derivatives.yaml), and what it makes there.
-Sizes are in elements (`numel`) of so many bytes each (`itemsize`).
+Sizes are in elements (`numel`) and in bytes per element (`itemsize`), as in torch.
 """
 
 import heapq
@@ -21,7 +21,7 @@ FP32 = 4  # bytes per element
 class Tensor:
     """The result of an op; `storage` is None where the bytes are counted elsewhere.
 
-    node: the op that differentiates it, or the weight that it is; None if it wants no gradient.
+    node: the op that made it, or the weight that it is; None if it needs no gradient.
     """
 
     numel: int
@@ -36,7 +36,7 @@ class Weight:
     Args:
         numel: elements.
         itemsize: bytes of each, of what the model computes with.
-        trains: whether it wants a gradient.
+        trains: whether it needs a gradient.
         rows: its first dimension.
         stored_itemsize: bytes per element of what is held at rest, if that is another precision.
         category: of the ledger.
@@ -60,7 +60,7 @@ class Weight:
             self.stored_itemsize = stored_itemsize
         self.category = category
         self.is_embedding = False  # whose optimizer state is never in 8 bits
-        self.order = math.inf  # in the graph: its gradient is taken as soon as it is there
+        self.order = math.inf  # in the graph: its gradient is taken as soon as it is complete
         self.uses = 0  # ops whose backward pass gives it a part of its gradient
         self.gradient: Storage | None = None
         self.autocast_copy: Tensor | None = None
@@ -72,7 +72,7 @@ class Weight:
 
 
 class Flow(NamedTuple):
-    """A gradient that an op hands to one of its inputs. itemsize None: the one it got itself."""
+    """A gradient that an op passes to one of its inputs; itemsize None: it passes on its own."""
 
     target: Union["Node", Weight]
     numel: int
@@ -81,7 +81,7 @@ class Flow(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One op of the graph: what its backward pass reads, makes for a moment, and gives."""
+    """One op of the graph: what its backward pass reads, needs while it runs, and gives."""
 
     order: float  # the youngest runs first
     gives: list[Flow]
@@ -91,12 +91,12 @@ class Node:
 
 
 class Autograd:
-    """Ops over sizes, which record a graph unless nothing wants a gradient.
+    """Ops over sizes, which record a graph where an input needs a gradient.
 
     Args:
         ledger: where all memory is counted.
-        autocast_itemsize: of the precision that matrix products compute in under autocast, or None
-            to compute in that of their input.
+        autocast_itemsize: bytes per element in which matrix products compute under autocast, or
+            None without it.
         accumulate: called with a weight and its finished gradient; by default as torch does it.
     """
 
@@ -110,7 +110,7 @@ class Autograd:
         self.autocast_itemsize = autocast_itemsize
         self.accumulate = accumulate or self.keep_gradient
         self.no_grad = False
-        # Of products with a frozen weight too, whose backward pass does not read it.
+        # Whether products keep their input even if their weight is frozen and does not need it
         self.keeps_inputs = False
         self.order = 0
         self.is_checkpointing = False
@@ -120,11 +120,11 @@ class Autograd:
 
     # ---- Memory ----
     def new(self, numel: float, itemsize: int, category: str = "activations") -> Storage:
-        """Allocate memory. A share of a tensor need not be whole: it is rounded up."""
+        """Allocate memory. A share of a tensor may be a fraction of elements: it is rounded up."""
         return Storage(self.ledger, category, math.ceil(numel) * itemsize)
 
     def touch(self, numel: float, itemsize: int, category: str = "activations") -> None:
-        """Allocate memory and free it at once, which leaves its mark if that is the peak."""
+        """Allocate memory and free it at once: it counts if this is the peak."""
         with self.ledger.holding(category, math.ceil(numel) * itemsize):
             pass
 
@@ -164,7 +164,7 @@ class Autograd:
         scratch: int,
         shares_gradient: bool,
     ) -> Node | None:
-        """Return the node of an op, or None if no input wants a gradient."""
+        """Return the node of an op, or None if no input needs a gradient."""
         gives = []
         for x in inputs:
             if x.node is not None:
@@ -178,20 +178,20 @@ class Autograd:
             self.tape.append(node)
         if self.is_checkpointing:
             node.keeps = []
-        if not self.is_recomputing:  # where the nodes of the first pass still stand for it
+        if not self.is_recomputing:  # gradients go through the nodes of the first pass
             for flow in gives:
                 if isinstance(flow.target, Weight):
                     flow.target.uses += 1
         return node
 
     def cast(self, x: Tensor, itemsize: int | None) -> Tensor:
-        """Return x in another precision, or x itself if it has that already, or None is asked."""
+        """Return x in another precision, or x itself if that is None or the one it has."""
         if itemsize is None or itemsize == x.itemsize:
             return x
         return self.op(x.numel, itemsize, [x])
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return x + y, whose gradient is that of both."""
+        """Return x + y. Both inputs get the gradient of the sum, if it has their precision."""
         itemsize = max(x.itemsize, y.itemsize)
         return self.op(x.numel, itemsize, [x, y], shares_gradient=x.itemsize == y.itemsize)
 
@@ -275,8 +275,10 @@ class Autograd:
 
     # ---- Backward pass ----
     def call_before(self, tensor: Tensor, action: Callable[[], None]) -> None:
-        """Have an action called before the backward pass of the op that made a tensor, and before
-        other actions that wait for that; never, if the tensor wants no gradient."""
+        """Have an action called before the backward pass of the op that made a tensor.
+
+        Actions added earlier run after it. Nothing is called if the tensor needs no gradient.
+        """
         node = tensor.node
         if not isinstance(node, Node):
             return
@@ -341,7 +343,7 @@ class BackwardRun:
             self.differentiate(node)
 
     def differentiate(self, node: Node) -> None:
-        """Make the gradients of an op's inputs out of that of its result, which is freed."""
+        """Compute the gradients of an op's inputs; the gradient of its result is then freed."""
         gradient = self.waiting.pop(node)
         made = []
         with self.autograd.ledger.holding("activations", node.scratch):
@@ -376,7 +378,7 @@ class BackwardRun:
 
 
 def kept_by_product(x: Tensor, y: Tensor) -> list[Tensor]:
-    """Return what a product keeps: each factor, if the other one wants a gradient."""
+    """Return what a product keeps: each factor, if the other one needs a gradient."""
     kept = []
     if y.node is not None:
         kept.append(x)

@@ -1,9 +1,9 @@
 """Which ways to run fit a card, the cheapest first: plan_memory.py without --config_file.
 
-Tried is every YAML of accelerate_configs/ that the number of GPUs allows, with full weights, LoRA,
-and LoRA over an int8, nf4 and doubly quantized nf4 base, with and without
---gradient_checkpointing. What the command line says stays, and what the recipe refuses is left out.
-The order is that of cost.py.
+It tries every YAML of accelerate_configs/ that the number of GPUs allows, with full weights, with
+LoRA, and with LoRA on an int8, nf4 and doubly quantized nf4 base, each with and without
+--gradient_checkpointing. It changes nothing that the command line sets, and leaves out what the
+recipe refuses. cost.py decides the order.
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ PREFERRED = ("single", "ddp", "fsdp2", "zero", "fsdp1")  # engines of equal cost
 MOST_SEQUENCES = 2**16  # of the largest batch that is looked for
 MOST_TOKENS = 2**20  # of the largest length, where the model does not say
 DECIDES_WEIGHTS = {"use_peft", "load_in_8bit", "load_in_4bit", "bnb_4bit_use_double_quant"}
-# What a way may add to the user's arguments.
+# What a way may add to the user's arguments
 CHOSEN = (*DECIDES_WEIGHTS, "dtype", "gradient_checkpointing")
 
 
@@ -64,7 +64,7 @@ class Launch:
 def launch_of(
     request: Request, args: RecipeArguments, config: PretrainedConfig, card: int
 ) -> Launch:
-    """Return the Launch of a request for a card of so many bytes."""
+    """Return the Launch of a request. card: bytes."""
     given = {
         word.removeprefix("--").partition("=")[0] for word in request.words if word.startswith("--")
     }
@@ -138,7 +138,7 @@ class Candidate:
 
 
 def ways_on(launch: Launch, ranks: int, like: Way | None = None) -> list[Way]:
-    """Return every way to run on so many ranks that the recipe does not refuse, in order of cost.
+    """Return every way to run on a number of ranks that the recipe accepts, in order of cost.
 
     like: a way whose weights and checkpointing all others are to have. Raises Unplannable, with the
     most frequent reason, where all are refused.
@@ -157,7 +157,7 @@ def ways_on(launch: Launch, ranks: int, like: Way | None = None) -> list[Way]:
 
 
 def candidates_on(launch: Launch, ranks: int, like: Way | None) -> Iterator[Candidate]:
-    """Yield everything that may be tried on so many ranks."""
+    """Yield everything that may be tried on a number of ranks."""
     for path in yaml_files.shipped_files():
         config = yaml_files.read(path)
         if not yaml_files.makes_sense_on(config, ranks, launch.machines):

@@ -7,8 +7,8 @@ from .errors import Unplannable
 
 GB = 10**9
 GIB = 2**30
-# GiB that torch reports as a card's total capacity, in out-of-memory messages of public issues.
-# They are less than what is printed on the box.
+# GiB that torch reports as a card's total capacity in the out-of-memory messages of public issues,
+# which is less than what is printed on the box
 CARDS = {
     "t4": 14.6,
     "v100": 15.7,
@@ -27,13 +27,13 @@ CARDS = {
     "b200": 178.3,
     "mi300x": 191.6,
 }
-# Older than Ampere: they have no matrix units for bf16.
+# Older than Ampere: they have no matrix units for bf16
 SLOW_IN_BF16 = ("t4", "v100", "v100-32gb")
-# The card that is assumed for the size of the loss's pieces where none is named.
+# Where no card is named, the loss is cut into pieces as on this one
 USUAL_CARD = 80 * GIB
 
-# What no tensor holds. Each number is an assumption, the upper end of what public reports say; none
-# was measured here (README, "Will it fit?").
+# Memory that no tensor holds. Each number is an assumption, at the upper end of public reports;
+# none was measured here (README, "Will it fit?").
 CONTEXT = 0.8 * GIB  # CUDA's context and the kernels that are loaded into it
 COMMUNICATOR = 0.5 * GIB  # NCCL's buffers, once there are several ranks
 ROUNDING = 0.05  # of all tensors: what the allocator rounds up, or cannot use again
@@ -62,7 +62,7 @@ def bytes_of_known(name: str) -> int:
 
 
 def with_constants(device: Mapping[str, int], ranks: int) -> dict[str, int]:
-    """Return what a device holds, {category: bytes}, with what no tensor holds as "constants"."""
+    """Return what a device holds, {category: bytes}, with "constants" for what is no tensor."""
     constants = CONTEXT
     if ranks > 1:
         constants += COMMUNICATOR

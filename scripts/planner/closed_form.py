@@ -87,7 +87,7 @@ def evaluation_batch_of(args: RecipeArguments, batch: Batch) -> Batch:
 def strategy_for(
     plan: Plan, config: PretrainedConfig, build: Build = build_base
 ) -> tuple[Replica, Decoder]:
-    """Return what a rank holds under a plan, and the decoder whose passes it runs."""
+    """Return what a rank holds under a plan, and the decoder that it trains."""
     args = plan.args
     if args.use_peft and args.use_dora:
         raise Unplannable(

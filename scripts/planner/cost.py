@@ -1,4 +1,4 @@
-"""What a step costs, to order ways to run: a ranking, never a promised time.
+"""What a step costs, to rank ways to run. It is no estimate of time.
 
 The unit is the forward pass of a micro-batch:
 
@@ -10,7 +10,7 @@ The unit is the forward pass of a micro-batch:
   parameters cross the wire. A ring's all-reduce sends each number twice, a reduce-scatter or a
   gather once.
 
-What offloads comes last (candidates.py), as it is bound by host and bus.
+Ways that offload come last (candidates.py), since host and bus limit them.
 """
 
 from typing import NamedTuple
@@ -30,21 +30,21 @@ TOKENS_PER_TRIP = 2000
 
 
 class Cost(NamedTuple):
-    """Forward passes' worth of a micro-batch, and why, in the order of weight."""
+    """The cost of a micro-batch in forward passes, and reasons, the weightiest first."""
 
     units: float
     reasons: list[str]
 
 
 class Traffic(NamedTuple):
-    """Numbers that a rank sends for a micro-batch, and in words why."""
+    """How many numbers a rank sends per micro-batch, and why, in words."""
 
     numbers: float
     reason: str
 
 
 def cost_of(plan: Plan, strategy: Replica, parameters: int, tokens: int) -> Cost:
-    """Return the cost of a micro-batch of so many tokens.
+    """Return the cost of a micro-batch with a number of tokens.
 
     strategy: what a rank holds under the plan. parameters: of the model without adapters.
     """
@@ -80,7 +80,7 @@ def kind_of_base(args: RecipeArguments) -> str:
 
 
 def reasons_of_compute(args: RecipeArguments) -> list[str]:
-    """Return what makes the compute of a step more than it has to be."""
+    """Return in words what adds to the compute of a step."""
     reasons = []
     if args.gradient_checkpointing:
         reasons.append("recomputes")

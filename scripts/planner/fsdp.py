@@ -1,9 +1,9 @@
 """What a rank holds under PyTorch's FSDP, in both versions.
 
-At rest a rank has 1/N of parameters, gradients and state (ranks.py). What it has besides depends on
-the size of a layer: U bytes of parameters in the precision that they compute in, G bytes of
-gradients in that of reductions, which is fp32 under mixed precision. Around a layer a rank holds at
-most
+At rest a rank has 1/N of parameters, gradients and state (ranks.py). What it holds on top of that
+depends on the size of a layer: U bytes of parameters in the precision of the computation, and G
+bytes of gradients in that of reductions, which is fp32 under mixed precision. Around a layer a rank
+holds at most
 
               forward pass    backward pass
     FSDP2     3 U             3 U + G

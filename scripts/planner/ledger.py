@@ -14,9 +14,9 @@ What is held has one of these categories, under which a plan lists it:
     activations     what the forward pass makes and keeps, and gradients of it
     logits          the output of the model's head, and what the loss makes of it
 
-In the closed form memory is freed when Python drops the last reference to a `Storage`, as it is in
-PyTorch. A function there mirrors the one whose memory it counts: what is a local variable in the
-model's code is one here, and it is freed at the same place.
+As in PyTorch, memory is freed when Python drops the last reference to a `Storage`. A function of
+the closed form mirrors the one whose memory it counts: a local variable of the model's code is a
+local variable here, and is freed at the same place.
 """
 
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ class Ledger:
         self.at_peak: Sizes = {}
 
     def add(self, category: str, size: int) -> None:
-        """Hold so many bytes more, or fewer if `size` is negative."""
+        """Hold more bytes, or fewer if `size` is negative."""
         self.held[category] = self.held.get(category, 0) + size
         self.total += size
         if self.total > self.peak:
@@ -52,7 +52,7 @@ class Ledger:
 
     @contextmanager
     def holding(self, category: str, size: int) -> Iterator[None]:
-        """Hold so many bytes inside a `with` statement."""
+        """Hold bytes within a `with` statement."""
         self.add(category, size)
         yield
         self.add(category, -size)

@@ -1,8 +1,8 @@
 """The planner's peaks under each YAML against those of live tensors on real CPU ranks.
 
 Each launch rehearses three optimizer steps of the recipe, and has every rank measure the third
-(peak_probe.py). A rank's planned peak is that of its device and its host together, since on CPU
-ranks they are one.
+(peak_probe.py). A rank's planned peak counts its device and its host together, since on CPU ranks
+they are one.
 """
 
 import itertools

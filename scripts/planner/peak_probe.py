@@ -19,9 +19,9 @@ STEPS = 3  # of the recipe; the last one is tracked
 class TensorTracker(MemTracker):
     """torch's tracker without its hooks on modules and parameters, for which it wants leaves.
 
-    Neither FSDP1's views of flat parameters nor ZeRO-3's empty ones are. Not counted is gloo's own
-    copy of what it reduces and scatters, which NCCL does not make: it splits a tensor that no op
-    before has made.
+    Neither FSDP1's views of flat parameters nor ZeRO-3's empty ones are. gloo's own copy of what it
+    reduces and scatters is not counted, since NCCL makes none. It is recognized by a split of a
+    tensor that no op has made.
     """
 
     def __enter__(self) -> Self:

@@ -118,7 +118,7 @@ def held(plan: Plan, config: PretrainedConfig, batch: Batch) -> Sizes:
 
 
 def peak_in_gib(plan: Plan, config: PretrainedConfig, batch: Batch, length: int) -> float:
-    """Return the GiB at the peak with rows of another length, as much of which is supervised."""
+    """Return the GiB at the peak with rows of another length and the same share supervised."""
     supervised = max(batch.supervised * length // batch.length, 1)
     longer = replace(batch, length=length, supervised=supervised)
     return sum(held(plan, config, longer).values()) / GIB

@@ -38,7 +38,7 @@ def state_in_8_bits(elements: int) -> int:
 
 
 def state_bytes(weight: Weight, elements: int, optim: str) -> int:
-    """Return the bytes of AdamW's state for so many elements of a weight.
+    """Return the bytes of AdamW's state for some elements of a weight.
 
     torch's AdamW keeps two numbers per element in the precision of the weight. bitsandbytes keeps
     them in 8 bits, but in fp32 for embeddings and small tensors.
@@ -104,12 +104,12 @@ class Replica:
 
     # ---- In a step ----
     def begin(self, autograd: Autograd) -> None:
-        """Take part in the passes of an autograd, whose finished gradients come to `accumulate`."""
+        """Join the passes of an autograd: its finished gradients come to `accumulate`."""
         self.autograd = autograd
         autograd.accumulate = self.accumulate
 
     def begin_pass(self, is_last: bool) -> None:
-        """Before a micro-batch; the last one of a step is that whose gradients are reduced."""
+        """Before a micro-batch. The gradients of a step are reduced with its last one."""
         self.is_last = is_last
 
     def around(self, part: Part, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

@@ -21,10 +21,11 @@ from components.status import process_status
 from components.strategy import Strategy
 from components.strategy_checks import find_misfits
 
+# The recipe's arguments; `with_values` copies them
 RecipeArguments = llama.Arguments
 MIB = 2**20
 CPU = torch.device("cpu")
-# Refusals that depend on this machine, and not on the one that is planned for.
+# Refusals that depend on this machine, and not on the one that is planned for
 ABOUT_THIS_MACHINE = ("--model_name_or_path", "DeepSpeed compiles")
 
 
@@ -88,8 +89,10 @@ def logits_mib(args: RecipeArguments) -> float:
 
 
 def logits_mib_on(card: float) -> float:
-    """Return how many MiB of fp32 logits the recipe computes at a time on a card of so many bytes,
-    unless --max_logits_mib says otherwise."""
+    """Return how many MiB of fp32 logits the recipe computes at a time, by default, on a card.
+
+    card: bytes.
+    """
     return head_loss.LOGITS_SHARE * card / MIB
 
 

@@ -1,6 +1,6 @@
 """What to change when nothing fits, or nothing that leaves everything on the GPUs.
 
-Each remedy alone is enough: a smaller batch, shorter rows, more GPUs, or a larger card.
+Each remedy is enough by itself: a smaller batch, shorter rows, more GPUs, or a larger card.
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,7 +59,7 @@ def remedy_for(launch: Launch, ways: Sequence[Way], fitting: Sequence[Way]) -> R
 
 
 def changes_for(launch: Launch, ways: Sequence[Way], closest: Way) -> Iterator[Change]:
-    """Yield what lets one of the ways fit, none of which does."""
+    """Yield changes with which one of the ways fits. None of them fits as it is."""
     way = smaller_batch(launch, ways)
     if way is not None:
         args = way.plan.args
@@ -138,8 +138,10 @@ def more_ranks(launch: Launch, closest: Way, may_offload: bool) -> Way | None:
 def fitting_ways(
     launch: Launch, ranks: int, may_offload: bool, like: Way | None = None
 ) -> list[Way]:
-    """Return the ways that fit on so many ranks, in order of cost; with the weights of another way,
-    if one is given."""
+    """Return the ways that fit on a number of ranks, in order of cost.
+
+    like: a way whose weights and checkpointing all others are to have.
+    """
     try:
         ways = ways_on(launch, ranks, like)
     except Unplannable:

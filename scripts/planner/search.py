@@ -46,7 +46,7 @@ def largest_that_fits(
 
 
 def along_slope(low: int, room: int, slope: float) -> int:
-    """Return where a line from `low` with this slope has used up so many bytes."""
+    """Return where a line from `low` with this slope has used up the room, in bytes."""
     if slope == 0:
         return 2 * low
     return low + int(room / slope)

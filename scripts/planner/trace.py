@@ -4,8 +4,8 @@ Under torch's FakeTensorMode tensors live and die as real ones do. The process g
 one, so that there may be any number of ranks. Model, optimizer and loss are the recipe's own, and
 sharding is what accelerate's `fsdp2_prepare_model` does.
 
-Not traced, since their engines read the addresses of tensors, which fake ones do not have: FSDP1
-and DeepSpeed; nor bitsandbytes' kernels, for which `shapes.Quantized` stands in.
+FSDP1 and DeepSpeed cannot be traced, since they read the addresses of tensors, which fake ones do
+not have. Nor can bitsandbytes' kernels: `shapes.Quantized` stands in for them.
 """
 
 import contextlib

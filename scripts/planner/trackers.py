@@ -36,8 +36,8 @@ CATEGORIES = {  # of the trackers: ours
 
 
 class PeakTracker(MemTracker):
-    """A tracker that looks at the whole at each op. torch's also looks at every module, of which
-    LoRA makes thousands."""
+    """A tracker of the peak only. torch's also looks at every module at each op, and LoRA makes
+    thousands of them."""
 
     def _update_peak_stats(self, peak_state: Any) -> None:
         for device, held in self._curr_mem_snap.items():
@@ -73,9 +73,9 @@ class ShardTracker(PeakTracker, FSDPMemTracker):
         for module in root.modules():
             if isinstance(module, FSDPModule):
                 members.setdefault(module._get_fsdp_state(), []).append(module)
-        alone = [modules[0] for modules in members.values() if len(modules) == 1]
-        only_alone = SimpleNamespace(modules=lambda: alone, buffers=root.buffers)
-        with mock.patch.object(self, "_root_mod", only_alone):
+        single = [modules[0] for modules in members.values() if len(modules) == 1]
+        stand_in = SimpleNamespace(modules=lambda: single, buffers=root.buffers)
+        with mock.patch.object(self, "_root_mod", stand_in):
             super()._instrument_fsdp_module()
         for state, modules in members.items():
             if len(modules) > 1 and state._fsdp_param_group:

@@ -108,7 +108,7 @@ QLORA = [*LORA, "--load_in_4bit", *CHECKPOINTED]
 
 
 def fsdp2_in_bf16(ranks: int) -> dict[str, Any]:
-    """Return the fields of a Plan for so many ranks."""
+    """Return the fields of a Plan on a number of ranks."""
     return BF16 | {"engine": "fsdp2", "ranks": ranks, "shards": ranks}
 
 
@@ -131,7 +131,7 @@ LARGE = RUNS_OF_1B + RUNS_OF_8B + RUNS_OF_70B
 
 
 def drawn(number: int, seed: int) -> Iterator[Cell]:
-    """Yield cells of which each thing is drawn at random, so that nobody chose them."""
+    """Yield cells in which everything is drawn at random, so that nobody chose them."""
     draw = random.Random(seed)
     for _ in range(number):
         heads = draw.choice([4, 8])

@@ -95,7 +95,7 @@ def shipped_files() -> list[Path]:
 
 
 def makes_sense_on(config: Config, ranks: int, machines: int) -> bool:
-    """Tell whether a config is worth trying on so many ranks.
+    """Tell whether a config is worth trying on a number of ranks.
 
     One rank alone splits nothing, so that only offload differs from one plain process. The groups
     of FSDP1's HYBRID_SHARD are machines: there must be several, of several GPUs each.

@@ -36,7 +36,7 @@ def state_of_master_copies(elements: int, optim: str) -> int:
 
 
 def fullest_part(sizes: Sequence[int], parts: int) -> int:
-    """Return the elements of all tensors that have a piece on a rank, the most of any rank.
+    """Return the elements of all tensors of which the fullest rank has a piece.
 
     The tensors lie one after another in a flat buffer, which is cut into equal parts.
     """
@@ -68,7 +68,7 @@ class Bucket:
         self.waiting: list[Storage | None] = []
 
     def is_full_with(self, elements: int) -> bool:
-        """Tell whether so many elements more have no place."""
+        """Tell whether there is no room for more elements."""
         return self.filled + elements > BUCKET
 
     def add(self, elements: int, gradient: Storage | None) -> None:
@@ -91,9 +91,9 @@ class Bucket:
 class Zero(Replica):
     """Parameters are whole.
 
-    Stage 0: so are master weights, in mixed precision, and state. Stages 1 and 2: a rank has 1/N of
-    fp32 master weights and state. Stage 2: and of gradients, but tensors whole that lie in the
-    parts of two ranks.
+    In stage 0 so are state and, under mixed precision, master weights. In stages 1 and 2 a rank has
+    1/N of fp32 master weights and state, and in stage 2 of gradients too; a gradient that lies in
+    the parts of two ranks is whole on both.
     """
 
     def __init__(self, plan: Plan, weights: Sequence[Weight], extra: Sizes) -> None:
@@ -142,8 +142,8 @@ class Zero(Replica):
 
     # ---- Gradients ----
     def accumulate(self, weight: Weight, gradient: Storage) -> None:
-        """Stage 2 puts gradients into a bucket, which there is during a pass; the others keep them
-        whole. Stage 1 has the bucket too."""
+        """Stage 2 puts gradients into a bucket; the others keep them whole. Stage 1 allocates the
+        bucket at the same time, and fills it after the pass."""
         if self.plan.stage > 0 and self.bucket is None:
             buffer = self.autograd.new(BUCKET, self.itemsize, "communication")
             self.bucket = Bucket(self.autograd, self.itemsize, buffer)

@@ -112,7 +112,7 @@ class Zero3(Gathered):
         return bool(unit.trained)
 
     def begin(self, autograd: Autograd) -> None:
-        """Take part in the passes of an autograd."""
+        """Join the passes of an autograd."""
         super().begin(autograd)
         autograd.keeps_inputs = True  # DeepSpeed's linear layer keeps them for frozen weights too
         self.bucket = Bucket(autograd, FP32)
