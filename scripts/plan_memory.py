@@ -34,9 +34,7 @@ def parse_args() -> Request:
     options, words = parser.parse_known_args()
     words = without_launcher_options(words)
     if not words or words[0].startswith("--"):
-        parser.error(
-            "which model? MODEL, or recipes/llama.py, stands before the recipe's own arguments"
-        )
+        parser.error("which model? Put MODEL or recipes/llama.py before the recipe's own arguments")
     return Request(model=words[0], words=words[1:], **vars(options))
 
 

@@ -100,7 +100,7 @@ def title_of(plan: Plan, batch: Batch) -> str:
     return (
         f"{plan.args.model_name_or_path} under {plan.name}, {plan.ranks} x GPU, "
         f"mixed precision {plan.mixed_precision}: "
-        f"{batch.sequences} x {batch.length} tokens a rank"
+        f"{batch.sequences} x {batch.length} tokens per rank"
     )
 
 

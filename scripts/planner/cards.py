@@ -51,7 +51,9 @@ def bytes_of(card: str | None) -> int | None:
         return bytes_of_known(name)
     size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(gb|gib|g)?", name)
     if size is None or float(size[1]) == 0:
-        raise Unplannable(f"--gpu {card}: neither a size, as 24GB, nor one of {', '.join(CARDS)}")
+        raise Unplannable(
+            f"--gpu {card}: neither a size such as 24GB nor one of {', '.join(CARDS)}"
+        )
     unit = GIB if size[2] == "gib" else GB
     return int(float(size[1]) * unit)
 

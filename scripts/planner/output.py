@@ -49,9 +49,9 @@ class Report:
         """The plan for a terminal: GiB of the device by what holds them, host, verdict."""
         lines = [f"{self.title}, {self.method}, GiB"]
         lines += [line(name, size) for name, size in self.device.items()]
-        lines.append(f"{line('peak of a GPU', self.peak)} GiB")
+        lines.append(f"{line('peak per GPU', self.peak)} GiB")
         if self.host:
-            whole = line("host, a rank", sum(self.host.values()))
+            whole = line("host, per rank", sum(self.host.values()))
             lines.append(f"{whole} GiB: {', '.join(self.host)}")
         if self.card:
             lines.append(f"{line('card', self.card)} GiB: {self.verdict(self.card)}")
@@ -61,8 +61,8 @@ class Report:
         """Return whether the card is large enough, and by how much."""
         left = (card - self.peak) / GIB
         if self.fits:
-            return f"fits, {left:.1f} GiB are left"
-        return f"does not fit: {-left:.1f} GiB too many"
+            return f"fits, {left:.1f} GiB left"
+        return f"does not fit: {-left:.1f} GiB too much"
 
 
 def line(name: str, size: float) -> str:

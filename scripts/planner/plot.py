@@ -83,7 +83,7 @@ def draw_bars(axes: Axes, devices: Mapping[str, Sizes], order: Sequence[str]) ->
             axes.barh(order, widths, BAR_HEIGHT, places, color=color, label=category)
         for name, size in sizes.items():
             left[name] += size
-    axes.set_xlabel("GiB of a GPU at the peak")
+    axes.set_xlabel("peak GiB per GPU")
 
 
 def draw_curves(
@@ -96,7 +96,7 @@ def draw_curves(
     axes.set(
         xscale="log",
         yscale="log",
-        xlabel=f"tokens a row, {batch.sequences} rows a micro-batch",
+        xlabel=f"tokens per row, {batch.sequences} rows per micro-batch",
         ylabel="GiB",
     )
     axes.set_xticks(LENGTHS, [f"{length:,}" for length in LENGTHS])

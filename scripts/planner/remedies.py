@@ -23,7 +23,7 @@ LEAST_LENGTH = 64  # tokens, of rows that are worth a proposal
 MOST_RANKS = 1024
 NOT_ENOUGH = (
     f"neither a smaller batch, nor shorter rows, nor {MOST_RANKS} GPUs, "
-    "nor a known card is enough alone."
+    "nor a known card is enough by itself."
 )
 
 

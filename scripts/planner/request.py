@@ -50,7 +50,7 @@ class Request:
         if self.longest is not None and self.longest < 1:
             raise Unplannable(f"--longest {self.longest}: must be 1 or more")
         if self.longest is not None and "--packing" in self.words:
-            raise Unplannable("--longest: packed lines are filled to --max_length")
+            raise Unplannable("--longest: packed sequences are filled to --max_length")
         if not self.config_file and not self.gpu:
             raise Unplannable(
                 "give --config_file, for the plan of one strategy, or --gpu, to choose among all"
@@ -68,8 +68,8 @@ class Request:
             return self.words
         if "--model_name_or_path" in self.words:
             raise Unplannable(
-                "--model_name_or_path: MODEL says it already; "
-                f"or give recipes/{RECIPE} instead of MODEL"
+                "--model_name_or_path: MODEL already names it; "
+                f"leave it out, or give recipes/{RECIPE} in place of MODEL"
             )
         return [*self.words, "--model_name_or_path", self.model]
 

@@ -14,10 +14,10 @@ SHOWN = 12  # ways in a terminal, besides the first of each kind of weights
 HEADER = ("#", "config", "weights", "ckpt", "GiB", "batch", "length", "cost", "why")
 ALIGNMENT = "><<<>>>><"
 LEGEND = (
-    "\nckpt: --gradient_checkpointing. GiB: the peak of a GPU. "
-    "batch, length: the largest that fit, the other as given.\n"
-    "cost: of a step, next to the first row, +: and what host and bus take; "
-    "it orders the rows and is no measured time.\n"
+    "\nckpt: with --gradient_checkpointing. GiB: peak per GPU. "
+    "batch, length: the largest that fits, with the other as given.\n"
+    "cost: per step, relative to the first row; +: and what host and bus take. "
+    "It ranks the rows and is no measured time.\n"
     "Number 1:\n"
 )
 
@@ -38,7 +38,7 @@ class Choice:
         launch = self.launch
         model = launch.args.model_name_or_path
         cards = f"{launch.ranks} x {launch.request.gpu}, {in_gib(launch.card)} each"
-        tokens = f"{self.batch.sequences} x {self.batch.length} tokens a rank"
+        tokens = f"{self.batch.sequences} x {self.batch.length} tokens per rank"
         count = f"{len(self.fitting)} of {len(self.ways)} ways fit"
         return f"{model} on {cards}, {tokens}: {count}"
 
@@ -114,7 +114,8 @@ class Choice:
             lines.append(folded(command(launch, full)))
         if launch.machines > 1:
             lines.append(
-                "\non each machine, with its --machine_rank and the --main_process_ip of the first"
+                "\nRun it on each machine with its own --machine_rank "
+                "and the --main_process_ip of the first."
             )
         return lines
 
@@ -126,7 +127,9 @@ class Choice:
             closest = min(of_kind, key=lambda way: way.peak)
             if closest.peak > self.launch.card:
                 excess = in_gib(self.excess(closest))
-                lines.append(f"{weights}: does not fit, by {excess} at the least ({closest.file})")
+                lines.append(
+                    f"{weights}: does not fit, at least {excess} too much ({closest.file})"
+                )
         return lines
 
     def lines_on_what_to_change(self, remedy: Remedy) -> list[str]:
@@ -139,10 +142,10 @@ class Choice:
             sentence = f"\nWithout offload nothing fits. {sentence}"
         enough = NOT_ENOUGH
         if remedy.changes:
-            enough = "each of these alone is enough:"
+            enough = "each of these changes is enough by itself:"
         excess = in_gib(self.excess(closest))
         lines = [f"{sentence}."]
-        lines.append(f"It takes {in_gib(closest.peak)}, {excess} too many; {enough}")
+        lines.append(f"It takes {in_gib(closest.peak)}, {excess} too much; {enough}")
         for change in remedy.changes:
             way = change.way
             lines.append(f"\n{change.words} ({way.weights}, {in_gib(way.peak)})")
@@ -190,7 +193,7 @@ def cells(way: Way, cheapest: float, machines: int) -> tuple[str, ...]:
     reason = way.reasons[0]
     host = sum(way.host.values()) * way.plan.ranks / machines
     if host:
-        reason += f": {in_gib(host)} a machine"
+        reason += f": {in_gib(host)} per machine"
     return (
         str(way.number),
         way.file.removesuffix(".yaml"),
