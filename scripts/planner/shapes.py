@@ -99,6 +99,7 @@ class Quantized(torch.nn.Linear):
             self.bias.requires_grad_(False)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of the size of the product, whose values mean nothing."""
         out = QuantizedProduct.apply(input, self)
         if self.in_4bit:
             return out.clone()  # as peft's 4-bit layer does
@@ -132,6 +133,7 @@ class QuantizedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, layer: Quantized) -> torch.Tensor:
+        """Allocate what the forward pass does."""
         ctx.layer = layer
         if not layer.in_4bit:
             ctx.kept = x
@@ -141,6 +143,7 @@ class QuantizedProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Allocate what the backward pass does: the whole weight, dequantized."""
         (grad,) = gradients
         layer = ctx.layer
         dequantized = grad.new_empty(layer.out_features, layer.in_features)
@@ -218,6 +221,7 @@ class MemoizedBuild:
         self.built: dict[tuple, PreTrainedModel] = {}
 
     def __call__(self, args: RecipeArguments, config: PretrainedConfig) -> PreTrainedModel:
+        """Return the model, built now or before."""
         key = (
             id(config),
             args.dtype,
