@@ -1,8 +1,8 @@
 """A call of scripts/plan_memory.py, and the micro-batch that it asks about."""
 
-from argparse import Namespace
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from .errors import Unplannable
 
@@ -98,7 +98,16 @@ class Batch:
     packed: bool = False  # whether a sequence holds several rows, which must not see each other
 
 
-def batch_of(args: Namespace, request: Request) -> Batch:
+class BatchArguments(Protocol):
+    """The recipe's arguments that decide about a micro-batch."""
+
+    max_length: int
+    per_device_train_batch_size: int
+    packing: bool
+    padding_free: bool
+
+
+def batch_of(args: BatchArguments, request: Request) -> Batch:
     """Return the largest micro-batch of the recipe's arguments."""
     length = args.max_length
     if request.longest is not None:
