@@ -104,8 +104,8 @@ def parse_arguments(kind: type[A], description: str = "", words: Sequence[str] |
     """Return `kind` filled from the command line, or from `words`.
 
     `--config FILE` reads arguments from a YAML or JSON file first, also from a run.json; those
-    on the command line override them. A wrong call ends with one line and code 64. Bounds are checked
-    later, by components.checks, together with all else that can be wrong.
+    on the command line override them. A wrong call ends with one line and code 64. The bounds of
+    numbers are checked later, by components.checks, together with all else that can be wrong.
     """
     words = list(sys.argv[1:] if words is None else words)
     parser = RecipeParser(kind, description=description)

@@ -164,7 +164,7 @@ def cut_blocks(
 
 
 def tokenize_document(text: str | None, tokenizer: Any) -> torch.Tensor:
-    """Return the tokens of a document and an end of sequence: [tokens]; none of one without text."""
+    """Return the tokens of a document and its end: [tokens]; none if it has no text."""
     if text is None or not text.strip():
         return torch.zeros(0, dtype=torch.int32)
     tokens = list(tokenizer(text, verbose=False)["input_ids"])
@@ -175,7 +175,7 @@ def tokenize_document(text: str | None, tokenizer: Any) -> torch.Tensor:
 
 
 def count_tokens(block: torch.Tensor) -> int:
-    """Return the tokens of a block that a model reads: all but the last, and none behind the end."""
+    """Return how many tokens a model reads of a block: neither the last nor padding."""
     return int((block[NUMBERS, :-1] > 0).sum())
 
 

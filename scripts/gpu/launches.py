@@ -27,9 +27,9 @@ from .cell import Setup, Skip
 
 MOST_AT_ONCE = 6  # launches of one cell; each takes a core or two while it imports
 NO_TIME = "no time left"
-# Command lines of the scripts that make models, without the folder
+# Command lines of scripts/make_tiny.py, without the folder
 WIDE = (
-    "make_tiny_model.py --hidden_size 1024 --intermediate_size 4096 --num_hidden_layers 4 "
+    "llama --hidden_size 1024 --intermediate_size 4096 --num_hidden_layers 4 "
     "--num_attention_heads 8 --num_train_rows 700 --num_test_rows 21"
 )
 TINY_WIDE = "llama --num_train_rows 210 --num_test_rows 21"

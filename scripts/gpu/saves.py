@@ -12,7 +12,8 @@ from . import launches
 from .cell import Outcome, Row, Setup
 from .probed import model_and_rows
 
-PARTS = ("fault_tolerance.py", "whole_state.py")  # files of recipes/ that save
+# Files of recipes/components/ that save
+PARTS = ("run.py", "checkpoint.py", "state.py", "deepspeed_state.py")
 SHOWN = 20  # functions
 LEAST_SECONDS = 0.005
 
@@ -63,13 +64,19 @@ def profile_rows(path: Path) -> list[Row]:
     for (file, _, function), facts in pstats.Stats(str(path)).stats.items():
         _, calls, _, seconds, callers = facts
         name = f"{Path(file).name}: {function}"
-        if Path(file).name not in PARTS:
+        if not is_part(file):
             name = f"called there: {function}"
             calls, seconds = calls_from_parts(callers)
         if calls:
             found.append({"function": name, "calls": calls, "seconds": round(seconds, 3)})
     found.sort(key=lambda row: row["seconds"], reverse=True)
     return found[:SHOWN]
+
+
+def is_part(file: str) -> bool:
+    """Return whether a file is one of PARTS; other libraries have files of these names."""
+    path = Path(file)
+    return path.name in PARTS and path.parent.name == "components"
 
 
 def calls_from_parts(callers: Mapping[Function, tuple[Any, ...]]) -> tuple[int, float]:
@@ -81,7 +88,7 @@ def calls_from_parts(callers: Mapping[Function, tuple[Any, ...]]) -> tuple[int, 
     calls = 0
     seconds = 0.0
     for (file, _, _), facts in callers.items():
-        if Path(file).name in PARTS:
+        if is_part(file):
             calls += facts[0]
             seconds += facts[3]
     return calls, seconds

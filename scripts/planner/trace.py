@@ -29,8 +29,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import PretrainedConfig, PreTrainedModel
 
-from components.head_loss import LossInHead
-
 from . import recipe
 from .errors import Unplannable, first_line
 from .ledger import Sizes
@@ -160,7 +158,7 @@ class Training:
     """A model as the recipe gets it back from `prepare`, its loss and its optimizer."""
 
     model: torch.nn.Module
-    token_loss: LossInHead
+    token_loss: recipe.LossInHead
     optimizer: torch.optim.Optimizer
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from gpu import plans, saves, side_by_side
 from gpu.cell import Setup
+from launching import REPO
 
 GIB = 2**30
 
@@ -101,15 +102,21 @@ def gather():
 RUN = """
 import time
 
-import whole_state
+from components import state
 
 time.sleep(0.3)
-whole_state.gather()
+state.gather()
 """
 
 
+def test_the_parts_of_a_save_are_files_of_the_recipes():
+    for name in saves.PARTS:
+        assert (REPO / "recipes" / "components" / name).is_file()
+
+
 def test_the_parts_of_a_save_count_what_the_save_calls_and_not_the_rest(tmp_path):
-    (tmp_path / "whole_state.py").write_text(PART)
+    (tmp_path / "components").mkdir()
+    (tmp_path / "components" / "state.py").write_text(PART)
     script = tmp_path / "run.py"
     script.write_text(RUN)
     profile = tmp_path / "profile.bin"
@@ -118,4 +125,4 @@ def test_the_parts_of_a_save_count_what_the_save_calls_and_not_the_rest(tmp_path
     slept = next(row for name, row in found.items() if "sleep" in name)
     assert slept["calls"] == 1
     assert 0.05 <= slept["seconds"] < 0.3
-    assert found["whole_state.py: gather"]["seconds"] >= 0.05
+    assert found["state.py: gather"]["seconds"] >= 0.05
