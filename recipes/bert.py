@@ -1,4 +1,4 @@
-"""Text classification and regression with any encoder or decoder, BERT as the example.
+r"""Text classification and regression with any encoder or decoder, BERT as the example.
 
 The YAML file owns the strategy, the command line everything about learning:
 
@@ -18,13 +18,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from components.arguments import (
-    CommonArguments,
-    CompileArguments,
+    DenseModelArguments,
     EvalOnStartArguments,
     LabelArguments,
     LengthArguments,
-    LoraVariantArguments,
-    QuantizationArguments,
     RowArguments,
     SamplingArguments,
 )
@@ -34,15 +31,12 @@ from components.startup import start
 
 @dataclass(kw_only=True)
 class Arguments(
-    CommonArguments,
     EvalOnStartArguments,
     LabelArguments,
     LengthArguments,
     SamplingArguments,
     RowArguments,
-    CompileArguments,
-    QuantizationArguments,
-    LoraVariantArguments,
+    DenseModelArguments,
 ):
     """Text classification."""
 

@@ -1,4 +1,4 @@
-"""Instruction tuning of any causal language model, Llama as the example: full, LoRA or QLoRA.
+r"""Instruction tuning of any causal language model, Llama as the example: full, LoRA or QLoRA.
 
 The YAML file owns the strategy, the command line everything about learning:
 
@@ -19,33 +19,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from components.arguments import (
-    CommonArguments,
-    CompileArguments,
-    LengthArguments,
-    LigerArguments,
-    LoraVariantArguments,
-    LossInHeadArguments,
-    QuantizationArguments,
-    RowArguments,
-    SamplingArguments,
-)
+from components.arguments import CausalLMArguments, RowArguments, SamplingArguments
 from components.cli import MAY_CHANGE, arg
 from components.startup import start
 
 
 @dataclass(kw_only=True)
-class Arguments(
-    CommonArguments,
-    LengthArguments,
-    SamplingArguments,
-    RowArguments,
-    CompileArguments,
-    LigerArguments,
-    LossInHeadArguments,
-    QuantizationArguments,
-    LoraVariantArguments,
-):
+class Arguments(SamplingArguments, RowArguments, CausalLMArguments):
     """Instruction tuning."""
 
     GROUP: ClassVar[str] = "Batches of rows"

@@ -1,4 +1,4 @@
-"""Preference tuning of any causal language model from chosen and rejected answers: DPO and others.
+r"""Preference tuning of any causal language model from chosen and rejected answers: DPO and others.
 
 The YAML file owns the strategy, the command line everything about learning:
 
@@ -18,33 +18,13 @@ python scripts/copy_recipe.py llama_dpo my_project, then look for EDIT.
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from components.arguments import (
-    CommonArguments,
-    CompileArguments,
-    LengthArguments,
-    LigerArguments,
-    LoraVariantArguments,
-    LossInHeadArguments,
-    QuantizationArguments,
-    RowArguments,
-    SamplingArguments,
-)
+from components.arguments import CausalLMArguments, RowArguments, SamplingArguments
 from components.cli import MAY_CHANGE, Above, arg
 from components.startup import start
 
 
 @dataclass(kw_only=True)
-class Arguments(
-    CommonArguments,
-    LengthArguments,
-    SamplingArguments,
-    RowArguments,
-    CompileArguments,
-    LigerArguments,
-    LossInHeadArguments,
-    QuantizationArguments,
-    LoraVariantArguments,
-):
+class Arguments(SamplingArguments, RowArguments, CausalLMArguments):
     """Preference tuning."""
 
     GROUP: ClassVar[str] = "Preferences"

@@ -1,4 +1,4 @@
-"""Continued pretraining of any causal language model on raw text, Mistral as the example.
+r"""Continued pretraining of any causal language model on raw text, Mistral as the example.
 
 The YAML file owns the strategy, the command line everything about learning:
 
@@ -23,31 +23,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from components.arguments import (
-    CommonArguments,
-    CompileArguments,
-    EvalOnStartArguments,
-    LengthArguments,
-    LigerArguments,
-    LoraVariantArguments,
-    LossInHeadArguments,
-    QuantizationArguments,
-)
+from components.arguments import CausalLMArguments, EvalOnStartArguments
 from components.cli import MAY_CHANGE, Above, AtLeast, arg
 from components.startup import start
 
 
 @dataclass(kw_only=True)
-class Arguments(
-    CommonArguments,
-    EvalOnStartArguments,
-    LengthArguments,
-    CompileArguments,
-    LigerArguments,
-    LossInHeadArguments,
-    QuantizationArguments,
-    LoraVariantArguments,
-):
+class Arguments(EvalOnStartArguments, CausalLMArguments):
     """Continued pretraining."""
 
     GROUP: ClassVar[str] = "Text"

@@ -1,4 +1,4 @@
-"""Instruction tuning of mixtures of experts, Mixtral as the example, with the router's loss.
+r"""Instruction tuning of mixtures of experts, Mixtral as the example, with the router's loss.
 
 The YAML file owns the strategy, the command line everything about learning:
 
@@ -30,12 +30,12 @@ from components.startup import start
 
 @dataclass(kw_only=True)
 class Arguments(
-    CommonArguments,
     LengthArguments,
     SamplingArguments,
     RowArguments,
     LossInHeadArguments,
     ExpertAdapterArguments,
+    CommonArguments,
 ):
     """Instruction tuning of mixtures of experts."""
 

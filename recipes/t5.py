@@ -1,4 +1,4 @@
-"""Sequence to sequence with any encoder-decoder, T5 here: summaries, translations, answers.
+r"""Sequence to sequence with any encoder-decoder, T5 here: summaries, translations, answers.
 
 The YAML file owns the strategy, the command line everything about learning:
 
@@ -20,11 +20,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from components.arguments import (
-    CommonArguments,
-    CompileArguments,
+    DenseModelArguments,
     EvalOnStartArguments,
-    LoraVariantArguments,
-    QuantizationArguments,
     RowArguments,
     SamplingArguments,
 )
@@ -33,15 +30,7 @@ from components.startup import start
 
 
 @dataclass(kw_only=True)
-class Arguments(
-    CommonArguments,
-    EvalOnStartArguments,
-    SamplingArguments,
-    RowArguments,
-    CompileArguments,
-    QuantizationArguments,
-    LoraVariantArguments,
-):
+class Arguments(EvalOnStartArguments, SamplingArguments, RowArguments, DenseModelArguments):
     """Sequence to sequence."""
 
     GROUP: ClassVar[str] = "Sources and targets"

@@ -1,4 +1,4 @@
-"""Image classification and regression with any model of AutoModelForImageClassification, ViT here.
+r"""Image classification and regression with any model of AutoModelForImageClassification, ViT here.
 
 The YAML file owns the strategy, the command line everything about learning:
 
@@ -18,12 +18,9 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from components.arguments import (
-    CommonArguments,
-    CompileArguments,
+    DenseModelArguments,
     EvalOnStartArguments,
     LabelArguments,
-    LoraVariantArguments,
-    QuantizationArguments,
     RowArguments,
 )
 from components.cli import MAY_CHANGE, AtLeast, arg
@@ -31,15 +28,7 @@ from components.startup import start
 
 
 @dataclass(kw_only=True)
-class Arguments(
-    CommonArguments,
-    EvalOnStartArguments,
-    LabelArguments,
-    RowArguments,
-    CompileArguments,
-    QuantizationArguments,
-    LoraVariantArguments,
-):
+class Arguments(EvalOnStartArguments, LabelArguments, RowArguments, DenseModelArguments):
     """Image classification."""
 
     GROUP: ClassVar[str] = "Data"

@@ -17,7 +17,7 @@ model.
                the number of shards; more than that is a second copy
 
 On CPU ranks the device is the host: single, DDP and ZeRO-0 to 2 must hold a copy per rank here,
-where on a GPU the weights go straight to the device (tests/unit/test_loading.py).
+where on a GPU the weights go straight to the device (tests/unit/components/test_weights.py).
 """
 
 import argparse

@@ -320,3 +320,15 @@ class CommonArguments(
     def find_own_conflicts(self) -> Iterable[str]:
         """Return a line with the fix for each conflict between a recipe's own arguments."""
         return ()
+
+
+@dataclass(kw_only=True)
+class DenseModelArguments(
+    LoraVariantArguments, QuantizationArguments, CompileArguments, CommonArguments
+):
+    """What every recipe takes but that of mixtures of experts."""
+
+
+@dataclass(kw_only=True)
+class CausalLMArguments(LengthArguments, LigerArguments, LossInHeadArguments, DenseModelArguments):
+    """What the recipes of dense causal language models take."""

@@ -114,12 +114,39 @@ def parse_arguments(kind: type[A], description: str = "", words: Sequence[str] |
     return arguments
 
 
+class RecipeHelp(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Help that keeps the lines of a docstring, names each flag once, and tells its default.
+
+    A flag that is off, or that has nothing by default, needs no word about that.
+    """
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32, width=100)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default is None or action.default is False or action.default == []:
+            return action.help
+        return super()._get_help_string(action)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        if action.nargs in (0, "?"):  # on or off
+            return action.option_strings[0]
+        value = self._format_args(action, action.dest.rpartition("_")[2].upper())
+        return f"{action.option_strings[0]} {value}"
+
+
 class RecipeParser(HfArgumentParser):
     """HfArgumentParser with groups by topic, and wrong calls told in one line with code 64."""
 
     def __init__(self, kind: type, description: str = "") -> None:
         super().__init__(
-            kind, description=description, usage="%(prog)s [--flag value ...]", allow_abbrev=False
+            kind,
+            description=description,
+            usage="%(prog)s [--flag value ...]",
+            allow_abbrev=False,
+            formatter_class=RecipeHelp,
         )
 
     def _add_dataclass_arguments(self, dtype: type) -> None:

@@ -1,9 +1,9 @@
 """Workarounds for other libraries: what is wrong, where it is reported, and what is done.
 
 Each is one function, called by its name where it acts. tests/launch/test_upstream.py and
-tests/unit/components/test_upstream.py show the harm that is done without it: where such a test
+tests/unit/test_upstream.py show the harm that is done without it: where such a test
 passes without the workaround, the library is fixed and the workaround goes.
-`python scripts/workarounds.py` prints the list.
+`workarounds` lists them.
 
 Other libraries are imported inside of the functions, since the first of these run before that.
 """

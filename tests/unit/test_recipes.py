@@ -196,6 +196,14 @@ class TestRecipe:
         assert done.returncode == 64 and "did you mean --seed?" in done.output, done.output
         assert done.output.endswith("False\n") and (tmp_path / "status.json").exists()
 
+    def test_the_help_keeps_the_lines_of_the_docstring_and_names_each_flag_once(self, path):
+        module = importlib.import_module(path.stem)
+        shown = RecipeParser(module.Arguments, module.__doc__).format_help()
+        assert module.__doc__.strip() in shown
+        assert max(len(line) for line in shown.splitlines()) <= 100
+        assert shown.count("  --learning_rate ") == 1 and "--learning-rate" not in shown
+        assert shown.index("\nModel:\n") < shown.index("\nData:\n") < shown.index("\nTraining:\n")
+
     def test_every_argument_is_explained_and_used(self, path):
         kind = importlib.import_module(path.stem).Arguments
         source = "".join(file.read_text() for file in [path, *COMPONENTS])
