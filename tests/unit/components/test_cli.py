@@ -1,0 +1,122 @@
+"""A recipe's command line: arguments from a file, flags as people write them, and calls refused in one line."""
+
+import dataclasses
+import importlib
+import json
+
+import pytest
+
+from components.cli import find_out_of_bounds, may_change, parse_arguments
+from components.status import Status
+from proof.jobs import MAKERS
+
+
+@pytest.fixture(autouse=True)
+def status(monkeypatch):
+    """The status of this process, which writes nowhere."""
+    status = Status()
+    status.open(None)
+    monkeypatch.setattr("components.status.process_status", lambda: status)
+
+
+def parse(*words, recipe="llama"):
+    return parse_arguments(importlib.import_module(recipe).Arguments, words=[*map(str, words)])
+
+
+def refused(capsys, *words):
+    """The lines that a wrong call prints."""
+    with pytest.raises(SystemExit) as stopped:
+        parse(*words)
+    assert stopped.value.code == 64
+    return capsys.readouterr().err.splitlines()
+
+
+def test_a_flag_may_be_written_with_dashes_or_underscores():
+    assert parse("--learning-rate", "1e-3").learning_rate == 1e-3
+    assert parse("--learning_rate=1e-3").learning_rate == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"), [("bf16", "bfloat16"), ("fp32", "float32"), ("float16", "float16")]
+)
+def test_accelerates_names_of_dtypes_are_understood(given, dtype):
+    assert parse("--dtype", given).dtype == dtype
+
+
+def test_a_config_gives_arguments_and_the_command_line_overrides_them(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("learning_rate: 2e-4\npacking: true\nlora_target_modules: [q_proj, v_proj]\n")
+    args = parse("--config", path, "--learning_rate", "1e-3")
+    assert (args.learning_rate, args.packing) == (1e-3, True)
+    assert args.lora_target_modules == ["q_proj", "v_proj"]
+
+
+@pytest.mark.parametrize("recipe", MAKERS)
+def test_a_run_json_gives_the_arguments_of_that_run(recipe, tmp_path):
+    before = parse("--seed", 7, "--use_peft", "--max_steps", 5, recipe=recipe)
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"summary": {}, "arguments": vars(before)}))
+    assert parse(f"--config={path}", recipe=recipe) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        (
+            "a.yaml",
+            "learning_rat: 1",
+            "learning_rat is not an argument; did you mean learning_rate?",
+        ),
+        ("a.yaml", "a: [", "cannot be read"),
+        ("a.json", "{", "cannot be read"),
+        ("a.yaml", "- 1", "has no arguments"),
+        ("a.yaml", "lora_r: x", "invalid int value: 'x'"),
+    ],
+)
+def test_a_wrong_config_is_one_line(name, content, says, tmp_path, capsys):
+    (tmp_path / name).write_text(content)
+    [line] = refused(capsys, "--config", tmp_path / name)
+    assert says in line
+
+
+def test_a_config_that_is_not_there_is_one_line(tmp_path, capsys):
+    [line] = refused(capsys, "--config", tmp_path / "none.yaml")
+    assert "No such file" in line
+    [line] = refused(capsys, "--config")
+    assert "expected one argument" in line
+
+
+def test_an_abbreviation_is_refused_with_the_flag_that_is_near(capsys):
+    lines = refused(capsys, "--learning_rat", 3)
+    assert lines == [
+        "error: unrecognized arguments: --learning_rat 3",
+        "error: did you mean --learning_rate?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("learning_rate", 0.0, "above 0"),
+        ("learning_rate", float("nan"), "above 0"),
+        ("learning_rate", float("inf"), "above 0"),
+        ("save_steps", -1, "0 or more"),
+        ("lora_dropout", 1.0, "below 1"),
+    ],
+)
+def test_a_number_out_of_bounds_is_told_with_its_bound(field, value, rule):
+    args = dataclasses.replace(parse(), **{field: value})
+    assert find_out_of_bounds(args) == [f"--{field} {value}: must be {rule}"]
+
+
+@pytest.mark.parametrize("recipe", MAKERS)
+def test_the_defaults_are_within_their_bounds(recipe):
+    assert find_out_of_bounds(parse(recipe=recipe)) == []
+
+
+@pytest.mark.parametrize("recipe", MAKERS)
+def test_a_default_of_a_recipe_keeps_what_its_group_says(recipe):
+    """Which arguments a resumed run may have otherwise does not change with a recipe's defaults."""
+    free = may_change(importlib.import_module(recipe).Arguments)
+    assert {"output_dir", "logging_steps", "per_device_train_batch_size"} <= free
+    assert not {"learning_rate", "seed", "dataset_name", "max_steps"} & free
