@@ -222,8 +222,7 @@ def main(args: Arguments) -> None:
     )
     config = model.config
     config.pad_token_id = tokenizer.pad_token_id  # decoders look for the last token before it
-    largest_token = max(tokenizer.pad_token_id, train_rows.dataset["largest"][:].max())
-    check_model(args, model, largest_token, longest_row=lengths.max())
+    check_model(args, model, train_rows.largest_token(tokenizer), longest_row=lengths.max())
     notes = describe_rows(train_rows, eval_rows)
     first = train_rows.dataset[0]
     notes["labels"] = classes.describe()
@@ -245,7 +244,8 @@ def main(args: Arguments) -> None:
         # The loss is a sum over the rows of the whole step, on all ranks, divided by their weight
         counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
         weight, num_tokens = counts
-        losses, grad_norm = [], None
+        losses = []
+        grad_norm = None
         for batch in micro_batches:
             with accelerator.accumulate(model):
                 loss = weighted_row_losses(model, batch)[0] / weight

@@ -176,11 +176,10 @@ def main(args: Arguments) -> None:
     # ---- Model, optimizer, schedule ----
     model = load_model(args, accelerator)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
-    largest_token = max(tokenizer.pad_token_id, train_rows.dataset["largest"][:].max())
     check_model(
         args,
         model,
-        largest_token,
+        train_rows.largest_token(tokenizer),
         longest_row=lengths.max(),
         shares_lines=args.packing or args.padding_free or collator.one_line,
         in_one_line=collator.one_line,
@@ -207,7 +206,8 @@ def main(args: Arguments) -> None:
         # The loss is a sum over the tokens of the whole step, on all ranks, divided by their number
         counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
         num_trained_on, num_tokens = counts
-        losses, grad_norm = [], None
+        losses = []
+        grad_norm = None
         for batch in micro_batches:
             with accelerator.accumulate(model):
                 loss = token_loss(model, batch) / num_trained_on

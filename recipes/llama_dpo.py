@@ -60,16 +60,13 @@ if __name__ == "__main__":
     args = start(Arguments, __doc__)
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-import xxhash
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from datasets import concatenate_datasets
 from torch.nn.functional import logsigmoid
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
@@ -77,15 +74,22 @@ from transformers import AutoModelForCausalLM
 
 from components import upstream
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan, Line, OnePerLine
-from components.chat import hash_of_tokens, load_tokenizer
+from components.batches import BatchPlan, OnePerLine
+from components.chat import load_tokenizer
 from components.conversations import validate_message_keys, validate_pair
 from components.export import save_model
 from components.head_loss import LossInHead
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
 from components.optimizer import make_optimizer
-from components.packing import ends_of_rows, takes_one_line
+from components.packing import takes_one_line
+from components.pairs import (
+    PairCollator,
+    join_splits,
+    show_pair,
+    split_shared_prompt,
+    tokenize_pair,
+)
 from components.rows import Rows, describe_rows, read_splits
 from components.run import Run
 from components.strategy import backward
@@ -98,165 +102,33 @@ METRICS = [  # as in TRL
     "logps/chosen",
     "logps/rejected",
 ]
-BETWEEN_PARTS = -1  # in the hash of a pair: no token
 
 
 # ---- Data ----
 def row_to_pair(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Return a row's prompt, chosen and rejected answer; a ValueError says why it has none.
 
-    All are texts, or all lists of messages. Without a prompt of their kind both answers begin with
-    it, and it ends where they part. EDIT: your own columns.
+    All three are texts, or all are lists of messages. EDIT: your own columns.
     """
     prompt, chosen, rejected = validate_pair(row)
     if type(prompt) is type(chosen):
         return prompt, chosen, rejected
-    # Each keeps an answer
-    end = min(shared_length(chosen, rejected), len(chosen) - 1, len(rejected) - 1)
-    if chosen[end - 1 : end] == " ":  # tokens mostly begin with a space
-        end -= 1
-    return chosen[:end], chosen[end:], rejected[end:]
-
-
-def shared_length(*sequences: Sequence[Any]) -> int:
-    """Return how many items the sequences have in common at their beginning."""
-    for place, items in enumerate(zip(*sequences, strict=False)):
-        if any(item != items[0] for item in items):
-            return place
-    return min(len(items) for items in sequences)
+    return split_shared_prompt(chosen, rejected)
 
 
 def tokenize_answers(row: Mapping[str, Any], tokenizer: Any, max_length: int) -> dict[str, Any]:
-    """Return the tokens of a row's prompt and of both answers, as TRL's DPOTrainer makes them.
-
-    Raises:
-        ValueError: if nothing is left to compare.
-    """
+    """Return the tokens of a row's prompt and of both answers, as components.pairs cuts them."""
     prompt, chosen, rejected = row_to_pair(row)
-    if isinstance(prompt, str):
-        whole = tokenize_texts(prompt, chosen, rejected, tokenizer)
-    else:
+    if not isinstance(prompt, str):
         for answer in (chosen, rejected):
             validate_message_keys(row, prompt + answer, tokenizer)
-        ids_of = partial(tokenizer.apply_chat_template, return_dict=False)
-        whole = [
-            ids_of(prompt, add_generation_prompt=True),
-            ids_of(prompt + chosen),
-            ids_of(prompt + rejected),
-        ]
-    # Tokens of prompt and answer may merge, and templates rewrite the end of a prompt
-    start = shared_length(*whole)
-    prompt_ids = whole[0][:start]
-    chosen_ids, rejected_ids = (ids[start:max_length] for ids in whole[1:])
-    if not (prompt_ids and chosen_ids and rejected_ids) or chosen_ids == rejected_ids:
-        raise ValueError(
-            "has no prompt, or no two different answers to it within --max_length "
-            f"{max_length}: {start} tokens are prompt"
-        )
-    longest = max(len(ids) for ids in whole)
-    parts = [*prompt_ids, BETWEEN_PARTS, *chosen_ids, BETWEEN_PARTS, *rejected_ids]
-    return {
-        "prompt_ids": prompt_ids,
-        "chosen_ids": chosen_ids,
-        "rejected_ids": rejected_ids,
-        "length": min(longest, max_length),
-        "truncated": longest > max_length,
-        "largest": max(max(ids) for ids in whole),
-        "hash": hash_of_tokens(np.array(parts)),
-    }
-
-
-def tokenize_texts(prompt: str, chosen: str, rejected: str, tokenizer: Any) -> list[list[int]]:
-    """Return the tokens of a prompt, and of it with each answer, which ends the sequence."""
-    end = tokenizer.eos_token
-    texts = [prompt]
-    texts += [prompt + answer.removesuffix(end) + end for answer in (chosen, rejected)]
-    return [tokenizer(text)["input_ids"] for text in texts]
+    return tokenize_pair(prompt, chosen, rejected, tokenizer, max_length)
 
 
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
     """Return the pairs to train on and those to evaluate on. EDIT: filters, mixtures, sources."""
     prepare = partial(tokenize_answers, tokenizer=tokenizer, max_length=args.max_length)
     return read_splits(args, prepare, evaluate=args.eval_strategy != "no")
-
-
-def show_pair(row: Mapping[str, Any], tokenizer: Any) -> str:
-    """Return the text of a pair, with what is trained on in [[ ]]."""
-    prompt, chosen, rejected = (
-        tokenizer.decode(row[f"{part}_ids"]) for part in ("prompt", "chosen", "rejected")
-    )
-    return f"{prompt}[[{chosen}]] rather than [[{rejected}]]"
-
-
-@dataclass(frozen=True)
-class PairCollator:
-    """Make a batch of n pairs, as 2 n lines: first the chosen, then the rejected ones.
-
-    A batch has:
-        inputs: what the model takes: input_ids, [lines, tokens], padded on the right, where no
-            token looks.
-        pairs: numbers of the pairs, [n]; row: those in the file, from 1, on the host.
-        positions, targets: [m], in the flattened batch, as in TokenCollator.
-        cells: [m], where those targets would be in the flattened padded lines.
-        longest: tokens of the longest line, on the host.
-        starts: tokens of each line's prompt, [lines]. lengths: of the answers, [2, n].
-        counts: n, tokens trained on of chosen lines, tokens without padding.
-
-    Attributes:
-        learn_prompts: train on all tokens of chosen lines, as orpo does.
-        one_line: put all lines into one without padding, for FlashAttention.
-    """
-
-    columns: ClassVar[list[str]] = ["prompt_ids", "chosen_ids", "rejected_ids", "row"]
-    pad_token_id: int
-    learn_prompts: bool
-    one_line: bool = False
-
-    def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
-        numbers = [number for line in lines for number in line]
-        rows = source.__getitems__(numbers) if numbers else []
-        num_pairs = len(rows)
-        answers = [(row["prompt_ids"], row["chosen_ids"]) for row in rows]
-        answers += [(row["prompt_ids"], row["rejected_ids"]) for row in rows]
-        if not rows:  # a rank without rows takes part with one token
-            answers = [([self.pad_token_id], [])]
-        starts = torch.tensor([len(prompt) for prompt, _ in answers])
-        lengths = torch.tensor([len(answer) for _, answer in answers])
-        ids = torch.nn.utils.rnn.pad_sequence(
-            [torch.tensor([*prompt, *answer]) for prompt, answer in answers],
-            batch_first=True,
-            padding_value=self.pad_token_id,
-        )
-        first = starts.clone()
-        if self.learn_prompts:
-            first[:num_pairs] = 1  # nothing comes before token 0
-        places = torch.arange(ids.shape[1])
-        is_filled = places < (starts + lengths)[:, None]
-        is_trained_on = (places >= first[:, None]) & is_filled
-        cells = is_trained_on.flatten().nonzero()[:, 0]
-        inputs: dict[str, Any] = {"input_ids": ids}
-        positions = cells - 1
-        if self.one_line:
-            inputs = {
-                "input_ids": ids[is_filled][None],
-                "position_ids": places.expand_as(ids)[is_filled][None],
-                **ends_of_rows((starts + lengths).tolist()),
-            }
-            # As many tokens come before a cell as there are filled ones, itself included, less two
-            positions = is_filled.flatten().cumsum(0)[cells] - 2
-        num_tokens = (starts + lengths).sum() if rows else torch.tensor(0)
-        return {
-            "inputs": inputs,
-            "positions": positions,
-            "targets": ids.flatten()[cells],
-            "cells": cells,
-            "longest": ids.shape[1],
-            "starts": starts,
-            "lengths": lengths[: 2 * num_pairs].view(2, -1),
-            "pairs": torch.tensor(numbers, dtype=torch.long),
-            "row": [int(row["row"]) for row in rows],
-            "counts": torch.tensor([num_pairs, is_trained_on[:num_pairs].sum(), num_tokens]),
-        }
 
 
 # ---- Model ----
@@ -336,7 +208,7 @@ def compare_answers(
             without its adapters.
     """
     is_orpo = args.loss_type == "orpo"
-    reference: Any = 0
+    reference: torch.Tensor | int = 0
     if known is not None:
         reference = known[batch["pairs"]].T
     elif not is_orpo:  # before the forward pass that backward belongs to
@@ -411,7 +283,9 @@ def mean_metrics(
 
 
 def main(args: Arguments) -> None:
-    run = Run(args)  # from here on signals stop it, and status.json tells how it ends
+    run = Run(
+        args, shows="rewards/accuracies"
+    )  # from here on signals stop it, and status.json tells how it ends
     accelerator = make_accelerator(args)
     run.join(accelerator)
     set_seed(args.seed)
@@ -428,40 +302,35 @@ def main(args: Arguments) -> None:
         learn_prompts=args.loss_type == "orpo",
         one_line=takes_one_line(args.attn_implementation),
     )
-    # Pairs are numbered through both splits, for the table of the reference
-    splits = [rows.dataset for rows in (train_rows, eval_rows) if rows]
-    both = Rows(concatenate_datasets(splits).with_format(None), train_rows.notes, train_rows.prefix)
-    lines = OnePerLine(len(both))
-    train_loader = plan.training_loader(both, lines, collator, first_step=run.step)
+    both = join_splits(train_rows, eval_rows)  # one numbering, for the table of the reference
+    train_loader = plan.training_loader(both, OnePerLine(len(both)), collator, first_step=run.step)
     whole_loader = plan.evaluation_loader(both, collator)
-    eval_loader = None
-    if eval_rows:
-        eval_numbers = range(len(train_rows), len(both))
-        eval_loader = plan.evaluation_loader(both, collator, eval_numbers)
+    eval_loader = plan.evaluation_loader(both, collator, range(len(train_rows), len(both)))
 
     # ---- Model, optimizer, schedule ----
     model = load_model(args, accelerator)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
-    largest_token = max(tokenizer.pad_token_id, train_rows.dataset["largest"][:].max())
-    one_line = collator.one_line
     check_model(
-        args, model, largest_token, lengths.max(), shares_lines=one_line, in_one_line=one_line
+        args,
+        model,
+        train_rows.largest_token(tokenizer),
+        longest_row=lengths.max(),
+        shares_lines=collator.one_line,
+        in_one_line=collator.one_line,
     )
     notes = describe_rows(train_rows, eval_rows)
-    num_tokens = 2 * lengths.mean() * plan.rows_per_step
-    notes["batch"] = (
-        f"{plan.rows_per_step} pairs, at most {num_tokens:,.0f} tokens; {plan.total_steps} steps"
-    )
+    notes["batch"] = plan.describe("pairs", tokens_per_line=2 * lengths.mean())
     notes["loss"] = str(token_loss)
     notes["sample"] = show_pair(train_rows.dataset[0], tokenizer)
     run.summarize(model, notes)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
     reference = None  # asked in each step
-    if args.asks_reference_before_training:  # before the weights of a checkpoint come back
-        digest = xxhash.xxh3_64_hexdigest(np.asarray(both.dataset["hash"][:]).tobytes())
-        score = partial(run_reference, accelerator, model, token_loss, whole_loader)
-        reference = run.remember(f"reference-{digest}", score)
+    if args.asks_reference_before_training:  # before the weights of a checkpoint are restored
+        reference = run.remember(
+            f"reference-{both.fingerprint}",
+            partial(run_reference, accelerator, model, token_loss, whole_loader),
+        )
     run.resume(model, optimizer, schedule)
 
     # ---- Train ----
@@ -475,7 +344,9 @@ def main(args: Arguments) -> None:
         # The loss is a sum over the pairs of the whole step, on all ranks, divided by their number
         counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
         num_pairs, num_trained_on, num_tokens = counts
-        losses, compared, grad_norm = [], [], None
+        losses = []
+        compared = []
+        grad_norm = None
         for batch in micro_batches:
             with accelerator.accumulate(model):
                 sums = compare_answers(model, token_loss, batch, reference, args)
@@ -490,9 +361,13 @@ def main(args: Arguments) -> None:
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-        means = partial(mean_metrics, accelerator, sum(compared), num_pairs)
-        epoch = step / plan.steps_per_epoch
-        run.log_step(sum(losses), grad_norm, num_tokens, epoch, more=means)
+        run.log_step(
+            sum(losses),
+            grad_norm,
+            num_tokens,
+            epoch=step / plan.steps_per_epoch,
+            more=partial(mean_metrics, accelerator, sum(compared), num_pairs),
+        )
         if eval_loader and step in plan.evaluate_after:
             measure()
 

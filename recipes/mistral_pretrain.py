@@ -109,8 +109,8 @@ from components.stream import (
     BlockStream,
     count_tokens,
     cut_blocks,
+    deal_blocks,
     first_blocks,
-    pad_to_ranks,
     read_documents,
 )
 
@@ -125,14 +125,21 @@ class Corpus:
     Attributes:
         documents: to train on.
         first_block: the first that is trained on.
-        num_tokens: of --num_train_epochs passes; 0 where a budget counts.
+        passes: over the documents at most.
+        num_tokens: of those passes; 0 where a budget counts and there is no end to them.
         eval_blocks: to evaluate on.
     """
 
     documents: Documents
     first_block: torch.Tensor
+    passes: float
     num_tokens: int
     eval_blocks: list[torch.Tensor]
+
+    def largest_token(self, tokenizer: Any) -> int:
+        """Return the largest token of the blocks that are read already, and of what pads them."""
+        blocks = [self.first_block, *self.eval_blocks]
+        return max(tokenizer.pad_token_id, *(int(block[0].max()) for block in blocks))
 
     def notes(self) -> dict[str, str]:
         """Return what the start summary says of the text."""
@@ -164,14 +171,23 @@ def load_data(args: Arguments, tokenizer: Any) -> Corpus:
         first_block, _ = next(one_pass, (None, START))
         if first_block is None:
             fail(Exit.DATA, f"{args.dataset_name}: no text in any document")
+        passes = math.inf
         num_tokens = 0
         if args.num_train_epochs and args.max_steps <= 0:
+            passes = args.num_train_epochs
             num_tokens = count_tokens(first_block)
             num_tokens += sum(count_tokens(block) for block, _ in one_pass)
-            num_tokens *= args.num_train_epochs
+            num_tokens *= passes
     except ValueError as error:
         fail(Exit.DATA, str(error))
-    return Corpus(documents, first_block, num_tokens, eval_blocks)
+    return Corpus(documents, first_block, passes, num_tokens, eval_blocks)
+
+
+def count_steps(args: Arguments, corpus: Corpus, tokens_per_step: int) -> int:
+    """Return --max_steps, or the steps that the budget of tokens takes."""
+    if args.max_steps > 0:
+        return args.max_steps
+    return math.ceil((corpus.num_tokens or args.max_train_tokens) / tokens_per_step)
 
 
 def make_batch(
@@ -254,38 +270,35 @@ def main(args: Arguments) -> None:
     tokenizer = load_text_tokenizer(args.model_name_or_path)
     with accelerator.local_main_process_first():  # the others read its cache
         corpus = load_data(args, tokenizer)
-    num_parts = args.gradient_accumulation_steps * accelerator.num_processes
-    rows_per_step = args.per_device_train_batch_size * num_parts
-    total_steps = args.max_steps
-    if args.max_steps <= 0:
-        budget = corpus.num_tokens or args.max_train_tokens
-        total_steps = math.ceil(budget / (rows_per_step * args.max_length))
+    batches_per_step = args.gradient_accumulation_steps * accelerator.num_processes
+    rows_per_step = args.per_device_train_batch_size * batches_per_step
+    tokens_per_step = rows_per_step * args.max_length
+    total_steps = count_steps(args, corpus, tokens_per_step)
     evaluate_after = evaluation_steps(args, total_steps, total_steps)
     run.check_plan(total_steps, rows_per_step=rows_per_step, data=corpus.documents.fingerprint)
-    passes = args.num_train_epochs if corpus.num_tokens else math.inf
-    stream = BlockStream(corpus.documents, tokenizer, args, accelerator, passes, rows_per_step)
+    stream = BlockStream(
+        corpus.documents, tokenizer, args, accelerator, corpus.passes, rows_per_step
+    )
     one_line = takes_one_line(args.attn_implementation)
     to_batch = partial(make_batch, max_length=args.max_length, one_line=one_line)
-    size, ranks = args.per_device_eval_batch_size, accelerator.num_processes
-    starts = pad_to_ranks(len(corpus.eval_blocks), size, ranks)[accelerator.process_index :: ranks]
-    eval_batches = [to_batch(corpus.eval_blocks[start : start + size]) for start in starts]
-    eval_batches = send_to_device(eval_batches, accelerator.device)
+    eval_parts = deal_blocks(corpus.eval_blocks, args.per_device_eval_batch_size, accelerator)
+    eval_batches = send_to_device([to_batch(part) for part in eval_parts], accelerator.device)
 
     # ---- Model, optimizer, schedule ----
     model = load_model(args, accelerator)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
-    largest_token = max(int(block[0].max()) for block in [corpus.first_block, *corpus.eval_blocks])
     check_model(
         args,
         model,
-        max(tokenizer.pad_token_id, largest_token),
+        corpus.largest_token(tokenizer),
         longest_row=args.max_length,
         shares_lines=True,
         in_one_line=one_line,
     )
     notes = corpus.notes()
-    num_tokens = rows_per_step * args.max_length
-    notes["batch"] = f"{rows_per_step} blocks, about {num_tokens:,.0f} tokens; {total_steps} steps"
+    notes["batch"] = (
+        f"{rows_per_step} blocks, about {tokens_per_step:,} tokens; {total_steps} steps"
+    )
     notes["loss"] = str(token_loss)
     notes["sample"] = tokenizer.decode(corpus.first_block[0, :SHOWN_TOKENS].tolist())
     run.summarize(model, notes)
@@ -303,12 +316,14 @@ def main(args: Arguments) -> None:
             blocks = stream.next_step(is_last=step == total_steps)
         except ValueError as error:
             run.save_and_end(Exit.DATA, str(error))
-        micro_batches = [to_batch(part) for part in blocks]
-        micro_batches = send_to_device(micro_batches, accelerator.device, non_blocking=True)
+        micro_batches = send_to_device(
+            [to_batch(part) for part in blocks], accelerator.device, non_blocking=True
+        )
         # The loss is a sum over the tokens of the whole step, on all ranks, divided by their number
         counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
         num_trained_on, num_tokens = counts
-        losses, grad_norm = [], None
+        losses = []
+        grad_norm = None
         for batch in micro_batches:
             with accelerator.accumulate(model):
                 loss = token_loss(model, batch) / num_trained_on

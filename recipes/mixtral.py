@@ -321,10 +321,13 @@ def main(args: Arguments) -> None:
     top_k = model.config.get_text_config().num_experts_per_tok
     factor = router_loss_factor(model, args)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
-    largest_token = max(tokenizer.pad_token_id, train_rows.dataset["largest"][:].max())
-    one_line = collator.one_line
     check_model(
-        args, model, largest_token, lengths.max(), shares_lines=one_line, in_one_line=one_line
+        args,
+        model,
+        train_rows.largest_token(tokenizer),
+        longest_row=lengths.max(),
+        shares_lines=collator.one_line,
+        in_one_line=collator.one_line,
     )
     notes = describe_rows(train_rows, eval_rows)
     notes["batch"] = plan.describe("rows", lengths.mean())
@@ -346,7 +349,10 @@ def main(args: Arguments) -> None:
         micro_batches = [next(batches) for _ in range(args.gradient_accumulation_steps)]
         # Both losses are sums over the whole step, on all ranks, divided by their counts
         counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
-        losses, sums, load, grad_norm = [], 0, 0, None
+        losses = []
+        sums = 0
+        load = 0
+        grad_norm = None
         for batch in micro_batches:
             with accelerator.accumulate(model):
                 loss, aux_loss, batch_load = summed_losses(model, token_loss, batch, top_k)
@@ -362,8 +368,13 @@ def main(args: Arguments) -> None:
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-        means = partial(mean_losses, accelerator, sums, load, counts)
-        run.log_step(None, grad_norm, counts[1], epoch=step / plan.steps_per_epoch, more=means)
+        run.log_step(
+            None,  # the losses are among the means
+            grad_norm,
+            counts[1],
+            epoch=step / plan.steps_per_epoch,
+            more=partial(mean_losses, accelerator, sums, load, counts),
+        )
         if eval_loader and step in plan.evaluate_after:
             measure()
 

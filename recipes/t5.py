@@ -450,8 +450,8 @@ def main(args: Arguments) -> None:
     # ---- Model, optimizer, schedule ----
     model = load_model(args, accelerator, tokenizer)
     first = train_rows.dataset[0]
-    largest_token = max(tokenizer.pad_token_id, train_rows.dataset["largest"][:].max())
-    check_model(args, model, largest_token, longest_row=train_rows.dataset["longest"][:].max())
+    longest_row = train_rows.dataset["longest"][:].max()
+    check_model(args, model, train_rows.largest_token(tokenizer), longest_row)
     notes = describe_rows(train_rows, eval_rows)
     notes["batch"] = plan.describe("rows", lengths.mean())
     notes["sample"] = " -> ".join(tokenizer.decode(first[name]) for name in ("input_ids", "labels"))
@@ -471,7 +471,8 @@ def main(args: Arguments) -> None:
         # The loss is a sum over the targets of the step, on all ranks, divided by their number
         counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
         num_targets, num_tokens = counts
-        losses, grad_norm = [], None
+        losses = []
+        grad_norm = None
         for batch in micro_batches:
             with accelerator.accumulate(model):
                 loss = summed_target_loss(accelerator, model, batch) / num_targets

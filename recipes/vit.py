@@ -311,7 +311,8 @@ def main(args: Arguments) -> None:
         # The loss is a sum over the rows of the whole step, on all ranks, divided by their weight
         counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
         weight, num_images = counts
-        losses, grad_norm = [], None
+        losses = []
+        grad_norm = None
         for batch in micro_batches:
             with accelerator.accumulate(model):
                 loss = weighted_row_losses(model, batch)[0] / weight

@@ -203,14 +203,17 @@ class BatchPlan:
     def evaluation_loader(
         self, rows: Rows | None, collate: Collator, numbers: range | None = None
     ) -> DataLoader | None:
-        """Return a loader of this rank's evaluation batches, one row per line; None if no rows.
+        """Return a loader of this rank's evaluation batches, one row per line; None without rows.
 
         Args:
             numbers: of the rows to evaluate on; None for all.
         """
         if rows is None:
             return None
-        numbers = range(len(rows)) if numbers is None else numbers
+        if numbers is None:
+            numbers = range(len(rows))
+        if not numbers:
+            return None
         size = self._args.per_device_eval_batch_size
         batches = global_batches(len(numbers), size, self._accelerator.num_processes)
         batches = [[numbers[place] for place in batch] for batch in batches]

@@ -55,9 +55,9 @@ class Metrics:
         known = {name: value for name, value in metrics.items() if value is not None}
         self._accelerator.log(known, step=step)
 
-    def show(self, **numbers: Any) -> None:
+    def show(self, numbers: Mapping[str, str]) -> None:
         """Show numbers beside the bar when it is drawn next."""
-        self._bar.set_postfix(**numbers, refresh=False)
+        self._bar.set_postfix(numbers, refresh=False)
 
     def say(self, text: str) -> None:
         """Print a line above the bar, on the main process."""

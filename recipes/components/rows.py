@@ -111,6 +111,10 @@ class Rows:
         """A hash of all rows in their order: a resumed run must read the rows it began with."""
         return xxhash.xxh3_128_hexdigest(np.asarray(self.dataset["hash"][:]).tobytes())
 
+    def largest_token(self, tokenizer: Any) -> int:
+        """Return the largest token of the rows (column `largest`) and of what pads them."""
+        return max(tokenizer.pad_token_id, int(np.max(self.dataset["largest"][:])))
+
     def place(self, index: int) -> str:
         """Return where the row at an index, from 0, comes from: "train.jsonl, line 7"."""
         return f"{self.prefix} {self.dataset[index]['row']}"

@@ -70,11 +70,12 @@ class Run:
         step: steps done so far; those of the checkpoint that the run continues from, or 0.
     """
 
-    def __init__(self, args: CommonArguments, counts: str = "tokens") -> None:
+    def __init__(self, args: CommonArguments, counts: str = "tokens", shows: str = "") -> None:
         """Take signals, and tell in status.json how the run ends, whatever happens.
 
         Args:
             counts: what `log_step` counts, tokens or images.
+            shows: a metric of `log_step` that the progress bar shows beside the loss.
         """
         imports_are_done()
         folder.check_output_dir(args.output_dir)
@@ -94,6 +95,7 @@ class Run:
         self._total_steps = 0
         self._counted = COUNTED[counts]
         self._speed = f"{counts}_per_second"
+        self._shown = ["loss", shows] if shows else ["loss"]
         self._num_seen: Any = 0  # a number, or a tensor that the device may not have finished
         self._saved_step = 0
         evaluates_first = isinstance(args, EvalOnStartArguments) and args.eval_on_start
@@ -375,7 +377,7 @@ class Run:
             },
             self.step,
         )
-        self._metrics.show(loss=f"{found['loss']:.4f}")
+        self._metrics.show({name: f"{found[name]:.4f}" for name in self._shown})
 
     # ---- Checkpoints ----
     def _progress(self) -> dict[str, Any]:

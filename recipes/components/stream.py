@@ -297,7 +297,16 @@ def first_blocks(
     return [block for block, _ in islice(blocks, number)]
 
 
-def pad_to_ranks(number: int, size: int, num_processes: int) -> Sequence[int]:
+def deal_blocks(
+    blocks: Sequence[torch.Tensor], size: int, accelerator: Accelerator
+) -> list[Sequence[torch.Tensor]]:
+    """Return this rank's batches of `size` blocks: every rank has as many, the last maybe empty."""
+    starts = starts_of_batches(len(blocks), size, accelerator.num_processes)
+    own = starts[accelerator.process_index :: accelerator.num_processes]
+    return [blocks[start : start + size] for start in own]
+
+
+def starts_of_batches(number: int, size: int, num_processes: int) -> Sequence[int]:
     """Return where batches of `size` begin, as many for each rank, of `number` blocks."""
     per_round = size * num_processes
     return range(0, math.ceil(number / per_round) * per_round, size)

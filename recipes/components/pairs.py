@@ -1,0 +1,203 @@
+"""Pairs of answers to one prompt: their tokens, and batches of them, as preference tuning needs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from datasets import concatenate_datasets
+from torch.nn.utils.rnn import pad_sequence
+
+from components.batches import Line
+from components.chat import hash_of_tokens
+from components.packing import ends_of_rows
+from components.rows import Rows
+
+BETWEEN_PARTS = -1  # in the hash of a pair: no token
+
+
+# ---- Rows ----
+def split_shared_prompt(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
+    """Return the prompt with which both answers begin, and what each answer adds to it.
+
+    The prompt ends where the answers differ, or earlier, so that each keeps at least one message
+    or letter.
+
+    Args:
+        chosen, rejected: both texts, or both lists of messages.
+    """
+    end = min(shared_length(chosen, rejected), len(chosen) - 1, len(rejected) - 1)
+    if chosen[end - 1 : end] == " ":  # tokens mostly begin with a space
+        end -= 1
+    return chosen[:end], chosen[end:], rejected[end:]
+
+
+def shared_length(*sequences: Sequence[Any]) -> int:
+    """Return how many items the sequences have in common at their beginning."""
+    for place, items in enumerate(zip(*sequences, strict=False)):
+        if any(item != items[0] for item in items):
+            return place
+    return min(len(items) for items in sequences)
+
+
+def tokenize_pair(
+    prompt: Any, chosen: Any, rejected: Any, tokenizer: Any, max_length: int
+) -> dict[str, Any]:
+    """Return the tokens of a prompt and of both answers, as TRL's DPOTrainer makes them.
+
+    Args:
+        prompt, chosen, rejected: all texts, or all lists of messages.
+        max_length: tokens of the prompt with an answer; longer ones lose their end.
+
+    Raises:
+        ValueError: if nothing is left to compare.
+    """
+    tokenize = tokenize_texts if isinstance(prompt, str) else tokenize_messages
+    whole = tokenize(prompt, chosen, rejected, tokenizer)
+    # Tokens of prompt and answer may merge, and templates rewrite the end of a prompt
+    start = shared_length(*whole)
+    prompt_ids = whole[0][:start]
+    chosen_ids, rejected_ids = (ids[start:max_length] for ids in whole[1:])
+    if not (prompt_ids and chosen_ids and rejected_ids) or chosen_ids == rejected_ids:
+        raise ValueError(
+            "has no prompt, or no two different answers to it within --max_length "
+            f"{max_length}: {start} tokens are prompt"
+        )
+    longest = max(len(ids) for ids in whole)
+    parts = [*prompt_ids, BETWEEN_PARTS, *chosen_ids, BETWEEN_PARTS, *rejected_ids]
+    return {
+        "prompt_ids": prompt_ids,
+        "chosen_ids": chosen_ids,
+        "rejected_ids": rejected_ids,
+        "length": min(longest, max_length),
+        "truncated": longest > max_length,
+        "largest": max(max(ids) for ids in whole),
+        "hash": hash_of_tokens(np.array(parts)),
+    }
+
+
+def tokenize_texts(prompt: str, chosen: str, rejected: str, tokenizer: Any) -> list[list[int]]:
+    """Return the tokens of a prompt, and of it with each answer, which ends the sequence."""
+    end = tokenizer.eos_token
+    texts = [prompt]
+    texts += [prompt + answer.removesuffix(end) + end for answer in (chosen, rejected)]
+    return [tokenizer(text)["input_ids"] for text in texts]
+
+
+def tokenize_messages(
+    prompt: list[Any], chosen: list[Any], rejected: list[Any], tokenizer: Any
+) -> list[list[int]]:
+    """Return the tokens of a prompt that asks for an answer, and of it with each answer."""
+    tokenize = partial(tokenizer.apply_chat_template, return_dict=False)
+    return [
+        tokenize(prompt, add_generation_prompt=True),
+        tokenize(prompt + chosen),
+        tokenize(prompt + rejected),
+    ]
+
+
+def join_splits(train_rows: Rows, eval_rows: Rows | None) -> Rows:
+    """Return the rows of both splits as one, those to train on first: one numbering for both."""
+    splits = [rows.dataset for rows in (train_rows, eval_rows) if rows]
+    return replace(train_rows, dataset=concatenate_datasets(splits).with_format(None))
+
+
+def show_pair(row: Mapping[str, Any], tokenizer: Any) -> str:
+    """Return the text of a pair, with what is trained on in [[ ]]."""
+    prompt = tokenizer.decode(row["prompt_ids"])
+    chosen = tokenizer.decode(row["chosen_ids"])
+    rejected = tokenizer.decode(row["rejected_ids"])
+    return f"{prompt}[[{chosen}]] rather than [[{rejected}]]"
+
+
+# ---- Batches ----
+@dataclass(frozen=True)
+class PairCollator:
+    """Make a batch of n pairs, as 2 n lines: first the chosen, then the rejected ones.
+
+    A batch has:
+        inputs: what the model takes: input_ids, [lines, tokens], padded on the right, where no
+            token looks.
+        pairs: numbers of the pairs, [n]; row: those in the file, from 1, on the host.
+        positions, targets: [m], in the flattened batch, as in TokenCollator.
+        cells: [m], where those targets would be in the flattened padded lines.
+        longest: tokens of the longest line, on the host.
+        starts: tokens of each line's prompt, [lines]. lengths: of the answers, [2, n].
+        counts: n, tokens trained on of chosen lines, tokens without padding.
+
+    Attributes:
+        learn_prompts: train on all tokens of chosen lines, as orpo does.
+        one_line: put all lines into one without padding, for FlashAttention.
+    """
+
+    columns: ClassVar[list[str]] = ["prompt_ids", "chosen_ids", "rejected_ids", "row"]
+    pad_token_id: int
+    learn_prompts: bool
+    one_line: bool = False
+
+    def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
+        """Return a batch of the pairs in `lines`: numbers of rows of `source`, maybe none."""
+        numbers = [number for line in lines for number in line]
+        rows = source.__getitems__(numbers) if numbers else []
+        answers = self._read_answers(rows)
+        starts = torch.tensor([len(prompt) for prompt, _ in answers])
+        lengths = torch.tensor([len(answer) for _, answer in answers])
+        sequences = [torch.tensor([*prompt, *answer]) for prompt, answer in answers]
+        ids = pad_sequence(sequences, batch_first=True, padding_value=self.pad_token_id)
+        places = torch.arange(ids.shape[1])
+        is_filled = places < (starts + lengths)[:, None]
+        first = self._first_trained_on(starts, len(rows))
+        is_trained_on = (places >= first[:, None]) & is_filled
+        cells = is_trained_on.flatten().nonzero()[:, 0]
+        inputs: dict[str, Any] = {"input_ids": ids}
+        positions = cells - 1
+        if self.one_line:
+            inputs = self._put_into_one_line(ids, is_filled)
+            # As many tokens come before a cell as there are filled ones, itself included, less two
+            positions = is_filled.flatten().cumsum(0)[cells] - 2
+        num_pairs = len(rows)
+        num_tokens = int(is_filled.sum()) if rows else 0
+        num_trained_on = int(is_trained_on[:num_pairs].sum())
+        row_numbers = [int(row["row"]) for row in rows]
+        return {
+            "inputs": inputs,
+            "positions": positions,
+            "targets": ids.flatten()[cells],
+            "cells": cells,
+            "longest": ids.shape[1],
+            "starts": starts,
+            "lengths": lengths[: 2 * num_pairs].view(2, -1),
+            "pairs": torch.tensor(numbers, dtype=torch.long),
+            "row": row_numbers,
+            "counts": torch.tensor([num_pairs, num_trained_on, num_tokens]),
+        }
+
+    def _put_into_one_line(self, ids: torch.Tensor, is_filled: torch.Tensor) -> dict[str, Any]:
+        """Return the model's inputs with all lines in one, without what pads them."""
+        places = torch.arange(ids.shape[1]).expand_as(ids)
+        lengths = is_filled.sum(1).tolist()
+        return {
+            "input_ids": ids[is_filled][None],
+            "position_ids": places[is_filled][None],
+            **ends_of_rows(lengths),
+        }
+
+    def _read_answers(self, rows: Sequence[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
+        """Return each prompt with its chosen answer, then each with its rejected one."""
+        answers = []
+        for name in ("chosen_ids", "rejected_ids"):
+            for row in rows:
+                answers.append((row["prompt_ids"], row[name]))
+        if not answers:  # a rank without rows takes part with one token
+            answers.append(([self.pad_token_id], []))
+        return answers
+
+    def _first_trained_on(self, starts: torch.Tensor, num_pairs: int) -> torch.Tensor:
+        """Return the place of each line's first token that is trained on, [lines]."""
+        if not self.learn_prompts:
+            return starts
+        first = starts.clone()
+        first[:num_pairs] = 1  # nothing comes before token 0
+        return first
