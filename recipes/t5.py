@@ -89,11 +89,9 @@ if __name__ == "__main__":
     # Before the imports below, which take seconds: a wrong flag is refused at once
     args = start(Arguments, __doc__)
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,20 +101,13 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object, set_seed
 from rouge_score.rouge_scorer import RougeScorer
 from torch.nn.functional import cross_entropy
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
-from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM
 
 from components import upstream
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan, Line, OnePerLine
-from components.chat import (
-    NOT_TRAINED_ON,
-    hash_of_tokens,
-    load_text_tokenizer,
-    without_lone_surrogates,
-)
+from components.batches import BatchPlan, OnePerLine
+from components.chat import hash_of_tokens, load_text_tokenizer, without_lone_surrogates
 from components.columns import MAX_SHOWN, list_columns
 from components.exits import Exit
 from components.export import save_model
@@ -124,8 +115,10 @@ from components.generation import generate
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
 from components.optimizer import make_optimizer
+from components.predictions import write_predictions
 from components.rows import Rows, describe_rows, read_splits
 from components.run import Run
+from components.seq2seq import Seq2SeqCollator, cut_tokens
 from components.status import fail
 from components.strategy import backward
 
@@ -140,7 +133,6 @@ SOURCE_AND_TARGET = {
     "source": "target",
 }
 START_OF_TARGET = -1  # in the hash of a row: no token
-SHOWN_PREDICTIONS = 3
 
 
 # ---- Data ----
@@ -183,21 +175,6 @@ def known_columns(row: Mapping[str, Any]) -> list[str]:
         if source in row and target in row:
             return [source, target]
     return ["source", "target"]
-
-
-def cut_tokens(tokenizer: Any, max_length: int, **text: str) -> tuple[list[int], bool]:
-    """Return at most max_length tokens, eos among them, and whether some were cut off.
-
-    Args:
-        text: text=... of a source, text_target=... of a target.
-    """
-    tokens = tokenizer(**text, truncation=True, max_length=max_length)["input_ids"]
-    was_cut = False
-    if len(tokens) == max_length:
-        was_cut = len(tokenizer(**text, verbose=False)["input_ids"]) > max_length
-    if tokenizer.eos_token_id not in [None, *tokens]:  # a decoder's tokenizer adds none
-        tokens = [*tokens[: max_length - 1], tokenizer.eos_token_id]
-    return tokens, was_cut
 
 
 def tokenize_pair(
@@ -250,39 +227,6 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
         text_columns=texts,
         limits=("max_source_length", "max_target_length"),
     )
-
-
-@dataclass(frozen=True)
-class PairCollator:
-    """Make a batch of sources and targets, padded on the right.
-
-    A batch has inputs: input_ids and attention_mask, [rows, source tokens]; labels, [rows, target
-    tokens], -100 where padded; counts: target tokens, and tokens of both sides without padding;
-    row: numbers of the rows in their file, from 1, on the host.
-    """
-
-    columns: ClassVar[list[str]] = ["input_ids", "labels", "row"]
-    pad_token_id: int
-
-    def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
-        rows = source.__getitems__([row for line in lines for row in line]) if lines else []
-        # A rank without rows takes part with one token
-        nothing = {"input_ids": [self.pad_token_id], "labels": [NOT_TRAINED_ON]}
-        pairs = rows or [nothing]
-        ids = [torch.tensor(pair["input_ids"]) for pair in pairs]
-        masks = [torch.ones_like(tokens) for tokens in ids]
-        labels = [torch.tensor(pair["labels"]) for pair in pairs]
-        num_targets = sum(len(row["labels"]) for row in rows)
-        num_sources = sum(len(row["input_ids"]) for row in rows)
-        return {
-            "inputs": {
-                "input_ids": pad_sequence(ids, True, self.pad_token_id),
-                "attention_mask": pad_sequence(masks, True),
-            },
-            "labels": pad_sequence(labels, True, NOT_TRAINED_ON),
-            "counts": torch.tensor([num_targets, num_targets + num_sources]),
-            "row": [int(row["row"]) for row in rows],
-        }
 
 
 # ---- Model ----
@@ -358,7 +302,7 @@ def text_metrics(texts: Sequence[str], targets: Sequence[str]) -> dict[str, floa
 def keep_predictions(
     written: Sequence[tuple[int, str]], rows: Rows, tokenizer: Any, output_dir: str
 ) -> dict[str, float]:
-    """Write predictions.jsonl, show its beginning and return the metrics.
+    """Write predictions.jsonl and return the metrics of the texts.
 
     Args:
         written: number in the file and text of every evaluation row, in order.
@@ -368,24 +312,14 @@ def keep_predictions(
     """
     texts = [text.strip() for _, text in written]
     targets = [target.strip() for target in rows.dataset["target"][:].tolist()]
-    numbers = [number for number, _ in written]
-    sources = rows.dataset["input_ids"][:]
-    lines = []
-    for number, tokens, text, target in zip(numbers, sources, texts, targets, strict=True):
-        lines.append(
-            {
-                "row": number,
-                "source": tokenizer.decode(tokens, skip_special_tokens=True),  # as it is read
-                "prediction": text,
-                "target": target,
-            }
-        )
-    with open(Path(output_dir, "predictions.jsonl"), "w", encoding="utf-8") as file:
-        for line in lines:
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
-    for line in lines[:SHOWN_PREDICTIONS]:
-        source, prediction, target = (str(line[key])[:200] for key in list(line)[1:])
-        tqdm.write(f"{source} -> {prediction} (should be: {target})")
+    # The sources as the model reads them, which may be cut
+    read = rows.dataset["input_ids"][:]
+    sources = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in read]
+    predictions = []
+    for (number, _), source, text, target in zip(written, sources, texts, targets, strict=True):
+        line = {"row": number, "source": source, "prediction": text, "target": target}
+        predictions.append(line)
+    write_predictions(predictions, output_dir)
     return text_metrics(texts, targets)
 
 
@@ -442,7 +376,7 @@ def main(args: Arguments) -> None:
     lengths = train_rows.lengths
     plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
-    collator = PairCollator(tokenizer.pad_token_id)
+    collator = Seq2SeqCollator(tokenizer.pad_token_id)
     lines = OnePerLine(len(train_rows))
     train_loader = plan.training_loader(train_rows, lines, collator, first_step=run.step)
     eval_loader = plan.evaluation_loader(eval_rows, collator)

@@ -82,7 +82,8 @@ def tokenize_texts(prompt: str, chosen: str, rejected: str, tokenizer: Any) -> l
     """Return the tokens of a prompt, and of it with each answer, which ends the sequence."""
     end = tokenizer.eos_token
     texts = [prompt]
-    texts += [prompt + answer.removesuffix(end) + end for answer in (chosen, rejected)]
+    for answer in (chosen, rejected):
+        texts.append(prompt + answer.removesuffix(end) + end)  # once, whether it has one or not
     return [tokenizer(text)["input_ids"] for text in texts]
 
 
@@ -154,7 +155,7 @@ class PairCollator:
         inputs: dict[str, Any] = {"input_ids": ids}
         positions = cells - 1
         if self.one_line:
-            inputs = self._put_into_one_line(ids, is_filled)
+            inputs = put_into_one_line(ids, is_filled)
             # As many tokens come before a cell as there are filled ones, itself included, less two
             positions = is_filled.flatten().cumsum(0)[cells] - 2
         num_pairs = len(rows)
@@ -174,16 +175,6 @@ class PairCollator:
             "counts": torch.tensor([num_pairs, num_trained_on, num_tokens]),
         }
 
-    def _put_into_one_line(self, ids: torch.Tensor, is_filled: torch.Tensor) -> dict[str, Any]:
-        """Return the model's inputs with all lines in one, without what pads them."""
-        places = torch.arange(ids.shape[1]).expand_as(ids)
-        lengths = is_filled.sum(1).tolist()
-        return {
-            "input_ids": ids[is_filled][None],
-            "position_ids": places[is_filled][None],
-            **ends_of_rows(lengths),
-        }
-
     def _read_answers(self, rows: Sequence[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
         """Return each prompt with its chosen answer, then each with its rejected one."""
         answers = []
@@ -201,3 +192,13 @@ class PairCollator:
         first = starts.clone()
         first[:num_pairs] = 1  # nothing comes before token 0
         return first
+
+
+def put_into_one_line(ids: torch.Tensor, is_filled: torch.Tensor) -> dict[str, Any]:
+    """Return what the model reads of padded lines, [lines, tokens], as one line without padding."""
+    places = torch.arange(ids.shape[1])
+    positions = places.expand_as(ids)
+    inputs: dict[str, Any] = ends_of_rows(is_filled.sum(1).tolist())
+    inputs["input_ids"] = ids[is_filled][None]
+    inputs["position_ids"] = positions[is_filled][None]
+    return inputs

@@ -160,7 +160,7 @@ class TestTokens:
 class TestLoss:
     def test_it_is_the_models_own_summed_over_the_rows_one_by_one(self, tiny_of, tokenized):
         for name, model in models(tiny_of("t5")):
-            batch = t5.PairCollator(0)(tokenized, [[number] for number in range(10)])
+            batch = t5.Seq2SeqCollator(0)(tokenized, [[number] for number in range(10)])
             loss, alone = t5.summed_target_loss(ALONE, model, batch), 0
             for row in tokenized.with_format(None):
                 labels = torch.tensor([row["labels"]])
@@ -180,7 +180,7 @@ class TestLoss:
         self, tiny_of, tokenized
     ):
         for name, model in models(tiny_of("t5")):
-            batch = t5.PairCollator(0)(tokenized, [])
+            batch = t5.Seq2SeqCollator(0)(tokenized, [])
             loss = t5.summed_target_loss(ALONE, model, batch)
             loss.backward()
             gradients = [weight.grad for weight in model.parameters()]
@@ -191,7 +191,7 @@ class TestLoss:
 def test_one_module_holds_the_embedding_and_the_model_computes_and_saves_the_same(
     tiny_of, tokenized, tmp_path
 ):
-    batch = t5.PairCollator(0)(tokenized, [[0], [1]])
+    batch = t5.Seq2SeqCollator(0)(tokenized, [[0], [1]])
     for name, model in models(tiny_of("t5")):
         model.save_pretrained(tmp_path / name)
         words = ["--model_name_or_path", str(tmp_path / name), "--forced_bos_token", "dog"]

@@ -1,0 +1,59 @@
+"""Sources and targets of encoder-decoder models: their tokens, and batches of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from components.batches import Line
+from components.packing import NOT_TRAINED_ON
+
+
+def cut_tokens(tokenizer: Any, max_length: int, **text: str) -> tuple[list[int], bool]:
+    """Return at most max_length tokens, eos among them, and whether some were cut off.
+
+    Args:
+        text: text=... of a source, text_target=... of a target.
+    """
+    tokens = tokenizer(**text, truncation=True, max_length=max_length)["input_ids"]
+    was_cut = False
+    if len(tokens) == max_length:
+        was_cut = len(tokenizer(**text, verbose=False)["input_ids"]) > max_length
+    if tokenizer.eos_token_id not in [None, *tokens]:  # a decoder's tokenizer adds none
+        tokens = [*tokens[: max_length - 1], tokenizer.eos_token_id]
+    return tokens, was_cut
+
+
+@dataclass(frozen=True)
+class Seq2SeqCollator:
+    """Make a batch of sources and targets, padded on the right.
+
+    A batch has inputs: input_ids and attention_mask, [rows, source tokens]; labels, [rows, target
+    tokens], -100 where padded; counts: target tokens, and tokens of both sides without padding;
+    row: numbers of the rows in their file, from 1, on the host.
+    """
+
+    columns: ClassVar[list[str]] = ["input_ids", "labels", "row"]
+    pad_token_id: int
+
+    def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
+        rows = source.__getitems__([row for line in lines for row in line]) if lines else []
+        # A rank without rows takes part with one token
+        nothing = {"input_ids": [self.pad_token_id], "labels": [NOT_TRAINED_ON]}
+        pairs = rows or [nothing]
+        ids = [torch.tensor(pair["input_ids"]) for pair in pairs]
+        masks = [torch.ones_like(tokens) for tokens in ids]
+        labels = [torch.tensor(pair["labels"]) for pair in pairs]
+        num_targets = sum(len(row["labels"]) for row in rows)
+        num_sources = sum(len(row["input_ids"]) for row in rows)
+        return {
+            "inputs": {
+                "input_ids": pad_sequence(ids, True, self.pad_token_id),
+                "attention_mask": pad_sequence(masks, True),
+            },
+            "labels": pad_sequence(labels, True, NOT_TRAINED_ON),
+            "counts": torch.tensor([num_targets, num_targets + num_sources]),
+            "row": [int(row["row"]) for row in rows],
+        }
