@@ -1,5 +1,6 @@
 """The tokenizers of the tiny models."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 from tokenizers import (
@@ -64,18 +65,17 @@ def byte_level_bpe(
 
 
 def word_piece(texts: Iterable[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
-    """Return BERT's tokenizer; it knows the words of the texts, and any other by its letters."""
-    backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    """Return BERT's tokenizer; it knows the words of the texts, and any other by its letters.
+
+    The vocabulary is counted here: the library's trainer breaks ties at random, so that no two
+    calls would make the same tokenizer.
+    """
+    vocabulary = count_vocabulary(texts, vocab_size)
+    ids = {token: number for number, token in enumerate(vocabulary)}
+    backend = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer()
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(BERT_TOKENS.values()),
-        initial_alphabet=PRINTABLE,
-        show_progress=False,
-    )
-    backend.train_from_iterator(texts, trainer)
     backend.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
@@ -87,6 +87,20 @@ def word_piece(texts: Iterable[str], vocab_size: int, max_length: int) -> PreTra
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
         **BERT_TOKENS,
     )
+
+
+def count_vocabulary(texts: Iterable[str], vocab_size: int) -> list[str]:
+    """Return BERT's own tokens, letters that begin or continue a word, and frequent words."""
+    normalizer = normalizers.BertNormalizer()
+    splitter = pre_tokenizers.BertPreTokenizer()
+    counts: Counter[str] = Counter()
+    for text in texts:
+        pieces = splitter.pre_tokenize_str(normalizer.normalize_str(text))
+        counts.update(word for word, _ in pieces)
+    words = sorted(counts, key=lambda word: (-counts[word], word))
+    letters = [*PRINTABLE, *(f"##{letter}" for letter in PRINTABLE)]
+    tokens = dict.fromkeys([*BERT_TOKENS.values(), *letters, *words])
+    return list(tokens)[:vocab_size]
 
 
 def sentence_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:

@@ -47,8 +47,6 @@ def test_the_same_call_writes_the_same_model_and_rows(recipe, tmp_path, capsys):
     assert config.architectures == [ARCHITECTURES[recipe]]
     first = contents(tmp_path / "first")
     second = contents(tmp_path / "second")
-    if recipe == "bert":  # tokenizers' trainer of WordPiece gives the same tokens random ids
-        assert first.pop("model/tokenizer.json") and second.pop("model/tokenizer.json")
     assert first == second
     assert "model/model.safetensors" in first
     assert f"recipes/{recipe}.py" in capsys.readouterr().out
