@@ -57,10 +57,11 @@ class ModelArguments:
         "copy, as single.yaml and ddp.yaml would have it; this halves their memory and loses "
         "updates below 1/256 of a weight",
     )
-    attn_implementation: Annotated[str, MAY_CHANGE] = arg(
-        "sdpa",
+    attn_implementation: Annotated[str | None, MAY_CHANGE] = arg(
+        None,
         "eager, sdpa, flex_attention, varlen (torch's own FlashAttention), flash_attention_2, "
-        "_3, _4, or the hub id of a kernel",
+        "_3, _4, or the hub id of a kernel [transformers chooses: sdpa where the model has it, "
+        "else eager]",
     )
     gradient_checkpointing: Annotated[bool, MAY_CHANGE] = arg(
         False, "recompute activations in the backward pass: much less memory, a third more compute"

@@ -90,6 +90,8 @@ def find_attention_problems(
 ) -> Iterator[str]:
     """Yield a problem for each reason why this attention, other than varlen, cannot run."""
     name = args.attn_implementation
+    if name is None:
+        return
     flag = f"--attn_implementation {name}"
     is_from_hub = "/" in name
     if not is_from_hub and name not in known_attentions():
@@ -192,7 +194,7 @@ def find_precision_problems(
             f"this GPU (compute capability {capability[0]}.{capability[1]}) has no bf16 hardware"
             f" and would emulate it slowly: {cure}"
         )
-    if "flash" in args.attn_implementation and computes_in == "float32":
+    if "flash" in (args.attn_implementation or "") and computes_in == "float32":
         yield (
             f"--attn_implementation {args.attn_implementation} computes in bf16 and fp16 only:"
             " pass --mixed_precision bf16 to accelerate launch, or use sdpa"

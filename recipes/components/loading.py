@@ -76,7 +76,7 @@ def build_without_weights(
     name: str,
     *,
     dtype: str,
-    attn_implementation: str,
+    attn_implementation: str | None,
     output_loading_info: bool = False,
     **options: Any,
 ) -> Any:

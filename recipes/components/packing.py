@@ -18,11 +18,13 @@ def describe_packing(lines: Sequence[Line], lengths: np.ndarray, capacity: int) 
     return f"{len(lengths)} rows in {len(lines)} lines of {capacity} tokens, {full:.1%} full"
 
 
-def takes_one_line(attn_implementation: str) -> bool:
+def takes_one_line(attn_implementation: str | None) -> bool:
     """Return whether the rows of a batch are to lie in one line without padding.
 
     FlashAttention is told where each row ends; it would read that from the device in every layer.
     """
+    if attn_implementation is None:  # transformers chooses none of them by itself
+        return False
     return "flash" in attn_implementation or attn_implementation == "varlen"
 
 

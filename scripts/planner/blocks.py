@@ -60,11 +60,10 @@ class Forward:
         self.batch = batch
         self.args = args
         self.tokens = batch.sequences * batch.length
-        self.is_eager = args.attn_implementation == "eager"
+        self.is_eager = decoder.is_eager
         # Whether the kernel tells packed rows and windows apart without a mask
-        self.is_flash = (
-            "flash" in args.attn_implementation or args.attn_implementation in FUSED_FOR_GPUS
-        )
+        kernel = args.attn_implementation or ""
+        self.is_flash = "flash" in kernel or kernel in FUSED_FOR_GPUS
         self.head_loss = HeadLoss(autograd, decoder, logits_mib(args))
 
     def run(self, around: Around) -> ForwardPass:

@@ -99,6 +99,7 @@ class Decoder:
     kv_heads: int
     head_dim: int
     tied: bool  # whether the head's weight is the embedding
+    is_eager: bool  # whether attention writes its scores to memory
 
     @property
     def vocabulary(self) -> int:
@@ -137,6 +138,7 @@ def read_decoder(
         kv_heads=getattr(text, "num_key_value_heads", None) or heads,
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
         tied=head.weight is embedding,
+        is_eager=model.config._attn_implementation == "eager",
     )
 
 

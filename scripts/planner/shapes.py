@@ -185,7 +185,9 @@ def build(args: RecipeArguments, config: PretrainedConfig, device: str = "meta")
 
 def make_base(args: RecipeArguments, config: PretrainedConfig) -> PreTrainedModel:
     """Make the model, on torch's current device, with whatever errors its class raises."""
-    attention = "eager" if args.attn_implementation == "eager" else "sdpa"
+    attention = args.attn_implementation
+    if attention not in (None, "eager"):
+        attention = "sdpa"  # other kernels need a GPU, and have the same weights
     model = AutoModelForCausalLM.from_config(
         config, dtype=getattr(torch, args.dtype), attn_implementation=attention
     )

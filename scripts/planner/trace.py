@@ -92,7 +92,7 @@ def refuse_untraceable(plan: Plan, batch: Batch) -> None:
         raise Unplannable(
             f"--simulate: no fake tensors for bitsandbytes' {plan.args.optim}: leave it out"
         )
-    if batch.packed and plan.args.attn_implementation not in ("eager", "sdpa"):
+    if batch.packed and plan.args.attn_implementation not in (None, "eager", "sdpa"):
         raise Unplannable(
             f"--simulate: traces sdpa, not {plan.args.attn_implementation}: leave it out"
         )
