@@ -113,6 +113,12 @@ def gsm8k_model(gsm8k, once):
     return once("gsm8k", make) / "model"
 
 
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers", "workaround(name): shows the harm without a workaround (tests/harm.py)"
+    )
+
+
 def pytest_collection_finish():
     gc.freeze()
     gc.enable()

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from components import upstream
+
 Tensors = Mapping[str, torch.Tensor]
 # {name: (weight, its fp32 master weight)}
 MasterWeights = dict[str, tuple[torch.Tensor, torch.Tensor]]
@@ -84,15 +86,8 @@ def restore_master_state(
 
 # ---- ZeRO-1 to 3 ----
 def zero_weights(engine: Any) -> dict[str, Any]:
-    """Return {name: weight} of what ZeRO-1 to 3 train, each linked with its optimizer state.
-
-    In ZeRO-1 and 2 DeepSpeed 0.19 links only the first parameter group, and none before the first
-    step, so it is asked to do it again.
-    """
-    zero = engine.optimizer
-    if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
-        zero._hp_optimizer_states_linked = False
-        zero._lazy_init_hp_params_optimizer_state()
+    """Return {name: weight} of what ZeRO-1 to 3 train, each linked with its optimizer state."""
+    upstream.link_optimizer_states(engine.optimizer)
     weights = {}
     for name, weight in engine.named_parameters():
         if weight.requires_grad:

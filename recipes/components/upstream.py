@@ -1,9 +1,9 @@
 """Workarounds for other libraries: what is wrong, where it is reported, and what is done.
 
-Each is one function, called by its name where it acts. tests/launch/test_upstream.py and
-tests/unit/test_upstream.py show the harm that is done without it: where such a test
-passes without the workaround, the library is fixed and the workaround goes.
-`workarounds` lists them.
+Each is one function, called by its name where it acts. A test that is marked with that name shows
+the harm that is done without it (tests/unit/components/test_upstream.py has most of them): where
+there is no harm any more, the library is fixed and the workaround goes.
+`python scripts/workarounds.py` lists them with their tests, and runs those with --check.
 
 Other libraries are imported inside of the functions, since the first of these run before that.
 """
@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Workaround:
-    """Where a fault is reported or stands in the source, and the version in which it was seen."""
+    """Where a fault is known from.
+
+    Attributes:
+        link: an issue or pull request, or a file of the library's source and a name in it.
+        seen: the library and its version; "A to B" where versions differ in what they need.
+    """
 
     link: str
     seen: str
@@ -51,7 +56,7 @@ def start_faster() -> None:
     ask_for_deepspeed_without_importing_it()
 
 
-@workaround("bitsandbytes/backends/default/ops.py", seen="bitsandbytes 0.50")
+@workaround("bitsandbytes/backends/default/ops.py, _try_torch_compile", seen="bitsandbytes 0.50")
 def import_bitsandbytes_uncompiled() -> None:
     """Import bitsandbytes, if it is installed, without torch's compiler.
 
@@ -105,7 +110,7 @@ def ask_for_deepspeed_without_importing_it() -> None:
 
 
 # ---- Accelerator ----
-@workaround("https://github.com/huggingface/accelerate/issues/2531", seen="accelerate 1.15")
+@workaround("https://github.com/huggingface/accelerate/pull/2531", seen="accelerate 1.15")
 def reduce_each_micro_batch(accelerator: "Accelerator") -> None:
     """Have FSDP reduce gradients in each micro-batch.
 
@@ -120,7 +125,7 @@ def reduce_each_micro_batch(accelerator: "Accelerator") -> None:
         accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = True
 
 
-@workaround("https://github.com/huggingface/accelerate/issues/1970", seen="accelerate 1.15")
+@workaround("accelerate/accelerator.py, clip_grad_norm_", seen="accelerate 1.15")
 def tell_deepspeed_of_loop(
     accelerator: "Accelerator", max_grad_norm: float, micro_batch_size: int
 ) -> None:
@@ -181,18 +186,27 @@ def reduce_in_fp32_under_deepspeed(plugin: Any) -> None:
 # ---- Model ----
 @workaround("bitsandbytes/nn/modules.py, Linear4bit", seen="bitsandbytes 0.50")
 def keep_4bit_weights_as_loaded(model: "torch.nn.Module") -> None:
-    """Stop a CPU from repacking 4-bit weights, after which gradients stop at their layers."""
+    """Stop a CPU from repacking 4-bit weights, after which gradients stop at their layers.
+
+    Only a CPU with AVX512-BF16 repacks, in a forward pass of an evaluation.
+    """
     for module in model.modules():
         module.support_avx512bf16_for_cpu = False
 
 
-@workaround("bitsandbytes/autograd/_functions.py", seen="bitsandbytes 0.50")
+@workaround("bitsandbytes/autograd/_functions.py, MatMul8bitLt", seen="bitsandbytes 0.50")
 def silence_int8_casts() -> None:
-    """Stop bitsandbytes from warning in each int8 layer and pass that it casts bf16 to fp16."""
+    """Stop bitsandbytes from warning in each int8 layer and pass that it casts bf16 to fp16.
+
+    On a CPU it does so in evaluations only, and there the test shows it.
+    """
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
 
 
-@workaround("transformers/modeling_utils.py", seen="transformers 5.17 to 5.23")
+@workaround(
+    "transformers/modeling_utils.py, gradient_checkpointing_enable",
+    seen="transformers 5.17 to 5.23",
+)
 def enable_gradient_checkpointing(model: Any) -> None:
     """Recompute activations in the backward pass; older transformers have another name for it."""
     enable = getattr(model, "activation_checkpointing_enable", None)
@@ -253,7 +267,10 @@ def leave_embeddings_to_accelerate(model: Any) -> None:
     model._no_split_modules = {name for name in wrapped if not name.endswith("Embeddings")}
 
 
-@workaround("transformers/core_model_loading.py", seen="transformers 5.23")
+@workaround(
+    "transformers/integrations/deepspeed.py, _load_state_dict_into_zero3_model",
+    seen="transformers 5.23",
+)
 def save_weights_by_their_own_names(model: Any) -> None:
     """Stop ZeRO-3 from saving weights by the names of BERT's first files, gamma and beta."""
     model._weight_conversions = None
@@ -273,7 +290,7 @@ def cast_pixels(model: "torch.nn.Module") -> None:
     model.register_forward_pre_hook(cast, with_kwargs=True)
 
 
-@workaround("https://github.com/huggingface/transformers/issues/21667", seen="transformers 5.23")
+@workaround("https://github.com/huggingface/transformers/issues/30228", seen="transformers 5.23")
 @contextlib.contextmanager
 def gathered_outside_of_layers(model: Any, accelerator: "Accelerator") -> Iterator[None]:
     """Have FSDP hold whole, within this context, what is in no layer.
@@ -297,7 +314,10 @@ def leave_out_no_layers(model: "torch.nn.Module") -> None:
         module.layerdrop = 0.0  # type: ignore[assignment]
 
 
-@workaround("torch/distributed/fsdp/_fully_shard", seen="torch 2.13")
+@workaround(
+    "torch/distributed/fsdp/_fully_shard/_fsdp_state.py, _validate_no_duplicate_params",
+    seen="torch 2.13",
+)
 def share_embedding_modules(model: Any) -> None:
     """Let encoder and decoder have one embedding module: FSDP2 wants a weight in one module."""
     shared = model.get_input_embeddings()
@@ -366,7 +386,8 @@ def wrap_adapters_for_fsdp1(model: "torch.nn.Module", accelerator: "Accelerator"
 def without_adapters() -> Iterator[None]:
     """Run models without their adapters within this context.
 
-    peft's disable_adapter changes requires_grad, of which FSDP and ZeRO keep a record.
+    peft's disable_adapter changes requires_grad, of which FSDP2 keeps a record when a model first
+    runs: in bf16 and fp16 the next backward pass then fails.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -424,6 +445,23 @@ def undo_allocating_step(
         master.data.copy_(weight)
         entry = optimizer.state[master]
         entry["step"] = entry["step"] * 0  # a tensor of torch's, a number of bitsandbytes'
+
+
+@workaround(
+    "deepspeed/runtime/zero/stage_1_and_2.py, _lazy_init_hp_params_optimizer_state",
+    seen="deepspeed 0.19",
+)
+def link_optimizer_states(zero: Any) -> None:
+    """Link each weight of ZeRO-1 and 2 with its optimizer state.
+
+    DeepSpeed does so once, for the first parameter group only, and for none before the first step.
+
+    Args:
+        zero: DeepSpeed's optimizer; that of ZeRO-3 links all.
+    """
+    if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
+        zero._hp_optimizer_states_linked = False
+        zero._lazy_init_hp_params_optimizer_state()
 
 
 # ---- Export ----

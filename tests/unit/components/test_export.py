@@ -11,8 +11,10 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from components import upstream
 from components.export import save_model, whole_weights
 from fakes import fake_accelerator
+from harm import shows_harm_without
 
 SHAPE = {
     "vocab_size": 64,
@@ -110,7 +112,10 @@ def one_rank(tmp_path):
     dist.destroy_process_group()
 
 
-def test_adapters_inside_of_fsdp1s_wrappers_are_exported_too(one_rank, tmp_path):
+@shows_harm_without("remove_fsdp1_wrappers")
+def test_peft_finds_no_adapters_inside_of_fsdp1s_wrappers(one_rank, tmp_path, monkeypatch, cured):
+    if not cured:
+        monkeypatch.setattr(upstream, "remove_fsdp1_wrappers", lambda model: None)
     model = with_adapters()
     layer_class = type(model.get_base_model().model.layers[0])
     wrapped = FullyShardedDataParallel(
@@ -122,7 +127,13 @@ def test_adapters_inside_of_fsdp1s_wrappers_are_exported_too(one_rank, tmp_path)
     saved(wrapped, tmp_path / "wrapped")
     saved(with_adapters(), tmp_path / "plain")
     name = "adapter_model.safetensors"
-    assert (tmp_path / "wrapped" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+    exported = load_file(tmp_path / "wrapped" / name)
+    assert (exported.keys() == load_file(tmp_path / "plain" / name).keys()) == cured
+    if cured:
+        found = (tmp_path / "wrapped" / name).read_bytes()
+        assert found == (tmp_path / "plain" / name).read_bytes()
+    else:
+        assert not exported
 
 
 def test_of_a_sharded_model_with_adapters_the_frozen_base_is_not_gathered():

@@ -12,6 +12,7 @@ from components import upstream
 from components.arguments import TrainingArguments
 from components.optimizer import make_adamw, make_optimizer, warmup_steps
 from fakes import fake_accelerator
+from harm import shows_harm_without
 
 SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 16}
 LLAMA = LlamaConfig(**SMALL, intermediate_size=8)
@@ -85,14 +86,13 @@ def types_of_state():
     return [optimizer.state[layer.weight]["state1"].dtype for layer in model]
 
 
-def test_embeddings_keep_32_bits_of_state_under_an_8_bit_optimizer():
-    assert types_of_state() == [torch.float32, torch.uint8]
-
-
-def test_without_the_workaround_they_have_8(monkeypatch):
+@shows_harm_without("keep_embeddings_in_32_bits")
+def test_embeddings_keep_32_bits_of_state_under_an_8_bit_optimizer(cured, monkeypatch):
     GlobalOptimManager.get_instance().initialize()  # forgets what was asked for before
-    monkeypatch.setattr(upstream, "keep_embeddings_in_32_bits", lambda model: None)
-    assert types_of_state() == [torch.uint8, torch.uint8]
+    if not cured:
+        monkeypatch.setattr(upstream, "keep_embeddings_in_32_bits", lambda model: None)
+    of_embeddings = torch.float32 if cured else torch.uint8
+    assert types_of_state() == [of_embeddings, torch.uint8]
 
 
 # ---- Schedule ----
