@@ -30,6 +30,7 @@ The modules in reading order; each imports only modules above it:
     closed_form   one optimizer step, in a ledger
 
     trackers      torch's memory trackers, adapted
+    patches       what the trace changes in other libraries
     trace         the same step, traced on fake tensors
 
     cost          what a step costs, for ranking only

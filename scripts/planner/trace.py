@@ -15,11 +15,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
-import transformers.masking_utils
 from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -32,6 +30,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from . import recipe
 from .errors import Unplannable, first_line
 from .ledger import Sizes
+from .patches import packing_as_told
 from .plan import DTYPES, Plan
 from .request import Batch
 from .shapes import build, quiet
@@ -134,22 +133,6 @@ def fake_ranks(plan: Plan) -> Iterator[DeviceMesh | None]:
         yield init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     finally:
         dist.destroy_process_group()
-
-
-def packing_as_told(packed: bool) -> contextlib.AbstractContextManager:
-    """Tell transformers whether sequences hold several rows.
-
-    It reads that from the values of position_ids, and a fake tensor has no values.
-    """
-
-    def find_packed_sequence_indices(position_ids: torch.Tensor) -> torch.Tensor | None:
-        if packed:
-            return torch.zeros_like(position_ids)
-        return None
-
-    return mock.patch.object(
-        transformers.masking_utils, "find_packed_sequence_indices", find_packed_sequence_indices
-    )
 
 
 # ---- Model, optimizer and batch ----
