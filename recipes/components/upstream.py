@@ -1,7 +1,7 @@
 """Workarounds for other libraries: what is wrong, where it is reported, and what is done.
 
 Each is one function, called by its name where it acts. A test that is marked with that name shows
-the harm that is done without it (tests/unit/components/test_upstream.py has most of them): where
+the harm that is done without it (tests/launch/test_upstream.py has most of them): where
 there is no harm any more, the library is fixed and the workaround goes.
 `python scripts/workarounds.py` lists them with their tests, and runs those with --check.
 

@@ -1,13 +1,87 @@
-"""What libraries import at the start, in a process of its own, without a workaround and with it.
+"""Each workaround against the harm for which it is there, in the library as it is installed.
 
-The other workarounds are in tests/unit/components/test_upstream.py.
+Ranks are forks of the test's process (tests/ranks.py), which takes a second or less for each.
 """
 
+import ast
+import importlib.util
+import inspect
+import logging
+import re
 import sys
+import warnings
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.utils import (
+    DeepSpeedPlugin,
+    FullyShardedDataParallelPlugin,
+    GradientAccumulationPlugin,
+    set_seed,
+)
+from bitsandbytes.functional import has_avx512bf16
+from bitsandbytes.nn import Linear4bit, Linear8bitLt
+from packaging.requirements import Requirement
+from peft import LoraConfig, get_peft_model
+from torch.distributed.fsdp import FullyShardedDataParallel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    BartConfig,
+    BartForConditionalGeneration,
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    ConvNextConfig,
+    ConvNextForImageClassification,
+    LlamaConfig,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTModel,
+)
+
+from components import upstream
+from components.deepspeed_state import master_weights
 from harm import shows_harm_without
 from launching import REPO, run
+from paths import RECIPES, SCRIPTS
+from proof.workarounds import find_tests
+from ranks import on_ranks
 
+ZERO = {"ACCELERATE_USE_DEEPSPEED": "true"}
+FSDP1 = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": 1}
+FSDP2 = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": 2}
+BERT = BertConfig(
+    hidden_size=8,
+    intermediate_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    vocab_size=16,
+    max_position_embeddings=16,
+)
+VIT = ViTConfig(
+    hidden_size=8,
+    intermediate_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    image_size=8,
+    patch_size=4,
+)
+T5 = T5Config(
+    d_model=8,
+    d_kv=4,
+    d_ff=16,
+    num_layers=1,
+    num_heads=2,
+    vocab_size=16,
+    decoder_start_token_id=0,
+)
 USE_ADAPTERS = """
 import peft
 import sys
@@ -21,8 +95,677 @@ model = torch.nn.Linear(1, 1)
 assert extract_model_from_parallel(model) is model
 print("deepspeed", "deepspeed" in sys.modules)
 """
+# Which bf16, with 8 bits, loses when it is added to 1
+SMALL = 2.0**-9
 
 
+def zero(stage, precision="no", micro_batch_size=1, steps=1):
+    """The Accelerator of a rank under ZeRO."""
+    config = {
+        "zero_optimization": {"stage": stage},
+        "gradient_accumulation_steps": steps,
+        "gradient_clipping": "auto",
+        "train_micro_batch_size_per_gpu": micro_batch_size,
+        "train_batch_size": "auto",
+    }
+    plugin = DeepSpeedPlugin(hf_ds_config=config)
+    return Accelerator(
+        mixed_precision=precision, deepspeed_plugin=plugin, gradient_accumulation_steps=steps
+    )
+
+
+def fsdp(version, precision="no", steps=1, **options):
+    """The Accelerator of a rank under FSDP, which wraps each layer of a model."""
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=version, auto_wrap_policy="transformer_based_wrap", **options
+    )
+    accumulation = GradientAccumulationPlugin(steps, sync_with_dataloader=False)
+    return Accelerator(
+        mixed_precision=precision,
+        fsdp_plugin=plugin,
+        gradient_accumulation_plugin=accumulation,
+    )
+
+
+def linear(value=0.0):
+    """A layer from two numbers to one, whose gradient is its input."""
+    layer = torch.nn.Linear(2, 1, bias=False)
+    torch.nn.init.constant_(layer.weight, value)
+    return layer
+
+
+def prepared(accelerator, model, learning_rate=1.0):
+    """A model and plain gradient descent, as accelerate prepares them."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
+    return accelerator.prepare(model, optimizer)
+
+
+def llama(dtype=torch.float32):
+    """A tiny Llama."""
+    config = LlamaConfig(
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        vocab_size=16,
+    )
+    return AutoModelForCausalLM.from_config(config, dtype=dtype)
+
+
+def with_adapters(base):
+    """A model with adapters that change what it computes."""
+    config = LoraConfig(target_modules="all-linear", init_lora_weights=False)
+    return get_peft_model(base, config)
+
+
+# ---- The list ----
+WORKAROUNDS = upstream.workarounds()
+HARM_TESTS = find_tests(REPO)
+
+
+def called_from_others():
+    """The names of upstream.py that recipes and scripts call, as `upstream.name(...)`."""
+    for folder in (RECIPES, SCRIPTS):
+        for path in folder.rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                match node:
+                    case ast.Call(func=ast.Attribute(value=ast.Name(id="upstream"), attr=name)):
+                        yield name
+
+
+def called_at_the_start():
+    """The names of upstream.py that its `start_faster` calls."""
+    for node in ast.walk(ast.parse(inspect.getsource(upstream.start_faster))):
+        match node:
+            case ast.Call(func=ast.Name(id=name)):
+                yield name
+
+
+CALLED = {*called_from_others(), *called_at_the_start()}
+
+
+def test_what_is_called_is_listed():
+    assert CALLED - {"start_faster", "workarounds"} == WORKAROUNDS.keys()
+
+
+@pytest.mark.parametrize("name", WORKAROUNDS)
+def test_each_workaround_has_a_test_that_shows_the_harm_without_it(name):
+    assert HARM_TESTS.get(name), f"no test is marked with shows_harm_without({name!r})"
+
+
+def test_no_test_names_a_workaround_that_is_gone():
+    assert HARM_TESTS.keys() == WORKAROUNDS.keys()
+
+
+@pytest.mark.parametrize("name", WORKAROUNDS)
+def test_each_workaround_links_to_a_report_or_to_the_source(name):
+    link = WORKAROUNDS[name].workaround.link
+    if link.startswith("https:"):
+        assert re.fullmatch(r"https://github\.com/[\w-]+/[\w-]+/(issues|pull)/\d+", link)
+        return
+    path, place = link.split(", ")
+    package, _, rest = path.partition("/")
+    (folder,) = importlib.util.find_spec(package).submodule_search_locations
+    assert re.search(rf"\b{place}\b", Path(folder, rest).read_text())
+
+
+@pytest.mark.parametrize("name", WORKAROUNDS)
+def test_each_workaround_was_seen_in_versions_that_are_required(name):
+    lines = (REPO / "requirements.txt").read_text().splitlines()
+    required = [Requirement(line.split("#")[0]) for line in lines if line[0] != "#"]
+    ranges = {requirement.name: requirement.specifier for requirement in required}
+    library, *versions = WORKAROUNDS[name].workaround.seen.split()
+    assert versions[1::2] in ([], ["to"])
+    assert all(version in ranges[library] for version in versions[::2])
+
+
+# ---- At the start ----
+def test_where_deepspeed_is_imported_its_engine_is_unwrapped(monkeypatch):
+    from accelerate.utils import other
+
+    monkeypatch.setattr(other, "is_deepspeed_available", lambda: True)
+    upstream.ask_for_deepspeed_without_importing_it()
+    monkeypatch.setitem(sys.modules, "deepspeed", None)  # somebody has imported it
+    assert other.is_deepspeed_available()
+    monkeypatch.delitem(sys.modules, "deepspeed")
+    assert not other.is_deepspeed_available()
+
+
+def test_a_function_is_compiled_once_and_when_it_is_called(monkeypatch):
+    compiled = []
+
+    def compile_at_once(function, **options):
+        compiled.append((function.__name__, options))
+        return function
+
+    monkeypatch.setattr(torch, "compile", compile_at_once)
+    with upstream.compiling_at_first_call():
+
+        @torch.compile(dynamic=False)
+        def double(number):
+            return 2 * number
+
+    assert compiled == [] and torch.compile is compile_at_once
+    assert [double(2), double(3)] == [4, 6] and compiled == [("double", {"dynamic": False})]
+
+
+# ---- Accelerator ----
+@shows_harm_without("reduce_each_micro_batch")
+def test_fsdp_holds_whole_gradients_until_the_last_micro_batch(cured):
+    def has_sharded_gradient():
+        accelerator = fsdp(2, steps=2)
+        if cured:
+            upstream.reduce_each_micro_batch(accelerator)
+        model, _ = prepared(accelerator, linear())
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.ones(1, 2)).sum())
+        assert not accelerator.sync_gradients
+        return model.weight.grad is not None
+
+    assert on_ranks(has_sharded_gradient, 2, **FSDP2) == [cured] * 2
+
+
+@shows_harm_without("tell_deepspeed_of_loop")
+def test_deepspeed_ignores_the_norm_of_clip_grad_norm(cured):
+    def step():
+        accelerator = zero(2)
+        if cured:
+            upstream.tell_deepspeed_of_loop(accelerator, max_grad_norm=0.5, micro_batch_size=1)
+        model, optimizer = prepared(accelerator, linear())
+        accelerator.backward(model(torch.tensor([[3.0, 4.0]])).sum())
+        accelerator.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        return model.module.weight.norm().item()
+
+    (length,) = on_ranks(step, **ZERO)
+    assert length == pytest.approx(0.5 if cured else 1.0, rel=1e-5)  # accelerate's default is 1
+
+
+@shows_harm_without("tell_deepspeed_of_loop")
+def test_accelerate_prepares_nothing_for_deepspeed_without_a_data_loader(cured):
+    def prepare():
+        accelerator = zero(2, micro_batch_size="auto")
+        if cured:
+            upstream.tell_deepspeed_of_loop(accelerator, max_grad_norm=1.0, micro_batch_size=1)
+        try:
+            prepared(accelerator, linear())
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    (error,) = on_ranks(prepare, **ZERO)
+    assert (error == "") if cured else ("requires you to pass at least one of" in error)
+
+
+@shows_harm_without("reduce_in_fp32")
+def test_fsdp_reduces_gradients_in_the_type_that_is_computed_in(cured):
+    def mean_gradient():
+        accelerator = fsdp(2, "bf16")
+        if cured:
+            upstream.reduce_in_fp32(accelerator)
+        model, _ = prepared(accelerator, linear())
+        mine = 1.0 if accelerator.is_main_process else SMALL
+        accelerator.backward(model(torch.full((1, 2), mine)).sum())
+        return model.weight.grad.full_tensor()[0, 0].item()
+
+    exact = (1 + SMALL) / 2
+    assert on_ranks(mean_gradient, 2, **FSDP2) == [exact if cured else 0.5] * 2
+
+
+@shows_harm_without("reduce_in_fp32")
+def test_fsdp2_rounds_the_loss(cured):
+    class Sum(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x).float().sum() + 1 + SMALL
+
+    def loss():
+        accelerator = fsdp(2, "bf16")
+        if cured:
+            upstream.reduce_in_fp32(accelerator)
+        model, _ = prepared(accelerator, Sum(2, 1, bias=False))
+        return model(torch.zeros(1, 2)).item()
+
+    assert on_ranks(loss, **FSDP2) == [1 + SMALL if cured else 1.0]
+
+
+@shows_harm_without("reduce_in_fp32")
+def test_fsdp1_rounds_buffers(cured):
+    class Rotary(torch.nn.Linear):
+        def __init__(self):
+            super().__init__(2, 1)
+            self.register_buffer("frequencies", torch.tensor([1 + SMALL]))
+
+    def frequency():
+        accelerator = fsdp(1, "bf16")
+        if cured:
+            upstream.reduce_in_fp32(accelerator)
+        model, _ = prepared(accelerator, Rotary())
+        model(torch.zeros(1, 2))
+        return model.frequencies.item()
+
+    assert on_ranks(frequency, **FSDP1) == [1 + SMALL if cured else 1.0]
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@shows_harm_without("reduce_in_fp32")
+def test_zero_adds_micro_batches_in_the_type_that_is_computed_in(stage, cured):
+    def length_of_step():
+        accelerator = zero(stage, "bf16", steps=2)
+        if cured:
+            upstream.reduce_in_fp32(accelerator)
+        upstream.tell_deepspeed_of_loop(accelerator, max_grad_norm=0.0, micro_batch_size=1)
+        model, optimizer = prepared(accelerator, linear())
+        for mine in (1.0, SMALL):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(torch.full((1, 2), mine).bfloat16()).sum())
+        (weight,) = model.parameters()
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        return -safe_get_full_fp32_param(weight)[0, 0].item()
+
+    assert on_ranks(length_of_step, **ZERO) == [(1 + SMALL) / 2 if cured else 0.5]
+
+
+# ---- Model ----
+@pytest.mark.skipif(not has_avx512bf16(), reason="only a CPU with AVX512-BF16 repacks")
+@shows_harm_without("keep_4bit_weights_as_loaded")
+def test_after_an_evaluation_on_a_cpu_gradients_stop_at_4_bit_layers(cured):
+    layer = Linear4bit(64, 64, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4")
+    layer.to("cpu")
+    if cured:
+        upstream.keep_4bit_weights_as_loaded(layer)
+    layer.eval()
+    with torch.no_grad():
+        layer(torch.ones(1, 64, dtype=torch.bfloat16))
+    layer.train()
+    x = torch.ones(1, 64, dtype=torch.bfloat16, requires_grad=True)
+    layer(x).sum().backward()
+    assert (x.grad is not None) == cured
+
+
+@shows_harm_without("silence_int8_casts")
+def test_each_int8_layer_warns_of_a_cast(cured, caplog):
+    layer = Linear8bitLt(16, 16, has_fp16_weights=False).to("cpu").eval()
+    with caplog.at_level(logging.WARNING, logger="bitsandbytes.autograd._functions"):
+        if cured:
+            upstream.silence_int8_casts()
+        layer(torch.ones(1, 16, dtype=torch.bfloat16))
+    assert ("will be cast" in caplog.text) != cured
+
+
+@shows_harm_without("enable_gradient_checkpointing")
+def test_the_name_that_all_versions_of_transformers_know_is_deprecated(cured):
+    model = llama()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        if cured:
+            upstream.enable_gradient_checkpointing(model)
+        else:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+    assert all(layer.gradient_checkpointing for layer in model.model.layers)
+    assert any("is deprecated" in str(each.message) for each in told) != cured
+
+
+def test_an_older_transformers_recomputes_too():
+    asked = []
+    older = SimpleNamespace(gradient_checkpointing_enable=asked.append)
+    upstream.enable_gradient_checkpointing(older)
+    assert asked == [{"use_reentrant": False}]
+
+
+@pytest.fixture
+def bert(tmp_path):
+    """The folder of a tiny BERT without a head."""
+    BertModel(BERT, add_pooling_layer=False).save_pretrained(tmp_path / "bert")
+    return tmp_path / "bert"
+
+
+@shows_harm_without("drawing_new_weights_from")
+def test_a_new_head_of_a_model_that_drew_before_differs_under_zero_3(cured, tmp_path):
+    ViTModel(VIT).save_pretrained(tmp_path)
+
+    def head():
+        from deepspeed.runtime.zero import GatheredParameters
+
+        set_seed(0)
+        with upstream.drawing_new_weights_from(0) if cured else nullcontext():
+            model = AutoModelForImageClassification.from_pretrained(tmp_path)
+        with GatheredParameters([model.classifier.weight]):
+            return model.classifier.weight.tolist()
+
+    def head_under_zero_3():
+        zero(3)  # transformers asks this plugin whether to split what it loads
+        return head()
+
+    assert (on_ranks(head_under_zero_3, **ZERO) == on_ranks(head)) == cured
+
+
+@shows_harm_without("share_new_modules")
+def test_under_fsdp_only_rank_0_makes_new_weights(cured, bert):
+    def head():
+        accelerator = fsdp(1)
+        set_seed(0)
+        model = AutoModelForSequenceClassification.from_pretrained(bert)
+        if cured:
+            upstream.share_new_modules(model, ["classifier"], accelerator)
+        weight = model.classifier.weight
+        return "meta" if weight.is_meta else weight.tolist()
+
+    environment = FSDP1 | {"FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
+    first, second = on_ranks(head, 2, **environment)
+    assert (first == second) == cured
+
+
+@shows_harm_without("leave_embeddings_to_accelerate")
+def test_accelerate_shards_the_embeddings_of_bert_twice(cured):
+    def prepare():
+        accelerator = fsdp(2)
+        model = BertForSequenceClassification(BERT)
+        if cured:
+            upstream.leave_embeddings_to_accelerate(model)
+        try:
+            prepared(accelerator, model)
+        except TypeError as error:
+            return str(error)
+        return ""
+
+    (error,) = on_ranks(prepare, **FSDP2)
+    assert (error == "") if cured else ("was None when it should not be" in error)
+
+
+@shows_harm_without("save_weights_by_their_own_names")
+def test_under_zero_3_weights_are_saved_as_gamma_and_beta(cured, bert, tmp_path):
+    def names():
+        from safetensors.torch import load_file
+
+        zero(3)
+        model = AutoModelForSequenceClassification.from_pretrained(bert)
+        if cured:
+            upstream.save_weights_by_their_own_names(model)
+        weights = {name: torch.zeros(1) for name, _ in model.named_parameters()}
+        own = set(weights)
+        model.save_pretrained(tmp_path / "saved", state_dict=weights)
+        return own, set(load_file(tmp_path / "saved" / "model.safetensors"))
+
+    ((own, saved),) = on_ranks(names, **ZERO)
+    assert (saved == own) == cured
+    assert ("bert.embeddings.LayerNorm.gamma" in saved) != cured
+
+
+@shows_harm_without("cast_pixels")
+def test_deepspeed_in_bf16_gives_pixels_in_fp32_to_the_model(cured):
+    def forward():
+        accelerator = zero(2, "bf16")
+        config = ConvNextConfig(num_stages=1, hidden_sizes=[4], depths=[1])
+        model = ConvNextForImageClassification(config)
+        if cured:
+            upstream.cast_pixels(model)
+        model, _ = prepared(accelerator, model)
+        try:
+            model(pixel_values=torch.zeros(2, 3, 8, 8))
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    (error,) = on_ranks(forward, **ZERO)
+    assert (error == "") if cured else ("should be the same" in error)
+
+
+@pytest.mark.parametrize(
+    ("version", "ranks", "harm"),
+    [(1, 2, "out of bounds for storage of size 0"), (2, 1, "mixed torch.Tensor and DTensor")],
+    ids=["fsdp1", "fsdp2"],
+)
+@shows_harm_without("gathered_outside_of_layers")
+def test_generate_calls_an_encoder_whose_weights_fsdp_has_not_gathered(version, ranks, harm, cured):
+    def generate():
+        accelerator = fsdp(version)
+        model = T5ForConditionalGeneration(T5)
+        upstream.share_embedding_modules(model)
+        model, _ = prepared(accelerator, model)
+        tokens = torch.ones(1, 2, dtype=torch.long)
+        accelerator.backward(model(input_ids=tokens, labels=tokens).loss)
+        context = nullcontext()
+        if cured:
+            context = upstream.gathered_outside_of_layers(model, accelerator)
+        try:
+            with context:
+                accelerator.unwrap_model(model).generate(tokens, max_new_tokens=1)
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    for error in on_ranks(generate, ranks, **(FSDP1 if version == 1 else FSDP2)):
+        assert (error == "") if cured else (harm in error)
+
+
+@shows_harm_without("leave_out_no_layers")
+def test_layers_are_left_out_by_chance(cured):
+    config = BartConfig(
+        d_model=8,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        vocab_size=16,
+        max_position_embeddings=16,
+        encoder_layerdrop=0.5,
+        decoder_layerdrop=0.5,
+    )
+    model = BartForConditionalGeneration(config).train()
+    if cured:
+        upstream.leave_out_no_layers(model)
+    calls = []
+    for stack in (model.model.encoder, model.model.decoder):
+        stack.layers[0].register_forward_hook(lambda *_: calls.append(1))
+    tokens = torch.ones(1, 2, dtype=torch.long)
+    torch.manual_seed(0)
+    for _ in range(10):
+        model(input_ids=tokens, labels=tokens)
+    assert (len(calls) == 20) == cured
+
+
+@shows_harm_without("share_embedding_modules")
+def test_fsdp2_refuses_a_weight_that_is_in_several_modules(cured):
+    def forward():
+        accelerator = fsdp(2)
+        model = T5ForConditionalGeneration(T5)
+        if cured:
+            upstream.share_embedding_modules(model)
+        model, _ = prepared(accelerator, model)
+        tokens = torch.ones(1, 2, dtype=torch.long)
+        try:
+            model(input_ids=tokens, labels=tokens)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    (error,) = on_ranks(forward, **FSDP2)
+    assert (error == "") if cured else ("is shared with a parameter already managed" in error)
+
+
+# ---- Adapters ----
+@shows_harm_without("cast_for_zero3")
+def test_under_zero_3_in_bf16_a_copied_head_fails(cured, bert):
+    def forward():
+        accelerator = zero(3, "bf16")
+        model = AutoModelForSequenceClassification.from_pretrained(bert)
+        config = LoraConfig(target_modules=["query"], modules_to_save=["classifier"])
+        model = get_peft_model(model, config)
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.data = weight.data.float()  # as adapters are
+        if cured:
+            upstream.cast_for_zero3(model, accelerator)
+        model, _ = prepared(accelerator, model)
+        try:
+            model(input_ids=torch.ones(1, 2, dtype=torch.long)).logits.sum()
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    (error,) = on_ranks(forward, **ZERO)
+    assert (error == "") if cured else ("must have the same dtype" in error)
+
+
+def forward_and_backward(model, kept):
+    """The loss and the gradients of a step under autocast; `kept` collects what it keeps."""
+
+    def keep(tensor):
+        kept.append(tensor)
+        return tensor
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
+        loss = model(input_ids=torch.arange(16)[None]).logits.float().logsumexp(-1).sum()
+    loss.backward()
+    return [loss, *[weight.grad for weight in model.parameters() if weight.grad is not None]]
+
+
+@shows_harm_without("leave_casts_to_autocast")
+def test_query_key_and_value_each_keep_a_copy_of_the_input_that_they_share(cured):
+    torch.manual_seed(0)
+    base = llama(torch.bfloat16)
+    model = with_adapters(base)
+    inputs = []
+    query = base.model.layers[0].self_attn.q_proj
+    query.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
+    expected = forward_and_backward(model, kept=[])
+    model.zero_grad()
+    if cured:
+        accelerator = SimpleNamespace(native_amp=True, is_fsdp2=False)
+        upstream.leave_casts_to_autocast(model, accelerator, use_dora=False)
+    kept = []
+    assert all(map(torch.equal, forward_and_backward(model, kept), expected))
+    shared = inputs[-1].flatten()
+    copies = {
+        tensor.untyped_storage().data_ptr()
+        for tensor in kept
+        if tensor.dtype == shared.dtype and torch.equal(tensor.flatten(), shared)
+    }
+    assert len(copies) == (1 if cured else 3)
+
+
+@shows_harm_without("wrap_adapters_for_fsdp1")
+def test_fsdp1_keeps_gradients_for_the_frozen_base(cured):
+    def gradients():
+        accelerator = fsdp(1, use_orig_params=True)
+        model = with_adapters(llama())
+        trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+        if cured:
+            upstream.wrap_adapters_for_fsdp1(model, accelerator)
+        model, _ = prepared(accelerator, model)
+        accelerator.backward(model(input_ids=torch.ones(1, 2, dtype=torch.long)).logits.sum())
+        held = 0
+        for unit in FullyShardedDataParallel.fsdp_modules(model):
+            if unit._handle and unit._handle.flat_param.grad is not None:
+                held += unit._handle.flat_param.grad.numel()
+        return held, trained
+
+    ((held, trained),) = on_ranks(gradients, **FSDP1)
+    assert (held == trained) == cured
+
+
+@shows_harm_without("without_adapters")
+def test_fsdp2_in_bf16_takes_adapters_for_frozen_after_peft_has_disabled_them(cured):
+    def step():
+        accelerator = fsdp(2, "bf16")
+        model, _ = prepared(accelerator, with_adapters(llama()))
+        tokens = torch.arange(16)[None]
+        context = upstream.without_adapters() if cured else model.disable_adapter()
+        with torch.no_grad(), context:
+            model(input_ids=tokens)
+        try:
+            accelerator.backward(model(input_ids=tokens).logits.sum())
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    (error,) = on_ranks(step, **FSDP2)
+    assert (error == "") if cured else ("attempting to assign a gradient with dtype" in error)
+
+
+def test_without_adapters_a_model_computes_what_its_base_does():
+    base = llama()
+    tokens = torch.arange(16)[None]
+    expected = base(input_ids=tokens).logits
+    model = with_adapters(base)
+    with upstream.without_adapters():
+        assert torch.equal(model(input_ids=tokens).logits, expected)
+    assert not torch.equal(model(input_ids=tokens).logits, expected)
+
+
+# ---- Optimizer ----
+@pytest.mark.parametrize("stage", [1, 2])
+@shows_harm_without("link_optimizer_states")
+def test_zero_1_and_2_find_the_state_of_the_first_group_only(stage, cured):
+    def moment_of_second():
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        accelerator = zero(stage)
+        model = torch.nn.Linear(2, 1)
+        groups = [{"params": [model.weight]}, {"params": [model.bias]}]
+        model, optimizer = accelerator.prepare(model, torch.optim.AdamW(groups))
+        accelerator.backward(model(torch.ones(1, 2)).sum())
+        optimizer.step()
+        if cured:
+            upstream.link_optimizer_states(model.optimizer)
+        first, second = model.parameters()
+        assert safe_get_full_optimizer_state(first, "exp_avg") is not None
+        try:
+            return safe_get_full_optimizer_state(second, "exp_avg").item()
+        except ValueError as error:
+            return str(error)
+
+    (found,) = on_ranks(moment_of_second, **ZERO)
+    if cured:  # a tenth of the gradient, of three ones that are clipped to a norm of 1
+        assert found == pytest.approx(0.1 / 3**0.5, rel=1e-5)
+    else:
+        assert "exp_avg not found" in found
+
+
+@shows_harm_without("check_gradients_of_zero0")
+def test_zero_0_steps_with_gradients_that_are_not_finite(cured):
+    def step():
+        accelerator = zero(0)
+        model = linear()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        if cured:
+            upstream.check_gradients_of_zero0(optimizer, accelerator)
+        model, optimizer = accelerator.prepare(model, optimizer)
+        accelerator.backward(model(torch.tensor([[float("nan"), 1.0]])).sum())
+        optimizer.step()
+        return model.module.weight.isfinite().all().item(), accelerator.optimizer_step_was_skipped
+
+    assert on_ranks(step, **ZERO) == [(cured, cured)]
+
+
+@shows_harm_without("undo_allocating_step")
+def test_zero_0_in_bf16_has_stepped_before_the_first_step(cured):
+    def prepare():
+        accelerator = zero(0, "bf16")
+        model = linear(value=1.0)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+        model, optimizer = accelerator.prepare(model, optimizer)
+        masters = master_weights(model, optimizer.optimizer).values()
+        inner = optimizer.optimizer.optimizer
+        if cured:
+            upstream.undo_allocating_step(masters, inner)
+        ((_, master),) = masters
+        return master.tolist(), inner.state[master]["step"].item()
+
+    (found,) = on_ranks(prepare, **ZERO)
+    assert (found == ([[1.0, 1.0]], 0)) == cured
+    if not cured:
+        assert found == ([[pytest.approx(0.95)] * 2], 1)
+
+
+# ---- What libraries import at the start ----
 def output_of(program, workaround, cured):
     """What a program prints that calls the workaround first, or does not."""
     first = "import sys; sys.path.append('recipes'); from components import upstream\n"
