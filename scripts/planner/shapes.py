@@ -8,7 +8,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +204,7 @@ def adapters_of(args: RecipeArguments) -> LoraConfig:
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=args.lora_r,
+        # pyrefly: ignore[bad-argument-type]  # peft annotates an int, and takes any number
         lora_alpha=args.lora_alpha,
         lora_dropout=args.lora_dropout,
         use_rslora=args.use_rslora,
@@ -246,7 +247,7 @@ def layers_of(model: PreTrainedModel) -> torch.nn.ModuleList:
 
 
 @contextlib.contextmanager
-def naming_bad_configs() -> Iterator[None]:
+def naming_bad_configs() -> Generator[None]:
     """Turn whatever a model class or peft makes of a config that does not fit it into one line."""
     try:
         yield
@@ -258,7 +259,7 @@ def naming_bad_configs() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> Generator[None]:
     """Silence what libraries print about weights that are not there."""
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()

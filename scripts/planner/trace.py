@@ -11,7 +11,7 @@ not have. Nor can bitsandbytes' kernels: `shapes.Quantized` stands in for them.
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -119,7 +119,7 @@ def make_fake(model: PreTrainedModel) -> PreTrainedModel:
 
 
 @contextlib.contextmanager
-def fake_ranks(plan: Plan) -> Iterator[DeviceMesh | None]:
+def fake_ranks(plan: Plan) -> Generator[DeviceMesh | None]:
     """Give the mesh of the plan's ranks, which exist by name only, or None without sharding."""
     if plan.engine != "fsdp2":
         yield None

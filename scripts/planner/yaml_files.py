@@ -36,15 +36,15 @@ class Strategy:
 def strategy_of(config: Config) -> Strategy:
     """Return what a config says about engine and sharding."""
     facts = config_strategy.strategy_of(config)
-    offload = set(facts["offload"])
+    offload = set(facts.offload)
     fsdp_offloads = "fsdp_offload_params" in offload
     return Strategy(
-        engine=facts["engine"],
-        stage=facts["stage"] or 0,
-        replicas=facts["replicas"],
-        shards=facts["shards"],
+        engine=facts.engine,
+        stage=facts.stage or 0,
+        replicas=facts.replicas,
+        shards=facts.shards,
         in_force=config_strategy.strategy_run(config),
-        is_hybrid_fsdp1=str(facts["strategy"]).startswith("HYBRID"),
+        is_hybrid_fsdp1=str(facts.strategy).startswith("HYBRID"),
         offloads_parameters=fsdp_offloads or "offload_param_device" in offload,
         offloads_optimizer=fsdp_offloads or "offload_optimizer_device" in offload,
     )
