@@ -1,4 +1,4 @@
-"""How dense Python code is, by its syntax tree: what no formatter changes, and no count of lines sees.
+"""How dense Python code is by its syntax tree, which no formatter changes and no line count sees.
 
 A bound on the lines of a file or of a function is met by putting more into each statement, so there
 is none. These bounds are on what a statement holds. Each rule is a function from a file to its
