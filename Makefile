@@ -142,9 +142,10 @@ quickstart-mixtral:
 	@printf '\nThe model is in $(OUT)/run, its rows in $(OUT)/data, the loss curve in $(OUT)/loss.png.\n'
 	@printf 'Ask it: $(VENV)/bin/python scripts/generate.py $(OUT)/run --prompt "Spell the word tiger."\n'
 
-check: install-dev  ## lint and the static tests, under a minute
+check: install-dev  ## lint, types and the static tests, under a minute
 	ruff check .
 	ruff format --check .
+	pyrefly check
 	python -m pytest -q -n 2 tests/unit
 
 fix: install-dev  ## let the linter mend what it can

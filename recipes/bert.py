@@ -82,9 +82,9 @@ from components.classifier import evaluate_classifier, load_classifier, weighted
 from components.columns import validate_texts
 from components.export import save_model
 from components.labels import Classes, add_labels, find_classes, label_tensors, read_label
-from components.model_checks import check_model
+from components.model_checks import check_model, without_adapters
 from components.optimizer import make_optimizer
-from components.rows import Rows, describe_rows, open_splits, prepare_rows
+from components.rows import Rows, Split, describe_rows, open_splits, prepare_rows
 from components.run import Run
 from components.strategy import backward
 
@@ -140,32 +140,32 @@ def find_text_columns(row: Mapping[str, Any]) -> list[str]:
     return TEXT_COLUMNS[0]
 
 
+def tokenize_split(split: Split, args: Arguments, tokenizer: Any) -> Rows:
+    """Return the rows of a split as `tokenize_text` makes them."""
+    prepare = partial(
+        tokenize_text,
+        tokenizer=tokenizer,
+        max_length=args.max_length,
+        columns=args.text_columns,
+        label_column=args.label_column,
+        class_names=split.class_names(args.label_column),
+    )
+    return prepare_rows(split, prepare, args)
+
+
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, Classes]:
     """Return the rows to train on, those to evaluate on, and the classes. EDIT: filters."""
     known = [name for columns in TEXT_COLUMNS for name in columns]
-    splits = open_splits(
+    train_split, eval_split = open_splits(
         args, evaluate=args.eval_strategy != "no", text_columns=args.text_columns or known
     )
-    prepared: list[Rows | None] = []
-    for split in splits:
-        if split is None:
-            prepared.append(None)
-            continue
-        prepare = partial(
-            tokenize_text,
-            tokenizer=tokenizer,
-            max_length=args.max_length,
-            columns=args.text_columns,
-            label_column=args.label_column,
-            class_names=split.class_names(args.label_column),
-        )
-        prepared.append(prepare_rows(split, prepare, args))
-    train_rows, eval_rows = prepared
+    train_rows = tokenize_split(train_split, args, tokenizer)
     classes = find_classes(train_rows, args, args.dataset_name, args.label_column)
     train_rows = add_labels(train_rows, classes, args)
-    if eval_rows is not None:
-        eval_rows = add_labels(eval_rows, classes, args)
-    return train_rows, eval_rows, classes
+    if eval_split is None:
+        return train_rows, None, classes
+    eval_rows = tokenize_split(eval_split, args, tokenizer)
+    return train_rows, add_labels(eval_rows, classes, args), classes
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ def main(args: Arguments) -> None:
     model = load_classifier(
         AutoModelForSequenceClassification, args, classes.names, accelerator, task_type="SEQ_CLS"
     )
-    config = model.config
+    config = without_adapters(model).config
     config.pad_token_id = tokenizer.pad_token_id  # decoders look for the last token before it
     check_model(args, model, train_rows.largest_token(tokenizer), longest_row=lengths.max())
     notes = describe_rows(train_rows, eval_rows)
@@ -234,9 +234,9 @@ def main(args: Arguments) -> None:
     run.resume(model, optimizer, schedule)
 
     # ---- Train ----
-    measure = partial(evaluate_classifier, run, accelerator, model, eval_loader)
+    measure = partial(evaluate_classifier, run, accelerator, model)
     if eval_loader and run.owes_evaluation(plan.evaluate_after):
-        measure()
+        measure(eval_loader)
     model.train()
     batches = iter(train_loader)
     for step in run.steps():
@@ -259,9 +259,9 @@ def main(args: Arguments) -> None:
                 schedule.step()
                 optimizer.zero_grad()
         epoch = step / plan.steps_per_epoch
-        run.log_step(sum(losses), grad_norm, num_tokens.long(), epoch)
+        run.log_step(losses, grad_norm, num_tokens.long(), epoch)
         if eval_loader and step in plan.evaluate_after:
-            measure()
+            measure(eval_loader)
 
     # ---- Save ----
     save_model(accelerator, model, tokenizer, args.output_dir, config)
@@ -269,4 +269,4 @@ def main(args: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    main(args)
+    main(args)  # pyrefly: ignore[unbound-name]  # bound above, before the imports

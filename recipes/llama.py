@@ -196,9 +196,9 @@ def main(args: Arguments) -> None:
     run.resume(model, optimizer, schedule)
 
     # ---- Train ----
-    measure = partial(evaluate, run, accelerator, model, token_loss, eval_loader)
+    measure = partial(evaluate, run, accelerator, model, token_loss)
     if eval_loader and run.owes_evaluation(plan.evaluate_after):
-        measure()
+        measure(eval_loader)
     model.train()
     batches = iter(train_loader)
     for step in run.steps():
@@ -220,9 +220,9 @@ def main(args: Arguments) -> None:
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-        run.log_step(sum(losses), grad_norm, num_tokens, epoch=step / plan.steps_per_epoch)
+        run.log_step(losses, grad_norm, num_tokens, epoch=step / plan.steps_per_epoch)
         if eval_loader and step in plan.evaluate_after:
-            measure()
+            measure(eval_loader)
 
     # ---- Save ----
     save_model(accelerator, model, tokenizer, args.output_dir)
@@ -230,4 +230,4 @@ def main(args: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    main(args)
+    main(args)  # pyrefly: ignore[unbound-name]  # bound above, before the imports

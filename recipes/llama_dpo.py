@@ -60,7 +60,7 @@ if __name__ == "__main__":
     args = start(Arguments, __doc__)
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -238,10 +238,14 @@ def compare_answers(
 
 @torch.no_grad()
 def run_reference(
-    accelerator: Accelerator, model: torch.nn.Module, token_loss: LossInHead, loader: DataLoader
+    accelerator: Accelerator,
+    model: torch.nn.Module,
+    token_loss: LossInHead,
+    loader: DataLoader,
+    num_rows: int,
 ) -> torch.Tensor:
     """Return the log-probabilities of all rows by the model, which is untrained yet: [rows, 2]."""
-    table = torch.zeros(len(loader.dataset), 2, device=accelerator.device)
+    table = torch.zeros(num_rows, 2, device=accelerator.device)
     for batch in tqdm(loader, "Reference", disable=not accelerator.is_main_process):
         logps, _ = answer_logps(model, token_loss, batch)
         table[batch["pairs"]] = logps.T
@@ -275,10 +279,10 @@ def evaluate(
 
 
 def mean_metrics(
-    accelerator: Accelerator, sums: torch.Tensor, num_pairs: torch.Tensor
+    accelerator: Accelerator, compared: Sequence[torch.Tensor], num_pairs: torch.Tensor
 ) -> dict[str, float]:
-    """Return METRICS per pair. sums: of this rank, as compare_answers returns them."""
-    means = (accelerator.reduce(sums)[2:] / num_pairs).tolist()
+    """Return METRICS per pair. compared: what compare_answers returned for this rank's batches."""
+    means = (accelerator.reduce(sum(compared))[2:] / num_pairs).tolist()
     return dict(zip(METRICS, means, strict=True))
 
 
@@ -304,7 +308,7 @@ def main(args: Arguments) -> None:
     )
     both = join_splits(train_rows, eval_rows)  # one numbering, for the table of the reference
     train_loader = plan.training_loader(both, OnePerLine(len(both)), collator, first_step=run.step)
-    whole_loader = plan.evaluation_loader(both, collator)
+    whole_loader = plan.ordered_loader(both, collator, range(len(both)))
     eval_loader = plan.evaluation_loader(both, collator, range(len(train_rows), len(both)))
 
     # ---- Model, optimizer, schedule ----
@@ -329,14 +333,14 @@ def main(args: Arguments) -> None:
     if args.asks_reference_before_training:  # before the weights of a checkpoint are restored
         reference = run.remember(
             f"reference-{both.fingerprint}",
-            partial(run_reference, accelerator, model, token_loss, whole_loader),
+            partial(run_reference, accelerator, model, token_loss, whole_loader, len(both)),
         )
     run.resume(model, optimizer, schedule)
 
     # ---- Train ----
-    measure = partial(evaluate, run, accelerator, model, token_loss, eval_loader, reference, args)
+    measure = partial(evaluate, run, accelerator, model, token_loss, known=reference, args=args)
     if eval_loader and run.owes_evaluation(plan.evaluate_after):
-        measure()
+        measure(eval_loader)
     model.train()
     batches = iter(train_loader)
     for step in run.steps():
@@ -362,14 +366,14 @@ def main(args: Arguments) -> None:
                 schedule.step()
                 optimizer.zero_grad()
         run.log_step(
-            sum(losses),
+            losses,
             grad_norm,
             num_tokens,
             epoch=step / plan.steps_per_epoch,
-            more=partial(mean_metrics, accelerator, sum(compared), num_pairs),
+            more=partial(mean_metrics, accelerator, compared, num_pairs),
         )
         if eval_loader and step in plan.evaluate_after:
-            measure()
+            measure(eval_loader)
 
     # ---- Save ----
     save_model(accelerator, model, tokenizer, args.output_dir)
@@ -377,4 +381,4 @@ def main(args: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    main(args)
+    main(args)  # pyrefly: ignore[unbound-name]  # bound above, before the imports

@@ -61,11 +61,13 @@ class Arguments(EvalOnStartArguments, CausalLMArguments):
         "the budget: the step that reaches it is the last, so it is rounded up to whole steps; "
         "where the data end before, they are read again in another order",
     )
+    # pyrefly: ignore[bad-override-mutable-attribute]  # narrower: arguments are only read
     num_train_epochs: int | None = arg(
         None,
         "passes over the data instead of that budget, to the token; to count them each rank "
         "tokenizes all data first: of much more than 1e9 tokens give the budget",
     )
+    # pyrefly: ignore[bad-override-mutable-attribute]  # narrower: arguments are only read
     eval_strategy: Annotated[Literal["no", "steps"], MAY_CHANGE] = arg(
         "steps", "whether to evaluate: every --eval_steps, and after the last step"
     )
@@ -80,7 +82,7 @@ if __name__ == "__main__":
     args = start(Arguments, __doc__)
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -243,7 +245,7 @@ def evaluate(
     accelerator: Accelerator,
     model: torch.nn.Module,
     token_loss: LossInHead,
-    batches: Sequence[dict[str, Any]],
+    batches: Sequence[Mapping[str, Any]],
 ) -> None:
     """Log the loss, in nats per token, and the perplexity of exactly the evaluation blocks."""
     model.eval()
@@ -282,7 +284,7 @@ def main(args: Arguments) -> None:
     one_line = takes_one_line(args.attn_implementation)
     to_batch = partial(make_batch, max_length=args.max_length, one_line=one_line)
     eval_parts = deal_blocks(corpus.eval_blocks, args.per_device_eval_batch_size, accelerator)
-    eval_batches = send_to_device([to_batch(part) for part in eval_parts], accelerator.device)
+    eval_batches = [send_to_device(to_batch(part), accelerator.device) for part in eval_parts]
 
     # ---- Model, optimizer, schedule ----
     model = load_model(args, accelerator)
@@ -316,9 +318,9 @@ def main(args: Arguments) -> None:
             blocks = stream.next_step(is_last=step == total_steps)
         except ValueError as error:
             run.save_and_end(Exit.DATA, str(error))
-        micro_batches = send_to_device(
-            [to_batch(part) for part in blocks], accelerator.device, non_blocking=True
-        )
+        micro_batches = [
+            send_to_device(to_batch(part), accelerator.device, non_blocking=True) for part in blocks
+        ]
         # The loss is a sum over the tokens of the whole step, on all ranks, divided by their number
         counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
         num_trained_on, num_tokens = counts
@@ -336,7 +338,7 @@ def main(args: Arguments) -> None:
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-        run.log_step(sum(losses), grad_norm, num_tokens, stream.epoch)
+        run.log_step(losses, grad_norm, num_tokens, stream.epoch)
         if eval_batches and step in evaluate_after:
             measure()
 
@@ -347,4 +349,4 @@ def main(args: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    main(args)
+    main(args)  # pyrefly: ignore[unbound-name]  # bound above, before the imports

@@ -81,7 +81,7 @@ from components.exits import Exit
 from components.export import save_model
 from components.head_loss import LossInHead
 from components.model import add_adapters, load_pretrained, set_up_layers
-from components.model_checks import check_model
+from components.model_checks import check_model, without_adapters
 from components.optimizer import make_optimizer
 from components.packing import TokenCollator, takes_one_line
 from components.rows import Rows, describe_rows, read_splits
@@ -274,6 +274,7 @@ def evaluate(
     model: torch.nn.Module,
     token_loss: LossInHead,
     loader: DataLoader,
+    *,
     top_k: int,
 ) -> None:
     """Log the losses and the perplexity of exactly the evaluation rows."""
@@ -318,7 +319,7 @@ def main(args: Arguments) -> None:
 
     # ---- Model, optimizer, schedule ----
     model = load_model(args, accelerator)
-    top_k = model.config.get_text_config().num_experts_per_tok
+    top_k = without_adapters(model).config.get_text_config().num_experts_per_tok
     factor = router_loss_factor(model, args)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
     check_model(
@@ -340,9 +341,9 @@ def main(args: Arguments) -> None:
     run.resume(model, optimizer, schedule)
 
     # ---- Train ----
-    measure = partial(evaluate, run, accelerator, model, token_loss, eval_loader, top_k)
+    measure = partial(evaluate, run, accelerator, model, token_loss, top_k=top_k)
     if eval_loader and run.owes_evaluation(plan.evaluate_after):
-        measure()
+        measure(eval_loader)
     model.train()
     batches = iter(train_loader)
     for step in run.steps():
@@ -350,8 +351,8 @@ def main(args: Arguments) -> None:
         # Both losses are sums over the whole step, on all ranks, divided by their counts
         counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
         losses = []
-        sums = 0
-        load = 0
+        sums = torch.zeros(2, device=accelerator.device)  # of both losses
+        load = torch.zeros((), device=accelerator.device)  # becomes [layers, experts]
         grad_norm = None
         for batch in micro_batches:
             with accelerator.accumulate(model):
@@ -376,7 +377,7 @@ def main(args: Arguments) -> None:
             more=partial(mean_losses, accelerator, sums, load, counts),
         )
         if eval_loader and step in plan.evaluate_after:
-            measure()
+            measure(eval_loader)
 
     # ---- Save ----
     save_model(accelerator, model, tokenizer, args.output_dir)
@@ -384,4 +385,4 @@ def main(args: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    main(args)
+    main(args)  # pyrefly: ignore[unbound-name]  # bound above, before the imports

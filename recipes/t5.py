@@ -311,7 +311,7 @@ def keep_predictions(
         ValueError: if these are not as many as the rows.
     """
     texts = [text.strip() for _, text in written]
-    targets = [target.strip() for target in rows.dataset["target"][:].tolist()]
+    targets = [target.strip() for target in rows.column("target").tolist()]
     # The sources as the model reads them, which may be cut
     read = rows.dataset["input_ids"][:]
     sources = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in read]
@@ -384,7 +384,7 @@ def main(args: Arguments) -> None:
     # ---- Model, optimizer, schedule ----
     model = load_model(args, accelerator, tokenizer)
     first = train_rows.dataset[0]
-    longest_row = train_rows.dataset["longest"][:].max()
+    longest_row = train_rows.column("longest").max()
     check_model(args, model, train_rows.largest_token(tokenizer), longest_row)
     notes = describe_rows(train_rows, eval_rows)
     notes["batch"] = plan.describe("rows", lengths.mean())
@@ -395,9 +395,9 @@ def main(args: Arguments) -> None:
     run.resume(model, optimizer, schedule)
 
     # ---- Train ----
-    measure = partial(evaluate, run, accelerator, model, eval_rows, eval_loader, tokenizer, args)
-    if eval_loader and run.owes_evaluation(plan.evaluate_after):
-        measure()
+    measure = partial(evaluate, run, accelerator, model, tokenizer=tokenizer, args=args)
+    if eval_rows and eval_loader and run.owes_evaluation(plan.evaluate_after):
+        measure(eval_rows, eval_loader)
     model.train()
     batches = iter(train_loader)
     for step in run.steps():
@@ -419,9 +419,9 @@ def main(args: Arguments) -> None:
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-        run.log_step(sum(losses), grad_norm, num_tokens, epoch=step / plan.steps_per_epoch)
-        if eval_loader and step in plan.evaluate_after:
-            measure()
+        run.log_step(losses, grad_norm, num_tokens, epoch=step / plan.steps_per_epoch)
+        if eval_rows and eval_loader and step in plan.evaluate_after:
+            measure(eval_rows, eval_loader)
 
     # ---- Save ----
     save_model(accelerator, model, tokenizer, args.output_dir)
@@ -429,4 +429,4 @@ def main(args: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    main(args)
+    main(args)  # pyrefly: ignore[unbound-name]  # bound above, before the imports

@@ -21,14 +21,14 @@ from components.arguments import (
     DenseModelArguments,
     EvalOnStartArguments,
     LabelArguments,
-    RowArguments,
+    PreparationArguments,
 )
 from components.cli import MAY_CHANGE, AtLeast, arg
 from components.startup import start
 
 
 @dataclass(kw_only=True)
-class Arguments(EvalOnStartArguments, LabelArguments, RowArguments, DenseModelArguments):
+class Arguments(EvalOnStartArguments, LabelArguments, PreparationArguments, DenseModelArguments):
     """Image classification."""
 
     GROUP: ClassVar[str] = "Data"
@@ -91,7 +91,7 @@ from components.labels import (
 )
 from components.loading import loading
 from components.optimizer import make_optimizer
-from components.rows import Rows, describe_rows, prepare_rows
+from components.rows import Rows, Split, describe_rows, prepare_rows
 from components.run import Run
 from components.strategy import backward
 
@@ -129,22 +129,23 @@ class Images:
     encoded: Any
 
 
+def label_split(split: Split, args: Arguments) -> Rows:
+    """Return the rows of a split as `label_image` makes them."""
+    prepare = partial(label_image, class_names=split.class_names("label"))
+    return prepare_rows(split, prepare, args)
+
+
 def load_data(args: Arguments) -> tuple[Images, Images | None, Classes]:
     """Return the images to train on, those to evaluate on, and the classes. EDIT: filters."""
-    prepared: list[Images | None] = []
-    classes = None
-    for split in open_image_splits(args, evaluate=args.eval_strategy != "no"):
-        if split is None:
-            prepared.append(None)
-            continue
-        prepare = partial(label_image, class_names=split.class_names("label"))
-        rows = prepare_rows(split, prepare, args)
-        if classes is None:  # of the training rows, which come first
-            column = args.label_column_name or "label"
-            classes = find_classes(rows, args, args.dataset_name, column)
-        prepared.append(Images(add_labels(rows, classes, args), split.dataset))
-    train_images, eval_images = prepared
-    return train_images, eval_images, classes
+    train_split, eval_split = open_image_splits(args, evaluate=args.eval_strategy != "no")
+    train_rows = label_split(train_split, args)
+    column = args.label_column_name or "label"
+    classes = find_classes(train_rows, args, args.dataset_name, column)
+    train_images = Images(add_labels(train_rows, classes, args), train_split.dataset)
+    if eval_split is None:
+        return train_images, None, classes
+    eval_rows = add_labels(label_split(eval_split, args), classes, args)
+    return train_images, Images(eval_rows, eval_split.dataset), classes
 
 
 def augment(
@@ -301,9 +302,9 @@ def main(args: Arguments) -> None:
     run.resume(model, optimizer, schedule)
 
     # ---- Train ----
-    measure = partial(evaluate_classifier, run, accelerator, model, eval_loader)
+    measure = partial(evaluate_classifier, run, accelerator, model)
     if eval_loader and run.owes_evaluation(plan.evaluate_after):
-        measure()
+        measure(eval_loader)
     model.train()
     batches = iter(train_loader)
     for step in run.steps():
@@ -326,9 +327,9 @@ def main(args: Arguments) -> None:
                 schedule.step()
                 optimizer.zero_grad()
         epoch = step / plan.steps_per_epoch
-        run.log_step(sum(losses), grad_norm, num_images.long(), epoch)
+        run.log_step(losses, grad_norm, num_images.long(), epoch)
         if eval_loader and step in plan.evaluate_after:
-            measure()
+            measure(eval_loader)
 
     # ---- Save ----
     save_model(accelerator, model, processor, args.output_dir, config)
@@ -336,4 +337,4 @@ def main(args: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    main(args)
+    main(args)  # pyrefly: ignore[unbound-name]  # bound above, before the imports

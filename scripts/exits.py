@@ -3,7 +3,7 @@
 import sys
 from typing import NoReturn
 
-import paths  # noqa: F401
+import paths  # noqa: F401  makes recipes/ importable
 from components.exits import Exit
 
 

@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
-from proof.faults import load  # noqa: E402
+from proof.faults import load
 
 READS = {
     "_local_scalar_dense",

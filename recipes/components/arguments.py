@@ -177,13 +177,20 @@ class LengthArguments:
 
 
 @dataclass(kw_only=True)
-class RowArguments:
+class PreparationArguments:
     """Data sets whose rows are prepared before training."""
 
     GROUP: ClassVar[str] = "Data"
     dataset_num_proc: Annotated[int | None, Above(0), MAY_CHANGE] = arg(
         None, "processes that prepare rows"
     )
+
+
+@dataclass(kw_only=True)
+class RowArguments(PreparationArguments):
+    """Data sets whose rows are prepared before training and then only read into batches."""
+
+    GROUP: ClassVar[str] = "Data"
     dataloader_num_workers: Annotated[int, AtLeast(0), MAY_CHANGE] = arg(
         0, "processes per GPU that make batches"
     )

@@ -8,7 +8,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -26,8 +26,7 @@ SORTED_STEPS = 50  # optimizer steps whose rows group_by_length sorts at a time
 class Collator(Protocol):
     """What makes a batch of lines, numbers of rows of a data set, of which it reads `columns`."""
 
-    @property
-    def columns(self) -> list[str]: ...
+    columns: ClassVar[list[str]]
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]: ...
 
@@ -41,7 +40,8 @@ class OnePerLine(Sequence[Line]):
     def __len__(self) -> int:
         return self._num_rows
 
-    def __getitem__(self, number: int) -> Line:  # type: ignore[override]  # no slices
+    # pyrefly: ignore[bad-override]  # no slices: loaders ask for one line at a time
+    def __getitem__(self, number: int) -> Line:
         return [number]
 
 
@@ -86,7 +86,7 @@ def global_batches(
         seed: of the order of each epoch; None keeps the lines in their order.
         lengths: of the lines; each SORTED_STEPS steps are then sorted by length.
     """
-    batches = []
+    batches: list[list[int]] = []
     for epoch in range(num_epochs):
         order = np.arange(num_lines)
         if seed is not None:
@@ -178,7 +178,7 @@ class BatchPlan:
             batches_per_epoch = self.steps_per_epoch * self._batches_per_step
             for number, batch in enumerate(batches):
                 offset = number // batches_per_epoch * self._num_lines
-                batches[number] = [line + offset for line in batch]
+                batch[:] = [line + offset for line in batch]
         first = first_step * self._batches_per_step
         return batches[first : self.total_steps * self._batches_per_step]
 
@@ -214,6 +214,10 @@ class BatchPlan:
             numbers = range(len(rows))
         if not numbers:
             return None
+        return self.ordered_loader(rows, collate, numbers)
+
+    def ordered_loader(self, rows: Rows, collate: Collator, numbers: range) -> DataLoader:
+        """Return a loader of this rank's part of these rows, in their order, one row per line."""
         size = self._args.per_device_eval_batch_size
         batches = global_batches(len(numbers), size, self._accelerator.num_processes)
         batches = [[numbers[place] for place in batch] for batch in batches]
@@ -229,7 +233,8 @@ class BatchPlan:
         """Return this rank's part of the batches of all ranks."""
         source = rows.dataset.select_columns(collate.columns)
         loader = DataLoader(
-            lines,  # type: ignore[arg-type]  # a list has all that a data set needs
+            # pyrefly: ignore[bad-argument-type]  # a list has all that a data set needs
+            lines,
             batch_sampler=batches,
             collate_fn=partial(collate, source),
             num_workers=self._num_workers,

@@ -41,7 +41,7 @@ def load_text_tokenizer(name: str, **options: Any) -> Any:
         options: further arguments of from_pretrained, such as src_lang.
     """
     with loading("tokenizer", name):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
             name, padding_side="right", trust_remote_code=False, **options
         )
     if not tokenizer.pad_token:
@@ -150,7 +150,7 @@ def first_trained_on(labels: Sequence[int]) -> int | None:
 
 def hash_of_tokens(tokens: np.ndarray) -> int:
     """Return 63 bits of xxh3, which datasets stores as a signed number."""
-    return xxhash.xxh3_64_intdigest(tokens) >> 1
+    return xxhash.xxh3_64_intdigest(tokens.tobytes()) >> 1
 
 
 def show_trained_tokens(row: Mapping[str, Any], tokenizer: Any) -> str:

@@ -204,4 +204,4 @@ def flush(path: Path | str) -> None:
 
 def hash_of(path: Path) -> str:
     """Return xxh3, 128 bits, of a file. It finds damage, not forgery."""
-    return xxhash.xxh3_128_hexdigest(np.memmap(path, mode="r"))
+    return xxhash.xxh3_128_hexdigest(np.memmap(path, mode="r").data)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from components import upstream
 from components.arguments import CommonArguments
 from components.labels import label_metrics
-from components.model import add_adapters, load_pretrained, quantization, set_up_layers
+from components.model import add_adapters, load_with_report, quantization, set_up_layers
 from components.run import Run
 
 # Of the blocks, whose names have a number: a layer that is new must not be quantized
@@ -37,13 +37,12 @@ def load_classifier(
         task_type: peft's name of the task, if it has one.
     """
     with upstream.drawing_new_weights_from(args.seed):
-        model, report = load_pretrained(
+        model, report = load_with_report(
             auto_class,
             args,
             accelerator,
             quantization_config=quantization(args, accelerator, OUTSIDE_OF_BLOCKS),
             ignore_mismatched_sizes=True,
-            output_loading_info=True,
             **head_options(class_names),
         )
     new_modules = find_new_modules(report)

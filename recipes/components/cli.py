@@ -22,6 +22,7 @@ import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 import yaml
@@ -110,8 +111,10 @@ def parse_arguments(kind: type[A], description: str = "", words: Sequence[str] |
     words = list(sys.argv[1:] if words is None else words)
     parser = RecipeParser(kind, description=description)
     config, words = take_config(parser, words)
-    (arguments,) = parser.parse_args_into_dataclasses([*config, *words], look_for_args_file=False)
-    return arguments
+    parsed: tuple[Any, ...] = parser.parse_args_into_dataclasses(
+        [*config, *words], look_for_args_file=False
+    )
+    return parsed[0]
 
 
 class RecipeHelp(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -164,7 +167,9 @@ class RecipeParser(HfArgumentParser):
                     continue
                 field = copy.copy(fields.pop(name))
                 field.type = hints[name]
-                field.metadata = {"help": help_of(dtype, name).replace("%", "%%")}
+                shown_help = help_of(dtype, name).replace("%", "%%")
+                field.metadata = MappingProxyType({"help": shown_help})
+                # pyrefly: ignore[bad-argument-type]  # transformers itself passes groups too
                 self._parse_dataclass_field(groups[owner.GROUP], field)
                 flags = self._option_string_actions
                 apply_markers(flags[f"--{name}"], markers.get(name, ()))

@@ -22,7 +22,7 @@ class TrackedRow(UserDict[str, Any]):
 
     def __init__(self, row: Row) -> None:
         super().__init__()
-        self.data = row  # type: ignore[assignment]  # any mapping serves
+        self.data = row  # pyrefly: ignore[bad-assignment]  # any mapping serves
         self.columns_read: set[str] = set()
         self.dropped_keys: set[str] = set()
 

@@ -37,10 +37,6 @@ class ConfigStrategy:
     shards: int
     offload: tuple[str, ...]
 
-    def __getitem__(self, name: str) -> Any:
-        """Return an attribute by its name, for callers that were written for a dict."""
-        return getattr(self, name)
-
 
 def strategy_of(config: dict) -> ConfigStrategy:
     """Return what a config asks for, as written or as accelerate reads it."""

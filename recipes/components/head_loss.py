@@ -5,7 +5,7 @@ Only the logits of tokens that are trained on are computed, and never more of th
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -211,7 +211,7 @@ def changes_logits_after_head(model: Any) -> bool:
 
 
 @contextlib.contextmanager
-def replaced_forward(module: torch.nn.Module, forward: Callable) -> Iterator[None]:
+def replaced_forward(module: torch.nn.Module, forward: Callable) -> Generator[None]:
     """Have a module call another function meanwhile."""
     own = vars(module).get("forward")  # if it was replaced before: otherwise it is the class's
     module.forward = forward
@@ -270,9 +270,8 @@ class LossInPieces(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(  # type: ignore[override]  once_differentiable hides its first argument's name
-        ctx: Any, gradient: torch.Tensor
-    ) -> Any:
+    # pyrefly: ignore[bad-override]  # once_differentiable hides the name of its first argument
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         """Return the gradients of hidden states, weight and bias, None for what is frozen."""
         hidden, weight, bias, targets = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]

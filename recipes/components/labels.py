@@ -96,8 +96,8 @@ def find_classes(rows: Rows, args: LabelArguments, name: str, column: str) -> Cl
     Args:
         name, column: of the data set, and of its labels, for messages.
     """
-    numbers = rows.dataset["number"][:].tolist()
-    texts = rows.dataset["label_text"][:].tolist()
+    numbers = rows.column("number").tolist()
+    texts = rows.column("label_text").tolist()
     labels = Counter(zip(numbers, texts, strict=True))
     are_numbers = args.problem_type == "regression"
     if args.problem_type is None:
@@ -125,27 +125,28 @@ def add_labels(rows: Rows, classes: Classes, args: Any) -> Rows:
     Ends with 65 where a label is that of no training row, or is not a number; with --skip_bad_rows
     such rows are left out.
     """
+    dataset: Any = rows.dataset  # datasets annotates its methods as if it were a DatasetDict too
     labels = number_labels(rows, classes)
     unfit = np.flatnonzero(labels < 0 if classes.num_rows else ~np.isfinite(labels)).tolist()
     if unfit:
         refuse_unfit_labels(rows, unfit, classes, args.skip_bad_rows)
         kept = np.delete(np.arange(len(rows)), unfit)
         labels = labels[kept]
-        notes = f"{rows.notes}, {len(unfit)} more for their label"
-        rows = replace(rows, dataset=rows.dataset.select(kept), notes=notes)
+        dataset = dataset.select(kept)
+        rows = replace(rows, notes=f"{rows.notes}, {len(unfit)} more for their label")
     weights = np.ones(len(labels), dtype=np.float32)
     if args.class_weights == "balanced":
         weights = classes.balanced_weights()[labels]
-    dataset = rows.dataset.add_column("labels", labels).add_column("weights", weights)
+    dataset = dataset.add_column("labels", labels).add_column("weights", weights)
     return replace(rows, dataset=dataset.with_format("numpy"))
 
 
 def number_labels(rows: Rows, classes: Classes) -> np.ndarray:
     """Return the number of each row's class, -1 for none, or its label as a number: [rows]."""
     if not classes.num_rows:
-        return rows.dataset["number"][:].astype(np.float32)
+        return rows.column("number").astype(np.float32)
     number_of = {label: number for number, label in enumerate(classes.names)}
-    return np.array([number_of.get(text, -1) for text in rows.dataset["label_text"][:].tolist()])
+    return np.array([number_of.get(text, -1) for text in rows.column("label_text").tolist()])
 
 
 def refuse_unfit_labels(

@@ -4,7 +4,7 @@ A dry run makes the model from its config, with shapes only, and reads no weight
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,7 +26,7 @@ ONLY_FOR_WEIGHTS = ("quantization_config", "ignore_mismatched_sizes", "device_ma
 
 
 @contextlib.contextmanager
-def loading(what: str, name: str) -> Iterator[None]:
+def loading(what: str, name: str) -> Generator[None]:
     """End with a line if what is read in this context, from a folder or the hub, cannot be read.
 
     With 64, or with 69 if the hub cannot be reached, which the first thing that is read finds out:

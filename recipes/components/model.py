@@ -1,6 +1,6 @@
 """The model: a quantized base, adapters, kernels, and what saves memory."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,16 +21,33 @@ from components.strategy import compute_dtype
 
 
 def load_pretrained(
-    auto_class: Any, args: CommonArguments, accelerator: Accelerator, **options: Any
-) -> Any:
+    auto_class: Any, args: CommonArguments, accelerator: Accelerator
+) -> "transformers.PreTrainedModel":
     """Return the model of a folder or hub id, quantized as the arguments ask for.
 
     Ends with 64 if it cannot be loaded. With --dry_run it has no weights, only their shapes.
 
     Args:
         auto_class: one of transformers' AutoModel classes.
+    """
+    return call_from_pretrained(auto_class, args, accelerator)
+
+
+def load_with_report(
+    auto_class: Any, args: CommonArguments, accelerator: Accelerator, **options: Any
+) -> tuple["transformers.PreTrainedModel", Mapping[str, Any]]:
+    """Return the model, as `load_pretrained` does, and what its files did not hold.
+
+    Args:
         options: further arguments of from_pretrained.
     """
+    return call_from_pretrained(auto_class, args, accelerator, output_loading_info=True, **options)
+
+
+def call_from_pretrained(
+    auto_class: Any, args: CommonArguments, accelerator: Accelerator, **options: Any
+) -> Any:
+    """Return what from_pretrained returns with the arguments' options and these."""
     options = {
         "dtype": args.dtype,
         "attn_implementation": args.attn_implementation,

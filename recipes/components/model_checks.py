@@ -47,7 +47,7 @@ MASKS_BY_POSITION = re.compile(
 # ---- Rows and arguments ----
 def check_model(
     args: CommonArguments,
-    model: PreTrainedModel,
+    model: torch.nn.Module,
     largest_token: int,
     longest_row: int = 0,
     *,
@@ -66,7 +66,7 @@ def check_model(
     """
     base = without_adapters(model)
     problems = [
-        *find_missing_embeddings(model, base, largest_token, longest_row),
+        *find_missing_embeddings(base, largest_token, longest_row),
         *find_unquantized_experts(args, model, base),
         *find_missing_parameters(args, model, base),
     ]
@@ -89,10 +89,10 @@ def without_adapters(model: Any) -> PreTrainedModel:
 
 
 def find_missing_embeddings(
-    model: PreTrainedModel, base: PreTrainedModel, largest_token: int, longest_row: int
+    base: PreTrainedModel, largest_token: int, longest_row: int
 ) -> Iterator[str]:
     """Yield a problem if a token, or the last position of the longest row, has no embedding."""
-    embeddings: Any = model.get_input_embeddings()
+    embeddings: Any = base.get_input_embeddings()
     if largest_token >= embeddings.num_embeddings:
         yield (
             f"the rows have a token {largest_token}, but the model has no embedding for it: "
@@ -118,7 +118,7 @@ def places_of(table: torch.nn.Embedding) -> int:
 
 
 def find_unquantized_experts(
-    args: CommonArguments, model: PreTrainedModel, base: PreTrainedModel
+    args: CommonArguments, model: torch.nn.Module, base: PreTrainedModel
 ) -> Iterator[str]:
     """Yield a problem if only a small part of the model would be quantized."""
     if not isinstance(args, QuantizationArguments):
@@ -135,7 +135,7 @@ def find_unquantized_experts(
 
 
 def find_missing_parameters(
-    args: CommonArguments, model: PreTrainedModel, base: PreTrainedModel
+    args: CommonArguments, model: torch.nn.Module, base: PreTrainedModel
 ) -> Iterator[str]:
     """Yield a problem for each name in --lora_target_parameters that no parameter has."""
     if not isinstance(args, ExpertAdapterArguments) or not args.use_peft:
@@ -186,7 +186,7 @@ def why_rows_would_mix(base: PreTrainedModel, in_one_line: bool) -> str:
 
 
 def find_missing_kernels(
-    args: CommonArguments, model: PreTrainedModel, base: PreTrainedModel
+    args: CommonArguments, model: torch.nn.Module, base: PreTrainedModel
 ) -> Iterator[str]:
     """Yield a problem if Liger has left the model as it was."""
     if not isinstance(args, LigerArguments) or not args.use_liger_kernel:

@@ -9,7 +9,7 @@ import functools
 import inspect
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -101,19 +101,23 @@ class Rows:
     def __len__(self) -> int:
         return len(self.dataset)
 
+    def column(self, name: str) -> np.ndarray:
+        """Return the values of a column: [rows]."""
+        return np.asarray(self.dataset[name][:])
+
     @property
     def lengths(self) -> np.ndarray:
         """The number of tokens of each row, the column `length`: [rows]."""
-        return np.asarray(self.dataset["length"][:])
+        return self.column("length")
 
     @property
     def fingerprint(self) -> str:
         """A hash of all rows in their order: a resumed run must read the rows it began with."""
-        return xxhash.xxh3_128_hexdigest(np.asarray(self.dataset["hash"][:]).tobytes())
+        return xxhash.xxh3_128_hexdigest(self.column("hash").tobytes())
 
     def largest_token(self, tokenizer: Any) -> int:
         """Return the largest token of the rows (column `largest`) and of what pads them."""
-        return max(tokenizer.pad_token_id, int(np.max(self.dataset["largest"][:])))
+        return max(tokenizer.pad_token_id, int(self.column("largest").max()))
 
     def place(self, index: int) -> str:
         """Return where the row at an index, from 0, comes from: "train.jsonl, line 7"."""
@@ -260,7 +264,7 @@ def attempt_rows(split: Split, prepare: Prepare, num_proc: int | None) -> "Datas
 
 
 @contextlib.contextmanager
-def reading(source: Source) -> Iterator[None]:
+def reading(source: Source) -> Generator[None]:
     """End with 65 where the rows of a source cannot be read, or not be written to the cache."""
     try:
         yield

@@ -237,7 +237,7 @@ class Run:
 
     def log_step(
         self,
-        loss: torch.Tensor | None,
+        losses: Sequence[torch.Tensor] | None,
         grad_norm: Any,
         num_seen: torch.Tensor,
         epoch: float,
@@ -248,7 +248,7 @@ class Run:
         Only then the device is waited for.
 
         Args:
-            loss: this rank's part of the loss; None if `more` has it.
+            losses: this rank's parts of the loss, as `guard` takes them; None if `more` has it.
             num_seen: tokens or images of the step, over all ranks.
             epoch: passes over the data so far.
             more: returns further metrics. Every rank calls it.
@@ -257,7 +257,7 @@ class Run:
         self._evaluated = False
         self._num_seen = self._num_seen + num_seen
         if self.step % self._args.logging_steps == 0 or self.step == self._total_steps:
-            self._write_step(loss, grad_norm, epoch, more)
+            self._write_step(losses, grad_norm, epoch, more)
         self._metrics.step_is_done()
 
     def log_evaluation(self, metrics: Mapping[str, float], text: str) -> None:
@@ -350,15 +350,15 @@ class Run:
 
     def _write_step(
         self,
-        loss: torch.Tensor | None,
+        losses: Sequence[torch.Tensor] | None,
         grad_norm: Any,
         epoch: float,
         more: Callable[[], Mapping[str, float]] | None,
     ) -> None:
         """Write the metrics of a step. Every rank takes part."""
         found = {}
-        if loss is not None:
-            found["loss"] = self._accelerator.reduce(loss).item()
+        if losses is not None:
+            found["loss"] = self._accelerator.reduce(sum(losses)).item()
         if more is not None:
             found |= more()
         norm = float("nan") if grad_norm is None else float(grad_norm)

@@ -113,7 +113,7 @@ class Status:
                 return status
         return {}
 
-    def told_by_others(self) -> dict[str, Any]:
+    def told_by_others(self) -> Mapping[str, Any]:
         """Return what another process of this run has told of its end, or {}.
 
         It has state, exit_code and why. On this host `tell_launcher` has written it, for each

@@ -7,14 +7,14 @@ import torch
 from accelerate import (
     Accelerator,
     DistributedDataParallelKwargs,
-    DistributedType,
     InitProcessGroupKwargs,
 )
 from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin
-from accelerate.utils.dataclasses import TorchDynamoPlugin
+from accelerate.utils.dataclasses import DynamoBackend, TorchDynamoPlugin
 
 from components import upstream
 from components.arguments import CommonArguments, CompileArguments
+from components.plugins import fsdp_plugin
 
 FSDP2_NAMES = {  # by (hybrid, reshards after the forward pass)
     (False, True): "FULL_SHARD",
@@ -48,17 +48,17 @@ class Strategy:
     @classmethod
     def of(cls, accelerator: Accelerator) -> "Strategy":
         """Return the strategy of an Accelerator."""
-        if accelerator.distributed_type == DistributedType.DEEPSPEED:
-            stage = accelerator.state.deepspeed_plugin.zero_stage
-            return cls(f"DeepSpeed ZeRO-{stage}", zero_stage=stage)
-        if accelerator.distributed_type != DistributedType.FSDP:
-            return cls("one process" if accelerator.num_processes == 1 else "DDP")
-        plugin = accelerator.state.fsdp_plugin
-        if plugin.fsdp_version == 1:
+        plugin = fsdp_plugin(accelerator)
+        if plugin is not None and plugin.fsdp_version == 1:
             return cls(f"FSDP1 {fsdp1_name(accelerator)}", fsdp_version=1)
-        hybrid = getattr(accelerator.parallelism_config, "dp_replicate_size", 1) > 1
-        name = FSDP2_NAMES[hybrid, bool(plugin.reshard_after_forward)]
-        return cls(f"FSDP2 {name}", fsdp_version=2)
+        if plugin is not None:
+            hybrid = getattr(accelerator.parallelism_config, "dp_replicate_size", 1) > 1
+            name = FSDP2_NAMES[hybrid, bool(plugin.reshard_after_forward)]
+            return cls(f"FSDP2 {name}", fsdp_version=2)
+        zero = accelerator.state.deepspeed_plugin
+        if zero is not None:
+            return cls(f"DeepSpeed ZeRO-{zero.zero_stage}", zero_stage=zero.zero_stage)
+        return cls("one process" if accelerator.num_processes == 1 else "DDP")
 
 
 def fsdp1_name(accelerator: Accelerator) -> str:
@@ -67,7 +67,7 @@ def fsdp1_name(accelerator: Accelerator) -> str:
     Over one rank torch turns each of them into NO_SHARD (torch/distributed/fsdp/_init_utils.py,
     _init_core_state), and hybrid ones shard over the GPUs of one host.
     """
-    asked = accelerator.state.fsdp_plugin.sharding_strategy.name
+    asked = fsdp_plugin(accelerator).sharding_strategy.name
     shards = accelerator.num_processes
     if asked.startswith(("_HYBRID", "HYBRID")):
         shards = getattr(torch, accelerator.device.type).device_count()
@@ -87,7 +87,7 @@ def new_accelerator(args: CommonArguments) -> Accelerator:
     """
     dynamo = None
     if isinstance(args, CompileArguments) and args.torch_compile:
-        dynamo = TorchDynamoPlugin(backend="inductor", use_regional_compilation=True)
+        dynamo = TorchDynamoPlugin(backend=DynamoBackend.INDUCTOR, use_regional_compilation=True)
     timeout = timedelta(seconds=max(args.ddp_timeout, 1) + SECONDS_AFTER_THE_WATCH)
     return Accelerator(
         gradient_accumulation_plugin=GradientAccumulationPlugin(

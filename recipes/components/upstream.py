@@ -12,9 +12,11 @@ import contextlib
 import functools
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from components.plugins import fsdp_plugin
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +40,8 @@ def workaround(link: str, seen: str) -> Callable:
     """Mark a function as a workaround; `workarounds` lists all of them."""
 
     def mark(function: Callable) -> Callable:
-        function.workaround = Workaround(link, seen)  # type: ignore[attr-defined]
+        # pyrefly: ignore[missing-attribute]  # a function can carry attributes
+        function.workaround = Workaround(link, seen)
         return function
 
     return mark
@@ -69,7 +72,7 @@ def import_bitsandbytes_uncompiled() -> None:
 
 
 @contextlib.contextmanager
-def compiling_at_first_call() -> Iterator[None]:
+def compiling_at_first_call() -> Generator[None]:
     """Let torch.compile return functions that it compiles when they are first called."""
     import torch
 
@@ -89,7 +92,7 @@ def compiling_at_first_call() -> Iterator[None]:
 
         return call
 
-    torch.compile = compile_later
+    torch.compile = compile_later  # pyrefly: ignore[bad-assignment]  # without its overloads
     try:
         yield
     finally:
@@ -116,11 +119,9 @@ def reduce_each_micro_batch(accelerator: "Accelerator") -> None:
 
     Under `no_sync` every rank would hold whole gradients, which sharding is there to avoid.
     """
-    from accelerate import DistributedType
-
-    if accelerator.distributed_type != DistributedType.FSDP:
+    plugin = fsdp_plugin(accelerator)
+    if plugin is None:
         return
-    plugin = accelerator.state.fsdp_plugin
     if accelerator.is_fsdp2 or plugin.sharding_strategy.name != "NO_SHARD":
         accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = True
 
@@ -153,10 +154,9 @@ def reduce_in_fp32(accelerator: "Accelerator") -> None:
     the type that is computed in.
     """
     import torch
-    from accelerate import DistributedType
 
-    if accelerator.distributed_type == DistributedType.FSDP:
-        plugin = accelerator.state.fsdp_plugin
+    plugin = fsdp_plugin(accelerator)
+    if plugin is not None:
         policy = plugin.mixed_precision_policy
         if policy and accelerator.is_fsdp2:
             # Without output_dtype=None the loss, which is a sum, would be rounded
@@ -191,6 +191,7 @@ def keep_4bit_weights_as_loaded(model: "torch.nn.Module") -> None:
     Only a CPU with AVX512-BF16 repacks, in a forward pass of an evaluation.
     """
     for module in model.modules():
+        # pyrefly: ignore[bad-argument-type]  # torch annotates attributes as modules or tensors
         module.support_avx512bf16_for_cpu = False
 
 
@@ -217,7 +218,7 @@ def enable_gradient_checkpointing(model: Any) -> None:
 
 @workaround("transformers/modeling_utils.py, initialize_weights", seen="transformers 5.23")
 @contextlib.contextmanager
-def drawing_new_weights_from(seed: int) -> Iterator[None]:
+def drawing_new_weights_from(seed: int) -> Generator[None]:
     """Draw the weights that a file does not hold from this seed.
 
     Under ZeRO-3 some models have drawn before, on some ranks more than on others.
@@ -227,9 +228,9 @@ def drawing_new_weights_from(seed: int) -> Iterator[None]:
 
     draw = PreTrainedModel.initialize_weights
 
-    def draw_from_seed(model: Any) -> Any:
+    def draw_from_seed(self: PreTrainedModel) -> None:
         set_seed(seed)
-        return draw(model)
+        draw(self)
 
     PreTrainedModel.initialize_weights = draw_from_seed
     try:
@@ -247,10 +248,9 @@ def share_new_modules(
     There transformers makes new weights on rank 0 only; the other ranks have noise, or meta
     tensors, which all look alike to accelerate's optimizer, so that it would train only one.
     """
-    from accelerate import DistributedType
     from accelerate.utils import gather_object
 
-    if accelerator.distributed_type != DistributedType.FSDP:
+    if fsdp_plugin(accelerator) is None:
         return
     for name in names:
         module = model.get_submodule(name)
@@ -292,7 +292,7 @@ def cast_pixels(model: "torch.nn.Module") -> None:
 
 @workaround("https://github.com/huggingface/transformers/issues/30228", seen="transformers 5.23")
 @contextlib.contextmanager
-def gathered_outside_of_layers(model: Any, accelerator: "Accelerator") -> Iterator[None]:
+def gathered_outside_of_layers(model: Any, accelerator: "Accelerator") -> Generator[None]:
     """Have FSDP hold whole, within this context, what is in no layer.
 
     It gathers embeddings and head in the forward of the whole model; generate calls the encoder by
@@ -311,7 +311,8 @@ def gathered_outside_of_layers(model: Any, accelerator: "Accelerator") -> Iterat
 def leave_out_no_layers(model: "torch.nn.Module") -> None:
     """Turn off layerdrop: a layer that one rank leaves out would keep the others waiting."""
     for module in model.modules():
-        module.layerdrop = 0.0  # type: ignore[assignment]
+        # pyrefly: ignore[bad-argument-type]  # torch annotates attributes as modules or tensors
+        module.layerdrop = 0.0
 
 
 @workaround(
@@ -368,22 +369,23 @@ def leave_casts_to_autocast(
         return
     for module in model.modules():
         if hasattr(module, "cast_input_dtype_enabled"):  # peft's layers; those of experts ignore it
+            # pyrefly: ignore[bad-argument-type]  # torch annotates attributes as modules or tensors
             module.cast_input_dtype_enabled = False
 
 
 @workaround("https://github.com/pytorch/pytorch/issues/104690", seen="torch 2.13")
 def wrap_adapters_for_fsdp1(model: "torch.nn.Module", accelerator: "Accelerator") -> None:
     """Give FSDP1 units of adapters only: it would keep gradients for the frozen base otherwise."""
-    from accelerate import DistributedType
     from peft.utils.other import fsdp_auto_wrap_policy
 
-    if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
-        accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
+    plugin = fsdp_plugin(accelerator)
+    if plugin is not None and not accelerator.is_fsdp2:
+        plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
 
 
 @workaround("peft/peft_model.py, disable_adapter", seen="peft 0.21")
 @contextlib.contextmanager
-def without_adapters() -> Iterator[None]:
+def without_adapters() -> Generator[None]:
     """Run models without their adapters within this context.
 
     peft's disable_adapter changes requires_grad, of which FSDP2 keeps a record when a model first
@@ -392,7 +394,7 @@ def without_adapters() -> Iterator[None]:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     disabled = BaseTunerLayer.disable_adapters
-    BaseTunerLayer.disable_adapters = True
+    BaseTunerLayer.disable_adapters = True  # pyrefly: ignore[bad-assignment]  # a property
     try:
         yield
     finally:
@@ -420,7 +422,7 @@ def check_gradients_of_zero0(
 
     plugin = accelerator.state.deepspeed_plugin
     if plugin and plugin.zero_stage == 0:
-        optimizer.overflow = False  # type: ignore[attr-defined]
+        optimizer.overflow = False  # pyrefly: ignore[missing-attribute]  # of DeepSpeed's own
         optimizer.register_step_pre_hook(drop_nonfinite)
 
 
@@ -468,9 +470,11 @@ def link_optimizer_states(zero: Any) -> None:
 @workaround("peft/utils/save_and_load.py, get_peft_model_state_dict", seen="peft 0.21")
 def remove_fsdp1_wrappers(model: "torch.nn.Module") -> None:
     """Take FSDP1's wrappers out of a model, inside of which peft finds no adapters to save."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if "_fsdp_wrapped_module" in child._modules:
+            if isinstance(child, FullyShardedDataParallel):
                 module._modules[name] = child.module
 
 

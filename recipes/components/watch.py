@@ -48,7 +48,7 @@ class Watch:
         self._output_dir = output_dir
         self._woken = -1
         # On a GPU the answer of the vote before, which is there without waiting, and its event
-        self._last_vote: tuple[torch.Tensor, torch.cuda.Event] | None = None
+        self._last_vote: tuple[torch.Tensor, torch.Event] | None = None
 
     # ---- Signals ----
     def take_signals(self) -> None:
@@ -141,7 +141,8 @@ class Watch:
         """Return (rank, process id) of the ranks of this host that have ended."""
         if not self.peers:
             return []
-        return [self.peers[descriptor] for descriptor in wait(list(self.peers), 0)]
+        ended = wait(list(self.peers), 0)
+        return [peer for descriptor, peer in self.peers.items() if descriptor in ended]
 
     def _look_after_ranks(self, timeout: float) -> None:
         """End this rank when one of its peers is gone, or without a sign of life for `timeout`."""

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from accelerate import Accelerator, DistributedType, init_empty_weights
+from accelerate import Accelerator, init_empty_weights
 from accelerate.utils import broadcast_object_list
 from transformers import AutoConfig
+
+from components.plugins import fsdp_plugin
 
 # Options of from_pretrained that from_config does not take
 ONLY_FOR_LOADING = ("quantization_config", "output_loading_info", "ignore_mismatched_sizes")
@@ -45,10 +47,11 @@ def load_pretrained(auto_class: Any, accelerator: Accelerator, name: str, **opti
 
 def may_broadcast(accelerator: Accelerator, options: Mapping[str, Any]) -> bool:
     """Return whether FSDP is asked to broadcast the weights of rank 0, and can do so."""
-    if accelerator.distributed_type != DistributedType.FSDP or accelerator.num_processes == 1:
+    plugin = fsdp_plugin(accelerator)
+    if plugin is None or accelerator.num_processes == 1:
         return False
     is_quantized = options.get("quantization_config") is not None
-    return fsdp_plugin(accelerator).cpu_ram_efficient_loading and not is_quantized
+    return plugin.cpu_ram_efficient_loading and not is_quantized
 
 
 def can_be_broadcast(model: torch.nn.Module, accelerator: Accelerator) -> bool:
@@ -71,15 +74,10 @@ def read_on_every_rank(accelerator: Accelerator) -> None:
     os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
 
 
-def fsdp_plugin(accelerator: Accelerator) -> Any:
-    """Return accelerate's settings of FSDP, which is in force."""
-    return accelerator.state.fsdp_plugin
-
-
 def stays_whole(accelerator: Accelerator) -> bool:
     """Return whether each rank computes with whole weights of its own: not FSDP, not ZeRO-3."""
     zero = accelerator.state.deepspeed_plugin
-    if accelerator.distributed_type == DistributedType.FSDP:
+    if fsdp_plugin(accelerator) is not None:
         return False
     return zero is None or zero.zero_stage < 3
 

@@ -6,4 +6,4 @@ description    what a config does, in words
 reports        all that is said about a file, for people and for programs
 """
 
-import paths  # noqa: F401
+import paths  # noqa: F401  makes recipes/ importable

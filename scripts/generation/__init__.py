@@ -6,4 +6,4 @@ questions    rows of a file as questions with a reference, read as the recipe re
 scoring      exact match, for all rows and for each skill
 """
 
-import paths  # noqa: F401
+import paths  # noqa: F401  makes recipes/ importable

@@ -55,5 +55,5 @@ def lora_layer(setup: Setup) -> Any:
     layer.lora_A.float()
     layer.lora_B.float()
     # B is zero at first, which would hide a difference
-    torch.nn.init.normal_(layer.lora_B["default"].weight, std=0.02)
+    torch.nn.init.normal_(layer.lora_B["default"].get_parameter("weight"), std=0.02)
     return layer

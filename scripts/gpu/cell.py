@@ -29,7 +29,7 @@ TIMED_OUT = "timed out"
 Row = dict[str, Any]  # one line of a table, all of plain numbers and text
 
 
-class Skip(Exception):
+class Skip(Exception):  # noqa: N818  no error: the cell does not apply
     """Raised by a cell that cannot run on this machine; the message is the reason."""
 
 

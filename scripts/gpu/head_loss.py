@@ -80,6 +80,8 @@ def head_in_pieces(setup: Setup) -> Outcome:
             ms = milliseconds(step, setup.device, repeats=3, warmup=1)
         else:
             step()
+        if head.weight.grad is None:
+            raise RuntimeError("the loss gave the head no gradient")
         gradient = head.weight.grad.float()
         if reference is None:
             reference = gradient.clone()

@@ -3,6 +3,8 @@
 They are properties that the recipes rely on.
 """
 
+from typing import Any
+
 import torch
 
 from bench import machine
@@ -38,7 +40,8 @@ def pinned_answer(setup: Setup) -> Outcome:
 def found_inf(setup: Setup) -> Outcome:
     """Fused AdamW leaves a step out when found_inf is 1, and takes and counts it when it is 0."""
     weight = torch.nn.Parameter(torch.ones(8, device=setup.device))
-    optimizer = torch.optim.AdamW([weight], fused=True)
+    # Its fused kernel reads two attributes that the class does not declare
+    optimizer: Any = torch.optim.AdamW([weight], fused=True)
     weight.grad = torch.ones_like(weight)
     optimizer.grad_scale = None
     optimizer.found_inf = torch.ones((), device=setup.device)
@@ -94,5 +97,6 @@ def int8_layer(width: int) -> torch.nn.Module:
 
     layer = Linear8bitLt(width, width, bias=False, has_fp16_weights=False, threshold=6.0)
     weights = (torch.randn(width, width) * 0.02).half()
+    # pyrefly: ignore[unexpected-keyword]  # Int8Params takes its arguments in __new__
     layer.weight = Int8Params(weights, requires_grad=False, has_fp16_weights=False)
     return layer

@@ -178,7 +178,8 @@ def varlen_kernel(line: Line) -> Kernel | None:
         if not takes_groups:
             keys = keys.repeat_interleave(line.groups, 1)
             values = values.repeat_interleave(line.groups, 1)
-        out = varlen_attn(flat(line.query), keys, values, *borders, **options)
+        # A tensor: torch returns more only where more is asked for
+        out: Any = varlen_attn(flat(line.query), keys, values, *borders, **options)
         return out.transpose(0, 1)[None]
 
     return varlen

@@ -61,6 +61,7 @@ def profile_rows(path: Path) -> list[Row]:
     elsewhere too counts with its calls from these files only.
     """
     found = []
+    # pyrefly: ignore[missing-attribute]  # typeshed leaves out this attribute
     for (file, _, function), facts in pstats.Stats(str(path)).stats.items():
         _, calls, _, seconds, callers = facts
         name = f"{Path(file).name}: {function}"

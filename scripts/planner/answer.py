@@ -8,7 +8,7 @@ from transformers import PretrainedConfig
 from . import candidates, recipe, remedies, table, yaml_files
 from .cards import USUAL_CARD, bytes_of, with_constants
 from .closed_form import closed_form
-from .errors import CannotWrite, Unplannable
+from .errors import CannotWriteError, UnplannableError
 from .ledger import Sizes
 from .output import TERMINAL, Report, write_json
 from .plan import Plan, plan_of
@@ -32,7 +32,12 @@ class Question:
 
 
 def read_question(request: Request) -> Question:
-    """Return what a request asks. Raises Unplannable, or SystemExit after the recipe's refusal."""
+    """Return what a request asks.
+
+    Raises:
+        UnplannableError: if it cannot be planned.
+        SystemExit: after the recipe's refusal.
+    """
     args = recipe_arguments(request)
     card = bytes_of(request.gpu)
     config = read_model_config(args.model_name_or_path)
@@ -108,7 +113,7 @@ def choose(question: Question) -> int:
     """Answer which ways to run fit the card; return the exit code."""
     request = question.request
     if request.simulate:
-        raise Unplannable("--simulate traces one plan: add a --config_file")
+        raise UnplannableError("--simulate traces one plan: add a --config_file")
     gc.freeze()  # torch's and transformers' objects stay: no collection needs to look at them
     assert question.card is not None  # Request.check: without a config there is a card
     launch = candidates.launch_of(request, question.args, question.config, question.card)
@@ -129,7 +134,7 @@ def choose(question: Question) -> int:
 def draw(question: Question, yaml: Config | None, path: str) -> None:
     """Draw all strategies on the ranks that are asked about into a file.
 
-    Raises Unplannable if there is none, CannotWrite if the picture cannot be written.
+    Raises UnplannableError if there is none, CannotWriteError if the picture cannot be written.
     """
     from . import plot  # only a picture needs matplotlib
 
@@ -138,7 +143,7 @@ def draw(question: Question, yaml: Config | None, path: str) -> None:
     ranks = ranks_to_draw(request, yaml)
     plans = plans_on(question, ranks)
     if not plans:
-        raise Unplannable("--plot: no strategy takes these arguments")
+        raise UnplannableError("--plot: no strategy takes these arguments")
     title = (
         f"{question.args.model_name_or_path}, {ranks} GPUs, "
         f"{batch.sequences} x {batch.length} tokens each"
@@ -146,7 +151,7 @@ def draw(question: Question, yaml: Config | None, path: str) -> None:
     try:
         plot.draw(path, title, plans, question.config, batch, question.card)
     except (OSError, ValueError) as error:
-        raise CannotWrite(path, error) from None
+        raise CannotWriteError(path, error) from None
 
 
 def ranks_to_draw(request: Request, yaml: Config | None) -> int:
@@ -170,6 +175,6 @@ def plans_on(question: Question, ranks: int) -> dict[str, Plan]:
             plans[path.stem] = plan_of(
                 question.args, config, ranks, request.num_machines, request.mixed_precision
             )
-        except Unplannable:
+        except UnplannableError:
             continue
     return plans

@@ -18,7 +18,7 @@ from . import recipe, yaml_files
 from .cards import with_constants
 from .closed_form import Build, closed_form, strategy_for
 from .cost import cost_of
-from .errors import Unplannable
+from .errors import UnplannableError
 from .ledger import Sizes
 from .plan import DTYPES, Plan, plan_of
 from .recipe import RecipeArguments
@@ -140,19 +140,19 @@ class Candidate:
 def ways_on(launch: Launch, ranks: int, like: Way | None = None) -> list[Way]:
     """Return every way to run on a number of ranks that the recipe accepts, in order of cost.
 
-    like: a way whose weights and checkpointing all others are to have. Raises Unplannable, with the
-    most frequent reason, where all are refused.
+    like: a way whose weights and checkpointing all others are to have. Raises UnplannableError,
+    with the most frequent reason, where all are refused.
     """
     ways = []
     refused = []
     for candidate in candidates_on(launch, ranks, like):
         try:
             ways.append(way_of(launch, candidate, ranks))
-        except Unplannable as error:
+        except UnplannableError as error:
             refused.append((str(error), error.code))
     if not ways:
         most_frequent, _ = Counter(refused).most_common(1)[0]
-        raise Unplannable(*most_frequent)
+        raise UnplannableError(*most_frequent)
     return sorted(ways, key=lambda way: way.order)
 
 
@@ -208,7 +208,7 @@ def kinds_of_weights(
 
 
 def way_of(launch: Launch, candidate: Candidate, ranks: int) -> Way:
-    """Return a candidate with its bytes and cost. Raises Unplannable if it cannot be run."""
+    """Return a candidate with its bytes and cost. Raises UnplannableError if it cannot be run."""
     request = launch.request
     plan = plan_of(
         candidate.args, candidate.config, ranks, request.num_machines, request.mixed_precision

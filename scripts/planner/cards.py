@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from .errors import Unplannable
+from .errors import UnplannableError
 
 GB = 10**9
 GIB = 2**30
@@ -42,7 +42,7 @@ ROUNDING = 0.05  # of all tensors: what the allocator rounds up, or cannot use a
 def bytes_of(card: str | None) -> int | None:
     """Return the bytes of a card: a name of CARDS, or a size such as 24GB (10^9) or 24GiB (2^30).
 
-    Returns None for no card. Raises Unplannable for anything else.
+    Returns None for no card. Raises UnplannableError for anything else.
     """
     if card is None:
         return None
@@ -51,7 +51,7 @@ def bytes_of(card: str | None) -> int | None:
         return bytes_of_known(name)
     size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(gb|gib|g)?", name)
     if size is None or float(size[1]) == 0:
-        raise Unplannable(
+        raise UnplannableError(
             f"--gpu {card}: neither a size such as 24GB nor one of {', '.join(CARDS)}"
         )
     unit = GIB if size[2] == "gib" else GB

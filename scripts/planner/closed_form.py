@@ -15,7 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from .autograd import FP32, Autograd, Weight
 from .blocks import EMBEDDING, TAIL, Forward, Part
 from .decoder import PROJECTIONS, Decoder, Layer, read_decoder
-from .errors import Unplannable
+from .errors import UnplannableError
 from .fsdp import Fsdp1, Fsdp2
 from .ledger import Ledger, Sizes
 from .plan import Plan
@@ -35,7 +35,8 @@ def closed_form(
 ) -> tuple[Sizes, Sizes]:
     """Return {category: bytes} of the device at its peak, and of the host.
 
-    build: makes the model on the meta device. Raises Unplannable for a model that has to be traced.
+    build: makes the model on the meta device. Raises UnplannableError for a model that has to be
+    traced.
     """
     strategy, decoder = strategy_for(plan, config, build)
     device, host = strategy.at_rest()
@@ -90,7 +91,7 @@ def strategy_for(
     """Return what a rank holds under a plan, and the decoder that it trains."""
     args = plan.args
     if args.use_peft and args.use_dora:
-        raise Unplannable(
+        raise UnplannableError(
             "--use_dora: the closed form does not know its norms of weights: add --simulate"
         )
     model = build(args, config)
@@ -199,7 +200,7 @@ def add_adapters(plan: Plan, model: PreTrainedModel, decoder: Decoder) -> None:
                 layer.projections[PROJECTIONS[leaf]].adapters = adapters_for(plan, linear)
                 found = True
     if not found:
-        raise Unplannable(
+        raise UnplannableError(
             f"--lora_target_modules {' '.join(targets)}: no such layers in this model"
         )
 

@@ -3,8 +3,8 @@
 The closed form knows decoders of Llama's kind: norm, attention with q, k and v of their own
 (grouped or not, with norms on them or not), rotary positions, an MLP with or without a gate,
 residuals, a head. `read_decoder` recognizes the parts of a model by the names of its modules, and
-raises Unplannable for a layer with others (experts, state-space layers): such a model has to be
-traced.
+raises UnplannableError for a layer with others (experts, state-space layers): such a model has to
+be traced.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from .autograd import Weight
-from .errors import Unplannable
+from .errors import UnplannableError
 from .shapes import Quantized, layers_of
 
 MakeWeight = Callable[[torch.Tensor], Weight]
@@ -143,22 +143,22 @@ def read_decoder(
 
 
 def refuse_unknown(model: PreTrainedModel, text: PretrainedConfig) -> None:
-    """Raise Unplannable for a model that is no decoder of Llama's kind."""
+    """Raise UnplannableError for a model that is no decoder of Llama's kind."""
     name = type(model).__name__
     for key in CHANGES_LOGITS:
         if getattr(text, key, None) not in (None, 1, 1.0):
-            raise Unplannable(f"{name}: the closed form does not know {key}; {WHAT_ELSE}")
+            raise UnplannableError(f"{name}: the closed form does not know {key}; {WHAT_ELSE}")
     if len(layers_of(model)) == 0 or "norm" not in dict(model.base_model.named_children()):
         raise no_known_decoder(model)
 
 
-def no_known_decoder(model: PreTrainedModel) -> Unplannable:
+def no_known_decoder(model: PreTrainedModel) -> UnplannableError:
     """Return the refusal of a model whose parts are not those of a decoder of Llama's kind."""
-    return Unplannable(f"{type(model).__name__}: not a decoder of Llama's kind; {WHAT_ELSE}")
+    return UnplannableError(f"{type(model).__name__}: not a decoder of Llama's kind; {WHAT_ELSE}")
 
 
 def read_layer(module: torch.nn.Module, make_weight: MakeWeight, name_of_model: str) -> Layer:
-    """Return the Layer of a module. Raises Unplannable for one with unknown parts."""
+    """Return the Layer of a module. Raises UnplannableError for one with unknown parts."""
     layer = Layer()
     names_of_norms = NORMS
     if SANDWICH.issubset(dict(module.named_children())):
@@ -169,14 +169,14 @@ def read_layer(module: torch.nn.Module, make_weight: MakeWeight, name_of_model: 
             layer.projections[PROJECTIONS[leaf]] = read_projection(part, make_weight)
         elif dict(part.named_parameters(recurse=False)):
             if leaf not in names_of_norms:
-                raise Unplannable(
+                raise UnplannableError(
                     f"{name_of_model}: the closed form does not know its {path} "
                     f"({type(part).__name__}); {WHAT_ELSE}"
                 )
             layer.norms[names_of_norms[leaf]] = read_norm(part, make_weight)
     has_projections = NEEDED_PROJECTIONS.issubset(layer.projections)
     if not has_projections or "before attention" not in layer.norms:
-        raise Unplannable(
+        raise UnplannableError(
             f"{name_of_model}: the closed form does not know its layers "
             f"({type(module).__name__}); {WHAT_ELSE}"
         )

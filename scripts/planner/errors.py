@@ -14,14 +14,14 @@ class PlannerError(Exception):
         self.code = code
 
 
-class Unplannable(PlannerError):
+class UnplannableError(PlannerError):
     """The request cannot be planned: it is wrong, or the planner does not know how."""
 
     def __init__(self, message: str, code: int = USAGE) -> None:
         super().__init__(message, code)
 
 
-class CannotWrite(PlannerError):
+class CannotWriteError(PlannerError):
     """A plan cannot be written where the user wants it."""
 
     def __init__(self, path: str, error: Exception) -> None:

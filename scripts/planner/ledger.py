@@ -19,7 +19,7 @@ the closed form mirrors the one whose memory it counts: a local variable of the 
 local variable here, and is freed at the same place.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 Sizes = dict[str, int]  # {category: bytes}
@@ -51,7 +51,7 @@ class Ledger:
             self.at_peak = dict(self.held)
 
     @contextmanager
-    def holding(self, category: str, size: int) -> Iterator[None]:
+    def holding(self, category: str, size: int) -> Generator[None]:
         """Hold bytes within a `with` statement."""
         self.add(category, size)
         yield

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .cards import GIB
-from .errors import CannotWrite
+from .errors import CannotWriteError
 from .ledger import Sizes
 
 TERMINAL = "-"
@@ -71,7 +71,7 @@ def line(name: str, size: float) -> str:
 
 
 def write_json(path: str | None, content: dict[str, Any]) -> None:
-    """Write to a file, to the terminal for "-", nowhere for None. Raises CannotWrite."""
+    """Write to a file, to the terminal for "-", nowhere for None. Raises CannotWriteError."""
     if path is None:
         return
     text = json.dumps(content, indent=2) + "\n"
@@ -81,4 +81,4 @@ def write_json(path: str | None, content: dict[str, Any]) -> None:
     try:
         Path(path).write_text(text)
     except OSError as error:
-        raise CannotWrite(path, error) from None
+        raise CannotWriteError(path, error) from None

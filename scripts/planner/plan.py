@@ -6,7 +6,7 @@
 from dataclasses import dataclass, replace
 
 from . import recipe
-from .errors import Unplannable
+from .errors import UnplannableError
 from .recipe import RecipeArguments
 from .yaml_files import Config, Strategy, strategy_of
 
@@ -64,8 +64,8 @@ def plan_of(
     """Return the Plan of the recipe's arguments under an accelerate config.
 
     The numbers and the precision are those of the launcher's command line, None for the config's.
-    Raises Unplannable with what the recipe would refuse, where the ranks cannot be had, and for
-    keys that change memory in ways that are not known here.
+    Raises UnplannableError with what the recipe would refuse, where the ranks cannot be had, and
+    for keys that change memory in ways that are not known here.
     """
     strategy = strategy_of(config)
     ranks, machines = ranks_and_machines(config, strategy, num_processes, num_machines)
@@ -84,7 +84,7 @@ def plan_of(
     else:
         plan = replace(plan, name=name_of(plan))
     if plan.mixed_precision not in ("no", *ITEMSIZES):
-        raise Unplannable(
+        raise UnplannableError(
             f"mixed_precision {plan.mixed_precision}: plans are for no, bf16 and fp16"
         )
     refuse_unknown_keys(plan, config)
@@ -95,7 +95,7 @@ def plan_of(
 def ranks_and_machines(
     config: Config, strategy: Strategy, num_processes: int | None, num_machines: int | None
 ) -> tuple[int, int]:
-    """Return (ranks, machines). Raises Unplannable if the config cannot run on them."""
+    """Return (ranks, machines). Raises UnplannableError if the config cannot run on them."""
     mesh = strategy.replicas * strategy.shards  # 0 without a mesh
     ranks = num_processes
     if ranks is None:
@@ -104,17 +104,17 @@ def ranks_and_machines(
     if machines is None:
         machines = config.get("num_machines", 1)
     if ranks < 1 or machines < 1 or ranks % machines:
-        raise Unplannable(
+        raise UnplannableError(
             f"--num_processes {ranks} on {machines} machines: "
             "must be 1 or more, and the same number on each"
         )
     if mesh and ranks != mesh:
-        raise Unplannable(
+        raise UnplannableError(
             f"the config's mesh is {strategy.replicas} x {strategy.shards}: "
             f"not {ranks} processes but {mesh}"
         )
     if strategy.engine == "single" and ranks > 1:
-        raise Unplannable(
+        raise UnplannableError(
             f"the config is for one process: --num_processes {ranks} needs ddp.yaml or another"
         )
     return ranks, machines
@@ -146,7 +146,9 @@ def with_sharding(plan: Plan, config: Config, strategy: Strategy, ranks_per_mach
     policy = settings.get("fsdp_auto_wrap_policy") or "NO_WRAP"
     wraps_layers = policy == "TRANSFORMER_BASED_WRAP"
     if not wraps_layers and (policy != "NO_WRAP" or plan.engine == "fsdp2"):
-        raise Unplannable(f"fsdp_auto_wrap_policy {policy}: plans are for TRANSFORMER_BASED_WRAP")
+        raise UnplannableError(
+            f"fsdp_auto_wrap_policy {policy}: plans are for TRANSFORMER_BASED_WRAP"
+        )
     return replace(
         plan,
         name=name,
@@ -170,27 +172,27 @@ def shards_of(plan: Plan, strategy: Strategy, ranks_per_machine: int) -> int:
 
 
 def refuse_unknown_keys(plan: Plan, config: Config) -> None:
-    """Raise Unplannable for keys of a config whose memory is not known here."""
+    """Raise UnplannableError for keys of a config whose memory is not known here."""
     fsdp = config.get("fsdp_config", {})
     if plan.is_fsdp and fsdp.get("fsdp_activation_checkpointing"):
-        raise Unplannable(
+        raise UnplannableError(
             "fsdp_activation_checkpointing: "
             "plans are for --gradient_checkpointing, which does the same"
         )
     if plan.is_fsdp and fsdp.get("fsdp_transformer_layer_cls_to_wrap"):
-        raise Unplannable(
+        raise UnplannableError(
             "fsdp_transformer_layer_cls_to_wrap: "
             "plans are for the model's own layers, without that key"
         )
     zero = config.get("deepspeed_config", {})
     if plan.engine == "zero" and zero.get("deepspeed_config_file"):
-        raise Unplannable(
+        raise UnplannableError(
             "deepspeed_config_file: plans are for DeepSpeed's own bucket sizes, by the YAML's keys"
         )
 
 
 def refuse_as_the_recipe(plan: Plan, config: Config) -> None:
-    """Raise Unplannable with what the recipe would refuse at its start."""
+    """Raise UnplannableError with what the recipe would refuse at its start."""
     fsdp_version = {"fsdp1": 1, "fsdp2": 2}.get(plan.engine, 0)
     zero_stage = plan.stage if plan.engine == "zero" else -1
     use_orig_params = config.get("fsdp_config", {}).get("fsdp_use_orig_params", True)
@@ -202,4 +204,4 @@ def refuse_as_the_recipe(plan: Plan, config: Config) -> None:
         use_orig_params is not False,
     )
     if problems:
-        raise Unplannable("; ".join(problems))
+        raise UnplannableError("; ".join(problems))

@@ -17,7 +17,7 @@ from .candidates import (
     with_arguments,
 )
 from .cards import CARDS, GIB, SLOW_IN_BF16, bytes_of_known
-from .errors import Unplannable
+from .errors import UnplannableError
 
 LEAST_LENGTH = 64  # tokens, of rows that are worth a proposal
 MOST_RANKS = 1024
@@ -144,7 +144,7 @@ def fitting_ways(
     """
     try:
         ways = ways_on(launch, ranks, like)
-    except Unplannable:
+    except UnplannableError:
         return []
     return [way for way in ways if way.peak <= launch.card and (may_offload or not way.offloads)]
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from .errors import Unplannable
+from .errors import UnplannableError
 
 # Options of `accelerate launch`, each with a value, that change no byte.
 LAUNCHER_OPTIONS = (
@@ -44,15 +44,17 @@ class Request:
         return self.num_machines or 1
 
     def check(self) -> None:
-        """Raise Unplannable for options that no request can have."""
+        """Raise UnplannableError for options that no request can have."""
         if not 0 < self.learnt_share <= 1:
-            raise Unplannable(f"--learnt_share {self.learnt_share}: must be above 0 and at most 1")
+            raise UnplannableError(
+                f"--learnt_share {self.learnt_share}: must be above 0 and at most 1"
+            )
         if self.longest is not None and self.longest < 1:
-            raise Unplannable(f"--longest {self.longest}: must be 1 or more")
+            raise UnplannableError(f"--longest {self.longest}: must be 1 or more")
         if self.longest is not None and "--packing" in self.words:
-            raise Unplannable("--longest: packed sequences are filled to --max_length")
+            raise UnplannableError("--longest: packed sequences are filled to --max_length")
         if not self.config_file and not self.gpu:
-            raise Unplannable(
+            raise UnplannableError(
                 "give --config_file, for the plan of one strategy, or --gpu, to choose among all"
             )
 
@@ -60,14 +62,14 @@ class Request:
         """Return the words of the recipe's command line, the model among them."""
         is_recipe = self.model.endswith(".py")
         if is_recipe and Path(self.model).name != RECIPE:
-            raise Unplannable(
+            raise UnplannableError(
                 f"{self.model}: plans are for recipes/{RECIPE}, or any decoder: "
                 "give the model instead"
             )
         if is_recipe:
             return self.words
         if "--model_name_or_path" in self.words:
-            raise Unplannable(
+            raise UnplannableError(
                 "--model_name_or_path: MODEL already names it; "
                 f"leave it out, or give recipes/{RECIPE} in place of MODEL"
             )

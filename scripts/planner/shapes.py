@@ -8,7 +8,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.quantizers.base import get_keys_to_not_convert
 
-from .errors import NO_HUB, Unplannable, first_line
+from .errors import NO_HUB, UnplannableError, first_line
 from .recipe import RecipeArguments
 
 # bitsandbytes' block sizes
@@ -30,20 +30,20 @@ SCALES_PER_SCALE = 256  # in double quantization
 def read_model_config(name: str) -> PretrainedConfig:
     """Return the transformers config of a hub id, a folder or a config.json.
 
-    Raises Unplannable: with 69 where the hub cannot be reached, with 64 for a file that is no
+    Raises UnplannableError: with 69 where the hub cannot be reached, with 64 for a file that is no
     config of a known model.
     """
     try:
         return find_model_config(name)
-    except Unplannable:
+    except UnplannableError:
         raise
     except OSError as error:
-        raise Unplannable(
+        raise UnplannableError(
             f"{name}: not a folder, and the hub has or gives no such config: {first_line(error)}",
             NO_HUB,
         ) from None
     except Exception as error:  # Each config class checks its own fields in its own way.
-        raise Unplannable(
+        raise UnplannableError(
             f"{name}: not the config of a model that transformers knows: {first_line(error)}"
         ) from None
 
@@ -56,12 +56,12 @@ def find_model_config(name: str) -> PretrainedConfig:
     if path.is_file():
         content = json.loads(path.read_text())
         if "model_type" not in content:
-            raise Unplannable(
+            raise UnplannableError(
                 f"{path}: no field model_type, from which transformers knows the architecture"
             )
         return AutoConfig.for_model(**content)
     if name.endswith(".json") or name.startswith((".", "/")):
-        raise Unplannable(
+        raise UnplannableError(
             f"{path}: no such file; MODEL is a hub id, a folder with a config.json, "
             "or a config.json"
         )
@@ -168,7 +168,7 @@ def build_base(
     """Return the model that the recipe would load, without adapters, by default on the meta device.
 
     Attention is eager or sdpa, since kernels for GPUs refuse to be built elsewhere; parameters do
-    not depend on it. Raises Unplannable for a config that makes no causal language model.
+    not depend on it. Raises UnplannableError for a config that makes no causal language model.
     """
     with naming_bad_configs(), torch.device(device), quiet():
         return make_base(args, config).train()
@@ -204,6 +204,7 @@ def adapters_of(args: RecipeArguments) -> LoraConfig:
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=args.lora_r,
+        # pyrefly: ignore[bad-argument-type]  # peft annotates an int, and takes any number
         lora_alpha=args.lora_alpha,
         lora_dropout=args.lora_dropout,
         use_rslora=args.use_rslora,
@@ -246,19 +247,19 @@ def layers_of(model: PreTrainedModel) -> torch.nn.ModuleList:
 
 
 @contextlib.contextmanager
-def naming_bad_configs() -> Iterator[None]:
+def naming_bad_configs() -> Generator[None]:
     """Turn whatever a model class or peft makes of a config that does not fit it into one line."""
     try:
         yield
     except Exception as error:
-        raise Unplannable(
+        raise UnplannableError(
             f"no causal language model from this config: {type(error).__name__}: "
             f"{first_line(error)}"
         ) from None
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> Generator[None]:
     """Silence what libraries print about weights that are not there."""
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()

@@ -11,7 +11,7 @@ not have. Nor can bitsandbytes' kernels: `shapes.Quantized` stands in for them.
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +28,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import PretrainedConfig, PreTrainedModel
 
 from . import recipe
-from .errors import Unplannable, first_line
+from .errors import UnplannableError, first_line
 from .ledger import Sizes
 from .patches import packing_as_told
 from .plan import DTYPES, Plan
@@ -43,7 +43,7 @@ MakeBatch = Callable[[], dict[str, Any]]
 def simulate(plan: Plan, config: PretrainedConfig, batch: Batch) -> Sizes:
     """Return {category: bytes} of a rank's device at its peak, traced.
 
-    Raises Unplannable for what cannot be traced.
+    Raises UnplannableError for what cannot be traced.
     """
     refuse_untraceable(plan, batch)
     torch.set_num_threads(1)
@@ -62,7 +62,7 @@ def simulate(plan: Plan, config: PretrainedConfig, batch: Batch) -> Sizes:
             training = prepared(make_fake(model), plan, mesh)
             return tracked(training, plan, lambda: tensors_of(batch))
         except Exception as error:  # what a model's own kernels make of fake tensors on a CPU
-            raise Unplannable(
+            raise UnplannableError(
                 f"--simulate: this model cannot be traced: {first_line(error)}"
             ) from None
 
@@ -77,22 +77,22 @@ def measure(plan: Plan, config: PretrainedConfig, batch: Batch) -> Sizes:
 
 
 def refuse_untraceable(plan: Plan, batch: Batch) -> None:
-    """Raise Unplannable for what fake tensors cannot show."""
+    """Raise UnplannableError for what fake tensors cannot show."""
     if plan.engine not in ("single", "ddp", "fsdp2"):
-        raise Unplannable(
+        raise UnplannableError(
             f"--simulate: {plan.name} reads addresses, which fake tensors do not have: leave it out"
         )
     if plan.offloads_parameters:
-        raise Unplannable(
+        raise UnplannableError(
             "--simulate: fake tensors are on one device, so that offload moves nothing: "
             "leave it out"
         )
     if plan.args.optim.endswith("bit"):
-        raise Unplannable(
+        raise UnplannableError(
             f"--simulate: no fake tensors for bitsandbytes' {plan.args.optim}: leave it out"
         )
     if batch.packed and plan.args.attn_implementation not in (None, "eager", "sdpa"):
-        raise Unplannable(
+        raise UnplannableError(
             f"--simulate: traces sdpa, not {plan.args.attn_implementation}: leave it out"
         )
 
@@ -119,7 +119,7 @@ def make_fake(model: PreTrainedModel) -> PreTrainedModel:
 
 
 @contextlib.contextmanager
-def fake_ranks(plan: Plan) -> Iterator[DeviceMesh | None]:
+def fake_ranks(plan: Plan) -> Generator[DeviceMesh | None]:
     """Give the mesh of the plan's ranks, which exist by name only, or None without sharding."""
     if plan.engine != "fsdp2":
         yield None

@@ -9,7 +9,7 @@ from components.config_findings import IGNORED, STOPS
 from components.config_reading import as_read
 from paths import CONFIGS
 
-from .errors import Unplannable
+from .errors import UnplannableError
 
 Config = dict[str, Any]  # as accelerate reads it: defaults filled in, full names, real values
 
@@ -36,36 +36,37 @@ class Strategy:
 def strategy_of(config: Config) -> Strategy:
     """Return what a config says about engine and sharding."""
     facts = config_strategy.strategy_of(config)
-    offload = set(facts["offload"])
+    offload = set(facts.offload)
     fsdp_offloads = "fsdp_offload_params" in offload
     return Strategy(
-        engine=facts["engine"],
-        stage=facts["stage"] or 0,
-        replicas=facts["replicas"],
-        shards=facts["shards"],
+        engine=facts.engine,
+        stage=facts.stage or 0,
+        replicas=facts.replicas,
+        shards=facts.shards,
         in_force=config_strategy.strategy_run(config),
-        is_hybrid_fsdp1=str(facts["strategy"]).startswith("HYBRID"),
+        is_hybrid_fsdp1=str(facts.strategy).startswith("HYBRID"),
         offloads_parameters=fsdp_offloads or "offload_param_device" in offload,
         offloads_optimizer=fsdp_offloads or "offload_optimizer_device" in offload,
     )
 
 
 def read(path: str | Path) -> Config:
-    """Read a config. Raises Unplannable if it is none."""
+    """Read a config. Raises UnplannableError if it is none."""
     return as_accelerate_reads(load(path))
 
 
 def read_without_faults(path: str | Path) -> Config:
     """Read a user's config.
 
-    Raises Unplannable also where accelerate would stop, or run something else than what is written.
+    Raises UnplannableError also where accelerate would stop, or run something else than what is
+    written.
     """
     file = load(path)
     findings, _ = config_files.find_faults(file)
     for finding in findings:
         if finding.kind in (STOPS, IGNORED):
             key = ".".join(map(str, finding.path))
-            raise Unplannable(
+            raise UnplannableError(
                 f"{path} would not do what it says: {key}: {finding.reason}; "
                 f"see python scripts/check_config.py {path}"
             )
@@ -73,11 +74,11 @@ def read_without_faults(path: str | Path) -> Config:
 
 
 def load(path: str | Path) -> config_files.ConfigFile:
-    """Return the file as written. Raises Unplannable if it is no accelerate config."""
+    """Return the file as written. Raises UnplannableError if it is no accelerate config."""
     try:
         return config_files.load(path)
     except ValueError as error:
-        raise Unplannable(str(error)) from None
+        raise UnplannableError(str(error)) from None
 
 
 def as_accelerate_reads(file: config_files.ConfigFile) -> Config:

@@ -7,4 +7,4 @@ modules are programs that are started by path: `cpu_ranks` and `faults` in the p
 `warm_python` in the place of python.
 """
 
-import paths  # noqa: F401
+import paths  # noqa: F401  makes recipes/ importable

@@ -1,6 +1,7 @@
 """How far two finished runs of one job are apart, and how far they may be."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +9,12 @@ from safetensors.torch import load_file
 
 from proof.jobs import Run
 
-Differences = dict[str, float | None]  # by the keys of BOUNDS; None: not reported
+Differences = Mapping[str, float | None]  # by the keys of BOUNDS; None: not reported
 
 # Softmax does not see a bias of the keys, so its gradient is rounding, of which AdamW makes steps
 NO_GRADIENT = ("key.bias", "k_proj.bias")
-BOUNDS: Differences = {"loss": 1e-6, "grad_norm": 1e-6, "learning_rate": 0.0, "weights": 1e-5}
-BF16_BOUNDS: Differences = {"loss": 5e-3, "grad_norm": 2e-2, "learning_rate": 0.0, "weights": 1e-2}
+BOUNDS = {"loss": 1e-6, "grad_norm": 1e-6, "learning_rate": 0.0, "weights": 1e-5}
+BF16_BOUNDS = {"loss": 5e-3, "grad_norm": 2e-2, "learning_rate": 0.0, "weights": 1e-2}
 SHARDED_GRAD_NORM = 2e-5
 NAMES = {
     "loss": "loss",

@@ -96,6 +96,8 @@ class Target:
 def load(recipe: str) -> ModuleType:
     """The recipe as the module "recipe"; its `main` has not run."""
     spec = importlib.util.spec_from_file_location("recipe", recipe)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{recipe} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules["recipe"] = module
     spec.loader.exec_module(module)
@@ -142,7 +144,7 @@ class CrashAtChange:
         self.changes_left = number
         self.is_active = True
         os.fsync = self.counted(os.fsync)
-        saver = sys.modules.get("components.checkpoint")
+        saver: Any = sys.modules.get("components.checkpoint")
         if saver is not None:
             saver.save_file = self.counted(saver.save_file)
         sys.addaudithook(self.on_event)
@@ -183,14 +185,14 @@ def limit_files(size: int, crash: bool) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
 
 
-def fill_disk(path: str, free: int) -> None:
+def fill_disk(path: str | Path, free: int) -> None:
     """Leave `free` bytes on the disk of `path`."""
     size = shutil.disk_usage(Path(path).parent).free - free
     with open(path, "wb") as file:
         os.posix_fallocate(file.fileno(), 0, max(size, 1))
 
 
-def wait(path: str, seconds: float) -> None:
+def wait(path: str | Path, seconds: float) -> None:
     """Make the file and sleep; of several processes only the first that comes here."""
     with contextlib.suppress(FileExistsError):
         Path(path).touch(exist_ok=False)

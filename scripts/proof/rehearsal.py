@@ -8,7 +8,7 @@ from pathlib import Path
 from components.config_files import find_faults, load
 from components.config_findings import IGNORED, STOPS
 from components.config_reading import as_read
-from components.config_strategy import strategy_of
+from components.config_strategy import ConfigStrategy, strategy_of
 
 PROGRAM = Path(__file__).with_name("cpu_ranks.py")  # which starts each rank
 
@@ -37,7 +37,7 @@ class Rehearsal:
     """A YAML, and the ranks on which it is rehearsed."""
 
     config_file: str
-    facts: dict  # what config_rules.strategy_of says of the YAML
+    facts: ConfigStrategy  # what the YAML asks for
     device: str  # cpu or cuda
     ranks: int
     ranks_per_node: int
@@ -74,9 +74,9 @@ class Rehearsal:
         if self.device != "cpu":
             return []
         notes = []
-        engine = self.facts["engine"]
-        offload = self.facts["offload"]
-        if self.facts["strategy"] == "HYBRID_SHARD":
+        engine = self.facts.engine
+        offload = self.facts.offload
+        if self.facts.strategy == "HYBRID_SHARD":
             notes.append(
                 f"nodes are simulated, {self.ranks_per_node} ranks each: "
                 "FSDP1 shards over the devices of a node"
@@ -139,11 +139,12 @@ def read_config(path: str | Path) -> dict:
             wrong.append(f"  {place}: {item.reason}; fix: {item.fix}")
     if wrong:
         raise ValueError("\n".join([f"{path} would not do what it says:", *wrong]))
-    return as_read(file.content, file.deepspeed and file.deepspeed.content)
+    deepspeed = None if file.deepspeed is None else file.deepspeed.content
+    return as_read(file.content, deepspeed)
 
 
 def choose_ranks(
-    config_file: str, wishes: Wishes, config: dict, facts: dict, device: str
+    config_file: str, wishes: Wishes, config: dict, facts: ConfigStrategy, device: str
 ) -> tuple[int, int]:
     """The number of ranks, and of ranks per node.
 
@@ -151,36 +152,36 @@ def choose_ranks(
         ValueError: if the YAML's mesh or sharding is not possible with them.
     """
     ranks = wishes.num_processes or default_ranks(config, facts, device)
-    if facts["engine"] == "single" and ranks != 1:
+    if facts.engine == "single" and ranks != 1:
         raise ValueError(
             f"{config_file} is for one process; it does not run with --num_processes {ranks}"
         )
-    mesh = facts["replicas"] * facts["shards"]
+    mesh = facts.replicas * facts.shards
     if mesh and ranks != mesh:
         raise ValueError(
-            f"the mesh of {config_file} is {facts['replicas']} x {facts['shards']}: "
+            f"the mesh of {config_file} is {facts.replicas} x {facts.shards}: "
             f"it needs {mesh} processes, not {ranks}"
         )
     if device != "cpu":
         return ranks, ranks
-    if facts["engine"] != "single" and ranks < 2:
+    if facts.engine != "single" and ranks < 2:
         raise ValueError(f"{config_file} needs at least 2 ranks to shard or replicate, not {ranks}")
     ranks_per_node = wishes.ranks_per_node or ranks // 2
-    if facts["strategy"] == "HYBRID_SHARD":
+    if facts.strategy == "HYBRID_SHARD":
         check_nodes(ranks, ranks_per_node)
     return ranks, ranks_per_node
 
 
-def default_ranks(config: dict, facts: dict, device: str) -> int:
+def default_ranks(config: dict, facts: ConfigStrategy, device: str) -> int:
     """The ranks where no number is asked for: on CPU, the fewest that show the strategy."""
     if device != "cpu":
         return config.get("num_processes", 1)
-    mesh = facts["replicas"] * facts["shards"]
+    mesh = facts.replicas * facts.shards
     if mesh:
         return mesh
-    if facts["strategy"] == "HYBRID_SHARD":
+    if facts.strategy == "HYBRID_SHARD":
         return 4
-    return 1 if facts["engine"] == "single" else 2
+    return 1 if facts.engine == "single" else 2
 
 
 def check_nodes(ranks: int, ranks_per_node: int) -> None:

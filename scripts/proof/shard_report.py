@@ -7,6 +7,8 @@ change the bytes per element on the way; the table shows bytes. A 4-bit base cou
 
 from dataclasses import dataclass
 
+from components.config_strategy import ConfigStrategy
+
 CLASSES = ("parameters", "gradients", "optimizer", "master")
 # The ZeRO stage from which on a class is split. FSDP splits all of them, as stage 3 does.
 SPLIT_FROM_STAGE = {"parameters": 3, "gradients": 2, "optimizer": 1, "master": 1}
@@ -44,29 +46,29 @@ class Promise:
         return Promise(self.least * count, self.nominal * count, self.most * count)
 
 
-def shards_of(facts: dict, ranks: int, ranks_per_node: int) -> dict[str, int]:
+def shards_of(facts: ConfigStrategy, ranks: int, ranks_per_node: int) -> dict[str, int]:
     """Into how many shards the YAML splits each class: {class: N}, 1 where it stays whole.
 
     Args:
-        facts: what `config_rules.strategy_of` says of the YAML.
+        facts: what the YAML asks for.
     """
     shards = number_of_shards(facts, ranks, ranks_per_node)
     stage = ALL_SPLIT
-    if facts["engine"] == "zero":
-        stage = facts["stage"]
+    if facts.stage is not None:
+        stage = facts.stage
     split = {}
     for name in CLASSES:
         split[name] = shards if stage >= SPLIT_FROM_STAGE[name] else 1
     return split
 
 
-def number_of_shards(facts: dict, ranks: int, ranks_per_node: int) -> int:
+def number_of_shards(facts: ConfigStrategy, ranks: int, ranks_per_node: int) -> int:
     """The shards of what is split at all."""
-    if facts["engine"] in ("single", "ddp") or facts["strategy"] == "NO_SHARD":
+    if facts.engine in ("single", "ddp") or facts.strategy == "NO_SHARD":
         return 1
-    if facts["strategy"] == "HYBRID_SHARD":
+    if facts.strategy == "HYBRID_SHARD":
         return ranks_per_node
-    return facts["shards"] or ranks
+    return facts.shards or ranks
 
 
 def promised(
@@ -116,7 +118,7 @@ def divided_up(number: int, parts: int) -> int:
 
 
 def promise_of(
-    name: str, measured: dict, rank: int, shards: dict[str, int], facts: dict
+    name: str, measured: dict, rank: int, shards: dict[str, int], facts: ConfigStrategy
 ) -> Promise:
     """What the YAML promises of one class on one rank, with what DeepSpeed documents besides."""
     tensors = [WholeTensor(*fields) for fields in measured["tensors"]]
@@ -125,13 +127,13 @@ def promise_of(
         whole_below = measured.get("persistence_threshold", 0)
     else:
         tensors = [tensor for tensor in tensors if tensor.is_trained]
-    by_rows = facts["engine"] == "fsdp2"
+    by_rows = facts.engine == "fsdp2"
     promise = promised(tensors, shards[name], rank, by_rows, whole_below)
-    if name == "gradients" and facts["stage"] == 1:
+    if name == "gradients" and facts.stage == 1:
         # Whole between micro-batches; at the step only the rank's own share is left
         least = promised(tensors, shards["optimizer"], rank, by_rows=False).least
         return Promise(least, promise.nominal, promise.most)
-    if name == "gradients" and facts["stage"] == 2:
+    if name == "gradients" and facts.stage == 2:
         # A tensor stays whole if the border of a partition splits it; a rank has up to two borders
         largest = max(tensor.elements for tensor in tensors)
         more = min(shards[name] - 1, 2) * largest
@@ -139,21 +141,21 @@ def promise_of(
     return promise
 
 
-def is_in_its_place(name: str, devices: list[str], facts: dict) -> bool:
+def is_in_its_place(name: str, devices: list[str], facts: ConfigStrategy) -> bool:
     """Whether a class is in host memory if the YAML offloads it."""
-    if not any(name in OFFLOADED.get(key, ()) for key in facts["offload"]):
+    if not any(name in OFFLOADED.get(key, ()) for key in facts.offload):
         return True
-    if name == "parameters" and facts["engine"] == "zero":
+    if name == "parameters" and facts.engine == "zero":
         return "cpu" in devices  # ZeRO-3 keeps small parameters on the device too
     return devices == ["cpu"]
 
 
-def judge(measurements: list[dict], facts: dict, ranks_per_node: int) -> list[dict]:
+def judge(measurements: list[dict], facts: ConfigStrategy, ranks_per_node: int) -> list[dict]:
     """One row per rank and class: held and promised bytes, dtypes, devices, shards, verdict.
 
     Args:
         measurements: what `proof.live_tensors` wrote, by rank.
-        facts: what `config_rules.strategy_of` says of the YAML.
+        facts: what the YAML asks for.
     """
     shards = shards_of(facts, len(measurements), ranks_per_node)
     # Tensors of optimizer state per parameter (AdamW: 2); a rank may hold no parameter at all
@@ -171,7 +173,7 @@ def judge(measurements: list[dict], facts: dict, ranks_per_node: int) -> list[di
     return rows
 
 
-def judged(name: str, held: dict, promise: Promise, shards: int, facts: dict) -> dict:
+def judged(name: str, held: dict, promise: Promise, shards: int, facts: ConfigStrategy) -> dict:
     """What a row says of one class that one rank holds."""
     elements = held["elements"]
     is_held = promise.least <= elements <= promise.most

@@ -5,7 +5,7 @@ import contextlib
 import importlib
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 
 # What recipes and their libraries import while they run. One that is missing here costs time and
@@ -68,7 +68,7 @@ def import_modules(names: Iterable[str]) -> None:
 
 
 @contextlib.contextmanager
-def without_warnings() -> Iterator[None]:
+def without_warnings() -> Generator[None]:
     """Ignore the warnings of imports, which every process would get again."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

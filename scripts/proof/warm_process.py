@@ -132,7 +132,7 @@ def end(code: int) -> None:
         code: the exit code; a negative one is a signal.
     """
     try:
-        threading._shutdown()
+        threading._shutdown()  # pyrefly: ignore[missing-attribute]  # what the interpreter calls
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from accelerate import DistributedType
 from accelerate.utils import FullyShardedDataParallelPlugin
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from components.arguments import TrainingArguments
 from components.optimizer import make_optimizer
@@ -60,7 +60,8 @@ def test_fsdp1_leaves_rotary_frequencies_as_they_are(one_rank):
         def forward(self, x):
             return x * self.weight * self.inv_freq
 
-    model = FSDP(Rotary(), mixed_precision=fsdp(1, "bf16"), device_id=torch.device("cpu"))
+    cpu = torch.device("cpu")
+    model = FullyShardedDataParallel(Rotary(), mixed_precision=fsdp(1, "bf16"), device_id=cpu)
     model(torch.ones(2))
     assert torch.equal(model.inv_freq, torch.tensor([0.1234567, 1.0]))
 

@@ -25,6 +25,7 @@ CHANGES_THE_RUN = {
     "ExpertAdapterArguments": "lora_target_parameters",
     "DataArguments": "dataset_name dataset_config dataset_train_split skip_bad_rows",
     "LengthArguments": "max_length",
+    "PreparationArguments": "",
     "RowArguments": "",
     "LabelArguments": "problem_type class_weights",
     "SamplingArguments": "train_sampling_strategy",

@@ -3,7 +3,7 @@
 import pytest
 
 from planner.cards import CARDS, GIB, bytes_of, with_constants
-from planner.errors import Unplannable
+from planner.errors import UnplannableError
 
 SIZES = {
     "24GB": 24 * 10**9,
@@ -24,7 +24,7 @@ def test_a_card_is_a_name_or_a_size(card):
 
 @pytest.mark.parametrize("card", ["sheep", "0GB", "24TB", ""])
 def test_anything_else_is_refused_with_what_is_known(card):
-    with pytest.raises(Unplannable, match="neither a size") as refusal:
+    with pytest.raises(UnplannableError, match="neither a size") as refusal:
         bytes_of(card)
     assert refusal.value.code == 64
     assert all(name in str(refusal.value) for name in CARDS)

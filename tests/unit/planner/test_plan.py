@@ -5,7 +5,7 @@ import pytest
 from components import config_reading
 from launching import CONFIGS
 from planner import yaml_files
-from planner.errors import Unplannable
+from planner.errors import UnplannableError
 from planner.plan import plan_of
 from planner.validation import training_arguments
 
@@ -54,5 +54,5 @@ UNPLANNED = {
 def test_keys_that_change_memory_are_not_passed_over(key):
     fsdp = {"fsdp_version": 1, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
     content = {"distributed_type": "FSDP", "fsdp_config": fsdp | {key: UNPLANNED[key]}}
-    with pytest.raises(Unplannable, match=key):
+    with pytest.raises(UnplannableError, match=key):
         plan_of(training_arguments([]), config_reading.as_read(content), 4)

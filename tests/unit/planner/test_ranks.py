@@ -8,7 +8,7 @@ from transformers import AutoConfig
 from launching import CONFIGS, REPO
 from planner import live_peaks, yaml_files
 from planner.closed_form import closed_form
-from planner.errors import Unplannable
+from planner.errors import UnplannableError
 from planner.ledger import both
 from planner.plan import plan_of
 from planner.ranks import Gathered, Replica
@@ -72,7 +72,7 @@ def name_of_run(row):
 @pytest.mark.parametrize("row", RUNS, ids=name_of_run)
 def test_a_rank_holds_what_the_planner_says(row, monkeypatch):
     if row["verdict"] == "refused":
-        with pytest.raises(Unplannable):
+        with pytest.raises(UnplannableError):
             plan_of_run(row)
         return
     planned = held_at_the_step(plan_of_run(row), monkeypatch)

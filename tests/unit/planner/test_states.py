@@ -10,7 +10,7 @@ import llama
 from components.optimizer import make_adamw
 from fakes import fake_accelerator
 from planner.closed_form import closed_form, strategy_for
-from planner.errors import Unplannable
+from planner.errors import UnplannableError
 from planner.plan import Plan
 from planner.request import Batch
 from planner.shapes import build, read_model_config
@@ -169,5 +169,5 @@ def test_without_a_wrap_policy_a_parameter_takes_up_to_24_bytes(ranks, whole):
 
 def test_a_missing_field_of_a_config_is_one_line(tmp_path):
     (tmp_path / "config.json").write_text('{"hidden_size": 64}')
-    with pytest.raises(Unplannable, match="no field model_type"):
+    with pytest.raises(UnplannableError, match="no field model_type"):
         read_model_config(str(tmp_path))

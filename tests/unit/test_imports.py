@@ -1,0 +1,55 @@
+"""Imports lead down: commands stand at the top, and components reach nothing but components.
+
+tests/unit/test_recipes.py has the rest: the layers of the components, and that no recipe imports
+another one or anything of scripts.
+"""
+
+import ast
+
+import pytest
+
+from launching import REPO
+
+SCRIPTS = sorted((REPO / "scripts").glob("*.py"))
+COMMANDS = {path.stem for path in SCRIPTS if '__name__ == "__main__"' in path.read_text()}
+OF_SCRIPTS = {path.stem for path in (REPO / "scripts").iterdir()}
+FILES = [
+    path for folder in ("recipes", "scripts") for path in sorted((REPO / folder).rglob("*.py"))
+]
+
+
+def packages_imported_by(text):
+    """The first names of all modules that a file imports, also inside of functions."""
+    modules = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            modules.append(node.module)
+    return {module.split(".")[0] for module in modules}
+
+
+def files_that_import(forbidden, imported):
+    return [path for path, names in imported.items() if names & forbidden]
+
+
+@pytest.fixture(scope="module")
+def imported():
+    """{path of a file in recipes or scripts: the first names of what it imports}."""
+    return {str(path.relative_to(REPO)): packages_imported_by(path.read_text()) for path in FILES}
+
+
+def test_nothing_imports_a_command_of_scripts(imported):
+    assert len(COMMANDS) >= 20
+    assert files_that_import(COMMANDS, imported) == []
+
+
+def test_components_import_nothing_of_scripts(imported):
+    components = {path: names for path, names in imported.items() if "components/" in path}
+    assert len(components) >= 50
+    assert files_that_import(OF_SCRIPTS, components) == []
+
+
+def test_an_import_inside_of_a_function_counts():
+    text = "def f():\n    from parity import main\n    import planner.plan\n"
+    assert packages_imported_by(text) == {"parity", "planner"}
