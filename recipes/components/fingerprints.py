@@ -19,7 +19,7 @@ import inspect
 import json
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FunctionType
@@ -130,6 +130,10 @@ class ReachedCode:
     code: set[str] = field(default_factory=set)
     _seen: set[tuple[Path, str]] = field(default_factory=set)
     _modules: dict[Path, Definitions] = field(default_factory=dict)
+    _folders: list[Path] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._folders = project_folders()  # once: that takes longer than to look for a module
 
     def add(self, file: Path, name: str) -> None:
         """Add what a name in a module reaches; all of the module if it defines no such name."""
@@ -159,20 +163,32 @@ class ReachedCode:
                 yield file, node.id
             elif isinstance(node, ast.Import):
                 for alias in node.names:
-                    yield from self._whole(find_module(alias.name))
+                    yield from self._whole(self._find(alias.name))
             elif isinstance(node, ast.ImportFrom):
                 yield from self._imported(file, node)
 
     def _imported(self, file: Path, node: ast.ImportFrom) -> Iterator[tuple[Path, str]]:
         """Yield what `from module import name` refers to: a name of the module, or a submodule."""
         package = f"{node.module}." if node.module else ""
-        module = find_module(node.module or "", file, node.level)
+        module = self._find(node.module or "", file, node.level)
         for alias in node.names:
-            yield from self._whole(find_module(package + alias.name, file, node.level))
+            yield from self._whole(self._find(package + alias.name, file, node.level))
             if module is not None and alias.name == "*":
                 yield from self._whole(module)
             elif module is not None:
                 yield module, alias.name
+
+    def _find(self, name: str, importer: Path | None = None, level: int = 0) -> Path | None:
+        """Return the file of a module of this project, None for a library or what is no module.
+
+        Args:
+            name: "components.rows", or what follows the dots of a relative import.
+            importer: the file that imports it.
+            level: number of dots of a relative import.
+        """
+        if level > 0 and importer is not None:
+            return find_module(name, [importer.parents[level - 1]])
+        return find_module(name, self._folders)
 
     def _whole(self, module: Path | None) -> Iterator[tuple[Path, str]]:
         """Yield all names that a module defines."""
@@ -216,17 +232,8 @@ def names_defined_by(statement: ast.stmt) -> set[str]:
     return names
 
 
-def find_module(name: str, importer: Path | None = None, level: int = 0) -> Path | None:
-    """Return the file of a module of this project, None for a library or what is no module.
-
-    Args:
-        name: "components.rows", or what follows the dots of a relative import.
-        importer: the file that imports it.
-        level: number of dots of a relative import.
-    """
-    folders = project_folders()
-    if level > 0 and importer is not None:
-        folders = [importer.parents[level - 1]]
+def find_module(name: str, folders: Iterable[Path]) -> Path | None:
+    """Return the file of a module, given as "components.rows", in the first folder that has it."""
     for folder in folders:
         module = folder.joinpath(*name.split("."))
         for file in (module.with_suffix(".py"), module / "__init__.py"):
