@@ -199,8 +199,14 @@ class ReachedCode:
 
 def read_definitions(file: Path) -> Definitions:
     """Return the statements of a module by the names that they define."""
+    return parse_definitions(file.read_text(encoding="utf-8"))
+
+
+@functools.lru_cache
+def parse_definitions(source: str) -> Definitions:
+    """Return the same of its text, which is parsed once for all functions and splits."""
     found: Definitions = {}
-    for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+    for statement in ast.parse(source).body:
         for part in split_import(statement):
             for name in names_defined_by(part):
                 found.setdefault(name, []).append(part)
