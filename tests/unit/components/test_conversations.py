@@ -6,7 +6,7 @@ import re
 import pytest
 from transformers import AutoTokenizer
 
-from components.columns import TrackedRow, is_empty, shorten
+from components.columns import TrackedRow
 from components.conversations import (
     find_messages,
     validate_conversation,
@@ -165,18 +165,17 @@ def test_what_is_null_empty_or_only_describes_a_message_is_as_if_absent(row, tok
 
 
 # ---- Keys of messages ----
-def test_a_key_that_the_template_writes_is_kept(tiny):
-    tokenizer = AutoTokenizer.from_pretrained(tiny / "model")
-    tokenizer.chat_template = WRITES_REASONING
+def test_a_key_that_the_template_writes_is_kept(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", WRITES_REASONING)
     row = with_answer(reasoning_content="hm", id="x7")
     assert conversation_of(row, tokenizer)[1]["reasoning_content"] == "hm"
     with pytest.raises(ValueError, match="has name, which the chat template drops"):
         conversation_of(with_answer(reasoning_content="hm", name="Ann"), tokenizer)
 
 
-def test_a_template_that_needs_a_key_uses_it(tiny):
-    tokenizer = AutoTokenizer.from_pretrained(tiny / "model")
-    tokenizer.chat_template = "{{ messages[1].name.upper() + messages[1].content }}"
+def test_a_template_that_needs_a_key_uses_it(tokenizer, monkeypatch):
+    template = "{{ messages[1].name.upper() + messages[1].content }}"
+    monkeypatch.setattr(tokenizer, "chat_template", template)
     conversation_of(with_answer(name="Ann"), tokenizer)
 
 
@@ -239,22 +238,3 @@ def test_preferences_are_checked_like_conversations(keys):
     row = TURNS_OF_A_PAIR | {"rejected": [rejected]}
     with pytest.raises(ValueError, match="message 2 .assistant. has " + next(iter(keys))):
         validate_pair(row)
-
-
-# ---- Values in messages ----
-@pytest.mark.parametrize("value", [None, "", " ", [], {}, "null", "[]", " {} "], ids=repr)
-def test_empty_values(value):
-    assert is_empty(value)
-
-
-@pytest.mark.parametrize("value", [0, False, "a", ["a"], {"a": None}, "[1]"], ids=repr)
-def test_values_that_are_not_empty(value):
-    assert not is_empty(value)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(None, "null"), (["a"], "a list of 1 part"), ([], "a list of 0 parts"), ("a" * 99, "a" * 80)],
-)
-def test_values_are_shortened_for_messages(value, text):
-    assert shorten(value) == text

@@ -2,6 +2,7 @@
 --skip_bad_rows leaves the bad rows out and counts them; and what looks odd is read as it is meant.
 """
 
+import ast
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,13 +16,20 @@ import pytest
 import xxhash
 from transformers import AutoTokenizer
 
-from components.columns import note_unread, validate_texts
+from components import conversations, fingerprints
 from components.conversations import (
     find_messages,
     validate_conversation,
     validate_message_keys,
 )
-from components.rows import Rows, describe_rows, open_splits, prepare_rows, read_splits
+from components.rows import (
+    Rows,
+    attempt_rows,
+    describe_rows,
+    open_splits,
+    prepare_rows,
+    read_splits,
+)
 from row_files import (
     ASSISTANT,
     BAD_FILES,
@@ -36,6 +44,12 @@ from row_files import (
 
 FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}
 MAX_LENGTH = 200
+ALL_BAD_LINES = b"\n".join(
+    GOOD.encode()
+    + b"\n"
+    + (bad.content if isinstance(bad.content, bytes) else bad.content.encode())
+    for bad in BAD_LINES.values()
+)
 
 
 @dataclass(frozen=True)
@@ -123,19 +137,46 @@ def numbers_of(rows):
     return rows.dataset["row"][:].tolist()
 
 
-def in_line_2(line):
-    line = line if isinstance(line, bytes) else line.encode()
-    return {"rows.jsonl": b"\n".join([GOOD.encode(), line, b"", GOOD.encode()])}
-
-
 # ---- Bad and good files ----
+@pytest.fixture(scope="module")
+def problem_of(tmp_path_factory, tokenizer):
+    """{name of a bad line: its problem}, where all are in one file, each behind a good line."""
+    folder = tmp_path_factory.mktemp("bad_lines")
+    (folder / "rows.jsonl").write_bytes(ALL_BAD_LINES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
+        split, _ = open_splits(Arguments(str(folder / "rows.jsonl")), evaluate=False)
+        problems = attempt_rows(split, partial(tokenize, tokenizer=tokenizer), None)["problem"][:]
+    assert len(problems) == 2 * len(BAD_LINES) and set(problems[::2]) == {""}
+    return dict(zip(BAD_LINES, problems[1::2], strict=True))
+
+
 @pytest.mark.parametrize("name", BAD_LINES)
-def test_a_bad_line_is_named_or_left_out(name, load, problems_of):
-    bad = BAD_LINES[name]
-    first, last = problems_of(in_line_2(bad.content))
-    assert "rows.jsonl, line 2: " in first and all(word in first for word in bad.says), first
-    assert "1 of 4 lines cannot be used: fix them, or" in last and "--skip_bad_rows" in last
-    rows, _ = load(in_line_2(bad.content), skip_bad_rows=True)
+def test_the_problem_of_a_bad_line_is_one_line_that_can_be_printed(name, problem_of):
+    problem = problem_of[name]
+    assert all(word in problem for word in BAD_LINES[name].says), problem
+    assert problem.splitlines() == [problem] and problem.encode() and len(problem) <= 300
+
+
+def test_bad_lines_are_named_or_left_out(load, problems_of, problem_of):
+    files = {"rows.jsonl": ALL_BAD_LINES}
+    number = len(BAD_LINES)
+    *named, last = problems_of(files)
+    assert [line.partition("rows.jsonl, line ")[2] for line in named] == [
+        f"{2 * place}: {problem}" for place, problem in enumerate(list(problem_of.values())[:3], 1)
+    ]
+    assert f"rows.jsonl: {number} of {2 * number} lines cannot be used: fix them, or" in last
+    assert "--skip_bad_rows" in last
+    rows, _ = load(files, skip_bad_rows=True)
+    assert numbers_of(rows) == list(range(1, 2 * number, 2))
+    assert rows.notes == f"{number}, 0 truncated to --max_length, {number} left out"
+
+
+def test_blank_lines_count_as_lines_and_not_as_bad_rows(load, problems_of):
+    files = {"rows.jsonl": f"{GOOD}\n{{\n\n{GOOD}"}
+    first, last = problems_of(files)
+    assert "rows.jsonl, line 2: is not JSON" in first and "1 of 4 lines cannot be used" in last
+    rows, _ = load(files, skip_bad_rows=True)
     assert numbers_of(rows) == [1, 4]
     assert rows.notes == "2, 0 truncated to --max_length, 1 left out"
 
@@ -161,15 +202,6 @@ def test_what_looks_odd_is_read_as_it_is_meant(name, load, tokenizer):
     for found, (_, prompt, answer) in zip(rows.dataset, good.rows, strict=True):
         wanted = tokenize({"prompt": prompt, "completion": answer}, tokenizer)
         assert found["input_ids"].tolist() == wanted["input_ids"]
-
-
-def test_two_processes_find_the_same_rows(load, problems_of):
-    lines = [GOOD, "{", "", GOOD, GOOD, row("a", 5), GOOD, "[]", GOOD]
-    files = {"rows.jsonl": "\r\n".join(lines)}
-    alone = problems_of(files)
-    assert problems_of(files, dataset_num_proc=2) == alone and "line 8: " in alone[2]
-    rows, _ = load(files, dataset_num_proc=2, skip_bad_rows=True)
-    assert numbers_of(rows) == [1, 4, 5, 7, 9] and rows.notes.endswith(" 3 left out")
 
 
 def test_more_bad_rows_than_are_written_at_a_time_may_come_first(load):
@@ -234,9 +266,10 @@ def test_evaluation_rows_are_not_opened_where_they_are_not_wanted(load):
     ],
     ids=["role order", "unknown name", "no template", "arithmetic"],
 )
-def test_what_the_template_raises_is_a_problem_of_the_row(template, says, problems_of, tiny):
-    tokenizer = AutoTokenizer.from_pretrained(tiny / "model")
-    tokenizer.chat_template = template
+def test_what_the_template_raises_is_a_problem_of_the_row(
+    template, says, problems_of, tokenizer, monkeypatch
+):
+    monkeypatch.setattr(tokenizer, "chat_template", template)
     prepare = partial(tokenize, tokenizer=tokenizer)
     (problem,) = problems_of({"rows.jsonl": GOOD}, prepare=prepare)
     assert "rows.jsonl, line 1, the only one: " in problem and says in problem, problem
@@ -334,13 +367,6 @@ def test_only_the_training_rows_tell_it(load):
     assert "not read: id" in rows.notes and "not read" not in eval_rows.notes
 
 
-def test_of_very_many_columns_the_first_are_named():
-    counts = {f"column{number}": 3 for number in range(25)}
-    note = note_unread(counts, 3)
-    assert note.startswith("; not read: column0, column1, ") and note.endswith("19 and 5 more")
-    assert note_unread({}, 3) == ""
-
-
 # ---- What is kept ----
 def test_rows_are_prepared_once(load, cache, tokenizer):
     files = {"train.jsonl": f"{GOOD}\n{{\n", "test.jsonl": GOOD}
@@ -351,6 +377,25 @@ def test_rows_are_prepared_once(load, cache, tokenizer):
     shorter = partial(tokenize, tokenizer=tokenizer, max_length=100)
     load({}, evaluate=True, skip_bad_rows=True, prepare=shorter)
     assert len(sorted(cache.rglob("*.arrow"))) == len(written) + 2
+
+
+def test_the_cache_knows_the_rules_of_a_row(load, monkeypatch):
+    """A row that was prepared before a rule was made is read again."""
+    file = {"rows.jsonl": row(tools=["a"])}
+    read = fingerprints.read_definitions
+
+    def read_without_the_rule(path):
+        found = read(path)
+        if path.name == "conversations.py":
+            return found | {"TOOL_COLUMNS": ast.parse("TOOL_COLUMNS = ()").body}
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fingerprints, "read_definitions", read_without_the_rule)
+        patch.setattr(conversations, "TOOL_COLUMNS", ())
+        assert len(load(file)[0]) == 1
+    with pytest.raises(SystemExit):
+        load(file)
 
 
 def test_rows_know_their_lengths_places_and_hash(load, tmp_path):
@@ -403,23 +448,3 @@ def test_a_split_can_be_prepared_by_itself(tmp_path, tokenizer):
     assert isinstance(split.dataset[0], Mapping) and split.is_training
     rows = prepare_rows(split, partial(tokenize, tokenizer=tokenizer), args)
     assert numbers_of(rows) == [1]
-
-
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
-        ({"text": "a"}, "has the columns text; needs text, label: see --text_columns and --label"),
-        ({"label": 1}, "has the columns label; needs text, label"),
-        ({"text": 5, "label": 1}, "has no text in text: 5"),
-        ({"text": " ", "label": 1}, "has no text in text: ' '"),
-        ({"text": None, "label": 1}, "has no text in text: None"),
-    ],
-)
-def test_texts_and_labels_have_to_be_there(row, says):
-    with pytest.raises(ValueError, match=says):
-        validate_texts(row, ["text"], "label")
-    validate_texts({"text": "a", "label": None}, ["text"], "label")  # labels are looked at later
-    validate_texts({"text": "a", "other": "", "label": 1}, ["text", "other"], "label")
-
-
-# ---- Imports ----
