@@ -1,6 +1,6 @@
 """Bad rows stop the recipe itself before the model loads, and no mangled row gets past the reader or breaks it.
 
-All kinds of bad files, one by one: tests/unit/test_bad_data.py."""
+All kinds of bad files, one by one: tests/unit/components/test_rows.py."""
 
 import json
 import random

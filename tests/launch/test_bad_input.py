@@ -1,6 +1,6 @@
 """Wrong input ends the process with 64 (usage) or 65 (data) and a few lines, never a traceback.
 
-All kinds of bad rows and files, one by one: tests/unit/test_bad_data.py."""
+All kinds of bad rows and files, one by one: tests/unit/components/test_rows.py."""
 
 import json
 import shutil

@@ -43,7 +43,10 @@ LAID_OUT = (
     "tests/unit/test_masks.py"
     "::test_a_batch_of_the_recipe_keeps_rows_and_padding_apart[llama-sdpa-packed]"
 )
-END_OF_TURN = "tests/unit/test_rows.py::test_a_pad_token_equal_to_the_end_of_turn_does_no_harm"
+END_OF_TURN = (
+    "tests/unit/components/test_chat.py"
+    "::test_an_end_of_turn_is_trained_on_where_it_is_the_pad_token_too"
+)
 TRAINED = "tests/unit/test_adapters.py::test_exactly_what_should_train_is_trained[--use_peft]"
 COMPONENTS = "recipes/components"
 SAVE = "    save_model(accelerator, model, tokenizer, args.output_dir)\n"

@@ -1,9 +1,7 @@
 """The cache of prepared rows knows all that decides about them, and nothing else."""
 
 import importlib
-import os
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -13,10 +11,18 @@ import pytest
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, ByT5Tokenizer
 
-from components.fingerprints import identify_tokenizer, prepared_fingerprint
-from launching import REPO
-
-COMPONENTS = REPO / "recipes" / "components"
+import bert
+import llama
+import llama_dpo
+import vit
+from components import columns, conversations
+from components.fingerprints import (
+    ReachedCode,
+    identify_tokenizer,
+    prepared_fingerprint,
+    read_definitions,
+)
+from components.rows import attempt
 
 # A project whose recipe reaches a component through another one
 RECIPE = '''
@@ -177,34 +183,29 @@ def test_what_is_imported_with_a_star_is_seen(project, recipe):
     assert prepared_fingerprint("rows", recipe.prepare_with_star) != before
 
 
-def test_an_edit_prepares_the_rows_again_and_a_move_does_not(project, tmp_path):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"text": "a b c"}\n')
-    cache = tmp_path / "cache"
-    environment = os.environ | {"HF_DATASETS_CACHE": str(cache)}
+def rules_in(module):
+    """The names of a module's rules of a row, and of what they go by."""
+    kinds = ("validate", "refuse", "check", "find", "is_empty", "shorten", "list_columns")
+    kinds += ("parse_line", "explain", "TOOL", "TRAINED", "SAID")
+    definitions = read_definitions(Path(module.__file__).resolve())
+    return {name for name in definitions if name.startswith(kinds)}
 
-    def run(folder):
-        """Return what the recipe prints, and the number of files with prepared rows."""
-        command = [sys.executable, "recipe.py", str(rows)]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout, len(list(cache.rglob("cache-*.arrow")))
 
-    shutil.copytree(COMPONENTS, project.folder / "components")
-    assert run(project.folder) == ("[['A', 'B']]\n", 1)
-
-    moved = Project(tmp_path / "elsewhere" / "moved")
-    shutil.copytree(project.folder, moved.folder)
-    for edit in NOT_REACHED.values():
-        moved.edit(*edit)
-    assert run(moved.folder) == ("[['A', 'B']]\n", 1)
-
-    reading = "row = json.loads(line, "  # how a row is read decides about it, too
-    moved.edit(
-        "components/data_files.py", reading, reading.replace("line", 'line.replace("b c", "x")')
-    )
-    moved.edit("parts/letters.py", "return change_case(", "return str(")
-    assert run(moved.folder) == ("[['a', 'x']]\n", 2)
+def test_all_rules_of_a_row_are_reached_from_the_recipes():
+    """What is kept in the cache follows from functions that a recipe calls for a row."""
+    reached = ReachedCode()
+    for function in (
+        llama.tokenize_row,
+        llama_dpo.tokenize_answers,
+        bert.tokenize_text,
+        vit.label_image,
+        attempt,
+    ):
+        reached.add(Path(function.__code__.co_filename).resolve(), function.__name__)
+    known = {code.partition(":")[0] for code in reached.code}
+    rules = rules_in(conversations) | rules_in(columns) | {"check_image", "parse_line", "explain"}
+    assert {"refuse_tools", "is_empty", "TOOL_COLUMNS", "SAID_KEYS"} < rules
+    assert rules <= known
 
 
 # ---- Functions ----
@@ -314,19 +315,3 @@ def test_another_content_is_another_tokenizer(change, tokenizer):
 def test_a_tokenizer_in_python_is_known_by_its_content_too():
     assert identify_tokenizer(ByT5Tokenizer()) == identify_tokenizer(ByT5Tokenizer())
     assert identify_tokenizer(ByT5Tokenizer()) != identify_tokenizer(ByT5Tokenizer(extra_ids=3))
-
-
-def test_a_tokenizer_is_the_same_in_every_process(tokenizer, tiny):
-    code = (
-        "import sys; from transformers import AutoTokenizer; "
-        "from components.fingerprints import identify_tokenizer as identify; "
-        "print(identify(AutoTokenizer.from_pretrained(sys.argv[1])))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tiny / "model")],
-        cwd=REPO / "recipes",
-        env=os.environ | {"PYTHONHASHSEED": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.strip() == identify_tokenizer(tokenizer), done.stderr

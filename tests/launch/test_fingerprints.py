@@ -1,0 +1,100 @@
+"""Prepared rows are found again by another process, and prepared again after an edit."""
+
+import os
+import shutil
+import sys
+
+import pytest
+from transformers import AutoTokenizer
+
+from components.fingerprints import identify_tokenizer
+from launching import REPO, run
+
+COMPONENTS = REPO / "recipes" / "components"
+RECIPE = '''
+"""A recipe."""
+import sys
+from dataclasses import dataclass
+from letters import change
+
+@dataclass
+class Arguments:
+    dataset_name: str
+    dataset_config: str | None = None
+    dataset_train_split: str = "train"
+    dataset_test_split: str = "test"
+    eval_dataset_name: str | None = None
+    skip_bad_rows: bool = False
+    dataset_num_proc: int | None = None
+
+def prepare(row):
+    """Return the words of a row."""
+    return {"words": [change(word) for word in row["text"].split(" ")]}
+
+def train():
+    return 1
+
+if __name__ == "__main__":
+    import datasets
+    from components.rows import read_splits
+
+    datasets.config.HF_DATASETS_CACHE = sys.argv[2]  # a variable would keep it from a warm start
+    rows, _ = read_splits(Arguments(sys.argv[1]), prepare, evaluate=False)
+    print("words", [words.tolist() for words in rows.dataset["words"][:]])
+'''
+LETTERS = '''
+"""Letters."""
+def change(word):
+    return word.upper()
+'''
+
+
+def edit(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_an_edit_prepares_the_rows_again_and_a_move_does_not(tmp_path):
+    """What is no edit, and what is one, case by case: tests/unit/components."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "a b c"}\n')
+    cache = tmp_path / "cache"
+
+    def words_of(folder):
+        """Return what the recipe prints, and the number of files with prepared rows."""
+        done = run(sys.executable, "recipe.py", rows, cache, cwd=folder)
+        assert done.returncode == 0, done.output
+        printed = [line for line in done.output.splitlines() if line.startswith("words")]
+        return printed, len(list(cache.rglob("cache-*.arrow")))
+
+    project = tmp_path / "project"
+    shutil.copytree(COMPONENTS, project / "components")
+    (project / "recipe.py").write_text(RECIPE)
+    (project / "letters.py").write_text(LETTERS)
+    assert words_of(project) == (["words [['A', 'B', 'C']]"], 1)
+
+    moved = tmp_path / "elsewhere" / "moved"
+    shutil.copytree(project, moved)
+    edit(moved / "recipe.py", "return 1", "return 2  # in the training loop")
+    assert words_of(moved) == (["words [['A', 'B', 'C']]"], 1)
+
+    reading = "row = json.loads(line, "  # how a row is read decides about it, too
+    replaced = reading.replace("line", 'line.replace("b c", "x")')
+    edit(moved / "components" / "data_files.py", reading, replaced)
+    edit(moved / "letters.py", "upper", "lower")
+    assert words_of(moved) == (["words [['a', 'x']]"], 2)
+
+
+@pytest.mark.cold("warm starts have the salt of the server's hashes")
+def test_a_tokenizer_is_the_same_in_every_process(tiny):
+    code = (
+        "import sys; from transformers import AutoTokenizer; "
+        "from components.fingerprints import identify_tokenizer as identify; "
+        "print('known as', identify(AutoTokenizer.from_pretrained(sys.argv[1])))"
+    )
+    environment = os.environ | {"PYTHONHASHSEED": "1"}
+    command = [sys.executable, "-c", code, tiny / "model"]
+    done = run(*command, cwd=REPO / "recipes", env=environment)
+    tokenizer = AutoTokenizer.from_pretrained(tiny / "model")
+    assert f"known as {identify_tokenizer(tokenizer)}" in done.output.splitlines(), done.output

@@ -1,0 +1,70 @@
+"""Batches cover every row once in each epoch, however they are cut; lines are nearly full."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from components.batches import best_fit, global_batches
+
+
+def lengths_of(kind, number=3000):
+    chance = np.random.default_rng(0)
+    return {
+        "ragged": chance.integers(1, 513, number),
+        "short": chance.integers(1, 60, number),
+        "long": chance.integers(400, 513, number),
+        "equal": np.full(number, 171),
+        "one": np.array([7]),
+    }[kind]
+
+
+# ---- Lines ----
+@pytest.mark.parametrize("kind", ["ragged", "short", "long", "equal", "one"])
+def test_each_row_is_packed_once_and_next_to_nothing_stays_empty(kind):
+    lengths = lengths_of(kind)
+    lines = best_fit(lengths, 512)
+    assert Counter(row for line in lines for row in line) == Counter(range(len(lengths)))
+    sums = np.array([lengths[line].sum() for line in lines])
+    assert sums.max() <= 512
+    at_least = {"long": len(lengths), "equal": np.ceil(len(lengths) / 2)}
+    least = at_least.get(kind, np.ceil(lengths.sum() / 512))
+    assert len(lines) <= 11 / 9 * least + 1  # what best-fit decreasing guarantees (Johnson 1974)
+    if kind in ("ragged", "short"):
+        assert lengths.sum() / (512 * len(lines)) > 0.97
+
+
+# ---- Batches ----
+@pytest.mark.parametrize("num_rows", [1, 11, 12, 13, 210])
+@pytest.mark.parametrize(
+    ("batch_size", "accumulation", "ranks"), [(12, 1, 1), (3, 4, 1), (3, 2, 2), (1, 3, 4)]
+)
+def test_an_epoch_has_every_row_once_in_the_same_steps_however_it_is_cut(
+    num_rows, batch_size, accumulation, ranks
+):
+    window = accumulation * ranks
+    batches = global_batches(num_rows, batch_size, window, num_epochs=2, seed=0)
+    assert len(batches) % window == 0
+    steps = [sorted(sum(batches[i : i + window], [])) for i in range(0, len(batches), window)]
+    half = len(steps) // 2
+    assert sorted(sum(steps[:half], [])) == sorted(sum(steps[half:], [])) == list(range(num_rows))
+    whole = global_batches(num_rows, 12, 1, num_epochs=2, seed=0)
+    assert steps == [sorted(batch) for batch in whole]
+    assert all(steps)  # no step without rows
+
+
+def test_the_order_is_a_function_of_seed_and_epoch():
+    order = [global_batches(50, 50, 1, num_epochs=2, seed=seed) for seed in (0, 0, 1)]
+    assert order[0] == order[1] != order[2] and order[0][0] != order[0][1]
+    assert global_batches(5, 2, 1) == [[0, 1], [2, 3], [4]]  # sequential
+
+
+def test_rows_of_one_length_come_together_and_each_comes_once():
+    lengths = lengths_of("ragged", 1000)
+    batches = global_batches(1000, 4, 6, 2, seed=0, lengths=lengths)
+    assert Counter(row for batch in batches for row in batch) == {row: 2 for row in range(1000)}
+    filled = [batch for batch in batches if batch]
+    fill = [lengths[batch].sum() / (len(batch) * lengths[batch].max()) for batch in filled]
+    assert np.mean(fill) > 0.97
+    assert batches == global_batches(1000, 4, 6, 2, seed=0, lengths=lengths)
+    assert len(batches) == len(global_batches(1000, 4, 6, 2, seed=0))  # as many steps
