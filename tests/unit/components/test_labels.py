@@ -1,0 +1,190 @@
+"""Labels become classes or numbers, one that does not fit is named, and metrics are by hand."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+
+from components.labels import (
+    add_labels,
+    class_of,
+    find_classes,
+    label_metrics,
+    label_tensors,
+    read_label,
+)
+from components.rows import Rows
+
+
+def arguments(problem_type=None, class_weights="none", skip_bad_rows=False):
+    return SimpleNamespace(
+        problem_type=problem_type, class_weights=class_weights, skip_bad_rows=skip_bad_rows
+    )
+
+
+def rows_of(labels, split="train"):
+    """Prepared rows of nothing but labels; those without one are left out."""
+    prepared = []
+    for number, label in enumerate(labels, 1):
+        prepared.append({"row": number} | read_label(label, None, "label"))
+    dataset = Dataset.from_list(prepared).with_format("numpy")
+    return Rows(dataset, notes=f"{len(labels)}, 0 left out", prefix=f"{split}.jsonl, line")
+
+
+def labeled(train, held_out=None, **options):
+    """Return rows to train on and to evaluate on, with labels and weights, and the classes."""
+    args = arguments(**options)
+    train_rows = rows_of(train)
+    classes = find_classes(train_rows, args, "train.jsonl", "label")
+    eval_rows = None
+    if held_out is not None:
+        eval_rows = add_labels(rows_of(held_out, "test"), classes, args)
+    return add_labels(train_rows, classes, args), eval_rows, classes
+
+
+# ---- One label ----
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (None, "has no label in label: None"),
+        (" ", "has no label in label"),
+        (["b"], "has no label in label: .'b'."),
+        (float("nan"), "has no label in label: nan"),
+        (float("-inf"), "has no label in label: -inf"),
+    ],
+    ids=str,
+)
+def test_what_is_no_label_is_named(value, says):
+    with pytest.raises(ValueError, match=says):
+        read_label(value, None, "label")
+
+
+def test_a_number_that_stands_for_no_class_is_no_label():
+    assert read_label(1, ["no", "yes"], "label")["label_text"] == "yes"
+    for number in (-1, 2):
+        with pytest.raises(ValueError, match=f"has no label in label: {number}"):
+            read_label(number, ["no", "yes"], "label")
+    assert class_of("a", None) == "a"
+
+
+# ---- All labels ----
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (["b", "a", "c", "a"], ["a", "b", "c"]),  # names by the alphabet
+        ([10, 9, 2, 9], ["2", "9", "10"]),  # numbers by their size
+        ([True, False], ["False", "True"]),
+        ([0.5, 1.0, 2], []),  # numbers to learn
+    ],
+    ids=str,
+)
+def test_labels_say_what_is_learned(labels, names):
+    rows, _, classes = labeled(labels)
+    assert classes.names == names
+    by_hand = labels if not names else [names.index(str(label)) for label in labels]
+    assert rows.dataset["labels"][:].tolist() == by_hand
+    assert rows.dataset["weights"][:].tolist() == [1.0] * len(labels)
+    told = classes.describe()
+    assert told.startswith(f"{len(names)} classes: {names[0]} " if names else "numbers")
+
+
+def test_what_the_labels_say_can_be_overruled():
+    assert labeled([1, 2, 4], problem_type="regression")[2].names == []
+    classes = labeled([2.0, 1.5], problem_type="single_label_classification")[2]
+    assert classes.names == ["1.5", "2"]
+
+
+def test_classes_that_a_data_set_numbers_keep_their_order():
+    names = ["some", "none", "all"]
+    prepared = [{"row": 1} | read_label(number, names, "label") for number in (2, 0, 1, 0)]
+    rows = Rows(Dataset.from_list(prepared).with_format("numpy"), notes="", prefix="")
+    classes = find_classes(rows, arguments(), "train.parquet", "label")
+    assert classes.names == names
+    numbered = add_labels(rows, classes, arguments()).dataset["labels"]
+    assert numbered[:].tolist() == [2, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("train", "held_out", "options", "code", "words"),
+    [
+        (["a", "b"], ["a", "c"], {}, "65", ["test.jsonl, line 2", "'c'", "those have a, b"]),
+        ([1.5, "b", 2.5], None, {}, "65", ["train.jsonl, line 2", "'b'", "is no number"]),
+        ([1.5, 2.5], ["x"], {}, "65", ["test.jsonl, line 1", "'x'", "is no number"]),
+        (["a", "a"], None, {}, "65", ["all rows have the label 'a'", "nothing to tell apart"]),
+        ([1.5, 2.5], None, {"class_weights": "balanced"}, "64", ["has numbers to predict"]),
+    ],
+    ids=[
+        "class of no training row",
+        "text among numbers",
+        "text to evaluate on among numbers",
+        "one class",
+        "weights of numbers",
+    ],
+)
+def test_labels_that_do_not_fit_are_named(train, held_out, options, code, words, capsys):
+    with pytest.raises(SystemExit, match=code):
+        labeled(train, held_out, **options)
+    message = capsys.readouterr().err
+    assert all(word in message for word in words), message
+
+
+def test_labels_that_do_not_fit_can_be_left_out():
+    _, eval_rows, _ = labeled(["a", "b"], ["b", "c", "a"], skip_bad_rows=True)
+    assert eval_rows.dataset["row"][:].tolist() == [1, 3]
+    assert eval_rows.dataset["labels"][:].tolist() == [1, 0]
+    assert eval_rows.notes == "3, 0 left out, 1 more for their label"
+
+
+def test_balanced_weights_make_all_classes_weigh_the_same():
+    labels = ["a"] * 6 + ["b"] * 2 + ["c"]
+    rows, eval_rows, _ = labeled(labels, ["c", "a"], class_weights="balanced")
+    weights = rows.dataset["weights"][:].tolist()
+    # rows / (classes x rows of the class)
+    assert weights == pytest.approx([9 / 18] * 6 + [9 / 6] * 2 + [9 / 3])
+    assert sum(weights) == pytest.approx(9)
+    # Those of the training rows
+    assert eval_rows.dataset["weights"][:].tolist() == pytest.approx([3, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind"), [(["a", "b"], torch.int64), ([0.5, 2.0], torch.float32)], ids=str
+)
+def test_a_batch_without_rows_has_no_labels_of_the_same_type(labels, kind):
+    dataset = labeled(labels)[0].dataset
+    tensors = label_tensors([], dataset)
+    assert tensors["labels"].dtype == kind and tensors["weights"].dtype == torch.float32
+    assert len(tensors["labels"]) == len(tensors["weights"]) == 0
+    assert label_tensors(dataset.__getitems__([0, 1]), dataset)["labels"].dtype == kind
+
+
+# ---- Metrics ----
+def metrics(predicted, true):
+    return label_metrics(torch.tensor(predicted), torch.tensor(true))
+
+
+def test_accuracy_and_f1_are_those_of_the_rows():
+    # Class 0: 2 right of 3 predicted, 3 true: F1 2/3. Classes 1 and 2: 1 right, 2, 2: 1/2. Class 3
+    # does not occur, 4 does
+    found = metrics([0, 0, 1, 1, 2, 0, 2, 4], [0, 0, 0, 1, 1, 2, 2, 4])
+    assert found == pytest.approx(
+        {"eval_accuracy": 5 / 8, "eval_f1": (2 / 3 + 1 / 2 + 1 / 2 + 1) / 4}
+    )
+
+
+def test_a_class_that_is_predicted_and_never_true_lowers_f1():
+    found = metrics([0, 0, 1], [0, 0, 0])  # class 0: 2 right, 2 predicted, 3 true: 4/5; class 1: 0
+    assert found == pytest.approx({"eval_accuracy": 2 / 3, "eval_f1": 0.4})
+
+
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+def test_squared_error_and_correlation_are_those_of_the_rows(offset):
+    true, told = np.array([1.0, 2, 3, 4, 5, 9]) + offset, np.array([1.5, 1, 3, 5, 4, 7]) + offset
+    found = metrics(told.astype(np.float32), true.astype(np.float32))
+    assert found["eval_mse"] == pytest.approx((0.25 + 1 + 0 + 1 + 1 + 4) / 6)
+    assert found["eval_pearson"] == pytest.approx(np.corrcoef(true, told)[0, 1])
+
+
+def test_equal_predictions_have_no_correlation():
+    assert metrics([0.1] * 5, [1.0, 2, 3, 4, 5])["eval_pearson"] == 0
