@@ -1,6 +1,6 @@
-"""No token reaches the logits of another document: not in packed rows, not from padding, whatever the attention.
+"""No token reaches the logits of another document, whatever the attention.
 
-Tiny random models in fp32, in process. Flash attention needs a GPU: tests/gpu/test_masks_on_gpu.py.
+Neither in packed rows nor from padding. Tiny random models in fp32, in process. Flash attention needs a GPU: tests/gpu/test_masks_on_gpu.py.
 """
 
 import json
@@ -14,7 +14,8 @@ from components.chat import load_tokenizer
 from components.packing import TokenCollator
 from mask_probe import ARCHITECTURES, PADDING, distance_from_alone, leak, packed_batch, random_model
 
-# Logits are about 0.5. A document alone is summed in another order, in fp32, which keeps seven digits
+# Logits are about 0.5. A document alone is summed in another order, in fp32, which keeps seven
+# digits
 ALONE = 1e-6
 PLANTED = 0.1  # what a planted leak moves at least
 PLANTS = {

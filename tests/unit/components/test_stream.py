@@ -1,0 +1,205 @@
+"""Documents are cut into blocks with nothing lost or doubled, and found again after a stop."""
+
+import json
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from components.documents import open_documents
+from components.stream import START, Position, cut_blocks, first_blocks, read_documents
+
+END, LENGTH = 1, 8
+WORDS = [f"w{i}" for i in range(100)]
+GOOD = '{"text": "w1 w2 w3"}\n'
+
+
+class Tokenizer:
+    """A token per word, so that tests can say what they expect."""
+
+    eos_token_id = END
+
+    def __call__(self, text, **_):
+        return {"input_ids": [10 + int(word[1:]) for word in text.split()]}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What the arguments of recipes/mistral_pretrain.py have."""
+
+    dataset_name: str = ""
+    dataset_config: str | None = None
+    dataset_train_split: str = "train"
+    dataset_test_split: str = "test"
+    eval_dataset_name: str | None = None
+    skip_bad_rows: bool = False
+    text_column: str = "text"
+    streaming: bool = False
+    num_eval_documents: int = 0
+    shuffle_buffer_size: int = 4
+    seed: int = 3
+    max_length: int = LENGTH
+
+
+@pytest.fixture(params=[False, True], ids=["with random access", "streaming"])
+def args(request):
+    return Arguments(streaming=request.param)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """(file, texts): 23 documents of 0 to 30 words in a .jsonl file.
+
+    The longest of them is longer than three blocks.
+    """
+    rng = np.random.default_rng(0)
+    lengths = [30, 0, *rng.integers(1, 20, 21).tolist()]
+    texts = [" ".join(rng.choice(WORDS, length).tolist()) for length in lengths]
+    path = tmp_path_factory.mktemp("corpus") / "train.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path, texts
+
+
+def opened(path, args):
+    documents, _ = open_documents(replace(args, dataset_name=str(path)), evaluate=False)
+    return documents
+
+
+def read(documents, args, position=START, passes=1):
+    """Number, row and position of each document."""
+    return read_documents(documents, position, passes, args.seed, args.shuffle_buffer_size)
+
+
+def blocks_from(documents, args, position=START, passes=1):
+    """Blocks from a position on, each with the position behind it, as from a checkpoint."""
+    position = Position.from_json(json.loads(json.dumps(position.to_json())))
+    numbered = read(documents, args, position, passes)
+    return cut_blocks(numbered, documents, Tokenizer(), args.max_length)
+
+
+def blocks_of(path, args, position=START, passes=1):
+    return blocks_from(opened(path, args), args, position, passes)
+
+
+def tokens_of(text):
+    return [10 + int(word[1:]) for word in text.split()] + [END] if text else []
+
+
+def equal(ours, theirs):
+    return all(torch.equal(a, b) and p == q for (a, p), (b, q) in zip(ours, theirs, strict=True))
+
+
+# ---- Blocks ----
+def test_each_token_is_there_once_a_pass_and_nothing_is_padded_but_the_end(corpus, args):
+    path, texts = corpus
+    blocks = [block for block, _ in blocks_of(path, args)]
+    ids, places, numbers = torch.cat([block[:, :-1] for block in blocks], 1)
+    assert (numbers == 0).sum() < LENGTH and (numbers[: len(numbers) - LENGTH] > 0).all()
+    order = list(dict.fromkeys(numbers[numbers > 0].tolist()))
+    assert sorted(order) == [i for i, text in enumerate(texts, 1) if text]
+    assert order != sorted(order)
+    wanted = sum((tokens_of(texts[number - 1]) for number in order), [])
+    assert ids[numbers > 0].tolist() == wanted
+
+
+def test_places_begin_anew_with_each_document_and_each_block(corpus, args):
+    for block, _ in blocks_of(corpus[0], args):
+        _, places, numbers = block.tolist()
+        for number in set(numbers) - {0}:
+            found = [place for place, owner in zip(places, numbers, strict=True) if owner == number]
+            assert found == list(range(len(found)))
+
+
+def test_each_token_but_the_first_of_its_document_is_predicted_once_also_across_a_cut(corpus, args):
+    path, texts = corpus
+    predicted = []
+    for block, _ in blocks_of(path, args):
+        ids, places, _ = block.tolist()
+        pairs = zip(ids, ids[1:], strict=False)
+        # Nothing comes before place 0
+        predicted += [pair for pair, place in zip(pairs, places[1:], strict=True) if place > 0]
+    tokens = [tokens_of(text) for text in texts]
+    wanted = [pair for line in tokens for pair in zip(line, line[1:], strict=False)]
+    assert sorted(predicted) == sorted(wanted)
+
+
+def test_a_pass_goes_over_into_the_next_within_a_block(corpus, args):
+    path, texts = corpus
+    num_tokens = sum(len(tokens_of(text)) for text in texts)
+    assert num_tokens % LENGTH  # else there is nothing to see
+    blocks = list(islice(blocks_of(path, args, passes=9), num_tokens // LENGTH + 1))
+    assert (blocks[-1][0][2] > 0).all() and blocks[-1][1].passes == 1
+
+
+def test_the_first_blocks_are_in_the_order_of_the_documents(corpus, args):
+    path, texts = corpus
+    first, second = first_blocks(opened(path, args), Tokenizer(), LENGTH, 2)
+    tokens = tokens_of(texts[0])
+    assert first[0].tolist() == tokens[: LENGTH + 1]
+    assert second[0].tolist() == tokens[LENGTH : 2 * LENGTH + 1]
+
+
+def test_empty_documents_are_passed_over(tmp_path, args):
+    (tmp_path / "train.jsonl").write_text('{"text": ""}\n\n{"text": " \\n"}\n' + GOOD)
+    ((first, position),) = blocks_of(tmp_path / "train.jsonl", args)
+    assert first[0, :4].tolist() == [11, 12, 13, END] and position.left_out == 0
+
+
+# ---- Order ----
+def test_the_next_pass_has_the_same_documents_in_another_order(corpus, args):
+    path, texts = corpus
+    numbers = [number for number, *_ in read(opened(path, args), args, passes=2)]
+    first, second = numbers[: len(texts)], numbers[len(texts) :]
+    assert sorted(first) == sorted(second) == list(range(1, len(texts) + 1)) and first != second
+
+
+def test_another_seed_is_another_order(corpus, args):
+    documents = opened(corpus[0], args)
+    other = replace(args, seed=4)
+    assert not equal(blocks_from(documents, args), list(blocks_from(documents, other)))
+
+
+def test_documents_held_out_are_not_trained_on(corpus, args):
+    path, texts = corpus
+    args = replace(args, num_eval_documents=5)
+    numbers = [number for number, *_ in read(opened(path, args), args)]
+    assert sorted(numbers) == list(range(6, len(texts) + 1))
+
+
+# ---- After a stop ----
+def test_it_continues_from_any_block_as_if_it_had_not_stopped(corpus, args):
+    path, _ = corpus
+    whole = list(blocks_of(path, args, passes=2))
+    documents = opened(path, args)  # once: another process opens them below
+    for stopped in range(1, len(whole)):
+        rest = blocks_from(documents, args, whole[stopped - 1][1], passes=2)
+        assert equal(rest, whole[stopped:])
+    places = [position for _, position in whole]
+    # In a document, in a window
+    assert any(place.token and place.document % 4 for place in places)
+
+
+def test_files_that_a_stream_has_behind_it_are_not_read_again(corpus, tmp_path):
+    args = Arguments(streaming=True)
+    lines = corpus[0].read_text().splitlines(keepends=True)
+    for i in range(3):
+        (tmp_path / f"train-{i}.jsonl").write_text("".join(lines[8 * i : 8 * i + 8]))
+    whole = list(blocks_of(tmp_path, args))
+    stopped = next(i for i, (_, position) in enumerate(whole, 1) if position.document >= 16)
+    (tmp_path / "train-0.jsonl").write_text("not JSON\n")
+    rest = blocks_of(tmp_path, args, whole[stopped - 1][1])
+    assert len(whole) > stopped + 3 and equal(rest, whole[stopped:])
+    with pytest.raises(ValueError, match="train-0.jsonl, line 1"):
+        list(blocks_of(tmp_path, args))
+
+
+def test_bad_documents_are_counted_once_also_behind_a_stop(tmp_path, args):
+    args = replace(args, skip_bad_rows=True)
+    (tmp_path / "train.jsonl").write_text(f"{GOOD}{{\n{GOOD}" * 3 + GOOD * 9)
+    whole = list(blocks_of(tmp_path, args))
+    assert whole[-1][1].left_out == 3
+    assert sum(int((block[2, :-1] > 0).sum()) for block, _ in whole) == 4 * 15
+    for stopped in range(1, len(whole)):
+        assert equal(blocks_of(tmp_path, args, whole[stopped - 1][1]), whole[stopped:])
