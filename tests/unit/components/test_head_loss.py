@@ -73,10 +73,13 @@ class Row:
     prompt: int
 
 
+NUM_ROWS = 12
+
+
 def random_rows():
     chance = np.random.default_rng(0)
     rows = []
-    for _ in range(40):
+    for _ in range(NUM_ROWS):
         length = int(chance.integers(4, 40))
         prompt = max(int(chance.integers(0, length - 1)), 1)  # nothing comes before the first token
         rows.append(Row(chance.integers(1, 320, length).tolist(), prompt))
@@ -108,7 +111,7 @@ def batch_of(lines, width):
 
 LAYOUTS = {
     "padded": batch_of([[row] for row in ROWS], 40),
-    "packed": batch_of([ROWS[start : start + 2] for start in range(0, 40, 2)], 80),
+    "packed": batch_of([ROWS[start : start + 2] for start in range(0, NUM_ROWS, 2)], 80),
     "in one line": batch_of([ROWS], sum(len(row.ids) for row in ROWS)),
 }
 
@@ -137,12 +140,17 @@ def norm_after(loss, model):
 
 
 # ---- The loss ----
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", MODELS)
-def test_the_loss_is_that_of_the_rows_one_by_one(name, layout):
-    plain = model_of(name)
+@pytest.fixture(scope="module", params=MODELS)
+def one_by_one(request):
+    """The name of a model, its loss of the rows one by one, and the norm of its gradient."""
+    plain = model_of(request.param)
     loss = loss_one_by_one(plain)
-    norm = norm_after(loss, plain)
+    return request.param, loss.detach(), norm_after(loss, plain)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_loss_is_that_of_the_rows_one_by_one(layout, one_by_one):
+    name, loss, norm = one_by_one
     for mib in (256, 0.02):  # at once, and in pieces of 16 tokens
         model = model_of(name)
         token_loss = LossInHead(model, mib, CPU)

@@ -65,14 +65,17 @@ def layout_of(flags):
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (LlamaConfig(), None),
+        (LlamaConfig(num_hidden_layers=1), None),
         (BLOOM, "BloomForCausalLM"),  # knows no positions
         (OPTConfig(num_hidden_layers=1), "OPTForCausalLM"),  # takes them, and masks without
         (Qwen3Config(num_hidden_layers=1), None),
         (MistralConfig(num_hidden_layers=1), None),
         (Gemma2Config(num_hidden_layers=2), None),
         (GPT2Config(n_layer=1), None),
-        (Qwen3NextConfig(), "linear_attention"),  # its state goes from row to row
+        (
+            Qwen3NextConfig(num_hidden_layers=4),
+            "linear_attention",
+        ),  # its state goes from row to row
     ],
     ids=lambda value: value.model_type if hasattr(value, "model_type") else "",
 )
@@ -122,9 +125,9 @@ def test_a_model_whose_attention_is_not_told_where_rows_end_is_refused(capsys):
 def test_varlen_is_refused_once_for_models_for_which_it_would_be_wrong(capsys):
     args = language_model_arguments("--attn_implementation", "varlen")
     layout = {"shares_lines": True, "in_one_line": True}
-    check_model(args, shapes_of(LlamaConfig()), 0, **layout)
+    check_model(args, shapes_of(LlamaConfig(num_hidden_layers=1)), 0, **layout)
     with pytest.raises(SystemExit, match="64"):
-        check_model(args, shapes_of(Qwen3NextConfig()), 0, **layout)
+        check_model(args, shapes_of(Qwen3NextConfig(num_hidden_layers=4)), 0, **layout)
     (line,) = capsys.readouterr().err.splitlines()
     assert "is not for Qwen3NextForCausalLM, since it has layers of linear_attention" in line
 

@@ -265,7 +265,7 @@ WRONG = {
     "gemma2": Gemma2Config(**SHAPE),
     "gpt_oss": GptOssConfig(**SINKS),
     "llama4": Llama4TextConfig(**MIXTURE),
-    "qwen3_next": Qwen3NextConfig(),
+    "qwen3_next": Qwen3NextConfig(num_hidden_layers=4),
     "gpt2": GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=320),
     "gpt_neo": GPTNeoConfig(num_layers=1, attention_types=[[["global"], 1]]),
     "dropout": LlamaConfig(**SHAPE, attention_dropout=0.1),
