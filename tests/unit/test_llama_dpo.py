@@ -1,9 +1,8 @@
-"""recipes/llama_dpo.py in process: pairs of every form, batches, and losses and metrics worked out by hand."""
+"""recipes/llama_dpo.py: pairs of every form, batches, and losses and metrics worked out by hand."""
 
 import math
 from argparse import Namespace
 from contextlib import contextmanager
-from functools import partial
 from unittest import mock
 
 import pytest
@@ -13,9 +12,7 @@ from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import llama_dpo
-from components.cli import parse_arguments
 from components.head_loss import LossInHead
-from components.rows import read_splits
 from tiny.llama import make_model
 from tiny.options import LlamaOptions
 
@@ -66,19 +63,12 @@ class TestRows:
     @pytest.mark.parametrize(
         ("row", "why"),
         [
-            (
-                {"prompt": "a", "chosen": "b"},
-                "has the columns prompt, chosen; needs chosen and rejected",
-            ),
-            (
-                {"question": "a", "answer": "b"},
-                "has the columns question, answer; needs chosen and rejected",
-            ),
+            # What else a pair must be: components/test_conversations.py
             (EXPLICIT | {"rejected": "b"}, "both texts or both lists"),
-            ({"prompt": [USER], "chosen": "a", "rejected": "b"}, "prompt, of the same kind"),
-            ({"prompt": "a", "chosen": "b", "rejected": " "}, "has no text in rejected"),
-            (EXPLICIT | {"chosen": [GOOD | {"content": ""}]}, "has no answer to train on"),
-            (EXPLICIT | {"chosen": [{"role": "assistant", "content": None}]}, "has no text"),
+            (
+                EXPLICIT | {"rejected": [BAD | {"reasoning_content": "hm"}]},
+                "message 2 (assistant) has reasoning_content, which the chat template drops",
+            ),
             ({"prompt": "", "chosen": "b", "rejected": "c"}, "has no prompt"),
             ({"chosen": "b", "rejected": "c"}, "has no prompt"),
             (EXPLICIT | {"rejected": [GOOD]}, "no two different answers"),
@@ -93,15 +83,6 @@ class TestRows:
         with pytest.raises(ValueError) as error:
             llama_dpo.tokenize_answers(row, tiny[1], 100)
         assert why in str(error.value)
-
-    def test_numbers_in_a_csv_file_are_text(self, tiny, tmp_path):
-        (tmp_path / "pairs.csv").write_text("prompt,chosen,rejected\n1 + 1 =,2,3\n")
-        words = ["--dataset_name", str(tmp_path / "pairs.csv")]
-        args = parse_arguments(llama_dpo.Arguments, words=words)
-        tokenize = partial(llama_dpo.tokenize_answers, tokenizer=tiny[1], max_length=9)
-        rows, _ = read_splits(args, tokenize, evaluate=False)
-        assert tiny[1].decode(rows.dataset[0]["chosen_ids"]) == "2<|end_of_text|>"
-        assert rows.notes.startswith("1, 0 truncated")
 
 
 PAIRS = [
@@ -175,7 +156,10 @@ class TestBatches:
 
 
 class LargestLogits(TorchDispatchMode):
-    """Rows of the largest logits that an operation returns: any tensor [rows, vocabulary] but the head, transposed."""
+    """Rows of the largest logits that an operation returns.
+
+    Logits are any tensor [rows, vocabulary] but the head, transposed.
+    """
 
     def __init__(self, head):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Pairs of texts become tokens, tokens a loss, and texts metrics, as by hand or by the libraries directly.
+"""Pairs of texts become tokens, tokens a loss, and texts metrics, as by hand or by the libraries.
 
 In process, on tiny random models in fp32.
 """
@@ -68,7 +68,10 @@ def rows_of(tokenized):
 
 
 def models(tiny):
-    """Tied embeddings under three names; the same with scales; a model that moves labels in its forward alone."""
+    """Models with tied embeddings under three names, one with scales, one that moves labels itself.
+
+    The last does so in its forward pass alone.
+    """
     torch.manual_seed(0)
     yield "T5", AutoModelForSeq2SeqLM.from_pretrained(tiny / "model").eval()
     for config in (BartConfig(**SHAPE), M2M100Config(**SHAPE)):
@@ -236,8 +239,9 @@ class TestMetrics:
 
     def test_they_are_those_by_hand(self):
         found = t5.text_metrics(self.TEXTS, self.TARGETS)
-        # both texts of a pair have as many words: F-measure = precision = recall. Words in common: 2 of 3, 2 of 2 and
-        # 4 of 5; neighbours: "a red" of 2, "the dog" of 1, "king sleeps" of 4; in the same order: all words in common
+        # Both texts of a pair have as many words: F-measure = precision = recall. Words in common:
+        # 2 of 3, 2 of 2 and 4 of 5; neighbors: "a red" of 2, "the dog" of 1, "king sleeps" of 4; in
+        # the same order: all words in common
         assert found["eval_rouge1"] == pytest.approx(100 * (2 / 3 + 1 + 4 / 5) / 3)
         assert found["eval_rouge2"] == pytest.approx(100 * (1 / 2 + 1 + 1 / 4) / 3)
         assert found["eval_rougeL"] == pytest.approx(100 * (2 / 3 + 1 + 4 / 5) / 3)
