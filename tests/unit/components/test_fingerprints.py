@@ -11,18 +11,7 @@ import pytest
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, ByT5Tokenizer
 
-import bert
-import llama
-import llama_dpo
-import vit
-from components import columns, conversations
-from components.fingerprints import (
-    ReachedCode,
-    identify_tokenizer,
-    prepared_fingerprint,
-    read_definitions,
-)
-from components.rows import attempt
+from components.fingerprints import identify_tokenizer, prepared_fingerprint
 
 # A project whose recipe reaches a component through another one
 RECIPE = '''
@@ -181,31 +170,6 @@ def test_what_is_imported_with_a_star_is_seen(project, recipe):
     before = prepared_fingerprint("rows", recipe.prepare_with_star)
     project.edit("stars.py", "return text", "return text[1:]")
     assert prepared_fingerprint("rows", recipe.prepare_with_star) != before
-
-
-def rules_in(module):
-    """The names of a module's rules of a row, and of what they go by."""
-    kinds = ("validate", "refuse", "check", "find", "is_empty", "shorten", "list_columns")
-    kinds += ("parse_line", "explain", "TOOL", "TRAINED", "SAID")
-    definitions = read_definitions(Path(module.__file__).resolve())
-    return {name for name in definitions if name.startswith(kinds)}
-
-
-def test_all_rules_of_a_row_are_reached_from_the_recipes():
-    """What is kept in the cache follows from functions that a recipe calls for a row."""
-    reached = ReachedCode()
-    for function in (
-        llama.tokenize_row,
-        llama_dpo.tokenize_answers,
-        bert.tokenize_text,
-        vit.label_image,
-        attempt,
-    ):
-        reached.add(Path(function.__code__.co_filename).resolve(), function.__name__)
-    known = {code.partition(":")[0] for code in reached.code}
-    rules = rules_in(conversations) | rules_in(columns) | {"check_image", "parse_line", "explain"}
-    assert {"refuse_tools", "is_empty", "TOOL_COLUMNS", "SAID_KEYS"} < rules
-    assert rules <= known
 
 
 # ---- Functions ----
