@@ -3,7 +3,6 @@
 All of it runs in process, since autocast works on a CPU too.
 """
 
-import logging
 from types import SimpleNamespace
 
 import pytest
@@ -168,19 +167,17 @@ def test_peft_casts_where_autocast_does_not_or_results_would_change(flags, facts
     assert casts_of(loaded(tiny, *flags, **facts)) == {True}
 
 
-def test_int8_products_do_not_log_a_line_each(tiny, monkeypatch, caplog):
+def test_int8_products_do_not_log_a_line_each(tiny, records_of):
     from bitsandbytes.autograd._functions import MatMul8bitLt, MatmulLtState
 
-    logger = logging.getLogger("bitsandbytes.autograd._functions")
-    monkeypatch.setattr(logger, "level", logging.NOTSET)
-    logger.manager._clear_cache()
+    records = records_of("bitsandbytes.autograd._functions")
     loaded(tiny, "--use_peft", "--load_in_8bit")
     state = MatmulLtState()
     state.CB, state.SCB = torch.ones(4, 8, dtype=torch.int8), torch.ones(4)
     MatMul8bitLt.apply(
         torch.ones(2, 8, dtype=torch.bfloat16), torch.ones(4, 8), None, None, state
     )  # of a GPU
-    assert caplog.records == []
+    assert records == []
 
 
 @pytest.mark.parametrize("flags", [[], ["--tf32"]], ids=lambda flags: " ".join(flags) or "none")
