@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from components.cli import RecipeParser, help_of
-from launching import REPO, run
+from launching import REPO
 from proof.jobs import MAKERS
 
 RECIPES = sorted((REPO / "recipes").glob("*.py"))
@@ -183,18 +183,6 @@ class TestRecipe:
     def test_main_says_the_same_verbs_in_the_same_order(self, path):
         names = [name for _, _, name in calls_in(function(path, "main")) if name in VERBS]
         assert names == VERBS
-
-    def test_a_wrong_flag_is_told_before_the_imports_that_take_seconds(self, path, tmp_path):
-        code = (
-            "import atexit, runpy, sys\n"
-            "atexit.register(lambda: print('torch' in sys.modules))\n"
-            f"sys.argv = ['x.py', '--output_dir', '{tmp_path}', '--sede', '1']\n"
-            f"sys.path.insert(0, '{path.parent}')\n"
-            f"runpy.run_path('{path}', run_name='__main__')\n"
-        )
-        done = run(sys.executable, "-c", code)
-        assert done.returncode == 64 and "did you mean --seed?" in done.output, done.output
-        assert done.output.endswith("False\n") and (tmp_path / "status.json").exists()
 
     def test_the_help_keeps_the_lines_of_the_docstring_and_names_each_flag_once(self, path):
         module = importlib.import_module(path.stem)

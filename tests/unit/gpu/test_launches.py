@@ -5,7 +5,7 @@ import time
 import pytest
 
 from conftest import pytest_report_header
-from gpu import comparisons, launches, masks
+from gpu import comparisons, launches
 from gpu.cell import Outcome, Setup, relative_error
 from gpu.launches import Trained, Variant
 
@@ -45,12 +45,6 @@ def test_a_launch_without_time_is_not_started(setup):
     trained = launches.train(late, Variant("plain"), setup.work)
     assert trained.why == "no time left"
     assert comparisons.has_failed(trained)
-
-
-def test_a_command_that_is_not_done_in_time_has_no_exit_code():
-    done = launches.finish(["sleep", "60"], timeout=0.2)
-    assert done.code is None
-    assert done.failure == "no time left"
 
 
 def test_words_of_a_command_line_are_flags():
@@ -117,41 +111,3 @@ def test_variants_agree_if_every_one_that_ran_is_within_the_bound(other, holds):
     comparisons.compare(outcome, [reference, other], reference)
     assert outcome.ok is holds
     assert len(outcome.rows) == len(outcome.commands) == 2
-
-
-# ---- Tests as a cell ----
-
-THREE = """
-import pytest
-
-
-def test_right():
-    pass
-
-
-def test_wrong():
-    assert 1 == 2
-
-
-def test_not_here():
-    pytest.skip("no kernel")
-"""
-RIGHT = "def test_right():\n    pass\n"
-NOT_HERE = "import pytest\n\n\ndef test_not_here():\n    pytest.skip('no kernel')\n"
-
-
-def test_a_cell_can_run_a_file_of_tests(setup, tmp_path):
-    path = tmp_path / "test_three.py"
-    path.write_text(THREE)
-    outcome = masks.run_tests(setup, path)
-    results = [row["result"].split(" ")[0] for row in outcome.rows]
-    assert results == ["passed", "failure:", "skipped:"]
-    assert "no kernel" in outcome.rows[2]["result"]
-    assert outcome.ok is False
-
-
-@pytest.mark.parametrize(("text", "ok"), [(RIGHT, True), (NOT_HERE, False)])
-def test_tests_show_something_only_if_one_passes(text, ok, setup, tmp_path):
-    path = tmp_path / "test_one.py"
-    path.write_text(text)
-    assert masks.run_tests(setup, path).ok is ok

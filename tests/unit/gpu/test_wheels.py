@@ -1,7 +1,6 @@
 """A trimmed wheel has a right RECORD, what is missing is named, nothing is above the limit."""
 
 import importlib.metadata
-import subprocess
 import sys
 import zipfile
 
@@ -9,41 +8,16 @@ import pytest
 
 import gpu_wheels
 from gpu import wheels
-
-LIBRARIES = ("libbitsandbytes_cuda130.so", "libbitsandbytes_cuda118.so", "libbitsandbytes_cpu.so")
-INFO = "bitsandbytes-1.0.dist-info"
-RECORD = f"{INFO}/RECORD"
-WHEEL_FILE = b"Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-FILES = {
-    "bitsandbytes/__init__.py": b"name = 'trimmed'\n",
-    f"{INFO}/METADATA": b"Metadata-Version: 2.1\nName: bitsandbytes\nVersion: 1.0\n",
-    f"{INFO}/WHEEL": WHEEL_FILE,
-}
+from wheel_files import LIBRARIES, make_wheel
 
 
-def make_wheel(folder, libraries=LIBRARIES):
-    """A small bitsandbytes, as an index would have it."""
-    wheel = folder / "bitsandbytes-1.0-py3-none-any.whl"
-    files = FILES | {f"bitsandbytes/{name}": name.encode() * 100 for name in libraries}
-    record = [",".join(wheels.record_line(name, content)) for name, content in files.items()]
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-        archive.writestr(RECORD, "\n".join([*record, f"{RECORD},,"]) + "\n")
-    return wheel
-
-
-def test_a_trimmed_wheel_keeps_two_libraries_and_can_be_installed(tmp_path):
+def test_a_trimmed_wheel_keeps_two_libraries(tmp_path):
     wheel = make_wheel(tmp_path)
     wheels.trim_bitsandbytes(wheel, "130")
     wheels.check_record(wheel)
     with zipfile.ZipFile(wheel) as archive:
         libraries = {name.split("/")[1] for name in archive.namelist() if name.endswith(".so")}
     assert libraries == {"libbitsandbytes_cuda130.so", "libbitsandbytes_cpu.so"}
-    target = tmp_path / "site"
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
-    subprocess.run([*command, "--target", target, wheel], check=True)
-    assert "trimmed" in (target / "bitsandbytes" / "__init__.py").read_text()
 
 
 def test_a_wheel_without_the_wanted_library_is_named(tmp_path):

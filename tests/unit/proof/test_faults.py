@@ -1,19 +1,14 @@
 """A planted fault happens in the function, the call, the step and on the rank that it names."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
 import types
 
 import pytest
 import torch
 
-from launching import REPO
 from proof.faults import Fault, PlantedFault, find_target, load
 
-FAULTS = REPO / "scripts" / "proof" / "faults.py"
 RECIPE = """
 import os, sys
 from pathlib import Path
@@ -135,40 +130,3 @@ def test_rows_of_training_batches_are_recorded_with_their_step(recipe, status, t
     with torch.no_grad():
         recipe.summed_loss(None, {"row": [3]})  # an evaluation
     assert json.loads((tmp_path / "rows.1").read_text()) == {"step": 1, "rows": [1, 2]}
-
-
-def run_with(tmp_path, fault):
-    """Run the recipe as a program on rank 0, with a planted fault."""
-    (tmp_path / "components.py").touch()
-    (tmp_path / "train.py").write_text(RECIPE)
-    return subprocess.run(
-        [sys.executable, FAULTS, "train.py", "--flag"],
-        cwd=tmp_path,
-        env=os.environ | {"FAULT": json.dumps(fault), "RANK": "0"},
-        capture_output=True,
-        text=True,
-    )
-
-
-def test_a_recipe_with_a_fault_on_another_rank_runs_as_python_would_run_it(tmp_path):
-    done = run_with(tmp_path, {"do": "SIGTERM", "at": "recipe:Trainer.save", "rank": 1})
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"['train.py', '--flag'] {tmp_path}\n"
-    assert (tmp_path / "second-done").is_dir()
-
-
-SECOND_SAVE = {"do": "crash at change", "at": "recipe:Trainer.save", "call": 2, "rank": 0}
-
-
-@pytest.mark.parametrize(
-    ("change", "there", "missing"),
-    [(1, "first-done", "second"), (2, "second", "second-done")],
-)
-def test_a_crash_happens_before_a_change_of_the_file_system(change, there, missing, tmp_path):
-    done = run_with(tmp_path, SECOND_SAVE | {"change": change})
-    assert done.returncode == -signal.SIGKILL
-    assert (tmp_path / there).exists() and not (tmp_path / missing).exists()
-
-
-def test_changes_after_the_call_do_not_count(tmp_path):
-    assert run_with(tmp_path, SECOND_SAVE | {"call": 1, "change": 3}).returncode == 0

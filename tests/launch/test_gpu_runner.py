@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from gpu import runner
-from gpu.cell import Cell, write_json
+from gpu.cell import Cell
 
+pytestmark = pytest.mark.cold("processes are looked for in /proc")
 # What a cell's process does, by the name of the cell
 PROGRAM = """
 import json, os, subprocess, sys, time
@@ -185,11 +186,3 @@ def test_the_mark_finds_every_process_of_a_cell_and_no_other():
     finally:
         other.kill()
         other.wait()
-
-
-def test_a_record_is_written_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "record.json"
-    write_json(path, {"x": 1})
-    with pytest.raises(TypeError):
-        write_json(path, {"x": object()})
-    assert json.loads(path.read_text()) == {"x": 1}

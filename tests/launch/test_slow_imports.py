@@ -1,0 +1,63 @@
+"""A program imports what takes seconds only when it needs it: each is its own, cold process."""
+
+import subprocess
+import sys
+
+import pytest
+
+from launching import REPO, run
+
+pytestmark = pytest.mark.cold("what it imports itself is looked at")
+RECIPES = sorted((REPO / "recipes").glob("*.py"))
+FEW_ROWS = ["--num_train_rows", "20", "--num_test_rows", "8"]
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_wrong_flag_is_told_before_the_imports_that_take_seconds(path, tmp_path):
+    code = (
+        "import atexit, runpy, sys\n"
+        "atexit.register(lambda: print('torch' in sys.modules))\n"
+        f"sys.argv = ['x.py', '--output_dir', '{tmp_path}', '--sede', '1']\n"
+        f"sys.path.insert(0, '{path.parent}')\n"
+        f"runpy.run_path('{path}', run_name='__main__')\n"
+    )
+    done = run(sys.executable, "-c", code)
+    assert done.returncode == 64 and "did you mean --seed?" in done.output, done.output
+    assert done.output.endswith("False\n") and (tmp_path / "status.json").exists()
+
+
+def test_the_check_of_a_config_loads_neither_torch_nor_accelerate():
+    code = "import check_config, sys; print({'torch', 'accelerate'} & {*sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPO / "scripts"
+    )
+    assert done.stdout.strip() == "set()"
+
+
+def test_only_the_process_of_a_cell_of_the_gpu_proof_loads_torch():
+    code = "import sys; from gpu import catalog, runner; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=REPO / "scripts", check=True)
+
+
+def test_a_wrong_call_of_a_maker_is_refused_before_torch_is_imported():
+    program = (
+        "import sys\n"
+        "from tiny import makers\n"
+        "try:\n"
+        "    makers.make('bert', 'folder', ['--dropout', '2'])\n"
+        "except SystemExit as end:\n"
+        "    assert end.code == 64\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=REPO / "scripts")
+
+
+def test_a_maker_imports_nothing_that_only_another_one_needs(tmp_path):
+    program = (
+        "import sys\n"
+        "from tiny import makers\n"
+        f"makers.make('vit', {str(tmp_path)!r}, {FEW_ROWS})\n"
+        "own = {name for name in sys.modules if name.startswith('tiny.')}\n"
+        "assert not own & {'tiny.tokenizers', 'tiny.llama', 'tiny.bert', 'tiny.t5'}, own\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=REPO / "scripts")
