@@ -5,6 +5,7 @@ runs (importlib.import_module) is not seen.
 """
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,14 +29,24 @@ def modules_needed(program: Path) -> list[Path]:
 def local_imports(path: Path, folder: Path) -> Iterator[Path]:
     """Yield the files of a folder that one of its files imports, packages' __init__.py included."""
     package = path.parent.relative_to(folder).parts
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in import_statements(path.read_text(encoding="utf-8")):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield from files_of(alias.name.split("."), folder)
-        if isinstance(node, ast.ImportFrom):
+        else:
             module = absolute_name(node, package)
             for alias in node.names:
                 yield from files_of([*module, alias.name], folder)
+
+
+@functools.cache
+def import_statements(text: str) -> list[ast.Import | ast.ImportFrom]:
+    """Return the import statements of a program, also those inside of functions.
+
+    Cached, since recipes that are copied one after the other share most of their modules.
+    """
+    nodes = ast.walk(ast.parse(text))
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def absolute_name(node: ast.ImportFrom, package: tuple[str, ...]) -> list[str]:

@@ -1,9 +1,10 @@
 """scripts/copy_recipe.py copies a recipe and exactly what it imports, or refuses in one line."""
 
+import functools
+import modulefinder
 import shutil
 import subprocess
 import sys
-from modulefinder import ModuleFinder
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,26 @@ def repository(tmp_path):
     for words in (["init", "-q"], ["add", "."], [*author, "commit", "-qm", "Begin"]):
         subprocess.run(["git", "-C", root, *words], check=True)
     return root
+
+
+@pytest.fixture(scope="module")
+def copy_of(tmp_path_factory):
+    """A function from a recipe's name to its copy, made once: the folder, and files in it."""
+
+    @functools.cache
+    def copy(name):
+        folder = tmp_path_factory.mktemp("copies") / name
+        return folder, copying.copy_recipe(REPO, RECIPES[name], folder, "command")
+
+    return copy
+
+
+@pytest.fixture(scope="module")
+def compiled_once():
+    """ModuleFinder compiles a module that recipes share only once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(modulefinder, "compile", functools.cache(compile), raising=False)
+        yield
 
 
 def run_command(monkeypatch, *words) -> int:
@@ -140,16 +161,15 @@ class TestRecipesOfThisRepository:
         ]
 
     @pytest.mark.parametrize("name", RECIPES)
-    def test_a_recipe_needs_what_the_standard_library_finds_too(self, name):
-        finder = ModuleFinder(path=[str(REPO / "recipes")])
+    def test_a_recipe_needs_what_the_standard_library_finds_too(self, name, compiled_once):
+        finder = modulefinder.ModuleFinder(path=[str(REPO / "recipes")])
         finder.run_script(str(RECIPES[name]))
         found = {Path(module.__file__) for module in finder.modules.values() if module.__file__}
         assert set(imports.modules_needed(RECIPES[name])) == found - {RECIPES[name]}
 
     @pytest.mark.parametrize("name", RECIPES)
-    def test_the_copy_has_no_other_recipe_and_nothing_of_scripts(self, name, tmp_path):
-        folder = tmp_path / "copy"
-        files = copying.copy_recipe(REPO, RECIPES[name], folder, "command")
+    def test_the_copy_has_no_other_recipe_and_nothing_of_scripts(self, name, copy_of):
+        folder, files = copy_of(name)
         assert {folder / file for file in files} == set(folder.rglob("*.py"))
         programs = {Path(path.name) for path in RECIPES.values()}
         assert programs & set(files) == {Path(f"{name}.py")}
@@ -158,17 +178,15 @@ class TestRecipesOfThisRepository:
         assert top - {file.parts[0] for file in files} == OTHERS
 
     @pytest.mark.parametrize("name", RECIPES)
-    def test_each_copied_module_is_imported_by_another_one(self, name, tmp_path):
-        folder = tmp_path / "copy"
-        files = copying.copy_recipe(REPO, RECIPES[name], folder, "command")
+    def test_each_copied_module_is_imported_by_another_one(self, name, copy_of):
+        folder, files = copy_of(name)
         imported = set()
         for file in files:
             imported |= set(imports.local_imports(folder / file, folder)) - {folder / file}
         assert {folder / file for file in files} - imported == {folder / RECIPES[name].name}
 
-    def test_every_file_is_the_same_as_here(self, tmp_path):
-        folder = tmp_path / "copy"
-        files = copying.copy_recipe(REPO, RECIPES["llama"], folder, "command")
+    def test_every_file_is_the_same_as_here(self, copy_of):
+        folder, files = copy_of("llama")
         for file in files:
             assert (folder / file).read_bytes() == (REPO / "recipes" / file).read_bytes()
         configs = {
