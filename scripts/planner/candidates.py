@@ -16,7 +16,7 @@ from transformers import PretrainedConfig
 
 from . import recipe, yaml_files
 from .cards import with_constants
-from .closed_form import Build, closed_form, strategy_for
+from .closed_form import Build, closed_form, run_step, strategy_for
 from .cost import cost_of
 from .errors import UnplannableError
 from .ledger import Sizes
@@ -220,10 +220,10 @@ def measured(launch: Launch, way: Way) -> Way:
     """Return the way with its bytes on device and host, its cost and the reasons for it."""
     plan = way.plan
     batch = batch_of(plan.args, launch.request)
-    device, way.host = closed_form(plan, launch.config, batch, launch.build)
+    strategy, decoder = strategy_for(plan, launch.config, launch.build)
+    device, way.host = run_step(plan, strategy, decoder, batch)
     device = with_constants(device, plan.ranks)
     way.device = {category: size for category, size in device.items() if size}
-    strategy, _ = strategy_for(plan, launch.config, launch.build)
     tokens = batch.sequences * batch.length
     way.cost, way.reasons = cost_of(plan, strategy, launch.parameters, tokens)
     return way

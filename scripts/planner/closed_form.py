@@ -39,6 +39,11 @@ def closed_form(
     traced.
     """
     strategy, decoder = strategy_for(plan, config, build)
+    return run_step(plan, strategy, decoder, batch)
+
+
+def run_step(plan: Plan, strategy: Replica, decoder: Decoder, batch: Batch) -> tuple[Sizes, Sizes]:
+    """Return what `closed_form` does, for what `strategy_for` made of a plan."""
     device, host = strategy.at_rest()
     ledger = Ledger()
     for category, size in device.items():

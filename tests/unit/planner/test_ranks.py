@@ -13,11 +13,13 @@ from planner.ledger import both
 from planner.plan import plan_of
 from planner.ranks import Gathered, Replica
 from planner.request import Batch
+from planner.shapes import MemoizedBuild
 from planner.validation import training_arguments
 from planner.zero import Zero
 from planner.zero3 import Zero3
 from proof import jobs
 
+BUILD = MemoizedBuild()
 SHAPE = {
     "hidden_size": 320,
     "intermediate_size": 640,
@@ -26,6 +28,7 @@ SHAPE = {
     "num_hidden_layers": 2,
     "vocab_size": 320,
 }
+CONFIG = AutoConfig.for_model("llama", **SHAPE)
 # What a rank of a rehearsal holds: the planner's categories for it
 CATEGORIES = {
     "parameters": ("parameters", "adapters", "unsharded"),
@@ -61,7 +64,7 @@ def held_at_the_step(plan, monkeypatch):
 
     for strategy in (Replica, Gathered, Zero, Zero3):
         monkeypatch.setattr(strategy, "step", step)
-    _, host = closed_form(plan, AutoConfig.for_model("llama", **SHAPE), Batch(3, 8, 8))
+    _, host = closed_form(plan, CONFIG, Batch(3, 8, 8), BUILD)
     return both(held, host)
 
 
