@@ -109,7 +109,7 @@ class TestDamage:
         "function", [damage.flipped_bits, damage.mutated_manifests], ids=lambda f: f.__name__
     )
     def test_random_changes_are_found(self, function, tmp_path):
-        number = 10_000 if function is damage.mutated_manifests else 1000
+        number = 2000 if function is damage.mutated_manifests else 1000
         assert function(damage.make_checkpoint(tmp_path, 5), number) == (number, [])
 
     def test_cut_and_lost_files_are_found(self, tmp_path):
@@ -154,7 +154,8 @@ class TestFolder:
         assert list(checkpoint.checkpoints_in(tmp_path)) == [5]
 
     def test_hashing_costs_at_most_a_tenth_of_a_save(self, tmp_path):
-        assert min(damage.share_of_hashing(tmp_path, 50_000_000) for _ in range(3)) <= 0.1
+        shares = (damage.share_of_hashing(tmp_path, 20_000_000) for _ in range(3))
+        assert any(share <= 0.1 for share in shares)  # beside other work one may take longer
 
 
 def test_a_run_that_began_elsewhere_goes_on_from_its_own_checkpoints(tmp_path):

@@ -42,18 +42,26 @@ NEEDS = {
 }
 
 
-@pytest.fixture
-def records(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
     """The folder of four records, as the runner writes them."""
-    program = tmp_path / "program.py"
+    folder = tmp_path_factory.mktemp("proof")
+    program = folder / "program.py"
     program.write_text(PROGRAM)
-    monkeypatch.setattr(runner, "PROGRAM", program)
-    proof = runner.Proof("cuda", False, tmp_path / "out", FACTS)
-    for name, needs in NEEDS.items():
-        bound = f"a bound of {name}"
-        runner.run_cell(Cell(name, f"a claim of {name}", "", bound, 20, needs), proof)
+    proof = runner.Proof("cuda", False, folder / "out", FACTS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "PROGRAM", program)
+        for name, needs in NEEDS.items():
+            bound = f"a bound of {name}"
+            runner.run_cell(Cell(name, f"a claim of {name}", "", bound, 20, needs), proof)
     shutil.rmtree(proof.output / "work")
     return proof.output
+
+
+@pytest.fixture
+def records(written, tmp_path):
+    """The folder of a test's own copy of the records."""
+    return shutil.copytree(written, tmp_path / "out")
 
 
 def line_of(text, start):

@@ -8,8 +8,8 @@ from proof.exit_codes import Rank, exit_code_of, recipe_exit_code, refusal
 
 @pytest.fixture(autouse=True)
 def without_patience(monkeypatch):
-    monkeypatch.setattr(exit_codes, "PATIENCE", 0.2)
-    monkeypatch.setattr(exit_codes, "PATIENCE_AFTER_FAILURE", 0.2)
+    monkeypatch.setattr(exit_codes, "PATIENCE", 0.05)
+    monkeypatch.setattr(exit_codes, "PATIENCE_AFTER_FAILURE", 0.05)
 
 
 def record(folder, *codes):

@@ -1,5 +1,6 @@
 """scripts/make_tiny.py writes a model and rows for each recipe, and refuses a wrong call fast."""
 
+import functools
 import hashlib
 import sys
 from pathlib import Path
@@ -38,25 +39,36 @@ def test_there_is_a_maker_for_each_recipe():
         assert (REPO / "recipes" / f"{recipe}.py").is_file()
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A function from a recipe to the folder that its maker wrote, made once."""
+
+    @functools.cache
+    def make(recipe):
+        folder = tmp_path_factory.mktemp(recipe)
+        makers.make(recipe, folder, FEW_ROWS)
+        return folder
+
+    return make
+
+
 @pytest.mark.parametrize("recipe", sorted(ARCHITECTURES))
-def test_the_same_call_writes_the_same_model_and_rows(recipe, tmp_path, capsys):
-    for name in ("first", "second"):
-        makers.make(recipe, tmp_path / name, FEW_ROWS)
-    config = AutoConfig.from_pretrained(tmp_path / "first" / "model")
+def test_the_same_call_writes_the_same_model_and_rows(recipe, made, tmp_path, capsys):
+    config = AutoConfig.from_pretrained(made(recipe) / "model")
     assert config.architectures == [ARCHITECTURES[recipe]]
-    first = contents(tmp_path / "first")
-    second = contents(tmp_path / "second")
+    makers.make(recipe, tmp_path, FEW_ROWS)
+    first = contents(made(recipe))
+    second = contents(tmp_path)
     assert first == second
     assert "model/model.safetensors" in first
     assert f"recipes/{recipe}.py" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("recipe", sorted(ARCHITECTURES))
-def test_another_seed_writes_another_model_and_other_rows(recipe, tmp_path):
-    makers.make(recipe, tmp_path / "first", FEW_ROWS)
-    makers.make(recipe, tmp_path / "second", [*FEW_ROWS, "--seed", "1"])
-    first = contents(tmp_path / "first")
-    second = contents(tmp_path / "second")
+def test_another_seed_writes_another_model_and_other_rows(recipe, made, tmp_path):
+    makers.make(recipe, tmp_path, [*FEW_ROWS, "--seed", "1"])
+    first = contents(made(recipe))
+    second = contents(tmp_path)
     for name in first:
         if name.startswith("data/") or name.endswith(".safetensors"):
             assert first[name] != second[name]
