@@ -1,4 +1,5 @@
-"""Fixtures of all tests: a tiny model with its rows, made once a run, and the real rows where they are at hand."""
+"""Fixtures of all tests: a tiny model with its rows, made once a run, and the real rows where they
+are at hand."""
 
 import gc
 import json
@@ -18,7 +19,8 @@ REPO = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPO / "recipes"), str(REPO / "scripts"), str(REPO / "tests")]
 # The interpreter's own programs (accelerate, ninja) without an activated environment, and no hub
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-# One thread a process: several processes with two spinning threads each take turns on two cores, 50 times slower
+# One thread a process: several processes with two spinning threads each take turns on two cores, 50
+# times slower
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 gc.disable()  # until all is imported: looking for garbage would take a fifth of that time
@@ -37,8 +39,8 @@ def shared_tmp(tmp_path_factory, worker_id):
 
 @pytest.fixture(scope="session")
 def once(shared_tmp):
-    """A function from a name, and a function that fills a folder, to that folder of the test run. The folder is filled
-    by the worker that asks first; the others wait."""
+    """A function from a name, and a function that fills a folder, to that folder of the test run.
+    The folder is filled by the worker that asks first; the others wait."""
 
     def folder_of(name, fill):
         folder, done = shared_tmp / name, shared_tmp / f"{name}.done"
@@ -54,8 +56,8 @@ def once(shared_tmp):
 
 @pytest.fixture(scope="session")
 def tiny_of(once):
-    """A function from a recipe's name to the folder of its tiny model and few rows, made once a test run: model/,
-    data/train.jsonl, data/test.jsonl (MAKERS of scripts/proof/jobs.py)."""
+    """A function from a recipe's name to the folder of its tiny model and few rows, made once a
+    test run: model/, data/train.jsonl, data/test.jsonl (MAKERS of scripts/proof/jobs.py)."""
 
     def make(recipe, folder):
         maker, *shape = MAKERS[recipe]  # in process: half of a maker's time is imports
@@ -72,8 +74,8 @@ def tiny(tiny_of):
 
 @pytest.fixture(scope="session")
 def one_process(tiny_of, once):
-    """A function from kind of weights, and recipe, to the folder of its job in scripts/parity.py in one process, run
-    once a test run."""
+    """A function from kind of weights, and recipe, to the folder of its job in scripts/parity.py in
+    one process, run once a test run."""
 
     def launch(reference, folder):
         code, output = launching_jobs.launch(reference, tiny_of(reference.recipe), folder)
@@ -101,8 +103,9 @@ def gsm8k_model(gsm8k, once):
     """A 12M-parameter Llama with a tokenizer trained on the GSM8K rows."""
 
     def make(folder):
-        shape = "--vocab_size 4096 --hidden_size 384 --num_hidden_layers 5 --num_attention_heads 6".split()
-        shape += "--num_key_value_heads 6 --intermediate_size 1024 --max_position_embeddings 1024".split()
+        shape = "--vocab_size 4096 --hidden_size 384 --num_hidden_layers 5 "
+        shape += "--num_attention_heads 6 --num_key_value_heads 6 --intermediate_size 1024 "
+        shape += "--max_position_embeddings 1024"
         script = [
             str(REPO / "scripts" / "make_tiny.py"),
             "llama",
@@ -110,7 +113,7 @@ def gsm8k_model(gsm8k, once):
             "--text",
             str(gsm8k / "train.jsonl"),
         ]
-        subprocess.run([sys.executable, *script, *shape], check=True, capture_output=True)
+        subprocess.run([sys.executable, *script, *shape.split()], check=True, capture_output=True)
 
     return once("gsm8k", make) / "model"
 

@@ -1,10 +1,13 @@
-"""Run a recipe and write down each time that Python waits for a number on the device: step, file and line.
+"""Run a recipe and record each time that Python waits for a number on the device.
+
+A record has the step, the file and the line.
 
     python tests/count_syncs.py OUT.json recipes/llama.py ...
 
-What makes a GPU's queue run dry is an operation whose result Python needs: item and what calls it (bool, float, int,
-an `if` on a tensor), tolist, numpy, cpu, nonzero and masks as indices. They are the same operations on a CPU, so they
-can be counted there. Collating a batch is not counted: it works on arrays of the host.
+What makes a GPU's queue run dry is an operation whose result Python needs: item and what calls it
+(bool, float, int, an `if` on a tensor), tolist, numpy, cpu, nonzero and masks as indices. They are
+the same operations on a CPU, so they can be counted there. Collating a batch is not counted: it
+works on arrays of the host.
 """
 
 import json

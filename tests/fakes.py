@@ -7,7 +7,8 @@ from accelerate import DistributedType
 
 
 def fake_accelerator(**settings):
-    """What recipes ask an Accelerator for: one process on a CPU without mixed precision, unless settings differ."""
+    """What recipes ask an Accelerator for: one process on a CPU without mixed precision, unless
+    settings differ."""
     state = SimpleNamespace(deepspeed_plugin=None, fsdp_plugin=None)
     plain = {
         "distributed_type": DistributedType.NO,

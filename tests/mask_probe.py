@@ -1,7 +1,8 @@
 """Probe of attention masks: on which tokens do the logits of a document depend?
 
-It looks at logits alone, so it serves every architecture, attention implementation and way to make a batch. A batch is
-what the model is called with; `owners` has the shape of its input_ids and says to which document each token belongs.
+It looks at logits alone, so it serves every architecture, attention implementation and way to make
+a batch. A batch is what the model is called with; `owners` has the shape of its input_ids and says
+to which document each token belongs.
 """
 
 import copy
@@ -31,7 +32,7 @@ ARCHITECTURES = {
 
 @torch.no_grad()
 def leak(model, batch, owners):
-    """Largest change of a document's logits when the tokens of another one, or of the padding, are replaced.
+    """Largest change of a document's logits when tokens of another, or the padding, are replaced.
 
     Exactly 0 where the mask is right: what is masked has weight 0, in any precision.
     """
@@ -45,7 +46,7 @@ def leak(model, batch, owners):
 
 @torch.no_grad()
 def distance_from_alone(model, batch, owners):
-    """Largest difference between a document's logits in the batch and those it has as the only row."""
+    """Largest difference between a document's logits in the batch and in a batch of its own."""
     ids, logits, distances = batch["input_ids"], model(**batch).logits, []
     for own in (owners == owner for owner in owners.unique() if owner != PADDING):
         ends = ends_of_rows([int(own.sum())]) if "cu_seq_lens_q" in batch else {}
@@ -67,8 +68,8 @@ def random_model(architecture, attention, dtype=torch.float32, device="cpu"):
 def packed_batch(*rows, device="cpu"):
     """(batch, owners) of random documents, given by their lengths, packed into rows of one length.
 
-    Positions start anew in each document, and there is neither an attention mask nor a cache: only then does
-    transformers keep documents apart.
+    Positions start anew in each document, and there is neither an attention mask nor a cache: only
+    then does transformers keep documents apart.
     """
     lengths = [length for row in rows for length in row]
     owners = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).view(len(rows), -1)

@@ -1,4 +1,4 @@
-"""The kernels of a GPU, flash attention among them, keep packed documents apart as those of a CPU do."""
+"""Kernels of a GPU, flash attention among them, keep packed documents apart as those of a CPU."""
 
 import pytest
 import torch

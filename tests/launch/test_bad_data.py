@@ -1,4 +1,5 @@
-"""Bad rows stop the recipe itself before the model loads, and no mangled row gets past the reader or breaks it.
+"""Bad rows stop the recipe itself before the model loads, and no mangled row gets past the reader
+or breaks it.
 
 All kinds of bad files, one by one: tests/unit/components/test_rows.py."""
 
@@ -145,7 +146,8 @@ WORDS = [
 
 
 def mangled(line, chance):
-    """A line with one to three changes: a byte replaced, bytes deleted or doubled, a token put in or swapped."""
+    """A line with one to three changes: a byte replaced, bytes deleted or doubled, a token put in
+    or swapped."""
     for _ in range(chance.choice([1, 1, 1, 2, 3])):
         i = chance.randrange(len(line) + 1)
         j = min(len(line), i + chance.choice([1, 1, 2, 5, 20, 80]))

@@ -1,7 +1,8 @@
-"""On the same pairs recipes/llama_dpo.py has the losses, rewards and log-probabilities of TRL's DPO and ORPO.
+"""On the same pairs recipes/llama_dpo.py has the losses, rewards and log-probabilities of TRL's DPO
+and ORPO.
 
-Same rows, made and real ones, order, optimizer and rate, a whole model and one with adapters. TRL reads the files
-itself."""
+Same rows, made and real ones, order, optimizer and rate, a whole model and one with adapters. TRL
+reads the files itself."""
 
 import json
 import sys
@@ -25,7 +26,8 @@ LORA = {
 
 @pytest.fixture(scope="module")
 def pairs(tiny_of, tmp_path_factory):
-    """A tiny model without a begin token, which only ORPOTrainer puts before texts, and few pairs in all forms."""
+    """A tiny model without a begin token, which only ORPOTrainer puts before texts, and few pairs
+    in all forms."""
     tiny, folder = tiny_of("llama_dpo"), tmp_path_factory.mktemp("pairs")
     tokenizer = AutoTokenizer.from_pretrained(tiny / "model")
     tokenizer.bos_token = None

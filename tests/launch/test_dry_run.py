@@ -1,4 +1,5 @@
-"""--dry_run tells all that a start can tell, loads no weights and writes nothing; its plan is a command that runs."""
+"""--dry_run tells all that a start can tell, loads no weights and writes nothing; its plan is a
+command that runs."""
 
 import json
 import shlex

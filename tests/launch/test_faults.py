@@ -1,4 +1,4 @@
-"""A planted fault in a process: elsewhere it changes nothing, and a crash happens when it should."""
+"""A fault planted in a process changes nothing on other ranks, and crashes where it should."""
 
 import json
 import os

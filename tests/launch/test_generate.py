@@ -1,4 +1,5 @@
-"""scripts/generate.py answers with what the recipe wrote, adapters too, and says what is wrong with its input."""
+"""scripts/generate.py answers with what the recipe wrote, adapters too, and says what is wrong with
+its input."""
 
 import json
 import sys

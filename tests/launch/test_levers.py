@@ -1,4 +1,4 @@
-"""What makes a run fast changes nothing that is learnt, under sharding too, and makes nobody wait."""
+"""What makes a run fast changes nothing that is learned, also sharded, and makes nobody wait."""
 
 import json
 import os
@@ -100,7 +100,8 @@ def test_a_step_that_does_not_log_waits_for_nothing(tiny, tmp_path):
     steps = {step: [read for read in found if read["step"] == step] for step in range(1, 13)}
     assert len(steps[5]) > len(steps[4])  # those that log do wait: the probe sees it
     for step in set(steps) - {1, 5, 10, 12}:  # in the first the loader of data draws its seed
-        # transformers asks once a forward pass whether lines are packed (masking_utils.py); nobody else anything
+        # transformers asks once a forward pass whether lines are packed (masking_utils.py); nobody
+        # else anything
         others = [read for read in steps[step] if read["file"] != "transformers/masking_utils.py"]
         assert others == [] and len(steps[step]) <= 2, steps[step]
     assert len(read_metrics(tmp_path / "run")[0]) == 3

@@ -1,5 +1,5 @@
-"""Continued pre-training as a user starts it: it learns, goes on with the next token on any number of ranks, names a
-bad document in the middle of a run, and a copy of the file alone trains.
+"""Continued pre-training as a user starts it: it learns, goes on with the next token on any number
+of ranks, names a bad document in the middle of a run, and a copy of the file alone trains.
 """
 
 import json
@@ -15,7 +15,8 @@ from paths import CONFIGS
 from proof.compare import BOUNDS
 
 RECIPE = REPO / "recipes" / "mistral_pretrain.py"
-# 12 blocks of 48 tokens a step, read as a stream with windows of 16 of the 210 texts: a step ends within all three
+# 12 blocks of 48 tokens a step, read as a stream with windows of 16 of the 210 texts: a step ends
+# within all three
 JOB = [
     "--max_length",
     48,
@@ -82,7 +83,7 @@ def lines_of(folder):
 
 
 def rows_of(path, ranks):
-    """{step: numbers of the documents of its micro-batches, in the order in which they are dealt}."""
+    """{step: numbers of the documents of its micro-batches, in the order of dealing}."""
     steps = {}
     for rank in range(ranks):
         for line in (path.parent / f"{path.name}.{rank}").read_text().splitlines():
@@ -133,7 +134,8 @@ def test_perplexity_falls_and_the_budget_is_kept(whole):
     assert [step["num_input_tokens_seen"] for step in steps] == [
         48 * 12 * step for step in range(1, 17)
     ]
-    # At random it is that of 512 equal tokens and more; after 9,216 tokens the model knows the common words
+    # At random it is that of 512 equal tokens and more; after 9,216 tokens the model knows the
+    # common words
     assert before["eval_perplexity"] > 400 and after["eval_perplexity"] < 60
     assert before["step"] == 0 and after["step"] == 16
 

@@ -1,4 +1,5 @@
-"""recipes/mixtral.py as started: it learns, no loss depends on the ranks, no run is lost, its result loads."""
+"""recipes/mixtral.py as started: it learns, no loss depends on the ranks, no run is lost, its
+result loads."""
 
 import json
 import sys

@@ -1,4 +1,5 @@
-"""Each toggle does what it says: those that must not change the losses do not, the others train and save."""
+"""Each toggle does what it says: those that must not change the losses do not, the others train and
+save."""
 
 import json
 

@@ -1,7 +1,9 @@
-"""A test of the tests: each fault that users meet, planted in a copy of the repository, is found by a check.
+"""A test of the tests: each fault that users meet, planted in a copy of the repository, is found by
+a check.
 
-A fault is a change of a few words. The check is one that the project has anyway, run as it always is, and it has to
-fail for the fault's own reason: that assertion, that number out of bounds, that line of the report.
+A fault is a change of a few words. The check is one that the project has anyway, run as it always
+is, and it has to fail for the fault's own reason: that assertion, that number out of bounds, that
+line of the report.
 """
 
 import re
@@ -30,7 +32,8 @@ FSDP2_NO_SHARD = (
     "fsdp_sharding_strategy: NO_SHARD",
 )
 
-# ---- Faults that a test finds: the test, what its assertion says, and the fault as (file, old text, new text) ----
+# ---- Faults that a test finds: the test, what its assertion says, and the fault ----
+# A fault is (file, old text, new text).
 COLLECTIVES = (
     "tests/unit/test_recipes.py::TestEachFile::test_every_rank_takes_part_in_every_collective_call"
 )

@@ -1,4 +1,5 @@
-"""A 12M-parameter Llama trains on GSM8K under one process, FSDP and ZeRO-3: the loss falls, alike in all."""
+"""A 12M-parameter Llama trains on GSM8K under one process, FSDP and ZeRO-3: the loss falls, alike
+in all."""
 
 import json
 import math

@@ -1,8 +1,8 @@
-"""Every recipe keeps the promises that recipes/llama.py makes: the same numbers under every engine, bytes as promised,
-and a run that a signal stopped continues as if it had not.
+"""Every recipe keeps the promises that recipes/llama.py makes: the same numbers under every engine,
+bytes as promised, and a run that a signal stopped continues as if it had not.
 
-Here each is shown under two engines, llama.py under all in test_strategies.py; scripts/parity.py runs every recipe
-under every YAML (results/README.md).
+Here each is shown under two engines, llama.py under all in test_strategies.py; scripts/parity.py
+runs every recipe under every YAML (results/README.md).
 """
 
 import sys

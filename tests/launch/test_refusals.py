@@ -1,4 +1,5 @@
-"""What accelerate would drop without a word, and what cannot work, stops before the model loads, with a way out."""
+"""What accelerate would drop without a word, and what cannot work, stops before the model loads,
+with a way out."""
 
 import json
 import os
@@ -19,7 +20,8 @@ def test_sharding_without_an_accelerator_refuses(config, num_processes, tiny, tm
     launcher += ["--mixed_precision", "no", "--main_process_port", 0]
     done = accelerate_launch(*launcher, RECIPE, *data_of(tiny), "--output_dir", tmp_path / "run")
     assert done.returncode != 0
-    not_started = "error: accelerate cannot run what the launcher was asked for"  # FSDP1 wants a device at once
+    # FSDP1 wants a device at once
+    not_started = "error: accelerate cannot run what the launcher was asked for"
     assert (
         not_started in done.output
         or "error: the launcher was asked for more than accelerate runs" in done.output
@@ -65,7 +67,8 @@ def test_two_processes_that_become_one_refuse(launcher, says, tiny, tmp_path):
 
 
 def test_offload_without_a_compiler_says_what_to_install(tiny, tmp_path):
-    # What the launcher exports for deepspeed_zero2_offload.yaml; no ninja and no compiler on this PATH
+    # What the launcher exports for deepspeed_zero2_offload.yaml; no ninja and no compiler on this
+    # PATH
     environment = os.environ | {
         "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu",
         "PATH": str(tmp_path),
@@ -81,8 +84,8 @@ def test_offload_without_a_compiler_says_what_to_install(tiny, tmp_path):
 
 @pytest.mark.parametrize("size", ["TP", "DP_SHARD"])
 def test_meshes_that_nothing_would_shard_over_refuse(size, tiny, tmp_path):
-    # What the launcher exports for tp_size: 2, whose ranks would each take rows of their own, and for
-    # dp_shard_size: 2 with MULTI_GPU, where plain DDP runs
+    # What the launcher exports for tp_size: 2, whose ranks would each take rows of their own, and
+    # for dp_shard_size: 2 with MULTI_GPU, where plain DDP runs
     environment = os.environ | {f"PARALLELISM_CONFIG_{size}_SIZE": "2"}
     done = recipe(*data_of(tiny), "--output_dir", tmp_path / "run", env=environment)
     assert done.returncode == 64 and "shards no mesh of this kind" in done.output, done.output
@@ -161,7 +164,8 @@ def test_the_default_file_and_the_json_it_names_are_checked_too(tiny, tmp_path):
 
 @pytest.mark.parametrize("config", ["fsdp", "fsdp1_full_shard", "deepspeed_zero3"])
 def test_4_bit_weights_that_mixed_precision_would_cast_refuse(config, tiny, tmp_path):
-    # float32 storage (the default --dtype) under the YAML's bf16: a cast would change the packed bits
+    # float32 storage (the default --dtype) under the YAML's bf16: a cast would change the packed
+    # bits
     flags = ["--use_peft", "--load_in_4bit", "--output_dir", tmp_path / "run"]
     done = rehearse(config, *data_of(tiny), *flags, mixed_precision="bf16")
     assert done.returncode == 64, done.output[-2000:]

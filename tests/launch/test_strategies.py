@@ -1,7 +1,8 @@
-"""Every YAML with every kind of weights: it gives one process's loss and a result that loads, or it refuses.
+"""Every YAML with every kind of weights: it gives one process's loss and a result that loads, or it
+refuses.
 
-The whole table is here; a pair that is missing fails `test_the_table_is_complete`. Most of it is run here, all of it
-by scripts/parity.py (results/README.md).
+The whole table is here; a pair that is missing fails `test_the_table_is_complete`. Most of it is
+run here, all of it by scripts/parity.py (results/README.md).
 """
 
 import importlib.util
@@ -44,8 +45,8 @@ TABLE = {  # strategy: what happens with full, LoRA, int8 LoRA, nf4 LoRA
 PAIRS = [
     (config, kind, row[i]) for config, row in TABLE.items() for i, kind in enumerate(jobs.WEIGHTS)
 ]
-# Run here: full weights everywhere, adapters but where a sibling stands for it, a quantized base under each engine,
-# each refusal once
+# Run here: full weights everywhere, adapters but where a sibling stands for it, a quantized base
+# under each engine, each refusal once
 HAS_SIBLING = ("hybrid_shard", "offload")
 SHORT_FORM = [
     (config, kind, expected)
@@ -61,7 +62,8 @@ SHORT_FORM = [
 SHORT_FORM += {
     expected: (config, kind, expected) for config, kind, expected in PAIRS if expected != WORKS
 }.values()
-# Bytes depend on the ranks: some full weights are shown on 4, the rest on 2; scripts/parity.py runs all on both
+# Bytes depend on the ranks: some full weights are shown on 4, the rest on 2; scripts/parity.py runs
+# all on both
 ON_FOUR = ("fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero3")
 # An int8 base rounds its activations when it evaluates, and a last bit can tip one over
 EVAL = {"full": 1e-6, "LoRA": 1e-6, "nf4 LoRA": 1e-6, "int8 LoRA": 1e-4}
@@ -129,7 +131,8 @@ def test_a_strategy_with_a_kind_of_weights(config, kind, expected, tiny, one_pro
 
 
 def loss_of_saved(output_dir, kind, tiny):
-    """Load the result in this process, which did not train it, and return its loss on the evaluation rows."""
+    """Load the result in this process, which did not train it, and return its loss on the
+    evaluation rows."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 

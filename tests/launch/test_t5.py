@@ -1,4 +1,5 @@
-"""recipes/t5.py as a user starts it: it learns, writes the same texts at any number of ranks, stops and goes on."""
+"""recipes/t5.py as a user starts it: it learns, writes the same texts at any number of ranks, stops
+and goes on."""
 
 import json
 import sys
@@ -28,8 +29,9 @@ def texts_of(folder):
 
 
 def test_two_ranks_write_the_texts_of_one_process(tiny, one_process, tmp_path):
-    """Under FSDP1, where generation needs what is in no layer gathered; of others tests/launch/test_recipes.py sees to it
-    that ROUGE, BLEU and exact match are those of one process."""
+    """Under FSDP1, where generation needs what is in no layer gathered; of others
+    tests/launch/test_recipes.py sees to it that ROUGE, BLEU and exact match are those of one
+    process."""
     job, reference = (
         Run("t5", "fsdp1_full_shard", 2, *CUT[2], recipe="t5"),
         one_process("full", "t5"),

@@ -1,4 +1,5 @@
-"""A recipe is a template: one command copies it into a folder that needs nothing of this repository."""
+"""A recipe is a template: one command copies it into a folder that needs nothing of this
+repository."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""On real rows the recipe's losses are those of transformers' Trainer: same rows, order, optimizer and rate."""
+"""On real rows the recipe's losses are those of transformers' Trainer: same rows, order, optimizer
+and rate."""
 
 import json
 

@@ -1,4 +1,5 @@
-"""recipes/vit.py as a user runs it: the quick start learns and its result loads; resume, ranks and bad images."""
+"""recipes/vit.py as a user runs it: the quick start learns and its result loads; resume, ranks and
+bad images."""
 
 import json
 import shutil

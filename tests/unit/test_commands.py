@@ -1,4 +1,5 @@
-"""Every command in the README, in the docstrings and in the Makefile is one that its program accepts."""
+"""Every command in the README, in the docstrings and in the Makefile is one that its program
+accepts."""
 
 import importlib
 import re

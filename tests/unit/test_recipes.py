@@ -51,8 +51,9 @@ COLLECTIVES = set(
     gather_state generate get_model_state_dict get_state_dict guard interruptible load_state
     load_on_rank_0 log_step losses losses_and_output mean_losses mean_metrics measure new_group
     next_step ordered_loader prepare read_weights reduce remember restore_state resume run_reference
-    save_and_end save_model save_state share_new_modules run.join self._watch.join self._nonfinite.check steps summarize summed_losses
-    summed_target_loss token_loss training_loader wait_for_everyone weighted_row_losses
+    save_and_end save_model save_state share_new_modules run.join self._watch.join
+    self._nonfinite.check steps summarize summed_losses summed_target_loss token_loss
+    training_loader wait_for_everyone weighted_row_losses
     whole_weights zero_parts _between_steps _check_nonfinite _deal _end _end_if_done
     _find_checkpoint _keep_finished_model _save_and_stop _save_if_new _write_step
     """.split()
@@ -213,7 +214,7 @@ class TestRecipe:
         assert fields <= set().union(*map(values_read_by, [path, *COMPONENTS]))
 
     def test_its_flags_are_those_that_people_know(self, path):
-        """A frozen table of every flag with its default and choices; a change here is a decision."""
+        """A frozen table of flags with their defaults and choices; a change here is a decision."""
         known = json.loads(Path(__file__).with_name("flags.json").read_text())[path.stem]
         actions = RecipeParser(importlib.import_module(path.stem).Arguments)._option_string_actions
         for flag, expected in known.items():

@@ -1,4 +1,5 @@
-"""A recipe's command line: arguments from a file, flags as people write them, and calls refused in one line."""
+"""A recipe's command line: arguments from a file, flags as people write them, and calls refused in
+one line."""
 
 import dataclasses
 import importlib
