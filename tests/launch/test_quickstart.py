@@ -8,7 +8,7 @@ from launching import REPO, read_metrics, run
 
 
 def quickstart(recipe, out):
-    """Run a recipe's quick start into `out`, as the tests' environment has it; return its output."""
+    """Run a recipe's quick start into `out` in the environment of the tests; return its output."""
     (Path(sys.prefix) / ".installed").touch()  # it holds what the quick start would install
     words = [f"RECIPE={recipe}", f"VENV={sys.prefix}", f"OUT={out}", "THREADS=1"]
     done = run("make", "quickstart", *words, timeout=900)
