@@ -21,3 +21,18 @@ def fake_accelerator(**settings):
         "state": state,
     }
     return SimpleNamespace(**plain | settings)
+
+
+def alone(ranks):
+    """What a run asks of an Accelerator before its first step, on rank 0 of so many."""
+    return SimpleNamespace(
+        num_processes=ranks,
+        print=print,
+        is_main_process=True,
+        wait_for_everyone=lambda: None,
+        end_training=lambda: None,
+    )
+
+
+class Exit(BaseException):
+    """What os._exit raises here instead."""

@@ -70,6 +70,10 @@ def rehearse(
     return run(*command, script, *arguments)
 
 
+def read_json(path):
+    return json.loads(path.read_text())
+
+
 def read_metrics(output_dir):
     """Lines of metrics.jsonl: (training steps, evaluations)."""
     text = (Path(output_dir) / "metrics.jsonl").read_text()

@@ -1,0 +1,98 @@
+"""Checkpoints in this process: damage is found, foreign files stay, and one is always whole."""
+
+import sys
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from components import checkpoint
+from launching import read_json
+from proof import damage
+
+pytestmark = pytest.mark.usefixtures("new_process")
+CHANGES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
+
+
+def polled(look, function, *arguments, **options):
+    """Call a function, and `look` before each change of the file system in it.
+
+    An audit hook stays, so it is made inert.
+    """
+    active = [True]
+
+    def hook(event, _):
+        if active and event in CHANGES:
+            active.clear()  # what `look` opens itself is no change
+            look()
+            active.append(True)
+
+    sys.addaudithook(hook)
+    function(*arguments, **options)
+    active.clear()
+
+
+class TestDamage:
+    @pytest.mark.parametrize(
+        "function", [damage.flipped_bits, damage.mutated_manifests], ids=lambda f: f.__name__
+    )
+    def test_random_changes_are_found(self, function, tmp_path):
+        number = 2000 if function is damage.mutated_manifests else 1000
+        assert function(damage.make_checkpoint(tmp_path, 5), number) == (number, [])
+
+    def test_cut_and_lost_files_are_found(self, tmp_path):
+        assert damage.cut_and_lost_files(damage.make_checkpoint(tmp_path, 5)) == (42, [])
+
+    def test_the_checkpoint_before_a_damaged_one_is_taken(self, tmp_path):
+        assert damage.older_one_is_taken(tmp_path / "run") == (3, [])
+
+    def test_without_any_whole_checkpoint_it_refuses(self, tmp_path, capsys):
+        (damage.make_checkpoint(tmp_path, 5) / "progress.json").unlink()
+        with pytest.raises(SystemExit, match="65"):
+            checkpoint.choose_checkpoint(tmp_path, "auto", dry_run=False)
+        assert "progress.json" in capsys.readouterr().err and (tmp_path / "checkpoint-5").is_dir()
+
+    @pytest.mark.parametrize("name", checkpoint.FILES)
+    def test_a_pickle_with_a_manifest_that_fits_is_not_run(self, name, tmp_path):
+        forged, mark = damage.make_checkpoint(tmp_path, 5), tmp_path / "mark"
+        damage.forge(forged, name, mark)
+        assert checkpoint.find_damage(forged).startswith(name)
+        with pytest.raises((SafetensorError, ValueError)):
+            (load_file if name == "state.safetensors" else read_json)(forged / name)
+        assert not mark.exists()
+        torch.load((forged / name).rename(tmp_path / "pickle"), weights_only=False)
+        assert mark.exists()  # the pickle was a real one
+
+
+class TestFolder:
+    def test_foreign_files_stay_and_are_not_taken(self, tmp_path):
+        assert damage.stray_files(tmp_path / "run")[1] == []
+
+    def test_one_checkpoint_is_whole_at_each_change(self, tmp_path):
+        damage.make_checkpoint(tmp_path, 1)
+        seen = []
+
+        def look():
+            there = checkpoint.checkpoints_in(tmp_path).values()
+            seen.append(sum(checkpoint.find_damage(path) is None for path in there))
+
+        for step in range(2, 6):
+            polled(look, damage.make_checkpoint, tmp_path, step, limit=1)
+        assert len(seen) > 40 and min(seen) == 1, seen
+        assert list(checkpoint.checkpoints_in(tmp_path)) == [5]
+
+    def test_hashing_costs_at_most_a_tenth_of_a_save(self, tmp_path):
+        shares = (damage.share_of_hashing(tmp_path, 20_000_000) for _ in range(3))
+        assert any(share <= 0.1 for share in shares)  # beside other work one may take longer
+
+
+def test_a_run_that_began_elsewhere_goes_on_from_its_own_checkpoints(tmp_path):
+    before, own = damage.make_checkpoint(tmp_path / "before", 100), tmp_path / "own"
+    assert checkpoint.choose_checkpoint(own, str(before), dry_run=False) == before
+    newer = damage.make_checkpoint(own, 120)
+    assert checkpoint.choose_checkpoint(own, str(before), dry_run=False) == newer
+    (newer / "progress.json").unlink()
+    # The damaged one is set aside
+    assert checkpoint.choose_checkpoint(own, str(before), dry_run=False) == before
+    assert len(list(own.glob("checkpoint-120.damaged-*"))) == 1

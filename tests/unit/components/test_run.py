@@ -1,0 +1,194 @@
+"""What may change when a run continues, and what a call does to a run that is done."""
+
+import dataclasses
+import importlib
+import json
+import sys
+
+import pytest
+
+from components.cli import may_change
+from components.ending import end_all_ranks
+from components.status import fail, process_status
+from fakes import alone
+from launching import read_json
+
+pytestmark = pytest.mark.usefixtures("new_process")
+# Arguments that change what is trained on, or how: a run continues with other values only where
+# --allow_change names them
+UNSAFE = frozenset(
+    """
+    model_name_or_path dtype load_in_8bit load_in_4bit bnb_4bit_quant_type
+    bnb_4bit_use_double_quant use_peft lora_r lora_alpha lora_dropout lora_target_modules
+    use_rslora use_dora dataset_name dataset_config dataset_train_split max_length skip_bad_rows
+    train_sampling_strategy num_train_epochs max_steps optim learning_rate lr_scheduler_type
+    warmup_steps weight_decay max_grad_norm seed packing tf32""".split()
+)
+UNSAFE_OF = {  # recipe: what it has not of these, and what it has besides
+    "llama": ("", ""),
+    "llama_dpo": ("packing", "loss_type beta"),
+    "mistral_pretrain": (
+        "packing train_sampling_strategy",
+        "text_column streaming shuffle_buffer_size num_eval_documents max_train_tokens",
+    ),
+    "mixtral": (
+        """packing load_in_8bit load_in_4bit bnb_4bit_quant_type bnb_4bit_use_double_quant
+           use_rslora use_dora""",
+        "lora_target_parameters router_aux_loss_coef",
+    ),
+    "t5": (
+        "packing max_length",
+        """source_column target_column source_lang target_lang source_prefix max_source_length
+           max_target_length forced_bos_token""",
+    ),
+    "bert": ("packing", "text_columns label_column problem_type class_weights"),
+    "vit": (
+        "packing max_length train_sampling_strategy",
+        "image_column_name label_column_name problem_type class_weights augmentation",
+    ),
+}
+FACTS = {"rows_per_step": 8, "data": "abc"}
+
+
+@pytest.fixture
+def resumed(start_run, arguments, tmp_path):
+    """A function from step, arguments of the checkpoint's run, and ranks to a resumed run."""
+
+    def resumed(step, before, ranks=1):
+        if arguments.output_dir == "runs/llama":
+            arguments.output_dir = str(tmp_path)
+        run = start_run(arguments)
+        run._accelerator = alone(ranks)
+        run._checkpoint = tmp_path / f"checkpoint-{step}"
+        run._restored = {"step": step, "arguments": before}
+        run.step = step
+        return run
+
+    return resumed
+
+
+class TestChanges:
+    @pytest.mark.parametrize("recipe", UNSAFE_OF)
+    def test_each_argument_is_in_one_class(self, recipe):
+        without, besides = UNSAFE_OF[recipe]
+        kind = importlib.import_module(recipe).Arguments
+        known = {field.name for field in dataclasses.fields(kind)}
+        unsafe = UNSAFE - set(without.split()) | set(besides.split())
+        assert known - may_change(kind) == unsafe and may_change(kind) <= known
+
+    @pytest.mark.parametrize("name", sorted(UNSAFE | {"data"}))
+    def test_what_changes_the_run_is_refused(self, name, arguments, resumed, capsys):
+        run = resumed(3, vars(arguments) | FACTS | {name: "another"})
+        with pytest.raises(SystemExit, match="64"):
+            run.check_plan(9, **FACTS)
+        assert f"--allow_change {name}" in capsys.readouterr().err
+        arguments.allow_change = [name]
+        run.check_plan(9, **FACTS)
+
+    def test_the_rest_may_change(self, arguments, resumed):
+        before = vars(arguments) | FACTS | dict.fromkeys(may_change(type(arguments)), "another")
+        resumed(3, before).check_plan(9, **FACTS)
+
+    @pytest.mark.parametrize(
+        ("ranks", "fix"),
+        [
+            (1, "_size 8 --gradient_accumulation_steps 3"),
+            (5, "divides 24"),
+            (3, "_size 8 --gradient_accumulation_steps 1"),
+        ],
+    )
+    def test_other_rows_a_step_are_refused_with_what_fits(
+        self, ranks, fix, arguments, resumed, capsys
+    ):
+        run = resumed(3, vars(arguments) | {"rows_per_step": 24, "data": "abc"}, ranks)
+        with pytest.raises(SystemExit, match="64"):
+            run.check_plan(9, rows_per_step=7, data="abc")
+        assert fix in capsys.readouterr().err
+
+
+class TestFinishedRun:
+    DONE = {"state": "done", "exit_code": 0, "why": None, "step": 9}
+
+    @pytest.fixture(autouse=True)
+    def done(self, folder):
+        (folder / "status.json").write_text(json.dumps(self.DONE))
+
+    def test_a_refused_or_failed_call_leaves_it_done_and_is_recorded_beside_that(
+        self, folder, capsys
+    ):
+        with pytest.raises(SystemExit, match="64"):
+            end_all_ranks(alone(1), 64, "other values of max_steps")
+        status = read_json(folder / "status.json")
+        assert status.items() >= self.DONE.items()
+        assert (
+            status["later_call"]["exit_code"] == 64
+            and status["later_call"]["why"] == "other values of max_steps"
+        )
+        process_status().state = "starting"
+        process_status().set("failed", 70, "a later one")  # of another rank: the first counts
+        assert read_json(folder / "status.json")["later_call"]["exit_code"] == 64
+
+    def test_a_wrong_flag_does_not_count_against_it(self, folder, monkeypatch):
+        for code in (64, 65):  # the newest one is told
+            process_status.cache_clear()
+            monkeypatch.setattr(sys, "argv", ["llama.py", "--output_dir", str(folder)])
+            with pytest.raises(SystemExit):
+                fail(code, "no such argument")
+            status = read_json(folder / "status.json")
+            assert status["state"] == "done" and status["later_call"]["exit_code"] == code
+
+    def test_a_call_that_starts_forgets_what_the_one_before_met(self, folder, arguments, start_run):
+        process_status().set("failed", 64, "wrong")
+        process_status().state = "starting"
+        arguments.output_dir = str(folder)
+        start_run(arguments)
+        assert read_json(folder / "status.json") == self.DONE
+
+    def test_once_it_trains_again_it_is_no_longer_done(self, folder):
+        process_status().set("running")
+        process_status().set("failed", 70, "not finite")
+        status = read_json(folder / "status.json")
+        assert status["state"] == "failed" and "later_call" not in status
+
+    @pytest.mark.parametrize("name", ["model.safetensors", "adapter_model.safetensors"])
+    @pytest.mark.parametrize(
+        ("flags", "further"),
+        [
+            ({"max_steps": 9}, "max_steps"),
+            ({}, "num_train_epochs"),
+            ({"max_train_tokens": 1e7, "num_train_epochs": None}, "max_train_tokens"),
+            ({"max_train_tokens": 1e7, "num_train_epochs": 2}, "num_train_epochs"),
+        ],
+    )
+    def test_with_no_step_left_it_says_so_and_how_to_go_on(
+        self, name, flags, further, folder, arguments, resumed, capsys
+    ):
+        vars(arguments).update({"output_dir": str(folder)} | flags)
+        (folder / name).touch()
+        with pytest.raises(SystemExit) as ended:
+            resumed(9, vars(arguments) | FACTS).check_plan(9, **FACTS)
+        assert ended.value.code in (0, None)
+        said = capsys.readouterr().out
+        assert (
+            said.startswith("Nothing is left to do: all 9 steps are done")
+            and len(said.splitlines()) == 1
+        )
+        assert f"larger --{further} and --allow_change {further};" in said
+        assert read_json(folder / "status.json") == self.DONE
+
+    def test_with_steps_left_or_without_its_result_it_goes_on(self, folder, arguments, resumed):
+        arguments.output_dir = str(folder)
+        run = resumed(9, vars(arguments) | FACTS)
+        (folder / "config.json").touch()
+        (folder / "model.safetensors.index.json").write_text('{"weight_map": ')
+        run.check_plan(9, **FACTS)  # a damaged index is written again
+        (folder / "model.safetensors.index.json").write_text(
+            '{"weight_map": {"a": "model-1.safetensors"}}'
+        )
+        run.check_plan(9, **FACTS)  # its weights are gone
+        (folder / "model-1.safetensors").touch()
+        run.check_plan(10, **FACTS)
+        (folder / "status.json").write_text(
+            '{"state": "running"}'
+        )  # killed while it wrote the model
+        run.check_plan(9, **FACTS)

@@ -1,0 +1,79 @@
+"""How a run ended stands in its status.json, and what is refused leaves others as they are."""
+
+import json
+import os
+import sys
+
+import psutil
+import pytest
+
+from components import status
+from components.status import HOST, fail, process_status
+from launching import read_json
+
+pytestmark = pytest.mark.usefixtures("new_process")
+
+
+def test_a_full_disk_does_not_hide_how_the_run_ended(tmp_path, monkeypatch):
+    def full(path, text):
+        raise OSError(28, os.strerror(28))
+
+    process_status().open(tmp_path)
+    monkeypatch.setattr(status, "write_file", full)
+    with pytest.raises(SystemExit, match="73"):
+        fail(73, "no room")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--output_dir", "FOLDER"],
+        ["--output_dir=FOLDER"],
+        [
+            "--output_dir",
+            "FOLDER/first",
+            "--output_dir",
+            "FOLDER",
+        ],  # of several argparse takes the last
+        ["--output_dir=FOLDER/first", "--seed", "1", "--output_dir=FOLDER"],
+    ],
+    ids=str,
+)
+def test_a_wrong_call_is_recorded_where_its_run_would_have_been(words, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["llama.py", *(word.replace("FOLDER", str(tmp_path)) for word in words), "--sed"],
+    )
+    with pytest.raises(SystemExit) as ended:
+        fail(64, "no such argument: --sed")
+    assert ended.value.code == 64
+    status = read_json(tmp_path / "status.json")
+    assert (status["state"], status["exit_code"], status["why"]) == (
+        "failed",
+        64,
+        "no such argument: --sed",
+    )
+
+
+def test_a_wrong_call_leaves_the_status_of_a_run_that_is_going_on(tmp_path, monkeypatch):
+    running = {"state": "running", "host": HOST, "process": os.getppid()}
+    (tmp_path / "status.json").write_text(json.dumps(running))
+    monkeypatch.setattr(sys, "argv", ["llama.py", "--output_dir", str(tmp_path), "--sed"])
+    with pytest.raises(SystemExit):
+        fail(64, "no such argument: --sed")
+    assert read_json(tmp_path / "status.json") == running
+    monkeypatch.setattr(psutil, "pid_exists", lambda process: False)  # it was killed
+    process_status.cache_clear()
+    with pytest.raises(SystemExit):
+        fail(64, "no such argument: --sed")
+    assert read_json(tmp_path / "status.json")["state"] == "failed"
+
+
+def test_a_wrong_dry_run_leaves_no_trace(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        sys, "argv", ["llama.py", "--output_dir", str(tmp_path), "--dry_run", "--sed"]
+    )
+    with pytest.raises(SystemExit):
+        fail(64, "no such argument: --sed")
+    assert list(tmp_path.iterdir()) == []
