@@ -12,11 +12,10 @@ import torch
 from components.arguments import LabelArguments
 from components.columns import MAX_SHOWN
 from components.exits import Exit
-from components.rows import Rows
+from components.rows import Rows, leave_out
 from components.status import fail
 
 NO_LABELS = ("", "nan", "inf", "-inf")
-NAMED_ROWS = 3  # of those that cannot be used
 
 
 # ---- One label ----
@@ -125,18 +124,16 @@ def add_labels(rows: Rows, classes: Classes, args: Any) -> Rows:
     Ends with 65 where a label is that of no training row, or is not a number; with --skip_bad_rows
     such rows are left out.
     """
-    dataset: Any = rows.dataset  # datasets annotates its methods as if it were a DatasetDict too
     labels = number_labels(rows, classes)
     unfit = np.flatnonzero(labels < 0 if classes.num_rows else ~np.isfinite(labels)).tolist()
     if unfit:
-        refuse_unfit_labels(rows, unfit, classes, args.skip_bad_rows)
-        kept = np.delete(np.arange(len(rows)), unfit)
-        labels = labels[kept]
-        dataset = dataset.select(kept)
-        rows = replace(rows, notes=f"{rows.notes}, {len(unfit)} more for their label")
+        problems = {index: explain_unfit(rows, index, classes) for index in unfit}
+        rows = leave_out(rows, problems, args.skip_bad_rows, reason="label")
+        labels = np.delete(labels, unfit)
     weights = np.ones(len(labels), dtype=np.float32)
     if args.class_weights == "balanced":
         weights = classes.balanced_weights()[labels]
+    dataset: Any = rows.dataset  # datasets annotates its methods as if it were a DatasetDict too
     dataset = dataset.add_column("labels", labels).add_column("weights", weights)
     return replace(rows, dataset=dataset.with_format("numpy"))
 
@@ -149,23 +146,14 @@ def number_labels(rows: Rows, classes: Classes) -> np.ndarray:
     return np.array([number_of.get(text, -1) for text in rows.column("label_text").tolist()])
 
 
-def refuse_unfit_labels(
-    rows: Rows, unfit: Sequence[int], classes: Classes, skip_bad_rows: bool
-) -> None:
-    """End with 65, naming the first of these rows, unless they may be and can be left out."""
-    can_be_left_out = len(unfit) < len(rows)
-    if skip_bad_rows and can_be_left_out:
-        return
+def explain_unfit(rows: Rows, index: int, classes: Classes) -> str:
+    """Return why the label of a row does not fit, to continue "train.jsonl, line 7: "."""
     why = "is no number"
     if classes.num_rows:
         known = ", ".join(classes.names)[:200]
         why = f"is that of no training row: those have {known}"
-    problems = []
-    for index in unfit[:NAMED_ROWS]:
-        label = str(rows.dataset[index]["label_text"])
-        problems.append(f"{rows.place(index)}: its label {label!r} {why}")
-    cure = ", or leave them out with --skip_bad_rows" if can_be_left_out else ""
-    fail(Exit.DATA, *problems, f"{len(unfit)} rows cannot be used: fix them{cure}")
+    label = str(rows.dataset[index]["label_text"])
+    return f"its label {label!r} {why}"
 
 
 # ---- Loss and metrics ----

@@ -9,8 +9,8 @@ import functools
 import inspect
 import json
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -19,6 +19,7 @@ import xxhash
 from datasets import Dataset
 
 from components.bad_rows import (
+    NUM_NAMED,
     explain,
     explain_cause,
     report_all,
@@ -79,8 +80,10 @@ class Split:
     unread: tuple[str, ...] = ()
 
     def class_names(self, column: str) -> list[str] | None:
-        """Return the names of the classes that a column numbers, None if it numbers none."""
-        return getattr(self.dataset.features.get(column), "names", None)
+        """Return the names of the classes that a column, or its lists, number, None if none do."""
+        feature = self.dataset.features.get(column)
+        feature = getattr(feature, "feature", feature)  # of a list: what its items are
+        return getattr(feature, "names", None)
 
 
 @dataclass(frozen=True)
@@ -220,8 +223,9 @@ def prepare_rows(
     Args:
         prepare: a function of one row, or a `functools.partial` of one. It returns the columns of
             the prepared row, and raises an exception if the row cannot be used; the text of a
-            ValueError continues "train.jsonl, line 7: ", as in "has no answer to train on". A
-            column `truncated` is counted in the notes and then dropped.
+            ValueError continues "train.jsonl, line 7: ", as in "has no answer to train on". `Rows`
+            reads the columns `length`, `largest`, the largest token, and `hash`, of all that is
+            trained on. A column `truncated` is counted in the notes and then dropped.
         limits: arguments by which `prepare` truncates, for the notes.
     """
     source = split.source
@@ -305,6 +309,28 @@ def attempt(row: Row, prepare: Prepare, is_line: bool, instead: dict[str, Any]) 
     except Exception as error:  # a chat template raises what it likes
         return {**instead, PROBLEM: explain(error), UNREAD: "[]"}
     return {**prepared, PROBLEM: "", UNREAD: json.dumps(tracked.unread())}
+
+
+def leave_out(rows: Rows, problems: Mapping[int, str], skip_bad_rows: bool, reason: str) -> Rows:
+    """Return the rows without those that turn out to be unusable once all were read.
+
+    Ends with 65, naming the first of them, unless --skip_bad_rows leaves them out and some remain.
+
+    Args:
+        problems: {index of a row, from 0: what continues "train.jsonl, line 7: "}.
+        reason: what they are left out for, in the notes: "label".
+    """
+    some_remain = len(problems) < len(rows)
+    if not skip_bad_rows or not some_remain:
+        named = [f"{rows.place(i)}: {problems[i]}" for i in list(problems)[:NUM_NAMED]]
+        advice = "fix them"
+        if some_remain:
+            advice += ", or leave them out with --skip_bad_rows"
+        fail(Exit.DATA, *named, f"{len(problems)} rows cannot be used: {advice}")
+    kept = np.delete(np.arange(len(rows)), list(problems))
+    notes = f"{rows.notes}, {len(problems)} more for their {reason}"
+    dataset: Any = rows.dataset  # datasets annotates its methods as if it were a DatasetDict too
+    return replace(rows, dataset=dataset.select(kept), notes=notes)
 
 
 def note_counts(rows: "Dataset", num_left_out: int, limits: Sequence[str]) -> str:
