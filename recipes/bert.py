@@ -84,6 +84,7 @@ from components.export import save_model
 from components.labels import Classes, add_labels, find_classes, label_tensors, read_label
 from components.model_checks import check_model, without_adapters
 from components.optimizer import make_optimizer
+from components.padding import pad_texts
 from components.rows import Rows, Split, describe_rows, open_splits, prepare_rows
 from components.run import Run
 from components.strategy import backward
@@ -182,16 +183,10 @@ class TextCollator:
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
         rows = source.__getitems__([row for line in lines for row in line]) if lines else []
-        # A rank without rows takes part with one token
-        nothing = {"input_ids": [self.pad.tokenizer.pad_token_id], "token_type_ids": []}
-        texts = []
-        for row in rows or [nothing]:
-            names = [name for name in ("input_ids", "token_type_ids") if len(row[name])]
-            texts.append({name: row[name] for name in names})
         labels = label_tensors(rows, source)
         num_tokens = sum(len(row["input_ids"]) for row in rows)
         return {
-            "inputs": dict(self.pad(texts)),
+            "inputs": pad_texts(rows, self.pad),
             **labels,
             "counts": torch.tensor([labels["weights"].sum(), num_tokens]),
             "row": [int(row["row"]) for row in rows],

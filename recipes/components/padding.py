@@ -1,0 +1,22 @@
+"""Texts of different lengths as one batch of an encoder."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import DataCollatorWithPadding
+
+
+def pad_texts(rows: Sequence[Mapping[str, Any]], pad: DataCollatorWithPadding) -> dict[str, Any]:
+    """Return what the model takes of a batch's rows, [rows, tokens], padded as the tokenizer pads.
+
+    A rank without rows takes part with one token.
+
+    Args:
+        rows: with input_ids and token_type_ids, which are empty if the model takes none.
+    """
+    nothing = {"input_ids": [pad.tokenizer.pad_token_id], "token_type_ids": []}
+    texts = []
+    for row in rows or [nothing]:
+        names = [name for name in ("input_ids", "token_type_ids") if len(row[name])]
+        texts.append({name: row[name] for name in names})
+    return dict(pad(texts))
