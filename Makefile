@@ -12,7 +12,7 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: help install install-dev quickstart proof bench test check fix test-gpu gpu-proof gpu-wheels clean
-.PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-t5 quickstart-llama_dpo quickstart-vit quickstart-mixtral
+.PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-bert_ner quickstart-t5 quickstart-llama_dpo quickstart-vit quickstart-mixtral
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s:
@@ -63,6 +63,21 @@ quickstart-bert:
 	@python -c "from transformers import pipeline; tell = pipeline('text-classification', '$(OUT)/run'); \
 	  [print(text, '->', tell(text)[0]) for text in ('the soup was very good', 'the soup was not very good', \
 	  'the waiter was kind and the room was cold')]"
+	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
+
+quickstart-bert_ner:
+	python scripts/make_tiny.py bert_ner $(OUT)
+	@printf '\n== Training, with the F1 of names on held-out rows before (step 0), after each epoch and at the end ==\n'
+	rm -rf $(OUT)/run  # else it would go on from its last checkpoint
+	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
+	  --mixed_precision $(PRECISION) recipes/bert_ner.py --model_name_or_path $(OUT)/model \
+	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
+	  --per_device_train_batch_size 32 --learning_rate 1e-3 --warmup_steps 0.05 --eval_on_start
+	@printf '\n== Names found after training ==\n'
+	@python -c "from transformers import pipeline; \
+	  find = pipeline('token-classification', '$(OUT)/run', aggregation_strategy='first'); \
+	  [print(text, '->', [(name['word'], name['entity_group']) for name in find(text)]) for text in \
+	  ('brod lamo works for frim', 'frim toble opened an office in lamo')]"
 	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
 
 quickstart-mistral_pretrain:

@@ -34,6 +34,7 @@ CASES = {
     "mixtral": ["--gradient_accumulation_steps", "2"],
     "t5": ["--train_sampling_strategy", "group_by_length", "--predict_with_generate"],
     "bert": ["--lr_scheduler_type", "cosine", "--weight_decay", "0.1"],
+    "bert_ner": ["--label_all_tokens", "--weight_decay", "0.1"],
     "vit": ["--eval_on_start"],
 }
 

@@ -21,6 +21,7 @@ SHOWN = {
     "mixtral": "exact_match",
     "t5": "eval_bleu",
     "bert": "eval_accuracy",
+    "bert_ner": "eval_f1",
     "vit": "eval_accuracy",
 }
 RECIPES = tuple(SHOWN)

@@ -254,6 +254,7 @@ def recipe_cells() -> Iterator[Cell]:
         return Cell(f"recipes.{recipe}", proves, function, bound, 240, needs, cuda_only)
 
     yield quick_example("bert", "accuracy of at least 0.85 on held-out rows", cuda_only="")
+    yield quick_example("bert_ner", "F1 of at least 0.85 on names in held-out rows")
     yield quick_example("t5", "BLEU of at least 80 on held-out rows", needs=WITH_METRICS)
     yield quick_example("vit", "accuracy of at least 0.85 on held-out images")
     yield quick_example("llama_dpo", "exact match of at least 0.6 on held-out rows")

@@ -15,6 +15,7 @@ AT_LEAST = {
     "llama_dpo": 0.6,
     "mixtral": 0.7,
     "bert": 0.85,
+    "bert_ner": 0.85,
     "vit": 0.85,
     "t5": 80.0,
 }
@@ -24,6 +25,11 @@ AT_MOST = {"mistral_pretrain": 4.0}
 def bert(setup: Setup) -> Outcome:
     """Teach BERT to tell praise from complaint."""
     return quick_example(setup, "bert")
+
+
+def bert_ner(setup: Setup) -> Outcome:
+    """Teach BERT to find names."""
+    return quick_example(setup, "bert_ner")
 
 
 def t5(setup: Setup) -> Outcome:

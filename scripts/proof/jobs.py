@@ -21,6 +21,7 @@ MAKERS = {
     "mixtral": ["mixtral", *MODEL, *EXPERTS],
     "t5": ["t5", *WIDTH, *ROWS],
     "bert": ["bert", *WIDTH, *ROWS],
+    "bert_ner": ["bert_ner", *WIDTH, *ROWS],
     "vit": ["vit", *WIDTH, *ROWS],
 }
 
@@ -39,6 +40,7 @@ FLAGS = {
     # Under ZeRO-3 each generated token gathers all layers
     "t5": ["--learning_rate", "3e-4", "--generation_max_length", "16"],
     "bert": ["--learning_rate", "1e-4"],
+    "bert_ner": ["--learning_rate", "1e-4"],
     "vit": ["--learning_rate", "1e-4"],
     # Adapters of experts that are large enough to be sharded by ZeRO-3
     "mixtral": ["--lora_r", "128"],

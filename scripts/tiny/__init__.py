@@ -13,5 +13,6 @@ Every module needs only what is above it:
     preferences      a Llama, and a right and a wrong answer for each question
     text             a Mistral with a sliding window, and short stories
     bert, t5, vit    a model of that kind, and its rows or images
+    bert_ner         the BERT, and sentences with names
     makers           all of them by recipe: make(recipe, folder, words)
 """

@@ -31,6 +31,7 @@ MAKERS = {
     "mixtral": Maker("tiny.llama", options.MixtralOptions),
     "t5": Maker("tiny.t5", options.T5Options),
     "bert": Maker("tiny.bert", options.BertOptions),
+    "bert_ner": Maker("tiny.bert_ner", options.BertNerOptions),
     "vit": Maker("tiny.vit", options.VitOptions),
 }
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from tiny import chat, skills
 
 BLOCK = 64  # weights that 4-bit quantization takes together
-SMALLEST_BERT_VOCAB = 160  # words of the reviews, letters, special tokens
+SMALLEST_BERT_VOCAB = 160  # frequent words of the rows, letters, special tokens
 SMALLEST_T5_VOCAB = 256  # letters, special tokens and room for every word of both languages
 MOST_SENTENCES = 200_000  # of the 470,400 that the words of tiny/t5.py make
 MOST_PAIRS_HELD_OUT = 800  # leaves most of the numbers to train on
@@ -256,9 +256,24 @@ class BertOptions(EncoderOptions):
     def value_problems(self) -> list[str]:
         problems = super().value_problems()
         if self.vocab_size < SMALLEST_BERT_VOCAB:
-            why = "words of the reviews, letters, special tokens"
+            why = "words of the rows, letters, special tokens"
             problems.append(f"--vocab_size must be at least {SMALLEST_BERT_VOCAB} ({why})")
         return problems
+
+
+@dataclass(frozen=True)
+class BertNerOptions(BertOptions):
+    """A BERT, and sentences with made-up names.
+
+    FOLDER/model is a random BertModel with a WordPiece tokenizer. FOLDER/data holds train.jsonl and
+    test.jsonl, rows of {"tokens", "ner_tags"}: the words of sentences such as "brod lamo works for
+    frim", and the tag of each: B-PER, I-PER, B-ORG, I-ORG, B-LOC, I-LOC or O. A name has one word
+    or two, and the same word may name a person, an organization or a place, so a model has to read
+    what stands around it. No word of a name in test.jsonl is in train.jsonl.
+    """
+
+    num_train_rows: int = option(4000)
+    num_test_rows: int = option(300)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
 )
 
 import llama
@@ -22,6 +23,7 @@ from proof.jobs import MAKERS
 ONE_PROCESS = fake_accelerator()
 CLASSIFIERS = {
     "bert": AutoModelForSequenceClassification,
+    "bert_ner": AutoModelForTokenClassification,
     "vit": AutoModelForImageClassification,
 }
 

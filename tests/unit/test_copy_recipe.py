@@ -152,6 +152,7 @@ class TestRecipesOfThisRepository:
     def test_the_recipes_are_found(self):
         assert sorted(RECIPES) == [
             "bert",
+            "bert_ner",
             "llama",
             "llama_dpo",
             "mistral_pretrain",
@@ -259,7 +260,7 @@ class TestCommand:
         ("recipe", "message"),
         [
             ("lama", "there is no recipe lama; did you mean llama?"),
-            ("gpt", "there is no recipe gpt; choose from bert, llama, "),
+            ("gpt", "there is no recipe gpt; choose from bert, bert_ner, llama, "),
             ("rows", "there is no recipe rows; "),
         ],
     )

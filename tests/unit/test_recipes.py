@@ -47,12 +47,14 @@ COLLECTIVES = set(
     """
     accumulate answer_logps any_rank_must_stop backward barrier broadcast broadcast_object_list
     check_plan clip_grad_norm_ compare_answers conclude end_all_ranks end_as_done evaluate
-    evaluate_classifier evaluation_loader finish gather gather_for_metrics gather_object
+    evaluate_classifier evaluate_tags evaluation_loader finish gather gather_for_metrics
+    gather_object
     gather_state generate get_model_state_dict get_state_dict guard interruptible load_state
     load_on_rank_0 log_step losses losses_and_output mean_losses mean_metrics measure new_group
     next_step ordered_loader prepare read_weights reduce remember restore_state resume run_reference
     save_and_end save_model save_state share_new_modules run.join self._watch.join
-    self._nonfinite.check steps summarize summed_losses summed_target_loss token_loss
+    self._nonfinite.check steps summarize summed_losses summed_tag_loss summed_target_loss
+    token_loss
     training_loader wait_for_everyone weighted_row_losses
     whole_weights zero_parts _between_steps _check_nonfinite _deal _end _end_if_done
     _find_checkpoint _keep_finished_model _save_and_stop _save_if_new _write_step

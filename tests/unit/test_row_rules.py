@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import bert
+import bert_ner
 import llama
 import llama_dpo
 import vit
@@ -26,6 +27,7 @@ def test_all_rules_of_a_row_are_reached_from_the_recipes():
         llama.tokenize_row,
         llama_dpo.tokenize_answers,
         bert.tokenize_text,
+        bert_ner.tokenize_words,
         vit.label_image,
         attempt,
     ):

@@ -42,6 +42,7 @@ UNSAFE_OF = {  # recipe: what it has not of these, and what it has besides
            max_target_length forced_bos_token""",
     ),
     "bert": ("packing", "text_columns label_column problem_type class_weights"),
+    "bert_ner": ("packing", "text_column_name label_column_name label_all_tokens"),
     "vit": (
         "packing max_length train_sampling_strategy",
         "image_column_name label_column_name problem_type class_weights augmentation",

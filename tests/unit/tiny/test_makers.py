@@ -20,6 +20,7 @@ ARCHITECTURES = {
     "mixtral": "MixtralForCausalLM",
     "t5": "T5ForConditionalGeneration",
     "bert": "BertModel",
+    "bert_ner": "BertModel",
     "vit": "ViTModel",
 }
 

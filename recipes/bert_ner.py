@@ -1,0 +1,300 @@
+r"""Token classification, such as named entities, with any encoder or decoder, BERT as the example.
+
+The YAML file owns the strategy, the command line everything about learning:
+
+    accelerate launch --config_file accelerate_configs/ddp.yaml recipes/bert_ner.py
+    accelerate launch --config_file accelerate_configs/fsdp.yaml --num_processes 4 \
+        recipes/bert_ner.py --model_name_or_path answerdotai/ModernBERT-large \
+        --dataset_name rows.jsonl --label_column_name ner_tags
+
+A good run prints a summary with the tags and one row as the model sees it, a loss that falls, an
+F1 of entities that rises, and the folder that `from_pretrained` loads. The same command again
+continues from the newest checkpoint. Exit codes: components/exits.py. To make it yours:
+python scripts/copy_recipe.py bert_ner my_project, then look for EDIT.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from components.arguments import (
+    DenseModelArguments,
+    EvalOnStartArguments,
+    LengthArguments,
+    RowArguments,
+    SamplingArguments,
+)
+from components.cli import Above, arg
+from components.startup import start
+
+
+@dataclass(kw_only=True)
+class Arguments(
+    EvalOnStartArguments,
+    LengthArguments,
+    SamplingArguments,
+    RowArguments,
+    DenseModelArguments,
+):
+    """Token classification."""
+
+    GROUP: ClassVar[str] = "Data"
+    model_name_or_path: str = "google-bert/bert-base-cased"  # Apache-2.0
+    dataset_name: str = (
+        "lhoestq/conll2003"  # EDIT: yours (for research, 14,041 sentences, 4 kinds of entities)
+    )
+    output_dir: str = "runs/bert_ner"
+    max_length: Annotated[int, Above(0)] = arg(
+        512, "tokens per row; longer rows cannot be used, since their tags would be lost"
+    )
+    text_column_name: str = arg("tokens", "column of the words, a list of texts")
+    label_column_name: str | None = arg(
+        None, "column of the tags, a list of names or numbers [the first of TAG_COLUMNS in a row]"
+    )
+    label_all_tokens: bool = arg(
+        False,
+        "train on the tag at all tokens of a word, with I in place of B after the first one, "
+        "instead of at the first one alone; evaluation looks at the first one",
+    )
+
+
+if __name__ == "__main__":
+    # Before the imports below, which take seconds: a wrong flag is refused at once
+    args = start(Arguments, __doc__)
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from accelerate.utils import set_seed
+from transformers import AutoConfig, AutoModelForTokenClassification, DataCollatorWithPadding
+
+from components.accelerator import make_accelerator
+from components.batches import BatchPlan, Line, OnePerLine
+from components.chat import load_text_tokenizer
+from components.classifier import load_classifier
+from components.export import save_model
+from components.loading import loading
+from components.model_checks import check_model, without_adapters
+from components.optimizer import make_optimizer
+from components.packing import NOT_TRAINED_ON
+from components.padding import pad_texts
+from components.rows import Rows, Split, describe_rows, open_splits, prepare_rows
+from components.run import Run
+from components.strategy import backward
+from components.tagger import evaluate_tags, summed_tag_loss
+from components.tags import (
+    NO_WORD,
+    count_tags,
+    describe_tags,
+    label_tokens,
+    names_in_config,
+    names_of_tags,
+    order_tags,
+    read_tags,
+    read_words,
+    show_tags,
+    without_unknown_tags,
+)
+
+# EDIT: yours, the columns of tags
+TAG_COLUMNS = ["ner_tags", "labels", "tags"]
+
+
+# ---- Data ----
+def tokenize_words(
+    row: Mapping[str, Any],
+    tokenizer: Any,
+    max_length: int,
+    word_column: str,
+    tag_columns: Sequence[str],
+    tag_names: Sequence[str] | None,
+) -> dict[str, Any]:
+    """Return the tokens of a row's words, the word of each token, and the tags of the words.
+
+    Args:
+        tag_columns: the tags are in the first of them that is there.
+        tag_names: of tags that are numbers.
+    """
+    tag_column = next((name for name in tag_columns if name in row), tag_columns[0])
+    words = read_words(row, word_column, tag_column)
+    tags = read_tags(row[tag_column], tag_names, tag_column)
+    if len(words) != len(tags):
+        raise ValueError(
+            f"has {len(words)} words in {word_column} and {len(tags)} tags in {tag_column}"
+        )
+    # To byte-level tokenizers the space before a word is part of it; others ignore it
+    encoded = tokenizer([f" {word}" for word in words], is_split_into_words=True)
+    tokens = np.array(encoded["input_ids"], dtype=np.int32)
+    if len(tokens) > max_length:
+        raise ValueError(
+            f"has {len(tokens)} tokens, more than --max_length {max_length}: cut it into sentences"
+        )
+    word_ids = [NO_WORD if word is None else word for word in encoded.word_ids()]
+    if set(word_ids) <= {NO_WORD}:
+        raise ValueError(f"has no word in {word_column} that becomes a token")
+    content = tokens.tobytes() + "\n".join(tags).encode()
+    return {
+        "input_ids": encoded["input_ids"],
+        "token_type_ids": encoded.get("token_type_ids", []),
+        "word_ids": word_ids,
+        "tags": tags,
+        "length": len(tokens),
+        "largest": int(tokens.max()),
+        "hash": xxhash.xxh3_64_intdigest(content) >> 1,
+    }
+
+
+def tokenize_split(
+    split: Split, args: Arguments, tokenizer: Any, tag_names: Sequence[str] | None
+) -> Rows:
+    """Return the tokens and tags of the rows of a split.
+
+    Args:
+        tag_names: of tags that are numbers, where the data set does not name them.
+    """
+    columns = tag_columns(args)
+    prepare = partial(
+        tokenize_words,
+        tokenizer=tokenizer,
+        max_length=args.max_length,
+        word_column=args.text_column_name,
+        tag_columns=columns,
+        tag_names=names_of_tags(split, columns) or tag_names,
+    )
+    return prepare_rows(split, prepare, args)
+
+
+def tag_columns(args: Arguments) -> list[str]:
+    """Return the columns that may hold the tags."""
+    if args.label_column_name is not None:
+        return [args.label_column_name]
+    return TAG_COLUMNS
+
+
+def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, dict[str, int]]:
+    """Return rows to train on, rows to evaluate on, and the number of each tag. EDIT: filters."""
+    with loading("model", args.model_name_or_path):
+        config = AutoConfig.from_pretrained(args.model_name_or_path)
+    of_model = names_in_config(config)
+    train_split, eval_split = open_splits(args, evaluate=args.eval_strategy != "no")
+    train_rows = tokenize_split(train_split, args, tokenizer, of_model)
+    of_data = names_of_tags(train_split, tag_columns(args))
+    number_of = order_tags(count_tags(train_rows), args.dataset_name, of_model, of_data)
+    if eval_split is None:
+        return train_rows, None, number_of
+    eval_rows = tokenize_split(eval_split, args, tokenizer, of_model)
+    return train_rows, without_unknown_tags(eval_rows, number_of, args.skip_bad_rows), number_of
+
+
+@dataclass(frozen=True)
+class TagCollator:
+    """Make a batch of tagged words.
+
+    A batch has inputs, what the model takes, [rows, tokens], padded as the tokenizer pads; labels,
+    the numbers of tags, [rows, tokens]; counts: labeled tokens, and tokens without padding; and on
+    the host of each row word_ids, tags, and row: its number in its file, from 1.
+    """
+
+    columns: ClassVar[list[str]] = ["input_ids", "token_type_ids", "word_ids", "tags", "row"]
+    pad: DataCollatorWithPadding
+    number_of: dict[str, int]
+    label_all_tokens: bool
+
+    def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
+        rows = source.__getitems__([row for line in lines for row in line]) if lines else []
+        inputs = pad_texts(rows, self.pad)
+        labels = torch.full(inputs["input_ids"].shape, NOT_TRAINED_ON)
+        for place, row in enumerate(rows):
+            numbers = label_tokens(
+                row["word_ids"], row["tags"], self.number_of, self.label_all_tokens
+            )
+            labels[place, : len(numbers)] = torch.from_numpy(numbers)
+        num_labeled = (labels != NOT_TRAINED_ON).sum()
+        num_tokens = sum(len(row["input_ids"]) for row in rows)
+        return {
+            "inputs": inputs,
+            "labels": labels,
+            "counts": torch.tensor([num_labeled, num_tokens]),
+            "word_ids": [row["word_ids"] for row in rows],
+            "tags": [row["tags"].tolist() for row in rows],
+            "row": [int(row["row"]) for row in rows],
+        }
+
+
+def main(args: Arguments) -> None:
+    run = Run(args)  # from here on signals stop it, and status.json tells how it ends
+    accelerator = make_accelerator(args)
+    run.join(accelerator)
+    set_seed(args.seed)
+
+    # ---- Data ----
+    tokenizer = load_text_tokenizer(args.model_name_or_path)
+    with accelerator.local_main_process_first():  # the others read its cache
+        train_rows, eval_rows, number_of = load_data(args, tokenizer)
+    names = list(number_of)
+    lengths = train_rows.lengths
+    plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
+    run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
+    collator = TagCollator(DataCollatorWithPadding(tokenizer), number_of, args.label_all_tokens)
+    lines = OnePerLine(len(train_rows))
+    train_loader = plan.training_loader(train_rows, lines, collator, first_step=run.step)
+    eval_loader = plan.evaluation_loader(eval_rows, collator)
+
+    # ---- Model, optimizer, schedule ----
+    model = load_classifier(
+        AutoModelForTokenClassification, args, names, accelerator, task_type="TOKEN_CLS"
+    )
+    config = without_adapters(model).config
+    config.pad_token_id = tokenizer.pad_token_id
+    check_model(args, model, train_rows.largest_token(tokenizer), longest_row=lengths.max())
+    notes = describe_rows(train_rows, eval_rows)
+    notes["labels"] = describe_tags(count_tags(train_rows), number_of)
+    notes["batch"] = plan.describe("rows", lengths.mean())
+    notes["sample"] = show_tags(train_rows.dataset[0], tokenizer, number_of)
+    run.summarize(model, notes)
+    optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    run.resume(model, optimizer, schedule)
+
+    # ---- Train ----
+    measure = partial(evaluate_tags, run, accelerator, model, names)
+    if eval_loader and run.owes_evaluation(plan.evaluate_after):
+        measure(eval_loader)
+    model.train()
+    batches = iter(train_loader)
+    for step in run.steps():
+        micro_batches = [next(batches) for _ in range(args.gradient_accumulation_steps)]
+        # The loss is a sum over the labeled tokens of the whole step, on all ranks, divided by
+        # their number
+        counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
+        num_labeled, num_tokens = counts
+        losses = []
+        grad_norm = None
+        for batch in micro_batches:
+            with accelerator.accumulate(model):
+                loss = summed_tag_loss(model, batch)[0] / num_labeled
+                losses.append(loss.detach())
+                backward(accelerator, loss)
+                if accelerator.sync_gradients:
+                    max_norm = args.max_grad_norm or math.inf
+                    grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)
+                    run.guard(grad_norm, losses, micro_batches)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+        epoch = step / plan.steps_per_epoch
+        run.log_step(losses, grad_norm, num_tokens, epoch)
+        if eval_loader and step in plan.evaluate_after:
+            measure(eval_loader)
+
+    # ---- Save ----
+    save_model(accelerator, model, tokenizer, args.output_dir, config)
+    run.finish(f"Its curve: python scripts/plot_loss.py {args.output_dir}")
+
+
+if __name__ == "__main__":
+    main(args)  # pyrefly: ignore[unbound-name]  # bound above, before the imports

@@ -1,0 +1,199 @@
+"""Tags of words: their names, from the rows, the data set or the model, and what tokens carry."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from transformers import PretrainedConfig
+
+from components.chat import without_lone_surrogates
+from components.columns import MAX_SHOWN, list_columns
+from components.entities import OUTSIDE
+from components.exits import Exit
+from components.packing import NOT_TRAINED_ON
+from components.rows import Rows, Split, leave_out
+from components.status import fail
+
+NO_WORD = -1  # in place of a word's number: of a special token
+ROWS_AT_A_TIME = 1000
+
+
+# ---- The words and tags of a row ----
+def read_words(row: Mapping[str, Any], word_column: str, tag_column: str) -> list[str]:
+    """Return the words of a row.
+
+    Raises:
+        ValueError: if there are none, or if the column of tags is missing.
+    """
+    if word_column not in row or tag_column not in row:
+        raise ValueError(
+            f"has the columns {list_columns(row)}; needs {word_column}, {tag_column}: "
+            "see --text_column_name and --label_column_name"
+        )
+    words = row[word_column]
+    is_list = isinstance(words, list) and len(words) > 0
+    if not is_list or not all(isinstance(word, str) for word in words):
+        raise ValueError(f"has no list of words in {word_column}: {str(words)[:MAX_SHOWN]}")
+    return [without_lone_surrogates(word) for word in words]
+
+
+def read_tags(values: Any, names: Sequence[str] | None, column: str) -> list[str]:
+    """Return the names of a row's tags.
+
+    Args:
+        values: names, or numbers of them.
+        names: of the tags that are numbered, in order; None if nothing names them.
+
+    Raises:
+        ValueError: if there are no tags in the column, or one that has no name.
+    """
+    if not isinstance(values, list):
+        raise ValueError(f"has no list of tags in {column}: {str(values)[:MAX_SHOWN]}")
+    return [read_tag(value, names, column) for value in values]
+
+
+def read_tag(value: Any, names: Sequence[str] | None, column: str) -> str:
+    """Return the name of a tag that may be numbered."""
+    if isinstance(value, str) and value.strip():
+        return value.strip()
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"has a tag in {column} that is neither a name nor a number: {value!r}")
+    if names is None:
+        raise ValueError(
+            f"has numbers in {column}, and neither the data set nor the model's config names them: "
+            "write the tags' names"
+        )
+    if not 0 <= value < len(names):
+        raise ValueError(f"has the tag {value} in {column}, of which there are {len(names)}")
+    return names[value]
+
+
+def label_tokens(
+    word_ids: np.ndarray, tags: Sequence[str], number_of: dict[str, int], all_tokens: bool
+) -> np.ndarray:
+    """Return the number of the tag of each token, NOT_TRAINED_ON for those without one: [tokens].
+
+    The first token of a word carries the word's tag. The others have none, or with `all_tokens`
+    the same one, an I in place of a B if there is that tag.
+
+    Args:
+        word_ids: the number of each token's word, NO_WORD of special tokens: [tokens].
+        tags: of the words.
+    """
+    labels = np.full(len(word_ids), NOT_TRAINED_ON)
+    is_first = first_tokens(word_ids)
+    for place, word in enumerate(word_ids.tolist()):
+        if is_first[place]:
+            labels[place] = number_of[tags[word]]
+        elif all_tokens and word != NO_WORD:
+            labels[place] = number_of[inside_tag(tags[word], number_of)]
+    return labels
+
+
+def inside_tag(tag: str, number_of: dict[str, int]) -> str:
+    """Return the tag of the further tokens of a word: of one with B, the I, if there is one."""
+    inside = f"I-{tag[2:]}"
+    if tag.startswith("B-") and inside in number_of:
+        return inside
+    return tag
+
+
+def first_tokens(word_ids: np.ndarray) -> np.ndarray:
+    """Return which tokens are the first ones of a word: [tokens]."""
+    before = np.concatenate([[NO_WORD], word_ids[:-1]])
+    return (word_ids != NO_WORD) & (word_ids != before)
+
+
+def tag_words(
+    numbers: np.ndarray, word_ids: np.ndarray, names: Sequence[str], num_words: int
+) -> list[str]:
+    """Return the tag that is predicted for each word: at its first token, O if it has none.
+
+    Args:
+        numbers: of the tags that are predicted, [tokens], also for padding.
+    """
+    tags = [OUTSIDE] * num_words
+    for place in np.flatnonzero(first_tokens(word_ids)):
+        tags[word_ids[place]] = names[numbers[place]]
+    return tags
+
+
+def show_tags(row: Mapping[str, Any], tokenizer: Any, number_of: dict[str, int]) -> str:
+    """Return the tokens of a row, each with the tag that it carries."""
+    labels = label_tokens(row["word_ids"], row["tags"], number_of, all_tokens=False)
+    names = list(number_of)
+    shown = tokenizer.convert_ids_to_tokens(row["input_ids"].tolist())
+    for place in np.flatnonzero(labels != NOT_TRAINED_ON):
+        shown[place] += f"/{names[labels[place]]}"
+    return " ".join(shown)
+
+
+# ---- All tags ----
+def names_of_tags(split: Split, columns: Sequence[str]) -> list[str] | None:
+    """Return the names of a split's numbered tags, None if it does not number them."""
+    for column in columns:
+        names = split.class_names(column)
+        if names is not None:
+            return names
+    return None
+
+
+def names_in_config(config: PretrainedConfig) -> list[str] | None:
+    """Return the names of the tags that a model was trained on, None if it has none of its own."""
+    names = list((config.id2label or {}).values())
+    if names == [f"LABEL_{number}" for number in range(len(names))]:  # transformers' default
+        return None
+    return names
+
+
+def count_tags(rows: Rows) -> Counter[str]:
+    """Return the number of words of each tag."""
+    counts: Counter[str] = Counter()
+    dataset: Any = rows.dataset  # datasets annotates its methods as if it were a DatasetDict too
+    for part in dataset.with_format(None).select_columns("tags").iter(ROWS_AT_A_TIME):
+        for tags in part["tags"]:
+            counts.update(tags)
+    return counts
+
+
+def order_tags(counts: Counter[str], name: str, *sources: Sequence[str] | None) -> dict[str, int]:
+    """Return the number of each tag that the model tells apart.
+
+    Ends with 65 if all words have the same tag.
+
+    Args:
+        counts: of the training rows' words.
+        name: of the data set, for the message.
+        sources: names in their order; the first that have all tags of the training rows are taken,
+            or else those tags in the order of the alphabet.
+    """
+    if len(counts) == 1:
+        fail(Exit.DATA, f"{name}: all words have the tag {next(iter(counts))!r}")
+    names = sorted(counts)
+    for source in reversed(sources):
+        if source is not None and set(counts) <= set(source):
+            names = list(source)
+    return {tag: number for number, tag in enumerate(names)}
+
+
+def describe_tags(counts: Counter[str], number_of: dict[str, int]) -> str:
+    """Return the tags and the words that have them, for the start summary."""
+    listed = ", ".join(f"{tag} {counts[tag]}" for tag in number_of)
+    return f"{len(number_of)} tags: {listed[:400]}"
+
+
+def without_unknown_tags(rows: Rows, number_of: dict[str, int], skip_bad_rows: bool) -> Rows:
+    """Return rows of which every tag is known.
+
+    Ends with 65 where one is not; with --skip_bad_rows such rows are left out.
+    """
+    if set(count_tags(rows)) <= set(number_of):
+        return rows
+    problems = {}
+    known = f"those have {', '.join(number_of)[:200]}"
+    for index, tags in enumerate(rows.dataset.with_format(None)["tags"]):
+        unknown = sorted(set(tags) - set(number_of))
+        if unknown:
+            problems[index] = f"its tag {unknown[0]!r} is that of no training row: {known}"
+    return leave_out(rows, problems, skip_bad_rows, reason="tags")

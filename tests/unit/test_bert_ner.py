@@ -1,0 +1,284 @@
+"""Words become tokens that carry their tags, and a row that does not fit is named; the loss is that
+of all labeled tokens, however rows are cut into batches (recipes/bert_ner.py).
+
+In process. Expected values are worked out by hand, or by torch's own loss. The metrics:
+components/test_entities.py.
+"""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from datasets import ClassLabel, Dataset, Features, List, Value
+from transformers import (
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForTokenClassification,
+    DataCollatorWithPadding,
+    RobertaTokenizer,
+)
+
+import bert_ner
+from components.cli import parse_arguments
+from components.tagger import summed_tag_loss
+from components.tags import NO_WORD, describe_tags, label_tokens, names_in_config, tag_words
+
+NAMES = ["O", "B-PER", "I-PER"]
+NUMBER_OF = {name: number for number, name in enumerate(NAMES)}
+WORDS = ["the", "road", "to", "xyzab"]  # xyzab is none of the tokenizer's words
+TAGS = ["O", "O", "O", "B-PER"]
+
+
+@pytest.fixture
+def tokenizer(tiny_of):
+    return AutoTokenizer.from_pretrained(tiny_of("bert_ner") / "model")
+
+
+@pytest.fixture
+def load(tiny_of, tokenizer, tmp_path, monkeypatch):
+    """A function from training rows, evaluation rows and flags to what `load_data` finds."""
+
+    def load(train, held_out=None, *flags, model=None):
+        words = ["--model_name_or_path", model or tiny_of("bert_ner") / "model"]
+        for name, flag, found in (
+            ("train", "--dataset_name", train),
+            ("test", "--eval_dataset_name", held_out),
+        ):
+            if isinstance(found, Dataset):
+                path = tmp_path / f"{name}.parquet"
+                found.to_parquet(path)
+            elif found is not None:
+                path = tmp_path / f"{name}.jsonl"
+                path.write_text("".join(json.dumps(row) + "\n" for row in found))
+            if found is not None:
+                words += [flag, path]
+        words += ["--output_dir", tmp_path / "run", *flags]
+        args = parse_arguments(bert_ner.Arguments, words=[str(word) for word in words])
+        return bert_ner.load_data(args, tokenizer)
+
+    return load
+
+
+def row_of(tags, column="ner_tags"):
+    return {"tokens": [f"word{place}" for place in range(len(tags))], column: tags}
+
+
+def tokenize(row, tokenizer, names=None, max_length=64, columns=bert_ner.TAG_COLUMNS):
+    return bert_ner.tokenize_words(row, tokenizer, max_length, "tokens", columns, names)
+
+
+# ---- Rows ----
+def test_each_token_knows_its_word(tokenizer):
+    row = tokenize({"tokens": WORDS, "ner_tags": TAGS}, tokenizer)
+    tokens = tokenizer.convert_ids_to_tokens(row["input_ids"])
+    assert tokens[:4] == ["[CLS]", "the", "road", "to"] and tokens[-1] == "[SEP]"
+    pieces = len(tokens) - 5
+    assert pieces > 1 and row["word_ids"] == [NO_WORD, 0, 1, 2, *[3] * pieces, NO_WORD]
+    assert row["tags"] == TAGS and row["length"] == len(tokens)
+
+
+def test_the_space_before_a_word_is_part_of_it_to_a_byte_level_tokenizer(tmp_path):
+    vocab = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "Ġ": 4, "a": 5, "b": 6, "Ġa": 7}
+    RobertaTokenizer(vocab=vocab, merges=[("Ġ", "a")]).save_pretrained(tmp_path)
+    tokenizer = bert_ner.load_text_tokenizer(str(tmp_path))
+    row = tokenize({"tokens": ["ab", "a"], "ner_tags": ["O", "B-PER"]}, tokenizer)
+    assert tokenizer.convert_ids_to_tokens(row["input_ids"]) == ["<s>", "Ġa", "b", "Ġa", "</s>"]
+    assert row["word_ids"] == [NO_WORD, 0, 0, 1, NO_WORD]
+
+
+@pytest.mark.parametrize("column", bert_ner.TAG_COLUMNS)
+def test_the_usual_columns_are_found(column, load):
+    train_rows, _, number_of = load([row_of(["O", "B-PER"], column)])
+    assert train_rows.dataset["tags"][0].tolist() == ["O", "B-PER"]
+    assert number_of == {"B-PER": 0, "O": 1}
+
+
+def test_other_columns_can_be_named(load):
+    row = {"tokens": ["a", "b"], "ner_tags": ["O", "O"], "words": ["c"], "kinds": ["B-X"]}
+    flags = ["--text_column_name", "words", "--label_column_name", "kinds"]
+    other = {"words": ["d"], "kinds": ["O"]}
+    train_rows, _, number_of = load([row, other], None, *flags)
+    assert list(number_of) == ["B-X", "O"] and train_rows.lengths.tolist() == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"words": ["a"]}, "has the columns words; needs tokens, ner_tags: see --text_column_name"),
+        ({"tokens": ["a"]}, "has the columns tokens; needs tokens, ner_tags"),
+        ({"tokens": "a b", "ner_tags": ["O"]}, "has no list of words in tokens: a b"),
+        ({"tokens": [], "ner_tags": []}, "has no list of words in tokens"),
+        ({"tokens": ["a", None], "ner_tags": ["O", "O"]}, "has no list of words in tokens"),
+        ({"tokens": ["a"], "ner_tags": "O"}, "has no list of tags in ner_tags: O"),
+        ({"tokens": ["a", "b"], "tags": ["O"]}, "has 2 words in tokens and 1 tags in tags"),
+        (
+            {"tokens": ["a"], "tags": [None]},
+            "has a tag in tags that is neither a name nor a number",
+        ),
+        ({"tokens": ["a"], "tags": [" "]}, "has a tag in tags that is neither a name nor a number"),
+        ({"tokens": ["a"], "tags": [3]}, "has the tag 3 in tags, of which there are 3"),
+        ({"tokens": ["a"], "tags": [-1]}, "has the tag -1 in tags, of which there are 3"),
+        ({"tokens": ["a"] * 7, "tags": ["O"] * 7}, "has 9 tokens, more than --max_length 8"),
+        ({"tokens": [" "], "tags": ["O"]}, "has no word in tokens that becomes a token"),
+    ],
+    ids=str,
+)
+def test_rows_that_cannot_be_used_say_why(row, says, tokenizer):
+    with pytest.raises(ValueError, match=says):
+        tokenize(row, tokenizer, names=NAMES, max_length=8)
+
+
+def test_numbers_that_nothing_names_are_refused(tokenizer):
+    with pytest.raises(ValueError, match="neither the data set nor the model's config names them"):
+        tokenize({"tokens": ["a"], "tags": [0]}, tokenizer)
+
+
+def test_bad_rows_are_named_with_file_and_line(load, capsys):
+    rows = [row_of(["O", "B-PER"]), {"tokens": ["a", "b"], "ner_tags": ["O"]}]
+    with pytest.raises(SystemExit, match="65"):
+        load(rows)
+    assert "train.jsonl, line 2: has 2 words in tokens and 1 tags" in capsys.readouterr().err
+    assert len(load(rows, None, "--skip_bad_rows")[0]) == 1
+
+
+# ---- Names of tags ----
+def test_a_data_set_that_numbers_its_tags_keeps_their_order(load):
+    features = Features(
+        {"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=NAMES))}
+    )
+    rows = Dataset.from_list([row_of([1, 0]), row_of([0])], features=features)
+    train_rows, eval_rows, number_of = load(rows, [row_of(["I-PER"])])
+    assert number_of == NUMBER_OF
+    assert train_rows.dataset["tags"][0].tolist() == ["B-PER", "O"]
+    assert eval_rows.dataset["tags"][0].tolist() == ["I-PER"]  # a name, though no row is trained on
+
+
+@pytest.fixture
+def tagger(tiny_of, tokenizer, tmp_path):
+    """The folder of a model that was trained on NAMES."""
+    folder = tmp_path / "tagger"
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = BertConfig(
+        **sizes, intermediate_size=8, vocab_size=320, id2label=dict(enumerate(NAMES))
+    )
+    BertForTokenClassification(config).save_pretrained(folder)
+    return folder
+
+
+def test_a_model_that_was_trained_on_the_tags_keeps_their_order(load, tagger):
+    assert load([row_of(["B-PER", "O"])], model=tagger)[2] == NUMBER_OF
+    assert load([row_of([2, 0])], model=tagger)[0].dataset["tags"][0].tolist() == ["I-PER", "O"]
+    others = load([row_of(["B-LOC", "O"])], model=tagger)[2]
+    assert others == {"B-LOC": 0, "O": 1}
+
+
+def test_the_default_names_of_a_config_are_none():
+    assert names_in_config(BertConfig()) is None
+    assert names_in_config(BertConfig(id2label=dict(enumerate(NAMES)))) == NAMES
+
+
+def test_a_tag_that_no_training_row_has_is_named_or_its_row_left_out(load, capsys):
+    train, held_out = [row_of(["O", "B-PER"])], [row_of(["O"]), row_of(["O", "B-LOC"])]
+    with pytest.raises(SystemExit, match="65"):
+        load(train, held_out)
+    message = capsys.readouterr().err
+    assert "test.jsonl, line 2: its tag 'B-LOC' is that of no training row" in message
+    assert "those have B-PER, O" in message and "1 rows cannot be used" in message
+    _, eval_rows, _ = load(train, held_out, "--skip_bad_rows")
+    assert eval_rows.dataset["row"][:].tolist() == [1]
+    assert eval_rows.notes == "2, 0 left out, 1 more for their tags"
+
+
+def test_one_tag_alone_is_nothing_to_learn(load, capsys):
+    with pytest.raises(SystemExit, match="65"):
+        load([row_of(["O", "O"])])
+    assert "train.jsonl: all words have the tag 'O'" in capsys.readouterr().err
+
+
+def test_the_summary_counts_words_by_tag():
+    counts = {"O": 5, "B-PER": 2, "I-PER": 0}
+    assert describe_tags(counts, NUMBER_OF) == "3 tags: O 5, B-PER 2, I-PER 0"
+
+
+def test_tags_are_part_of_what_a_resumed_run_compares(tokenizer):
+    first, second = (tokenize(row_of([tag]), tokenizer) for tag in ("O", "B-PER"))
+    assert first["input_ids"] == second["input_ids"] and first["hash"] != second["hash"]
+
+
+# ---- Labels of tokens ----
+WORD_IDS = np.array([NO_WORD, 0, 0, 1, 2, 2, 2, NO_WORD])
+
+
+@pytest.mark.parametrize(
+    ("all_tokens", "labels"),
+    [
+        (False, [-100, 1, -100, 2, 0, -100, -100, -100]),
+        (True, [-100, 1, 2, 2, 0, 0, 0, -100]),
+    ],
+)
+def test_the_first_token_of_a_word_carries_its_tag_or_all_do(all_tokens, labels):
+    found = label_tokens(WORD_IDS, ["B-PER", "I-PER", "O"], NUMBER_OF, all_tokens)
+    assert found.tolist() == labels
+
+
+def test_without_a_tag_for_inside_all_tokens_carry_the_same():
+    found = label_tokens(WORD_IDS, ["B-PER", "O", "O"], {"O": 0, "B-PER": 1}, all_tokens=True)
+    assert found[:3].tolist() == [-100, 1, 1]
+
+
+def test_a_word_has_the_tag_of_its_first_token_and_one_without_tokens_has_none():
+    numbers = np.array([0, 1, 2, 2, 0, 2, 2, 1, 1, 1])  # two more: padding
+    assert tag_words(numbers, WORD_IDS, NAMES, 4) == ["B-PER", "I-PER", "O", "O"]
+
+
+# ---- Batches and loss ----
+def collate(tokenizer, rows, numbers, all_tokens=False):
+    number_of = {"B-PER": 1, "I-PER": 2, "O": 0}
+    collator = bert_ner.TagCollator(DataCollatorWithPadding(tokenizer), number_of, all_tokens)
+    return collator(rows.dataset, [[number] for number in numbers])
+
+
+def test_a_batch_is_padded_to_its_longest_row(load, tokenizer):
+    rows = [{"tokens": ["to"], "tags": ["O"]}, {"tokens": ["the", "road"], "tags": ["B-PER", "O"]}]
+    batch = collate(tokenizer, load(rows)[0], [0, 1])
+    assert batch["inputs"]["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+    assert batch["labels"].tolist() == [[-100, 0, -100, -100], [-100, 1, 0, -100]]
+    assert batch["counts"].tolist() == [3, 7] and batch["row"] == [1, 2]
+    assert batch["tags"] == [["O"], ["B-PER", "O"]]
+
+
+def test_a_rank_without_rows_takes_part_and_counts_nothing(load, tokenizer, tiny_of):
+    batch = collate(tokenizer, load([row_of(["O", "B-PER"])])[0], [])
+    assert batch["inputs"]["input_ids"].shape == (1, 1) and batch["counts"].tolist() == [0, 0]
+    model = AutoModelForTokenClassification.from_pretrained(
+        tiny_of("bert_ner") / "model", num_labels=3
+    )
+    loss, _ = summed_tag_loss(model, batch)
+    loss.backward()
+    assert loss == 0 and batch["tags"] == []
+    assert all(weight.grad is not None and not weight.grad.any() for weight in model.parameters())
+
+
+@pytest.mark.parametrize("all_tokens", [False, True], ids=["first tokens", "all tokens"])
+def test_the_loss_is_torchs_mean_over_labeled_tokens_however_rows_are_cut(
+    all_tokens, load, tokenizer
+):
+    rows = [row_of(tags.split()) for tags in ("O", "B-PER I-PER O", "O O", "I-PER O O B-PER")]
+    train_rows = load(rows)[0]
+    weights = torch.randn(tokenizer.vocab_size, 3, generator=torch.Generator().manual_seed(0))
+
+    def model(input_ids, **_):
+        return SimpleNamespace(logits=weights[input_ids])
+
+    whole = collate(tokenizer, train_rows, [0, 1, 2, 3], all_tokens)
+    expected = torch.nn.CrossEntropyLoss()(
+        weights[whole["inputs"]["input_ids"]].flatten(0, 1), whole["labels"].flatten()
+    )
+    batches = [collate(tokenizer, train_rows, cut, all_tokens) for cut in ([0, 1], [], [2], [3])]
+    total = sum(summed_tag_loss(model, batch)[0] for batch in batches)
+    num_labeled = sum(batch["counts"][0] for batch in batches)
+    assert num_labeled == whole["counts"][0] >= 10
+    assert (total / num_labeled).item() == pytest.approx(expected.item(), rel=1e-6)
