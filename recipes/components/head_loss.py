@@ -46,6 +46,18 @@ class Wanted:
     targets: torch.Tensor
 
 
+def token_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the cross-entropy of each token in nats, [tokens]. EDIT: label smoothing, a z-loss.
+
+    Every path to the loss ends here, with logits at once or in pieces, and evaluation as well as
+    training.
+
+    Args:
+        logits: [tokens, vocabulary], in fp32.
+    """
+    return cross_entropy(logits, targets, reduction="none")
+
+
 class LossInHead:
     """The cross-entropy of the tokens that are trained on, as what the model's output head returns.
 
@@ -118,7 +130,7 @@ class LossInHead:
         output = model(**inputs, use_cache=False)
         losses = output.logits
         if self._model_changes_logits:
-            losses = cross_entropy(output.logits.float(), targets, reduction="none")
+            losses = token_losses(output.logits.float(), targets)
         return losses, output
 
     def __str__(self) -> str:
@@ -158,7 +170,7 @@ class LossInHead:
         return self._losses_in_pieces(hidden, targets)
 
     def _losses_at_once(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return cross_entropy(self._head_forward(hidden).float(), targets, reduction="none")
+        return token_losses(self._head_forward(hidden).float(), targets)
 
     def _losses_in_pieces(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if self._is_plain:
@@ -325,4 +337,4 @@ def losses_of(
     """Return the cross-entropy of each token in nats and fp32, [tokens], from its hidden state."""
     logits = torch.nn.functional.linear(hidden, weight, bias)
     logits = logits.float()  # under the same name, so that those in bf16 are let go at once
-    return cross_entropy(logits, targets, reduction="none")
+    return token_losses(logits, targets)

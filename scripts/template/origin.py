@@ -13,7 +13,7 @@ TEXT = """# Origin
     {command}
 
 The copy is yours: it runs from this folder and needs nothing else of that repository.
-`grep -n EDIT {program}` shows what to adapt first. To start it:
+`grep -rn EDIT --include='*.py' .` shows what to adapt first. To start it:
 
     pip install -r requirements.txt
     accelerate launch --config_file accelerate_configs/fsdp.yaml {program} --help

@@ -177,6 +177,27 @@ def test_each_tokens_loss_comes_beside_what_else_the_model_puts_out(name, mib, b
     assert alone.equal(losses) and token_loss(model, batch).equal(losses.sum())
 
 
+@pytest.mark.parametrize("mib", [256, 0.02], ids=["at once", "in pieces"])
+@pytest.mark.parametrize("name", MODELS)
+def test_another_loss_is_written_in_one_place(name, mib, batch, monkeypatch):
+    """Who edits `token_losses` gets that loss and its gradient on every path."""
+
+    def smoothed(logits, targets):
+        return torch.nn.functional.cross_entropy(
+            logits, targets, reduction="none", label_smoothing=0.1
+        )
+
+    plain = model_of(name)
+    logits = plain(**batch["inputs"]).logits.flatten(0, 1)[batch["positions"]]
+    wanted = smoothed(logits, batch["targets"]).sum()
+    norm = norm_after(wanted, plain)
+    monkeypatch.setattr("components.head_loss.token_losses", smoothed)
+    model = model_of(name)
+    ours = LossInHead(model, mib, CPU)(model, batch)
+    assert ours.item() == pytest.approx(wanted.item(), rel=1e-6)
+    assert norm_after(ours, model) == pytest.approx(norm, rel=1e-5)
+
+
 def test_a_rank_without_rows_adds_nothing_and_still_has_a_gradient():
     model = model_of("llama")
     nothing = torch.zeros(0, dtype=torch.long)
