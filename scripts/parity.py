@@ -2,6 +2,7 @@
 
     python scripts/parity.py                                  # all runs: about an hour on two cores
     python scripts/parity.py --groups cuts checkpointing      # some of them; --list names all
+    python scripts/parity.py --recipes bert t5                # every run of these recipes
     python scripts/parity.py --json results/parity.json       # what the README's tables show
 
 The job: ragged rows, accumulation, clipping that bites, warm-up and cosine decay, weight decay, 20
@@ -21,9 +22,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from proof.jobs import Run, all_runs, configs, reference_of
+from proof.jobs import MAKERS, Run, all_runs, configs, reference_of
 from proof.launch import make_model
-from proof.parity_table import in_order, measure, tables
+from proof.parity_table import measure, merge, tables
 from proof.results import read_rows, write_rows
 from usage import Parser
 
@@ -39,12 +40,15 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--configs", nargs="+", choices=names, default=names, help="YAML files (default: all)"
     )
+    parser.add_argument(
+        "--recipes", nargs="+", choices=MAKERS, default=list(MAKERS), help="recipes (default: all)"
+    )
     parser.add_argument("--list", action="store_true", help="print the runs and stop")
     parser.add_argument(
         "--output_dir", type=Path, default=Path("runs/parity"), help="folder of all runs"
     )
     parser.add_argument(
-        "--json", type=Path, metavar="PATH", help="write the results here; other groups there stay"
+        "--json", type=Path, metavar="PATH", help="write the results here; other runs there stay"
     )
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count(), help="launches at a time (default: one a core)"
@@ -55,16 +59,18 @@ def parse_args() -> argparse.Namespace:
     args.runs = chosen_runs(args)
     if not args.runs:
         parser.error(
-            f"no run of {', '.join(args.groups)} is under {', '.join(args.configs)}; "
+            f"no run of {', '.join(args.groups)} is of {', '.join(args.recipes)} under "
+            f"{', '.join(args.configs)}; "
             "--list shows all runs"
         )
     return args
 
 
 def chosen_runs(args: argparse.Namespace) -> list[Run]:
-    """The runs of the chosen groups under the chosen YAML files."""
+    """The runs of the chosen groups and recipes under the chosen YAML files."""
     of_groups = [run for run in all_runs() if run.group in args.groups]
-    return [run for run in of_groups if run.config in args.configs]
+    of_recipes = [run for run in of_groups if run.recipe in args.recipes]
+    return [run for run in of_recipes if run.config in args.configs]
 
 
 def measure_in(output_dir: Path, run: Run) -> dict:
@@ -95,10 +101,7 @@ def main() -> None:
     for recipe in dict.fromkeys(run.recipe for run in args.runs):
         make_model(args.output_dir / f"tiny_{recipe}", recipe)
     rows = measure_all(args)
-    kept = [row for row in read_rows(args.json) if row["group"] not in args.groups]
-    if kept:  # they have the references of other groups
-        rows = [row for row in rows if row["group"] in args.groups] + kept
-    rows = in_order(rows)
+    rows = merge(rows, read_rows(args.json), args.runs)
     print(f"\n{tables(rows)}")
     if args.json:
         write_rows(args.json, rows)

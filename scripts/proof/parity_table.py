@@ -6,7 +6,7 @@ from pathlib import Path
 
 from paths import ROOT
 from proof.compare import BOUNDS, NAMES, bounds_of, compare, within
-from proof.jobs import WEIGHTS, Run, is_refused
+from proof.jobs import WEIGHTS, Run, all_runs, is_refused
 from proof.launch import launch
 from proof.markdown import table
 from usage import USAGE
@@ -68,6 +68,28 @@ def held_bytes(rows: list[dict]) -> dict[str, dict]:
             classes[name] = {"shards": row["shards"], "dtypes": row["dtypes"], "ranks": []}
         classes[name]["ranks"].append([row["held_bytes"], row["promised_bytes"]])
     return classes
+
+
+def merge(measured: list[dict], before: list[dict], chosen: list[Run]) -> list[dict]:
+    """The rows that were measured and, of those measured before, the ones of other runs, in order.
+
+    Rows of runs that are made no longer are left out. Runs that were only measured because others
+    are compared with them have a row from before.
+
+    Args:
+        chosen: the runs that were asked for.
+    """
+    others = set(all_runs()) - set(chosen)
+    kept = [row for row in before if run_of(row) in others]
+    if kept:
+        measured = [row for row in measured if run_of(row) in chosen]
+    return in_order(measured + kept)
+
+
+def run_of(row: dict) -> Run:
+    """The run that a row is about."""
+    settings = {field.name: row[field.name] for field in dataclasses.fields(Run)}
+    return Run(**settings | {"flags": tuple(row["flags"])})
 
 
 def in_order(rows: list[dict]) -> list[dict]:

@@ -1,6 +1,5 @@
 """Parity calls nothing equal that is not, and what is published is what was measured."""
 
-import dataclasses
 import json
 import math
 import re
@@ -16,7 +15,7 @@ from bench.operations import matmul_weights
 from launching import REPO
 from proof import jobs
 from proof.compare import BOUNDS, bounds_of, compare, within
-from proof.jobs import Run
+from proof.parity_table import merge, run_of
 from publish import pages
 
 RESULTS = json.loads((REPO / "results" / "parity.json").read_text())
@@ -75,12 +74,6 @@ def test_the_reason_for_the_wider_bound_of_gradient_norms_holds():
     assert BOUNDS["grad_norm"] < (in_fp64 - in_fp32) / in_fp64 < 2e-5
 
 
-def run_of(row):
-    """The run that a row of results/parity.json is about."""
-    settings = {field.name: row[field.name] for field in dataclasses.fields(Run)}
-    return Run(**settings | {"flags": tuple(row["flags"])})
-
-
 def test_nothing_that_was_measured_is_out_of_bounds():
     for row in RESULTS["rows"]:
         if row["verdict"] == "ok":
@@ -102,6 +95,18 @@ def test_every_run_was_measured_or_is_named_as_not_measured_yet():
     told = re.search(r"Not measured yet under every YAML: (.*?)\.\s", readme, re.DOTALL)
     named = set(re.findall(r"`(\w+)\.py`", told[1])) if told else set()
     assert set(jobs.MAKERS) - known == named
+
+
+def test_what_is_measured_again_takes_the_place_of_its_rows_alone():
+    before = RESULTS["rows"]
+    chosen = [run for run in jobs.all_runs() if (run.recipe, run.config) == ("t5", "ddp")]
+    again = [row | {"verdict": "again"} for row in before if run_of(row) in chosen]
+    reference = next(row for row in before if row["config"] == "single")
+    gone = reference | {"flags": ["--a_flag_of_old"]}
+    merged = merge([*again, reference], [*before, gone], chosen)
+    assert {run_of(row) for row in merged} == {run_of(row) for row in before}
+    assert len(merged) == len(before)
+    assert {run_of(row) for row in merged if row["verdict"] == "again"} == set(chosen)
 
 
 @pytest.mark.parametrize("config", jobs.configs())
