@@ -24,7 +24,11 @@ SORTED_STEPS = 50  # optimizer steps whose rows group_by_length sorts at a time
 
 
 class Collator(Protocol):
-    """What makes a batch of lines, numbers of rows of a data set, of which it reads `columns`."""
+    """What makes a batch of lines, numbers of rows of a data set, of which it reads `columns`.
+
+    A batch has what the recipe reads, and `row`: the numbers of its rows in their file, by which
+    `Run.guard` names them when a step is not finite.
+    """
 
     columns: ClassVar[list[str]]
 
