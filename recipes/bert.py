@@ -61,7 +61,7 @@ class Arguments(
 
 
 if __name__ == "__main__":
-    # Before the imports below, which take seconds: a wrong flag is refused at once
+    # Read before the imports below, which take seconds, so that a wrong flag is refused at once
     args = start(Arguments, __doc__)
 
 import math
@@ -194,21 +194,23 @@ class TextCollator:
 
 
 def main(args: Arguments) -> None:
-    run = Run(args)  # from here on signals stop it, and status.json tells how it ends
+    # From here on a signal stops the run cleanly, and status.json records how it ends
+    run = Run(args)
     accelerator = make_accelerator(args)
     run.join(accelerator)
     set_seed(args.seed)
 
     # ---- Data ----
     tokenizer = load_text_tokenizer(args.model_name_or_path)
-    with accelerator.local_main_process_first():  # the others read its cache
+    with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows, classes = load_data(args, tokenizer)
     lengths = train_rows.lengths
     plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
     collator = TextCollator(DataCollatorWithPadding(tokenizer))
-    lines = OnePerLine(len(train_rows))
-    train_loader = plan.training_loader(train_rows, lines, collator, first_step=run.step)
+    train_loader = plan.training_loader(
+        train_rows, OnePerLine(len(train_rows)), collator, first_step=run.step
+    )
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----
@@ -236,7 +238,8 @@ def main(args: Arguments) -> None:
     batches = iter(train_loader)
     for step in run.steps():
         micro_batches = [next(batches) for _ in range(args.gradient_accumulation_steps)]
-        # The loss is a sum over the rows of the whole step, on all ranks, divided by their weight
+        # Divided by the counts of the whole step on all ranks, the loss is the same for any number
+        # of ranks and micro-batches
         counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
         weight, num_tokens = counts
         losses = []
@@ -247,14 +250,13 @@ def main(args: Arguments) -> None:
                 losses.append(loss.detach())
                 backward(accelerator, loss)
                 if accelerator.sync_gradients:
-                    max_norm = args.max_grad_norm or math.inf
+                    max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)
                     run.guard(grad_norm, losses, micro_batches)
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-        epoch = step / plan.steps_per_epoch
-        run.log_step(losses, grad_norm, num_tokens.long(), epoch)
+        run.log_step(losses, grad_norm, num_tokens.long(), epoch=step / plan.steps_per_epoch)
         if eval_loader and step in plan.evaluate_after:
             measure(eval_loader)
 

@@ -56,7 +56,7 @@ class Arguments(SamplingArguments, RowArguments, CausalLMArguments):
 
 
 if __name__ == "__main__":
-    # Before the imports below, which take seconds: a wrong flag is refused at once
+    # Read before the imports below, which take seconds, so that a wrong flag is refused at once
     args = start(Arguments, __doc__)
 
 import dataclasses
@@ -147,14 +147,15 @@ def evaluate(
 
 
 def main(args: Arguments) -> None:
-    run = Run(args)  # from here on signals stop it, and status.json tells how it ends
+    # From here on a signal stops the run cleanly, and status.json records how it ends
+    run = Run(args)
     accelerator = make_accelerator(args)
     run.join(accelerator)
     set_seed(args.seed)
 
     # ---- Data ----
     tokenizer = load_tokenizer(args.model_name_or_path)
-    with accelerator.local_main_process_first():  # the others read its cache
+    with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
     lines = OnePerLine(len(train_rows))
@@ -203,7 +204,8 @@ def main(args: Arguments) -> None:
     batches = iter(train_loader)
     for step in run.steps():
         micro_batches = [next(batches) for _ in range(args.gradient_accumulation_steps)]
-        # The loss is a sum over the tokens of the whole step, on all ranks, divided by their number
+        # Divided by the counts of the whole step on all ranks, the loss is the same for any number
+        # of ranks and micro-batches
         counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
         num_trained_on, num_tokens = counts
         losses = []
@@ -214,7 +216,7 @@ def main(args: Arguments) -> None:
                 losses.append(loss.detach())
                 backward(accelerator, loss)
                 if accelerator.sync_gradients:
-                    max_norm = args.max_grad_norm or math.inf
+                    max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)
                     run.guard(grad_norm, losses, micro_batches)
                 optimizer.step()

@@ -78,7 +78,7 @@ class Arguments(EvalOnStartArguments, CausalLMArguments):
 
 
 if __name__ == "__main__":
-    # Before the imports below, which take seconds: a wrong flag is refused at once
+    # Read before the imports below, which take seconds, so that a wrong flag is refused at once
     args = start(Arguments, __doc__)
 
 import math
@@ -263,14 +263,15 @@ def evaluate(
 
 
 def main(args: Arguments) -> None:
-    run = Run(args)  # from here on signals stop it, and status.json tells how it ends
+    # From here on a signal stops the run cleanly, and status.json records how it ends
+    run = Run(args)
     accelerator = make_accelerator(args)
     run.join(accelerator)
     set_seed(args.seed)
 
     # ---- Data ----
     tokenizer = load_text_tokenizer(args.model_name_or_path)
-    with accelerator.local_main_process_first():  # the others read its cache
+    with accelerator.local_main_process_first():  # the other ranks read its cache
         corpus = load_data(args, tokenizer)
     batches_per_step = args.gradient_accumulation_steps * accelerator.num_processes
     rows_per_step = args.per_device_train_batch_size * batches_per_step
@@ -321,7 +322,8 @@ def main(args: Arguments) -> None:
         micro_batches = [
             send_to_device(to_batch(part), accelerator.device, non_blocking=True) for part in blocks
         ]
-        # The loss is a sum over the tokens of the whole step, on all ranks, divided by their number
+        # Divided by the counts of the whole step on all ranks, the loss is the same for any number
+        # of ranks and micro-batches
         counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
         num_trained_on, num_tokens = counts
         losses = []
@@ -332,13 +334,13 @@ def main(args: Arguments) -> None:
                 losses.append(loss.detach())
                 backward(accelerator, loss)
                 if accelerator.sync_gradients:
-                    max_norm = args.max_grad_norm or math.inf
+                    max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)
                     run.guard(grad_norm, losses, micro_batches)
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-        run.log_step(losses, grad_norm, num_tokens, stream.epoch)
+        run.log_step(losses, grad_norm, num_tokens, epoch=stream.epoch)
         if eval_batches and step in evaluate_after:
             measure()
 

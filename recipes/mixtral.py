@@ -53,7 +53,7 @@ class Arguments(
 
 
 if __name__ == "__main__":
-    # Before the imports below, which take seconds: a wrong flag is refused at once
+    # Read before the imports below, which take seconds, so that a wrong flag is refused at once
     args = start(Arguments, __doc__)
 
 import math
@@ -298,14 +298,15 @@ def evaluate(
 
 
 def main(args: Arguments) -> None:
-    run = Run(args)  # from here on signals stop it, and status.json tells how it ends
+    # From here on a signal stops the run cleanly, and status.json records how it ends
+    run = Run(args)
     accelerator = make_accelerator(args)
     run.join(accelerator)
     set_seed(args.seed)
 
     # ---- Data ----
     tokenizer = load_tokenizer(args.model_name_or_path)
-    with accelerator.local_main_process_first():  # the others read its cache
+    with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
     plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
@@ -313,8 +314,9 @@ def main(args: Arguments) -> None:
     collator = RoutedCollator(
         pad_token_id=tokenizer.pad_token_id, one_line=takes_one_line(args.attn_implementation)
     )
-    lines = OnePerLine(len(train_rows))
-    train_loader = plan.training_loader(train_rows, lines, collator, first_step=run.step)
+    train_loader = plan.training_loader(
+        train_rows, OnePerLine(len(train_rows)), collator, first_step=run.step
+    )
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----
@@ -348,31 +350,33 @@ def main(args: Arguments) -> None:
     batches = iter(train_loader)
     for step in run.steps():
         micro_batches = [next(batches) for _ in range(args.gradient_accumulation_steps)]
-        # Both losses are sums over the whole step, on all ranks, divided by their counts
+        # Divided by the counts of the whole step on all ranks, the loss is the same for any number
+        # of ranks and micro-batches
         counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
+        num_trained_on, num_tokens = counts
         losses = []
-        sums = torch.zeros(2, device=accelerator.device)  # of both losses
+        sums = torch.zeros(2, device=accelerator.device)  # of cross-entropy and router loss
         load = torch.zeros((), device=accelerator.device)  # becomes [layers, experts]
         grad_norm = None
         for batch in micro_batches:
             with accelerator.accumulate(model):
-                loss, aux_loss, batch_load = summed_losses(model, token_loss, batch, top_k)
-                sums = sums + torch.stack([loss.detach(), aux_loss.detach()])
+                token_sum, aux_sum, batch_load = summed_losses(model, token_loss, batch, top_k)
+                sums = sums + torch.stack([token_sum.detach(), aux_sum.detach()])
                 load = load + batch_load
-                loss = loss / counts[0] + factor * aux_loss / counts[1]
+                loss = token_sum / num_trained_on + factor * aux_sum / num_tokens
                 losses.append(loss.detach())
                 backward(accelerator, loss)
                 if accelerator.sync_gradients:
-                    max_norm = args.max_grad_norm or math.inf
+                    max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)
                     run.guard(grad_norm, losses, micro_batches)
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
         run.log_step(
-            None,  # the losses are among the means
+            None,  # mean_losses reports each loss by itself
             grad_norm,
-            counts[1],
+            num_tokens,
             epoch=step / plan.steps_per_epoch,
             more=partial(mean_losses, accelerator, sums, load, counts),
         )

@@ -86,7 +86,7 @@ class Arguments(EvalOnStartArguments, SamplingArguments, RowArguments, DenseMode
 
 
 if __name__ == "__main__":
-    # Before the imports below, which take seconds: a wrong flag is refused at once
+    # Read before the imports below, which take seconds, so that a wrong flag is refused at once
     args = start(Arguments, __doc__)
 
 import math
@@ -361,7 +361,8 @@ def evaluate(
 
 
 def main(args: Arguments) -> None:
-    run = Run(args)  # from here on signals stop it, and status.json tells how it ends
+    # From here on a signal stops the run cleanly, and status.json records how it ends
+    run = Run(args)
     accelerator = make_accelerator(args)
     run.join(accelerator)
     set_seed(args.seed)
@@ -371,14 +372,15 @@ def main(args: Arguments) -> None:
     if args.source_lang:  # mBART and NLLB mark texts by it
         languages = {"src_lang": args.source_lang, "tgt_lang": args.target_lang}
     tokenizer = load_text_tokenizer(args.model_name_or_path, **languages)
-    with accelerator.local_main_process_first():  # the others read its cache
+    with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
     plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
     collator = Seq2SeqCollator(tokenizer.pad_token_id)
-    lines = OnePerLine(len(train_rows))
-    train_loader = plan.training_loader(train_rows, lines, collator, first_step=run.step)
+    train_loader = plan.training_loader(
+        train_rows, OnePerLine(len(train_rows)), collator, first_step=run.step
+    )
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----
@@ -402,7 +404,8 @@ def main(args: Arguments) -> None:
     batches = iter(train_loader)
     for step in run.steps():
         micro_batches = [next(batches) for _ in range(args.gradient_accumulation_steps)]
-        # The loss is a sum over the targets of the step, on all ranks, divided by their number
+        # Divided by the counts of the whole step on all ranks, the loss is the same for any number
+        # of ranks and micro-batches
         counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
         num_targets, num_tokens = counts
         losses = []
@@ -413,7 +416,7 @@ def main(args: Arguments) -> None:
                 losses.append(loss.detach())
                 backward(accelerator, loss)
                 if accelerator.sync_gradients:
-                    max_norm = args.max_grad_norm or math.inf
+                    max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)
                     run.guard(grad_norm, losses, micro_batches)
                 optimizer.step()

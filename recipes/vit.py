@@ -57,7 +57,7 @@ class Arguments(EvalOnStartArguments, LabelArguments, PreparationArguments, Dens
 
 
 if __name__ == "__main__":
-    # Before the imports below, which take seconds: a wrong flag is refused at once
+    # Read before the imports below, which take seconds, so that a wrong flag is refused at once
     args = start(Arguments, __doc__)
 
 import math
@@ -259,14 +259,15 @@ def choose_num_workers(args: Arguments, accelerator: Accelerator, size: tuple[in
 
 
 def main(args: Arguments) -> None:
-    run = Run(args, counts="images")  # from here on signals stop it, and status.json tells of it
+    # From here on a signal stops the run cleanly, and status.json records how it ends
+    run = Run(args, counts="images")
     accelerator = make_accelerator(args)
     run.join(accelerator)
     set_seed(args.seed)
 
     # ---- Data ----
     processor, size = load_processor(args.model_name_or_path)
-    with accelerator.local_main_process_first():  # the others read its cache
+    with accelerator.local_main_process_first():  # the other ranks read its cache
         train_images, eval_images, classes = load_data(args)
     train_rows = train_images.rows
     eval_rows = eval_images.rows if eval_images else None
@@ -309,7 +310,8 @@ def main(args: Arguments) -> None:
     batches = iter(train_loader)
     for step in run.steps():
         micro_batches = [next(batches) for _ in range(args.gradient_accumulation_steps)]
-        # The loss is a sum over the rows of the whole step, on all ranks, divided by their weight
+        # Divided by the counts of the whole step on all ranks, the loss is the same for any number
+        # of ranks and micro-batches
         counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
         weight, num_images = counts
         losses = []
@@ -320,14 +322,13 @@ def main(args: Arguments) -> None:
                 losses.append(loss.detach())
                 backward(accelerator, loss)
                 if accelerator.sync_gradients:
-                    max_norm = args.max_grad_norm or math.inf
+                    max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)
                     run.guard(grad_norm, losses, micro_batches)
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-        epoch = step / plan.steps_per_epoch
-        run.log_step(losses, grad_norm, num_images.long(), epoch)
+        run.log_step(losses, grad_norm, num_images.long(), epoch=step / plan.steps_per_epoch)
         if eval_loader and step in plan.evaluate_after:
             measure(eval_loader)
 
