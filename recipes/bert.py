@@ -42,22 +42,22 @@ class Arguments(
 
     GROUP: ClassVar[str] = "Data"
     model_name_or_path: str = "google-bert/bert-base-uncased"  # Apache-2.0
-    dataset_name: str = (
-        "legacy-datasets/banking77"  # EDIT: yours (CC-BY-4.0, 10,003 rows, 77 intents)
-    )
+    # EDIT: yours (this one: CC-BY-4.0, 10,003 rows, 77 intents)
+    dataset_name: str = "legacy-datasets/banking77"
     output_dir: str = "runs/bert"
     max_length: int = 512
     text_columns: list[str] | None = arg(
-        None, "column of the text, or the two of a pair [the first of TEXT_COLUMNS that is there]"
+        None,
+        "column of the text, or both columns of a pair [the first entry of TEXT_COLUMNS found]",
     )
     label_column: str = arg(
         "label",
-        "column of the label: text or whole numbers name classes, other numbers are predicted",
+        "column of the label: text or whole numbers are classes, other numbers a regression target",
     )
 
     def find_own_conflicts(self) -> Iterator[str]:
         if len(self.text_columns or []) > 2:
-            yield "--text_columns: name one column, or the two of a pair"
+            yield "--text_columns: name one column, or both columns of a pair"
 
 
 if __name__ == "__main__":
@@ -89,7 +89,7 @@ from components.rows import Rows, Split, describe_rows, open_splits, prepare_row
 from components.run import Run
 from components.strategy import backward
 
-# EDIT: yours, the columns of a text or of a pair
+# EDIT: your columns, of a text or of a pair of texts
 TEXT_COLUMNS = [
     ["text"],
     ["sentence1", "sentence2"],
@@ -111,8 +111,8 @@ def tokenize_text(
     """Return the tokens of a row's text or pair of texts, and its label.
 
     Args:
-        columns: of the text, or of the pair; None for the first of TEXT_COLUMNS that is there.
-        class_names: of a data set that numbers its classes.
+        columns: of the text, or of the pair; None for the first entry of TEXT_COLUMNS found.
+        class_names: names of the classes, if the data set numbers them.
     """
     columns = columns or find_text_columns(row)
     validate_texts(row, columns, label_column)
@@ -134,7 +134,7 @@ def tokenize_text(
 
 
 def find_text_columns(row: Mapping[str, Any]) -> list[str]:
-    """Return the first of TEXT_COLUMNS that a row has, or the first of all."""
+    """Return the first entry of TEXT_COLUMNS that a row has, or simply the first entry."""
     for columns in TEXT_COLUMNS:
         if set(columns) <= set(row):
             return columns
@@ -142,7 +142,7 @@ def find_text_columns(row: Mapping[str, Any]) -> list[str]:
 
 
 def tokenize_split(split: Split, args: Arguments, tokenizer: Any) -> Rows:
-    """Return the rows of a split as `tokenize_text` makes them."""
+    """Return the rows of a split, prepared by `tokenize_text`."""
     prepare = partial(
         tokenize_text,
         tokenizer=tokenizer,
@@ -155,7 +155,7 @@ def tokenize_split(split: Split, args: Arguments, tokenizer: Any) -> Rows:
 
 
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, Classes]:
-    """Return the rows to train on, those to evaluate on, and the classes. EDIT: filters."""
+    """Return the rows to train on, those to evaluate on, and the classes. EDIT: add filters."""
     known = [name for columns in TEXT_COLUMNS for name in columns]
     train_split, eval_split = open_splits(
         args, evaluate=args.eval_strategy != "no", text_columns=args.text_columns or known
@@ -173,9 +173,11 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, Class
 class TextCollator:
     """Make a batch of labeled texts.
 
-    A batch has inputs, what the model takes, [rows, tokens], padded as the tokenizer pads; labels
-    and weights, [rows]; counts: the sum of the weights, and tokens without padding; row: numbers of
-    the rows in their file, from 1, on the host.
+    A batch has these entries:
+        inputs: what the model takes, [rows, tokens], padded on the right.
+        labels, weights: [rows].
+        counts: the sum of the weights, and the number of tokens without padding.
+        row: numbers of the rows in their file, from 1, on the host.
     """
 
     columns: ClassVar[list[str]] = ["input_ids", "token_type_ids", "labels", "weights", "row"]
@@ -218,7 +220,7 @@ def main(args: Arguments) -> None:
         AutoModelForSequenceClassification, args, classes.names, accelerator, task_type="SEQ_CLS"
     )
     config = without_adapters(model).config
-    config.pad_token_id = tokenizer.pad_token_id  # decoders look for the last token before it
+    config.pad_token_id = tokenizer.pad_token_id  # decoders classify at the last token before it
     check_model(args, model, train_rows.largest_token(tokenizer), longest_row=lengths.max())
     notes = describe_rows(train_rows, eval_rows)
     first = train_rows.dataset[0]

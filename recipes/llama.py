@@ -30,24 +30,25 @@ class Arguments(SamplingArguments, RowArguments, CausalLMArguments):
 
     GROUP: ClassVar[str] = "Batches of rows"
     model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
-    dataset_name: str = "HuggingFaceTB/smoltalk"  # EDIT: yours (this one: Apache-2.0, 2,260 rows)
+    # EDIT: yours (this one: Apache-2.0, 2,260 rows)
+    dataset_name: str = "HuggingFaceTB/smoltalk"
     output_dir: str = "runs/llama"
     packing: bool = arg(
         False,
-        "fill lines of --max_length with whole rows that do not see each other; a batch counts "
-        "lines",
+        "fill lines of --max_length tokens with whole rows that do not see each other; batch sizes "
+        "then count lines",
     )
     padding_free: Annotated[bool, MAY_CHANGE] = arg(
-        False, "the same within each batch: its rows and its loss stay as they are without padding"
+        False, "put the rows of each batch into lines without padding; rows and loss stay the same"
     )
 
     def find_own_conflicts(self) -> Iterator[str]:
         if self.packing and self.padding_free:
-            yield ("--packing and --padding_free: choose one; packed rows have next to no padding")
+            yield "--packing and --padding_free: choose one; packed rows have next to no padding"
         if self.packing and self.train_sampling_strategy == "group_by_length":
             yield (
-                "--train_sampling_strategy group_by_length is for rows that are padded, and packed "
-                "ones are all of one length: use random"
+                "--train_sampling_strategy group_by_length is for padded rows, and packed lines "
+                "are all of one length: use random"
             )
 
     def __post_init__(self) -> None:
@@ -90,33 +91,33 @@ from components.rows import Rows, describe_rows, read_splits
 from components.run import Run
 from components.strategy import backward
 
-# EDIT: yours, {prompt's column: answer's}, besides messages
+# EDIT: your columns, {prompt: answer}; a column named messages needs no entry
 PROMPT_AND_ANSWER = {"prompt": "completion", "instruction": "output", "question": "answer"}
 
 
 # ---- Data ----
 def row_to_messages(row: Mapping[str, Any]) -> list[Message]:
-    """Return a row as a conversation; a ValueError says why it is none. EDIT: your own columns."""
+    """Return a row as a conversation; a ValueError says why it is not one. EDIT: your columns."""
     messages = find_messages(row, PROMPT_AND_ANSWER)
     return validate_conversation(messages, row, PROMPT_AND_ANSWER)
 
 
 def tokenize_row(row: Mapping[str, Any], tokenizer: Any, max_length: int) -> dict[str, Any]:
-    """Return the tokens of a row, and which of them are trained on: those of the assistant."""
+    """Return the tokens of a row and their labels: only the assistant's tokens are trained on."""
     messages = row_to_messages(row)
     validate_message_keys(row, messages, tokenizer)
     return tokenize_conversation(messages, tokenizer, max_length)
 
 
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
-    """Return the rows to train on and those to evaluate on. EDIT: filters, mixtures, sources."""
+    """Return the rows to train on and those to evaluate on. EDIT: add filters or sources."""
     prepare = partial(tokenize_row, tokenizer=tokenizer, max_length=args.max_length)
     return read_splits(args, prepare, evaluate=args.eval_strategy != "no")
 
 
 # ---- Model ----
 def load_model(args: Arguments, accelerator: Accelerator) -> torch.nn.Module:
-    """Return the model, quantized and with adapters as asked for."""
+    """Return the model, quantized and with adapters if the arguments request it."""
     model = load_pretrained(AutoModelForCausalLM, args, accelerator)
     set_up_layers(model, args)
     return add_adapters(model, args, accelerator, task_type="CAUSAL_LM")
@@ -131,7 +132,7 @@ def evaluate(
     token_loss: LossInHead,
     loader: DataLoader,
 ) -> None:
-    """Log the loss, in nats per token trained on, and the perplexity of the evaluation rows."""
+    """Log the evaluation rows' loss, in nats per token trained on, and their perplexity."""
     model.eval()
     total = torch.zeros(2, device=accelerator.device)
     for batch in run.interruptible(loader):

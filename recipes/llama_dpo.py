@@ -29,26 +29,27 @@ class Arguments(SamplingArguments, RowArguments, CausalLMArguments):
 
     GROUP: ClassVar[str] = "Preferences"
     model_name_or_path: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Apache-2.0
-    # EDIT: yours (this one: about 62,100 rows of UltraFeedback, MIT; long prompts want
-    # --skip_bad_rows)
+    # EDIT: yours (this one: MIT, about 62,100 rows of UltraFeedback; some prompts are too long, so
+    # use --skip_bad_rows)
     dataset_name: str = "trl-lib/ultrafeedback_binarized"
     output_dir: str = "runs/llama_dpo"
-    max_length: int = arg(1024, "tokens of a prompt with an answer; longer ones lose their end")
+    max_length: int = arg(1024, "tokens of a prompt with one answer; longer ones lose their end")
     learning_rate: float = 1e-6
     loss_type: Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "orpo"] = arg(
         "sigmoid",
-        "sigmoid: DPO; sigmoid_norm: the same per token; orpo: without a reference, and with the "
-        "likelihood of chosen answers",
+        "sigmoid: DPO; sigmoid_norm: the same per token; orpo: no reference, plus the negative "
+        "log-likelihood of chosen answers",
     )
     beta: Annotated[float, Above(0)] = arg(
-        0.1, "how near the reference the model stays; tau of ipo, lambda of orpo"
+        0.1, "how close to the reference the model stays; tau of ipo, lambda of orpo"
     )
     precompute_ref_log_probs: Annotated[bool, MAY_CHANGE] = arg(
-        False, "run the reference once before training, not in each step; always without adapters"
+        False,
+        "run the reference once before training, not in each step; always so without adapters",
     )
 
     @property
-    def asks_reference_before_training(self) -> bool:
+    def runs_reference_before_training(self) -> bool:
         """Whether the log-probabilities of the reference are computed once, for all rows."""
         if self.loss_type == "orpo":
             return False
@@ -94,7 +95,7 @@ from components.rows import Rows, describe_rows, read_splits
 from components.run import Run
 from components.strategy import backward
 
-METRICS = [  # as in TRL
+METRICS = [  # TRL's names
     "rewards/chosen",
     "rewards/rejected",
     "rewards/margins",
@@ -106,9 +107,9 @@ METRICS = [  # as in TRL
 
 # ---- Data ----
 def row_to_pair(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Return a row's prompt, chosen and rejected answer; a ValueError says why it has none.
+    """Return a row's prompt, chosen and rejected answer; a ValueError says what is wrong.
 
-    All three are texts, or all are lists of messages. EDIT: your own columns.
+    All three are texts, or all are lists of messages. EDIT: your columns.
     """
     prompt, chosen, rejected = validate_pair(row)
     if type(prompt) is type(chosen):
@@ -117,7 +118,7 @@ def row_to_pair(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 
 
 def tokenize_answers(row: Mapping[str, Any], tokenizer: Any, max_length: int) -> dict[str, Any]:
-    """Return the tokens of a row's prompt and of both answers, as components.pairs cuts them."""
+    """Return the tokens of a row's prompt and of both answers, cut to --max_length."""
     prompt, chosen, rejected = row_to_pair(row)
     if not isinstance(prompt, str):
         for answer in (chosen, rejected):
@@ -126,14 +127,17 @@ def tokenize_answers(row: Mapping[str, Any], tokenizer: Any, max_length: int) ->
 
 
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
-    """Return the pairs to train on and those to evaluate on. EDIT: filters, mixtures, sources."""
+    """Return the pairs to train on and those to evaluate on. EDIT: add filters or sources."""
     prepare = partial(tokenize_answers, tokenizer=tokenizer, max_length=args.max_length)
     return read_splits(args, prepare, evaluate=args.eval_strategy != "no")
 
 
 # ---- Model ----
 def load_model(args: Arguments, accelerator: Accelerator) -> torch.nn.Module:
-    """Return the model, quantized and with adapters as asked for, without dropout of its own."""
+    """Return the model without dropout, quantized and with adapters if the arguments request it.
+
+    Adapters keep their --lora_dropout.
+    """
     model = load_pretrained(AutoModelForCausalLM, args, accelerator)
     set_up_layers(model, args)
     model = add_adapters(model, args, accelerator, task_type="CAUSAL_LM")
@@ -144,7 +148,7 @@ def load_model(args: Arguments, accelerator: Accelerator) -> torch.nn.Module:
 
 
 def turn_off_dropout(module: torch.nn.Module) -> None:
-    """Set a module's rate of dropout to 0: the model would differ from the reference by chance."""
+    """Set a module's dropout rate to 0, so that only training separates model and reference."""
     for name in ("p", "attention_dropout"):
         if isinstance(vars(module).get(name), float):
             setattr(module, name, 0.0)
@@ -154,10 +158,11 @@ def turn_off_dropout(module: torch.nn.Module) -> None:
 def answer_logps(
     model: torch.nn.Module, token_loss: LossInHead, batch: Mapping[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the log-probabilities of a batch's answers, and their sum over trained prompts.
+    """Return the log-probabilities of a batch's answers, and those of its prompts, summed.
 
     Returns:
-        [2, pairs], chosen ones first, and a scalar; in nats and fp32.
+        [2, pairs], chosen answers first, and a scalar over the prompts that are trained on, which
+        only orpo does; in nats and fp32.
     """
     logps = -token_loss.losses(model, batch["inputs"], batch["positions"], batch["targets"])
     shape = len(batch["starts"]), batch["longest"]
@@ -172,10 +177,10 @@ def answer_logps(
 def preference_losses(
     scores: torch.Tensor, lengths: torch.Tensor, loss_type: str, beta: float
 ) -> torch.Tensor:
-    """Return the loss of each pair, [pairs], as TRL's DPOTrainer and ORPOTrainer.
+    """Return the loss of each pair, [pairs], as TRL's DPOTrainer and ORPOTrainer compute it.
 
     Args:
-        scores: log-probabilities of chosen and rejected answers, less those of the reference,
+        scores: log-probabilities of chosen and rejected answers minus those of the reference,
             [2, pairs]; for orpo, which has no reference, means per token.
         lengths: tokens of the answers, [2, pairs].
     """
@@ -199,19 +204,19 @@ def compare_answers(
     known: torch.Tensor | None,
     args: Arguments,
 ) -> torch.Tensor:
-    """Return sums over a batch's pairs in fp32, [8].
+    """Return eight sums over a batch's pairs, in fp32.
 
-    They are of the loss, of orpo's negative log-likelihood of chosen lines, and of METRICS.
+    These are the loss, orpo's negative log-likelihood of chosen lines, and the six METRICS.
 
     Args:
-        known: log-probabilities of all rows by the reference, [rows, 2]; None asks the model
-            without its adapters.
+        known: log-probabilities of all rows under the reference, [rows, 2]; None runs the model
+            without its adapters as the reference.
     """
     is_orpo = args.loss_type == "orpo"
     reference: torch.Tensor | int = 0
     if known is not None:
         reference = known[batch["pairs"]].T
-    elif not is_orpo:  # before the forward pass that backward belongs to
+    elif not is_orpo:  # first, so that the forward pass below is the one that backward follows
         with torch.no_grad(), upstream.without_adapters():
             reference, _ = answer_logps(model, token_loss, batch)
     logps, of_prompts = answer_logps(model, token_loss, batch)
@@ -244,12 +249,12 @@ def run_reference(
     loader: DataLoader,
     num_rows: int,
 ) -> torch.Tensor:
-    """Return the log-probabilities of all rows by the model, which is untrained yet: [rows, 2]."""
+    """Return the log-probabilities of all rows under the still untrained model, [rows, 2]."""
     table = torch.zeros(num_rows, 2, device=accelerator.device)
     for batch in tqdm(loader, "Reference", disable=not accelerator.is_main_process):
         logps, _ = answer_logps(model, token_loss, batch)
         table[batch["pairs"]] = logps.T
-    return accelerator.reduce(table)  # each row was with one rank
+    return accelerator.reduce(table)  # each row was on one rank, and is zero on all others
 
 
 @torch.no_grad()
@@ -262,7 +267,7 @@ def evaluate(
     known: torch.Tensor | None,
     args: Arguments,
 ) -> None:
-    """Log the loss and METRICS, as in training, over exactly the evaluation pairs."""
+    """Log the loss and METRICS of exactly the evaluation pairs, computed as in training."""
     model.eval()
     total: Any = 0
     for batch in run.interruptible(loader):
@@ -281,7 +286,12 @@ def evaluate(
 def mean_metrics(
     accelerator: Accelerator, compared: Sequence[torch.Tensor], num_pairs: torch.Tensor
 ) -> dict[str, float]:
-    """Return METRICS per pair. compared: what compare_answers returned for this rank's batches."""
+    """Return METRICS per pair.
+
+    Args:
+        compared: what `compare_answers` returned for this rank's micro-batches.
+        num_pairs: of the step, on all ranks.
+    """
     means = (accelerator.reduce(sum(compared))[2:] / num_pairs).tolist()
     return dict(zip(METRICS, means, strict=True))
 
@@ -328,8 +338,8 @@ def main(args: Arguments) -> None:
     run.summarize(model, notes)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
-    reference = None  # asked in each step
-    if args.asks_reference_before_training:  # before the weights of a checkpoint are restored
+    reference = None  # compare_answers then runs it in each step
+    if args.runs_reference_before_training:  # while the model has its original weights
         reference = run.remember(
             f"reference-{both.fingerprint}",
             partial(run_reference, accelerator, model, token_loss, whole_loader, len(both)),

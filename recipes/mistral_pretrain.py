@@ -11,12 +11,12 @@ The YAML file owns the strategy, the command line everything about learning:
         --max_length 8192 --model_name_or_path mistralai/Mistral-7B-v0.3 \
         --dataset_name org/web_text --streaming --max_train_tokens 2e9
 
-Documents, in an order that follows from the seed, each with an end of sequence behind it, are cut
-into blocks of --max_length tokens, with nothing lost or padded. Those of a block do not see each
-other. Each token but a document's first is trained on once per pass. A good run prints a summary, a
-loss and a perplexity that fall, and a folder for `from_pretrained`. The same command again
-continues. Exit codes: components/exits.py. To make it yours:
-python scripts/copy_recipe.py mistral_pretrain my_project, then look for EDIT.
+Documents come in an order that follows from the seed. Each gets an end-of-sequence token, and
+together they are cut into blocks of --max_length tokens, with nothing lost or padded. Documents in
+one block do not see each other. Each token but a document's first is trained on once per pass. A
+good run prints a summary, a loss and a perplexity that fall, and the folder that `from_pretrained`
+loads. The same command again continues from the newest checkpoint. Exit codes: components/exits.py.
+To make it yours: python scripts/copy_recipe.py mistral_pretrain my_project, then look for EDIT.
 """
 
 from collections.abc import Iterator
@@ -40,32 +40,32 @@ class Arguments(EvalOnStartArguments, CausalLMArguments):
         "hub id, folder, or .txt (one document per file), .jsonl, .json, .csv or .parquet file",
     )
     output_dir: str = "runs/mistral_pretrain"
-    text_column: str = arg("text", "column of the text, except of .txt files")
+    text_column: str = arg("text", "column of the text; .txt files have none")
     streaming: bool = arg(
         False,
-        "read the data in order, without a copy on this disk; without it all of a pass is "
-        "shuffled, and any place in it found at once",
+        "read the data in order, without a copy on this disk; without it each pass is shuffled as "
+        "a whole, and a resumed run finds its place at once",
     )
     shuffle_buffer_size: Annotated[int, Above(0)] = arg(
-        1000, "documents of --streaming in memory that are shuffled at a time"
+        1000, "documents that --streaming holds in memory and shuffles at a time"
     )
     num_eval_documents: Annotated[int, AtLeast(0)] = arg(
-        0, "evaluate on so many documents from the start of the data, which are not trained on"
+        0, "hold out this many documents from the start of the data and evaluate on them"
     )
     max_eval_tokens: Annotated[int, Above(0), MAY_CHANGE] = arg(
-        1_000_000, "evaluate on the blocks with the first so many tokens at most"
+        1_000_000, "evaluate on at most this many tokens, from the start of the evaluation text"
     )
     max_length: int = arg(1024, "tokens per block; a batch counts blocks")
     max_train_tokens: Annotated[float, Above(0)] = arg(
         1e7,
-        "the budget: the step that reaches it is the last, so it is rounded up to whole steps; "
-        "where the data end before, they are read again in another order",
+        "the budget, rounded up to whole steps; data that end before it is spent are read again in "
+        "another order",
     )
     # pyrefly: ignore[bad-override-mutable-attribute]  # narrower: arguments are only read
     num_train_epochs: int | None = arg(
         None,
-        "passes over the data instead of that budget, to the token; to count them each rank "
-        "tokenizes all data first: of much more than 1e9 tokens give the budget",
+        "passes over the data instead of that budget; to count their tokens, each rank tokenizes "
+        "all data first, so prefer the budget for much more than 1e9 tokens",
     )
     # pyrefly: ignore[bad-override-mutable-attribute]  # narrower: arguments are only read
     eval_strategy: Annotated[Literal["no", "steps"], MAY_CHANGE] = arg(
@@ -125,11 +125,11 @@ class Corpus:
     """The text of a run.
 
     Attributes:
-        documents: to train on.
-        first_block: the first that is trained on.
-        passes: over the documents at most.
-        num_tokens: of those passes; 0 where a budget counts and there is no end to them.
-        eval_blocks: to evaluate on.
+        documents: those to train on.
+        first_block: the first block that is trained on.
+        passes: how often the documents are read at most; math.inf under a budget of tokens.
+        num_tokens: tokens of these passes; 0 under a budget, which does not count them.
+        eval_blocks: those to evaluate on.
     """
 
     documents: Documents
@@ -139,7 +139,7 @@ class Corpus:
     eval_blocks: list[torch.Tensor]
 
     def largest_token(self, tokenizer: Any) -> int:
-        """Return the largest token of the blocks that are read already, and of what pads them."""
+        """Return the largest token id of the blocks read so far, and of the pad token."""
         blocks = [self.first_block, *self.eval_blocks]
         return max(tokenizer.pad_token_id, *(int(block[0].max()) for block in blocks))
 
@@ -149,14 +149,14 @@ class Corpus:
         if isinstance(self.documents.dataset, Dataset):
             number = str(len(self.documents.dataset))
         return {
-            "train text": f"{number} documents; where they end too soon, again in another order"
+            "train text": f"{number} documents; if they end too soon, again in another order"
             f"{self.documents.notes}",
             "eval text": f"{len(self.eval_blocks)} blocks",
         }
 
 
 def load_data(args: Arguments, tokenizer: Any) -> Corpus:
-    """Return the text to train on and the blocks to evaluate on. EDIT: filters, mixtures, sources.
+    """Return the text to train on and the blocks to evaluate on. EDIT: add filters or sources.
 
     Ends with 65 if a document cannot be used, or none has text.
     """
@@ -186,7 +186,7 @@ def load_data(args: Arguments, tokenizer: Any) -> Corpus:
 
 
 def count_steps(args: Arguments, corpus: Corpus, tokens_per_step: int) -> int:
-    """Return --max_steps, or the steps that the budget of tokens takes."""
+    """Return --max_steps, or the number of steps that the passes or the budget of tokens take."""
     if args.max_steps > 0:
         return args.max_steps
     return math.ceil((corpus.num_tokens or args.max_train_tokens) / tokens_per_step)
@@ -195,14 +195,14 @@ def count_steps(args: Arguments, corpus: Corpus, tokens_per_step: int) -> int:
 def make_batch(
     blocks: Sequence[torch.Tensor], max_length: int, one_line: bool = False
 ) -> dict[str, Any]:
-    """Return a batch of blocks, each [3, max_length + 1]; of none for a rank that has none.
+    """Return a batch of blocks, each [3, max_length + 1]; a rank without blocks gets an empty one.
 
-    A batch has inputs: input_ids, [blocks, max_length], and position_ids, which begin anew with
-    each document: where there is neither a mask nor a cache, they keep documents apart. The rest is
-    as in components.packing.TokenCollator, with the numbers of documents in "row".
+    A batch has inputs: input_ids, [blocks, max_length], and position_ids, which start again at 0
+    with each document: without a mask and a cache, these keep documents apart. The rest is as in
+    components.packing.TokenCollator, with the numbers of the documents in "row".
 
     Args:
-        one_line: put all into one line, for FlashAttention.
+        one_line: put all blocks into one line, for FlashAttention.
     """
     if blocks:
         stacked = torch.stack(list(blocks)).long()
@@ -210,14 +210,14 @@ def make_batch(
         stacked = torch.zeros(1, 3, max_length + 1, dtype=torch.long)
     ids, places, numbers = stacked[:, :, :-1].unbind(1)
     targets, next_places, _ = stacked[:, :, 1:].unbind(1)
-    positions = next_places.flatten().nonzero()[:, 0]  # nothing comes before place 0
+    positions = next_places.flatten().nonzero()[:, 0]  # a document's first token has no context
     inputs: dict[str, Any] = {"input_ids": ids, "position_ids": places}
     if one_line:
         starts = places.flatten().eq(0).nonzero()[:, 0]
         ends = torch.cat([starts, torch.tensor([places.numel()])]).int()
         longest = int(ends.diff().max())
         inputs = {name: line.reshape(1, -1) for name, line in inputs.items()}
-        # Known here, so that no layer has to read it from the device
+        # Computed here on the host, so that no layer has to wait for the device
         inputs |= {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
         inputs |= {"max_length_q": longest, "max_length_k": longest}
     is_text = numbers > 0
@@ -232,7 +232,7 @@ def make_batch(
 
 # ---- Model ----
 def load_model(args: Arguments, accelerator: Accelerator) -> torch.nn.Module:
-    """Return the model, quantized and with adapters as asked for."""
+    """Return the model, quantized and with adapters if the arguments request it."""
     model = load_pretrained(AutoModelForCausalLM, args, accelerator)
     set_up_layers(model, args)
     return add_adapters(model, args, accelerator, task_type="CAUSAL_LM")

@@ -41,10 +41,12 @@ class Arguments(
 
     GROUP: ClassVar[str] = "Mixture of experts"
     model_name_or_path: str = "allenai/OLMoE-1B-7B-0924"  # Apache-2.0
-    dataset_name: str = "HuggingFaceTB/smoltalk"  # EDIT: yours (this one: Apache-2.0, 2,260 rows)
+    # EDIT: yours (this one: Apache-2.0, 2,260 rows)
+    dataset_name: str = "HuggingFaceTB/smoltalk"
     output_dir: str = "runs/mixtral"
     router_aux_loss_coef: Annotated[float | None, AtLeast(0)] = arg(
-        None, "weight of the router's loss; 0: do not train on it [that of the model's config]"
+        None,
+        "weight of the router's loss; 0 leaves it out of training [that of the model's config]",
     )
 
     def __post_init__(self) -> None:
@@ -89,43 +91,43 @@ from components.run import Run
 from components.status import fail
 from components.strategy import backward
 
-# EDIT: yours, {prompt's column: answer's}, besides messages
+# EDIT: your columns, {prompt: answer}; a column named messages needs no entry
 PROMPT_AND_ANSWER = {"prompt": "completion", "instruction": "output", "question": "answer"}
 
 
 # ---- Data ----
 def row_to_messages(row: Mapping[str, Any]) -> list[Message]:
-    """Return a row as a conversation; a ValueError says why it is none. EDIT: your own columns."""
+    """Return a row as a conversation; a ValueError says why it is not one. EDIT: your columns."""
     messages = find_messages(row, PROMPT_AND_ANSWER)
     return validate_conversation(messages, row, PROMPT_AND_ANSWER)
 
 
 def tokenize_row(row: Mapping[str, Any], tokenizer: Any, max_length: int) -> dict[str, Any]:
-    """Return the tokens of a row, and which of them are trained on: those of the assistant."""
+    """Return the tokens of a row and their labels: only the assistant's tokens are trained on."""
     messages = row_to_messages(row)
     validate_message_keys(row, messages, tokenizer)
     return tokenize_conversation(messages, tokenizer, max_length)
 
 
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
-    """Return the rows to train on and those to evaluate on. EDIT: filters, mixtures, sources."""
+    """Return the rows to train on and those to evaluate on. EDIT: add filters or sources."""
     prepare = partial(tokenize_row, tokenizer=tokenizer, max_length=args.max_length)
     return read_splits(args, prepare, evaluate=args.eval_strategy != "no")
 
 
 @dataclass(frozen=True)
 class RoutedCollator(TokenCollator):
-    """Make a batch of rows, and say which of its tokens are of which row.
+    """Make a batch of rows, and record which of its tokens belong to which row.
 
-    Besides what TokenCollator says, a batch has under "routed":
-        places: [m], in the flattened batch, of all tokens but padding.
-        row: [m], the row of each of them, from 0.
-        lengths: [rows], tokens of each row.
+    In addition to the entries of TokenCollator, a batch has "routed":
+        places: [m], where the tokens that are no padding stand in the flattened batch.
+        row: [m], the row of each of these tokens, from 0.
+        lengths: [rows], the number of tokens of each row.
     """
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
         batch = super().__call__(source, lines)
-        # On a rank without rows the model sees one token, which counts for nothing
+        # A rank without rows runs the model on one token, which must not count
         if not lines:
             batch["lengths"] = []
             batch["row"] = []
@@ -143,9 +145,9 @@ class RoutedCollator(TokenCollator):
 
 # ---- Model ----
 def load_model(args: Arguments, accelerator: Accelerator) -> torch.nn.Module:
-    """Return the mixture, with adapters as asked for; end with 64 if it has no router loss."""
+    """Return the mixture, with adapters if requested; end with 64 if it has no router loss."""
     model = load_pretrained(AutoModelForCausalLM, args, accelerator)
-    # router_loss is the form by row of this function
+    # router_loss is the per-row form of this function
     has_loss = hasattr(sys.modules[type(model).__module__], "load_balancing_loss_func")
     has_experts = any(".experts." in name for name, _ in model.named_parameters())
     has_factor = hasattr(model.config.get_text_config(), "router_aux_loss_coef")
@@ -169,8 +171,8 @@ def load_model(args: Arguments, accelerator: Accelerator) -> torch.nn.Module:
 def lora_layers(model: torch.nn.Module, names: list[str]) -> list[str]:
     """Return the names of the linear layers that get adapters.
 
-    "all-linear" is spelled out: to peft it means experts and router too for some mixtures, and for
-    others neither (peft's _convert_peft_config_moe).
+    "all-linear" is spelled out here because peft's _convert_peft_config_moe lets it include experts
+    and router for some mixtures, and neither for others.
     """
     if names != ["all-linear"]:
         return names
@@ -182,14 +184,14 @@ def lora_layers(model: torch.nn.Module, names: list[str]) -> list[str]:
 
 
 def router_loss_factor(model: Any, args: Arguments) -> float:
-    """Return what the router's loss is multiplied with: --router_aux_loss_coef, or the config's."""
+    """Return the weight of the router's loss: --router_aux_loss_coef, or that of the config."""
     if args.router_aux_loss_coef is not None:
         return args.router_aux_loss_coef
     return model.config.get_text_config().router_aux_loss_coef
 
 
 def describe_experts(model: torch.nn.Module, top_k: int, factor: float) -> str:
-    """Return how many experts a token takes, and what is trained of them and of the router."""
+    """Return how many experts a token uses, and how much of experts and router is trained."""
     total = trained = 0
     router = "frozen"
     for name, weight in model.named_parameters():
@@ -211,29 +213,30 @@ def router_loss(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the router loss of a batch, summed over rows, and the tokens that each expert gets.
 
-    A row's loss is that of transformers' load_balancing_loss_func for this row only: the number of
-    experts times the sum over them of how often a token picks one and how likely it is picked,
-    means over the row's tokens and all layers; top_k where all is even. Over a batch that function
-    depends on what lies together in it, padding too. By row, as in DeepSeek (arXiv 2405.04434,
-    2412.19437), and with each row weighted by its tokens, it adds up like the cross-entropy.
+    A row's loss is transformers' load_balancing_loss_func of this row only: the number of experts
+    times the sum, over experts, of how often a token picks one and how probable it is, each a mean
+    over the row's tokens and all layers. It is top_k if the load is even. Applied to a batch, that
+    function depends on which rows share the batch, and on padding. Computed per row, as in DeepSeek
+    (arXiv 2405.04434, 2412.19437), and weighted by the row's tokens, it adds up like the
+    cross-entropy.
 
     Args:
         router_logits: of each layer, [tokens of the flattened batch, experts].
         routed: as in RoutedCollator.
 
     Returns:
-        A scalar in fp32, and [layers, experts].
+        A scalar in fp32, and the tokens of each expert, [layers, experts].
     """
     logits = torch.stack(tuple(router_logits))[:, routed["places"]]
     probabilities = logits.float().softmax(-1)  # [layers, tokens, experts]
     chosen = probabilities.topk(top_k).indices
     picked = torch.zeros_like(probabilities).scatter(-1, chosen, 1.0)
     num_layers, _, num_experts = probabilities.shape
-    nothing = probabilities.new_zeros(len(routed["lengths"]), num_experts)
-    often = nothing.index_add(0, routed["row"], picked.sum(0))  # [rows, experts]
-    likely = nothing.index_add(0, routed["row"], probabilities.sum(0))
-    # Two means over tokens and layers, times tokens
-    losses = num_experts * (often * likely).sum(1) / (num_layers**2 * routed["lengths"])
+    zeros = probabilities.new_zeros(len(routed["lengths"]), num_experts)
+    frequency = zeros.index_add(0, routed["row"], picked.sum(0))  # [rows, experts]
+    probability = zeros.index_add(0, routed["row"], probabilities.sum(0))
+    # The product of two means over tokens and layers, weighted by the number of tokens
+    losses = num_experts * (frequency * probability).sum(1) / (num_layers**2 * routed["lengths"])
     return losses.sum(), picked.sum(1)
 
 
@@ -242,7 +245,7 @@ def summed_losses(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return cross-entropy and router loss summed over a batch, in fp32, and the experts' load.
 
-    The aux_loss in the model's own output, over padding too, is not used.
+    The aux_loss in the model's own output also counts padding, so it is not used.
     """
     inputs = {**batch["inputs"], "output_router_logits": True}
     losses, output = token_loss.losses_and_output(
@@ -254,12 +257,12 @@ def summed_losses(
 def mean_losses(
     accelerator: Accelerator, sums: torch.Tensor, load: torch.Tensor, counts: torch.Tensor
 ) -> dict[str, float]:
-    """Return the losses per token, and the largest load of an expert of any layer in even shares.
+    """Return both losses per token, and the largest load of an expert relative to an even load.
 
     Args:
         sums: of both losses, on this rank.
-        load: tokens that each expert got on this rank, [layers, experts].
-        counts: tokens that are trained on, and all tokens, of all ranks.
+        load: the number of tokens that each expert got on this rank, [layers, experts].
+        counts: tokens that are trained on, and all tokens, on all ranks.
     """
     sums, load = accelerator.reduce((sums, load))
     loss, aux_loss = (sums / counts).tolist()

@@ -39,27 +39,27 @@ class Arguments(EvalOnStartArguments, SamplingArguments, RowArguments, DenseMode
     dataset_name: str = "FiscalNote/billsum"
     output_dir: str = "runs/t5"
     learning_rate: float = arg(
-        1e-4, "peak of the learning rate; BART wants less, 3e-5; adapters want ten times more"
+        1e-4, "peak of the learning rate; BART needs less, 3e-5; adapters need ten times more"
     )
     source_column: str | None = arg(
         None,
-        "column of the text that is read [document, article, text, dialogue, question, prompt or "
-        "source: the first that is there]",
+        "column of the text to read [the first found of document, article, text, dialogue, "
+        "question, prompt and source]",
     )
     target_column: str | None = arg(
         None,
-        "column of the text that is to be written [summary, highlights, answer, completion or "
-        "target: what goes with the source]",
+        "column of the text to write [the one that goes with the source: summary, highlights, "
+        "answer, completion or target]",
     )
     source_lang: str | None = arg(
         None,
-        "language of the source in rows {translation: {en: ..., de: ...}}, and in tokenizers that "
-        "are told it",
+        "language of the source, for rows {translation: {en: ..., de: ...}} and for multilingual "
+        "tokenizers",
     )
     target_lang: str | None = arg(None, "language of the target")
     source_prefix: str = arg(
         "",
-        "put before every source text: T5 tells its tasks apart by 'summarize: ', 'translate "
+        "text put before every source: T5 tells its tasks apart by 'summarize: ', 'translate "
         "English to German: ' and the like",
     )
     max_source_length: Annotated[int, Above(0)] = arg(
@@ -67,21 +67,22 @@ class Arguments(EvalOnStartArguments, SamplingArguments, RowArguments, DenseMode
     )
     max_target_length: Annotated[int, Above(0)] = arg(
         128,
-        "tokens of a target in the loss; longer ones lose their end, though not in ROUGE and BLEU",
+        "tokens of a target; longer ones lose their end in the loss, though not in ROUGE and BLEU",
     )
     predict_with_generate: Annotated[bool, MAY_CHANGE] = arg(
         True,
-        "evaluations write texts, for ROUGE, BLEU and exact match; without it only the loss, "
-        "which is faster (the default of transformers)",
+        "generate texts in evaluations, for ROUGE, BLEU and exact match; without it, evaluations "
+        "compute the loss only, which is faster (the default of transformers)",
     )
     generation_max_length: Annotated[int | None, Above(0), MAY_CHANGE] = arg(
-        None, "tokens that are written at most [--max_target_length]"
+        None, "most tokens to generate per text [--max_target_length]"
     )
     generation_num_beams: Annotated[int, Above(0), MAY_CHANGE] = arg(
-        1, "beams of the search; 1: greedy"
+        1, "beams of the search; 1 is greedy"
     )
     forced_bos_token: str | None = arg(
-        None, "token that every text begins with: for mBART and NLLB that of the target's language"
+        None,
+        "token that every generated text begins with: for mBART and NLLB, the target language's",
     )
 
 
@@ -122,7 +123,7 @@ from components.seq2seq import Seq2SeqCollator, cut_tokens
 from components.status import fail
 from components.strategy import backward
 
-# EDIT: yours, {column of the source: column of the target}; or translation, with --source_lang
+# EDIT: your columns, {source: target}; a column named translation needs --source_lang instead
 SOURCE_AND_TARGET = {
     "document": "summary",
     "article": "highlights",
@@ -132,7 +133,7 @@ SOURCE_AND_TARGET = {
     "prompt": "completion",
     "source": "target",
 }
-START_OF_TARGET = -1  # in the hash of a row: no token
+START_OF_TARGET = -1  # separates source and target in the hash of a row; no token has this id
 
 
 # ---- Data ----
@@ -141,18 +142,18 @@ def source_and_target(
     columns: Sequence[str | None],
     languages: Sequence[str | None],
 ) -> list[str]:
-    """Return the text of a row that is read and the one to be written. EDIT: your own form.
+    """Return the texts of a row, the one to read and the one to write. EDIT: your columns.
 
     Args:
         columns: of source and target; None for those of SOURCE_AND_TARGET.
-        languages: of source and target; None if there are none.
+        languages: of source and target; None without --source_lang and --target_lang.
 
     Raises:
         ValueError: if the row has no such texts.
     """
     if all(languages) and isinstance(row.get("translation"), dict):
         row = row["translation"]
-        # en_XX is a token of mBART, en the key of the row
+        # mBART's name of a language is en_XX, the key in the row is en
         keys = [language.split("_")[0] for language in languages if language]
     else:
         keys = known_columns(row)
@@ -170,7 +171,7 @@ def source_and_target(
 
 
 def known_columns(row: Mapping[str, Any]) -> list[str]:
-    """Return the first pair of SOURCE_AND_TARGET that a row has, or the last of all."""
+    """Return the first pair of SOURCE_AND_TARGET that a row has, or else its last pair."""
     for source, target in SOURCE_AND_TARGET.items():
         if source in row and target in row:
             return [source, target]
@@ -185,11 +186,11 @@ def tokenize_pair(
     prefix: str,
     max_lengths: tuple[int, int],
 ) -> dict[str, Any]:
-    """Return the tokens of both texts, and the target as it is, never cut, for the metrics.
+    """Return the tokens of both texts, and the whole target text for the metrics.
 
     Args:
         columns, languages: as in `source_and_target`.
-        max_lengths: tokens of a source and of a target.
+        max_lengths: of a source and of a target, in tokens.
     """
     source, target = source_and_target(row, columns, languages)
     max_source_length, max_target_length = max_lengths
@@ -209,7 +210,7 @@ def tokenize_pair(
 
 
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
-    """Return the rows to train on and those to evaluate on. EDIT: filters, mixtures, sources."""
+    """Return the rows to train on and those to evaluate on. EDIT: add filters or sources."""
     prepare = partial(
         tokenize_pair,
         tokenizer=tokenizer,
@@ -231,9 +232,9 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
 
 # ---- Model ----
 def load_model(args: Arguments, accelerator: Accelerator, tokenizer: Any) -> torch.nn.Module:
-    """Return the model, quantized and with adapters as asked for."""
+    """Return the model, quantized and with adapters if the arguments request it."""
     model = load_pretrained(AutoModelForSeq2SeqLM, args, accelerator)
-    if args.forced_bos_token:  # saved with a whole model; adapters have no such file
+    if args.forced_bos_token:  # saved with a whole model, not with adapters
         model.generation_config.forced_bos_token_id = find_token(tokenizer, args.forced_bos_token)
     check_positions(model, args)
     upstream.leave_out_no_layers(model)
@@ -251,14 +252,14 @@ def find_token(tokenizer: Any, token: str) -> int:
 
 
 def check_positions(model: Any, args: Arguments) -> None:
-    """End with 64 if texts may be longer than the model has positions."""
-    places = getattr(model.config, "max_position_embeddings", math.inf)
+    """End with 64 if texts may have more tokens than the model has positions."""
+    positions = getattr(model.config, "max_position_embeddings", math.inf)
     lengths = [args.max_source_length, args.max_target_length, args.generation_max_length or 0]
-    if max(lengths) > places:
+    if max(lengths) > positions:
         fail(
             Exit.USAGE,
             "--max_source_length, --max_target_length, --generation_max_length: "
-            f"{args.model_name_or_path} has {places} positions: use {places} or less",
+            f"{args.model_name_or_path} has {positions} positions: use {positions} or less",
         )
 
 
@@ -267,15 +268,15 @@ def summed_target_loss(
 ) -> torch.Tensor:
     """Return the cross-entropy summed over a batch's target tokens, in nats and fp32.
 
-    The decoder reads the labels, moved by one as the model does it: M2M100, NLLB and Blenderbot do
-    so in their forward only, where they compute a mean too, which is not used.
+    The decoder reads the labels shifted by one. M2M100, NLLB and Blenderbot can only shift them in
+    their forward pass, where they also compute a mean loss, which is not used.
     """
     labels = batch["labels"]
     unwrapped: Any = accelerator.unwrap_model(model)
     decoder_inputs = {"labels": labels}
     if hasattr(unwrapped, "prepare_decoder_input_ids_from_labels"):
-        moved = unwrapped.prepare_decoder_input_ids_from_labels(labels=labels)
-        decoder_inputs = {"decoder_input_ids": moved}
+        shifted = unwrapped.prepare_decoder_input_ids_from_labels(labels=labels)
+        decoder_inputs = {"decoder_input_ids": shifted}
     logits = model(**batch["inputs"], **decoder_inputs, use_cache=False).logits
     return cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum")
 
@@ -284,15 +285,15 @@ def summed_target_loss(
 def text_metrics(texts: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
     """Return ROUGE-1, -2 and -L, BLEU and exact match, in percent.
 
-    ROUGE is the mean F-measure of stemmed words, as in transformers' run_summarization; it reads
-    only a to z and digits, and BLEU parts words as European languages do: EDIT both for others.
+    ROUGE is the mean F-measure over stemmed words, as in transformers' run_summarization. It only
+    reads a to z and digits, and BLEU splits words as European languages do: EDIT both for others.
     """
     scorer = RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
     scores = [scorer.score(target, text) for text, target in zip(texts, targets, strict=True)]
     metrics = {}
     for name in scores[0]:
         metrics[f"eval_{name}"] = 100 * float(np.mean([score[name].fmeasure for score in scores]))
-    # force: a text may end in " ."
+    # force: do not warn about texts that end in " .", which sacrebleu takes for tokenized
     metrics["eval_bleu"] = sacrebleu.corpus_bleu(texts, [targets], force=True).score
     matches = [text == target for text, target in zip(texts, targets, strict=True)]
     metrics["eval_exact_match"] = 100 * float(np.mean(matches))
@@ -305,10 +306,10 @@ def keep_predictions(
     """Write predictions.jsonl and return the metrics of the texts.
 
     Args:
-        written: number in the file and text of every evaluation row, in order.
+        written: the number in the file and the generated text of each evaluation row, in order.
 
     Raises:
-        ValueError: if these are not as many as the rows.
+        ValueError: if there are not as many texts as rows.
     """
     texts = [text.strip() for _, text in written]
     targets = [target.strip() for target in rows.column("target").tolist()]
@@ -333,7 +334,7 @@ def evaluate(
     tokenizer: Any,
     args: Arguments,
 ) -> None:
-    """Log the loss, in nats per target token, and the metrics of texts, over exactly these rows."""
+    """Log the loss, in nats per target token, and the text metrics of exactly these rows."""
     model.eval()
     total = torch.zeros(2, device=accelerator.device)
     written: list[tuple[int, str]] = []
@@ -348,7 +349,7 @@ def evaluate(
         if args.predict_with_generate:
             tokens = generate(accelerator, model, batch["inputs"], **options)
             texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
-            # A rank without rows wrote for nothing
+            # Not strict: a rank without rows generates one text, which belongs to no row
             written += zip(batch["row"], texts, strict=False)
     model.train()
     loss, num_targets = accelerator.reduce(total).tolist()
@@ -369,7 +370,7 @@ def main(args: Arguments) -> None:
 
     # ---- Data ----
     languages = {}
-    if args.source_lang:  # mBART and NLLB mark texts by it
+    if args.source_lang:  # mBART and NLLB mark texts with their language
         languages = {"src_lang": args.source_lang, "tgt_lang": args.target_lang}
     tokenizer = load_text_tokenizer(args.model_name_or_path, **languages)
     with accelerator.local_main_process_first():  # the other ranks read its cache

@@ -36,23 +36,21 @@ class Arguments(EvalOnStartArguments, LabelArguments, PreparationArguments, Dens
     # EDIT: yours (this one: MIT, 1,034 photos of leaves, 3 classes)
     dataset_name: str = arg(
         "AI-Lab-Makerere/beans",
-        "hub id, .parquet file, or folder of CLASS/IMAGE, also in train/ and test/",
+        "hub id, .parquet file, or folder of CLASS/IMAGE, which may be inside train/ and test/",
     )
     output_dir: str = "runs/vit"
-    image_column_name: str = arg(
-        "image", "column of the image, in data sets that are not folders of images"
-    )
+    image_column_name: str = arg("image", "column of the image; folders of images have none")
     label_column_name: str | None = arg(
         None,
-        "column of the label: text or whole numbers name classes, other numbers are predicted "
+        "column of the label: text or whole numbers are classes, other numbers a regression target "
         "[label, or labels]",
     )
     augmentation: Literal["crop_flip", "flip", "none"] = arg(
         "crop_flip",
-        "of training images: a random resized crop and a horizontal flip, drawn anew in each epoch",
+        "random resized crop and horizontal flip of training images, different in each epoch",
     )
     dataloader_num_workers: Annotated[int | None, AtLeast(0), MAY_CHANGE] = arg(
-        None, "processes per GPU that decode images [as many as cores and shared memory allow]"
+        None, "processes per GPU that decode images [what the cores and the shared memory allow]"
     )
 
 
@@ -96,16 +94,18 @@ from components.run import Run
 from components.strategy import backward
 
 MOST_WORKERS = 16
-BATCHES_PER_WORKER = 3  # up to two are ready, and a third is being made
+BATCHES_PER_WORKER = 3  # two are ready at most, and a third is being made
 FP32_BYTES = 4
 
 
 # ---- Data ----
 def label_image(row: Mapping[str, Any], class_names: Sequence[str] | None) -> dict[str, Any]:
-    """Return an image's label, as text and as a number, and a hash of both; it is not decoded.
+    """Return an image's label, as text and as a number, and a hash of image and label.
+
+    The image stays encoded.
 
     Args:
-        class_names: of a data set that numbers its classes.
+        class_names: names of the classes, if the data set numbers them.
     """
     label = class_of(row["label"], class_names)
     content = check_image(row["image"], label)
@@ -121,7 +121,7 @@ class Images:
     """The rows of a split and their images, which stay encoded.
 
     Attributes:
-        rows: the labels; `row` is the place of the image in `encoded`, from 1.
+        rows: the labels; in each row, `row` is the place of the image in `encoded`, from 1.
         encoded: all images of the split, in the column image.
     """
 
@@ -130,13 +130,13 @@ class Images:
 
 
 def label_split(split: Split, args: Arguments) -> Rows:
-    """Return the rows of a split as `label_image` makes them."""
+    """Return the rows of a split, prepared by `label_image`."""
     prepare = partial(label_image, class_names=split.class_names("label"))
     return prepare_rows(split, prepare, args)
 
 
 def load_data(args: Arguments) -> tuple[Images, Images | None, Classes]:
-    """Return the images to train on, those to evaluate on, and the classes. EDIT: filters."""
+    """Return the images to train on, those to evaluate on, and the classes. EDIT: add filters."""
     train_split, eval_split = open_image_splits(args, evaluate=args.eval_strategy != "no")
     train_rows = label_split(train_split, args)
     column = args.label_column_name or "label"
@@ -153,17 +153,18 @@ def augment(
 ) -> Image.Image:
     """Return a training image of this size, cropped and mirrored at random.
 
-    The crop has 8 to 100 % of the area, and a shape of 3:4 to 4:3. Half of all are mirrored.
+    A crop has 8 to 100 % of the area and an aspect ratio of 3:4 to 4:3. Half of all images are
+    mirrored.
 
     Args:
         size: (height, width) of the result.
     """
     if "crop" in augmentation:
         area = picture.width * picture.height * rng.uniform(0.08, 1)
-        shape = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
-        # torchvision would draw again where the crop is larger than the image
-        width = min(picture.width, math.sqrt(area * shape))
-        height = min(picture.height, math.sqrt(area / shape))
+        aspect = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
+        # A crop that is larger than the image is cut to it, where torchvision would draw again
+        width = min(picture.width, math.sqrt(area * aspect))
+        height = min(picture.height, math.sqrt(area / aspect))
         left = rng.uniform(0, picture.width - width)
         top = rng.uniform(0, picture.height - height)
         box = (left, top, left + width, top + height)
@@ -177,14 +178,16 @@ def augment(
 class ImageCollator:
     """Make a batch of labeled images.
 
-    A line is one number: row + epoch x rows, since what is drawn for an image depends on seed,
-    epoch and row only. A batch has inputs: pixel_values, [rows, channels, height, width]; labels
-    and weights, [rows]; counts: the sum of the weights, and rows; row: places in `encoded`, from 1,
-    on the host.
+    A line is one number, row + epoch x rows: an image's augmentation depends only on seed, epoch
+    and row. A batch has these entries:
+        inputs: pixel_values, [rows, channels, height, width].
+        labels, weights: [rows].
+        counts: the sum of the weights, and the number of rows.
+        row: places in `encoded`, from 1, on the host.
 
     Attributes:
-        encoded: images, in the column image.
-        size: (height, width) that the model gets.
+        encoded: the images, in the column image.
+        size: (height, width) of the model's input.
         seed: of the augmentation.
     """
 
@@ -204,9 +207,9 @@ class ImageCollator:
         for number, row in zip(numbers, rows, strict=True):
             pictures.append(self._draw(int(row["row"]), epoch=number // len(source)))
         options = {}
-        if "crop" in self.augmentation:  # they have their size
+        if "crop" in self.augmentation:  # the crops have the model's size already
             options = {"do_resize": False, "do_center_crop": False}
-        # A rank without rows takes part with one image
+        # A rank without rows runs the model on one image, so that collective calls still match
         pictures = pictures or [Image.new("RGB", self.size[::-1])]
         inputs = self.processor(pictures, return_tensors="pt", **options)
         labels = label_tensors(rows, source)
@@ -225,9 +228,9 @@ class ImageCollator:
 
 
 def load_processor(name: str) -> tuple[Any, tuple[int, int]]:
-    """Return the image processor, and height and width of what it makes."""
+    """Return the image processor, and the (height, width) of its output."""
     with loading("image processor", name):
-        # The same pixels with and without torchvision
+        # Pillow, so that pixels are the same with and without torchvision
         processor = AutoImageProcessor.from_pretrained(name, backend="pil")
     pixels = processor(Image.new("RGB", (64, 64)), return_tensors="pt")["pixel_values"]
     height, width = pixels.shape[-2:]
@@ -238,9 +241,9 @@ def choose_num_workers(args: Arguments, accelerator: Accelerator, size: tuple[in
     """Return how many processes decode images for each rank.
 
     --dataloader_num_workers decides. Without it: one per core of the rank, at most 16, and none
-    where the cores train the model. Images do not depend on the number. Workers hand over batches
-    in shared memory. A container has 64 MiB of it by default, and a worker that finds none left
-    ends with a bus error: so there are no more workers than it has room for.
+    where the cores train the model. Images do not depend on the number. Workers pass batches on in
+    shared memory, of which a container has 64 MiB by default. A worker that finds none left dies of
+    a bus error, so there are no more workers than there is room for.
     """
     if args.dataloader_num_workers is not None:
         return args.dataloader_num_workers
@@ -252,7 +255,7 @@ def choose_num_workers(args: Arguments, accelerator: Accelerator, size: tuple[in
     if os.path.isdir("/dev/shm"):
         rows = max(args.per_device_train_batch_size, args.per_device_eval_batch_size)
         batch_bytes = rows * 3 * size[0] * size[1] * FP32_BYTES  # three colors
-        # Half of the room is for the workers of an evaluation
+        # The other half is for the workers of an evaluation
         room = shutil.disk_usage("/dev/shm").free // ranks_here // 2
         workers = min(workers, room // (BATCHES_PER_WORKER * batch_bytes))
     return workers
