@@ -116,7 +116,7 @@ from components.stream import (
     read_documents,
 )
 
-SHOWN_TOKENS = 200
+SHOWN_TOKENS = 200  # of the first block, in the start summary
 
 
 # ---- Data ----
@@ -166,23 +166,28 @@ def load_data(args: Arguments, tokenizer: Any) -> Corpus:
         eval_blocks = []
         if eval_documents is not None:
             eval_blocks = first_blocks(eval_documents, tokenizer, args.max_length, num_eval_blocks)
-        numbered = read_documents(
-            documents, START, passes=1, seed=args.seed, buffer_size=args.shuffle_buffer_size
-        )
-        one_pass = cut_blocks(numbered, documents, tokenizer, args.max_length)
-        first_block, _ = next(one_pass, (None, START))
+        blocks = first_pass(documents, args, tokenizer)
+        first_block = next(blocks, None)
         if first_block is None:
             fail(Exit.DATA, f"{args.dataset_name}: no text in any document")
         passes = math.inf
         num_tokens = 0
         if args.num_train_epochs and args.max_steps <= 0:
             passes = args.num_train_epochs
-            num_tokens = count_tokens(first_block)
-            num_tokens += sum(count_tokens(block) for block, _ in one_pass)
-            num_tokens *= passes
+            tokens_per_pass = count_tokens(first_block) + sum(map(count_tokens, blocks))
+            num_tokens = passes * tokens_per_pass
     except ValueError as error:
         fail(Exit.DATA, str(error))
     return Corpus(documents, first_block, passes, num_tokens, eval_blocks)
+
+
+def first_pass(documents: Documents, args: Arguments, tokenizer: Any) -> Iterator[torch.Tensor]:
+    """Yield the blocks of the first pass over the documents, in the order of training."""
+    numbered = read_documents(
+        documents, START, passes=1, seed=args.seed, buffer_size=args.shuffle_buffer_size
+    )
+    for block, _ in cut_blocks(numbered, documents, tokenizer, args.max_length):
+        yield block
 
 
 def count_steps(args: Arguments, corpus: Corpus, tokens_per_step: int) -> int:
