@@ -560,7 +560,7 @@ broken(
     ZERO2 + "num_machines: 2\nmain_process_ip: a\nmain_process_port: 1\n",
     "error",
     "num_machines",
-    "only trains on this machine",
+    "trains on this machine only",
 )
 broken(
     "rendezvous in the file",

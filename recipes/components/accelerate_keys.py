@@ -2,13 +2,13 @@
 
 Sources: accelerate 1.15 `commands/config/config_args.py` (ClusterConfig), `commands/launch.py` (the
 options of the launcher, which the sections of a file set), `utils/launch.py` (what the launcher
-hands on) and `utils/dataclasses.py` (what reads it). tests/unit/components/test_accelerate_keys.py
+passes on) and `utils/dataclasses.py` (what reads it). tests/unit/components/test_accelerate_keys.py
 compares the tables with the installed package.
 """
 
 from typing import Any
 
-# The kinds of values; a tuple instead of one of these lists the choices.
+# The kinds of values; instead of one of these, a tuple lists the choices.
 BOOL = "true or false"
 INT = "a whole number"
 TEXT = "text"
@@ -21,7 +21,7 @@ Kind = str | tuple
 TRUE_WORDS = ("y", "yes", "t", "true", "on", "1")
 FALSE_WORDS = ("n", "no", "f", "false", "off", "0")
 TRUTHS = dict.fromkeys(TRUE_WORDS, True) | dict.fromkeys(FALSE_WORDS, False)
-# FSDP1 also takes their numbers, from 1 on.
+# FSDP1 also accepts them by number, starting at 1.
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 
 ENVIRONMENTS = ("LOCAL_MACHINE", "AMAZON_SAGEMAKER")
@@ -91,7 +91,7 @@ TOP_LEVEL = {
     "commands": LIST,
     "tpu_vm": LIST,
     "tpu_env": LIST,
-    # Of older versions; accelerate converts them.
+    # Keys of older versions, which accelerate converts
     "fp16": BOOL,
     "dynamo_backend": TEXT,
 }
@@ -111,7 +111,7 @@ FSDP = {
     "fsdp_sync_module_states": BOOL,
     "fsdp_activation_checkpointing": BOOL,
     "fsdp_activation_checkpointing_offload": BOOL,
-    # The launcher has no option of this name, but hands the key on.
+    # The launcher has no option of this name, but passes the key on.
     "fsdp_ignored_modules": TEXT,
 }
 DEEPSPEED = {
@@ -163,7 +163,7 @@ FP8 = {
     "fp8_opt_level": ("O1", "O2"),
     "fp8_enable_fsdp_float8_all_gather": BOOL,
     "fp8_pad_inner_dim": BOOL,
-    # The launcher has no option of this name, but hands the key on.
+    # The launcher has no option of this name, but passes the key on.
     "fp8_use_mxfp8_block_scaling": BOOL,
 }
 MEGATRON_LM_NAMES = (
@@ -210,7 +210,7 @@ SECTION_OF_ENGINE = {
     "MEGATRON_LM": "megatron_lm_config",
 }
 
-# What `accelerate config` wrote up to accelerate 1.12, and what replaces it
+# Keys that `accelerate config` wrote up to accelerate 1.12, and what replaces them
 REMOVED = {
     ("ipex_config",): None,
     ("mpirun_config", "mpirun_ccl"): None,
@@ -219,7 +219,7 @@ REMOVED = {
 # The launcher puts the prefix before a key of these sections that lacks it.
 ADDED_PREFIXES = {"fsdp_config": "fsdp_", "dynamo_config": "dynamo_", "fp8_config": "fp8_"}
 CASE_MATTERS = ("compute_environment", "distributed_type", "fp8_backend")
-# In fsdp_config; at the top level and in deepspeed_config every key may be empty.
+# The keys of fsdp_config that may be empty. At the top level and in deepspeed_config, all may.
 MAY_BE_EMPTY = (
     "fsdp_auto_wrap_policy",
     "fsdp_transformer_layer_cls_to_wrap",
@@ -227,8 +227,8 @@ MAY_BE_EMPTY = (
     "fsdp_state_dict_type",
     "fsdp_ignored_modules",
 )
-# The launcher only reads these from its command line: its own defaults are not None, so that the
-# file's never count. Beside each stands the value that asks for nothing.
+# The launcher reads these from its command line only: its own defaults are not None, so those of
+# the file never count. Each is listed with the value that has no effect.
 COMMAND_LINE_ONLY = {
     "rdzv_backend": "static",
     "same_network": None,
@@ -236,7 +236,7 @@ COMMAND_LINE_ONLY = {
     "downcast_bf16": False,
     "tpu_use_sudo": False,
 }
-# The version of FSDP that reads a key, where the other one does not
+# Keys that only one version of FSDP reads, and that version
 READ_BY_ONE_VERSION = {
     "fsdp_sharding_strategy": 1,
     "fsdp_backward_prefetch": 1,
@@ -245,7 +245,7 @@ READ_BY_ONE_VERSION = {
     "fsdp_sync_module_states": 1,
     "fsdp_reshard_after_forward": 2,
 }
-# Settings that belong to the command line of a recipe, and the flags there
+# Settings that belong on the command line of a recipe, and their flags
 OWNED_BY_THE_RECIPE = {
     "gradient_accumulation_steps": "--gradient_accumulation_steps",
     "gradient_clipping": "--max_grad_norm",
@@ -255,7 +255,7 @@ OWNED_BY_THE_RECIPE = {
     "scheduler": "--lr_scheduler_type",
 }
 
-# Defaults of the launcher and the plugins, as far as the rules ask for them
+# The defaults of the launcher and the plugins that the rules need
 TOP_LEVEL_DEFAULTS = {
     "num_machines": 1,
     "machine_rank": 0,
@@ -287,7 +287,7 @@ def full_name(section: str, key: Any) -> str:
 
 
 def choices_of(kind: Kind) -> tuple:
-    """Return the values that a kind of key takes, () if there is no list of them."""
+    """Return the values that a kind of key accepts, or () if there is no list of them."""
     if isinstance(kind, tuple):
         return kind
     if kind == STRATEGY:
@@ -306,14 +306,14 @@ def read_value(key: str, value: Any, kind: Kind) -> Any:
     if kind == INT:
         return read_number(value)
     if kind == BOOL:
-        return read_truth(value)
+        return read_bool(value)
     if kind == STRATEGY:
         return read_strategy(key, value)
     return read_choice(key, value, choices_of(kind))
 
 
 def read_text(key: str, value: Any) -> Any:
-    """Return a value that may be any but a list; gpu_ids, which the launcher splits, is text."""
+    """Return a value that is not a list; gpu_ids, which the launcher splits, has to be text."""
     if isinstance(value, list) or (key == "gpu_ids" and not isinstance(value, str)):
         raise ValueError(f"{value} is not text")
     return value
@@ -326,7 +326,7 @@ def read_number(value: Any) -> int:
     return int(str(value))
 
 
-def read_truth(value: Any) -> bool:
+def read_bool(value: Any) -> bool:
     """Return what accelerate's str_to_bool makes of a value."""
     word = str(value).lower()
     if word not in TRUTHS:
@@ -337,7 +337,7 @@ def read_truth(value: Any) -> bool:
 def read_strategy(key: str, value: Any) -> str:
     """Return the name of a sharding strategy from its name, its number, or FSDP2's true or false.
 
-    The two versions of FSDP take different forms: the rules of fsdp_config tell them apart.
+    Each version of FSDP accepts other forms, which the rules of fsdp_config distinguish.
     """
     word = str(value).lower()
     if word in TRUTHS:
@@ -348,7 +348,7 @@ def read_strategy(key: str, value: Any) -> str:
 
 
 def read_choice(key: str, value: Any, choices: tuple) -> Any:
-    """Return the choice that a value names; most keys take it in upper and in lower case."""
+    """Return the choice that a value names; for most keys, case does not matter."""
     word = str(value)
     for choice in choices:
         if word == str(choice):

@@ -1,4 +1,4 @@
-"""The Accelerator of a recipe, or one line for each reason why it cannot run what it is asked."""
+"""Make the Accelerator of a recipe, or end with one line for each reason why it cannot run."""
 
 from accelerate import Accelerator
 
@@ -13,7 +13,7 @@ from components.strategy_checks import how_to_rehearse
 def make_accelerator(args: CommonArguments) -> Accelerator:
     """Return the Accelerator, which has to exist before the model is loaded.
 
-    Ends with 64 if it cannot run what YAML, launcher and arguments ask for.
+    Ends with 64 if YAML, launcher and arguments request something that it cannot run.
     """
     check_launch(args)
     try:
@@ -22,7 +22,7 @@ def make_accelerator(args: CommonArguments) -> Accelerator:
         reason = str(error).splitlines()[0]
         fail(
             Exit.USAGE,
-            f"accelerate cannot run what the launcher was asked for: {reason}",
+            f"accelerate cannot run what the launch requests: {reason}",
             how_to_rehearse(),
         )
     problems = find_problems(args, accelerator)

@@ -1,7 +1,7 @@
 """Read an accelerate config, with the DeepSpeed JSON it points to, and find its faults by line.
 
-`scripts/check_config.py` does so for any file, launch_command.py for the one that the launcher of a
-recipe read. The rules are in config_rules.py. Of other packages only PyYAML is loaded.
+`scripts/check_config.py` does so for any file, launch_command.py for the file that a recipe's
+launcher has read. The rules are in config_rules.py. No package but PyYAML is loaded.
 """
 
 import json
@@ -20,7 +20,7 @@ from components.config_reading import written_in
 from components.config_rules import check
 from components.yaml_text import UNREADABLE, KeyPath, Positions, find_positions
 
-# A config has at most this many entries and levels: more than all known keys together.
+# The most entries and levels that a config may have; all known keys together have fewer.
 ENTRIES = 500
 DEPTH = 20
 
@@ -30,10 +30,10 @@ class ConfigFile:
     """A file as written.
 
     Attributes:
-        path: of the file.
-        text: of the file.
-        content: what the text means.
-        deepspeed: the DeepSpeed JSON that the file points to; a JSON by itself points to itself.
+        path: where the file is.
+        text: the file as it is written.
+        content: the parsed text.
+        deepspeed: the DeepSpeed JSON that the file points to; a JSON by itself is its own.
     """
 
     path: Path
@@ -43,14 +43,14 @@ class ConfigFile:
 
     @cached_property
     def positions(self) -> Positions:
-        """Where the keys are in the text; no keys in JSON that is no YAML, since it has tabs."""
+        """Where the keys are in the text. JSON with tabs is not YAML, and gets no positions."""
         try:
             return find_positions(self.text)
         except UNREADABLE:
             return Positions()
 
     def line_of(self, path: KeyPath) -> int | None:
-        """Return the line of a key, or of the section that it is missing from, from 1, or None."""
+        """Return the line, from 1, of a key or of the section that lacks it; None if not known."""
         for length in range(len(path), 0, -1):
             nodes = self.positions.nodes.get(path[:length])
             if nodes is not None:
@@ -59,11 +59,11 @@ class ConfigFile:
 
 
 def load(path: str | Path) -> ConfigFile:
-    """Read a config and the DeepSpeed JSON it points to. Raises ValueError if it is neither."""
+    """Read a config and the DeepSpeed JSON it points to. Raises ValueError if that fails."""
     path = Path(path)
     file = read(path, as_json=path.suffix == ".json")
     if file.content.get("compute_environment") == "AMAZON_SAGEMAKER":
-        raise ValueError(f"{path} is for SageMaker, whose configs are not judged here")
+        raise ValueError(f"{path} is for SageMaker, whose configs are not checked here")
     if path.suffix == ".json" and "distributed_type" not in file.content:
         file.deepspeed = file
     else:
@@ -72,7 +72,7 @@ def load(path: str | Path) -> ConfigFile:
 
 
 def read(path: Path, as_json: bool) -> ConfigFile:
-    """Read a file of keys and values. Raises ValueError if it is none."""
+    """Read a file of keys and values. Raises ValueError if it cannot be read as one."""
     try:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text) if as_json else yaml.safe_load(text)
@@ -82,7 +82,7 @@ def read(path: Path, as_json: bool) -> ConfigFile:
     if not isinstance(content, dict) or not content:
         raise ValueError(f"{path} is not an accelerate config: it has no keys")
     if is_too_large(content):
-        size = f"over {ENTRIES} entries, or {DEPTH} levels of them"
+        size = f"more than {ENTRIES} entries or {DEPTH} levels"
         raise ValueError(f"{path} is not an accelerate config: it has {size}")
     return ConfigFile(path, text, content)
 
@@ -90,8 +90,8 @@ def read(path: Path, as_json: bool) -> ConfigFile:
 def is_too_large(content: dict) -> bool:
     """Return whether content has more than ENTRIES entries or DEPTH levels.
 
-    Aliases may make a small file a large one, or one without an end. Each level is therefore only
-    read until the bound is passed.
+    Aliases can make a small file expand to a large one, or endlessly. Each level is therefore only
+    read until it exceeds the bound.
     """
     entries = 0
     level = [content]
@@ -103,7 +103,7 @@ def is_too_large(content: dict) -> bool:
 
 
 def values_of(parts: Iterable[dict | list]) -> Iterator[Any]:
-    """Yield what a level of mappings and lists holds."""
+    """Yield the values in all mappings and lists of a level."""
     for part in parts:
         if isinstance(part, dict):
             yield from part.values()
@@ -114,8 +114,8 @@ def values_of(parts: Iterable[dict | list]) -> Iterator[Any]:
 def read_deepspeed(file: ConfigFile, folder: str = ".") -> ConfigFile | None:
     """Read the DeepSpeed JSON that a config names, or return None if there is none.
 
-    accelerate looks in the folder that it is started from. A file beside the config is read too, so
-    that `find_faults` can say that accelerate does not find it.
+    accelerate looks in the folder where it is started. A file beside the config is read too, for
+    `find_faults` to report that accelerate does not find it.
     """
     named = named_json(file.content)
     if not named:
@@ -141,8 +141,8 @@ def find_faults(
 
     Args:
         file: the file with the DeepSpeed JSON that it points to.
-        num_processes: counts instead of the file's.
-        for_recipes: whether the file is for the recipes here, whose wishes then count too.
+        num_processes: overrides that of the file.
+        for_recipes: whether the file is for these recipes, whose requirements then count too.
         folder: where the launcher is started.
     """
     content = file.content

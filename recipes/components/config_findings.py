@@ -1,4 +1,4 @@
-"""What is wrong at one key of a config, how bad that is, and which edits fix it."""
+"""Findings: what is wrong at one key of a config, how severe that is, and how to fix it."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -6,16 +6,16 @@ from typing import Any
 
 from components.yaml_text import KeyPath, as_yaml
 
-# Kinds of findings: what accelerate and DeepSpeed do ...
+# Kinds of findings that say what accelerate and DeepSpeed do
 STOPS = "stops"  # they end with an error
-IGNORED = "ignored"  # something else runs than what is written, and nothing says so
-COSTS = "costs"  # it works, but costs or surprises
+IGNORED = "ignored"  # what runs is not what is written, without a message
+COSTS = "costs"  # it works, but has a cost or a surprise
 ADVICE = "advice"
-# ... and what the recipes here want, in order of weight
-UNSAVED = "unsaved"  # accelerator.get_state_dict fails, with which they save
-RECIPE = "recipe"  # they refuse it, or go wrong with it
-UNTESTED = "untested"  # nobody has tried them with it
-WISHES = (RECIPE, UNTESTED)  # which say nothing about anybody else's script
+# Kinds of findings that say what the recipes need, the most severe first
+UNSAVED = "unsaved"  # accelerator.get_state_dict, which the recipes save with, fails
+RECIPE = "recipe"  # the recipes refuse it or fail with it
+UNTESTED = "untested"  # the recipes are not tested with it
+WISHES = (RECIPE, UNTESTED)  # these say nothing about other scripts
 
 FOR_ANYBODY = {
     STOPS: "error",
@@ -84,13 +84,13 @@ class Finding:
     """What is wrong at one key, why, and what to write instead.
 
     Attributes:
-        kind: STOPS, IGNORED, ...: what happens.
-        path: of the key, or of where it is missing.
+        kind: what happens: STOPS, IGNORED, ...
+        path: where the key is, or is missing.
         reason: why that is wrong, in words.
         fix: what to write instead, in words.
-        edits: the fix, step by step; () where a person has to choose.
+        edits: the fix, step by step; () if a person has to choose.
         in_json: whether the key is in the DeepSpeed JSON that the file points to.
-        for_recipes: whether the file is for the recipes here, whose wishes then count too.
+        for_recipes: whether the file is for these recipes, whose requirements then count too.
     """
 
     kind: str
@@ -114,7 +114,7 @@ class Finding:
 
 
 def finding(kind: str, path: AnyPath, reason: str, fix: str | Sequence[Edit] = "") -> Finding:
-    """Return a Finding whose fix is said in words or as edits, which then give the words."""
+    """Return a Finding whose fix is given in words, or as edits that are then put into words."""
     path = split(path)
     if isinstance(fix, str):
         return Finding(kind, path, reason, fix)
@@ -124,7 +124,7 @@ def finding(kind: str, path: AnyPath, reason: str, fix: str | Sequence[Edit] = "
 def words_of(edits: Sequence[Edit], path: KeyPath) -> str:
     """Return the edits that fix a finding in words.
 
-    Of two edits that concern one key, such as a new name and then a value, the last says it all.
+    If two edits concern one key, such as a new name and then a value, the last one is enough.
     """
     words = {}
     for edit in edits:
@@ -134,7 +134,7 @@ def words_of(edits: Sequence[Edit], path: KeyPath) -> str:
 
 
 def words_of_edit(edit: Edit, path: KeyPath) -> str:
-    """Return one edit in words; a section is only named if it is not the finding's own."""
+    """Return one edit in words, with its section if that is not the finding's own."""
     if isinstance(edit, DeleteKey):
         return f"delete {edit.path[-1]}"
     text = str(edit.new_key if isinstance(edit, RenameKey) else edit.path[-1])
@@ -147,7 +147,7 @@ def words_of_edit(edit: Edit, path: KeyPath) -> str:
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings as errors, warnings and advice, and the graver kind first among equals."""
+    """Return errors first, then warnings, then info; within each, the more severe kind first."""
     kinds = list(FOR_ANYBODY)
 
     def place(item: Finding) -> tuple[int, int]:

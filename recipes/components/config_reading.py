@@ -9,7 +9,7 @@ from components import deepspeed_keys
 from components.accelerate_keys import Kind, full_name
 from components.yaml_text import KeyPath
 
-# What accelerate takes for a file without num_processes: the command line has to say it.
+# Stands for a file without num_processes: the command line of the launcher has to give it.
 NOT_GIVEN = -1
 
 
@@ -23,7 +23,7 @@ class KnownSetting:
 
 
 def written_in(content: Any, *path: str) -> dict:
-    """Return the section at a path as written, under full names; {} if there is none."""
+    """Return the section at a path as written, but with full names; {} if there is none."""
     for key in path:
         content = content.get(key) if isinstance(content, dict) else None
     if not isinstance(content, dict):
@@ -49,9 +49,9 @@ def as_read(content: dict, deepspeed: dict | None = None) -> dict:
     What accelerate ignores or cannot read is left out.
 
     Args:
-        content: of the YAML.
-        deepspeed: content of the DeepSpeed JSON that the YAML points to. Its settings get their
-            names in the YAML.
+        content: content of the YAML.
+        deepspeed: content of the DeepSpeed JSON that the YAML points to. Its settings are returned
+            under their names in the YAML.
     """
     config: dict[str, Any] = dict(keys.TOP_LEVEL_DEFAULTS)
     config["fsdp_config"] = dict(keys.FSDP_DEFAULTS)
@@ -59,9 +59,9 @@ def as_read(content: dict, deepspeed: dict | None = None) -> dict:
     for setting in known_settings(content):
         if setting.value is not None:
             put_as_read(config, setting)
-    # The launcher only asks whether there are several.
+    # The launcher only distinguishes between one and several
     config["num_machines"] = max(config["num_machines"], 1)
-    # Nothing behind the colon, or a bare NO, which is false in YAML
+    # Nothing after the colon, or an unquoted NO, which is false in YAML
     if content.get("distributed_type", True) in (None, False):
         config["distributed_type"] = "NO"
     if deepspeed is not None:
@@ -94,7 +94,7 @@ def zero_of_json(deepspeed: dict) -> dict:
 
 
 def precision_of_json(deepspeed: dict) -> str:
-    """Return the mixed precision of a DeepSpeed JSON; "auto" is none."""
+    """Return the mixed precision of a DeepSpeed JSON; "auto" counts as "no"."""
     for kind in ("fp16", "bf16"):
         if json_value(deepspeed, f"{kind}.enabled") is True:
             return kind
@@ -104,7 +104,9 @@ def precision_of_json(deepspeed: dict) -> str:
 def json_value(data: Any, path: str, auto: Any = "auto", missing: Any = None) -> Any:
     """Return the value at a dotted path of a DeepSpeed JSON.
 
-    `auto` and `missing` are returned for the value "auto" and for no value.
+    Args:
+        auto: what to return for the value "auto".
+        missing: what to return if there is no value.
     """
     for key in path.split("."):
         data = data.get(key) if isinstance(data, dict) else None
@@ -136,7 +138,7 @@ class Config:
 
     @property
     def engine(self) -> str | None:
-        """FSDP, DEEPSPEED, MULTI_GPU, NO, ...; None if the file does not say it."""
+        """The distributed_type: FSDP, DEEPSPEED, MULTI_GPU, NO, ...; None if it is not known."""
         return self.read.get("distributed_type")
 
     @property
@@ -156,12 +158,12 @@ class Config:
 
     @property
     def fsdp_version(self) -> int:
-        """1 or 2."""
+        """The version of FSDP, 1 or 2."""
         return self.fsdp["fsdp_version"]
 
     @property
     def fsdp_written(self) -> dict:
-        """fsdp_config as written, under full names."""
+        """fsdp_config as written, but with full names."""
         return written_in(self.written, "fsdp_config")
 
     @property

@@ -1,12 +1,12 @@
-"""Hold an accelerate config against all rules.
+"""Check an accelerate config against all rules.
 
-`scripts/check_config.py` checks any file by them, and each recipe the file that its launcher read
-(launch_command.py). Most rules are about accelerate and DeepSpeed and hold for anybody's file; the
-others are wishes of the recipes here (config_findings.WISHES).
+`scripts/check_config.py` checks any file, and each recipe checks the file that its launcher read
+(launch_command.py). Most rules are about accelerate and DeepSpeed and apply to anybody's file; the
+others are requirements of these recipes (config_findings.WISHES).
 
-A rule is a function that is named after what must hold and yields a finding where it does not. The
-facts come from the sources that accelerate_keys.py and deepspeed_keys.py name. The tests of these
-modules prove the important ones with accelerate's launcher and plugins.
+A rule is a function that is named after what must hold and yields a finding if it does not. Its
+docstring gives the reason. The facts come from the sources that accelerate_keys.py and
+deepspeed_keys.py name, and tests prove the important ones with accelerate's launcher and plugins.
 """
 
 from dataclasses import replace
@@ -42,9 +42,9 @@ def check(
     """Return the findings on a config, worst first, and the config as accelerate reads it.
 
     Args:
-        content: of the YAML, as written.
+        content: content of the YAML, as written.
         deepspeed: content of the DeepSpeed JSON that it points to.
-        for_recipes: whether the wishes of the recipes count too.
+        for_recipes: whether the requirements of these recipes count too.
     """
     config = Config.of(content, deepspeed)
     found = [item for rule in RULES for item in rule(config)]

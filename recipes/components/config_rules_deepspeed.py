@@ -26,12 +26,12 @@ LOST_SAVE = "without it accelerator.get_state_dict fails at the final save, afte
 
 
 def rules_of_deepspeed(config: Config) -> Iterator[Finding]:
-    """Hold deepspeed_config against all rules on it."""
+    """Check deepspeed_config against all rules about it."""
     if config.engine != "DEEPSPEED":
         return
     if "deepspeed_config_file" in config.zero_written:
         yield from json_exists(config)
-        yield from json_alone_sets_it(config)
+        yield from only_the_json_sets_it(config)
         return
     yield from command_line_owns_it(config)
     yield from stage_is_written(config)
@@ -49,8 +49,8 @@ def json_exists(config: Config) -> Iterator[Finding]:
         yield finding(STOPS, path, "no JSON file of this name", "its path")
 
 
-def json_alone_sets_it(config: Config) -> Iterator[Finding]:
-    """Beside a JSON the YAML says nothing that the JSON says."""
+def only_the_json_sets_it(config: Config) -> Iterator[Finding]:
+    """accelerate refuses a YAML that sets what belongs into its JSON."""
     for key, name_in_json in deepspeed_keys.IN_JSON.items():
         path = f"deepspeed_config.{key}"
         value = config.zero_written.get(key)
@@ -63,7 +63,7 @@ def json_alone_sets_it(config: Config) -> Iterator[Finding]:
 
 
 def command_line_owns_it(config: Config) -> Iterator[Finding]:
-    """What is about learning belongs to the command line of the recipes."""
+    """Everything about learning belongs on the command line of the recipes."""
     for key, flag in keys.OWNED_BY_THE_RECIPE.items():
         if config.zero_written.get(key, "auto") not in ("auto", None):
             path = f"deepspeed_config.{key}"
@@ -71,13 +71,13 @@ def command_line_owns_it(config: Config) -> Iterator[Finding]:
 
 
 def stage_is_written(config: Config) -> Iterator[Finding]:
-    """The default of accelerate is ZeRO-2."""
+    """Without a stage, accelerate runs ZeRO-2."""
     if "zero_stage" not in config.zero_written:
         yield finding(COSTS, STAGE, "missing: ZeRO-2 runs", [set_value(STAGE, 2)])
 
 
 def stage_offloads_it(config: Config, what: str) -> Iterator[Finding]:
-    """Optimizer state is offloaded from ZeRO-1 on, parameters only by ZeRO-3."""
+    """ZeRO-1 and higher stages offload optimizer state, and only ZeRO-3 offloads parameters."""
     stage = config.zero["zero_stage"]
     first = OFFLOADED_FROM_STAGE[what]
     if config.zero[f"{what}_device"] != "none" and stage < first:
@@ -87,21 +87,21 @@ def stage_offloads_it(config: Config, what: str) -> Iterator[Finding]:
 
 
 def nvme_has_a_path(config: Config, what: str) -> Iterator[Finding]:
-    """The launcher hands the device on, but not the path."""
+    """The launcher passes the device on, but not the path."""
     if config.zero[f"{what}_device"] == "nvme":
         path = f"deepspeed_config.{what}_device"
-        reason = f"the launcher drops {what}_nvme_path: DeepSpeed would swap to a folder ./none"
+        reason = f"the launcher drops {what}_nvme_path: DeepSpeed would swap to the folder ./none"
         yield finding(IGNORED, path, reason, "a deepspeed_config_file that names the path")
 
 
 def zero3_can_save(config: Config) -> Iterator[Finding]:
-    """ZeRO-3 only gathers the weights for a save if it is told to."""
+    """ZeRO-3 only gathers the weights for a save if the config requests it."""
     if config.zero["zero_stage"] == 3 and not config.zero.get("zero3_save_16bit_model"):
         yield finding(UNSAVED, SAVE, LOST_SAVE, [set_value(SAVE, True)])
 
 
 def zero3_loads_in_parts(config: Config) -> Iterator[Finding]:
-    """ZeRO-3 can split the model while it is loaded."""
+    """ZeRO-3 can split the model while loading it."""
     if config.zero["zero_stage"] == 3 and config.zero.get("zero3_init_flag") is False:
         reason = "each process first loads the whole model into host memory"
         yield finding(COSTS, INIT, reason, [set_value(INIT, True)])

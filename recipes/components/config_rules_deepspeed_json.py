@@ -1,4 +1,4 @@
-"""Rules on a DeepSpeed JSON that accelerate is pointed to."""
+"""Rules on a DeepSpeed JSON to which a config of accelerate points."""
 
 from collections.abc import Iterator
 
@@ -33,7 +33,7 @@ NAMES: Names = tuple(deepspeed_keys.KEYS.items())
 
 
 def rules_of_json(data: dict) -> Iterator[Finding]:
-    """Hold a DeepSpeed JSON that accelerate is pointed to against all rules on it."""
+    """Check a DeepSpeed JSON against all rules about it."""
     yield from names_in_json(data)
     yield from json_configures_zero(data)
     yield from sections_of_json_hold_keys(data)
@@ -47,14 +47,14 @@ def rules_of_json(data: dict) -> Iterator[Finding]:
 
 
 def json_configures_zero(data: dict) -> Iterator[Finding]:
-    """accelerate looks up the section of ZeRO."""
+    """accelerate needs the section of ZeRO."""
     if "zero_optimization" not in data:
         reason = "missing: accelerate needs it"
         yield finding(STOPS, "zero_optimization", reason, '{"stage": 0 to 3}')
 
 
 def sections_of_json_hold_keys(data: dict) -> Iterator[Finding]:
-    """A section has keys; some may be null instead."""
+    """A section has keys; some sections may be null instead."""
     for path in deepspeed_keys.MUST_BE_SECTIONS:
         *sections, key = split(path)
         value = written_in(data, *sections).get(key, {})
@@ -68,7 +68,7 @@ def sections_of_json_hold_keys(data: dict) -> Iterator[Finding]:
 
 
 def command_line_owns_it_in_json(data: dict) -> Iterator[Finding]:
-    """What is about learning is "auto", or left out where it is a section."""
+    """Everything about learning is "auto", or left out if it is a section."""
     for key, flag in keys.OWNED_BY_THE_RECIPE.items():
         if data.get(key, "auto") == "auto":
             continue
@@ -79,7 +79,7 @@ def command_line_owns_it_in_json(data: dict) -> Iterator[Finding]:
 
 
 def accumulation_is_left_open(data: dict) -> Iterator[Finding]:
-    """Without the key accelerate takes 1, whatever the command line of a recipe says."""
+    """Without the key, accelerate assumes 1, whatever the command line of a recipe says."""
     path = "gradient_accumulation_steps"
     if path not in data:
         reason = "missing: accelerate makes it 1, which the recipes refuse"
@@ -87,7 +87,7 @@ def accumulation_is_left_open(data: dict) -> Iterator[Finding]:
 
 
 def values_of_json_are_readable(data: dict) -> Iterator[Finding]:
-    """The stage and the devices are ones that DeepSpeed has."""
+    """DeepSpeed has this stage and these devices."""
     for key in deepspeed_keys.WHEN_AUTO:
         path = deepspeed_keys.IN_JSON[key]
         choices = keys.DEEPSPEED[key]
@@ -101,14 +101,14 @@ def zero_stage_of(data: dict) -> int:
 
 
 def zero3_can_save_by_json(data: dict) -> Iterator[Finding]:
-    """ZeRO-3 only gathers the weights for a save if it is told to."""
+    """ZeRO-3 only gathers the weights for a save if the config requests it."""
     path = deepspeed_keys.IN_JSON["zero3_save_16bit_model"]
     if zero_stage_of(data) == 3 and json_value(data, path) is not True:
         yield finding(UNSAVED, path, f"{LOST_SAVE} (auto is false)", [set_value(path, True)])
 
 
 def stage_offloads_it_by_json(data: dict) -> Iterator[Finding]:
-    """Optimizer state is offloaded from ZeRO-1 on, parameters only by ZeRO-3."""
+    """ZeRO-1 and higher stages offload optimizer state, and only ZeRO-3 offloads parameters."""
     stage = zero_stage_of(data)
     for what, first in OFFLOADED_FROM_STAGE.items():
         path = f"zero_optimization.{what}.device"
@@ -118,7 +118,7 @@ def stage_offloads_it_by_json(data: dict) -> Iterator[Finding]:
 
 
 def one_precision_is_on(data: dict) -> Iterator[Finding]:
-    """bf16 or fp16; "auto" asks the launcher for --mixed_precision."""
+    """Either bf16 or fp16 is on; "auto" leaves it to the launcher's --mixed_precision."""
     bf16 = json_value(data, "bf16.enabled")
     fp16 = json_value(data, "fp16.enabled")
     if bf16 is True and fp16 is True:
@@ -130,7 +130,7 @@ def one_precision_is_on(data: dict) -> Iterator[Finding]:
 
 
 def autos_are_filled_in(data: dict) -> Iterator[Finding]:
-    """accelerate has a value for each "auto"."""
+    """accelerate knows which value to put in place of each "auto"."""
     for path in unfilled_autos(data):
         yield finding(STOPS, path, "accelerate has no value for this auto", [delete(path)])
 
@@ -138,7 +138,7 @@ def autos_are_filled_in(data: dict) -> Iterator[Finding]:
 def unfilled_autos(section: dict, path: KeyPath = ()) -> Iterator[KeyPath]:
     """Yield the paths of the values "auto" that accelerate does not fill in.
 
-    What the recipes own has a rule of its own.
+    Settings that the recipes own are left to `command_line_owns_it_in_json`.
     """
     for key, value in section.items():
         inner = (*path, key)
@@ -150,7 +150,7 @@ def unfilled_autos(section: dict, path: KeyPath = ()) -> Iterator[KeyPath]:
 
 # ---- Names ----
 def names_in_json(data: dict) -> Iterator[Finding]:
-    """Find keys that DeepSpeed does not know: it ignores them at the top level, and stops below."""
+    """DeepSpeed knows all keys: it ignores unknown ones at the top level, and stops at others."""
     searches = 0
     for path in unknown_in_json(data):
         if path[0] in deepspeed_keys.REMOVED:
@@ -164,7 +164,7 @@ def names_in_json(data: dict) -> Iterator[Finding]:
 
 
 def unknown_in_json(data: dict) -> Iterator[KeyPath]:
-    """Yield the paths of the keys that DeepSpeed does not know; it completes `stage3_`."""
+    """Yield the paths of the keys that DeepSpeed knows neither as written nor with `stage3_`."""
     for section, known in deepspeed_keys.KEYS.items():
         inner = data
         for key in section:
@@ -177,12 +177,12 @@ def unknown_in_json(data: dict) -> Iterator[KeyPath]:
 
 
 def unknown_key_of_json(data: dict, path: KeyPath, names: Names) -> UnknownKey:
-    """Return a key that DeepSpeed does not know, with what becomes of it and may be meant."""
+    """Return a key that DeepSpeed does not know, with its effect and what it may mean."""
     value = data
     for key in path:
         value = value[key]
     kind = IGNORED
-    reason = "no such key: DeepSpeed says nothing"
+    reason = "no such key: DeepSpeed ignores it silently"
     if len(path) > 1:
         kind = STOPS
         reason = "no such key: DeepSpeed stops once the model is loaded"

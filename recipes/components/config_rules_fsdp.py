@@ -1,4 +1,4 @@
-"""Rules on fsdp_config: what only one version of FSDP reads, and what cannot go together."""
+"""Rules on fsdp_config: settings that only one version of FSDP reads, and conflicting ones."""
 
 from collections.abc import Iterator
 
@@ -32,11 +32,11 @@ NO_SHARD_IN_FSDP2 = "; FSDP2 has none, DDP does the same"
 
 
 def rules_of_fsdp(config: Config) -> Iterator[Finding]:
-    """Hold fsdp_config against all rules on it."""
+    """Check fsdp_config against all rules about it."""
     if config.engine != "FSDP":
         return
     if "fsdp_version" not in config.fsdp_written and means_fsdp2(config):
-        # Under the right version everything else may be as it is meant.
+        # Under the right version, everything else may be correct
         fix = [set_value(VERSION, 2)]
         yield finding(IGNORED, VERSION, "missing: FSDP1 runs, FULL_SHARD", fix)
         return
@@ -44,7 +44,7 @@ def rules_of_fsdp(config: Config) -> Iterator[Finding]:
     yield from strategy_is_under_the_key_of_the_version(config)
     yield from model_is_wrapped(config)
     yield from no_shard_is_deprecated(config)
-    yield from checkpoints_can_be_saved_so(config)
+    yield from state_dict_type_exists(config)
     yield from fsdp2_prefetches_by_itself(config)
     yield from modules_are_synchronized(config)
     yield from optimizer_keeps_its_parameters(config)
@@ -53,7 +53,7 @@ def rules_of_fsdp(config: Config) -> Iterator[Finding]:
 
 
 def means_fsdp2(config: Config) -> bool:
-    """Return whether a file without a version says the strategy as only FSDP2 takes it."""
+    """Return whether a file without a version has its strategy in a form that only FSDP2 takes."""
     return isinstance(config.fsdp_written.get(SHARDING_KEY[2]), bool)
 
 
@@ -63,14 +63,14 @@ def holds_whole_model(config: Config) -> bool:
 
 
 def version_is_written(config: Config) -> Iterator[Finding]:
-    """The default is FSDP1, and the questionnaire of accelerate writes 2."""
+    """The default is FSDP1, although `accelerate config` writes 2."""
     if "fsdp_version" not in config.fsdp_written:
         reason = "missing: FSDP1 runs; `accelerate config` writes 2"
         yield finding(COSTS, VERSION, reason, [set_value(VERSION, 1)])
 
 
 def model_is_wrapped(config: Config) -> Iterator[Finding]:
-    """Without a wrap policy a sharded model is one unit."""
+    """Without a wrap policy, a sharded model is one unit."""
     policy = str(config.fsdp_written.get("fsdp_auto_wrap_policy", "NO_WRAP"))
     if policy.upper() in ("NO_WRAP", "NONE") and not holds_whole_model(config):
         reason = "the model is one unit: each process gathers all of it at once"
@@ -78,13 +78,13 @@ def model_is_wrapped(config: Config) -> Iterator[Finding]:
 
 
 def no_shard_is_deprecated(config: Config) -> Iterator[Finding]:
-    """DDP is the same, without FSDP1's limits."""
+    """DDP does the same, without FSDP1's limits."""
     if config.fsdp_version == 1 and holds_whole_model(config):
         reason = "deprecated in torch; ddp.yaml does the same and takes adapters"
         yield finding(ADVICE, f"fsdp_config.{SHARDING_KEY[1]}", reason)
 
 
-def checkpoints_can_be_saved_so(config: Config) -> Iterator[Finding]:
+def state_dict_type_exists(config: Config) -> Iterator[Finding]:
     """NO_SHARD has no shards to save, and FSDP2 no local state."""
     kind = config.fsdp.get("fsdp_state_dict_type")
     if kind == "SHARDED_STATE_DICT" and holds_whole_model(config):
@@ -103,7 +103,7 @@ def fsdp2_prefetches_by_itself(config: Config) -> Iterator[Finding]:
 
 
 def modules_are_synchronized(config: Config) -> Iterator[Finding]:
-    """Where only the first process loads the weights, the others must get them from it."""
+    """If only the first process loads the weights, the others must get them from it."""
     is_off = config.fsdp_written.get("fsdp_sync_module_states") is False
     if not is_off or not config.fsdp["fsdp_cpu_ram_efficient_loading"]:
         return
@@ -118,7 +118,7 @@ def modules_are_synchronized(config: Config) -> Iterator[Finding]:
 
 
 def optimizer_keeps_its_parameters(config: Config) -> Iterator[Finding]:
-    """FSDP1 may replace the parameters by flat ones, after the recipes made their optimizer."""
+    """FSDP1 may replace parameters by flat ones, after the recipes have made their optimizer."""
     if config.fsdp_version == 1 and config.fsdp.get("fsdp_use_orig_params") is False:
         reason = (
             "an optimizer made before prepare keeps the parameters that FSDP1 replaces: "
@@ -129,7 +129,7 @@ def optimizer_keeps_its_parameters(config: Config) -> Iterator[Finding]:
 
 
 def activations_can_be_offloaded(config: Config) -> Iterator[Finding]:
-    """FSDP2 offloads the activations that it checkpoints, and FSDP1 none."""
+    """FSDP2 can offload the activations that it checkpoints; FSDP1 cannot offload any."""
     fsdp = config.fsdp
     if not fsdp.get("fsdp_activation_checkpointing_offload"):
         return
@@ -140,7 +140,7 @@ def activations_can_be_offloaded(config: Config) -> Iterator[Finding]:
 
 
 def activations_are_checkpointed_once(config: Config) -> Iterator[Finding]:
-    """One checkpoint around another recomputes the forward pass once more."""
+    """Nested activation checkpointing recomputes the forward pass once more."""
     if config.fsdp.get("fsdp_activation_checkpointing"):
         reason = "do not combine it with a script's own (the recipes' --gradient_checkpointing)"
         yield finding(ADVICE, CHECKPOINTING, reason)
@@ -148,12 +148,12 @@ def activations_are_checkpointed_once(config: Config) -> Iterator[Finding]:
 
 # ---- The two sharding keys ----
 def strategy_is_under_the_key_of_the_version(config: Config) -> Iterator[Finding]:
-    """accelerate exports both sharding keys, and each version of FSDP reads one."""
+    """accelerate exports both sharding keys, but each version of FSDP reads only one of them."""
     version = config.fsdp_version
     written = config.fsdp_written
     read, unread = SHARDING_KEY[version], SHARDING_KEY[3 - version]
     if not keys.is_readable(read, written.get(read, True), keys.STRATEGY):
-        return  # rules_of_values says so
+        return  # rules_of_values reports it
     if read in written and is_in_words_of_the_other_version(written[read], version):
         yield said_as_to_the_other_version(config, read)
     elif unread in written and read in written:
@@ -163,9 +163,9 @@ def strategy_is_under_the_key_of_the_version(config: Config) -> Iterator[Finding
 
 
 def is_in_words_of_the_other_version(value: object, version: int) -> bool:
-    """Return whether a strategy is true or false for FSDP1, or a name or number for FSDP2.
+    """Return whether a strategy is true or false under FSDP1, or a name or number under FSDP2.
 
-    FSDP1 takes 1 for FULL_SHARD, and FSDP2 takes it for true.
+    1 is valid in both: FSDP1 reads it as FULL_SHARD, and FSDP2 as true.
     """
     word = str(value).lower()
     if word == "1":
@@ -174,7 +174,7 @@ def is_in_words_of_the_other_version(value: object, version: int) -> bool:
 
 
 def said_as_to_the_other_version(config: Config, key: str) -> Finding:
-    """Return the finding on a strategy under the right key, in words that only the other reads."""
+    """Return the finding on a strategy in the form of the other version, under the right key."""
     reason = f"{config.fsdp_written[key]} is how FSDP{3 - config.fsdp_version} says it"
     if config.fsdp[key] == "NO_SHARD":
         reason += NO_SHARD_IN_FSDP2
@@ -182,7 +182,7 @@ def said_as_to_the_other_version(config: Config, key: str) -> Finding:
 
 
 def keys_agree(config: Config, read: str, unread: str) -> Iterator[Finding]:
-    """Both keys are written: the one that is not read says the same."""
+    """If both keys are written, the one that is not read must agree."""
     runs = strategy_run(config.read)
     if config.fsdp[unread] not in (runs, config.fsdp[read]):
         reason = f"FSDP{config.fsdp_version} does not read it: {runs} runs, not "
@@ -192,14 +192,14 @@ def keys_agree(config: Config, read: str, unread: str) -> Iterator[Finding]:
 
 
 def under_the_other_key(config: Config, key: str) -> Finding:
-    """Return the finding on a strategy under the key that is not read: the default runs."""
+    """Return the finding on a strategy under the key that is not read, so that the default runs."""
     version = config.fsdp_version
     wanted = config.fsdp[key]
     runs = strategy_run(config.read)
     path = f"fsdp_config.{key}"
     fix = in_words_of_the_version(config, key)
     reason = f"FSDP{version} does not read it: {runs} runs"
-    # On a mesh FSDP2's FULL_SHARD runs as HYBRID_SHARD.
+    # On a mesh, FSDP2's FULL_SHARD runs as HYBRID_SHARD
     if wanted in (runs, config.fsdp[SHARDING_KEY[version]]):
         return finding(COSTS, path, f"{reason} anyway", fix)
     reason += f", not {wanted}"
@@ -209,9 +209,9 @@ def under_the_other_key(config: Config, key: str) -> Finding:
 
 
 def in_words_of_the_version(config: Config, key: str) -> list[Edit] | str:
-    """Return the edits that say the strategy under `key` as the file's version of FSDP reads it.
+    """Return the edits that write the strategy under `key` as the file's version of FSDP reads it.
 
-    Words are returned where a person has to choose.
+    If a person has to choose, the fix is returned in words.
     """
     wanted = config.fsdp[key]
     version = config.fsdp_version

@@ -1,4 +1,4 @@
-"""Rules on names and types: keys that are misspelt, misplaced or unknown; unreadable values."""
+"""Rules on keys that are misspelled, misplaced or unknown, and on values that cannot be read."""
 
 import os.path
 from collections.abc import Iterator
@@ -22,23 +22,23 @@ from components.config_findings import (
 from components.config_reading import Config, known_settings, written_in
 from components.yaml_text import KeyPath, as_yaml
 
-# Names by section: what an unknown key may mean
+# (section, names in it): what an unknown key may mean
 Names = tuple[tuple[KeyPath, tuple[str, ...]], ...]
 SECTION_NAMES: Names = (((), tuple(keys.SECTIONS)),)
 YAML_NAMES: Names = (
     ((), (*keys.TOP_LEVEL, *keys.SECTIONS)),
     *(((section,), tuple(known)) for section, known in keys.SECTIONS.items()),
 )
-# The right name is only looked for so many times in a file.
+# The right name is looked for, which takes time, for this many unknown keys of a file at most
 MAX_SEARCHES = 100
-# How like two names must be (0 to 1): in one section, in two, and as names of sections, which
-# their common ending makes alike.
-LIKENESS = 0.6
-LIKENESS_ELSEWHERE = 0.75
-LIKENESS_OF_SECTIONS = 0.85
+# How similar two names must be, from 0 to 1: in the same section, in another section, and as names
+# of sections, which are similar because of their common ending
+SIMILARITY = 0.6
+SIMILARITY_ELSEWHERE = 0.75
+SIMILARITY_OF_SECTIONS = 0.85
 
 OWNED = "the recipes take it from their command line: {}"
-# What people write for a value
+# Words that people write instead of a value
 OTHER_WORDS = {
     "ddp": "MULTI_GPU",
     "tpu": "XLA",
@@ -54,7 +54,7 @@ OTHER_WORDS = {
 
 # ---- Names ----
 def rules_of_names(config: Config) -> Iterator[Finding]:
-    """Find keys that are unknown, written twice under two names, or lack their prefix."""
+    """Keys are known, written once, and have their prefix."""
     paths = list(paths_of(config.written))
     unknown = [path for path in paths if not is_known(path)]
     searched = set(unknown[:MAX_SEARCHES])
@@ -78,7 +78,7 @@ def paths_of(content: dict) -> Iterator[KeyPath]:
 
 
 def is_known(path: KeyPath) -> bool:
-    """Return whether accelerate reads a key where it is."""
+    """Return whether accelerate reads a key at this path."""
     if len(path) == 1:
         return path[0] in keys.TOP_LEVEL or path[0] in keys.SECTIONS
     section, key = path
@@ -92,7 +92,7 @@ def sections_hold_keys(config: Config, key: str) -> Iterator[Finding]:
 
 
 def names_are_complete(config: Config, section: str, key: Any) -> Iterator[Finding]:
-    """Keys have their prefix: the plugins know them by it, and only the launcher adds it."""
+    """Keys have their prefix: the plugins need it, and only the launcher adds it."""
     name = full_name(section, key)
     if name == key:
         return
@@ -111,10 +111,10 @@ class UnknownKey:
 
     Attributes:
         path: the key and the sections above it.
-        value: what is written behind it.
+        value: the value that is written for it.
         kind: STOPS or IGNORED: what accelerate or DeepSpeed does with it.
         reason: the same in words.
-        names: what it may mean; () if its right name is not looked for.
+        names: the names that it may mean; () if the right name is not looked for.
         content: the whole file.
         engine: the distributed_type of the file; None in a DeepSpeed JSON.
     """
@@ -138,24 +138,24 @@ class UnknownKey:
         return self.path[-1]
 
     def found(self, more: str, fix: Any) -> Finding:
-        """Return the finding whose reason is continued by `more`."""
+        """Return the finding on this key, with `more` added to its reason."""
         return finding(self.kind, self.path, self.reason + more, fix)
 
 
-def unknown_in_yaml(config: Config, path: KeyPath, is_searched: bool) -> UnknownKey:
-    """Return a key that accelerate does not know, with what becomes of it and may be meant."""
+def unknown_in_yaml(config: Config, path: KeyPath, search: bool) -> UnknownKey:
+    """Return a key that accelerate does not know, with its effect and what it may mean."""
     value = config.written
     for key in path:
         value = value[key]
     kind = IGNORED
-    reason = "no such key: accelerate says nothing"
+    reason = "no such key: accelerate ignores it silently"
     names = YAML_NAMES
     if len(path) == 1:
         kind = STOPS
         reason = "accelerate refuses unknown keys here"
     if len(path) == 1 and isinstance(value, dict):
         names = SECTION_NAMES
-    if not is_searched:
+    if not search:
         names = ()
     return UnknownKey(path, value, kind, reason, names, config.written, config.engine)
 
@@ -166,10 +166,10 @@ def judge_unknown(unknown: UnknownKey) -> Finding:
         return owned_by_the_recipe(unknown)
     if unknown.path in keys.REMOVED:
         return removed_from_accelerate(unknown)
-    likeness = LIKENESS_OF_SECTIONS if unknown.names is SECTION_NAMES else LIKENESS
-    meant = nearest(unknown.section, str(unknown.key), unknown.names, likeness)
+    similarity = SIMILARITY_OF_SECTIONS if unknown.names is SECTION_NAMES else SIMILARITY
+    meant = nearest(unknown.section, str(unknown.key), unknown.names, similarity)
     if meant is None:
-        return like_no_other(unknown)
+        return similar_to_none(unknown)
     if meant[:-1] != unknown.section:
         return misplaced(unknown, meant)
     if meant[-1] in written_in(unknown.content, *unknown.section):
@@ -180,7 +180,7 @@ def judge_unknown(unknown: UnknownKey) -> Finding:
 def owned_by_the_recipe(unknown: UnknownKey) -> Finding:
     """Return the finding on a setting that the recipes take from their command line.
 
-    DeepSpeed has some of these in its section too: there they are not unknown.
+    Some of these are known keys of deepspeed_config: under DeepSpeed, the fix moves them there.
     """
     key = unknown.key
     place = ("deepspeed_config", key)
@@ -202,18 +202,18 @@ def removed_from_accelerate(unknown: UnknownKey) -> Finding:
     return unknown.found(more, f"{replacement}, or delete it")
 
 
-def like_no_other(unknown: UnknownKey) -> Finding:
-    """Return the finding on a key that resembles no known one.
+def similar_to_none(unknown: UnknownKey) -> Finding:
+    """Return the finding on a key that is similar to no known one.
 
-    A section that resembles none is not deleted with all its keys: a person has to choose.
+    The fix does not delete a whole section with all its keys: a person has to choose.
     """
     if unknown.names and not isinstance(unknown.value, dict):
         return unknown.found("", [delete(unknown.path)])
-    return unknown.found("", "delete it, or its right name")
+    return unknown.found("", "delete it, or write its right name")
 
 
 def misplaced(unknown: UnknownKey, meant: KeyPath) -> Finding:
-    """Return the finding on a key of another section, which the engine may not even read."""
+    """Return the finding on a key that belongs to another section."""
     section = meant[:-1]
     more = f"; its place is {'.'.join(section) or 'the top level'}"
     if section and is_of_another_engine(section[0], unknown.engine):
@@ -226,7 +226,7 @@ def misplaced(unknown: UnknownKey, meant: KeyPath) -> Finding:
 
 
 def is_of_another_engine(section: str, engine: str | None) -> bool:
-    """Return whether only another engine than this one reads a section."""
+    """Return whether a section is only read by an engine other than this one."""
     return any(
         section == own_section and engine != reader
         for reader, own_section in keys.SECTION_OF_ENGINE.items()
@@ -234,7 +234,7 @@ def is_of_another_engine(section: str, engine: str | None) -> bool:
 
 
 def written_beside(unknown: UnknownKey, meant: KeyPath, more: str = "") -> Finding:
-    """Return the finding on a key whose right name is in the file too."""
+    """Return the finding on a key whose right name is also in the file."""
     name = meant[-1]
     more += f"; {name} is written too"
     if name != unknown.key:
@@ -245,8 +245,8 @@ def written_beside(unknown: UnknownKey, meant: KeyPath, more: str = "") -> Findi
 
 
 @cache
-def nearest(section: KeyPath, key: str, names: Names, likeness: float) -> KeyPath | None:
-    """Return the path that an unknown key of a section most likely means, None if there is none."""
+def nearest(section: KeyPath, key: str, names: Names, similarity: float) -> KeyPath | None:
+    """Return the path that an unknown key most likely means, or None if no name is similar."""
     wanted = key.lower().replace("-", "_").replace(" ", "_")
     own_first = sorted(names, key=lambda pair: pair[0] != section)
     for home, known in own_first:
@@ -255,7 +255,7 @@ def nearest(section: KeyPath, key: str, names: Names, likeness: float) -> KeyPat
     for home, known in own_first:
         prefix = os.path.commonprefix(known)
         short = {name.removeprefix(prefix): name for name in known}
-        needed = likeness if home == section else LIKENESS_ELSEWHERE
+        needed = similarity if home == section else SIMILARITY_ELSEWHERE
         close = get_close_matches(wanted, [*known, *short], 1, needed)
         if close:
             return (*home, short.get(close[0], close[0]))
@@ -264,7 +264,7 @@ def nearest(section: KeyPath, key: str, names: Names, likeness: float) -> KeyPat
 
 # ---- Values ----
 def rules_of_values(config: Config) -> Iterator[Finding]:
-    """Find values that accelerate cannot read, and numbers that are text."""
+    """accelerate can read all values, and numbers are not text."""
     for setting in known_settings(config.written):
         if setting.value is None and may_be_empty(setting.path):
             continue
@@ -283,14 +283,14 @@ def rules_of_values(config: Config) -> Iterator[Finding]:
 
 
 def may_be_empty(path: KeyPath) -> bool:
-    """Return whether nothing may be written behind a key."""
+    """Return whether a key may have no value."""
     return len(path) == 1 or path[0] == "deepspeed_config" or path[1] in keys.MAY_BE_EMPTY
 
 
 def unreadable(path: KeyPath, value: Any, kind: Kind, has_processes: bool = True) -> Finding:
-    """Return the finding on a value of a wrong kind, with the one that was most likely meant.
+    """Return the finding on a value of a wrong kind, with the value that was most likely meant.
 
-    Without a number of processes accelerate also stops at a distributed_type that is a bare no.
+    accelerate accepts an unquoted no as distributed_type only if there is a number of processes.
     """
     if kind == keys.TEXT:
         return not_text(path, value)
@@ -309,7 +309,7 @@ def unreadable(path: KeyPath, value: Any, kind: Kind, has_processes: bool = True
 
 
 def not_text(path: KeyPath, value: Any) -> Finding:
-    """Return the finding on a value that must be text; the fix joins a list by commas."""
+    """Return the finding on a value that must be text; the fix joins a list with commas."""
     text = str(value)
     if isinstance(value, list):
         text = ",".join(map(str, value))
@@ -317,7 +317,11 @@ def not_text(path: KeyPath, value: Any) -> Finding:
 
 
 def meant_by(value: Any, choices: dict[str, Any]) -> Any:
-    """Return the choice that a wrong value means, or None; choices are by lower-case words."""
+    """Return the choice that a wrong value most likely means, or None.
+
+    Args:
+        choices: {lower-case word: choice}.
+    """
     word = str(value).lower()
     if word in OTHER_WORDS:
         return choices.get(OTHER_WORDS[word].lower())

@@ -22,7 +22,7 @@ from components.config_strategy import mesh_sizes
 
 # ---- Engine ----
 def rules_of_engine(config: Config) -> Iterator[Finding]:
-    """The engine fits the sections of the file, of which it reads one at most."""
+    """The engine fits the sections of the file, and reads at most one of them."""
     path = "distributed_type"
     engine = config.engine
     others = sections_of_other_engines(config)
@@ -54,7 +54,7 @@ def sections_of_other_engines(config: Config) -> dict[str, str]:
 def sections_of_others_are_not_read(
     config: Config, others: dict[str, str], fix: str | list
 ) -> Iterator[Finding]:
-    """Beside the section of the engine the others are too much; without it the engine is wrong."""
+    """An engine reads its own section only; if that is missing, the engine itself may be wrong."""
     own_section = keys.SECTION_OF_ENGINE.get(str(config.engine))
     if config.written.get(own_section):
         reason = f"{config.engine} runs and does not read it"
@@ -67,7 +67,7 @@ def sections_of_others_are_not_read(
 
 # ---- Processes, machines, GPUs ----
 def rules_of_processes(config: Config) -> Iterator[Finding]:
-    """Processes spread over the machines, which can reach one another and have enough GPUs."""
+    """Processes divide evenly among machines that can reach each other and have enough GPUs."""
     yield from there_is_a_machine(config)
     yield from processes_spread_over_machines(config)
     yield from machine_is_one_of_them(config)
@@ -86,13 +86,13 @@ def there_is_a_machine(config: Config) -> Iterator[Finding]:
 
 
 def processes_spread_over_machines(config: Config) -> Iterator[Finding]:
-    """num_processes is a multiple of num_machines, since each machine starts as many."""
+    """num_processes is a multiple of num_machines, since all machines start the same number."""
     path = "num_processes"
     processes = config.processes
     machines = config.machines
     if processes == NOT_GIVEN:
         if config.engine not in ("NO", None) and path not in config.written:
-            reason = "missing: the launcher wants --num_processes"
+            reason = "missing: the launcher needs --num_processes"
             yield finding(COSTS, path, reason, "a number, or the flag")
         return
     on_each = processes // machines
@@ -107,12 +107,12 @@ def processes_spread_over_machines(config: Config) -> Iterator[Finding]:
 def machine_is_one_of_them(config: Config) -> Iterator[Finding]:
     """machine_rank counts from 0."""
     if not 0 <= config.read["machine_rank"] < config.machines:
-        reason = "the machines would wait for one another"
+        reason = "the machines would wait for each other"
         yield finding(STOPS, "machine_rank", reason, f"0 to {config.machines - 1}")
 
 
 def every_process_has_a_gpu(config: Config) -> Iterator[Finding]:
-    """gpu_ids names a GPU for each process of a machine; on one machine MULTI_* wants two."""
+    """gpu_ids names a GPU for each process of a machine; on one machine, MULTI_* needs two."""
     ids = config.read["gpu_ids"]
     if ids == "all" or config.engine in ("MULTI_CPU", "XLA"):
         return
@@ -125,7 +125,7 @@ def every_process_has_a_gpu(config: Config) -> Iterator[Finding]:
 
 
 def machines_have_an_address(config: Config) -> Iterator[Finding]:
-    """Several machines meet at the address of one; for GPUs the port is 29500 if none is given."""
+    """Several machines meet at the address of one; with GPUs, the default port is 29500."""
     address = ["main_process_ip"]
     if config.engine in ("NO", "MULTI_CPU"):
         address.append("main_process_port")
@@ -135,21 +135,21 @@ def machines_have_an_address(config: Config) -> Iterator[Finding]:
 
 
 def deepspeed_reaches_all_machines(config: Config) -> Iterator[Finding]:
-    """DeepSpeed's launchers need a list of hosts, except for a launch on each machine."""
+    """DeepSpeed's launchers need a list of hosts, unless each machine is launched by itself."""
     if config.machines == 1 or config.engine != "DEEPSPEED":
         return
     if config.zero["deepspeed_multinode_launcher"] == "standard":
         return
     if not config.zero.get("deepspeed_hostfile"):
-        reason = "without a deepspeed_hostfile DeepSpeed only trains on this machine"
+        reason = "without a deepspeed_hostfile DeepSpeed trains on this machine only"
         fix = "deepspeed_multinode_launcher: standard and a launch on each machine"
         yield finding(IGNORED, "num_machines", reason, f"{fix}, or a deepspeed_hostfile")
 
 
 def launcher_reads_the_key(config: Config) -> Iterator[Finding]:
-    """Some settings only count as flags of the launcher."""
-    for key, idle in keys.COMMAND_LINE_ONLY.items():
-        if idle is None or config.read.get(key, idle) == idle:
+    """Some settings only take effect as flags of the launcher."""
+    for key, without_effect in keys.COMMAND_LINE_ONLY.items():
+        if without_effect is None or config.read.get(key, without_effect) == without_effect:
             continue
         if key == "rdzv_backend" and config.machines == 1:
             continue
@@ -170,7 +170,7 @@ def rules_of_mesh(config: Config) -> Iterator[Finding]:
 
 
 def sizes_are_possible(config: Config) -> Iterator[Finding]:
-    """Each size is 1 or more; the recipes only replicate and shard."""
+    """Each size is 1 or more, and the recipes only replicate and shard."""
     for kind, size in mesh_sizes(config.read).items():
         path = f"parallelism_config.parallelism_config_{kind}_size"
         if size < 1:
@@ -196,7 +196,7 @@ def fsdp_can_use_the_mesh(config: Config) -> Iterator[Finding]:
 
 
 def engine_splits_by_the_mesh(config: Config) -> Iterator[Finding]:
-    """Only FSDP shards by the mesh; DeepSpeed reads its sequence parallelism."""
+    """Only FSDP shards by the mesh; DeepSpeed only reads its sequence parallelism."""
     path = "parallelism_config"
     sizes = mesh_sizes(config.read)
     if str(config.engine).startswith("MULTI") and sizes["dp_shard"] > 1:
@@ -210,15 +210,15 @@ def engine_splits_by_the_mesh(config: Config) -> Iterator[Finding]:
 
 # ---- Mixed precision ----
 def rules_of_precision(config: Config) -> Iterator[Finding]:
-    """mixed_precision has its present name, and is one that the recipes are tested in."""
-    yield from precision_has_its_present_name(config)
+    """mixed_precision has its current name, and is one in which the recipes are tested."""
+    yield from precision_has_its_current_name(config)
     if config.read["mixed_precision"] == "fp8":
         yield from fp8_names_its_backend(config)
         yield finding(UNTESTED, "mixed_precision", "the recipes are not tested in fp8", "bf16")
 
 
-def precision_has_its_present_name(config: Config) -> Iterator[Finding]:
-    """fp16 was the name of mixed_precision in older versions."""
+def precision_has_its_current_name(config: Config) -> Iterator[Finding]:
+    """mixed_precision was called fp16 in older versions."""
     if "fp16" not in config.written:
         return
     if "mixed_precision" in config.written:
@@ -231,7 +231,7 @@ def precision_has_its_present_name(config: Config) -> Iterator[Finding]:
 
 
 def fp8_names_its_backend(config: Config) -> Iterator[Finding]:
-    """Without a name accelerate takes what is installed."""
+    """Without a name, accelerate takes the first backend that is installed."""
     if "fp8_backend" not in config.read.get("fp8_config", {}):
         reason = "fp8 runs on the first installed of AO, TE and MSAMP"
         yield finding(COSTS, "mixed_precision", reason, "fp8_backend in fp8_config, or bf16")

@@ -1,16 +1,16 @@
-"""The strategy that a config asks for: engine, sharding, mesh, offload, and who holds what."""
+"""The strategy that a config requests: engine, sharding, mesh, offload and number of shards."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
-# The key that each version of FSDP reads; it ignores the other one
+# The sharding key that each version of FSDP reads; it ignores the other one
 SHARDING_KEY = {1: "fsdp_sharding_strategy", 2: "fsdp_reshard_after_forward"}
-# The ZeRO stage from which on DeepSpeed offloads
+# The lowest ZeRO stage that offloads each of these
 OFFLOADED_FROM_STAGE = {"offload_optimizer": 1, "offload_param": 3}
 MESH_KINDS = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
-# FSDP2's strategies on a mesh with replicas, in FSDP1's words
+# FSDP1's names for FSDP2's strategies on a mesh with replicas
 HYBRID = {"FULL_SHARD": "HYBRID_SHARD", "SHARD_GRAD_OP": "HYBRID_SHARD_ZERO2"}
-# The ZeRO stage from which on each kind of state is split
+# The lowest ZeRO stage that splits each kind of state
 SPLIT_FROM_STAGE = {"parameters": 3, "gradients": 2, "optimizer": 1, "master": 1}
 ZERO_STRATEGIES = ("NO_SHARD", "ZeRO-1", "ZeRO-2", "FULL_SHARD")
 
@@ -19,14 +19,14 @@ Engine = Literal["single", "ddp", "fsdp1", "fsdp2", "zero"]
 
 @dataclass(frozen=True)
 class ConfigStrategy:
-    """What an accelerate config asks for.
+    """The strategy that an accelerate config requests.
 
     Attributes:
         engine: single, ddp, fsdp1, fsdp2 or zero.
-        strategy: FSDP1's, None under the other engines.
-        stage: DeepSpeed's, None under the other engines.
-        replicas: groups of processes with a whole model each, of FSDP2's mesh.
-        shards: processes that share a model, of FSDP2's mesh; 0 if there is no mesh.
+        strategy: the sharding strategy of FSDP1; None under the other engines.
+        stage: the ZeRO stage of DeepSpeed; None under the other engines.
+        replicas: in FSDP2's mesh, the groups of processes with a whole model each.
+        shards: in FSDP2's mesh, the processes that share a model; 0 if there is no mesh.
         offload: the keys that offload something.
     """
 
@@ -39,7 +39,7 @@ class ConfigStrategy:
 
 
 def strategy_of(config: dict) -> ConfigStrategy:
-    """Return what a config asks for, as written or as accelerate reads it."""
+    """Return the strategy of a config, which may be as written or as accelerate reads it."""
     fsdp = config.get("fsdp_config") or {}
     zero = config.get("deepspeed_config") or {}
     mesh = config.get("parallelism_config") or {}
@@ -78,33 +78,34 @@ def offloads(key: str, value: Any) -> bool:
 
 
 def mesh_sizes(config: dict) -> dict[str, int]:
-    """Return the sizes of the mesh in parallelism_config, 1 where nothing is written."""
+    """Return the sizes of the mesh in parallelism_config; the default is 1."""
     mesh = config.get("parallelism_config", {})
     return {kind: mesh.get(f"parallelism_config_{kind}_size", 1) for kind in MESH_KINDS}
 
 
 def strategy_run(config: dict) -> str:
-    """Return the strategy in force in FSDP1's words; ZeRO-1 and ZeRO-2 have none there.
+    """Return the strategy that runs, in FSDP1's terms, which lack ZeRO-1 and ZeRO-2.
 
-    The config is as accelerate reads it.
+    Args:
+        config: a config as accelerate reads it.
     """
-    asked = strategy_of(config)
-    if asked.engine == "fsdp2":
+    requested = strategy_of(config)
+    if requested.engine == "fsdp2":
         strategy = config["fsdp_config"][SHARDING_KEY[2]]
         if mesh_sizes(config)["dp_replicate"] > 1:
             return HYBRID.get(strategy, strategy)
         return strategy
-    return asked.strategy or ZERO_STRATEGIES[asked.stage or 0]
+    return requested.strategy or ZERO_STRATEGIES[requested.stage or 0]
 
 
-def shards_of(asked: ConfigStrategy, processes: int, processes_per_node: int) -> dict[str, int]:
+def shards_of(requested: ConfigStrategy, processes: int, processes_per_node: int) -> dict[str, int]:
     """Return into how many shards each kind of state is split, {kind: count}; 1 is whole."""
-    count = asked.shards or processes
-    if asked.engine in ("single", "ddp") or asked.strategy == "NO_SHARD":
+    count = requested.shards or processes
+    if requested.engine in ("single", "ddp") or requested.strategy == "NO_SHARD":
         count = 1
-    elif asked.strategy == "HYBRID_SHARD":
+    elif requested.strategy == "HYBRID_SHARD":
         count = processes_per_node
-    stage = asked.stage
-    if stage is None:  # FSDP also splits parameters at rest, in each of its sharded strategies.
+    stage = requested.stage
+    if stage is None:  # all sharded strategies of FSDP split parameters while they are not in use
         stage = 3
     return {kind: count if stage >= first else 1 for kind, first in SPLIT_FROM_STAGE.items()}

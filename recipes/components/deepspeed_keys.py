@@ -1,4 +1,4 @@
-"""The keys of a DeepSpeed JSON, and how accelerate reads those that its YAML has too.
+"""The keys of a DeepSpeed JSON, and how accelerate reads those that its YAML also has.
 
 Sources: deepspeed 0.19 `runtime/config.py`, `runtime/precision_config.py` and `runtime/zero/`;
 accelerate 1.15 `utils/deepspeed.py` and `utils/dataclasses.py` (DeepSpeedPlugin).
@@ -148,7 +148,7 @@ KEYS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("bf16",): BF16,
     ("fp16",): FP16,
 }
-# DeepSpeed stops at these.
+# DeepSpeed refuses these keys of older versions
 REMOVED = (
     "nebula",
     "compression_training",
@@ -163,7 +163,7 @@ REMOVED = (
     "progressive_layer_drop",
 )
 
-# accelerate or DeepSpeed stops where one of these is not a section.
+# accelerate or DeepSpeed stops if one of these is not a section
 MUST_BE_SECTIONS = (
     "zero_optimization",
     "zero_optimization.offload_optimizer",
@@ -192,7 +192,7 @@ MUST_BE_SECTIONS = (
     "wandb",
     "weight_quantization",
 )
-# Those of them that may also be null
+# The sections that may also be null
 MAY_BE_NULL = (
     "zero_optimization.offload_optimizer",
     "zero_optimization.offload_param",
@@ -200,7 +200,7 @@ MAY_BE_NULL = (
     "aio",
     "expert_parallel",
 )
-# Where accelerate replaces "auto" by a value
+# The keys at which accelerate replaces "auto" with a value
 AUTO_IS_FILLED_IN = (
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
@@ -219,8 +219,8 @@ AUTO_IS_FILLED_IN = (
     "zero_optimization.offload_param.nvme_path",
 )
 
-# Keys of accelerate's YAML by their names in the JSON; beside a JSON accelerate refuses them
-# (DeepSpeedPlugin._deepspeed_config_checks).
+# {key of accelerate's YAML: its name in the JSON}. Beside a JSON, accelerate refuses these keys
+# in the YAML (DeepSpeedPlugin._deepspeed_config_checks).
 IN_JSON = {
     "mixed_precision": "bf16.enabled",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
@@ -232,6 +232,6 @@ IN_JSON = {
     "offload_param_nvme_path": "zero_optimization.offload_param.nvme_path",
     "zero3_save_16bit_model": "zero_optimization.stage3_gather_16bit_weights_on_model_save",
 }
-# What accelerate takes where the JSON says "auto", and where it says nothing
+# What accelerate assumes if the JSON says "auto", and if it lacks the key
 WHEN_AUTO = {"zero_stage": 2, "offload_optimizer_device": "none", "offload_param_device": "none"}
 WHEN_MISSING = {"zero_stage": 0, "offload_optimizer_device": "none", "offload_param_device": "none"}

@@ -20,8 +20,8 @@ def test_sharding_without_an_accelerator_refuses(config, num_processes, tiny, tm
     launcher += ["--mixed_precision", "no", "--main_process_port", 0]
     done = accelerate_launch(*launcher, RECIPE, *data_of(tiny), "--output_dir", tmp_path / "run")
     assert done.returncode != 0
-    # FSDP1 wants a device at once
-    not_started = "error: accelerate cannot run what the launcher was asked for"
+    # FSDP1 needs a device at once
+    not_started = "error: accelerate cannot run what the launch requests"
     assert (
         not_started in done.output
         or "error: the launcher was asked for more than accelerate runs" in done.output
@@ -129,7 +129,7 @@ def test_a_misspelt_key_of_the_launchers_file_refuses_before_anything_is_made(ti
     )
     assert done.returncode != 0 and not (tmp_path / "run").exists(), done.output[-2000:]
     line = 1 + text[: text.index("\n  fsdp_reshard_after_forward:") + 1].count("\n")
-    says = "no such key: accelerate says nothing; fix: fsdp_reshard_after_forward"
+    says = "no such key: accelerate ignores it silently; fix: fsdp_reshard_after_forward"
     place = f"{tmp_path / 'trap.yaml'}:{line}: fsdp_config.fsdp_reshard_after_foward"
     assert f"error: {place}: {says}" in done.output
     assert "rehearse" not in done.output  # no Accelerator was made, which would look for a GPU
@@ -157,7 +157,7 @@ def test_the_default_file_and_the_json_it_names_are_checked_too(tiny, tmp_path):
     )
     assert done.returncode != 0 and not (tmp_path / "run").exists(), done.output[-2000:]
     assert (
-        f"error: {tmp_path / 'ds.json'}:1: gradient_cliping: no such key: DeepSpeed says nothing"
+        f"error: {tmp_path / 'ds.json'}:1: gradient_cliping: no such key: DeepSpeed ignores it silently"
         in done.output
     )
 

@@ -20,8 +20,8 @@ FSDP2 = (
 )
 TYPO = FSDP2 + "  fsdp_reshard_after_foward: false\n"
 TYPO_SAID = (
-    "config.yaml:7: fsdp_config.fsdp_reshard_after_foward: no such key: accelerate says nothing; "
-    "fix: fsdp_reshard_after_forward"
+    "config.yaml:7: fsdp_config.fsdp_reshard_after_foward: no such key: accelerate ignores it "
+    "silently; fix: fsdp_reshard_after_forward"
 )
 ZERO = "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n"
 
@@ -167,8 +167,8 @@ class TestLaunch:
         code, said = start(TYPO + "  fsdp_offlod_params: true\n", "--use_dora")
         assert code == 64 and said.splitlines() == [
             f"error: {TYPO_SAID}",
-            "error: config.yaml:8: fsdp_config.fsdp_offlod_params: no such key: accelerate says "
-            "nothing; fix: fsdp_offload_params",
+            "error: config.yaml:8: fsdp_config.fsdp_offlod_params: no such key: accelerate ignores "
+            "it silently; fix: fsdp_offload_params",
             "error: --use_dora: for adapters only: add --use_peft",
         ]
 

@@ -15,7 +15,7 @@ FSDP2 = (
 )
 TYPO = FSDP2 + "  fsdp_reshard_after_foward: false\n"
 TYPO_SAID = (
-    "config.yaml:7: fsdp_config.fsdp_reshard_after_foward: no such key: accelerate says nothing; "
+    "config.yaml:7: fsdp_config.fsdp_reshard_after_foward: no such key: accelerate ignores it silently; "
     "fix: fsdp_reshard_after_forward"
 )
 ZERO = "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n"
@@ -184,7 +184,7 @@ class TestDeepSpeedJson:
         wrong = self.CONTENT | {"gradient_cliping": 1.0}
         (tmp_path / "ds.json").write_text(json.dumps(wrong, indent=1))
         assert faults(tmp_path, self.YAML)[0] == [
-            f"{tmp_path}/ds.json:11: gradient_cliping: no such key: DeepSpeed says nothing; "
+            f"{tmp_path}/ds.json:11: gradient_cliping: no such key: DeepSpeed ignores it silently; "
             "fix: gradient_clipping"
         ]
 
