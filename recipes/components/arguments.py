@@ -1,7 +1,7 @@
 """The arguments that recipes share, in groups; names and meanings are transformers' and TRL's.
 
 A recipe's own dataclass inherits from CommonArguments and from the groups that it supports. Checks
-and components take the group that they need, so a type checker sees what a recipe has.
+and components take the group that they need, so a type checker knows which arguments exist.
 """
 
 from collections.abc import Iterable
@@ -33,12 +33,12 @@ Tracker = Literal[
 
 
 def full_name_of_dtype(name: str) -> str:
-    """Return torch's name of a dtype, of which accelerate knows three as bf16, fp16 and fp32."""
+    """Return torch's name of a dtype; accelerate's names bf16, fp16 and fp32 are understood too."""
     return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(name, name)
 
 
 def without_dashes(name: str) -> str:
-    """Return the name of an argument that may have been given as the flag."""
+    """Return the name of an argument that may have been written as a flag."""
     return name.lstrip("-")
 
 
@@ -53,15 +53,15 @@ class ModelArguments:
     )
     no_master_weights: Annotated[bool, MAY_CHANGE] = arg(
         False,
-        "with --dtype bfloat16 and without --use_peft: train weights of which there is no fp32 "
-        "copy, as single.yaml and ddp.yaml would have it; this halves their memory and loses "
-        "updates below 1/256 of a weight",
+        "allow --dtype bfloat16 without --use_peft where the strategy keeps no fp32 copy of the "
+        "weights, as under single.yaml and ddp.yaml; this halves their memory and loses updates "
+        "below 1/256 of a weight",
     )
     attn_implementation: Annotated[str | None, MAY_CHANGE] = arg(
         None,
         "eager, sdpa, flex_attention, varlen (torch's own FlashAttention), flash_attention_2, "
-        "_3, _4, or the hub id of a kernel [transformers chooses: sdpa where the model has it, "
-        "else eager]",
+        "_3, _4, or the hub id of a kernel [transformers chooses: sdpa if the model supports it, "
+        "otherwise eager]",
     )
     gradient_checkpointing: Annotated[bool, MAY_CHANGE] = arg(
         False, "recompute activations in the backward pass: much less memory, a third more compute"
@@ -81,13 +81,13 @@ class CompileArguments:
 
 @dataclass(kw_only=True)
 class LossInHeadArguments:
-    """The loss of causal language models, computed in pieces inside of the output head."""
+    """The loss of causal language models, computed in pieces inside the output head."""
 
     GROUP: ClassVar[str] = "Model"
     max_logits_mib: Annotated[float | None, Above(0), MAY_CHANGE] = arg(
         None,
-        "MiB of fp32 logits that are held at a time; a larger loss is computed in pieces "
-        "[a 64th of the GPU's whole memory, 256 on a CPU]",
+        "most MiB of fp32 logits to hold at a time; a larger loss is computed in pieces "
+        "[1/64 of the GPU's memory, 256 on a CPU]",
     )
 
 
@@ -141,13 +141,13 @@ class LoraVariantArguments:
 
 @dataclass(kw_only=True)
 class ExpertAdapterArguments:
-    """LoRA of experts, which are parameters of a mixture and no layers."""
+    """LoRA of experts, which are parameters of a mixture and not layers."""
 
     GROUP: ClassVar[str] = "Adapters (peft)"
     lora_target_parameters: Annotated[list[str], AnyNumber()] = arg(
         ["experts.gate_up_proj", "experts.down_proj"],
-        "ends of the names of further parameters that get adapters, such as those of experts; "
-        "gate.weight trains most routers too; without a value: none",
+        "ends of the names of parameters that get adapters, such as those of experts; gate.weight "
+        "also trains most routers; without a value, no parameters do",
     )
 
 
@@ -163,9 +163,9 @@ class DataArguments:
         "test", "split to evaluate on, if there is one"
     )
     eval_dataset_name: Annotated[str | None, MAY_CHANGE] = arg(
-        None, "evaluate on this file or data set instead"
+        None, "evaluate on this file or data set instead of a split"
     )
-    skip_bad_rows: bool = arg(False, "leave out and count the rows that cannot be used")
+    skip_bad_rows: bool = arg(False, "leave out the rows that cannot be used, and count them")
 
 
 @dataclass(kw_only=True)
@@ -188,7 +188,7 @@ class PreparationArguments:
 
 @dataclass(kw_only=True)
 class RowArguments(PreparationArguments):
-    """Data sets whose rows are prepared before training and then only read into batches."""
+    """Data sets whose rows are prepared before training, so that batches only read them."""
 
     GROUP: ClassVar[str] = "Data"
     dataloader_num_workers: Annotated[int, AtLeast(0), MAY_CHANGE] = arg(
@@ -208,14 +208,14 @@ class SamplingArguments:
 
 @dataclass(kw_only=True)
 class LabelArguments:
-    """What labels are, and how much rows weigh."""
+    """What the labels are, and how much each row weighs."""
 
     GROUP: ClassVar[str] = "Data"
     problem_type: Literal["single_label_classification", "regression"] | None = arg(
-        None, "what the labels are, instead of what they look like"
+        None, "what the labels are [inferred from the labels]"
     )
     class_weights: Literal["none", "balanced"] = arg(
-        "none", "weights of rows in the loss; balanced: all classes weigh the same"
+        "none", "weights of rows in the loss; balanced gives all classes the same total weight"
     )
 
 
@@ -231,20 +231,20 @@ class TrainingArguments:
         1, "micro-batches per optimizer step"
     )
     num_train_epochs: Annotated[float | None, Above(0)] = arg(3.0, "passes over the data")
-    max_steps: int = arg(-1, "optimizer steps, instead of epochs, if positive")
+    max_steps: int = arg(-1, "if positive, optimizer steps to train, instead of epochs")
     optim: Optimizer = arg("adamw_torch_fused", "AdamW of torch or of bitsandbytes")
     learning_rate: Annotated[float, Above(0)] = arg(
-        2e-5, "peak of the learning rate; adapters want about ten times more"
+        2e-5, "peak of the learning rate; adapters need about ten times more"
     )
     lr_scheduler_type: LearningRateSchedule = arg("linear", "schedule after the warmup")
     warmup_steps: Annotated[float, AtLeast(0)] = arg(
-        0, "optimizer steps of warmup; below 1 a share of all steps"
+        0, "optimizer steps of warmup; a value below 1 is a share of all steps"
     )
     weight_decay: Annotated[float, AtLeast(0)] = arg(
-        0.0, "weight decay of AdamW, not on biases and norms"
+        0.0, "weight decay of AdamW, which spares biases and norms"
     )
     max_grad_norm: Annotated[float, AtLeast(0)] = arg(
-        1.0, "clip the global norm of the gradient; 0: do not"
+        1.0, "clip the global norm of the gradient to this; 0 does not clip"
     )
     seed: Annotated[int, AtLeast(0)] = arg(
         42, "seed of adapters, dropout and the order of the rows"
@@ -265,9 +265,9 @@ class EvaluationArguments:
     )
     logging_steps: Annotated[int, Above(0), MAY_CHANGE] = arg(
         1,
-        "optimizer steps between lines of metrics.jsonl; in between nothing waits for the device",
+        "optimizer steps between lines of metrics.jsonl; only these wait for the device",
     )
-    report_to: Annotated[Tracker, MAY_CHANGE] = arg("none", "tracker that gets the metrics too")
+    report_to: Annotated[Tracker, MAY_CHANGE] = arg("none", "tracker that also gets the metrics")
 
 
 @dataclass(kw_only=True)
@@ -275,42 +275,42 @@ class EvalOnStartArguments:
     """An evaluation before the first step."""
 
     GROUP: ClassVar[str] = "Evaluation and logs"
-    eval_on_start: Annotated[bool, MAY_CHANGE] = arg(False, "evaluate before the first step too")
+    eval_on_start: Annotated[bool, MAY_CHANGE] = arg(False, "also evaluate before the first step")
 
 
 @dataclass(kw_only=True)
 class RunArguments:
-    """The folder of the run, its checkpoints, and what happens when something fails."""
+    """The folder of the run, its checkpoints, and what happens if something fails."""
 
     GROUP: ClassVar[str] = "Run and checkpoints"
     output_dir: Annotated[str, MAY_CHANGE] = arg("", "folder of checkpoints, logs and result")
     save_steps: Annotated[int, AtLeast(0), MAY_CHANGE] = arg(
         500, "optimizer steps between checkpoints; 0: only when the run is stopped"
     )
-    save_total_limit: Annotated[int, Above(0), MAY_CHANGE] = arg(2, "newest checkpoints kept")
+    save_total_limit: Annotated[int, Above(0), MAY_CHANGE] = arg(2, "newest checkpoints to keep")
     resume_from_checkpoint: Annotated[str, MAY_CHANGE] = arg(
-        "auto", "auto (the newest that verifies), none (start anew) or a checkpoint's folder"
+        "auto", "auto (the newest that is intact), none (start over) or a checkpoint's folder"
     )
     allow_change: Annotated[list[str], ReadBy(without_dashes), MAY_CHANGE] = arg(
-        [], "arguments that may differ from the checkpoint's although they change the run"
+        [], "arguments that may differ from the checkpoint's, although this changes the run"
     )
     nonfinite: Annotated[Literal["stop", "skip"], MAY_CHANGE] = arg(
         "stop",
-        "what to do when loss or gradient are not finite; such a step never changes the weights",
+        "what to do if loss or gradient are not finite; such a step never changes the weights",
     )
     nonfinite_budget: Annotated[int, AtLeast(0), MAY_CHANGE] = arg(
         10, "steps that --nonfinite skip may leave out"
     )
     ddp_timeout: Annotated[int, Above(0), MAY_CHANGE] = arg(
         1800,
-        "seconds that ranks wait for each other, also while one prepares the rows or writes a "
-        "checkpoint; then each prints its stacks and ends. If preparing the rows takes longer, "
-        "first run the same command with --num_processes 1 and --dry_run, which fills the cache",
+        "seconds that ranks wait for each other, including while one prepares the rows or writes a "
+        "checkpoint; after that, each prints its stacks and ends. If preparing the rows takes "
+        "longer, first run the same command with --num_processes 1 and --dry_run to fill the cache",
     )
     dry_run: Annotated[bool, MAY_CHANGE] = arg(
         False,
-        "check arguments, strategy, data and disk, print the start summary and how to plan the "
-        "memory, and stop; no weights are loaded",
+        "check arguments, strategy, data and disk without loading weights, print the start summary "
+        "and how to plan the memory, and stop",
     )
 
 
@@ -323,7 +323,7 @@ class CommonArguments(
     AdapterArguments,
     ModelArguments,
 ):
-    """What every recipe takes."""
+    """The arguments of every recipe."""
 
     def find_own_conflicts(self) -> Iterable[str]:
         """Return a line with the fix for each conflict between a recipe's own arguments."""
@@ -334,9 +334,9 @@ class CommonArguments(
 class DenseModelArguments(
     LoraVariantArguments, QuantizationArguments, CompileArguments, CommonArguments
 ):
-    """What every recipe takes but that of mixtures of experts."""
+    """The arguments of every recipe except that of mixtures of experts."""
 
 
 @dataclass(kw_only=True)
 class CausalLMArguments(LengthArguments, LigerArguments, LossInHeadArguments, DenseModelArguments):
-    """What the recipes of dense causal language models take."""
+    """The arguments of the recipes for dense causal language models."""

@@ -7,8 +7,8 @@
     args = parse_arguments(Arguments, __doc__)
 
 Each field is a flag: its type says how the value is read, `arg` gives default and help, and
-markers in Annotated give bounds. A recipe that changes only the default of a shared flag writes
-`learning_rate: float = 1e-6`; help and bounds remain those of the class that it inherits from.
+markers in Annotated give bounds. A recipe that only changes the default of a shared flag writes
+`learning_rate: float = 1e-6`; help and bounds are inherited.
 """
 
 import argparse
@@ -38,21 +38,21 @@ CONFIG_FLAG = "--config"
 # ---- Markers of a field: Annotated[int, Above(0), MAY_CHANGE] ----
 @dataclass(frozen=True)
 class Above:
-    """The value has to be greater."""
+    """The value must be greater than the bound."""
 
     bound: float
 
 
 @dataclass(frozen=True)
 class AtLeast:
-    """The value has to be this or greater."""
+    """The value must be equal to the bound or greater."""
 
     bound: float
 
 
 @dataclass(frozen=True)
 class Below:
-    """The value has to be smaller."""
+    """The value must be smaller than the bound."""
 
     bound: float
 
@@ -71,7 +71,7 @@ class AnyNumber:
 
 @dataclass(frozen=True)
 class MayChange:
-    """A resumed run may have another value, since it changes nothing that is trained on."""
+    """A resumed run may have another value, since this does not change what is trained."""
 
 
 MAY_CHANGE = MayChange()
@@ -86,7 +86,7 @@ def arg(default: Any, help: str) -> Any:
 
 
 def markers_of(kind: type) -> dict[str, tuple[Any, ...]]:
-    """Return the markers of each field: of the class that annotates it with any, nearest first."""
+    """Return the markers of each field, from the nearest class that annotates it with any."""
     markers: dict[str, tuple[Any, ...]] = {}
     for owner in kind.__mro__:
         for name, hint in vars(owner).get("__annotations__", {}).items():
@@ -96,7 +96,7 @@ def markers_of(kind: type) -> dict[str, tuple[Any, ...]]:
 
 
 def may_change(kind: type) -> set[str]:
-    """Return the names of the arguments that a resumed run may have otherwise."""
+    """Return the names of the arguments that may differ in a resumed run."""
     return {name for name, markers in markers_of(kind).items() if MAY_CHANGE in markers}
 
 
@@ -104,9 +104,9 @@ def may_change(kind: type) -> set[str]:
 def parse_arguments(kind: type[A], description: str = "", words: Sequence[str] | None = None) -> A:
     """Return `kind` filled from the command line, or from `words`.
 
-    `--config FILE` reads arguments from a YAML or JSON file first, also from a run.json; those
-    on the command line override them. A wrong call ends with one line and code 64. The bounds of
-    numbers are checked later, by components.checks, together with all else that can be wrong.
+    `--config FILE` first reads arguments from a YAML or JSON file, such as a run.json; those on the
+    command line override them. A wrong call ends with one line and code 64. The bounds of numbers
+    are checked later by components.checks, together with everything else that can be wrong.
     """
     words = list(sys.argv[1:] if words is None else words)
     parser = RecipeParser(kind, description=description)
@@ -118,9 +118,9 @@ def parse_arguments(kind: type[A], description: str = "", words: Sequence[str] |
 
 
 class RecipeHelp(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Help that keeps the lines of a docstring, names each flag once, and tells its default.
+    """Help that keeps the lines of a docstring, names each flag once, and shows its default.
 
-    A flag that is off, or that has nothing by default, needs no word about that.
+    No default is shown for flags that are off or empty by default.
     """
 
     def __init__(self, prog: str) -> None:
@@ -141,7 +141,7 @@ class RecipeHelp(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescription
 
 
 class RecipeParser(HfArgumentParser):
-    """HfArgumentParser with groups by topic, and wrong calls told in one line with code 64."""
+    """HfArgumentParser with groups by topic, which ends a wrong call with one line and code 64."""
 
     def __init__(self, kind: type, description: str = "") -> None:
         super().__init__(
@@ -173,17 +173,17 @@ class RecipeParser(HfArgumentParser):
                 self._parse_dataclass_field(groups[owner.GROUP], field)
                 flags = self._option_string_actions
                 apply_markers(flags[f"--{name}"], markers.get(name, ()))
-                if f"--no_{name}" in flags:  # argparse's own form of it
+                if f"--no_{name}" in flags:  # accept argparse's usual spelling too
                     flags[f"--no-{name}"] = flags[f"--no_{name}"]
         self.add_argument(
             CONFIG_FLAG,
             metavar="FILE",
-            default=argparse.SUPPRESS,  # take_config has read it: it is no argument of the recipe
+            default=argparse.SUPPRESS,  # not an argument of the recipe: take_config reads it
             help="read arguments from this YAML or JSON",
         )
 
     def error(self, message: str) -> NoReturn:
-        """End with 64 and one line; a flag that does not exist is told with the nearest one."""
+        """End with 64 and one line, and suggest the nearest flag for one that does not exist."""
         suggestions = []
         unknown = message.partition("unrecognized arguments: ")[2].split()
         if unknown:
@@ -193,7 +193,7 @@ class RecipeParser(HfArgumentParser):
         fail(Exit.USAGE, message, *suggestions)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuse what is not known: HfArgumentParser would return it, and raise a ValueError."""
+        """Refuse unknown arguments in one line, where HfArgumentParser raises a ValueError."""
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -201,7 +201,7 @@ class RecipeParser(HfArgumentParser):
 
 
 def help_of(kind: type, name: str) -> str:
-    """Return the help of a field, which stands where the field was first declared."""
+    """Return the help of a field, from the nearest class that gives it one."""
     for owner in kind.__mro__:
         field = getattr(owner, "__dataclass_fields__", {}).get(name)
         if field is not None and "help" in field.metadata:
@@ -233,7 +233,7 @@ def find_out_of_bounds(arguments: Any) -> list[str]:
 
 
 def broken_rule(value: float, marker: Any) -> str | None:
-    """Return in words what a value has to be and is not, or None if it is."""
+    """Return the rule of a marker that a value breaks, in words, or None if it breaks none."""
     match marker:
         case Above(bound) if not bound < value < math.inf:
             return f"above {bound}"
