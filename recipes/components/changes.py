@@ -1,4 +1,4 @@
-"""What differs between the run that made a checkpoint and this call, and whether it may."""
+"""What differs between a checkpoint's run and this call, and whether it may differ."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,13 +29,13 @@ def find_changes(
 ) -> Changes:
     """Compare a call with the checkpoint's run.
 
-    The rows of an optimizer step stay equal. An argument that is not marked MAY_CHANGE may differ
-    only if --allow_change names it.
+    The number of rows per optimizer step must be the same. An argument that is not marked
+    MAY_CHANGE may only differ if --allow_change names it.
 
     Args:
         before: arguments and identity of the checkpoint's run.
-        identity: rows_per_step, the rows of an optimizer step over all ranks, and data, a hash of
-            the training rows.
+        identity: rows_per_step, the rows per optimizer step over all ranks; and data, a hash of the
+            training rows.
     """
     now = vars(args) | dict(identity)
     changed = [name for name, value in now.items() if value != before.get(name, value)]
@@ -50,12 +50,12 @@ def find_refusal(
     identity: Mapping[str, Any],
     num_processes: int,
 ) -> str:
-    """Return why a call cannot continue the run, or ""."""
+    """Return why a call cannot continue the run, or "" if it can."""
     rows = before["rows_per_step"]
     if rows != identity["rows_per_step"]:
-        fix = batch_of_as_many_rows(rows, args.per_device_train_batch_size, num_processes)
+        fix = flags_for_rows_per_step(rows, args.per_device_train_batch_size, num_processes)
         return (
-            f"a step of the checkpoint's run has {rows} rows, here it would have "
+            f"a step of the checkpoint's run has {rows} rows, but here it would have "
             f"{identity['rows_per_step']}: use {fix}"
         )
     allowed = may_change(type(args)).union(args.allow_change)
@@ -68,8 +68,8 @@ def find_refusal(
     return ""
 
 
-def batch_of_as_many_rows(rows: int, largest: int, num_processes: int) -> str:
-    """Return the flags with which a step has so many rows, in words.
+def flags_for_rows_per_step(rows: int, largest: int, num_processes: int) -> str:
+    """Return the flags that give a step this number of rows, as text.
 
     Args:
         largest: the rows of a micro-batch that are known to fit into memory.

@@ -1,17 +1,17 @@
-"""Checkpoints as files: at no instant is there less than one whole checkpoint.
+"""Checkpoints as files. Once one is written, there is a complete one at every instant.
 
     OUTPUT_DIR/checkpoint-STEP/state.safetensors   trained weights and optimizer state, whole
                                                    tensors by name
                                progress.json       steps done, schedule, arguments of the run, ranks
-                               manifest.json       size and hash of both
-    OUTPUT_DIR/latest                              the name of the newest
+                               manifest.json       size and hash of both files
+    OUTPUT_DIR/latest                              the name of the newest checkpoint
 
-Whole tensors, so that a checkpoint does not depend on strategy or number of ranks. JSON and
-safetensors, so that nothing is unpickled. No random state and no place in the data: both are
-functions of the seed and the step. Each is staged, hashed, flushed and renamed; then the pointer
-is moved, and only then old ones are deleted.
+Tensors are whole, so that a checkpoint does not depend on strategy or number of ranks. Files are
+JSON and safetensors, so that nothing is unpickled. Random state and place in the data are not
+stored: both are functions of the seed and the step. A checkpoint is staged, hashed, flushed and
+renamed; then the pointer is moved, and only then are old checkpoints deleted.
 
-These functions know files only: no process group and no Accelerator.
+These functions only know files, and neither a process group nor an Accelerator.
 """
 
 import contextlib
@@ -44,27 +44,26 @@ NAME = re.compile(r"checkpoint-([0-9]{1,18})")
 
 # ---- Finding ----
 def checkpoints_in(folder: Path) -> dict[int, Path]:
-    """Return {step: folder} of what has a checkpoint's name, the newest first."""
+    """Return {step: folder} of all folders that are named as checkpoints, the newest first."""
     found = {}
     for path in folder.glob("checkpoint-*"):
-        named = NAME.fullmatch(path.name)
-        if named and path.is_dir():
-            found[int(named[1])] = path
+        match = NAME.fullmatch(path.name)
+        if match and path.is_dir():
+            found[int(match[1])] = path
     return dict(sorted(found.items(), reverse=True))
 
 
-def choose_checkpoint(folder: Path, wish: str, dry_run: bool) -> Path | None:
-    """Return the checkpoint that a run continues from, or None to start anew.
+def choose_checkpoint(folder: Path, requested: str, dry_run: bool) -> Path | None:
+    """Return the checkpoint that a run continues from, or None to start over.
 
-    What is passed over is said, with the reason, and set aside unless this is a dry run. Ends with
-    65 if nothing there can be trusted, and with 64 where checkpoints of a run that went further
-    would be lost.
+    Damaged checkpoints are passed over with a line on stderr and renamed, unless this is a dry run.
+    Ends with 65 if all are damaged, and with 64 if checkpoints of later steps would be lost.
 
     Args:
-        wish: --resume_from_checkpoint: auto, none, or a checkpoint's folder.
+        requested: --resume_from_checkpoint: auto, none, or a checkpoint's folder.
     """
-    there = checkpoints_in(folder)
-    candidates = list_candidates(folder, wish, there)
+    existing = checkpoints_in(folder)
+    candidates = list_candidates(folder, requested, existing)
     passed_over = []
     found = None
     for path in candidates:
@@ -77,58 +76,58 @@ def choose_checkpoint(folder: Path, wish: str, dry_run: bool) -> Path | None:
     if passed_over and found is None:
         fail(
             Exit.DATA,
-            "no checkpoint can be trusted: choose another --output_dir to start anew, or move "
+            "no checkpoint can be trusted: choose another --output_dir to start over, or move "
             f"{passed_over[0]} away",
         )
     step = read_progress(found)["step"] if found else 0
-    further = [
-        number for number, path in there.items() if number > step and path not in passed_over
+    later = [
+        number for number, path in existing.items() if number > step and path not in passed_over
     ]
-    if wish != "auto" and further:
+    if requested != "auto" and later:
         fail(
             Exit.USAGE,
-            f"--resume_from_checkpoint {wish}: {folder} has checkpoint-{max(there)} of a run that "
-            "went further: continue from that with auto, choose another --output_dir, or move it "
-            "away",
+            f"--resume_from_checkpoint {requested}: {folder} has checkpoint-{max(existing)} of a "
+            "run that went further: continue from that with auto, choose another --output_dir, or "
+            "move it away",
         )
     if not dry_run:
-        for path in passed_over:  # the run will come to that step again
+        for path in passed_over:  # the run will need this name when it reaches the step again
             path.rename(f"{path}.damaged-{time.time_ns()}")
     return found
 
 
-def list_candidates(folder: Path, wish: str, there: Mapping[int, Path]) -> list[Path]:
+def list_candidates(folder: Path, requested: str, existing: Mapping[int, Path]) -> list[Path]:
     """Return the checkpoints to try, in order."""
-    if wish == "auto":
-        return list(there.values())
-    if wish == "none":
+    if requested == "auto":
+        return list(existing.values())
+    if requested == "none":
         return []
-    given = Path(wish)
+    given = Path(requested)
     if given.resolve().parent == folder.resolve():
         return [given]
-    # This run began from another folder's checkpoint, and may have continued here since
-    return [*there.values(), given]
+    # The run begins from another folder's checkpoint, but may have written its own since
+    return [*existing.values(), given]
 
 
 def read_progress(checkpoint: Path) -> dict[str, Any]:
-    """Return the progress of a checkpoint."""
+    """Return the content of a checkpoint's progress.json."""
     return json.loads((checkpoint / PROGRESS).read_text())
 
 
 def find_damage(checkpoint: Path) -> str | None:
-    """Return why a checkpoint cannot be trusted, or None.
+    """Return why a checkpoint cannot be trusted, or None if it can.
 
-    Both files have to be as the manifest says, and be what they are named.
+    Both files must have the size and the hash of the manifest, and be readable.
     """
     name = MANIFEST
     try:
         manifest = json.loads((checkpoint / MANIFEST).read_text())
         written = [(file, manifest[file]["size"], manifest[file]["xxh3_128"]) for file in FILES]
-        for name, size, hash_then in written:
+        for name, size, written_hash in written:
             size_now = (checkpoint / name).stat().st_size
             if size_now != size:
                 return f"{name} has {size_now:,} bytes, not the {size} that were written"
-            if size == 0 or hash_of(checkpoint / name) != hash_then:
+            if size == 0 or hash_of(checkpoint / name) != written_hash:
                 return f"{name} is not what was written"
         name = PROGRESS
         read_progress(checkpoint)["step"]
@@ -151,11 +150,11 @@ def publish(
     """Write a checkpoint, and delete all but the newest `limit`.
 
     Raises:
-        OSError, SafetensorError: if it cannot be written; those before it are then as they were.
+        OSError, SafetensorError: if it cannot be written; earlier checkpoints are then unchanged.
     """
     final = folder / f"checkpoint-{progress['step']}"
     staging = staging_folder(folder, progress["step"])
-    shutil.rmtree(staging, ignore_errors=True)  # of a save that was killed
+    shutil.rmtree(staging, ignore_errors=True)  # left over from a save that was killed
     if size_of_state(state) > shutil.disk_usage(folder).free:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     staging.mkdir()
@@ -175,10 +174,10 @@ def publish(
 
 
 def delete_old(folder: Path, limit: int) -> None:
-    """Delete all but the newest `limit` checkpoints; files of others in them stay."""
+    """Delete all but the newest `limit` checkpoints; files that are not ours are kept."""
     ours = [path for path in checkpoints_in(folder).values() if (path / MANIFEST).is_file()]
     for old in ours[limit:]:
-        # The manifest last: what is left of a killed deletion is still known as ours
+        # The manifest goes last: if a deletion is killed, the next one still knows the rest as ours
         for name in (*FILES, MANIFEST):
             (old / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
@@ -191,17 +190,17 @@ def staging_folder(folder: Path, step: int) -> Path:
 
 
 def size_of_state(state: Mapping[str, torch.Tensor]) -> int:
-    """Return the bytes of all tensors."""
+    """Return the number of bytes of all tensors."""
     return sum(tensor.nbytes for tensor in state.values())
 
 
 def flush(path: Path | str) -> None:
-    """Bring a file, or the names in a folder, onto the disk."""
+    """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)
 
 
 def hash_of(path: Path) -> str:
-    """Return xxh3, 128 bits, of a file. It finds damage, not forgery."""
+    """Return a file's hash of 128 bits (xxh3), which reveals damage but not forgery."""
     return xxhash.xxh3_128_hexdigest(np.memmap(path, mode="r").data)

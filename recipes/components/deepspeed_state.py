@@ -1,7 +1,7 @@
-"""What DeepSpeed trains, as whole tensors by name, and back into its engine.
+"""Gather what DeepSpeed trains as whole tensors by name, and restore it into its engine.
 
-components/state.py asks for it. ZeRO-1 to 3 hold flat fp32 parts of the weights and of their
-optimizer state; ZeRO-0 holds, in bf16 and fp16, an fp32 master weight beside each weight.
+components/state.py calls this. ZeRO-1 to 3 hold flat fp32 parts of the weights and of their
+optimizer state. In bf16 and fp16, ZeRO-0 holds an fp32 master weight for each weight.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,13 +15,13 @@ Tensors = Mapping[str, torch.Tensor]
 # {name: (weight, its fp32 master weight)}
 MasterWeights = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
-MOMENTS = ("exp_avg", "exp_avg_sq")  # what AdamW keeps of each weight besides the step
-# The words that DDP, DeepSpeed, torch.compile, FSDP and activation checkpointing put into names
+MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's state of each weight, besides the step
+# What torch.compile, activation checkpointing and FSDP insert into the names of parameters
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 
 def clean_name(name: str) -> str:
-    """Return a parameter's name without the words that wrappers put into it."""
+    """Return a parameter's name without what wrappers insert; DDP and DeepSpeed add module."""
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     return name.removeprefix("module.")
@@ -43,12 +43,12 @@ def flatten(name: str, value: Any) -> dict[str, torch.Tensor]:
 
 # ---- ZeRO-0 in bf16 or fp16 ----
 def master_weights(model: torch.nn.Module, optimizer: Any) -> MasterWeights:
-    """Return the weights and fp32 master weights of ZeRO-0 in bf16 or fp16 by name, {} otherwise.
+    """Return ZeRO-0's weights and fp32 master weights in bf16 or fp16 by name, {} otherwise.
 
-    Each rank has all of them whole.
+    Each rank holds all of them whole.
 
     Args:
-        optimizer: DeepSpeed's, or any other, which has no master weights.
+        optimizer: DeepSpeed's, or any other, which then has no master weights.
     """
     low_groups = getattr(optimizer, "fp16_groups", [])
     master_groups = getattr(optimizer, "fp32_groups", [])
@@ -63,7 +63,7 @@ def master_weights(model: torch.nn.Module, optimizer: Any) -> MasterWeights:
 def master_parts(
     masters: MasterWeights, optimizer: torch.optim.Optimizer
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, tensor) of ZeRO-0's fp32 master weights and of their optimizer state.
+    """Yield (name, tensor) for ZeRO-0's fp32 master weights and their optimizer state.
 
     Args:
         optimizer: the one that DeepSpeed wraps.
@@ -76,7 +76,7 @@ def master_parts(
 def restore_master_state(
     masters: MasterWeights, optimizer: torch.optim.Optimizer, state: Tensors
 ) -> None:
-    """Copy a gathered state into ZeRO-0's master weights, their 16-bit copies and their state."""
+    """Copy a gathered state into ZeRO-0's master weights, 16-bit copies and optimizer state."""
     for name, (weight, master) in masters.items():
         master.data.copy_(state[name])
         weight.data.copy_(master.data)
@@ -86,7 +86,7 @@ def restore_master_state(
 
 # ---- ZeRO-1 to 3 ----
 def zero_weights(engine: Any) -> dict[str, Any]:
-    """Return {name: weight} of what ZeRO-1 to 3 train, each linked with its optimizer state."""
+    """Return {name: weight} of what ZeRO-1 to 3 train, each linked to its optimizer state."""
     upstream.link_optimizer_states(engine.optimizer)
     weights = {}
     for name, weight in engine.named_parameters():
@@ -96,10 +96,10 @@ def zero_weights(engine: Any) -> dict[str, Any]:
 
 
 def zero_parts(engine: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, whole tensor) of all that ZeRO-1 to 3 train, one at a time.
+    """Yield (name, whole tensor) for everything that ZeRO-1 to 3 train, one at a time.
 
-    They come out of the flat parts of the fp32 weights and their state that the ranks hold
-    (deepspeed/utils/tensor_fragment.py). Every rank must go through all of them.
+    Tensors are gathered from the flat parts of the fp32 weights and their state that the ranks hold
+    (deepspeed/utils/tensor_fragment.py). Every rank must iterate over all of them.
     """
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
@@ -113,7 +113,7 @@ def zero_parts(engine: Any) -> Iterator[tuple[str, Any]]:
 
 
 def restore_zero_state(engine: Any, state: Tensors) -> None:
-    """Fill the flat parts of ZeRO-1 to 3, and the weights computed with, from a gathered state."""
+    """Fill the flat parts of ZeRO-1 to 3, and the weights of the model, from a gathered state."""
     zero = engine.optimizer
     make_zero_moments(zero, state)
     for name, weight in zero_weights(engine).items():
@@ -131,9 +131,9 @@ def restore_zero_state(engine: Any, state: Tensors) -> None:
 
 
 def make_zero_moments(zero: Any, state: Tensors) -> None:
-    """Give the flat parts the saved step, and moments of zeros to be filled.
+    """Give the flat parts the saved step, and moments of zeros that are filled later.
 
-    Before the first step they have no optimizer state.
+    Before the first step, they have no optimizer state of their own.
 
     Args:
         zero: DeepSpeed's optimizer.
@@ -150,7 +150,7 @@ def make_zero_moments(zero: Any, state: Tensors) -> None:
 
 
 def restore_zero3_weight(zero: Any, weight: Any, saved: Mapping[str | None, torch.Tensor]) -> None:
-    """Fill this rank's part of one weight of ZeRO-3, then the weight that is computed with.
+    """Fill this rank's part of one weight of ZeRO-3, then the weight in the model.
 
     Every rank must take part.
 
@@ -163,7 +163,7 @@ def restore_zero3_weight(zero: Any, weight: Any, saved: Mapping[str | None, torc
     size = weight.ds_tensor.numel()
     start = size * torch.distributed.get_rank(weight.ds_process_group)
     for key, whole in saved.items():
-        # Part by part: DeepSpeed's function for the whole fails where the last part is padded
+        # Only the own part: DeepSpeed's function for whole tensors fails if the last part is padded
         part = whole.flatten()[start : start + size]
         part = torch.nn.functional.pad(part, (0, size - part.numel()))
         zero.set_local_hp_param(part, weight, key)

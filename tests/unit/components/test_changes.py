@@ -117,5 +117,5 @@ def test_other_rows_per_step_are_refused_with_what_fits(ranks, fix, args):
     identity = {"rows_per_step": 7, "data": "abc"}
     changes = find_changes(args, before(args, rows_per_step=24), identity, ranks)
     assert changes.lines == ["rows_per_step 24 -> 7"]
-    assert "has 24 rows, here it would have 7: use" in changes.refusal
+    assert "has 24 rows, but here it would have 7: use" in changes.refusal
     assert changes.refusal.endswith(fix)
