@@ -399,7 +399,7 @@ bad_file(
 bad_files(
     "folder: two types",
     {"train.csv": "prompt,completion\na,b\n", "train.jsonl": GOOD},
-    ["train.jsonl", "second file type"],
+    ["train.jsonl", "not of the type of the first file"],
 )
 bad_files(
     "folder: an empty file",

@@ -4,9 +4,9 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-BLANK = "is blank"  # the problem of a line without text
+BLANK = "is blank"  # the problem of a line with nothing but spaces
 MAX_LENGTH = 300  # characters of a cause
-NUM_NAMED = 3  # rows that a message names; it counts the others
+NUM_NAMED = 3  # rows that a message names; it only counts the others
 TOO_LONG = re.compile(r"(\d+) tokens are prompt")
 
 
@@ -25,22 +25,22 @@ def explain(error: Exception) -> str:
 
 
 def explain_cause(error: BaseException) -> str:
-    """Return in one line why a file cannot be read: what the error was raised from, if known."""
+    """Return in one line why a file cannot be read: the cause of the error, if it has one."""
     return in_one_line(str(error.__cause__ or error))
 
 
 def in_one_line(text: str) -> str:
-    """Return a text without line breaks, cut off where it is long."""
+    """Return a text without line breaks, cut to MAX_LENGTH characters."""
     return " ".join(text.split())[:MAX_LENGTH]
 
 
 def without_blank(problems: Mapping[int, str]) -> dict[int, str]:
-    """Return the problems that are not blank lines: between rows those do no harm."""
+    """Return the problems other than blank lines, which do no harm between rows."""
     return {number: problem for number, problem in problems.items() if problem != BLANK}
 
 
 def report_some(problems: Mapping[int, str], prefix: str, name: str, num_rows: int) -> list[str]:
-    """Return the message for rows that cannot be used where others can.
+    """Return the message for a data set in which some rows cannot be used and others can.
 
     Args:
         problems: {number of a row, from 1: its problem}.
@@ -57,12 +57,12 @@ def report_some(problems: Mapping[int, str], prefix: str, name: str, num_rows: i
 def report_all(problems: Mapping[int, str], prefix: str, name: str, recipe: str) -> list[str]:
     """Return the message for a data set without a single row that can be used.
 
-    Nobody is advised to leave such rows out. If all have the same problem, it is told once, with
-    its fix.
+    It does not advise to leave these rows out, since nothing would remain. If all rows have the
+    same problem, it is named once, with its fix.
 
     Args:
         problems, prefix, name: as in `report_some`.
-        recipe: file of the function that prepares the rows, for a fix that edits it.
+        recipe: file of the function that prepares the rows, which the fix may be to edit.
     """
     unit = prefix.split()[-1]
     first = next(iter(problems))
@@ -83,7 +83,7 @@ def name_first(problems: Mapping[int, str], prefix: str) -> list[str]:
 
 
 def are_alike(problems: Sequence[str]) -> bool:
-    """Return whether all problems are the same up to the first colon, whatever their numbers."""
+    """Return whether all problems are the same up to the first colon, apart from numbers."""
     kinds = {re.sub(r"\d+", "", problem.split(": ")[0]) for problem in problems}
     return len(kinds) == 1
 
@@ -91,8 +91,8 @@ def are_alike(problems: Sequence[str]) -> bool:
 def with_fix(problems: Sequence[str], recipe: str) -> str:
     """Return the problem that all rows share, with its fix.
 
-    The fix is not part of a row's own problem, since the cache may have read the row for another
-    recipe, and since it may depend on all rows.
+    The fix is not part of a row's own problem: that may come from the cache, which another recipe
+    filled, and the fix may depend on all rows.
     """
     problem = problems[0]
     too_long = [TOO_LONG.search(text) for text in problems]

@@ -1,7 +1,7 @@
-"""Which rows make which batch of a run: a function of seed and epoch only.
+"""Which rows form which batch of a run: a function of seed and epoch only.
 
-So a run continues at any step without reading what lies before it, and the same rows make the same
-optimizer step on any number of ranks.
+A run can therefore continue at any step without reading what lies before it, and an optimizer step
+has the same rows on any number of ranks.
 """
 
 import math
@@ -24,10 +24,13 @@ SORTED_STEPS = 50  # optimizer steps whose rows group_by_length sorts at a time
 
 
 class Collator(Protocol):
-    """What makes a batch of lines, numbers of rows of a data set, of which it reads `columns`.
+    """A function that makes a batch of lines of rows.
 
-    A batch has what the recipe reads, and `row`: the numbers of its rows in their file, by which
+    A batch has what the recipe reads and `row`: the numbers of its rows in their file, by which
     `Run.guard` names them when a step is not finite.
+
+    Attributes:
+        columns: the columns of the data set that it reads.
     """
 
     columns: ClassVar[list[str]]
@@ -36,7 +39,7 @@ class Collator(Protocol):
 
 
 class OnePerLine(Sequence[Line]):
-    """Lines of one row each, made when they are read."""
+    """Lines of one row each, which are made when they are read."""
 
     def __init__(self, num_rows: int) -> None:
         self._num_rows = num_rows
@@ -44,7 +47,7 @@ class OnePerLine(Sequence[Line]):
     def __len__(self) -> int:
         return self._num_rows
 
-    # pyrefly: ignore[bad-override]  # no slices: loaders ask for one line at a time
+    # pyrefly: ignore[bad-override]  # no slices: loaders read one line at a time
     def __getitem__(self, number: int) -> Line:
         return [number]
 
@@ -58,7 +61,7 @@ def best_fit(lengths: Sequence[int] | np.ndarray, capacity: int) -> list[Line]:
         lengths: tokens of each row, none above `capacity`.
     """
     lines: list[Line] = []
-    rooms: list[tuple[int, int]] = []  # what is left in a line, and the line, in order
+    rooms: list[tuple[int, int]] = []  # (tokens left, number of the line), sorted
     shortest = min(lengths)
     for row in np.argsort(-np.asarray(lengths), kind="stable").tolist():
         place = bisect_left(rooms, (lengths[row], 0))
@@ -86,9 +89,9 @@ def global_batches(
     accelerate gives batch j to rank j % ranks. Empty batches fill each epoch up to whole steps.
 
     Args:
-        batches_per_step: micro-batches of an optimizer step over all ranks.
-        seed: of the order of each epoch; None keeps the lines in their order.
-        lengths: of the lines; each SORTED_STEPS steps are then sorted by length.
+        batches_per_step: micro-batches per optimizer step, over all ranks.
+        seed: seed of the order of each epoch; None keeps the lines in their order.
+        lengths: lengths of the lines; if given, every SORTED_STEPS steps are sorted by length.
     """
     batches: list[list[int]] = []
     for epoch in range(num_epochs):
@@ -114,10 +117,10 @@ class BatchPlan:
     """The batches of a whole run, and how many steps they make.
 
     Attributes:
-        rows_per_step: lines of an optimizer step over all ranks.
-        steps_per_epoch: optimizer steps of a pass over the data; the last one may be shorter.
+        rows_per_step: lines per optimizer step, over all ranks.
+        steps_per_epoch: optimizer steps per pass over the data; the last one may have fewer lines.
         total_steps: optimizer steps of the run.
-        evaluate_after: the steps after which to evaluate; 0 is before the first.
+        evaluate_after: the steps after which to evaluate; 0 means before the first.
     """
 
     def __init__(
@@ -132,7 +135,7 @@ class BatchPlan:
 
         Args:
             lengths: tokens of each line, which --train_sampling_strategy group_by_length needs.
-            num_workers: processes per rank that make batches; 0 makes them in this one.
+            num_workers: processes per rank that make batches; with 0, this process makes them.
         """
         self._num_workers = num_workers
         self._args = args
@@ -149,7 +152,11 @@ class BatchPlan:
         self.evaluate_after = evaluation_steps(args, self.steps_per_epoch, self.total_steps)
 
     def describe(self, unit: str, tokens_per_line: float = 0) -> str:
-        """Return the batch as a line of the summary. unit: what a line is, rows or lines."""
+        """Return a line of the start summary about the batches.
+
+        Args:
+            unit: what a step is counted in: rows, lines or pairs.
+        """
         text = f"{self.rows_per_step} {unit}"
         if tokens_per_line:
             text += f", about {tokens_per_line * self.rows_per_step:,.0f} tokens"
@@ -164,8 +171,8 @@ class BatchPlan:
         """Return the batches of all ranks from a step to the end of the run.
 
         Args:
-            number_epochs: count lines on through the epochs, as line + epoch x lines, so that what
-                is drawn for a row can differ from epoch to epoch.
+            number_epochs: number lines as line + epoch x lines, so that an augmentation of a row
+                can differ from epoch to epoch.
         """
         order = "random"
         if isinstance(self._args, SamplingArguments):
@@ -199,7 +206,7 @@ class BatchPlan:
         Args:
             lines: numbers of the rows that stand in each line.
             first_step: steps that are done already.
-            number_epochs: as in `batches_from`; `lines` then has those of all epochs.
+            number_epochs: as in `batches_from`; `lines` then covers all epochs.
         """
         batches = self.batches_from(first_step, number_epochs)
         return self._loader(rows, lines, batches, collate)
@@ -210,7 +217,7 @@ class BatchPlan:
         """Return a loader of this rank's evaluation batches, one row per line; None without rows.
 
         Args:
-            numbers: of the rows to evaluate on; None for all.
+            numbers: the rows to evaluate on; None for all.
         """
         if rows is None:
             return None
@@ -234,18 +241,18 @@ class BatchPlan:
         batches: Sequence[list[int]],
         collate: Collator,
     ) -> DataLoader:
-        """Return this rank's part of the batches of all ranks."""
+        """Return a loader of this rank's part of the batches of all ranks."""
         source = rows.dataset.select_columns(collate.columns)
         loader = DataLoader(
-            # pyrefly: ignore[bad-argument-type]  # a list has all that a data set needs
+            # pyrefly: ignore[bad-argument-type]  # a sequence has all that a data set needs
             lines,
             batch_sampler=batches,
             collate_fn=partial(collate, source),
             num_workers=self._num_workers,
             pin_memory=self._accelerator.device.type == "cuda",
             worker_init_fn=leave_process_group,
-            # Of its own, since a loader draws a number when it starts: dropout is drawn from the
-            # global one, which is seeded for each step
+            # A loader draws a number when it starts, which must not come from the global generator:
+            # that one is seeded for each step and draws dropout
             generator=torch.Generator(),
         )
         return self._accelerator.prepare(loader)

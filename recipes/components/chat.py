@@ -1,4 +1,4 @@
-"""Conversations as tokens, and which of them are trained on: what the assistant says."""
+"""Conversations as tokens, of which only those of the assistant are trained on."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from components.loading import loading
 
 Message = Mapping[str, Any]
 NOT_TRAINED_ON = -100
-# For tokenizers that bring no template
+# For tokenizers without a template of their own
 DEFAULT_CHAT_TEMPLATE = (
     "{{ bos_token or '' }}"
     "{% for m in messages %}"
@@ -35,7 +35,7 @@ def load_tokenizer(name: str) -> Any:
 
 
 def load_text_tokenizer(name: str, **options: Any) -> Any:
-    """Return the tokenizer of a folder or hub id, with a pad token, which pads on the right.
+    """Return the tokenizer of a folder or hub id, with a pad token and padding on the right.
 
     Args:
         options: further arguments of from_pretrained, such as src_lang.
@@ -52,23 +52,24 @@ def load_text_tokenizer(name: str, **options: Any) -> Any:
 def tokenize_conversation(
     messages: Sequence[Message], tokenizer: Any, max_length: int
 ) -> dict[str, Any]:
-    """Return the tokens of a conversation, and those that are trained on.
+    """Return the tokens of a conversation and their labels.
 
-    These are the assistant's, its end of turn included, by their place in the text: the pad token
-    may end turns too (huggingface/trl#976).
+    The assistant's tokens are trained on, including its end of turn. They are found by their place
+    in the text and not by their id, since the end of turn may also be the pad token
+    (huggingface/trl#976).
 
     Args:
-        messages: validated, so that there is an answer.
+        messages: a validated conversation, so that there is an answer.
 
     Returns:
         input_ids and labels (-100: not trained on), at most max_length of each; truncated, whether
-        the end is missing; length, largest and hash of the tokens.
+        the end is missing; length, largest id and hash of the tokens.
 
     Raises:
         ValueError: if nothing is left to train on.
     """
     text = tokenizer.apply_chat_template(messages, tokenize=False)
-    is_trained_on = np.zeros(len(text) + 1, dtype=bool)  # by character
+    is_trained_on = np.zeros(len(text) + 1, dtype=bool)  # one entry per character
     for start, end in assistant_spans(messages, text, tokenizer):
         is_trained_on[start:end] = True
     text, is_trained_on = close_last_turn(text, is_trained_on, tokenizer)
@@ -99,10 +100,10 @@ def tokenize_conversation(
 def assistant_spans(
     messages: Sequence[Message], text: str, tokenizer: Any
 ) -> list[tuple[int, int]]:
-    """Return first character and end of what the assistant says in the text of a conversation.
+    """Return the (start, end) of each of the assistant's turns in the text of a conversation.
 
-    A turn is what a conversation that ends with it has more than the prompt before it. Where a
-    template rewrites earlier turns, that is not in the text, and the turn is not trained on.
+    A turn is what the conversation up to and including it has beyond the prompt before it. If the
+    template rewrites earlier turns, this is not in the text, and the turn is not trained on.
     """
     spans = []
     for place, message in enumerate(messages):
@@ -124,8 +125,8 @@ def assistant_spans(
 def close_last_turn(text: str, is_trained_on: np.ndarray, tokenizer: Any) -> tuple[str, np.ndarray]:
     """Append the end-of-sequence token, trained on, if the template leaves the last turn open.
 
-    It is left open if the assistant's text ends without a special token: the model would not
-    learn to stop.
+    The turn is open if the assistant's text ends without a special token. A model that is trained
+    on such turns does not learn to stop.
     """
     end = len(text.rstrip())
     has_end_of_turn = text[:end].endswith(tuple(tokenizer.get_added_vocab()))
@@ -136,12 +137,12 @@ def close_last_turn(text: str, is_trained_on: np.ndarray, tokenizer: Any) -> tup
 
 
 def without_lone_surrogates(text: str) -> str:
-    """Return a text as it is, or raise the UnicodeEncodeError that says where it is no text."""
+    """Return a text unchanged, or raise the UnicodeEncodeError that locates a lone surrogate."""
     return text.encode().decode()
 
 
 def first_trained_on(labels: Sequence[int]) -> int | None:
-    """Return the place of the first token that is trained on; the very first is never predicted."""
+    """Return the index of the first token that is trained on; token 0 is never predicted."""
     for place, label in enumerate(labels):
         if place > 0 and label != NOT_TRAINED_ON:
             return place
@@ -149,12 +150,12 @@ def first_trained_on(labels: Sequence[int]) -> int | None:
 
 
 def hash_of_tokens(tokens: np.ndarray) -> int:
-    """Return 63 bits of xxh3, which datasets stores as a signed number."""
+    """Return a hash of 63 bits (xxh3), since datasets stores signed 64-bit integers."""
     return xxhash.xxh3_64_intdigest(tokens.tobytes()) >> 1
 
 
 def show_trained_tokens(row: Mapping[str, Any], tokenizer: Any) -> str:
-    """Return the text of a row, with what is trained on in [[ ]]."""
+    """Return the text of a row, with the parts that are trained on in [[ ]]."""
     parts: list[tuple[bool, list[int]]] = []
     for token, label in zip(row["input_ids"].tolist(), row["labels"].tolist(), strict=True):
         is_trained_on = label != NOT_TRAINED_ON

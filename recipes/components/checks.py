@@ -1,7 +1,7 @@
-"""What forbids a run, found before anything is loaded: all problems at once, each with its fix.
+"""Find what makes a run impossible before anything is loaded: all problems at once, with fixes.
 
-checks.py has what arguments forbid by themselves, strategy_checks.py and device_checks.py what they
-forbid together with the launch and the machine. model_checks.py follows when the model is there.
+This module checks arguments by themselves; strategy_checks.py and device_checks.py check them
+together with the launch and the machine. model_checks.py follows once the model is there.
 """
 
 import sys
@@ -27,8 +27,8 @@ from components.strategy_checks import find_strategy_problems
 def check_launch(args: CommonArguments) -> None:
     """End with 64 if the launcher's config file has faults.
 
-    These are keys that accelerate would ignore, or that these recipes do not run under. Every rank
-    calls this before it makes its Accelerator, and finds the same.
+    These are keys that accelerate would ignore, or under which the recipes do not run. Every rank
+    calls this before it makes its Accelerator, and finds the same faults.
     """
     errors, warnings = find_launch_faults()
     if RANK == 0:
@@ -39,7 +39,7 @@ def check_launch(args: CommonArguments) -> None:
 
 
 def find_problems(args: CommonArguments, accelerator: Accelerator) -> list[str]:
-    """Return all that forbids the run, as lines for the user; [] if nothing does."""
+    """Return a line for the user for each problem that makes the run impossible."""
     return [
         *find_conflicts(args),
         *find_strategy_problems(args, accelerator),
@@ -48,7 +48,7 @@ def find_problems(args: CommonArguments, accelerator: Accelerator) -> list[str]:
 
 
 def find_conflicts(args: CommonArguments) -> Iterator[str]:
-    """Yield a problem, with its fix, for each conflict that no launch or machine resolves."""
+    """Yield a line with the fix for each conflict, whatever the launch and the machine are."""
     yield from find_out_of_bounds(args)
     yield from find_quantization_conflicts(args)
     yield from find_adapter_conflicts(args)
@@ -65,7 +65,7 @@ def find_conflicts(args: CommonArguments) -> Iterator[str]:
 
 
 def find_quantization_conflicts(args: CommonArguments) -> Iterator[str]:
-    """Yield a problem for each reason against a quantized base."""
+    """Yield a line for each conflict about a quantized base."""
     if not isinstance(args, QuantizationArguments):
         return
     if args.load_in_8bit and args.load_in_4bit:
@@ -79,7 +79,7 @@ def find_quantization_conflicts(args: CommonArguments) -> Iterator[str]:
 
 
 def find_adapter_conflicts(args: CommonArguments) -> Iterator[str]:
-    """Yield a problem for each option of adapters that cannot take effect."""
+    """Yield a line for each option of adapters that cannot take effect."""
     if isinstance(args, LoraVariantArguments) and not args.use_peft:
         given = flags_given(args, "use_rslora", "use_dora")
         if given:
@@ -93,15 +93,15 @@ def find_adapter_conflicts(args: CommonArguments) -> Iterator[str]:
 
 
 def flags_given(args: CommonArguments, *names: str) -> str:
-    """Return those of some flags that are on, joined by "and"."""
+    """Return those of the named flags that are on, joined by "and"."""
     return " and ".join(f"--{name}" for name in names if getattr(args, name))
 
 
 def find_path_problems(args: CommonArguments) -> Iterator[str]:
-    """Yield a problem for each path in the arguments that leads to the wrong thing."""
+    """Yield a line for each path in the arguments that is not what it should be."""
     name = args.model_name_or_path
     model = Path(name)
-    # A hub id has no leading dot or slash, and one slash at most
+    # A hub id begins with neither dot, slash nor tilde, and has at most one slash
     is_folder = name.startswith((".", "/", "~")) or name.count("/") > 1
     if is_folder and not model.exists():
         yield f"--model_name_or_path {model}: no such folder"

@@ -1,4 +1,4 @@
-"""A classifier: a model with a new head, trained whole beside adapters, under every strategy."""
+"""A classifier: a model with a new head, which is trained as a whole even beside adapters."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from components.labels import label_metrics
 from components.model import add_adapters, load_with_report, quantization, set_up_layers
 from components.run import Run
 
-# Of the blocks, whose names have a number: a layer that is new must not be quantized
+# Names without a number, which only layers in blocks have: a new layer must not be quantized
 OUTSIDE_OF_BLOCKS = [r"(?!.*\.\d).*"]
 
 
@@ -26,14 +26,14 @@ def load_classifier(
     accelerator: Accelerator,
     task_type: str | None = None,
 ) -> torch.nn.Module:
-    """Return a model with a head for these classes, quantized and with adapters as asked for.
+    """Return a model with a head for these classes, quantized and with adapters if requested.
 
-    What the weights on disk do not hold, the head and of some models a pooler, is new: it is drawn
-    from the seed, alike on every rank, and trained whole beside adapters.
+    What the weights on disk do not contain is new: the head and, in some models, a pooler. It is
+    drawn from the seed, alike on every rank, and trained as a whole even beside adapters.
 
     Args:
         auto_class: one of transformers' AutoModel classes.
-        class_names: [] for one number.
+        class_names: [] for the regression of one number.
         task_type: peft's name of the task, if it has one.
     """
     with upstream.drawing_new_weights_from(args.seed):
@@ -47,7 +47,7 @@ def load_classifier(
         )
     new_modules = find_new_modules(report)
     upstream.share_new_modules(model, new_modules, accelerator)
-    set_seed(args.seed)  # for adapters: ranks that made no new weights have drawn less
+    set_seed(args.seed)  # ranks that made no new weights drew less, and adapters are drawn next
     upstream.leave_embeddings_to_accelerate(model)
     upstream.save_weights_by_their_own_names(model)
     set_up_layers(model, args)
@@ -55,7 +55,7 @@ def load_classifier(
 
 
 def head_options(class_names: Sequence[str]) -> dict[str, Any]:
-    """Return what the config has to say of the head."""
+    """Return the options of the config that describe the head."""
     if not class_names:
         return {"num_labels": 1, "problem_type": "regression"}
     return {
@@ -69,13 +69,13 @@ def find_new_modules(report: Mapping[str, Any]) -> list[str]:
     """Return the names of the modules whose weights are new.
 
     Args:
-        report: transformers' loading info. peft trains a classifier of several layers as one.
+        report: transformers' loading info.
     """
     missing = list(report["missing_keys"])
     missing += [name for name, *_ in report["mismatched_keys"]]
     modules = set()
     for name in missing:
-        if name.startswith("classifier."):
+        if name.startswith("classifier."):  # of several layers, which peft trains as one module
             modules.add("classifier")
         else:
             modules.add(name.rpartition(".")[0])
@@ -87,8 +87,8 @@ def weighted_row_losses(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the loss summed over a batch's rows, each times its weight, and the logits.
 
-    The loss is the cross-entropy, or the squared error of numbers. There are no logits on a rank
-    without rows, though its model runs too.
+    The loss is the cross-entropy, or the squared error in a regression. On a rank without rows the
+    model runs too, but there are no logits.
 
     Returns:
         A scalar, and [rows, classes or 1]; both in fp32.
@@ -106,7 +106,7 @@ def weighted_row_losses(
 def evaluate_classifier(
     run: Run, accelerator: Accelerator, model: torch.nn.Module, loader: DataLoader
 ) -> None:
-    """Log the loss, as in training, and the metrics of exactly the evaluation rows."""
+    """Log the loss, computed as in training, and the metrics of exactly the evaluation rows."""
     model.eval()
     total = torch.zeros(2, device=accelerator.device)
     pairs = []

@@ -1,13 +1,13 @@
-"""The columns of a row: which are needed, which are read, and which nothing reads."""
+"""The columns of a row: which are needed, which are read, and which are left unread."""
 
 from collections import UserDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Row = Mapping[str, Any]  # {name of a column: its value}
-MAX_NAMED = 20  # rows may have thousands of columns
+MAX_NAMED = 20  # columns that a message names; rows may have thousands
 MAX_SHOWN = 80  # characters of a value or of a list of columns, in a message
-# Tools are often JSON in a text
+# A column of tools is often JSON as text, so empty JSON counts too
 EMPTY_VALUES = (None, "", [], {}, "null", "[]", "{}")
 
 
@@ -15,14 +15,14 @@ class TrackedRow(UserDict[str, Any]):
     """A row that remembers which of its columns were read, so that the others can be reported.
 
     Attributes:
-        data: the row itself, not a copy: a row of a data set decodes a column when it is read.
+        data: the row itself and not a copy, since a row of a data set decodes columns lazily.
         columns_read: names of the columns that were read.
-        dropped_keys: keys of its messages that the chat template drops; who finds them adds them.
+        dropped_keys: keys of its messages that the chat template drops, as far as found.
     """
 
     def __init__(self, row: Row) -> None:
         super().__init__()
-        self.data = row  # pyrefly: ignore[bad-assignment]  # any mapping serves
+        self.data = row  # pyrefly: ignore[bad-assignment]  # any mapping will do
         self.columns_read: set[str] = set()
         self.dropped_keys: set[str] = set()
 
@@ -31,17 +31,17 @@ class TrackedRow(UserDict[str, Any]):
         return self.data[key]
 
     def unread(self) -> list[str]:
-        """Return the names of columns and message keys that nothing read, the first of them."""
+        """Return the first MAX_NAMED columns and message keys that nothing read."""
         keys = [f"{key} (of messages)" for key in sorted(self.dropped_keys)]
         columns = [name for name in self.data if name not in self.columns_read]
         return [*keys, *columns][:MAX_NAMED]
 
 
 def validate_texts(row: Row, text_columns: Sequence[str], label_column: str) -> None:
-    """Check that a row has these columns, and text in those of text.
+    """Check that a row has these columns, and that the text columns hold text.
 
     Raises:
-        ValueError: what is wrong with the row, and which flags name the columns.
+        ValueError: what is wrong with the row, and which flags set the columns.
     """
     needed = [*text_columns, label_column]
     if not set(needed) <= set(row):
@@ -57,7 +57,7 @@ def validate_texts(row: Row, text_columns: Sequence[str], label_column: str) -> 
 
 
 def is_empty(value: object) -> bool:
-    """Return whether a value is as good as absent: readers fill what a row lacks with null."""
+    """Return whether a value counts as missing; readers fill what a row lacks with null."""
     if isinstance(value, str):
         value = value.strip()
     return value in EMPTY_VALUES
@@ -79,7 +79,7 @@ def list_columns(names: Iterable[str]) -> str:
 
 
 def note_unread(num_rows_with: Mapping[str, int], num_rows: int) -> str:
-    """Return what the start summary says of columns that nothing reads; "" if there are none.
+    """Return what the start summary says about columns that nothing reads; "" if there are none.
 
     Args:
         num_rows_with: {name of a column: number of rows that have it}.

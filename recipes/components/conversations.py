@@ -1,4 +1,4 @@
-"""What a conversation must be: messages with a role and a text, and an answer to train on.
+"""Check that a conversation has messages with a role and a text, and an answer to train on.
 
 Every problem is raised as a ValueError whose text continues "train.jsonl, line 7: ".
 """
@@ -10,16 +10,16 @@ from components.columns import MAX_SHOWN, Row, TrackedRow, is_empty, list_column
 
 Message = dict[str, Any]  # {"role": ..., "content": ...}, and possibly more keys
 
-TOOL_COLUMNS = ("tools", "functions")  # of a row: what the assistant may call
+TOOL_COLUMNS = ("tools", "functions")  # of a row: the tools that the assistant may call
 TOOL_KEYS = ("tool_calls", "function_call", "tool_call_id")  # of a message
 TOOL_ROLES = ("tool", "function")
-# Keys of a message that say what is trained on. The recipes train on all that the assistant says
-# and on nothing else.
+# Keys of a message that say whether it is trained on. The recipes train on everything that the
+# assistant says and on nothing else.
 TRAINED_KEYS = ("weight", "train", "loss")
 KNOWN_KEYS = ("role", "content", *TRAINED_KEYS)
-# Keys of a message that carry a part of what was said. A row is refused if the chat template drops
-# one of them. Any other key (id, timestamp, ...) describes the message; to refuse those would
-# refuse most logs of conversations, so the start summary names them instead.
+# Keys of a message that carry part of what was said. A row is refused if the chat template drops
+# one of them. Any other key (id, timestamp, ...) only describes the message. Most logs of
+# conversations have such keys, so they are not refused, but named in the start summary.
 SAID_KEYS = (
     "name",
     "reasoning_content",
@@ -46,8 +46,8 @@ SAID_KEYS = (
 def find_messages(row: Row, formats: Mapping[str, str]) -> Any:
     """Return a row as a list of messages, not yet validated; None if it has none of the columns.
 
-    The messages are the column `messages`, or a column with a question and one with its answer,
-    which may be texts or lists of messages. An `input` follows an `instruction`.
+    The messages are in the column `messages`, or in a column with a question and one with its
+    answer, which may be texts or lists of messages. An `input` is appended to an `instruction`.
 
     Args:
         formats: {column with a question: column with its answer}.
@@ -62,7 +62,7 @@ def find_messages(row: Row, formats: Mapping[str, str]) -> Any:
 
 
 def messages_of_pair(row: Row, question: str, answer: str) -> list[Message]:
-    """Return the messages in two columns; what is no text raises Python's own error."""
+    """Return the messages in two columns; what is not text raises Python's own error."""
     asked = row[question]
     if question == "instruction" and row.get("input"):
         asked = "\n\n".join([asked, row["input"]])
@@ -75,8 +75,8 @@ def validate_conversation(messages: Any, row: Row, formats: Mapping[str, str]) -
     """Return the messages of a row if they are a conversation with an answer to train on.
 
     Args:
-        messages: what `find_messages`, or the recipe, took for them.
-        row: where they are from; it must not have tools.
+        messages: what `find_messages`, or the recipe, found.
+        row: the row of these messages, which must not have tools.
         formats: as in `find_messages`, for the message about missing columns.
     """
     if not isinstance(messages, list):
@@ -90,7 +90,7 @@ def validate_conversation(messages: Any, row: Row, formats: Mapping[str, str]) -
 
 
 def validate_messages(messages: Sequence[Any], row: Row) -> None:
-    """Check that messages are usable one by one, and that one of them is an answer."""
+    """Check each message by itself, and that one of them is an answer."""
     refuse_tools(row)
     for number, message in enumerate(messages, 1):
         validate_message(message, number)
@@ -117,13 +117,17 @@ def refuse_tools(row: Row) -> None:
         if not is_empty(row.get(column)):
             raise ValueError(
                 f"has {column}, which this recipe does not pass to the chat template yet: "
-                "remove the column if the answers do not need it, else leave out the row"
+                "remove the column if the answers do not need it, or leave out the row"
             )
 
 
 # ---- Messages ----
 def validate_message(message: Any, number: int) -> None:
-    """Check a message by itself; number: its place in the conversation, from 1."""
+    """Check a message by itself.
+
+    Args:
+        number: its place in the conversation, from 1.
+    """
     if not isinstance(message, dict):
         raise ValueError(
             f"message {number} is not an object with role and content: {shorten(message)}"
@@ -142,12 +146,12 @@ def validate_message(message: Any, number: int) -> None:
 
 
 def name_message(message: Message, number: int) -> str:
-    """Return how a message is called in a problem: "message 2 (assistant)"."""
+    """Return the name of a message in a problem: "message 2 (assistant)"."""
     return f"message {number} ({message['role'][:40]})"
 
 
 def refuse_tool_calls(message: Message, place: str) -> None:
-    """Refuse a message that calls a tool, or is the answer of one."""
+    """Refuse a message that calls a tool or is the result of one."""
     calls = [key for key in TOOL_KEYS if not is_empty(message.get(key))]
     if calls or message["role"] in TOOL_ROLES:
         found = ", ".join(calls) or "the role of a tool"
@@ -155,24 +159,24 @@ def refuse_tool_calls(message: Message, place: str) -> None:
 
 
 def refuse_other_training(message: Message, place: str) -> None:
-    """Refuse a message that asks to be trained on, or not to be, against what the recipe does."""
+    """Refuse a message that says it is trained on or not, if the recipe does the opposite."""
     role = message["role"]
     is_trained_on = role == "assistant"
-    does = "is trained on" if is_trained_on else "is not trained on"
+    actual = "is trained on" if is_trained_on else "is not trained on"
     for key in TRAINED_KEYS:
-        asked = message.get(key)
-        if asked is not None and asked != is_trained_on:  # 1 is True, 0 is False
+        requested = message.get(key)
+        if requested is not None and requested != is_trained_on:  # 1 is True, 0 is False
             raise ValueError(
-                f"{place} has {key} {shorten(asked)}, but what the {role[:40]} says {does}: "
+                f"{place} has {key} {shorten(requested)}, but what the {role[:40]} says {actual}: "
                 "the recipe cannot change that for one message yet"
             )
 
 
 # ---- Further keys of messages ----
 def validate_message_keys(row: Row, messages: Sequence[Message], tokenizer: Any) -> None:
-    """Check that the chat template drops no key that carries a part of what was said.
+    """Check that the chat template drops no key that carries part of what was said.
 
-    Dropped keys that only describe a message, such as an id, are noted in a TrackedRow, so that
+    Dropped keys that only describe a message, such as an id, are noted in a TrackedRow, from which
     the start summary names them.
     """
     dropped = find_dropped_keys(messages, tokenizer)
@@ -187,8 +191,8 @@ def validate_message_keys(row: Row, messages: Sequence[Message], tokenizer: Any)
 
 
 def find_dropped_keys(messages: Sequence[Message], tokenizer: Any) -> list[str]:
-    """Return the keys of messages without which the chat template writes the same text."""
-    others: dict[str, None] = {}  # in the order in which they come
+    """Return the keys that make no difference to the text that the chat template writes."""
+    others: dict[str, None] = {}  # an ordered set
     for message in messages:
         for key, value in message.items():
             if key not in KNOWN_KEYS and not is_empty(value):
@@ -202,7 +206,7 @@ def find_dropped_keys(messages: Sequence[Message], tokenizer: Any) -> list[str]:
 
 
 def first_with(key: str, messages: Sequence[Message]) -> str:
-    """Return how the first message that has a key is called."""
+    """Return the name of the first message that has a key."""
     for number, message in enumerate(messages, 1):
         if not is_empty(message.get(key)):
             return name_message(message, number)
@@ -210,13 +214,13 @@ def first_with(key: str, messages: Sequence[Message]) -> str:
 
 
 def text_without(keys: Collection[str], messages: Sequence[Message], tokenizer: Any) -> str | None:
-    """Return what the chat template makes of messages without these keys, None if it fails."""
+    """Return the chat template's text for messages without these keys, or None if it fails."""
     fewer = []
     for message in messages:
         fewer.append({key: value for key, value in message.items() if key not in keys})
     try:
         return tokenizer.apply_chat_template(fewer, tokenize=False)
-    except Exception:  # a template raises what it likes; one that needs a key uses it
+    except Exception:  # a template may raise anything; if it fails without a key, it uses it
         return None
 
 
@@ -224,9 +228,8 @@ def text_without(keys: Collection[str], messages: Sequence[Message], tokenizer: 
 def validate_pair(row: Row) -> tuple[Any, Any, Any]:
     """Return prompt, chosen and rejected answer of a row if they can be compared.
 
-    Both answers are texts, or both are lists of messages. Either the prompt is of the same kind,
-    or both answers begin with it; the prompt that is returned is then None, or a text that is not
-    used.
+    Both answers are texts, or both are lists of messages. Either the prompt is of the same kind, or
+    both answers begin with it. In that case the returned prompt is None, or a text to be ignored.
     """
     prompt = row.get("prompt")
     chosen = row.get("chosen")
@@ -248,14 +251,14 @@ def validate_pair(row: Row) -> tuple[Any, Any, Any]:
 
 
 def last_text(answer: Any) -> str:
-    """Return an answer that is a text, or the text of its last message; "" if it has none."""
+    """Return the text of an answer, or of its last message; "" if it has no messages."""
     if isinstance(answer, str):
         return answer
     return answer[-1]["content"] if answer else ""
 
 
 def are_comparable(prompt: Any, chosen: Any, rejected: Any) -> bool:
-    """Return whether both answers are texts or lists, and a text does not follow a list."""
+    """Return whether both answers are texts or both are lists, and fit the kind of the prompt."""
     if isinstance(chosen, str):
         return isinstance(rejected, str) and not isinstance(prompt, list)
     return isinstance(chosen, list) and isinstance(rejected, list)

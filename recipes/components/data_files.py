@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
 FILE_TYPES = (".jsonl", ".json", ".parquet", ".csv")
-DOCUMENT_TYPES = (*FILE_TYPES, ".txt")  # to pretrain on; each .txt file is one document
-# Columns of a CSV file that are text even where they look like numbers
+DOCUMENT_TYPES = (*FILE_TYPES, ".txt")  # for pretraining; each .txt file is one document
+# Columns of a CSV file that are text even if they look like numbers
 TEXT_COLUMNS = (
     "prompt",
     "completion",
@@ -42,7 +42,7 @@ class Source:
         config: configuration of a hub data set.
         split: name of the split.
         files: files of the split; none if it is a hub data set.
-        is_required: whether the run ends if the split is not there.
+        is_required: whether the run ends if there is no such split.
     """
 
     name: str
@@ -53,12 +53,12 @@ class Source:
 
     @property
     def file_type(self) -> str | None:
-        """The suffix of the files, which all have the same; None if there are none."""
+        """The suffix that all files share; None if there are no files."""
         return self.files[0].suffix if self.files else None
 
     @property
     def unit(self) -> str:
-        """What the number of a row counts."""
+        """What a number counts: lines of a .jsonl file, or rows."""
         return "line" if self.file_type == ".jsonl" else "row"
 
     @property
@@ -85,10 +85,10 @@ def has_files_of(name: str, split: str) -> bool:
 
 
 def load_rows(source: Source, text_columns: Sequence[str] = ()) -> "Dataset | None":
-    """Return the rows of a split as they are, or None if the split is not there or is empty.
+    """Return the rows of a split as they are, or None if it does not exist or is empty.
 
-    Those of a .jsonl file stay lines, in the column `text`: see `parse_line`. The process ends
-    with 65 if the files cannot be read, with 69 if the hub cannot be reached.
+    The rows of a .jsonl file are its lines, in the column `text`, which `parse_line` reads. Ends
+    with 65 if the files cannot be read, and with 69 if the hub cannot be reached.
 
     Args:
         text_columns: columns of CSV files that are text, besides TEXT_COLUMNS.
@@ -97,12 +97,12 @@ def load_rows(source: Source, text_columns: Sequence[str] = ()) -> "Dataset | No
 
 
 def load_stream(source: Source, text_columns: Sequence[str] = ()) -> "IterableDataset | None":
-    """Return what `load_rows` returns, but only to be read in order, and as it is downloaded."""
+    """Return the same rows as `load_rows`, but only in order, and read while downloading."""
     return load_split(source, text_columns, streaming=True)
 
 
 def load_split(source: Source, text_columns: Sequence[str], streaming: bool) -> Any:
-    """Return a split as datasets loads it, or None if the split is not there."""
+    """Return a split as datasets loads it, or None if it does not exist."""
     import datasets
 
     key = source.split
@@ -112,13 +112,13 @@ def load_split(source: Source, text_columns: Sequence[str], streaming: bool) -> 
             place = {"path": source.name, "name": source.config}
         else:
             refuse_odd_files(source)
-            key = "train"  # what datasets calls the rows of files that are given by name
+            key = "train"  # datasets' name for the rows of given files
             place = reader_options(source.file_type, text_columns)
             place["data_files"] = [str(file) for file in source.files]
         splits = datasets.load_dataset(**place, streaming=streaming)
     except ConnectionError as error:
         fail(Exit.NO_HUB, f"{source.name}: {error}", OFFLINE)
-    except Exception as error:  # the readers of files raise what they like
+    except Exception as error:  # the readers of files may raise anything
         fail(Exit.DATA, f"{source.name}: {explain_cause(error)}")
     return splits.get(key)
 
@@ -131,13 +131,13 @@ def refuse_odd_files(source: Source) -> None:
             odd.append(file.name)
     if odd:
         names = ", ".join(odd)[:200]
-        fail(Exit.DATA, f"{source.name}: {names}: empty, or of a second file type")
+        fail(Exit.DATA, f"{source.name}: {names}: empty, or not of the type of the first file")
 
 
 def reader_options(file_type: str, text_columns: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the arguments of `datasets.load_dataset` that read files of a type."""
+    """Return the arguments of `datasets.load_dataset` for reading files of a type."""
     if file_type == ".jsonl":
-        # Latin-1 knows every byte, so a line that is not UTF-8 stays one line, to be named later
+        # Latin-1 decodes any byte, so that a line that is not UTF-8 can still be reported by number
         return {"path": "text", "encoding": "latin-1"}
     if file_type == ".txt":
         return {"path": "text", "encoding": "latin-1", "sample_by": "document"}
@@ -151,7 +151,7 @@ def parse_line(text: str) -> dict[str, Any]:
     """Return the object in a line of a .jsonl file, which was read as Latin-1.
 
     Raises:
-        ValueError: why there is none.
+        ValueError: if there is none, with the reason.
     """
     line = decode(text)
     row = json.loads(line, object_pairs_hook=object_or_pairs)
@@ -161,11 +161,11 @@ def parse_line(text: str) -> dict[str, Any]:
 
 
 def decode(text: str) -> str:
-    """Return a text in UTF-8 that was read as Latin-1, without a byte order mark."""
+    """Return the UTF-8 text that was read as Latin-1, without its byte order mark."""
     return text.encode("latin-1").decode("utf-8-sig")
 
 
 def object_or_pairs(pairs: list[tuple[str, Any]]) -> Any:
-    """Return an object of JSON, or the list of its pairs if a key is there twice."""
+    """Return a JSON object as a dict, or as a list of its pairs if a key occurs twice."""
     fields = dict(pairs)
     return fields if len(fields) == len(pairs) else pairs

@@ -1,4 +1,4 @@
-"""What needs a GPU, a certain one, or a package that is not installed."""
+"""Find what this machine cannot run, for lack of a GPU, of its capability, or of a package."""
 
 import difflib
 import os
@@ -29,7 +29,7 @@ HOPPER = (9, 0)
 
 @dataclass(frozen=True)
 class Kernel:
-    """What an attention kernel needs."""
+    """The package and the GPU that an attention kernel needs."""
 
     package: str
     capability: Capability
@@ -43,7 +43,7 @@ FLASH_ATTENTION = {
 
 
 def find_device_problems(args: CommonArguments, accelerator: Accelerator) -> Iterator[str]:
-    """Yield a problem, with its fix, for each thing that this device cannot do."""
+    """Yield a line with the fix for each argument that this device cannot run."""
     capability = capability_of(accelerator)
     if args.attn_implementation == varlen.NAME:
         yield from find_varlen_problems(args, accelerator, capability)
@@ -74,9 +74,9 @@ def capability_of(accelerator: Accelerator) -> Capability:
 
 
 def is_installed(package: str) -> bool:
-    """Return whether pip knows a package.
+    """Return whether a package is installed.
 
-    Modules do not tell, since FlashAttention 2 and 4 share one.
+    The name of a module would not be enough, since FlashAttention 2 and 4 share one.
     """
     try:
         return bool(metadata.version(package))
@@ -88,7 +88,7 @@ def is_installed(package: str) -> bool:
 def find_attention_problems(
     args: CommonArguments, accelerator: Accelerator, capability: Capability
 ) -> Iterator[str]:
-    """Yield a problem for each reason why this attention, other than varlen, cannot run."""
+    """Yield a line for each reason why this attention, which is not varlen, cannot run."""
     name = args.attn_implementation
     if name is None:
         return
@@ -114,31 +114,31 @@ def find_attention_problems(
 
 
 def known_attentions() -> list[str]:
-    """Return the names of attentions, except for those of continuous batching."""
+    """Return the names of all attentions, except for those of continuous batching."""
     names = {"eager", varlen.NAME, *FLASH_ATTENTION, *ALL_ATTENTION_FUNCTIONS.valid_keys()}
     return sorted(name for name in names if "|" not in name)
 
 
 def suggest_attention(wrong: str) -> str:
-    """Return the nearest attention to a name that is none, and all that there are."""
+    """Return a hint with the name that is closest to an unknown one, and with all names."""
     known = known_attentions()
     close = difflib.get_close_matches(wrong, known, 1)
     meaning = f"did you mean {close[0]}? " if close else ""
     return f"{meaning}Available: {', '.join(known)}"
 
 
-def needs_capability(needed: Capability, there: Capability) -> str:
-    """Return that something needs another GPU, in words."""
+def needs_capability(needed: Capability, available: Capability) -> str:
+    """Return the end of a sentence that says that something needs a newer GPU."""
     return (
         f"needs a GPU of compute capability {needed[0]}.{needed[1]} or more, this one has "
-        f"{there[0]}.{there[1]}"
+        f"{available[0]}.{available[1]}"
     )
 
 
 def find_varlen_problems(
     args: CommonArguments, accelerator: Accelerator, capability: Capability
 ) -> Iterator[str]:
-    """Yield a problem for each reason why --attn_implementation varlen cannot run."""
+    """Yield a line for each reason why --attn_implementation varlen cannot run."""
     flag = f"--attn_implementation {varlen.NAME}"
     if not isinstance(args, LossInHeadArguments):
         yield f"{flag} is for the recipes of causal language models: use sdpa"
@@ -155,7 +155,7 @@ def find_varlen_problems(
 
 # ---- Kernels and precision ----
 def find_liger_problems(args: CommonArguments, on_cpu: bool) -> Iterator[str]:
-    """Yield a problem if --use_liger_kernel cannot run."""
+    """Yield a line if --use_liger_kernel cannot run."""
     if not isinstance(args, LigerArguments) or not args.use_liger_kernel:
         return
     if on_cpu:
@@ -165,12 +165,12 @@ def find_liger_problems(args: CommonArguments, on_cpu: bool) -> Iterator[str]:
 
 
 def find_tf32_problems(capability: Capability) -> Iterator[str]:
-    """Yield a problem for each reason why --tf32 cannot run, or would be wrong."""
+    """Yield a line for each reason why --tf32 cannot run, or would give wrong results."""
     if capability < AMPERE:
         yield "--tf32 needs an NVIDIA GPU of compute capability 8.0 (Ampere) or more"
-    # Older transformers computes the angles of rotary positions by an fp32 matrix product. In TF32
-    # position 2,049 becomes 2,048 (huggingface/transformers#48428: on a B200, not on an A100).
-    # Newer ones multiply elementwise, which is not affected.
+    # Older versions of transformers compute the angles of rotary positions by a matrix product in
+    # fp32. In TF32, position 2,049 becomes 2,048 (huggingface/transformers#48428: on a B200, not on
+    # an A100). Newer versions multiply elementwise, which is not affected.
     if compare_versions("transformers", "<", "5.19"):
         yield (
             "--tf32: before transformers 5.19 rotary positions above 2,048 can be rounded in TF32:"
@@ -181,18 +181,18 @@ def find_tf32_problems(capability: Capability) -> Iterator[str]:
 def find_precision_problems(
     args: CommonArguments, accelerator: Accelerator, capability: Capability
 ) -> Iterator[str]:
-    """Yield a problem if the GPU or the attention kernel cannot compute in the dtype."""
+    """Yield a line for each reason why GPU or attention cannot compute in the dtype."""
     computes_in = compute_dtype(args.dtype, accelerator)
-    # torch.cuda.is_bf16_supported() is true of these GPUs, since bf16 is emulated there, and
-    # accelerate believes it. A base stored in bf16 under fp16 is allowed: its matrix products run
-    # in fp16. ROCm numbers its GPUs differently.
+    # accelerate relies on torch.cuda.is_bf16_supported(), which is true even if bf16 is emulated. A
+    # base stored in bf16 is allowed under fp16, in which its matrix products then run. ROCm numbers
+    # its GPUs differently.
     if computes_in == "bfloat16" and capability < AMPERE and not torch.version.hip:
-        cure = "use --dtype float32, and pass --mixed_precision fp16 to accelerate launch"
+        fix = "use --dtype float32, and pass --mixed_precision fp16 to accelerate launch"
         if accelerator.mixed_precision == "bf16":
-            cure = "pass --mixed_precision fp16 to accelerate launch"
+            fix = "pass --mixed_precision fp16 to accelerate launch"
         yield (
             f"this GPU (compute capability {capability[0]}.{capability[1]}) has no bf16 hardware"
-            f" and would emulate it slowly: {cure}"
+            f" and would emulate it slowly: {fix}"
         )
     if "flash" in (args.attn_implementation or "") and computes_in == "float32":
         yield (
@@ -204,7 +204,7 @@ def find_precision_problems(
 def find_fp8_problems(
     args: CommonArguments, accelerator: Accelerator, capability: Capability
 ) -> Iterator[str]:
-    """Yield a problem for each reason why mixed_precision: fp8 cannot run."""
+    """Yield a line for each reason why mixed_precision: fp8 cannot run."""
     if capability < ADA:
         yield (
             "mixed_precision: fp8 needs an NVIDIA GPU of compute capability 8.9 (Ada, Hopper) or "

@@ -1,4 +1,4 @@
-"""Documents to pretrain on: opened as they are, since they may be too many to prepare first."""
+"""Documents to pretrain on, which may be too many to be prepared before training."""
 
 import json
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class DocumentArguments(SplitArguments, Protocol):
-    """The arguments that say where documents are, and how many of them are held out."""
+    """Arguments that say where the documents are, and how many of them are held out."""
 
     @property
     def text_column(self) -> str: ...
@@ -40,15 +40,15 @@ class DocumentArguments(SplitArguments, Protocol):
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents of a split. They are numbered from 1, over all files of the data set.
+    """The documents of a split, numbered from 1 over all files of the data set.
 
     Attributes:
-        dataset: rows; with --streaming they can only be read in order.
-        source: where they are.
+        dataset: the rows of the documents; with --streaming, they can only be read in order.
+        source: where the documents are.
         text_column: the column with the text.
         skip_bad_rows: whether documents that cannot be used are left out.
-        num_before: documents of the data set before these, which are held out.
-        unread: columns that nothing reads.
+        num_before: the number of documents before these, which are held out.
+        unread: the columns that nothing reads.
     """
 
     dataset: "Dataset | IterableDataset"
@@ -60,12 +60,12 @@ class Documents:
 
     @property
     def notes(self) -> str:
-        """What the start summary says of columns that nothing reads: "; not read: url", or ""."""
+        """What the start summary says about unread columns: "; not read: url", or ""."""
         return note_unread(dict.fromkeys(self.unread, 1), 1)
 
     @property
     def fingerprint(self) -> str:
-        """A hash of names and sizes: the documents are too many to be read for it."""
+        """A hash of names and sizes, since the documents may be too many to be read for it."""
         known: object = [(file.name, file.stat().st_size) for file in self.source.files]
         if not known:
             info = self.dataset.info
@@ -79,15 +79,16 @@ class Documents:
         """Return the text of a document, or None if it cannot be used and is left out.
 
         Args:
-            row: of `dataset`.
-            number: of the document in the data set, from 1.
+            row: the row of the document in `dataset`.
+            number: the number of the document in the data set, from 1.
 
         Raises:
-            ValueError: the document cannot be used: its file and line, the cause and the fix.
+            ValueError: if the document cannot be used, with its file and line, the cause and the
+                fix.
         """
         try:
             return self._read(row)
-        except Exception as error:  # of the parser or the codec
+        except Exception as error:  # a ValueError, or an error of the parser or the codec
             if self.skip_bad_rows:
                 return None
             raise ValueError(
@@ -99,7 +100,7 @@ class Documents:
         """Return where a document is: its file, and its line if the file has lines.
 
         Args:
-            number: of the document in the data set, from 1.
+            number: the number of the document in the data set, from 1.
         """
         files = self.source.files
         if self.source.file_type == ".txt":
@@ -112,10 +113,10 @@ class Documents:
             if number <= num_lines:
                 return f"{file}, line {number}"
             number -= num_lines
-        raise IndexError(f"{self.source.name} has {number} lines fewer")
+        raise IndexError(f"{self.source.name} has too few lines, by {number}")
 
     def _read(self, row: Row) -> str:
-        """Return the text of a row; a ValueError, or an error of the parser, says why not."""
+        """Return the text of a row, or raise a ValueError or an error of the parser."""
         if self.source.file_type == ".txt":
             return decode(row["text"])
         if self.source.file_type == ".jsonl":
@@ -140,9 +141,9 @@ def open_documents(
 ) -> tuple[Documents, Documents | None]:
     """Return the documents to train on, and those to evaluate on or None.
 
-    With --num_eval_documents the first ones are held out, and evaluated on. Besides the files of
-    `components.rows.open_splits`, .txt files are read, each as one document; if none is named
-    after a split, all .txt files of a folder are meant.
+    With --num_eval_documents, the first documents are held out to evaluate on. In addition to the
+    files of `components.rows.open_splits`, .txt files are read, each as one document; if none is
+    named after a split, all .txt files of a folder are used.
     """
     source = training_source(args)
     documents = require(load_documents(source, args), source)
@@ -156,7 +157,7 @@ def open_documents(
 
 
 def load_documents(source: Source, args: DocumentArguments) -> Documents | None:
-    """Return the documents of a source; None if it has none and need not have any."""
+    """Return the documents of a source, or None if it has none and does not need any."""
     source = replace(source, files=find_document_files(source))
     load = load_stream if args.streaming else load_rows
     dataset: Any = load(source, [args.text_column])
@@ -167,12 +168,15 @@ def load_documents(source: Source, args: DocumentArguments) -> Documents | None:
     columns = columns_of_documents(dataset, source)
     unread = tuple(name for name in columns if name != args.text_column)
     if args.text_column in (dataset.column_names or []):
-        dataset = dataset.select_columns([args.text_column])  # the others cost time and memory
+        dataset = dataset.select_columns([args.text_column])  # others would cost time and memory
     return Documents(dataset, source, args.text_column, args.skip_bad_rows, unread=unread)
 
 
 def find_document_files(source: Source) -> tuple[Path, ...]:
-    """Return the files of a split, or the .txt files in its folder or, if required, in any."""
+    """Return the files of a split: those named after it, or .txt files in a folder named after it.
+
+    If the split is required and there are neither, these are all .txt files of the data set.
+    """
     files = find_files(source.name, source.split, DOCUMENT_TYPES)
     if not files:
         files = tuple(sorted(Path(source.name, source.split).rglob("*.txt")))
@@ -182,7 +186,7 @@ def find_document_files(source: Source) -> tuple[Path, ...]:
 
 
 def columns_of_documents(dataset: "Dataset | IterableDataset", source: Source) -> Sequence[str]:
-    """Return the names of the columns: those of the first document if each has its own."""
+    """Return the names of the columns; where each row has its own, those of the first row."""
     if source.file_type == ".txt":
         return []
     if source.file_type != ".jsonl" and dataset.column_names:
@@ -192,19 +196,19 @@ def columns_of_documents(dataset: "Dataset | IterableDataset", source: Source) -
         return list(first)
     try:
         return list(parse_line(first["text"]))
-    except ValueError:  # a bad line is named when it is read
+    except ValueError:  # a bad line is reported when it is read
         return []
 
 
 def hold_out(documents: Documents, number: int) -> tuple[Documents, Documents]:
-    """Return the first documents and the others; end with 65 if there are no others."""
+    """Return the first documents and the remaining ones; end with 65 if none remain."""
     from datasets import Dataset
 
     dataset = documents.dataset
     if isinstance(dataset, Dataset) and len(dataset) <= number:
         fail(
             Exit.DATA,
-            f"{documents.source.name}: {len(dataset)} documents, of which "
+            f"{documents.source.name}: {len(dataset)} documents, and "
             f"--num_eval_documents {number} leaves none to train on",
         )
     held_out = replace(documents, dataset=dataset.take(number))

@@ -120,7 +120,7 @@ def test_some_documents_have_to_be_left_to_train_on(data, capsys):
     (data / "train.jsonl").write_text(GOOD * 2)
     with pytest.raises(SystemExit, match="65"):
         opened(data, num_eval_documents=2)
-    told = "2 documents, of which --num_eval_documents 2 leaves none to train on"
+    told = "2 documents, and --num_eval_documents 2 leaves none to train on"
     assert told in capsys.readouterr().err
 
 

@@ -338,7 +338,7 @@ def test_where_all_rows_have_tools_it_is_told_once(problems_of, tmp_path):
     assert problems_of(lines, skip_bad_rows=True) == [
         f"error: {file}: none of the 3 lines {SAME_REASON}{file}, line 1: has tools, which this "
         "recipe does not pass to the chat template yet: remove the column if the answers do not "
-        "need it, else leave out the row"
+        "need it, or leave out the row"
     ]
 
 
