@@ -278,7 +278,7 @@ def rules_of_values(config: Config) -> Iterator[Finding]:
             yield unreadable(setting.path, setting.value, kind, "num_processes" in config.written)
             continue
         if setting.kind == keys.INT and isinstance(setting.value, str):
-            reason = "text, where some readers want a number"
+            reason = "text, although some readers need a number"
             yield finding(COSTS, setting.path, reason, [set_value(setting.path, value)])
 
 

@@ -63,12 +63,12 @@ def find_messages(row: Row, formats: Mapping[str, str]) -> Any:
 
 def messages_of_pair(row: Row, question: str, answer: str) -> list[Message]:
     """Return the messages in two columns; what is not text raises Python's own error."""
-    asked = row[question]
+    prompt = row[question]
     if question == "instruction" and row.get("input"):
-        asked = "\n\n".join([asked, row["input"]])
-    if isinstance(asked, list):
-        return asked + row[answer]
-    return [{"role": "user", "content": asked}, {"role": "assistant", "content": row[answer]}]
+        prompt = "\n\n".join([prompt, row["input"]])
+    if isinstance(prompt, list):
+        return prompt + row[answer]
+    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": row[answer]}]
 
 
 def validate_conversation(messages: Any, row: Row, formats: Mapping[str, str]) -> list[Message]:
@@ -192,7 +192,7 @@ def validate_message_keys(row: Row, messages: Sequence[Message], tokenizer: Any)
 
 def find_dropped_keys(messages: Sequence[Message], tokenizer: Any) -> list[str]:
     """Return the keys that make no difference to the text that the chat template writes."""
-    others: dict[str, None] = {}  # an ordered set
+    others: dict[str, None] = {}  # used as an ordered set
     for message in messages:
         for key, value in message.items():
             if key not in KNOWN_KEYS and not is_empty(value):
