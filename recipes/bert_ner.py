@@ -39,9 +39,8 @@ class Arguments(
 
     GROUP: ClassVar[str] = "Data"
     model_name_or_path: str = "google-bert/bert-base-cased"  # Apache-2.0
-    dataset_name: str = (
-        "lhoestq/conll2003"  # EDIT: yours (for research, 14,041 sentences, 4 kinds of entities)
-    )
+    # EDIT: yours (this one: for research, 14,041 sentences, 4 kinds of entities)
+    dataset_name: str = "lhoestq/conll2003"
     output_dir: str = "runs/bert_ner"
     max_length: Annotated[int, Above(0)] = arg(
         512, "tokens per row; longer rows cannot be used, since their tags would be lost"
@@ -58,7 +57,7 @@ class Arguments(
 
 
 if __name__ == "__main__":
-    # Before the imports below, which take seconds: a wrong flag is refused at once
+    # Read before the imports below, which take seconds, so that a wrong flag is refused at once
     args = start(Arguments, __doc__)
 
 import math
@@ -100,7 +99,7 @@ from components.tags import (
     without_unknown_tags,
 )
 
-# EDIT: yours, the columns of tags
+# EDIT: your columns of tags
 TAG_COLUMNS = ["ner_tags", "labels", "tags"]
 
 
@@ -194,9 +193,11 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, dict[
 class TagCollator:
     """Make a batch of tagged words.
 
-    A batch has inputs, what the model takes, [rows, tokens], padded as the tokenizer pads; labels,
-    the numbers of tags, [rows, tokens]; counts: labeled tokens, and tokens without padding; and on
-    the host of each row word_ids, tags, and row: its number in its file, from 1.
+    A batch has these entries:
+        inputs: what the model takes, [rows, tokens], padded on the right.
+        labels: the numbers of the tags, [rows, tokens].
+        counts: the number of labeled tokens, and of tokens without padding.
+        word_ids, tags, row: of each row, on the host; `row` is its number in its file, from 1.
     """
 
     columns: ClassVar[list[str]] = ["input_ids", "token_type_ids", "word_ids", "tags", "row"]
@@ -226,22 +227,24 @@ class TagCollator:
 
 
 def main(args: Arguments) -> None:
-    run = Run(args)  # from here on signals stop it, and status.json tells how it ends
+    # From here on a signal stops the run cleanly, and status.json records how it ends
+    run = Run(args)
     accelerator = make_accelerator(args)
     run.join(accelerator)
     set_seed(args.seed)
 
     # ---- Data ----
     tokenizer = load_text_tokenizer(args.model_name_or_path)
-    with accelerator.local_main_process_first():  # the others read its cache
+    with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows, number_of = load_data(args, tokenizer)
     names = list(number_of)
     lengths = train_rows.lengths
     plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
     collator = TagCollator(DataCollatorWithPadding(tokenizer), number_of, args.label_all_tokens)
-    lines = OnePerLine(len(train_rows))
-    train_loader = plan.training_loader(train_rows, lines, collator, first_step=run.step)
+    train_loader = plan.training_loader(
+        train_rows, OnePerLine(len(train_rows)), collator, first_step=run.step
+    )
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----
@@ -268,8 +271,8 @@ def main(args: Arguments) -> None:
     batches = iter(train_loader)
     for step in run.steps():
         micro_batches = [next(batches) for _ in range(args.gradient_accumulation_steps)]
-        # The loss is a sum over the labeled tokens of the whole step, on all ranks, divided by
-        # their number
+        # Divided by the counts of the whole step on all ranks, the loss is the same for any number
+        # of ranks and micro-batches
         counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
         num_labeled, num_tokens = counts
         losses = []
@@ -280,14 +283,13 @@ def main(args: Arguments) -> None:
                 losses.append(loss.detach())
                 backward(accelerator, loss)
                 if accelerator.sync_gradients:
-                    max_norm = args.max_grad_norm or math.inf
+                    max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)
                     run.guard(grad_norm, losses, micro_batches)
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-        epoch = step / plan.steps_per_epoch
-        run.log_step(losses, grad_norm, num_tokens, epoch)
+        run.log_step(losses, grad_norm, num_tokens, epoch=step / plan.steps_per_epoch)
         if eval_loader and step in plan.evaluate_after:
             measure(eval_loader)
 
