@@ -7,9 +7,10 @@
     OUTPUT_DIR/latest                              the name of the newest checkpoint
 
 Tensors are whole, so that a checkpoint does not depend on strategy or number of ranks. Files are
-JSON and safetensors, so that nothing is unpickled. Random state and place in the data are not
-stored: both are functions of the seed and the step. A checkpoint is staged, hashed, flushed and
-renamed; then the pointer is moved, and only then are old checkpoints deleted.
+JSON and safetensors, so that nothing is unpickled. Random state and the place in a data set of rows
+are not stored, since both are functions of the seed and the step; progress.json has the place in a
+stream of documents. A checkpoint is staged, hashed, flushed and renamed; then the pointer is moved,
+and only then are old checkpoints deleted.
 
 These functions only know files, and neither a process group nor an Accelerator.
 """

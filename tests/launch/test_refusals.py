@@ -157,8 +157,8 @@ def test_the_default_file_and_the_json_it_names_are_checked_too(tiny, tmp_path):
     )
     assert done.returncode != 0 and not (tmp_path / "run").exists(), done.output[-2000:]
     assert (
-        f"error: {tmp_path / 'ds.json'}:1: gradient_cliping: no such key: DeepSpeed ignores it silently"
-        in done.output
+        f"error: {tmp_path / 'ds.json'}:1: gradient_cliping: no such key: DeepSpeed ignores it "
+        "silently" in done.output
     )
 
 

@@ -15,8 +15,8 @@ FSDP2 = (
 )
 TYPO = FSDP2 + "  fsdp_reshard_after_foward: false\n"
 TYPO_SAID = (
-    "config.yaml:7: fsdp_config.fsdp_reshard_after_foward: no such key: accelerate ignores it silently; "
-    "fix: fsdp_reshard_after_forward"
+    "config.yaml:7: fsdp_config.fsdp_reshard_after_foward: no such key: accelerate ignores it "
+    "silently; fix: fsdp_reshard_after_forward"
 )
 ZERO = "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n"
 PYTHON = "/env/bin/python"
