@@ -288,9 +288,9 @@ class LossInPieces(torch.autograd.Function):
         """Return the gradients of hidden states, weight and bias, None for what is frozen."""
         hidden, weight, bias, targets = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        of_hidden: Any = torch.empty_like(hidden) if wants_hidden else None
-        of_weight: Any = zeros_to_add_to(weight) if wants_weight else None
-        of_bias: Any = zeros_to_add_to(bias) if wants_bias else None
+        hidden_gradient: Any = torch.empty_like(hidden) if wants_hidden else None
+        weight_gradient: Any = zeros_to_add_to(weight) if wants_weight else None
+        bias_gradient: Any = zeros_to_add_to(bias) if wants_bias else None
         weight_used = cast(weight, ctx.compute_dtype).requires_grad_(wants_weight)
         bias_used = cast(bias, ctx.compute_dtype)
         if wants_bias:
@@ -303,21 +303,22 @@ class LossInPieces(torch.autograd.Function):
             with torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
                 losses = losses_of(hidden_part, weight_used, bias_used, targets[part])
             inputs = (hidden_part, weight_used, bias_used)
-            wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
-            found = list(torch.autograd.grad(losses, wanted, gradient[part]))
+            trained = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
+            # In the order of the inputs
+            gradients = list(torch.autograd.grad(losses, trained, gradient[part]))
             del losses
             if wants_hidden:
-                of_hidden[part] = found.pop(0)
+                hidden_gradient[part] = gradients.pop(0)
             if wants_weight:
-                of_weight += found.pop(0)
+                weight_gradient += gradients.pop(0)
             if wants_bias:
-                of_bias += found.pop(0)
+                bias_gradient += gradients.pop(0)
 
         if wants_weight:
-            of_weight = of_weight.to(weight.dtype)
+            weight_gradient = weight_gradient.to(weight.dtype)
         if wants_bias:
-            of_bias = of_bias.to(bias.dtype)
-        return of_hidden, of_weight, of_bias, None, None
+            bias_gradient = bias_gradient.to(bias.dtype)
+        return hidden_gradient, weight_gradient, bias_gradient, None, None
 
 
 def cast(tensor: Any, dtype: torch.dtype | None) -> Any:
