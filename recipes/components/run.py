@@ -27,7 +27,7 @@ from components.changes import find_changes
 from components.deepspeed_state import master_weights
 from components.ending import conclude, end_all_ranks, end_as_done
 from components.exits import Exit
-from components.metrics import Metrics, cut_back, finite_or_none, peak_memory_gib
+from components.metrics import Metrics, drop_lines_after, finite_or_none, peak_memory_gib
 from components.model_checks import check_under_strategy
 from components.optimizer import Schedule
 from components.startup import imports_are_done
@@ -525,7 +525,7 @@ class Run:
             other.load_state_dict(progress[name])
         if accelerator.is_main_process:
             for name in (folder.METRICS, folder.NONFINITE_ROWS):
-                cut_back(self._folder / name, self.step, self._evaluated)
+                drop_lines_after(self._folder / name, self.step, self._evaluated)
         accelerator.print(
             f"Continuing from {path}, made with {progress['strategy']} on {progress['ranks']} "
             "ranks",
