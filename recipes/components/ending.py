@@ -6,7 +6,7 @@ from typing import NoReturn
 from accelerate import Accelerator
 
 from components.exits import Exit
-from components.status import process_status, tell_launcher
+from components.status import process_status, report_to_launcher
 
 
 def conclude(accelerator: Accelerator, state: str, code: int, why: str | None = None) -> None:
@@ -30,7 +30,7 @@ def end_all_ranks(accelerator: Accelerator, code: int, message: str) -> NoReturn
     conclude(accelerator, state, code, message)
     accelerator.end_training()
     accelerator.print(text, file=sys.stdout if stopped else sys.stderr, flush=True)
-    tell_launcher(state, code, message, text)
+    report_to_launcher(state, code, message, text)
     sys.exit(code)
 
 

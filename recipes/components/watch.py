@@ -24,7 +24,7 @@ from accelerate.utils import gather_object
 from safetensors import SafetensorError
 
 from components.exits import Exit
-from components.status import HOST, RANK, process_status, tell_launcher
+from components.status import HOST, RANK, process_status, report_to_launcher
 
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -80,25 +80,25 @@ class Watch:
     def _tell_end_before_first_step(self, number: int) -> int:
         """Tell why a signal ends this process before its first step. Returns the exit code."""
         status = process_status()
-        told = status.told_by_others()
+        told = status.reported_by_others()
         gone = self.gone_peers()
         if told:  # the launcher ends all ranks when one has ended, and that one has said why
             code = told["exit_code"] or Exit.FAILED
             text = "ended by the launcher, since another rank had ended"
-            tell_launcher(told["state"], code, told["why"], text, later=1)
+            report_to_launcher(told["state"], code, told["why"], text, later=1)
             return code
         if gone:  # killed: one that was stopped would have told
             rank, process = gone[0]
             why = f"rank {rank} (process {process}) is gone on {HOST}"
             print(f"error: {why}", file=sys.stderr, flush=True)
             status.set("failed", Exit.FAILED, why)
-            tell_launcher("failed", Exit.FAILED, why, f"error: {why}")
+            report_to_launcher("failed", Exit.FAILED, why, f"error: {why}")
             return Exit.FAILED
         name = signal.Signals(number).name
         message = f"Stopped by {name} before the first step: run the same command again"
         status.set("stopped", Exit.STOPPED, message)
         print(message, flush=True)
-        tell_launcher("stopped", Exit.STOPPED, message, message)
+        report_to_launcher("stopped", Exit.STOPPED, message, message)
         return Exit.STOPPED
 
     def any_rank_must_stop(self, accelerator: Accelerator) -> bool:
@@ -180,7 +180,7 @@ class Watch:
         time.sleep(0.05 * (RANK % 16))  # so that one of them speaks
         if not status.is_training:
             return
-        told = status.told_by_others()
+        told = status.reported_by_others()
         if told.get("state") == "stopped":  # the peer was, before the first step
             print(told["why"], flush=True)
         elif not told:
@@ -190,7 +190,7 @@ class Watch:
             )
             print(ending, file=sys.stderr, flush=True)
             status.set("failed", Exit.FAILED, f"{why} on {HOST}")
-            tell_launcher("failed", Exit.FAILED, f"{why} on {HOST}", ending)
+            report_to_launcher("failed", Exit.FAILED, f"{why} on {HOST}", ending)
         os._exit(told.get("exit_code") or Exit.FAILED)
 
     # ---- Exceptions ----
@@ -202,7 +202,7 @@ class Watch:
         if os.environ.get("WORLD_SIZE", "1") != "1":
             time.sleep(SECONDS_FOR_OTHER_RANKS)  # the end of another rank is told by the watch
         status = process_status()
-        told = status.told_by_others()
+        told = status.reported_by_others()
         if told.get("state") == "failed":  # another rank, or a process that loads data, has told
             os._exit(told.get("exit_code") or Exit.FAILED)
         why = f"{kind.__name__}: {error}"
@@ -220,7 +220,7 @@ class Watch:
         else:
             print(text, file=sys.stderr)
         status.set("failed", code, why)
-        tell_launcher("failed", code, why, text)
+        report_to_launcher("failed", code, why, text)
         sys.stdout.flush()
         os._exit(code)
 
