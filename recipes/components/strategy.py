@@ -109,7 +109,7 @@ def set_up_engine(args: CommonArguments, accelerator: Accelerator) -> None:
     """Set what accelerate does not pass on to the engine, and the precision of matrix products."""
     upstream.reduce_each_micro_batch(accelerator)
     upstream.reduce_in_fp32(accelerator)
-    upstream.tell_deepspeed_of_loop(
+    upstream.configure_deepspeed_for_loop(
         accelerator, args.max_grad_norm, args.per_device_train_batch_size
     )
     torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
