@@ -80,7 +80,7 @@ def find_dropped_settings(accelerator: Accelerator, strategy: Strategy) -> Itera
         if accelerator.device.type == "cpu":
             runs += ", since no GPU was found"
         yield (
-            f"the launcher was asked for more than accelerate runs here, which is {runs}; "
+            f"the launcher requested more than accelerate runs here, which is {runs}; "
             f"{how_to_rehearse()}; {what_it_does}"
         )
     key = IGNORED_FSDP_KEYS.get(strategy.fsdp_version)

@@ -24,7 +24,7 @@ def test_sharding_without_an_accelerator_refuses(config, num_processes, tiny, tm
     not_started = "error: accelerate cannot run what the launch requests"
     assert (
         not_started in done.output
-        or "error: the launcher was asked for more than accelerate runs" in done.output
+        or "error: the launcher requested more than accelerate runs" in done.output
     )
     assert "rehearse: python scripts/rehearse.py" in done.output
     what_it_does = f"python scripts/check_config.py {CONFIGS / config}.yaml"
@@ -41,7 +41,7 @@ def test_sharding_without_an_accelerator_refuses(config, num_processes, tiny, tm
 
 
 ASKED_FOR_MORE = (
-    "error: the launcher was asked for more than accelerate runs here, which is one process"
+    "error: the launcher requested more than accelerate runs here, which is one process"
 )
 
 
