@@ -35,8 +35,7 @@ def test_sharding_without_an_accelerator_refuses(config, num_processes, tiny, tm
     )  # from a rank that the launcher ended for the first one
     if num_processes > 1:  # the launcher's report, which comes last, ends with the reason
         assert (
-            "traceback : error: the launcher was asked for more"
-            in done.output.split("Root Cause")[1]
+            "traceback : error: the launcher requested more" in done.output.split("Root Cause")[1]
         )
 
 
