@@ -237,7 +237,7 @@ def load_model(args: Arguments, accelerator: Accelerator, tokenizer: Any) -> tor
     if args.forced_bos_token:  # saved with a whole model, not with adapters
         model.generation_config.forced_bos_token_id = find_token(tokenizer, args.forced_bos_token)
     check_positions(model, args)
-    upstream.leave_out_no_layers(model)
+    upstream.turn_off_layerdrop(model)
     upstream.share_embedding_modules(model)
     set_up_layers(model, args)
     return add_adapters(model, args, accelerator, task_type="SEQ_2_SEQ_LM")

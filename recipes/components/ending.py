@@ -1,4 +1,4 @@
-"""The end of a run on which all ranks agree."""
+"""How all ranks end a run together."""
 
 import sys
 from typing import NoReturn
@@ -6,11 +6,14 @@ from typing import NoReturn
 from accelerate import Accelerator
 
 from components.exits import Exit
-from components.status import process_status, tell_launcher
+from components.status import process_status, report_to_launcher
 
 
 def conclude(accelerator: Accelerator, state: str, code: int, why: str | None = None) -> None:
-    """Record how the run ended. Every rank takes part: from here on none is missed."""
+    """Record how the run ended. Every rank takes part.
+
+    From here on a rank that exits is not reported as lost.
+    """
     status = process_status()
     if accelerator.is_main_process:
         status.set(state, code, why)
@@ -20,20 +23,20 @@ def conclude(accelerator: Accelerator, state: str, code: int, why: str | None = 
 
 
 def end_all_ranks(accelerator: Accelerator, code: int, message: str) -> NoReturn:
-    """End all ranks alike, with the message last. Every rank takes part."""
+    """End all ranks with the same exit code, and print the message last. Every rank takes part."""
     stopped = code == Exit.STOPPED
     state = "stopped" if stopped else "failed"
     text = message if stopped else f"error: {message}"
     conclude(accelerator, state, code, message)
     accelerator.end_training()
     accelerator.print(text, file=sys.stdout if stopped else sys.stderr, flush=True)
-    tell_launcher(state, code, message, text)
+    report_to_launcher(state, code, message, text)
     sys.exit(code)
 
 
 def end_as_done(accelerator: Accelerator, message: str) -> NoReturn:
-    """End all ranks with 0, of a run that an earlier call has finished."""
-    process_status().state = "done"  # from here on no rank is missed
+    """End all ranks with 0, since an earlier call has finished the run. Every rank takes part."""
+    process_status().state = "done"  # From here on a rank that exits is not reported as lost.
     accelerator.wait_for_everyone()
     accelerator.end_training()
     accelerator.print(message, flush=True)

@@ -11,8 +11,8 @@ import numpy as np
 
 OUTSIDE = "O"
 TAG = re.compile(r"O|[BIES](-.*)?")
-STARTS = ("B", "S")  # prefixes of a tag with which an entity always begins
-ENDS = ("O", "E", "S")  # prefixes of a tag after which one always begins
+STARTS = ("B", "S")  # Prefixes of tags at which an entity always begins
+ENDS = ("O", "E", "S")  # Prefixes of tags after which an entity always begins
 
 Entity = tuple[str, int, int]  # its type, and the places of its first and last word
 
@@ -30,7 +30,7 @@ def find_entities(tags: Sequence[str]) -> list[Entity]:
     entities: list[Entity] = []
     first = 0
     before = OUTSIDE
-    for place, tag in enumerate([*tags, OUTSIDE]):  # the last one ends what is open
+    for place, tag in enumerate([*tags, OUTSIDE]):  # The added tag ends the last entity.
         is_new = tag[0] in STARTS or before[0] in ENDS or tag[2:] != before[2:]
         if before != OUTSIDE and (is_new or tag == OUTSIDE):
             entities.append((before[2:], first, place - 1))
@@ -43,17 +43,18 @@ def find_entities(tags: Sequence[str]) -> list[Entity]:
 def count_matches(
     true: Sequence[str], predicted: Sequence[str], has_entities: bool = True
 ) -> np.ndarray:
-    """Return what `tag_metrics` needs of a row; the sum over rows is what it needs of them.
+    """Return the counts of a row, of which `tag_metrics` takes the sum over all rows.
 
     Args:
-        true, predicted: a tag of each word.
+        true, predicted: the tag of each word.
         has_entities: whether the tags name entities.
 
     Returns:
-        Five numbers: words, those tagged right; true entities, predicted ones, those in both.
+        Five numbers: all words, correctly tagged words; true entities, predicted entities, and
+        those that are both.
     """
-    right = sum(one == other for one, other in zip(true, predicted, strict=True))
-    counts = [len(true), right, 0, 0, 0]
+    correct = sum(one == other for one, other in zip(true, predicted, strict=True))
+    counts = [len(true), correct, 0, 0, 0]
     if has_entities:
         true_entities = set(find_entities(true))
         found = set(find_entities(predicted))
@@ -69,8 +70,8 @@ def tag_metrics(counts: Sequence[int], has_entities: bool = True) -> Mapping[str
     Args:
         counts: the sum of what `count_matches` returned.
     """
-    words, right, true, predicted, found = counts
-    accuracy = {"eval_accuracy": right / words}
+    words, correct, true, predicted, found = counts
+    accuracy = {"eval_accuracy": correct / words}
     if not has_entities:
         return accuracy
     precision = found / predicted if predicted else 0.0

@@ -1,12 +1,12 @@
-"""Exit codes of every recipe and command, after sysexits.h where it has one."""
+"""Exit codes of every recipe and command, taken from sysexits.h where it has a fitting one."""
 
 import enum
 
 
 class Exit(enum.IntEnum):
-    """What the exit code of a run says.
+    """Why a run ended.
 
-    Launchers flatten all failures to 1; `exit_code` in OUTPUT_DIR/status.json keeps these.
+    Launchers report every failure as 1; `exit_code` in OUTPUT_DIR/status.json is one of these.
     """
 
     DONE = 0

@@ -15,15 +15,16 @@ from components.strategy import Strategy
 def save_model(
     accelerator: Accelerator, model: Any, processor: Any, output_dir: str, config: Any = None
 ) -> None:
-    """Write the folder that `from_pretrained` loads; that of adapters is for peft.
+    """Write the folder that `from_pretrained` loads: that of transformers, or peft's for adapters.
 
     Every rank takes part; rank 0, which has the whole weights, writes.
 
     Args:
-        model: as `prepare` returned it. On rank 0 it cannot be trained further, since it loses
-            FSDP1's wrappers.
+        model: as `prepare` returned it. It cannot be trained further on rank 0, where FSDP1's
+            wrappers are removed from it.
         processor: the tokenizer or image processor that belongs to the model.
-        config: is written too; beside adapters nothing else tells the names of classes.
+        config: the model's config, which is written too. A folder of adapters has the names of
+            the classes only there.
     """
     weights = whole_weights(accelerator, model)
     if accelerator.is_main_process:
@@ -34,13 +35,17 @@ def save_model(
 
 
 def write_folder(model: Any, weights: Mapping[str, Any], output_dir: str) -> None:
-    """Write whole weights as the unwrapped model does. weights: by name, of `whole_weights`."""
+    """Write the unwrapped model's folder.
+
+    Args:
+        weights: the whole weights by name, as `whole_weights` returns them.
+    """
     unwrapped: Any = extract_model_from_parallel(model, keep_torch_compile=False)
     upstream.remove_fsdp1_wrappers(unwrapped)
     tied = getattr(unwrapped, "all_tied_weights_keys", {})
     exported = {}
     for name, weight in weights.items():
-        if name not in tied:  # these are written once
+        if name not in tied:  # Tied weights are written once, under the name they are tied to.
             exported[clean_name(name)] = weight
     unwrapped.save_pretrained(output_dir, state_dict=exported)
 
@@ -48,8 +53,8 @@ def write_folder(model: Any, weights: Mapping[str, Any], output_dir: str) -> Non
 def whole_weights(accelerator: Accelerator, model: Any) -> dict[str, Any]:
     """Return the weights by name, whole and on the host of rank 0. Every rank takes part.
 
-    Of a model with adapters, FSDP2 and ZeRO-3 gather only what is trained: gathering the frozen
-    base as well would take as much host memory as the model has.
+    For a model with adapters, FSDP2 and ZeRO-3 gather only what is trained: gathering the frozen
+    base as well would take as much host memory as the whole model.
     """
     has_adapters = hasattr(extract_model_from_parallel(model), "peft_config")
     strategy = Strategy.of(accelerator)

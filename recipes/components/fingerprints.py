@@ -1,13 +1,13 @@
-"""What the cache of prepared rows is known by.
+"""The fingerprint that is the key of prepared rows in the cache.
 
-datasets knows a function of an imported module by its name alone: after an edit it would reuse
-what the old function has prepared, and say nothing. So the fingerprint is computed here, from
+datasets identifies a function of an imported module by its name only: after an edit it would
+silently reuse what the old function prepared. So the fingerprint is computed here, from
 
 - the fingerprint of the rows as they are, which changes with their files,
-- the code of the function that prepares them, and of all that it reaches in this project: code,
-  not files, so that an edit of the training loop prepares nothing again, and neither does a
-  comment, another layout or a move of the whole folder,
-- the values that the function is given with `functools.partial`, of a tokenizer its content.
+- the code of the function that prepares them, and of everything that it reaches in this project.
+  Code, not files: the rows stay cached when the training loop is edited, when comments or layout
+  change, and when the whole folder is moved,
+- the values that `functools.partial` binds to the function; for a tokenizer, its content.
 
 The code of libraries is not part of it.
 """
@@ -27,7 +27,7 @@ from typing import Any
 
 import xxhash
 
-# Attributes of a tokenizer that say where it came from, or that calls leave behind
+# Attributes of a tokenizer that say where it was loaded from, or that calls leave behind
 NOT_CONTENT = (
     "_tokenizer",
     "cache",
@@ -44,7 +44,7 @@ def prepared_fingerprint(rows_fingerprint: str, *functions: Callable) -> str:
     """Return the fingerprint of rows that these functions have prepared: 32 hexadecimal digits.
 
     Args:
-        rows_fingerprint: that of the rows as they were.
+        rows_fingerprint: the fingerprint of the rows before they were prepared.
         functions: functions, or partials of functions.
     """
     parts = [rows_fingerprint]
@@ -57,7 +57,7 @@ def prepared_fingerprint(rows_fingerprint: str, *functions: Callable) -> str:
 
 
 def identify(value: Any) -> str:
-    """Return a text that is the same for values with which rows are prepared in the same way."""
+    """Return a text that is the same for values that prepare rows in the same way."""
     if isinstance(value, functools.partial):
         parts = [identify(value.func)]
         parts += [identify(argument) for argument in value.args]
@@ -87,14 +87,15 @@ def is_tokenizer(value: object) -> bool:
 
 
 def identify_tokenizer(tokenizer: Any) -> str:
-    """Return a text that is the same for tokenizers of the same content, wherever they are from."""
+    """Return a text that is the same for tokenizers with the same content, whatever their path."""
     content = {}
     for name, value in vars(tokenizer).items():
         if name not in NOT_CONTENT:
             content[name] = value
     if hasattr(tokenizer, "backend_tokenizer"):
+        # Each call leaves its truncation and padding behind.
         backend = copy.deepcopy(tokenizer.backend_tokenizer)
-        backend.no_truncation()  # what the latest call has set
+        backend.no_truncation()
         backend.no_padding()
         content["backend"] = backend.to_str()
     return f"{type(tokenizer).__qualname__} {hash_of(content)}"
@@ -105,7 +106,7 @@ def identify_function(function: FunctionType) -> str:
     """Return a text that changes with the code that a function reaches and what it closes over."""
     function = inspect.unwrap(function)
     file = inspect.getsourcefile(function)
-    if file is None or not Path(file).is_file():  # of a notebook or a shell
+    if file is None or not Path(file).is_file():  # It was defined in a notebook or a shell.
         return hash_of(function)
     reached = ReachedCode()
     reached.add(Path(file).resolve(), function.__qualname__.split(".")[0])
@@ -118,10 +119,10 @@ Definitions = dict[str, list[ast.stmt]]  # {name: the statements of a module tha
 
 @dataclass
 class ReachedCode:
-    """The code that names of modules reach.
+    """The code of this project that a function reaches, directly and through other definitions.
 
-    Only what stands in the source is followed: names, and imports of this project. A module that
-    is imported as a whole is reached as a whole.
+    Names and imports are followed as they are written in the source. A module that is imported as
+    a whole is reached as a whole.
 
     Attributes:
         code: the statements that define what was reached, without comments and layout.
@@ -138,7 +139,7 @@ class ReachedCode:
     def add(self, file: Path, name: str) -> None:
         """Add what a name in a module reaches; all of the module if it defines no such name."""
         waiting = [(file, name)]
-        if name not in self._definitions(file):  # a lambda's
+        if name not in self._definitions(file):  # A lambda has no name of its own.
             waiting = list(self._whole(file))
         while waiting:
             place = waiting.pop()
@@ -147,6 +148,7 @@ class ReachedCode:
             self._seen.add(place)
             file, name = place
             definitions = self._definitions(file)
+            # A name without a definition may come from a `from module import *`.
             for statement in definitions.get(name, definitions.get("*", [])):
                 self.code.add(f"{name}: {ast.unparse(statement)}")
                 waiting += self._references(file, statement)
@@ -214,7 +216,7 @@ def parse_definitions(source: str) -> Definitions:
 
 
 def split_import(statement: ast.stmt) -> list[ast.stmt]:
-    """Return an import of several names as one of each: what else is imported does not matter."""
+    """Return one import statement per name, so that a name does not depend on its neighbors."""
     if isinstance(statement, ast.Import):
         return [ast.Import([alias]) for alias in statement.names]
     if isinstance(statement, ast.ImportFrom):

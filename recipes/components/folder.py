@@ -20,9 +20,9 @@ WRITTEN = (STATUS, RUN, METRICS, LATEST, NONFINITE_ROWS)
 
 
 def check_output_dir(output_dir: str) -> None:
-    """End with 73 if the path of the output folder leads nowhere. Nothing is made yet.
+    """End with 73 if the path of the output folder cannot be followed. Nothing is created yet.
 
-    It may go through a file, be too long, circular or forbidden.
+    The path may lead through a file, be too long, circular or forbidden.
     """
     try:
         os.stat(output_dir)
@@ -38,29 +38,30 @@ def check_output_dir(output_dir: str) -> None:
 
 
 def find_problem(folder: Path, dry_run: bool) -> str | None:
-    """Make a folder, unless this is a dry run, and return why a run cannot write there, or None.
+    """Create a folder, unless this is a dry run, and return why a run cannot write there, or None.
 
-    Files stay as they are.
+    Existing files are not changed.
     """
-    path = folder
+    tried = folder
     try:
         if dry_run:
-            path = nearest_folder(folder)
+            tried = nearest_folder(folder)
         else:
             folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
+        with tempfile.TemporaryFile(dir=tried):
             pass
-        for path in [folder / name for name in WRITTEN]:
-            if path.exists():
-                with open(path, "ab"):
+        for name in WRITTEN:
+            tried = folder / name
+            if tried.exists():
+                with open(tried, "ab"):
                     pass
     except OSError as error:
-        return f"--output_dir {folder}: cannot write to {path}: {error.strerror}"
+        return f"--output_dir {folder}: cannot write to {tried}: {error.strerror}"
     return None
 
 
 def nearest_folder(path: Path | str) -> Path:
-    """Return a folder itself if it is there, or the nearest one above it that is."""
+    """Return the folder at this path, or its nearest parent that exists."""
     path = Path(path)
     while not path.exists():
         path = path.parent
@@ -69,28 +70,27 @@ def nearest_folder(path: Path | str) -> Path:
 
 def has_result(folder: Path) -> bool:
     """Return whether a folder has all weights of a finished run: adapters, one file or shards."""
-    if any(
-        (folder / name).is_file() for name in ("adapter_model.safetensors", "model.safetensors")
-    ):
+    single_files = ("adapter_model.safetensors", "model.safetensors")
+    if any((folder / name).is_file() for name in single_files):
         return True
     try:
         index = json.loads((folder / "model.safetensors.index.json").read_text())
         shards = set(index["weight_map"].values())
-    except (OSError, ValueError, LookupError):  # a damaged one is written again
+    except (OSError, ValueError, LookupError):  # There is no index, or it is damaged.
         return False
     return all((folder / name).is_file() for name in shards)
 
 
 def difference_from_finished_run(folder: Path, arguments: Mapping[str, Any]) -> str:
-    """Return in which arguments a call differs from the run that wrote run.json, in words.
+    """Return how the run that wrote run.json differs from a call with these arguments, in words.
 
-    Returns "" if it is the same call.
+    Returns "" if the call is the same.
     """
     try:
         before = json.loads((folder / RUN).read_text())["arguments"]
     except (OSError, ValueError, LookupError):
         return "has no run.json that can be read"
-    now = json.loads(json.dumps(dict(arguments)))
+    now = json.loads(json.dumps(dict(arguments)))  # run.json has lists in place of tuples.
     changed = []
     for name, value in now.items():
         if value != before.get(name, value) and name != "allow_change":

@@ -1,4 +1,4 @@
-"""Text that a model writes while it is trained, under every strategy."""
+"""Text generation during training, under every strategy."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,13 +15,14 @@ def generate(
     inputs: Mapping[str, torch.Tensor],
     **options: Any,
 ) -> torch.Tensor:
-    """Return the tokens that the model writes, [rows, tokens].
+    """Return the tokens that the model generates, [rows, tokens].
 
-    Every rank takes part, until the last one has finished. The model must have run before.
+    Every rank takes part until the last one has finished. The model must have run a forward pass
+    before.
 
     Args:
         inputs: what the model reads, [rows, tokens].
-        options: of transformers' generate.
+        options: arguments of transformers' generate.
     """
     is_synced = accelerator.num_processes > 1
     with upstream.gathered_outside_of_layers(model, accelerator), accelerator.autocast():

@@ -1,4 +1,4 @@
-"""The loss of causal language models, computed inside of their output head.
+"""The loss of causal language models, computed inside their output head.
 
 Only the logits of tokens that are trained on are computed, and never more of them at a time than
 --max_logits_mib allows.
@@ -14,8 +14,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-# Of a GPU's memory, for fp32 logits at a time: 1.25 GiB of 80. For a moment the loss takes about
-# three times that.
+# The share of a GPU's memory that fp32 logits may take at a time: 1.25 GiB of 80. For a moment the
+# loss takes about three times as much.
 LOGITS_SHARE = 1 / 64
 LOGITS_MIB_ON_CPU = 256
 
@@ -24,7 +24,7 @@ def logits_mib(max_logits_mib: float | None, device: torch.device) -> float:
     """Return how many MiB of fp32 logits are held at a time.
 
     That is --max_logits_mib, or a share of the GPU's memory, or 256 on a CPU. The share is of the
-    whole memory, not of what is free, so that a resumed run and the memory planner find the same.
+    whole memory, not of what is free, so that a resumed run and the memory planner get the same.
     """
     if max_logits_mib is not None:
         return max_logits_mib
@@ -34,13 +34,13 @@ def logits_mib(max_logits_mib: float | None, device: torch.device) -> float:
 
 
 def tokens_per_piece(logits_mib: float, vocabulary: int) -> int:
-    """Return how many tokens' fp32 logits fit into so many MiB, at least one."""
+    """Return for how many tokens, at least one, fp32 logits fit into `logits_mib` MiB."""
     return max(int(logits_mib * 2**20 / (4 * vocabulary)), 1)
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """The tokens whose losses are asked for: positions in the flattened batch, and targets."""
+class LossRequest:
+    """The tokens whose losses the head returns: positions in the flattened batch, and targets."""
 
     positions: torch.Tensor
     targets: torch.Tensor
@@ -59,33 +59,33 @@ def token_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 class LossInHead:
-    """The cross-entropy of the tokens that are trained on, as what the model's output head returns.
+    """The cross-entropy of the tokens that are trained on, returned by the model's output head.
 
-    Inside of the head's forward pass every strategy has its weight whole, and gathers it once. So
-    the head's forward is replaced: when a loss is asked for, it returns the cross-entropy of each
-    token instead of logits. A model that changes its logits after its head (Gemma 2, Granite,
-    Cohere) gets those of the tokens that are trained on.
+    Inside the head's forward pass every strategy has the head's weight whole, and gathers it once.
+    So that forward pass is replaced: while losses are requested, it returns the cross-entropy of
+    each token instead of logits. If the model changes its logits after its head (Gemma 2, Granite,
+    Cohere), it returns the logits of the tokens that are trained on.
 
-    To be made after adapters were added, and before `prepare`.
+    Create it after adapters are added and before `prepare`.
     """
 
     def __init__(self, model: Any, max_logits_mib: float | None, device: torch.device) -> None:
-        """Take the place of the forward pass of the model's output head.
+        """Replace the forward pass of the model's output head.
 
         Args:
             model: of transformers, with peft's adapters or without.
             max_logits_mib: MiB of fp32 logits that are held at a time; None for the default.
-            device: the device that the model will be on, of which the default is a share.
+            device: the device that the model will be on. The default is a share of its memory.
         """
         self._head: Any = model.get_output_embeddings()
         self._head_forward: Callable[[torch.Tensor], torch.Tensor] = self._head.forward
         self._is_plain = type(self._head) is torch.nn.Linear  # no adapters, not quantized
         self._model_changes_logits = changes_logits_after_head(model)
-        # The embedding's, since ZeRO-3 has cut the head's weight already
+        # The embedding has it, while ZeRO-3 has already split the head's weight.
         vocabulary = model.get_input_embeddings().num_embeddings
         self._piece = tokens_per_piece(logits_mib(max_logits_mib, device), vocabulary)
-        self._wanted: Wanted | None = None
-        # Not compiled, since the number of tokens differs from batch to batch
+        self._request: LossRequest | None = None
+        # The head is not compiled, since the number of tokens differs from batch to batch.
         self._head.forward = torch.compiler.disable(self._forward_of_head)
 
     def __call__(self, model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
@@ -110,7 +110,8 @@ class LossInHead:
         Args:
             model: as `prepare` returned it.
             inputs: the model's arguments.
-            positions: of the tokens whose next one is trained on, in the flattened batch, [tokens].
+            positions: of the tokens whose next token is trained on, in the flattened batch,
+                [tokens].
             targets: those next tokens, [tokens].
         """
         return self.losses_and_output(model, inputs, positions, targets)[0]
@@ -122,11 +123,11 @@ class LossInHead:
         positions: torch.Tensor,
         targets: torch.Tensor,
     ) -> tuple[torch.Tensor, Any]:
-        """Return what `losses` does, and what else the model has put out.
+        """Return the losses, as `losses` does, and the model's output.
 
-        Instead of logits the output has what its head has returned.
+        The `logits` of the output are what the head returned in their place.
         """
-        self.ask_for(positions, targets)
+        self.request_losses(positions, targets)
         output = model(**inputs, use_cache=False)
         losses = output.logits
         if self._model_changes_logits:
@@ -140,29 +141,29 @@ class LossInHead:
             how = "which the model changes after its head"
         return f"logits only of tokens that are trained on, {how}"
 
-    def ask_for(self, positions: torch.Tensor, targets: torch.Tensor) -> None:
+    def request_losses(self, positions: torch.Tensor, targets: torch.Tensor) -> None:
         """Have the head return the losses of these tokens, as `losses` takes them."""
-        self._wanted = Wanted(positions, targets)
+        self._request = LossRequest(positions, targets)
 
     def forget_batch(self) -> None:
-        """Let go of the last batch; from then on the head returns logits again.
+        """Drop the last request: from then on the head returns logits again.
 
-        Until the next one is asked for it is kept, since the backward pass may compute the head
-        again: FSDP's activation checkpointing can wrap it.
+        Otherwise a request is kept until the next one, since the backward pass may compute the
+        head again: FSDP's activation checkpointing can wrap it.
         """
-        self._wanted = None
+        self._request = None
 
-    # ---- Inside of the head ----
+    # ---- Inside the head ----
     def _forward_of_head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the losses that are asked for, or the logits if the model has to change them.
+        """Return the requested losses, or the logits if the model has to change them.
 
         Args:
             hidden: [rows, tokens, features].
         """
-        if self._wanted is None:
+        if self._request is None:
             return self._head_forward(hidden)
-        targets = self._wanted.targets
-        hidden = hidden.flatten(0, 1)[self._wanted.positions]
+        targets = self._request.targets
+        hidden = hidden.flatten(0, 1)[self._request.positions]
         if self._model_changes_logits:
             return self._head_forward(hidden)
         if len(targets) <= self._piece:
@@ -174,7 +175,7 @@ class LossInHead:
 
     def _losses_in_pieces(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if self._is_plain:
-            # The weight is read here, since FSDP has it whole only during the forward pass
+            # The weight is read here, since FSDP has it whole only during the forward pass.
             return LossInPieces.apply(
                 hidden, self._head.weight, self._head.bias, targets, self._piece
             )
@@ -186,7 +187,7 @@ class LossInHead:
 
 # ---- Does the model change its logits after its head? ----
 class HiddenStates:
-    """What a model's body puts out, reduced to its last hidden states; all else is None."""
+    """The output of a model's body, reduced to its last hidden states; everything else is None."""
 
     def __init__(self, last_hidden_state: torch.Tensor) -> None:
         self.last_hidden_state = last_hidden_state
@@ -201,10 +202,10 @@ class HiddenStates:
 def changes_logits_after_head(model: Any) -> bool:
     """Return whether a model caps or scales what its output head returns.
 
-    Nothing is computed: body and head are replaced by functions that return one tensor, and the
-    question is whether the model puts out that very tensor.
+    Nothing is computed: body and head are replaced by functions that return a marker, and a model
+    that changes no logits outputs that very tensor.
     """
-    if hasattr(model, "get_base_model"):  # of peft
+    if hasattr(model, "get_base_model"):  # It is wrapped by peft.
         model = model.get_base_model()
     marker = torch.zeros(1, 1, 1)
 
@@ -224,8 +225,8 @@ def changes_logits_after_head(model: Any) -> bool:
 
 @contextlib.contextmanager
 def replaced_forward(module: torch.nn.Module, forward: Callable) -> Generator[None]:
-    """Have a module call another function meanwhile."""
-    own = vars(module).get("forward")  # if it was replaced before: otherwise it is the class's
+    """Replace a module's forward within this context."""
+    own = vars(module).get("forward")  # None unless it was replaced before: it is the class's.
     module.forward = forward
     try:
         yield
@@ -237,12 +238,12 @@ def replaced_forward(module: torch.nn.Module, forward: Callable) -> Generator[No
 
 # ---- In pieces ----
 class LossInPieces(torch.autograd.Function):
-    """The cross-entropy of each token under an output head, with few rows of logits at a time.
+    """The cross-entropy of each token under an output head, with the logits of few at a time.
 
     The backward pass computes each piece again, as torch.utils.checkpoint does, but adds up the
     pieces' gradients of weight and bias in fp32 and rounds once. Autograd would add them in the
-    type that was multiplied: in bf16 each piece then brings a rounding error of its own. Nothing is
-    added up for a frozen head.
+    dtype of the product: in bf16 each piece would add a rounding error. For a frozen head nothing
+    is added up.
     """
 
     @staticmethod
@@ -269,8 +270,8 @@ class LossInPieces(torch.autograd.Function):
             ctx.compute_dtype = torch.get_autocast_dtype(device_type)
         ctx.piece = piece
         ctx.save_for_backward(hidden, weight, bias, targets)
-        # Cast here, once: autocast would keep a cast that was made without gradients, and hand it
-        # to the next user of the weight.
+        # Cast here, once: autocast would cache a cast that was made without gradients, and reuse it
+        # wherever the weight is used next.
         weight = cast(weight, ctx.compute_dtype)
         bias = cast(bias, ctx.compute_dtype)
         losses = []
@@ -287,36 +288,37 @@ class LossInPieces(torch.autograd.Function):
         """Return the gradients of hidden states, weight and bias, None for what is frozen."""
         hidden, weight, bias, targets = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        of_hidden: Any = torch.empty_like(hidden) if wants_hidden else None
-        of_weight: Any = zeros_to_add_to(weight) if wants_weight else None
-        of_bias: Any = zeros_to_add_to(bias) if wants_bias else None
+        hidden_gradient: Any = torch.empty_like(hidden) if wants_hidden else None
+        weight_gradient: Any = zeros_to_add_to(weight) if wants_weight else None
+        bias_gradient: Any = zeros_to_add_to(bias) if wants_bias else None
         weight_used = cast(weight, ctx.compute_dtype).requires_grad_(wants_weight)
         bias_used = cast(bias, ctx.compute_dtype)
         if wants_bias:
             bias_used.requires_grad_()
 
         starts = range(0, len(targets), ctx.piece)
-        for start in reversed(starts):  # the order in which autograd adds up
+        for start in reversed(starts):  # Autograd adds up gradients in this order.
             part = slice(start, start + ctx.piece)
             hidden_part = cast(hidden[part], ctx.compute_dtype).requires_grad_(wants_hidden)
             with torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
                 losses = losses_of(hidden_part, weight_used, bias_used, targets[part])
             inputs = (hidden_part, weight_used, bias_used)
-            wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
-            found = list(torch.autograd.grad(losses, wanted, gradient[part]))
+            trained = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
+            # In the order of the inputs
+            gradients = list(torch.autograd.grad(losses, trained, gradient[part]))
             del losses
             if wants_hidden:
-                of_hidden[part] = found.pop(0)
+                hidden_gradient[part] = gradients.pop(0)
             if wants_weight:
-                of_weight += found.pop(0)
+                weight_gradient += gradients.pop(0)
             if wants_bias:
-                of_bias += found.pop(0)
+                bias_gradient += gradients.pop(0)
 
         if wants_weight:
-            of_weight = of_weight.to(weight.dtype)
+            weight_gradient = weight_gradient.to(weight.dtype)
         if wants_bias:
-            of_bias = of_bias.to(bias.dtype)
-        return of_hidden, of_weight, of_bias, None, None
+            bias_gradient = bias_gradient.to(bias.dtype)
+        return hidden_gradient, weight_gradient, bias_gradient, None, None
 
 
 def cast(tensor: Any, dtype: torch.dtype | None) -> Any:
@@ -336,5 +338,5 @@ def losses_of(
 ) -> torch.Tensor:
     """Return the cross-entropy of each token in nats and fp32, [tokens], from its hidden state."""
     logits = torch.nn.functional.linear(hidden, weight, bias)
-    logits = logits.float()  # under the same name, so that those in bf16 are let go at once
+    logits = logits.float()  # The same name, so that the bf16 logits are freed at once.
     return token_losses(logits, targets)

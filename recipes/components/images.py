@@ -1,4 +1,4 @@
-"""Images of a folder or a data set: found, checked before training, decoded for a batch."""
+"""Find images in a folder or a data set, check them before training, decode them for a batch."""
 
 import io
 import json
@@ -13,6 +13,7 @@ from PIL import Image
 from components.data_files import Source, load_rows
 from components.exits import Exit
 from components.fingerprints import prepared_fingerprint
+from components.labels import NO_LABELS
 from components.rows import RowArguments, Split, evaluation_source, require, training_source
 from components.status import fail
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 EncodedImage = dict[str, Any]  # {"bytes": content or None, "path": of the file or None}
-NO_LABELS = ("", "nan", "inf", "-inf")
 ENDS_OF_FILES = (b"IEND\xaeB`\x82", b"\xff\xd9")  # of PNG and JPEG
 DEEP_MODES = ("I", "F")  # beginnings of Pillow's modes with more than 8 bits per color
 
@@ -34,13 +34,13 @@ class ImageArguments(RowArguments, Protocol):
     def label_column_name(self) -> str | None: ...
 
 
-# ---- Found ----
+# ---- Find ----
 def open_image_splits(args: ImageArguments, *, evaluate: bool) -> tuple[Split, Split | None]:
     """Return the images to train on and those to evaluate on, with their labels.
 
-    As `components.rows.open_splits`, but a folder may also hold SPLIT/CLASS/IMAGE or CLASS/IMAGE
-    files. Both splits have two columns, `image`, which stays encoded, and `label`; their rows go
-    to `components.rows.prepare_rows`.
+    This is `components.rows.open_splits` for images: a folder may also hold SPLIT/CLASS/IMAGE or
+    CLASS/IMAGE files. Both splits have two columns, `image`, which stays encoded, and `label`;
+    `components.rows.prepare_rows` prepares their rows.
     """
     source = training_source(args)
     train_split = require(open_images(source, args, is_training=True), source)
@@ -83,7 +83,8 @@ def load_folder(source: Source) -> "Dataset | None":
         if source.is_required:
             fail(Exit.DATA, f"{folder}: no images in it")
         return None
-    known = []  # by which the cache knows the files, so that one that has changed is read again
+    # The cache has these in its key, so that a file that has changed is read again.
+    known = []
     for file in files:
         stat = file.stat()
         known.append((str(file.relative_to(folder)), stat.st_size, stat.st_mtime_ns))
@@ -110,7 +111,7 @@ def list_images(folder: str, files: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def find_label_column(dataset: "Dataset", source: Source, args: ImageArguments) -> str:
-    """Return the column of labels; end with 65 if there is none, or no column of images."""
+    """Return the name of the column of labels; end with 65 without it or a column of images."""
     names = ["label", "labels"]
     if args.label_column_name:
         names = [args.label_column_name]
@@ -125,34 +126,34 @@ def find_label_column(dataset: "Dataset", source: Source, args: ImageArguments) 
     return found[-1]
 
 
-# ---- Checked ----
+# ---- Check ----
 def check_image(image: EncodedImage, label: object) -> int:
-    """Return a hash of an image and its label: of its content, or of size and place of its file.
+    """Return a hash of an image and its label: of its content, or of its file's size and path.
 
-    Of a file only the head and the last bytes are read, unless those are not the end of a PNG or
-    JPEG file: then all of it is decoded, since it may be cut off.
+    Only the header and the last bytes of a file are read, unless those are not the end of a PNG or
+    JPEG file: then the whole image is decoded, since it may be cut off.
 
     Raises:
-        ValueError: it cannot be used: no label, no whole image, more than 8 bits per color.
+        ValueError: the image has no label, is incomplete, or has more than 8 bits per color.
     """
     name = "an image without a path"
     if image and image["path"]:
         name = image["path"]
     if label is None or str(label).strip() in NO_LABELS:
-        raise ValueError(f"{name}: has no class, or does not lie in FOLDER/CLASS")
+        raise ValueError(f"{name}: has no class, or is not in FOLDER/CLASS")
     try:
         with open_image(image) as file:
             size = file.seek(0, os.SEEK_END)
             mode = read_mode(file, size)
-    except Exception as error:  # decoders raise what they like
+    except Exception as error:  # Each decoder raises exceptions of its own.
         reason = str(error)
         if "cannot identify" in reason:
-            reason = "its format is none that Pillow knows"
-        raise ValueError(f"{name}: is no whole image: {reason}") from None
+            reason = "Pillow does not know its format"
+        raise ValueError(f"{name}: is not a complete image: {reason}") from None
     if mode.startswith(DEEP_MODES):
         raise ValueError(
-            f"{name}: has more than 8 bits per color ({mode}), of which 8 would be cut off: "
-            "save it with 8"
+            f"{name}: has more than 8 bits per color ({mode}), and decoding would keep 8 of them: "
+            "save it with 8 bits per color"
         )
     content = image["bytes"]
     if not content:
@@ -180,14 +181,14 @@ def read_mode(file: BinaryIO, size: int) -> str:
     return mode
 
 
-# ---- Decoded ----
+# ---- Decode ----
 def decode_image(image: EncodedImage) -> Image.Image:
-    """Return an image in RGB and upright; one that is broken behind its head ends with 65."""
+    """Return an image in RGB and upright; end with 65 if it is broken after its header."""
     from datasets import Image as ImageColumn
 
     try:
         return ImageColumn(mode="RGB").decode_example(image)
-    except Exception as error:  # decoders raise what they like
+    except Exception as error:  # Each decoder raises exceptions of its own.
         fail(
             Exit.DATA,
             f"{image['path']}: cannot be decoded: {error}: fix it, then resume from the newest "

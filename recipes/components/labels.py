@@ -20,10 +20,10 @@ NO_LABELS = ("", "nan", "inf", "-inf")
 
 # ---- One label ----
 def class_of(value: Any, names: Sequence[str] | None) -> Any:
-    """Return the name of a class that a data set numbers, None for -1, or the value itself.
+    """Return the name of the class that a value numbers, None for -1; without names, the value.
 
     Args:
-        names: of the classes, in order; None if the data set does not number them.
+        names: the names of the classes, in order; None if the data set does not number them.
     """
     if names is None:
         return value
@@ -33,18 +33,18 @@ def class_of(value: Any, names: Sequence[str] | None) -> Any:
 def label_as_text(label: Any) -> str:
     """Return a label, the name of a class or a number, as text."""
     text = str(label).strip()
-    if isinstance(label, float):  # readers make 2.0 of 2 where a number is missing
+    if isinstance(label, float):  # Readers turn 2 into 2.0 if a number is missing elsewhere.
         return text.removesuffix(".0")
     return text
 
 
 def label_as_number(value: Any) -> float:
-    """Return a label as a number, which is infinite where it is none."""
+    """Return a label as a number, or infinity if it is text."""
     return math.inf if isinstance(value, str) else float(value)
 
 
 def read_label(value: Any, names: Sequence[str] | None, column: str) -> dict[str, Any]:
-    """Return the columns label_text and number of a row.
+    """Return the columns `label_text` and `number` of a row.
 
     Raises:
         ValueError: if there is no label in the column.
@@ -59,17 +59,17 @@ def read_label(value: Any, names: Sequence[str] | None, column: str) -> dict[str
 # ---- All labels ----
 @dataclass(frozen=True)
 class Classes:
-    """The classes of the training rows, in the order of their numbers, then of the alphabet.
+    """The classes of the training rows, ordered by number, then alphabetically.
 
     Attributes:
-        num_rows: {name: training rows}; {} if the labels are numbers to predict.
+        num_rows: {name: number of training rows}; {} if the labels are numbers to predict.
     """
 
     num_rows: Mapping[str, int]
 
     @property
     def names(self) -> list[str]:
-        """The names of the classes, each at the place of its number."""
+        """The names of the classes, each at the index that is its number."""
         return list(self.num_rows)
 
     def describe(self) -> str:
@@ -80,7 +80,7 @@ class Classes:
         return f"{len(self.num_rows)} classes: {listed[:400]}"
 
     def balanced_weights(self) -> np.ndarray:
-        """Return a weight for the rows of each class, [classes], with which all count the same."""
+        """Return the weight of each class's rows, [classes], so that all classes count the same."""
         total = sum(self.num_rows.values())
         weights = [total / len(self.num_rows) / number for number in self.num_rows.values()]
         return np.array(weights, dtype=np.float32)
@@ -89,19 +89,17 @@ class Classes:
 def find_classes(rows: Rows, args: LabelArguments, name: str, column: str) -> Classes:
     """Return the classes that the labels of the training rows name.
 
-    There are none where the labels are numbers to predict: as --problem_type says, or since some
-    are not whole. Ends with 65 if all rows have the same label.
+    There are none if the labels are numbers to predict. Ends with 65 if all rows have the same
+    label.
 
     Args:
-        name, column: of the data set, and of its labels, for messages.
+        name: of the data set, for messages.
+        column: of the labels, for messages.
     """
     numbers = rows.column("number").tolist()
     texts = rows.column("label_text").tolist()
     labels = Counter(zip(numbers, texts, strict=True))
-    are_numbers = args.problem_type == "regression"
-    if args.problem_type is None:
-        are_numbers = any(number % 1 > 0 for number, _ in labels)
-    if are_numbers:
+    if are_to_predict(numbers, args.problem_type):
         if args.class_weights == "balanced":
             problem = f"{column} has numbers to predict, not classes"
             fail(Exit.USAGE, f"--class_weights balanced: {problem}")
@@ -118,14 +116,28 @@ def find_classes(rows: Rows, args: LabelArguments, name: str, column: str) -> Cl
     return classes
 
 
-def add_labels(rows: Rows, classes: Classes, args: Any) -> Rows:
-    """Return the rows with the columns labels and weights, as the loss needs them.
+def are_to_predict(numbers: Sequence[float], problem_type: str | None) -> bool:
+    """Return whether labels are numbers to predict: --problem_type decides, or one with a fraction.
 
-    Ends with 65 where a label is that of no training row, or is not a number; with --skip_bad_rows
+    Args:
+        numbers: the labels as `label_as_number` returns them.
+    """
+    if problem_type is None:
+        return any(number % 1 > 0 for number in numbers)
+    return problem_type == "regression"
+
+
+def add_labels(rows: Rows, classes: Classes, args: Any) -> Rows:
+    """Return the rows with the columns `labels` and `weights`, as the loss needs them.
+
+    Ends with 65 if a label occurs in no training row, or is not a number; with --skip_bad_rows
     such rows are left out.
     """
     labels = number_labels(rows, classes)
-    unfit = np.flatnonzero(labels < 0 if classes.num_rows else ~np.isfinite(labels)).tolist()
+    is_unfit = ~np.isfinite(labels)
+    if classes.num_rows:
+        is_unfit = labels < 0
+    unfit = np.flatnonzero(is_unfit).tolist()
     if unfit:
         problems = {index: explain_unfit(rows, index, classes) for index in unfit}
         rows = leave_out(rows, problems, args.skip_bad_rows, reason="label")
@@ -148,10 +160,10 @@ def number_labels(rows: Rows, classes: Classes) -> np.ndarray:
 
 def explain_unfit(rows: Rows, index: int, classes: Classes) -> str:
     """Return why the label of a row does not fit, to continue "train.jsonl, line 7: "."""
-    why = "is no number"
+    why = "is not a number"
     if classes.num_rows:
         known = ", ".join(classes.names)[:200]
-        why = f"is that of no training row: those have {known}"
+        why = f"occurs in no training row: those have {known}"
     label = str(rows.dataset[index]["label_text"])
     return f"its label {label!r} {why}"
 
@@ -167,24 +179,37 @@ def label_tensors(rows: Sequence[Mapping[str, Any]], source: Any) -> dict[str, t
 
 
 def label_metrics(predicted: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-    """Return how well predictions fit: accuracy and macro F1, or squared error and correlation.
-
-    F1 is the mean over the classes that occur or are predicted. Pearson's correlation is 0 where
-    all predictions, or all labels, are equal.
+    """Return the metrics of predicted classes, int64, or of predicted numbers, float32.
 
     Args:
-        predicted, labels: [rows] each, int64 of classes or float32 of numbers.
+        predicted, labels: [rows] each.
     """
     if labels.is_floating_point():
-        correlation = 0.0
-        if len(predicted.unique()) > 1 and len(labels.unique()) > 1:
-            correlation = float(np.corrcoef(predicted, labels)[0, 1])
-        error = (predicted - labels).square().mean().item()
-        return {"eval_mse": error, "eval_pearson": correlation}
+        return number_metrics(predicted, labels)
+    return class_metrics(predicted, labels)
+
+
+def number_metrics(predicted: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
+    """Return the mean squared error and Pearson's correlation of predicted numbers.
+
+    The correlation is 0 if all predictions, or all labels, are equal.
+    """
+    correlation = 0.0
+    if len(predicted.unique()) > 1 and len(labels.unique()) > 1:
+        correlation = float(np.corrcoef(predicted, labels)[0, 1])
+    error = (predicted - labels).square().mean().item()
+    return {"eval_mse": error, "eval_pearson": correlation}
+
+
+def class_metrics(predicted: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
+    """Return the accuracy of predicted classes, and their macro F1.
+
+    That is the mean of F1 over the classes that occur or are predicted.
+    """
     num_classes = int(max(predicted.max(), labels.max())) + 1
-    right = labels[predicted == labels].bincount(minlength=num_classes)
+    correct = labels[predicted == labels].bincount(minlength=num_classes)
     found = predicted.bincount(minlength=num_classes)
     true = labels.bincount(minlength=num_classes)
-    f1 = 2 * right / (found + true)  # NaN for a class that neither occurs nor is predicted
-    accuracy = (right.sum() / true.sum()).item()
+    f1 = 2 * correct / (found + true)  # NaN for a class that neither occurs nor is predicted
+    accuracy = (correct.sum() / true.sum()).item()
     return {"eval_accuracy": accuracy, "eval_f1": f1.nanmean().item()}

@@ -1,10 +1,10 @@
 """Find the call of `accelerate launch` that started this process, and check its config file.
 
-accelerate silently ignores a misspelt key in a section and trains under another strategy. The
-launcher does not tell its processes which file it read. Its command line is therefore looked up
-among the processes above this one and read with accelerate's own parser. What the command line
-gives overrides the file, as in accelerate. Under torchrun or plain python there is no such file,
-and nothing to check.
+accelerate silently ignores a misspelled key in a section and trains under another strategy. The
+launcher does not pass on to its processes which file it read. Its command line is therefore looked
+up among the parents of this process and read with accelerate's own parser. The command line
+overrides the file, as in accelerate. Under torchrun or plain python there is no such file, and
+nothing to check.
 """
 
 import os
@@ -45,8 +45,8 @@ class Launch:
 
     Attributes:
         given: {name: value} of the options on its command line.
-        folder: where it was started.
-        config_file: the file that it read, as a path from here, or None.
+        folder: the working directory in which it was started.
+        config_file: the file that it read, as a path from this process's directory, or None.
     """
 
     given: dict[str, Any]
@@ -68,9 +68,10 @@ def find_launch() -> Launch | None:
 
 
 def arguments_in(command: list[str]) -> list[str] | None:
-    """Return the launcher's own arguments in the command line of a process, None if it is another.
+    """Return the launcher's own arguments in the command line of a process, or None.
 
-    accelerate launch, accelerate-launch and python -m accelerate.commands.launch are known.
+    The launcher is recognized as accelerate launch, accelerate-launch and
+    python -m accelerate.commands.launch.
     """
     for i, word in enumerate(command):
         name = os.path.basename(word)
@@ -101,7 +102,7 @@ def read_command(words: list[str], folder: str) -> Launch:
 
 
 def refuse(message: str) -> NoReturn:
-    """Raise a ValueError, where a parser's own `error` would end this process."""
+    """Raise a ValueError, in place of a parser's own `error`, which would end this process."""
     raise ValueError(f"the launcher's command line cannot be read: {message}")
 
 
@@ -127,7 +128,7 @@ def overridden(content: dict, given: dict[str, Any]) -> dict:
             if name in keys.TOP_LEVEL:
                 content[name] = value
         elif section == own_section or isinstance(content.get(section), dict):
-            content[section] = written_over(content.get(section) or {}, section, name, value)
+            content[section] = with_option(content.get(section) or {}, section, name, value)
     return content
 
 
@@ -140,7 +141,7 @@ def section_of_engine(content: dict) -> str | None:
 
 
 def point_to_json(content: dict, name: str | None) -> None:
-    """Let a config point to the DeepSpeed JSON that the command line names, if it names one."""
+    """Set the DeepSpeed JSON of a config to the one that the command line names, if any."""
     section = content.get("deepspeed_config") or {}
     if name and isinstance(section, dict):
         content["deepspeed_config"] = section | {"deepspeed_config_file": name}
@@ -164,7 +165,7 @@ def with_engine_of(given: dict[str, Any], content: dict) -> dict:
         for section in keys.SECTION_OF_ENGINE.values():
             if section != keys.SECTION_OF_ENGINE.get(engine):
                 content.pop(section, None)
-        if flag == "cpu":  # accelerate then starts one process, and does not say so
+        if flag == "cpu":  # accelerate then starts one process, without saying so.
             content.pop("num_processes", None)
     return content
 
@@ -177,22 +178,26 @@ def section_of(name: str) -> str | None:
     return None
 
 
-def written_over(section: Any, name: str, key: str, value: Any) -> Any:
-    """Return a section, by its name, with a key set to what the command line gives as text."""
-    if not isinstance(section, dict):  # The rules will say so.
+def with_option(section: Any, name: str, key: str, value: Any) -> Any:
+    """Return a section with a key set to a value, which the command line gives as text.
+
+    Args:
+        name: of the section.
+    """
+    if not isinstance(section, dict):  # The rules report it.
         return section
     kind = keys.SECTIONS[name][key]
     if kind in (keys.BOOL, keys.INT):
         try:
             value = read_value(key, value, kind)
-        except ValueError:  # The rules will say so.
+        except ValueError:  # The rules report it.
             pass
     others = {written: old for written, old in section.items() if full_name(name, written) != key}
     return others | {key: value}
 
 
 def find_launch_faults() -> tuple[list[str], list[str]]:
-    """Return (errors, warnings) of the file that the launcher read; both are empty without one.
+    """Return (errors, warnings) about the file that the launcher read; both are empty without one.
 
     Each is one line with file, line number, key, reason and fix.
     """
@@ -206,7 +211,7 @@ def find_launch_faults() -> tuple[list[str], list[str]]:
 
 
 def faults_of(launch: Launch) -> tuple[list[str], list[str]]:
-    """Return the (errors, warnings) of a Launch. Raises ValueError if its file cannot be read."""
+    """Return the (errors, warnings) about a Launch. Raises ValueError if its file is unreadable."""
     path = launch.config_file
     if path is None:
         return [], []
@@ -227,13 +232,13 @@ def faults_of(launch: Launch) -> tuple[list[str], list[str]]:
 
 
 def is_newer(item: Finding) -> bool:
-    """Return whether a key that accelerate 1.15 does not know is one of the installed version."""
+    """Return whether a key is unknown to accelerate 1.15 but known to the installed version."""
     if item.kind != IGNORED or item.in_json or len(item.path) != 2:
         return False
     section = item.path[0]
     key = full_name(*item.path)
-    known = {action.dest for action in launch_command_parser()._actions}
-    ours = set(keys.TOP_LEVEL)
+    known = set(keys.TOP_LEVEL)
     for names in keys.SECTIONS.values():
-        ours.update(names)
-    return section in keys.SECTIONS and key not in ours and key in known
+        known.update(names)
+    installed = {action.dest for action in launch_command_parser()._actions}
+    return section in keys.SECTIONS and key not in known and key in installed

@@ -1,4 +1,4 @@
-"""Tokenizers, processors and models from a folder or the hub: what cannot be read ends in one line.
+"""Load tokenizers, processors and models from a folder or the hub; failures end in one line.
 
 A dry run makes the model from its config, with shapes only, and reads no weights.
 """
@@ -16,8 +16,8 @@ from components.exits import Exit
 from components.status import fail
 
 OTHER_HEAD = (
-    "under ZeRO-3 transformers changes no head to another number of classes: take another YAML, "
-    "or a model without this head"
+    "under ZeRO-3 transformers cannot change a head to another number of classes: use another "
+    "YAML, or a model without this head"
 )
 TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece")
 TOKENIZER_ENDINGS = (".model", ".tiktoken", ".bpe")
@@ -27,9 +27,9 @@ ONLY_FOR_WEIGHTS = ("quantization_config", "ignore_mismatched_sizes", "device_ma
 
 @contextlib.contextmanager
 def loading(what: str, name: str) -> Generator[None]:
-    """End with a line if what is read in this context, from a folder or the hub, cannot be read.
+    """End with one line if what is loaded in this context cannot be read.
 
-    With 64, or with 69 if the hub cannot be reached, which the first thing that is read finds out:
+    The exit code is 64, or 69 if the hub cannot be reached. What is loaded first finds that out:
     the tokenizer or the image processor, not the model.
 
     Args:
@@ -38,12 +38,12 @@ def loading(what: str, name: str) -> Generator[None]:
     """
     try:
         yield
-    except Exception as error:  # each reader of weights has its own
-        end_without(what, name, error)
+    except Exception as error:  # Each reader of weights raises exceptions of its own.
+        fail_to_load(what, name, error)
 
 
-def end_without(what: str, name: str, error: Exception) -> NoReturn:
-    """End this process, since something could not be read, with the reason and what helps."""
+def fail_to_load(what: str, name: str, error: Exception) -> NoReturn:
+    """End this process with the reason why something could not be loaded, and with a fix."""
     if what == "tokenizer" and Path(name).is_dir() and not has_tokenizer_files(name):
         fail(
             Exit.USAGE,
@@ -51,7 +51,7 @@ def end_without(what: str, name: str, error: Exception) -> NoReturn:
             " copy tokenizer.json and tokenizer_config.json of the base model into it",
         )
     problem = f"{name}: no {what}: {type(error).__name__}: {' '.join(str(error).split())[:400]}"
-    if "ignore_mismatched_sizes" in str(error):  # transformers asks for it though it was given
+    if "ignore_mismatched_sizes" in str(error):  # transformers advises it although it is set.
         fail(Exit.USAGE, problem, OTHER_HEAD)
     if what != "model" and is_at_hub(name) and isinstance(error, (OSError, ValueError)):
         fail(Exit.NO_HUB, problem, OFFLINE)
@@ -59,12 +59,12 @@ def end_without(what: str, name: str, error: Exception) -> NoReturn:
 
 
 def is_at_hub(name: str) -> bool:
-    """Return whether a name can only be that of something at the hub."""
+    """Return whether a name can only be a hub id."""
     return not (Path(name).exists() or name.startswith((".", "/")))
 
 
 def has_tokenizer_files(folder: str) -> bool:
-    """Return whether any file in the folder could be one that a tokenizer is read from."""
+    """Return whether a tokenizer might be read from any of the folder's files."""
     for path in Path(folder).iterdir():
         if path.name.startswith(TOKENIZER_FILES) or path.suffix in TOKENIZER_ENDINGS:
             return True
@@ -80,12 +80,12 @@ def build_without_weights(
     output_loading_info: bool = False,
     **options: Any,
 ) -> Any:
-    """Return what auto_class.from_pretrained would, not quantized and on the meta device.
+    """Return what auto_class.from_pretrained would, but not quantized and on the meta device.
 
     Args:
         auto_class: one of transformers' AutoModel classes.
-        options: further arguments of from_pretrained. With output_loading_info the model comes
-            with a report, as there.
+        output_loading_info: return the model and a report, as from_pretrained does.
+        options: further arguments of from_pretrained.
     """
     of_config = {key: value for key, value in options.items() if key not in ONLY_FOR_WEIGHTS}
     config = AutoConfig.from_pretrained(name, **of_config)

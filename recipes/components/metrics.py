@@ -21,11 +21,12 @@ from tqdm.auto import tqdm
 from components.folder import METRICS
 from components.status import write_file
 
+# A complete line; in that of an evaluation the second key begins with eval_
 LINE = re.compile(r'{"step": ([0-9]+), "(eval_)?.*}\n$')
 
 
 class Metrics:
-    """Where the numbers of a run go. Every rank has one; the main process writes.
+    """The destinations of a run's numbers. Every rank has one; the main process writes.
 
     Attributes:
         start: when training began in this process, in seconds of time.perf_counter().
@@ -34,7 +35,12 @@ class Metrics:
     def __init__(
         self, accelerator: Accelerator, output_dir: str, total_steps: int, first_step: int
     ) -> None:
-        """first_step: steps done before, by the run that this one continues; 0 begins anew."""
+        """Open the file and draw the bar.
+
+        Args:
+            first_step: steps that an earlier call of this run has done; with 0 the file is
+                replaced.
+        """
         self._accelerator = accelerator
         path = os.devnull
         if accelerator.is_main_process:
@@ -50,7 +56,7 @@ class Metrics:
         self.start = time.perf_counter()
 
     def write(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Write a line, and tell the trackers what is known of it."""
+        """Write a line, and log those of its values that are not None to the trackers."""
         self._file.write(json.dumps(metrics) + "\n")
         known = {name: value for name, value in metrics.items() if value is not None}
         self._accelerator.log(known, step=step)
@@ -65,7 +71,7 @@ class Metrics:
             self._bar.write(text)
 
     def step_is_done(self) -> None:
-        """Move the bar."""
+        """Advance the bar by one step."""
         self._bar.update()
 
     def close(self) -> None:
@@ -74,20 +80,22 @@ class Metrics:
 
 
 def finite_or_none(number: float) -> float | None:
-    """Return a number as JSON can have it: None in place of NaN and infinity."""
+    """Return a number as JSON can represent it: None in place of NaN and infinity."""
     return number if math.isfinite(number) else None
 
 
 def peak_memory_gib() -> float:
-    """Return the most memory that this process has held so far: of the GPU, or of the host."""
+    """Return the most memory that this process has held so far, of the GPU or else of the host."""
     on_gpu = torch.cuda.max_memory_allocated()
     if on_gpu:
         return on_gpu / 2**30
-    return getrusage(RUSAGE_SELF).ru_maxrss * 1024 / 2**30
+    return getrusage(RUSAGE_SELF).ru_maxrss * 1024 / 2**30  # Linux counts it in KiB.
 
 
-def cut_back(path: Path, step: int, evaluated: bool) -> None:
-    """Take out of a file of lines by step what a run wrote after `step`, whole or torn.
+def drop_lines_after(path: Path, step: int, evaluated: bool) -> None:
+    """Remove from a file with one line per step the lines that a run wrote after `step`.
+
+    Incomplete lines are removed too.
 
     Args:
         evaluated: whether the evaluation after `step` counts as done; if not, it is repeated.
@@ -99,7 +107,7 @@ def cut_back(path: Path, step: int, evaluated: bool) -> None:
 
 
 def is_kept(line: str, step: int, evaluated: bool) -> bool:
-    """Return whether a line is of a step, or an evaluation, that is done."""
+    """Return whether a line is complete and about a step, or an evaluation, that is done."""
     found = LINE.match(line)
     if found is None:
         return False

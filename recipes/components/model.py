@@ -23,7 +23,7 @@ from components.strategy import compute_dtype
 def load_pretrained(
     auto_class: Any, args: CommonArguments, accelerator: Accelerator
 ) -> "transformers.PreTrainedModel":
-    """Return the model of a folder or hub id, quantized as the arguments ask for.
+    """Return the model of a folder or hub id, quantized if the arguments say so.
 
     Ends with 64 if it cannot be loaded. With --dry_run it has no weights, only their shapes.
 
@@ -36,7 +36,7 @@ def load_pretrained(
 def load_with_report(
     auto_class: Any, args: CommonArguments, accelerator: Accelerator, **options: Any
 ) -> tuple["transformers.PreTrainedModel", Mapping[str, Any]]:
-    """Return the model, as `load_pretrained` does, and what its files did not hold.
+    """Return the model, as `load_pretrained` does, and a report of what its files did not hold.
 
     Args:
         options: further arguments of from_pretrained.
@@ -47,7 +47,7 @@ def load_with_report(
 def call_from_pretrained(
     auto_class: Any, args: CommonArguments, accelerator: Accelerator, **options: Any
 ) -> Any:
-    """Return what from_pretrained returns with the arguments' options and these."""
+    """Return what from_pretrained returns with the options of the arguments and further ones."""
     options = {
         "dtype": args.dtype,
         "attn_implementation": args.attn_implementation,
@@ -77,7 +77,7 @@ def quantization(
         )
     if not args.load_in_4bit:
         return None
-    # The library's own defaults are fp4, float32 and uint8: always say all four
+    # All four are set, since the library's defaults would be fp4, float32 and uint8.
     return transformers.BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type=args.bnb_4bit_quant_type,
@@ -98,7 +98,7 @@ def set_up_layers(model: "transformers.PreTrainedModel", args: CommonArguments) 
     if isinstance(args, LigerArguments) and args.use_liger_kernel:
         from transformers.integrations.liger import apply_liger_kernel
 
-        # Not its loss, for which LossInHead reads fewer tokens
+        # Liger's loss stays off: LossInHead computes fewer logits.
         apply_liger_kernel(model, {"fused_linear_cross_entropy": False, "cross_entropy": False})
 
 
@@ -109,10 +109,10 @@ def add_adapters(
     new_modules: Sequence[str] = (),
     **options: Any,
 ) -> torch.nn.Module:
-    """Return the model with LoRA adapters if --use_peft asks for them.
+    """Return the model with LoRA adapters, or with --use_peft off the model as it is.
 
     Args:
-        new_modules: names of modules that are trained whole beside adapters.
+        new_modules: names of modules that are trained whole beside the adapters.
         options: further arguments of peft's LoraConfig, such as task_type.
     """
     if not args.use_peft:
@@ -122,11 +122,11 @@ def add_adapters(
     check_adapters(model, args.lora_target_modules)
     computes_in_16_bits = accelerator.mixed_precision != "no"
     config = lora_config(args, modules_to_save=list(new_modules) or None, **options)
-    # Adapters of a 16-bit base become fp32, except where FSDP2 wants one type in a unit
+    # Adapters of a 16-bit base become fp32, except where FSDP2 needs one dtype in a unit.
     to_fp32 = computes_in_16_bits or not accelerator.is_fsdp2 or not new_modules
     model = get_peft_model(model, config, autocast_adapter_dtype=to_fp32)
     if new_modules and computes_in_16_bits:
-        for weight in model.parameters():  # the new modules get the type of the adapters
+        for weight in model.parameters():  # The new modules get the dtype of the adapters.
             if weight.requires_grad:
                 weight.data = weight.data.float()
     use_dora = isinstance(args, LoraVariantArguments) and args.use_dora
@@ -137,7 +137,7 @@ def add_adapters(
 
 
 def lora_config(args: AdapterArguments, **options: Any) -> Any:
-    """Return peft's LoraConfig of the arguments and of further options, which come first."""
+    """Return peft's LoraConfig of the arguments, and of further options, which override them."""
     from peft import LoraConfig
 
     known: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Whether a model, once it is there, can be trained on the rows, as asked, under the strategy."""
+"""Check whether a loaded model can be trained on the rows, as requested, under the strategy."""
 
 import difflib
 import inspect
@@ -37,8 +37,8 @@ TAKE_ADAPTERS = (
 )
 # Layers that attend by a mask, in which rows of one line can be kept apart
 MASKED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
-# A model's source that makes its masks from the positions. OPT and Falcon take positions too, and
-# make their masks without them.
+# Found in the source of a model that makes its masks from the positions. OPT and Falcon take
+# positions too, but make their masks without them.
 MASKS_BY_POSITION = re.compile(
     r'mask\w*\([^)]*position_ids=position_ids|"position_ids": position_ids'
 )
@@ -58,11 +58,12 @@ def check_model(
 
     Args:
         model: with or without adapters.
-        largest_token: the largest one in the rows, the pad token included.
-        longest_row: tokens of the longest row.
-        shares_lines: whether several rows, or documents of a stream, stand in one line of a batch,
-            of which none may see another.
-        in_one_line: whether all rows of a batch do, for an attention that is told where they end.
+        largest_token: the largest token of the rows, the pad token included.
+        longest_row: the number of tokens of the longest row.
+        shares_lines: whether several rows, or documents of a stream, share a line of a batch and
+            must not see each other.
+        in_one_line: whether all rows of a batch share one line, and the attention is given their
+            ends.
     """
     base = without_adapters(model)
     problems = [
@@ -72,7 +73,7 @@ def check_model(
     ]
     if args.attn_implementation == varlen.NAME and varlen.problem_of(base):
         problems.append(
-            f"--attn_implementation {varlen.NAME} is not for {type(base).__name__}, since "
+            f"--attn_implementation {varlen.NAME} does not work for {type(base).__name__}, since "
             f"{varlen.problem_of(base)}: use sdpa"
         )
     elif shares_lines or in_one_line:
@@ -83,7 +84,7 @@ def check_model(
 
 
 def without_adapters(model: Any) -> PreTrainedModel:
-    """Return the model that peft has put adapters into, or a model without adapters itself."""
+    """Return the model that peft has wrapped, or the model itself if it has no adapters."""
     get_base_model = getattr(model, "get_base_model", None)
     return model if get_base_model is None else get_base_model()
 
@@ -100,7 +101,7 @@ def find_missing_embeddings(
         )
     places = [longest_row]
     for name, module in base.named_modules():
-        # Rotary positions have no table
+        # Rotary positions have no table.
         if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
             places.append(places_of(module))
     if longest_row > min(places):
@@ -111,7 +112,7 @@ def find_missing_embeddings(
 
 
 def places_of(table: torch.nn.Embedding) -> int:
-    """Return how many positions a table holds; RoBERTa's begin behind that of padding."""
+    """Return how many positions a table holds; RoBERTa's begin after the one of padding."""
     if table.padding_idx is None:
         return table.num_embeddings
     return table.num_embeddings - table.padding_idx - 1
@@ -177,18 +178,18 @@ def why_rows_would_mix(base: PreTrainedModel, in_one_line: bool) -> str:
         return ", ".join(sorted(others))
     source = inspect.getsource(sys.modules[type(base.base_model).__module__])
     if not MASKS_BY_POSITION.search(source):
-        return "its masks know no position_ids"
+        return "its masks do not depend on position_ids"
     calls = varlen.attention_calls(base)
-    tells_ends = bool(calls) and all("**kwargs" in call for call in calls)
-    if in_one_line and not tells_ends:
-        return "its layers do not tell their attention where rows end"
+    passes_ends = bool(calls) and all("**kwargs" in call for call in calls)
+    if in_one_line and not passes_ends:
+        return "its layers do not pass the ends of rows to their attention"
     return ""
 
 
 def find_missing_kernels(
     args: CommonArguments, model: torch.nn.Module, base: PreTrainedModel
 ) -> Iterator[str]:
-    """Yield a problem if Liger has left the model as it was."""
+    """Yield a problem if Liger replaced nothing in the model."""
     if not isinstance(args, LigerArguments) or not args.use_liger_kernel:
         return
     for module in model.modules():
@@ -201,10 +202,10 @@ def find_missing_kernels(
 def check_adapters(model: torch.nn.Module, names: Sequence[str]) -> None:
     """End with 64 if a name in --lora_target_modules fits no layer, or one that takes no adapter.
 
-    peft refuses the former only if no name fits, and ends in a traceback at the latter.
+    peft refuses the former only if no name fits, and the latter with a traceback.
 
     Args:
-        names: of layers, or the ends of their paths, or ["all-linear"].
+        names: names of layers, or ends of their paths, or ["all-linear"].
     """
     if names == ["all-linear"]:
         return
@@ -219,7 +220,7 @@ def check_adapters(model: torch.nn.Module, names: Sequence[str]) -> None:
 
 
 def find_adapter_problem(model: torch.nn.Module, name: str, linear: set[str]) -> str:
-    """Return why the layers of a name cannot get adapters, or "".
+    """Return why the layers with a name cannot get adapters, or "".
 
     Args:
         linear: the names of the model's linear layers.
@@ -289,9 +290,9 @@ def head_has_adapters(model: Any) -> bool:
 
 # ---- Sizes ----
 def size_of(weight: torch.Tensor) -> int:
-    """Return the elements of a weight.
+    """Return the number of elements of a whole weight.
 
-    Also of one that ZeRO-3 has split, or that bitsandbytes has packed, two to a byte.
+    ZeRO-3 may have split the weight, or bitsandbytes may have packed it, two elements to a byte.
     """
     size = getattr(weight, "ds_numel", weight.numel())
     if type(weight).__name__ == "Params4bit":
@@ -300,7 +301,10 @@ def size_of(weight: torch.Tensor) -> int:
 
 
 def share_of_experts(model: torch.nn.Module) -> float:
-    """Return the share of the weights that are experts; a layer has them in one tensor."""
+    """Return the share of a model's elements that are experts.
+
+    The experts of a layer are one tensor of three dimensions.
+    """
     experts = total = 0
     for weight in model.parameters():
         size = size_of(weight)

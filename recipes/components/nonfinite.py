@@ -1,8 +1,8 @@
-"""Numbers that are not finite: such a step changes no weight, and its rows are written down.
+"""Steps that are not finite: they change no weight, and their rows are recorded.
 
-Before the optimizer's step the gradient's norm decides, on all ranks alike, since they share it.
-The device is not waited for where torch's fused kernels can decide themselves; what happened is
-looked at later, when the loop waits anyway.
+Before the optimizer's step the norm of the gradient decides, on all ranks alike, since they share
+it. Where torch's fused kernels can decide by themselves, nothing waits for the device: the outcome
+is looked at later, when the loop waits anyway.
 """
 
 import json
@@ -24,13 +24,13 @@ from components.strategy import Strategy
 
 @dataclass(frozen=True)
 class UncheckedStep:
-    """What is needed to look at a step later.
+    """What is needed to check a step later.
 
     Attributes:
-        norm: norm of the gradient; None where the engine does not tell.
+        norm: the norm of the gradient; None if the engine does not report it.
         held_back: whether the step is known to have changed nothing.
-        rows: numbers of the rows of each micro-batch of this rank.
-        losses: of each micro-batch of this rank.
+        rows: the numbers of the rows of each of this rank's micro-batches.
+        losses: the loss of each of this rank's micro-batches.
     """
 
     step: int
@@ -47,7 +47,7 @@ class UncheckedStep:
         return self.norm is None or math.isfinite(self.norm)
 
     def is_known_not_finite(self) -> bool:
-        """Return whether the norm is a number, for which nothing has to wait, and not finite."""
+        """Return whether the norm is on the host, so that nothing has to wait, and not finite."""
         return isinstance(self.norm, float) and not math.isfinite(self.norm)
 
     def rows_not_finite(self) -> list[int]:
@@ -66,34 +66,35 @@ class UncheckedStep:
 def hold_back(accelerator: Accelerator, optimizer: AcceleratedOptimizer, norm: Any) -> bool:
     """Have the optimizer's next step change nothing if the gradient is not finite.
 
-    To be called before optimizer.step().
+    Call it before optimizer.step().
 
     Args:
-        norm: of the gradient, from `whole_norm`; None or a number where an engine tells so.
+        norm: the norm of the gradient, from `whole_norm`; a number or None if an engine returns it
+            so.
 
     Returns:
-        Whether the step is known to change nothing. Where torch's fused kernels decide on the
-        device, it is not known yet, and False.
+        Whether the step is known to change nothing; False where torch's fused kernels decide on the
+        device, since it is not known yet.
     """
-    has_stepped = Strategy.of(accelerator).zero_stage is not None  # DeepSpeed, in backward
+    has_stepped = Strategy.of(accelerator).zero_stage is not None  # DeepSpeed steps in backward.
     left_out = has_stepped and accelerator.optimizer_step_was_skipped
     if not isinstance(norm, torch.Tensor):
         return left_out
     inner = optimizer.optimizer
     if inner.defaults.get("fused") and not accelerator.scaler:
-        weight = optimizer.param_groups[0]["params"][0]  # on the host if that is offloaded to it
+        weight = optimizer.param_groups[0]["params"][0]  # On the host if weights are offloaded.
         inner.grad_scale = None
-        # The fused kernel leaves out its step where found_inf is 1
+        # The fused kernel leaves out its step if found_inf is 1.
         inner.found_inf = (1.0 - norm.isfinite().float()).to(weight.device)
         return left_out
     if math.isfinite(norm):
         return left_out
-    optimizer.zero_grad()  # without gradients nothing is stepped
+    optimizer.zero_grad()  # Weights without a gradient are not updated.
     return True
 
 
 def whole_norm(grad_norm: Any) -> Any:
-    """Return a norm whole: FSDP2 has it as a DTensor. Numbers and None stay as they are."""
+    """Return the whole of a norm, which FSDP2 returns as a DTensor; a number or None as it is."""
     if hasattr(grad_norm, "full_tensor"):
         return grad_norm.full_tensor()
     return grad_norm
@@ -103,11 +104,11 @@ class NonFiniteSteps:
     """The steps of a run that were not finite, and the file with their rows.
 
     Attributes:
-        left_out: steps left out so far, by --nonfinite skip.
+        left_out: the number of steps that --nonfinite skip has left out so far.
     """
 
     def __init__(self, output_dir: str, budget: int) -> None:
-        """budget: steps that may be left out; 0 stops at the first."""
+        """budget: the number of steps that may be left out; with 0 the first one ends the run."""
         self.left_out = 0
         self._path = Path(output_dir, NONFINITE_ROWS)
         self._budget = budget
@@ -118,28 +119,26 @@ class NonFiniteSteps:
         self._unchecked.append(step)
 
     def check(self, accelerator: Accelerator) -> tuple[int, str] | None:
-        """Look at the steps since the last call; those not finite changed no weight on any rank.
+        """Check the steps since the last call. Those not finite changed no weight on any rank.
 
-        Their rows are written down: those whose loss is not finite or, where only the gradient is
-        not, all of the step. Every rank takes part.
+        Their rows are recorded: those whose loss is not finite or, if only the gradient is not, all
+        rows of the step. Every rank takes part.
 
         Returns:
             None, or the first step at which the run has to end, and why.
         """
         stop = None
-        unchecked, self._unchecked = self._unchecked, []
+        unchecked = self._unchecked
+        self._unchecked = []
         for step in unchecked:
             if step.is_finite:
                 continue
-            mine = {"rank": RANK, "all": step.all_rows(), "loss": step.rows_not_finite()}
-            ranks = gather_object([mine])
-            what = "loss" if any(rank["loss"] for rank in ranks) else "gradient"
+            what, rows = find_cause(step)
             if what == "gradient" and accelerator.mixed_precision == "fp16":
-                continue  # the loss scale was too large, as it has to be now and then
-            key = "loss" if what == "loss" else "all"
+                continue  # The loss scale was too large, which is how fp16 finds a fitting one.
             if accelerator.is_main_process:
                 is_first = self.left_out == 0 and stop is None
-                self._write(step.step, what, {rank["rank"]: rank[key] for rank in ranks}, is_first)
+                self._write(step.step, what, rows, is_first)
             message = (
                 f"the {what} of step {step.step} is not finite: no weight was changed; its rows "
                 f"are in {self._path}"
@@ -152,6 +151,20 @@ class NonFiniteSteps:
         return stop
 
     def _write(self, step: int, what: str, rows: Mapping[int, list[int]], is_first: bool) -> None:
-        """Add a line to the file, or begin it anew with the first step of a run."""
+        """Add a line to the file, which the first step of a run replaces."""
         with open(self._path, "w" if is_first else "a") as file:
             file.write(json.dumps({"step": step, "what": what, "rows_by_rank": rows}) + "\n")
+
+
+def find_cause(step: UncheckedStep) -> tuple[str, dict[int, list[int]]]:
+    """Return what of a step is not finite, and the rows in question. Every rank takes part.
+
+    Returns:
+        "loss" and {rank: rows of the micro-batches whose loss is not finite}, or "gradient" and
+        {rank: all rows}.
+    """
+    mine = {"rank": RANK, "all": step.all_rows(), "loss": step.rows_not_finite()}
+    ranks = gather_object([mine])
+    if any(rank["loss"] for rank in ranks):
+        return "loss", {rank["rank"]: rank["loss"] for rank in ranks}
+    return "gradient", {rank["rank"]: rank["all"] for rank in ranks}

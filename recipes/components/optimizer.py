@@ -24,7 +24,7 @@ class Schedule:
     It is not prepared: accelerate would step it once per rank (huggingface/accelerate#2926).
 
     Attributes:
-        learning_rate: of the newest optimizer step, applied or not; of the first before any.
+        learning_rate: that of the latest optimizer step, applied or not; before any, of the first.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        """Steps that the schedule has taken."""
+        """The number of steps that the schedule has taken."""
         return self._schedule.last_epoch
 
     def get_last_lr(self) -> list[Any]:
@@ -45,14 +45,14 @@ class Schedule:
         return self._schedule.get_last_lr()
 
     def hold(self) -> None:
-        """Stay where it is at the next optimizer step, which is left out."""
+        """Do not advance at the next optimizer step, which is left out."""
         self._is_held = True
 
     def step(self) -> None:
-        """Advance, to be called after each optimizer.step().
+        """Advance by one step. Call it after each optimizer.step().
 
-        Stays where it is while gradients are accumulated, and if the step was left out: by fp16's
-        loss scale, by DeepSpeed, or as `hold` says.
+        The schedule stays where it is while gradients are accumulated, and if the step was left
+        out: because of fp16's loss scale, by DeepSpeed, or after `hold`.
         """
         if not self._accelerator.sync_gradients:
             return
@@ -63,7 +63,7 @@ class Schedule:
             self._schedule.step()
 
     def advance(self, steps: int) -> None:
-        """Take so many steps at once, when a run resumes."""
+        """Take a number of steps at once, when a run resumes."""
         for _ in range(steps):
             self._schedule.step()
         self.learning_rate = self.get_last_lr()[0]
@@ -74,11 +74,11 @@ def make_optimizer(
 ) -> tuple[torch.optim.Optimizer, Schedule]:
     """Return AdamW over what is trained, and its schedule.
 
-    To be called before `prepare`, which takes the optimizer and not the schedule. Biases and norms
-    get no weight decay.
+    Call it before `prepare`, which takes the optimizer but not the schedule. Biases and norms get
+    no weight decay.
 
     Args:
-        total_steps: optimizer steps of the whole run.
+        total_steps: the number of optimizer steps of the whole run.
     """
     optimizer = make_adamw(model, args)
     upstream.check_gradients_of_zero0(optimizer, accelerator)
@@ -89,7 +89,7 @@ def make_optimizer(
 
 
 def warmup_steps(args: TrainingArguments, total_steps: int) -> int:
-    """Return the optimizer steps of --warmup_steps, which below 1 is a share of all steps."""
+    """Return the number of warmup steps; --warmup_steps below 1 is a share of all steps."""
     if args.warmup_steps < 1:
         return math.ceil(args.warmup_steps * total_steps)
     return int(args.warmup_steps)
@@ -122,7 +122,7 @@ def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict]:
         {"params": decayed, "weight_decay": weight_decay},
         {"params": kept, "weight_decay": 0.0},
     ]
-    # DeepSpeed drops an empty one, and the schedule then fails
+    # DeepSpeed would drop an empty group, and the schedule would then fail.
     return [group for group in groups if group["params"]]
 
 

@@ -1,4 +1,4 @@
-"""Rows of tokens as one batch: padded, packed into lines, or in one line for FlashAttention."""
+"""Batches of rows of tokens: padded, packed into lines, or in one line for FlashAttention."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,19 +19,19 @@ def describe_packing(lines: Sequence[Line], lengths: np.ndarray, capacity: int) 
 
 
 def takes_one_line(attn_implementation: str | None) -> bool:
-    """Return whether the rows of a batch are to lie in one line without padding.
+    """Return whether an attention takes the rows of a batch in one line without padding.
 
-    FlashAttention is told where each row ends; it would read that from the device in every layer.
+    FlashAttention does, with the ends of the rows as an argument.
     """
-    if attn_implementation is None:  # transformers chooses none of them by itself
+    if attn_implementation is None:  # transformers never chooses FlashAttention by itself.
         return False
     return "flash" in attn_implementation or attn_implementation == "varlen"
 
 
 def ends_of_rows(lengths: Sequence[int]) -> dict[str, Any]:
-    """Return what attention has to know of rows of these lengths that lie in one line.
+    """Return the arguments of the model that say where rows of these lengths end in one line.
 
-    They are arguments of the model, made here so that no layer has to read them from the device.
+    They are computed here so that no layer has to read them from the device.
     """
     ends = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
     longest = int(max(lengths))
@@ -48,18 +48,18 @@ class TokenCollator:
     """Make a batch of lines, each of one row or of several that do not see each other.
 
     A batch has:
-        inputs: what the model takes: input_ids, [lines, tokens], padded on the right, where no
-            token looks; where rows share a line, position_ids, which begin anew with each row and
-            keep rows apart, since there is neither a mask nor a cache.
-        positions: [n], in the flattened batch, of the tokens whose next one is trained on.
+        inputs: the arguments of the model: input_ids, [lines, tokens], padded on the right, where
+            no token attends. If rows share a line, also position_ids, which begin at 0 in each row
+            and keep rows apart, since there is neither a mask nor a cache.
+        positions: [n], in the flattened batch, of the tokens whose next token is trained on.
         targets: [n], those next tokens.
-        counts: n, and tokens without padding.
-        lengths: tokens of each row, on the host.
-        row: numbers of the rows in their file, from 1, on the host.
+        counts: n, and the number of tokens without padding.
+        lengths: the number of tokens of each row, on the host.
+        row: the numbers of the rows in their file, from 1, on the host.
 
     Attributes:
-        width: pad lines to it; 0 pads to the longest of the batch.
-        refit: put the rows of a batch into as few lines as are needed.
+        width: the length that lines are padded to; 0 pads to the longest of the batch.
+        refit: put the rows of a batch into as few lines as they need.
         one_line: put them into one line, for FlashAttention.
     """
 
@@ -70,7 +70,7 @@ class TokenCollator:
     one_line: bool = False
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
-        """Return a batch of lines of `source`: numbers of its rows, [] on a rank without any."""
+        """Return a batch of the rows of `source` whose numbers are in `lines`, which may be []."""
         rows = self._read(source, lines)
         laid_out = self._lay_out(rows, lines)
         lengths = [len(row["input_ids"]) for row in rows]
@@ -91,7 +91,7 @@ class TokenCollator:
         }
 
     def _read(self, source: Any, lines: Sequence[Line]) -> list[Mapping[str, Any]]:
-        """Return the rows of all lines in order; one without content for a rank that has none."""
+        """Return the rows of all lines in order; on a rank without any, one that trains nothing."""
         numbers = [row for line in lines for row in line]
         if not numbers:
             label = NOT_TRAINED_ON
@@ -127,7 +127,7 @@ class TokenCollator:
                 end = start + len(row["input_ids"])
                 ids[number, start:end] = row["input_ids"]
                 labels[number, start:end] = row["labels"]
-                labels[number, start] = NOT_TRAINED_ON  # nothing comes before it
+                labels[number, start] = NOT_TRAINED_ON  # No token predicts the first of a row.
                 positions[number, start:end] = np.arange(end - start)
                 start = end
         return ids, labels, positions

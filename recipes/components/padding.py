@@ -7,7 +7,7 @@ from transformers import DataCollatorWithPadding
 
 
 def pad_texts(rows: Sequence[Mapping[str, Any]], pad: DataCollatorWithPadding) -> dict[str, Any]:
-    """Return what the model takes of a batch's rows, [rows, tokens], padded as the tokenizer pads.
+    """Return the model's arguments for a batch's rows, [rows, tokens], padded by the tokenizer.
 
     A rank without rows takes part with one token.
 

@@ -1,4 +1,4 @@
-"""Pairs of answers to one prompt: their tokens, and batches of them, as preference tuning needs."""
+"""Pairs of answers to one prompt for preference tuning: their tokens, and batches of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from components.chat import hash_of_tokens
 from components.packing import ends_of_rows
 from components.rows import Rows
 
-BETWEEN_PARTS = -1  # in the hash of a pair: no token
+BETWEEN_PARTS = -1  # In the hash of a pair, between its parts: no token has this number.
 
 
 # ---- Rows ----
@@ -29,13 +29,13 @@ def split_shared_prompt(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
         chosen, rejected: both texts, or both lists of messages.
     """
     end = min(shared_length(chosen, rejected), len(chosen) - 1, len(rejected) - 1)
-    if chosen[end - 1 : end] == " ":  # tokens mostly begin with a space
+    if chosen[end - 1 : end] == " ":  # Most tokenizers put a space into the token after it.
         end -= 1
     return chosen[:end], chosen[end:], rejected[end:]
 
 
 def shared_length(*sequences: Sequence[Any]) -> int:
-    """Return how many items the sequences have in common at their beginning."""
+    """Return how many items at their beginning the sequences have in common."""
     for place, items in enumerate(zip(*sequences, strict=False)):
         if any(item != items[0] for item in items):
             return place
@@ -49,14 +49,14 @@ def tokenize_pair(
 
     Args:
         prompt, chosen, rejected: all texts, or all lists of messages.
-        max_length: tokens of the prompt with an answer; longer ones lose their end.
+        max_length: the most tokens of a prompt with an answer; longer ones lose their end.
 
     Raises:
         ValueError: if nothing is left to compare.
     """
     tokenize = tokenize_texts if isinstance(prompt, str) else tokenize_messages
     whole = tokenize(prompt, chosen, rejected, tokenizer)
-    # Tokens of prompt and answer may merge, and templates rewrite the end of a prompt
+    # Tokens of prompt and answer may merge, and templates may rewrite the end of a prompt.
     start = shared_length(*whole)
     prompt_ids = whole[0][:start]
     chosen_ids, rejected_ids = (ids[start:max_length] for ids in whole[1:])
@@ -83,14 +83,14 @@ def tokenize_texts(prompt: str, chosen: str, rejected: str, tokenizer: Any) -> l
     end = tokenizer.eos_token
     texts = [prompt]
     for answer in (chosen, rejected):
-        texts.append(prompt + answer.removesuffix(end) + end)  # once, whether it has one or not
+        texts.append(prompt + answer.removesuffix(end) + end)  # The end stands there once.
     return [tokenizer(text)["input_ids"] for text in texts]
 
 
 def tokenize_messages(
     prompt: list[Any], chosen: list[Any], rejected: list[Any], tokenizer: Any
 ) -> list[list[int]]:
-    """Return the tokens of a prompt that asks for an answer, and of it with each answer."""
+    """Return the tokens of a prompt up to where an answer begins, and of it with each answer."""
     tokenize = partial(tokenizer.apply_chat_template, return_dict=False)
     return [
         tokenize(prompt, add_generation_prompt=True),
@@ -100,13 +100,13 @@ def tokenize_messages(
 
 
 def join_splits(train_rows: Rows, eval_rows: Rows | None) -> Rows:
-    """Return the rows of both splits as one, those to train on first: one numbering for both."""
+    """Return the rows of both splits as one, those to train on first, numbered from 0 as one."""
     splits = [rows.dataset for rows in (train_rows, eval_rows) if rows]
     return replace(train_rows, dataset=concatenate_datasets(splits).with_format(None))
 
 
 def show_pair(row: Mapping[str, Any], tokenizer: Any) -> str:
-    """Return the text of a pair, with what is trained on in [[ ]]."""
+    """Return the text of a pair, with the answers, which are trained on, in [[ ]]."""
     prompt = tokenizer.decode(row["prompt_ids"])
     chosen = tokenizer.decode(row["chosen_ids"])
     rejected = tokenizer.decode(row["rejected_ids"])
@@ -119,17 +119,20 @@ class PairCollator:
     """Make a batch of n pairs, as 2 n lines: first the chosen, then the rejected ones.
 
     A batch has:
-        inputs: what the model takes: input_ids, [lines, tokens], padded on the right, where no
-            token looks.
-        pairs: numbers of the pairs, [n]; row: those in the file, from 1, on the host.
+        inputs: the arguments of the model: input_ids, [lines, tokens], padded on the right, where
+            no token attends.
+        pairs: the numbers of the pairs, [n].
+        row: their numbers in the file, from 1, on the host.
         positions, targets: [m], in the flattened batch, as in TokenCollator.
-        cells: [m], where those targets would be in the flattened padded lines.
-        longest: tokens of the longest line, on the host.
-        starts: tokens of each line's prompt, [lines]. lengths: of the answers, [2, n].
-        counts: n, tokens trained on of chosen lines, tokens without padding.
+        cells: [m], where those targets are in the flattened padded lines.
+        longest: the number of tokens of the longest line, on the host.
+        starts: the number of tokens of each line's prompt, [lines].
+        lengths: the number of tokens of the answers, [2, n].
+        counts: n, the number of tokens of chosen lines that are trained on, and the number of
+            tokens without padding.
 
     Attributes:
-        learn_prompts: train on all tokens of chosen lines, as orpo does.
+        learn_prompts: train on all tokens of chosen lines, as ORPO does.
         one_line: put all lines into one without padding, for FlashAttention.
     """
 
@@ -139,7 +142,7 @@ class PairCollator:
     one_line: bool = False
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
-        """Return a batch of the pairs in `lines`: numbers of rows of `source`, maybe none."""
+        """Return a batch of the pairs of `source` whose numbers are in `lines`, which may be []."""
         numbers = [number for line in lines for number in line]
         rows = source.__getitems__(numbers) if numbers else []
         answers = self._read_answers(rows)
@@ -156,7 +159,8 @@ class PairCollator:
         positions = cells - 1
         if self.one_line:
             inputs = put_into_one_line(ids, is_filled)
-            # As many tokens come before a cell as there are filled ones, itself included, less two
+            # The count of filled cells up to a target is one more than its position, which itself
+            # is one more than the position that predicts it.
             positions = is_filled.flatten().cumsum(0)[cells] - 2
         num_pairs = len(rows)
         num_tokens = int(is_filled.sum()) if rows else 0
@@ -181,7 +185,7 @@ class PairCollator:
         for name in ("chosen_ids", "rejected_ids"):
             for row in rows:
                 answers.append((row["prompt_ids"], row[name]))
-        if not answers:  # a rank without rows takes part with one token
+        if not answers:  # A rank without rows takes part with one token.
             answers.append(([self.pad_token_id], []))
         return answers
 
@@ -190,12 +194,16 @@ class PairCollator:
         if not self.learn_prompts:
             return starts
         first = starts.clone()
-        first[:num_pairs] = 1  # nothing comes before token 0
+        first[:num_pairs] = 1  # No token predicts the first one.
         return first
 
 
 def put_into_one_line(ids: torch.Tensor, is_filled: torch.Tensor) -> dict[str, Any]:
-    """Return what the model reads of padded lines, [lines, tokens], as one line without padding."""
+    """Return the model's arguments for padded lines, [lines, tokens], put into one without padding.
+
+    Args:
+        is_filled: whether a cell holds a token rather than padding, [lines, tokens].
+    """
     places = torch.arange(ids.shape[1])
     positions = places.expand_as(ids)
     inputs: dict[str, Any] = ends_of_rows(is_filled.sum(1).tolist())

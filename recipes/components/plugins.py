@@ -1,15 +1,15 @@
-"""The settings of an engine that accelerate keeps while it is in force."""
+"""Accelerate's settings of the engine in force."""
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # upstream.py needs this before any library is imported
+if TYPE_CHECKING:  # upstream.py imports this module before any library.
     from accelerate import Accelerator
 
 
 def fsdp_plugin(accelerator: "Accelerator") -> Any:
-    """Return accelerate's settings of FSDP, None where it is not in force.
+    """Return accelerate's settings of FSDP, or None if FSDP is not in force.
 
-    They are Any, since accelerate annotates what its fields may be given, not what they hold later.
+    Their type is Any, since accelerate annotates what its fields accept, not what they hold later.
     """
     from accelerate import DistributedType
 

@@ -1,4 +1,4 @@
-"""Texts that a model has written for evaluation rows: kept in a file, and some of them shown."""
+"""Texts that a model has generated for evaluation rows: kept in a file, and some of them shown."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,10 @@ SHOWN_LETTERS = 200
 
 
 def write_predictions(predictions: Sequence[Mapping[str, Any]], output_dir: str) -> None:
-    """Write predictions.jsonl, one line a row, and print the first ones above the bar.
+    """Write predictions.jsonl, one line per row, and print the first ones above the progress bar.
 
     Args:
-        predictions: of each row its number in the file, "row", and the texts "source",
+        predictions: for each row its number in the file, "row", and the texts "source",
             "prediction" and "target".
     """
     with open(Path(output_dir, "predictions.jsonl"), "w", encoding="utf-8") as file:

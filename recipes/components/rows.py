@@ -1,7 +1,7 @@
 """Rows of a file, a folder or a hub id, prepared by a function of the recipe.
 
-A row that cannot be used is named by its file, its line, the cause and the fix. Prepared rows are
-cached: components/fingerprints.py says what the cache is known by.
+A row that cannot be used is reported with its file, its line, the cause and the fix. Prepared rows
+are cached: components/fingerprints.py makes their key.
 """
 
 import contextlib
@@ -34,13 +34,14 @@ from components.status import fail
 
 T = TypeVar("T")
 Prepare = Callable[[Row], dict[str, Any]]
-PROBLEM = "problem"  # column: why a row cannot be used, "" if it can
-UNREAD = "not_read"  # column: what nothing reads of a row, as JSON
-TRUNCATED = "truncated"  # column of `prepare`: whether the row was cut
+# Columns of rows while they are prepared
+PROBLEM = "problem"  # why a row cannot be used, "" if it can
+UNREAD = "not_read"  # the columns and message keys that nothing has read, as JSON
+TRUNCATED = "truncated"  # whether `prepare` has cut the row
 
 
 class SplitArguments(Protocol):
-    """The arguments that say where rows are; a recipe's dataclass has them."""
+    """The arguments that say where rows are. A recipe's dataclass has them."""
 
     @property
     def dataset_name(self) -> str: ...
@@ -57,7 +58,7 @@ class SplitArguments(Protocol):
 
 
 class RowArguments(SplitArguments, Protocol):
-    """Those, and how rows are prepared before training."""
+    """The arguments of a split, and how its rows are prepared before training."""
 
     @property
     def dataset_num_proc(self) -> int | None: ...
@@ -69,9 +70,9 @@ class Split:
 
     Attributes:
         dataset: the rows; those of a .jsonl file are still lines, in the column `text`.
-        source: where they are.
-        is_training: whether they are trained on rather than evaluated on.
-        unread: columns that were dropped because nothing reads them.
+        source: where the rows are.
+        is_training: whether the rows are trained on rather than evaluated on.
+        unread: the columns that were dropped because nothing reads them.
     """
 
     dataset: "Dataset"
@@ -80,9 +81,9 @@ class Split:
     unread: tuple[str, ...] = ()
 
     def class_names(self, column: str) -> list[str] | None:
-        """Return the names of the classes that a column, or its lists, number, None if none do."""
+        """Return the names of the classes that a column, or its lists, number; None without any."""
         feature = self.dataset.features.get(column)
-        feature = getattr(feature, "feature", feature)  # of a list: what its items are
+        feature = getattr(feature, "feature", feature)  # A list has its items' feature.
         return getattr(feature, "names", None)
 
 
@@ -93,8 +94,8 @@ class Rows:
     Attributes:
         dataset: the columns that the recipe's function returned, except `truncated`, and `row`:
             the number of the row in its file, from 1.
-        notes: for the start summary: "2260, 3 truncated to --max_length, 0 left out".
-        prefix: what stands before the number of a row: "train.jsonl, line".
+        notes: a line of the start summary: "2260, 3 truncated to --max_length, 0 left out".
+        prefix: the text before the number of a row in messages: "train.jsonl, line".
     """
 
     dataset: "Dataset"
@@ -123,12 +124,12 @@ class Rows:
         return max(tokenizer.pad_token_id, int(self.column("largest").max()))
 
     def place(self, index: int) -> str:
-        """Return where the row at an index, from 0, comes from: "train.jsonl, line 7"."""
+        """Return where the row at an index, counted from 0, comes from: "train.jsonl, line 7"."""
         return f"{self.prefix} {self.dataset[index]['row']}"
 
 
 def describe_rows(train_rows: Rows, eval_rows: Rows | None) -> dict[str, str]:
-    """Return what the start summary says of both: {"train rows": notes, "eval rows": notes}."""
+    """Return the start summary's lines: {"train rows": notes, "eval rows": notes}."""
     notes = {"train rows": train_rows.notes, "eval rows": "none"}
     if eval_rows is not None:
         notes["eval rows"] = eval_rows.notes
@@ -160,9 +161,9 @@ def open_splits(
 ) -> tuple[Split, Split | None]:
     """Return the split to train on and the one to evaluate on.
 
-    There is nothing to evaluate on if `evaluate` is false, or if no --eval_dataset_name is given
-    and --dataset_name has no --dataset_test_split. The process ends with 65 if a file cannot be
-    read or has no rows, and with 69 if the hub cannot be reached.
+    The latter is None if `evaluate` is false, or if no --eval_dataset_name is given and
+    --dataset_name has no --dataset_test_split. The process ends with 65 if a file cannot be read or
+    has no rows, and with 69 if the hub cannot be reached.
 
     Args:
         text_columns: columns that are text in a CSV file even where they look like numbers,
@@ -189,7 +190,7 @@ def training_source(args: SplitArguments) -> Source:
 
 
 def evaluation_source(args: SplitArguments) -> Source | None:
-    """Return where the rows to evaluate on are, None if there are none in local files."""
+    """Return where the rows to evaluate on are, or None if local files have none."""
     split = args.dataset_test_split
     if args.eval_dataset_name:
         name = args.eval_dataset_name
@@ -201,7 +202,7 @@ def evaluation_source(args: SplitArguments) -> Source | None:
 
 
 def require(found: T | None, source: Source) -> T:
-    """Return what was found in a source; end with 65 if that is nothing."""
+    """Return what was found in a source; end with 65 if that is None."""
     if found is None:
         fail(Exit.DATA, f"{source.name}: no rows in split {source.split}")
     return found
@@ -226,14 +227,14 @@ def prepare_rows(
             ValueError continues "train.jsonl, line 7: ", as in "has no answer to train on". `Rows`
             reads the columns `length`, `largest`, the largest token, and `hash`, of all that is
             trained on. A column `truncated` is counted in the notes and then dropped.
-        limits: arguments by which `prepare` truncates, for the notes.
+        limits: the arguments to which `prepare` truncates, for the notes.
     """
     source = split.source
     attempted = attempt_rows(split, prepare, args.dataset_num_proc)
     problems = attempted[PROBLEM][:]
     bad = {number: problem for number, problem in enumerate(problems, 1) if problem}
     rows: Any = attempted.add_column("row", np.arange(1, len(attempted) + 1))
-    if bad:  # a selection makes every later access slower
+    if bad:  # Only then, since a selection makes every later access slower.
         rows = rows.select([i for i, problem in enumerate(problems) if not problem])
     bad = without_blank(bad)
     if bad and not args.skip_bad_rows:
@@ -241,15 +242,15 @@ def prepare_rows(
         fail(Exit.DATA, *report)
 
     notes = note_counts(rows, len(bad), limits)
-    if split.is_training:  # rows to evaluate on mostly have the same columns
+    if split.is_training:  # Rows to evaluate on usually have the same columns.
         notes += note_unread(count_unread(split, rows), len(rows))
-    done_with = [name for name in (PROBLEM, UNREAD, TRUNCATED) if name in rows.column_names]
-    rows = rows.remove_columns(done_with).with_format("numpy")
+    temporary = [name for name in (PROBLEM, UNREAD, TRUNCATED) if name in rows.column_names]
+    rows = rows.remove_columns(temporary).with_format("numpy")
     return Rows(rows, notes, source.prefix)
 
 
 def attempt_rows(split: Split, prepare: Prepare, num_proc: int | None) -> "Dataset":
-    """Return all rows of a split as `attempt` makes them, from the cache if they are there."""
+    """Return all rows of a split as `attempt` makes them, from the cache if it has them."""
     dataset: Any = split.dataset
     fingerprint = prepared_fingerprint(dataset._fingerprint, prepare, attempt)
     with reading(split.source):
@@ -269,21 +270,21 @@ def attempt_rows(split: Split, prepare: Prepare, num_proc: int | None) -> "Datas
 
 @contextlib.contextmanager
 def reading(source: Source) -> Generator[None]:
-    """End with 65 where the rows of a source cannot be read, or not be written to the cache."""
+    """End with 65 if the rows of a source cannot be read, or cannot be written to the cache."""
     try:
         yield
-    except Exception as error:  # readers and writers raise what they like
+    except Exception as error:  # Each reader and writer raises exceptions of its own.
         fail(Exit.DATA, f"{source.name}: {explain_cause(error)}")
 
 
 def first_usable_row(split: Split, prepare: Prepare) -> dict[str, Any]:
-    """Return the first row that can be used, as `attempt` makes it; end with 65 without one."""
+    """Return the first row that can be used, as `attempt` makes it; end with 65 if none can."""
     source = split.source
     problems = {}
     for index in range(len(split.dataset)):
         try:
             row = split.dataset[index]
-        except Exception as error:  # it cannot be decoded
+        except Exception as error:  # The row cannot be decoded.
             problems[index + 1] = explain(error)
             continue
         attempted = attempt(row, prepare, source.unit == "line", instead={})
@@ -300,13 +301,13 @@ def attempt(row: Row, prepare: Prepare, is_line: bool, instead: dict[str, Any]) 
 
     Args:
         is_line: whether the row is a line of a .jsonl file.
-        instead: what a row that cannot be used has in its columns, until it is left out: all rows
-            of a table have the same columns, of the same types.
+        instead: the columns of a row that cannot be used, until it is left out. They are needed
+            because all rows of a table have the same columns, of the same types.
     """
     try:
         tracked = TrackedRow(parse_line(row["text"]) if is_line else row)
         prepared = prepare(tracked)
-    except Exception as error:  # a chat template raises what it likes
+    except Exception as error:  # Chat templates and decoders raise exceptions of their own.
         return {**instead, PROBLEM: explain(error), UNREAD: "[]"}
     return {**prepared, PROBLEM: "", UNREAD: json.dumps(tracked.unread())}
 
@@ -334,7 +335,7 @@ def leave_out(rows: Rows, problems: Mapping[int, str], skip_bad_rows: bool, reas
 
 
 def note_counts(rows: "Dataset", num_left_out: int, limits: Sequence[str]) -> str:
-    """Return what the start summary says of the numbers of rows."""
+    """Return the numbers of rows, of truncated ones and of those left out, for the summary."""
     notes = [str(len(rows))]
     if TRUNCATED in rows.column_names:
         flags = " and ".join(f"--{limit}" for limit in limits)
@@ -344,7 +345,7 @@ def note_counts(rows: "Dataset", num_left_out: int, limits: Sequence[str]) -> st
 
 
 def count_unread(split: Split, rows: "Dataset") -> dict[str, int]:
-    """Return {name of a column or message key that nothing reads: number of rows that have it}."""
+    """Return {column or message key that nothing reads: number of rows that have it}."""
     counts = Counter(dict.fromkeys(split.unread, len(rows)))
     for names, num_rows in Counter(rows[UNREAD][:]).items():
         for name in json.loads(names):
@@ -353,7 +354,7 @@ def count_unread(split: Split, rows: "Dataset") -> dict[str, int]:
 
 
 def name_of_file(prepare: Prepare) -> str:
-    """Return the file of the function that prepares rows, as the user knows it."""
+    """Return the path of the file with the function that prepares rows, as short as possible."""
     function = prepare.func if isinstance(prepare, functools.partial) else prepare
     file = Path(inspect.getsourcefile(function) or "the recipe")
     if file.is_relative_to(Path.cwd()):

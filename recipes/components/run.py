@@ -1,8 +1,8 @@
-"""A run is a folder: it can be stopped, killed or run out of disk, and continues from where it was.
+"""A run is a folder: it can be stopped, killed or run out of disk space, and resumes where it was.
 
-A recipe's loop talks to one object. Behind it are status.py (how it ends), watch.py (signals, dead
-and hanging ranks), checkpoint.py (files), state.py (whole tensors of any strategy), nonfinite.py
-and metrics.py.
+A recipe's loop uses one object, `Run`. Behind it are status.py (how a run ends), watch.py (signals,
+dead and hanging ranks), checkpoint.py (files), state.py (whole tensors of any strategy),
+nonfinite.py and metrics.py.
 """
 
 import os
@@ -27,7 +27,7 @@ from components.changes import find_changes
 from components.deepspeed_state import master_weights
 from components.ending import conclude, end_all_ranks, end_as_done
 from components.exits import Exit
-from components.metrics import Metrics, cut_back, finite_or_none, peak_memory_gib
+from components.metrics import Metrics, drop_lines_after, finite_or_none, peak_memory_gib
 from components.model_checks import check_under_strategy
 from components.optimizer import Schedule
 from components.startup import imports_are_done
@@ -44,7 +44,7 @@ from components.summary import summarize
 from components.watch import Watch
 
 T = TypeVar("T")
-# The names under which a count stands in metrics.jsonl and in checkpoints
+# The names of the counts in metrics.jsonl and in checkpoints
 COUNTED = {"tokens": "num_input_tokens_seen", "images": "num_images_seen"}
 ANEW = (
     "For a new run pass another --output_dir, or --resume_from_checkpoint none to replace the "
@@ -53,7 +53,7 @@ ANEW = (
 
 
 class Stateful(Protocol):
-    """Something of a recipe's own whose state, as JSON, is in the checkpoint."""
+    """An object of a recipe's own whose state, as JSON, is part of the checkpoint."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -64,17 +64,17 @@ class Run:
     """One training run in --output_dir, under any strategy. Every rank makes every call.
 
     Before the loop: join, check_plan, summarize, resume, owes_evaluation. In the loop: steps,
-    guard, log_step, log_evaluation. In an evaluation: interruptible. In the end: finish.
+    guard, log_step, log_evaluation. In an evaluation: interruptible. At the end: finish.
 
     Attributes:
-        step: steps done so far; those of the checkpoint that the run continues from, or 0.
+        step: the number of steps done so far, those before the checkpoint included.
     """
 
     def __init__(self, args: CommonArguments, counts: str = "tokens", shows: str = "") -> None:
-        """Take signals, and tell in status.json how the run ends, whatever happens.
+        """Handle signals, and from now on record in status.json how the run ends.
 
         Args:
-            counts: what `log_step` counts, tokens or images.
+            counts: what `log_step` counts, "tokens" or "images".
             shows: a metric of `log_step` that the progress bar shows beside the loss.
         """
         imports_are_done()
@@ -88,15 +88,15 @@ class Run:
         budget = args.nonfinite_budget if args.nonfinite == "skip" else 0
         self._nonfinite = nonfinite.NonFiniteSteps(args.output_dir, budget)
         self._checkpoint: Path | None = None
-        self._restored: dict[str, Any] = {}  # the progress in the checkpoint
-        self._before: dict[str, Any] = {}  # the progress one step earlier
+        self._restored: dict[str, Any] = {}  # The progress in the checkpoint
+        self._progress_before: dict[str, Any] = {}  # The progress one step earlier
         self._identity: dict[str, Any] = {}
         self._others: Mapping[str, Stateful] = {}
         self._total_steps = 0
         self._counted = COUNTED[counts]
         self._speed = f"{counts}_per_second"
         self._shown = ["loss", shows] if shows else ["loss"]
-        self._num_seen: Any = 0  # a number, or a tensor that the device may not have finished
+        self._num_seen: Any = 0  # A number, or a tensor that the device may still compute
         self._saved_step = 0
         evaluates_first = isinstance(args, EvalOnStartArguments) and args.eval_on_start
         self._evaluated = not evaluates_first
@@ -104,7 +104,7 @@ class Run:
 
     # ---- Before the loop ----
     def join(self, accelerator: Accelerator) -> None:
-        """Watch the other ranks, make the output folder, and find the newest checkpoint."""
+        """Watch the other ranks, create the output folder, and find the newest checkpoint."""
         self._accelerator = accelerator
         self._watch.join(accelerator, self._args.ddp_timeout)
         found = gather_object([folder.find_problem(self._folder, self._args.dry_run)])
@@ -114,14 +114,14 @@ class Run:
         self._find_checkpoint()
 
     def check_plan(self, total_steps: int, **identity: Any) -> None:
-        """Compare what is planned with the checkpoint's run.
+        """Compare this run's plan with the run that wrote the checkpoint.
 
-        Ends with 64 if that had other rows, batches or arguments, and with 0, writing nothing, if
-        it is done and no step of `total_steps` is left.
+        Ends with 64 if that run had other rows, batches or arguments, and with 0, writing nothing,
+        if it is done and none of `total_steps` is left.
 
         Args:
-            identity: rows_per_step, the rows of an optimizer step over all ranks, and data, a hash
-                of the training rows.
+            identity: `rows_per_step`, the rows of an optimizer step over all ranks, and `data`, a
+                hash of the training rows.
         """
         self._total_steps = total_steps
         self._identity = identity
@@ -147,7 +147,7 @@ class Run:
         Ends with 64 if the strategy in force cannot train this model.
 
         Args:
-            notes: lines of the summary that the recipe knows: of rows, batches and the loss.
+            notes: the recipe's lines of the summary: about rows, batches and the loss.
             planned_row: tokens of the longest row, if the planner knows the recipe's models.
         """
         check_under_strategy(self._accelerator, self._args, model)
@@ -160,7 +160,11 @@ class Run:
         schedule: Schedule,
         **others: Stateful,
     ) -> None:
-        """Keep these, and put their state back if there is a checkpoint. After `prepare`."""
+        """Restore these from the checkpoint if there is one. Call it after `prepare`.
+
+        Args:
+            others: objects of the recipe's own, by the names of their states in the checkpoint.
+        """
         accelerator = self._accelerator
         self._model = model
         self._optimizer = optimizer
@@ -180,13 +184,13 @@ class Run:
         self._num_seen_before = self._num_seen
 
     def owes_evaluation(self, evaluate_after: Collection[int]) -> bool:
-        """Return whether the state that the run begins with has to be evaluated and was not."""
+        """Return whether the state that the loop begins with has to be evaluated and was not."""
         return self.step in evaluate_after and not self._evaluated
 
     def remember(self, name: str, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Return what `compute` returned when this run first came here.
+        """Return what `compute` returned when this run called it first.
 
-        It is kept in OUTPUT_DIR/NAME.table, which every host sees as it does the checkpoints.
+        The tensor is kept in OUTPUT_DIR/NAME.table, on the file system that all hosts share.
         """
         path = self._folder / f"{name}.table"
         if self._checkpoint is not None and path.is_file():
@@ -201,11 +205,11 @@ class Run:
 
     # ---- In the loop ----
     def steps(self) -> Iterator[int]:
-        """Yield the steps that are left, from 1; the body has to call `log_step` once in each.
+        """Yield the numbers of the steps that are left; the first step of a run is 1.
 
-        Between them a checkpoint is written if one is due, and the run ends, saved, with 75 if any
-        rank was asked to stop. Dropout is drawn from seed, step and rank, so that no random state
-        has to be saved.
+        The body of the loop has to call `log_step` once in each. Between steps a checkpoint is
+        written if one is due, and if any rank was asked to stop, the run is saved and ends with 75.
+        Dropout is drawn from seed, step and rank, so that no random state has to be saved.
         """
         self._between_steps()
         while self.step < self._total_steps:
@@ -213,19 +217,20 @@ class Run:
             yield self.step + 1
             self._between_steps()
         self._metrics.close()
-        self._watch.sign_of_life = float("inf")  # the result is written: that may take its time
+        # Writing the result may take long: from here on no sign of life is expected.
+        self._watch.sign_of_life = float("inf")
 
     def guard(
         self, grad_norm: Any, losses: Sequence[torch.Tensor], batches: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Before optimizer.step: have it change nothing if the gradient is not finite.
+        """Have the next optimizer.step change nothing if the gradient is not finite.
 
         The rows of such a step are written to nonfinite_rows.jsonl; then --nonfinite decides.
 
         Args:
             grad_norm: what accelerator.clip_grad_norm_ returned.
             losses: this rank's parts of the loss, one for each micro-batch.
-            batches: the micro-batches; their "row" are the numbers of their rows in the data.
+            batches: the micro-batches; their "row" has the numbers of their rows in the data.
         """
         norm = nonfinite.whole_norm(grad_norm)
         held_back = nonfinite.hold_back(self._accelerator, self._optimizer, norm)
@@ -245,13 +250,13 @@ class Run:
     ) -> None:
         """Count a step as done; every --logging_steps, and after the last, write its metrics.
 
-        Only then the device is waited for.
+        Only then does it wait for the device.
 
         Args:
             losses: this rank's parts of the loss, as `guard` takes them; None if `more` has it.
             num_seen: tokens or images of the step, over all ranks.
             epoch: passes over the data so far.
-            more: returns further metrics. Every rank calls it.
+            more: a function that returns further metrics. Every rank calls it.
         """
         self.step += 1
         self._evaluated = False
@@ -261,28 +266,28 @@ class Run:
         self._metrics.step_is_done()
 
     def log_evaluation(self, metrics: Mapping[str, float], text: str) -> None:
-        """Write an evaluation after the step at hand, and print it as `text` above the bar."""
+        """Write the evaluation after the current step, and print `text` above the progress bar."""
         self._metrics.write({"step": self.step, **metrics}, self.step)
         self._metrics.say(f"step {self.step}: {text}")
         self._evaluated = True
 
     def interruptible(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield the items of an evaluation; if a stop is asked for in between, save and end."""
+        """Yield the items of an evaluation; if any rank has to stop meanwhile, save and end."""
         for item in items:
             yield item
             if self._watch.any_rank_must_stop(self._accelerator):
                 self._evaluated = False
                 self._save_and_stop()
 
-    # ---- In the end ----
+    # ---- At the end ----
     def save_and_end(self, code: int, message: str) -> NoReturn:
-        """Save the last step and end all ranks: what comes next cannot be trained on."""
+        """Save the last step and end all ranks, since the next step cannot be trained."""
         self._check_nonfinite()
         self._save_if_new(self._progress())
         self._end(code, message)
 
     def finish(self, hint: str) -> None:
-        """Tell that all is done, on every rank, and print a hint about what to do next."""
+        """Record that the run is done, and print a hint about what to do next."""
         conclude(self._accelerator, "done", Exit.DONE)
         seconds = time.perf_counter() - self._metrics.start
         self._accelerator.print(
@@ -292,11 +297,11 @@ class Run:
 
     # ---- Between steps ----
     def _between_steps(self) -> None:
-        """Save if that is due; if any rank was asked to stop, save and end."""
+        """Save if a checkpoint is due; if any rank was asked to stop, save and end."""
         args = self._args
         if self._watch.any_rank_must_stop(self._accelerator):
             self._save_and_stop()
-        self._tell_that_it_runs()
+        self._mark_as_running()
         is_last = self.step == self._total_steps
         due = args.save_steps > 0 and (self.step % args.save_steps == 0 or is_last)
         if due or is_last or self.step % args.logging_steps == 0:
@@ -305,11 +310,11 @@ class Run:
         if due:
             self._save_if_new(progress)
         self._status.step = min(self.step + 1, self._total_steps)
-        self._before = progress
+        self._progress_before = progress
 
     def _save_and_stop(self) -> NoReturn:
         """Save the last step and end with 75."""
-        self._tell_that_it_runs()
+        self._mark_as_running()
         self._check_nonfinite()
         self._save_if_new(self._progress())
         self._end(
@@ -318,8 +323,8 @@ class Run:
             "command again to continue",
         )
 
-    def _tell_that_it_runs(self) -> None:
-        """Say in status.json, once, that the run is past its start."""
+    def _mark_as_running(self) -> None:
+        """Record in status.json, once, that the run is past its start."""
         if self._status.state != "starting":
             return
         if self._accelerator.is_main_process:
@@ -337,14 +342,14 @@ class Run:
             torch.default_generator.manual_seed(seed)
 
     def _check_nonfinite(self) -> None:
-        """End with 70, saved, if a step that was not finite is not to be skipped."""
+        """Save and end with 70 if a step was not finite and is not to be skipped."""
         stop = self._nonfinite.check(self._accelerator)
         if stop is None:
             return
         step, message = stop
         progress = self._progress()
-        if step == self.step:  # it is tried again when the run continues
-            progress = self._before | {"nonfinite_steps": self._nonfinite.left_out}
+        if step == self.step:  # The resumed run tries this step again.
+            progress = self._progress_before | {"nonfinite_steps": self._nonfinite.left_out}
         self._save_if_new(progress)
         self._end(Exit.NOT_FINITE, message)
 
@@ -381,7 +386,7 @@ class Run:
 
     # ---- Checkpoints ----
     def _progress(self) -> dict[str, Any]:
-        """Return what a checkpoint has to say besides weights and optimizer state."""
+        """Return what a checkpoint records besides weights and optimizer state."""
         return {
             "step": self.step,
             "schedule_steps": self._schedule.steps,
@@ -396,7 +401,7 @@ class Run:
 
         All ranks end with 73 if it cannot be written, and with 70 if a weight is not finite.
         """
-        # Before the first update there is no state
+        # Before the first update there is no optimizer state.
         if progress["step"] <= self._saved_step or progress["schedule_steps"] == 0:
             return
         accelerator = self._accelerator
@@ -412,7 +417,7 @@ class Run:
         broken = first_nonfinite(state)
         if broken:
             code = Exit.NOT_FINITE
-            problem = f"{broken} is not finite after step {progress['step']}: that is not saved"
+            problem = f"{broken} is not finite after step {progress['step']}: no checkpoint is made"
         elif accelerator.is_main_process:
             problem = self._publish(state, progress)
             code = Exit.CANNOT_WRITE if problem else Exit.DONE
@@ -422,7 +427,7 @@ class Run:
         self._saved_step = progress["step"]
 
     def _publish(self, state: Mapping[str, torch.Tensor], progress: Mapping[str, Any]) -> str:
-        """Write a checkpoint on the main process. Returns why it could not be written, or ""."""
+        """Write a checkpoint, on the main process. Returns why it could not be written, or ""."""
         step = progress["step"]
         try:
             checkpoint.publish(self._folder, state, progress, self._args.save_total_limit)
@@ -437,7 +442,7 @@ class Run:
         return ""
 
     def _find_checkpoint(self) -> None:
-        """Choose the checkpoint to continue from, on rank 0 for all. Every host must see it."""
+        """Choose the checkpoint to resume from, on rank 0 for all. Every host must see it."""
         accelerator = self._accelerator
         found = None
         if accelerator.is_main_process:
@@ -466,9 +471,9 @@ class Run:
         self._status.step = self.step
 
     def _keep_finished_model(self) -> None:
-        """End all ranks if a run is done whose checkpoints are gone: it would begin anew.
+        """End all ranks if the run is done but has no checkpoint left, since it would start over.
 
-        With 0 if the call is that of the run, with 64 if it is another.
+        The exit code is 0 if this call is the same as that run's, and 64 if it is another.
         """
         args = self._args
         difference = None
@@ -491,7 +496,7 @@ class Run:
         )
 
     def _has_finished(self) -> bool:
-        """Return whether the run in the folder is done and its result is there."""
+        """Return whether the run in the folder is done and has left its result."""
         is_done = self._status.read().get("state") == "done"
         return is_done and not self._args.dry_run and folder.has_result(self._folder)
 
@@ -510,13 +515,13 @@ class Run:
         )
 
     def _restore(self, path: Path) -> None:
-        """Put the checkpoint's state back, and the files by step to the same step."""
+        """Restore the checkpoint's state, and cut the files with a line per step to its step."""
         accelerator = self._accelerator
         state = load_file(path / checkpoint.STATE)
         if not restore_state(accelerator, self._model, self._optimizer, state):
             fail(
                 Exit.DATA,
-                "not all of the checkpoint came back as it was saved: nothing was trained",
+                f"not all of {path} could be restored as it was saved: nothing was trained",
             )
         progress = self._restored
         self._schedule.advance(progress["schedule_steps"])
@@ -525,7 +530,7 @@ class Run:
             other.load_state_dict(progress[name])
         if accelerator.is_main_process:
             for name in (folder.METRICS, folder.NONFINITE_ROWS):
-                cut_back(self._folder / name, self.step, self._evaluated)
+                drop_lines_after(self._folder / name, self.step, self._evaluated)
         accelerator.print(
             f"Continuing from {path}, made with {progress['strategy']} on {progress['ranks']} "
             "ranks",

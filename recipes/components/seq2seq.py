@@ -15,13 +15,13 @@ def cut_tokens(tokenizer: Any, max_length: int, **text: str) -> tuple[list[int],
     """Return at most max_length tokens, eos among them, and whether some were cut off.
 
     Args:
-        text: text=... of a source, text_target=... of a target.
+        text: text=... for a source, text_target=... for a target.
     """
     tokens = tokenizer(**text, truncation=True, max_length=max_length)["input_ids"]
     was_cut = False
     if len(tokens) == max_length:
         was_cut = len(tokenizer(**text, verbose=False)["input_ids"]) > max_length
-    if tokenizer.eos_token_id not in [None, *tokens]:  # a decoder's tokenizer adds none
+    if tokenizer.eos_token_id not in [None, *tokens]:  # The tokenizers of decoders add none.
         tokens = [*tokens[: max_length - 1], tokenizer.eos_token_id]
     return tokens, was_cut
 
@@ -30,17 +30,20 @@ def cut_tokens(tokenizer: Any, max_length: int, **text: str) -> tuple[list[int],
 class Seq2SeqCollator:
     """Make a batch of sources and targets, padded on the right.
 
-    A batch has inputs: input_ids and attention_mask, [rows, source tokens]; labels, [rows, target
-    tokens], -100 where padded; counts: target tokens, and tokens of both sides without padding;
-    row: numbers of the rows in their file, from 1, on the host.
+    A batch has:
+        inputs: input_ids and attention_mask, [rows, source tokens].
+        labels: [rows, target tokens], -100 where padded.
+        counts: the number of target tokens, and of tokens of both sides without padding.
+        row: the numbers of the rows in their file, from 1, on the host.
     """
 
     columns: ClassVar[list[str]] = ["input_ids", "labels", "row"]
     pad_token_id: int
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
+        """Return a batch of the rows of `source` whose numbers are in `lines`, which may be []."""
         rows = source.__getitems__([row for line in lines for row in line]) if lines else []
-        # A rank without rows takes part with one token
+        # A rank without rows takes part with one token.
         nothing = {"input_ids": [self.pad_token_id], "labels": [NOT_TRAINED_ON]}
         pairs = rows or [nothing]
         ids = [torch.tensor(pair["input_ids"]) for pair in pairs]

@@ -1,4 +1,4 @@
-"""The first and the last thing about imports: wrong calls are told before they take seconds."""
+"""What is done before and after a recipe's imports, so that a wrong call is refused at once."""
 
 import gc
 from typing import TypeVar
@@ -12,8 +12,8 @@ A = TypeVar("A")
 def start(kind: type[A], description: str | None) -> A:
     """Return the command line as `kind`, and make the imports that follow faster.
 
-    A wrong call ends here, within a second. A fifth of the time of imports is spent looking for
-    garbage, of which they make none: the collector pauses until `imports_are_done`.
+    A wrong call ends here, within a second. A fifth of the time of imports would go to garbage
+    collection, which finds nothing to collect: it pauses until `imports_are_done`.
     """
     arguments = parse_arguments(kind, description or "")
     gc.disable()
@@ -22,6 +22,6 @@ def start(kind: type[A], description: str | None) -> A:
 
 
 def imports_are_done() -> None:
-    """Resume garbage collection, which need not look at what was imported."""
+    """Resume garbage collection, and exempt from it what was imported."""
     gc.freeze()
     gc.enable()

@@ -1,6 +1,6 @@
-"""Training state as whole tensors by name, gathered from every strategy and put back into it.
+"""Training state as whole tensors by name, gathered from any strategy and restored under any.
 
-A checkpoint is made of these, so that it fits any YAML and any number of ranks.
+Checkpoints hold these tensors, so that they fit every YAML and number of ranks.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -35,8 +35,8 @@ WHOLE = StateDictOptions(
     full_state_dict=True, cpu_offload=True, ignore_frozen_params=True, strict=False
 )
 NOTHING = slice(0, 0)
-LARGEST_MAP = 4096  # elements; bitsandbytes' maps are smaller
-# What DeepSpeed's dynamic loss scale depends on, besides its settings
+LARGEST_MAP = 4096  # elements; bitsandbytes' quantization maps have no more
+# The attributes that are the state of DeepSpeed's dynamic loss scale
 LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
@@ -64,7 +64,7 @@ def gather_state(
 def gather_trained(
     accelerator: Accelerator, model: torch.nn.Module, optimizer: Any
 ) -> dict[str, torch.Tensor]:
-    """Return what the optimizer trains, and its state, in the way of the engine that has them."""
+    """Return what the optimizer trains, and its state, by the way that the engine needs."""
     strategy = Strategy.of(accelerator)
     if has_flat_parts(strategy):
         return gather_zero_state(accelerator, model)
@@ -77,14 +77,14 @@ def gather_trained(
 
 
 def has_flat_parts(strategy: Strategy) -> bool:
-    """Return whether the engine is one of ZeRO-1 to 3, which train flat parts of the weights."""
+    """Return whether the engine is ZeRO-1, 2 or 3, which train flat parts of the weights."""
     return strategy.zero_stage is not None and strategy.zero_stage > 0
 
 
 def gather_zero_state(accelerator: Accelerator, model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return {name: whole tensor on the host} of ZeRO-1 to 3 on rank 0, {} elsewhere."""
     state = {}
-    for name, tensor in zero_parts(model):  # every rank must go through all of them
+    for name, tensor in zero_parts(model):  # Every rank must iterate over all of them.
         if accelerator.is_main_process:
             state[name] = tensor.to("cpu", copy=True)
     return state
@@ -96,7 +96,7 @@ def gather_master_state(
     """Return the state of ZeRO-0 in bf16 or fp16 on rank 0, {} on the others, which have the same.
 
     Args:
-        masters: of `master_weights`.
+        masters: the result of `master_weights`.
         optimizer: the one that DeepSpeed wraps.
     """
     kept = masters if accelerator.is_main_process else {}
@@ -108,8 +108,8 @@ def gather_unsharded_state(
 ) -> dict[str, torch.Tensor]:
     """Return the state of one process, DDP or ZeRO-0 in fp32 on rank 0, {} on the others.
 
-    torch's get_state_dict is not for these: it looks up each name of the model's state_dict, and
-    the scales of bitsandbytes' int8 layers (SCB) are no attributes of their modules.
+    torch's get_state_dict does not work here: it looks up each name of the model's state_dict, and
+    the scales of bitsandbytes' int8 layers (SCB) are not attributes of their modules.
     """
     state: dict[str, torch.Tensor] = {}
     if accelerator.is_main_process:
@@ -121,7 +121,7 @@ def add_unsharded_state(
     state: dict[str, torch.Tensor], model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
     """Add the weights that this process trains, and their optimizer state, on the host."""
-    _init_optim_state(optimizer)  # as get_state_dict does: there may not have been a step yet
+    _init_optim_state(optimizer)  # As get_state_dict does: there may have been no step yet.
     for name, weight in trained_weights(model, optimizer).items():
         state[name] = weight.detach().cpu()
         for key, value in optimizer.state[weight].items():
@@ -132,9 +132,9 @@ def add_unsharded_state(
 def gather_fsdp_state(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> dict[str, torch.Tensor]:
-    """Return the state of FSDP by torch's get_state_dict: on rank 0, {} on the others."""
-    # FSDP1 must be asked for frozen weights too: to leave them out, torch 2.13 deletes them on
-    # every rank, also on those that have none, which is a KeyError.
+    """Return the state of FSDP, from torch's get_state_dict, on rank 0, {} on the others."""
+    # Under FSDP1 frozen weights are requested too: to leave them out, torch 2.13 deletes them on
+    # every rank, also on those that have none, which raises a KeyError.
     options = replace(WHOLE, ignore_frozen_params=not is_fsdp1(model))
     weights, optimizer_state = get_state_dict(model, optimizer, options=options)
     entries: Any = optimizer_state.get("state", {})
@@ -149,9 +149,9 @@ def is_fsdp1(model: torch.nn.Module) -> bool:
 
 
 def storable(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as safetensors takes it: contiguous, with memory of its own.
+    """Return a tensor as safetensors needs it: contiguous, with memory of its own.
 
-    bitsandbytes shares its small maps between weights, so small tensors are copied.
+    bitsandbytes shares its small quantization maps between weights, so small tensors are copied.
     """
     if tensor.numel() <= LARGEST_MAP:
         return tensor.clone()
@@ -165,10 +165,10 @@ def restore_state(
     optimizer: AcceleratedOptimizer,
     state: Tensors,
 ) -> bool:
-    """Put a gathered state back, each rank its part, and compare what is there afterwards.
+    """Restore a gathered state, on each rank its part, and compare the result with it.
 
     Where the engine allows it, tensors are copied in place, one at a time: nothing is held twice,
-    and bitsandbytes' paged optimizer state stays in the memory that it was given.
+    and bitsandbytes' paged optimizer state stays in its memory.
 
     Args:
         state: {name: tensor on the host} on every rank, mapped from the checkpoint's file, so that
@@ -187,19 +187,19 @@ def restore_state(
 
     if has_flat_parts(Strategy.of(accelerator)):
         restore_zero_state(model, trained)
-        return all_is_back(zero_parts(model), trained)
+        return are_restored(zero_parts(model), trained)
     masters = master_weights(model, optimizer.optimizer)
     if masters:
         inner = optimizer.optimizer.optimizer
         restore_master_state(masters, inner, trained)
-        return all_is_back(master_parts(masters, inner), trained)
+        return are_restored(master_parts(masters, inner), trained)
     return restore_in_place(model, optimizer.optimizer, trained)
 
 
-def all_is_back(parts: Iterable[tuple[str, torch.Tensor]], state: Tensors) -> bool:
-    """Return whether parts, pairs of name and tensor, have every name and value of `state`."""
+def are_restored(parts: Iterable[tuple[str, torch.Tensor]], state: Tensors) -> bool:
+    """Return whether pairs of name and tensor have every name and value of `state`."""
     equal = {}
-    for name, tensor in parts:  # to the end, since zero_parts needs every rank for each
+    for name, tensor in parts:  # Up to the last one, since zero_parts needs every rank for each.
         if name in state:
             equal[name] = torch.equal(tensor.cpu(), state[name])
     return equal.keys() == state.keys() and all(equal.values())
@@ -210,10 +210,10 @@ def restore_in_place(
 ) -> bool:
     """Copy a gathered state into the weights and the optimizer, tensor by tensor.
 
-    For one process, DDP, FSDP and ZeRO-0 in fp32. Returns whether state and optimizer name the same
-    tensors, and each now has the saved values.
+    This is for one process, DDP, FSDP and ZeRO-0 in fp32. Returns whether state and optimizer name
+    the same tensors, and each now has the saved values.
     """
-    _init_optim_state(optimizer)  # a step of rate 0, after which all of its state exists
+    _init_optim_state(optimizer)  # It takes a step of rate 0, after which all state exists.
     parts = fsdp1_parts(model)
     places = {}  # {name: (tensor or number, this rank's part of the whole or None)}
     for name, weight in trained_weights(model, optimizer).items():
@@ -223,7 +223,7 @@ def restore_in_place(
         for key, value in entries.items():
             place = f"state.{name}.{saved_key(optimizer, key)}"
             places[place] = (value, part)
-            is_number = not isinstance(value, torch.Tensor)  # bitsandbytes' count of steps
+            is_number = not isinstance(value, torch.Tensor)  # bitsandbytes counts steps in an int.
             if is_number and place in state:
                 entries[key] = type(value)(state[place].item())
     if places.keys() != state.keys():
@@ -235,17 +235,17 @@ def restore_in_place(
             if isinstance(target, torch.Tensor):
                 arrived.append(copy_whole(state[name], target, part))
     for weight, part in parts.items():
-        if part == NOTHING:  # FSDP1 takes state to mean that the rank has some of the weight
+        if part == NOTHING:  # FSDP1 expects state only for weights of which the rank has a part.
             optimizer.state.pop(weight, None)
     return all(arrived)
 
 
 def fsdp1_parts(model: torch.nn.Module) -> dict[torch.Tensor, slice]:
-    """Return {weight: the slice of its flattened whole that this rank has} of FSDP1, else {}.
+    """Return {weight: the slice of its flattened whole that this rank has} under FSDP1, else {}.
 
     FSDP1 cuts the weights of a layer, laid end to end, into equal parts, so that a rank has the end
     of one and the beginning of another, all of some, and nothing of others (torch/distributed/fsdp/
-    _flat_param.py, _ShardParamInfo). Without it, the weights would have to be whole on each rank.
+    _flat_param.py, _ShardParamInfo). Without these slices each rank would need the whole weights.
     """
     parts: dict[torch.Tensor, slice] = {}
     for module in FullyShardedDataParallel.fsdp_modules(model):
@@ -263,25 +263,25 @@ def copy_whole(saved: torch.Tensor, target: torch.Tensor, part: slice | None = N
     """Copy a whole tensor on the host into a tensor, or into this rank's part of it.
 
     Args:
-        part: of `fsdp1_parts`; a DTensor knows its own.
+        part: the target's slice in `fsdp1_parts`; a DTensor knows its own part.
 
     Returns:
         Whether it arrived.
     """
     if isinstance(target, DTensor):
-        # src_data_rank=None: each rank cuts its own part, without communication
+        # With src_data_rank=None each rank cuts its own part, without communication.
         saved = distribute_tensor(
             saved, target.device_mesh, target.placements, src_data_rank=None
         ).to_local()
         target = target.to_local()
-    elif part is not None and saved.dim() > 0:  # a count of steps is whole everywhere
+    elif part is not None and saved.dim() > 0:  # The count of steps is whole on every rank.
         saved = saved.flatten()[part]
         target = target.view(-1)
     target.copy_(saved)
     return torch.equal(target, saved.to(target.device, target.dtype))
 
 
-# ---- What is in it ----
+# ---- Names and tensors ----
 def trained_weights(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> dict[str, torch.Tensor]:
@@ -295,7 +295,7 @@ def trained_weights(
 
 
 def saved_key(optimizer: Any, key: str) -> str:
-    """Return the name under which a checkpoint has an entry of optimizer state.
+    """Return the name of an entry of optimizer state in a checkpoint.
 
     bitsandbytes nests its own entries in state_dict(), so that FSDP does not take them for tensors
     of the weight's shape (bitsandbytes/optim/optimizer.py).
@@ -319,9 +319,9 @@ def running_statistics(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tens
 def first_nonfinite(state: Tensors) -> str | None:
     """Return the name of the first tensor with a number in it that is not finite, or None.
 
-    The sum of a tensor is not finite if one of its numbers is not, and takes a thirtieth of the
-    time of a look at each (0.57 against 18 GB/s on one thread). Finite numbers can have a sum that
-    is not, so only then each is looked at.
+    The sum of a tensor is not finite if one of its numbers is not, and is thirty times as fast as
+    checking each number (18 against 0.57 GB/s on one thread). Finite numbers can have a sum that is
+    not finite: only then are they checked one by one.
     """
     for name, tensor in state.items():
         if not tensor.is_floating_point() or tensor.sum().isfinite():
@@ -335,7 +335,7 @@ def first_nonfinite(state: Tensors) -> str | None:
 def get_loss_scale(accelerator: Accelerator, optimizer: AcceleratedOptimizer) -> dict[str, Any]:
     """Return the state of fp16's loss scale, {} without fp16.
 
-    accelerate's scaler keeps it, or DeepSpeed, which has no function for it.
+    It is in accelerate's scaler, or in DeepSpeed's, which has no function for it.
     """
     if accelerator.mixed_precision != "fp16":
         return {}
@@ -348,10 +348,10 @@ def get_loss_scale(accelerator: Accelerator, optimizer: AcceleratedOptimizer) ->
 def restore_loss_scale(
     accelerator: Accelerator, optimizer: AcceleratedOptimizer, saved: Mapping[str, Any]
 ) -> None:
-    """Put fp16's loss scale back, as far as what is in force now has the saved values.
+    """Restore fp16's loss scale, as far as the scaler in force now has the saved values.
 
     Args:
-        saved: what `get_loss_scale` returned, under any strategy.
+        saved: what `get_loss_scale` returned under any strategy.
     """
     if accelerator.mixed_precision != "fp16":
         return
@@ -366,9 +366,9 @@ def restore_loss_scale(
 
 
 def deepspeed_scaler(optimizer: AcceleratedOptimizer) -> dict[str, Any]:
-    """Return the attributes of DeepSpeed's loss scaler by name; changes of them are its own."""
+    """Return the attributes of DeepSpeed's loss scaler, which can be changed in this dict."""
     zero = optimizer.optimizer
     scaler = getattr(zero, "loss_scaler", None)
     if scaler is None:
-        scaler = zero.loss_scale_config  # of ZeRO-0
+        scaler = zero.loss_scale_config  # ZeRO-0 calls it so.
     return vars(scaler)

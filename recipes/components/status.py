@@ -1,9 +1,9 @@
-"""What becomes of a run: status.json, wrong calls, and the last words that a launcher prints.
+"""The status of a run: status.json, errors that end it, and the message that a launcher repeats.
 
-    OUTPUT_DIR/status.json    starting, running, done, stopped or failed, and why;
-                              what a call on a finished run met is its later_call
+    OUTPUT_DIR/status.json    starting, running, done, stopped or failed, and why; `later_call` is
+                              how a later call on a finished run ended
 
-Nothing here takes long to import, so that a wrong flag is told at once.
+This module imports nothing slow, so that a wrong flag is reported at once.
 """
 
 import contextlib
@@ -21,18 +21,18 @@ import psutil
 
 RANK = int(os.environ.get("RANK", 0))
 HOST = os.uname().nodename
-TIME_FORMAT = "%Y-%m-%d %H:%M:%S"  # texts in it sort as the times do
-SECONDS_FOR_RANK_0 = 10  # the other ranks meet the same problem: rank 0 speaks first
+TIME_FORMAT = "%Y-%m-%d %H:%M:%S"  # In this format times sort as text.
+SECONDS_FOR_RANK_0 = 10  # The other ranks find the same problem, and rank 0 is to report it.
 
 
 class Status:
-    """The state of this process's run, and the file in the output folder that says it.
+    """The state of this process's run, and the file in the output folder that records it.
 
     Attributes:
         state: starting, running, done, stopped or failed.
-        step: the step in which the run is.
-        output_dir: the folder of status.json; None where nothing is to be written.
-        is_open: whether a folder, or none, has been chosen.
+        step: the current step.
+        output_dir: the folder of status.json; None if nothing is to be written.
+        is_open: whether `output_dir` has been decided on.
         began: when this process began, in TIME_FORMAT.
     """
 
@@ -60,13 +60,13 @@ class Status:
     def open_for_wrong_call(self) -> None:
         """Choose the folder in which a call that was refused while parsing is recorded.
 
-        No status of the run before may stay. A dry run leaves no trace, and a run that is still
-        going in that folder keeps its own status.
+        The status of an earlier run is replaced, but not that of one that still runs in the folder.
+        A dry run leaves no trace.
         """
         given = re.findall("--output_dir[=\0]([^\0]+)", "\0".join(sys.argv))
         if not given or "--dry_run" in sys.argv:
             return
-        self.output_dir = Path(given[-1])  # of several argparse takes the last
+        self.output_dir = Path(given[-1])  # argparse takes the last one too.
         if is_still_running(self.read()):
             self.output_dir = None
         elif RANK == 0:
@@ -74,10 +74,10 @@ class Status:
             self.set("starting")
 
     def set(self, state: str, code: int | None = None, why: str | None = None) -> None:
-        """Say in status.json what became of the run. Of several failures the first counts.
+        """Record the state of the run in status.json. Of several failures the first counts.
 
-        A finished run stays done until it trains again. What a later call met before that, such
-        as wrong arguments, is recorded beside it as `later_call`.
+        A finished run stays done until it trains again. If a later call fails before that, because
+        of wrong arguments for example, this is recorded beside it as `later_call`.
         """
         was_training = self.state != "starting"
         self.state = state
@@ -104,7 +104,7 @@ class Status:
         self._write(facts)
 
     def read(self) -> dict[str, Any]:
-        """Return what status.json says, {} if there is none that can be read."""
+        """Return the content of status.json, {} if it cannot be read."""
         if self.output_dir is None:
             return {}
         with contextlib.suppress(OSError, ValueError):
@@ -113,32 +113,34 @@ class Status:
                 return status
         return {}
 
-    def told_by_others(self) -> Mapping[str, Any]:
-        """Return what another process of this run has told of its end, or {}.
+    def reported_by_others(self) -> Mapping[str, Any]:
+        """Return how another process of this run ended, as it reported, or {}.
 
-        It has state, exit_code and why. On this host `tell_launcher` has written it, for each
-        rank in a folder beside ours, whether or not the output folder exists. Of other hosts, and
-        without torchrun, only status.json tells.
+        A report has `state`, `exit_code` and `why`. On this host `report_to_launcher` has written
+        it, for each rank in a folder beside this rank's, whether or not the output folder exists.
+        Other hosts, and processes without torchrun, only have status.json.
         """
         path = os.environ.get("TORCHELASTIC_ERROR_FILE")
         errors = sorted(Path(path).parent.parent.glob("*/error.json")) if path else []
         for file in errors:
             with contextlib.suppress(OSError, ValueError):
-                told = json.loads(file.read_text())
-                if "state" in told:  # torch writes such files too
-                    return told
-        told = last_call(self.read())
-        is_of_this_run = told.get("time", "") >= self.began  # rank 0 may not have replaced it yet
-        if is_of_this_run and told.get("state") in ("failed", "stopped"):
-            return told
+                report = json.loads(file.read_text())
+                if "state" in report:  # torch writes such files too, without a state.
+                    return report
+        report = last_call(self.read())
+        # The file may still be that of an earlier run, until rank 0 replaces it.
+        is_of_this_run = report.get("time", "") >= self.began
+        if is_of_this_run and report.get("state") in ("failed", "stopped"):
+            return report
         return {}
 
     def _write(self, facts: Mapping[str, Any]) -> None:
-        """Write status.json, as far as that is possible."""
+        """Write status.json if that is possible."""
         assert self.output_dir is not None
         path = self.output_dir / "status.json"
         text = json.dumps(facts, indent=2)
-        # A full disk mostly has room in place of the old text; exit code and message tell anyway
+        # On a full disk there is usually room in place of the old text. If not, exit code and
+        # message still say how the run ended.
         writers: list[Callable[[Path, str], Any]] = [write_file, Path.write_text]
         for write in writers:
             try:
@@ -148,7 +150,7 @@ class Status:
                 continue
 
     def _forget_later_call(self) -> None:
-        """Take what an earlier call met out of the status of a run that is done."""
+        """Remove `later_call`, which an earlier call has left, from the status of a done run."""
         status = self.read()
         if "later_call" in status:
             del status["later_call"]
@@ -157,9 +159,9 @@ class Status:
 
 @functools.cache
 def process_status() -> Status:
-    """Return the status of this process, of which there is one, as there is one exit code.
+    """Return the status of this process: there is one, as there is one exit code.
 
-    Signal handlers, exception hooks and `fail` reach it here.
+    Signal handlers, exception hooks and `fail` get it here.
     """
     return Status()
 
@@ -170,7 +172,7 @@ def last_call(status: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def is_still_running(status: Mapping[str, Any]) -> bool:
-    """Return whether the process that wrote a status.json on this host has not come to its end."""
+    """Return whether the process that wrote a status.json on this host is still running."""
     is_active = status.get("state") in ("starting", "running") and status.get("host") == HOST
     return is_active and status["process"] != os.getpid() and psutil.pid_exists(status["process"])
 
@@ -188,17 +190,17 @@ def fail(code: int, *problems: str) -> NoReturn:
     if not status.is_open:
         status.open_for_wrong_call()
     status.set("failed", code, problems[0])
-    tell_launcher("failed", code, problems[0], text)
+    report_to_launcher("failed", code, problems[0], text)
     sys.exit(code)
 
 
-def tell_launcher(state: str, code: int, why: str, text: str, later: int = 0) -> None:
-    """Leave a text in the file from which torchrun reads why a process ended.
+def report_to_launcher(state: str, code: int, why: str, text: str, later: int = 0) -> None:
+    """Write a text to the file from which torchrun reads why a process ended.
 
     accelerate's launcher is torchrun too. Its report then ends with that text, and the other
-    processes of this host read there what happened. The first text of a process counts. The form
-    of the file is that of torch's ErrorHandler (torch/distributed/elastic/multiprocessing/errors);
-    the launcher prints its `py_callstack`.
+    processes of this host read there what happened. The first text of a process counts. The format
+    is that of torch's ErrorHandler (torch/distributed/elastic/multiprocessing/errors); the launcher
+    prints its `py_callstack`.
 
     Args:
         state, code, why: as in status.json.
@@ -208,18 +210,18 @@ def tell_launcher(state: str, code: int, why: str, text: str, later: int = 0) ->
     if not path or os.path.exists(path):
         return
     extra = {"py_callstack": text, "timestamp": str(int(time.time()) + later)}
-    told = {
+    report = {
         "message": {"message": text, "extraInfo": extra},
         "state": state,
         "exit_code": code,
         "why": why,
     }
     with contextlib.suppress(OSError):
-        write_file(path, json.dumps(told))
+        write_file(path, json.dumps(report))
 
 
 def write_file(path: str | Path, text: str) -> None:
-    """Replace a file as a whole, on the disk: at no instant is there a part of it."""
+    """Replace a file as a whole and flush it to the disk: nobody ever reads a part of it."""
     staged = f"{path}.{RANK}.tmp"
     with open(staged, "w") as file:
         file.write(text)

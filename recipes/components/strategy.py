@@ -1,4 +1,4 @@
-"""The strategy that YAML and launcher ask for: the Accelerator, and what is really in force."""
+"""The strategy of YAML and launcher: the Accelerator, and what is really in force."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,13 +22,13 @@ FSDP2_NAMES = {  # by (hybrid, reshards after the forward pass)
     (True, True): "HYBRID_SHARD",
     (True, False): "HYBRID_SHARD_ZERO2",
 }
-# The watch over the ranks speaks before the process group gives up
+# The watch over the ranks reports a hang before the process group times out.
 SECONDS_AFTER_THE_WATCH = 60
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """What accelerate really runs, whatever it was asked for.
+    """The strategy that accelerate really runs, whatever was requested.
 
     Attributes:
         name: "one process", "DDP", "FSDP2 FULL_SHARD", "DeepSpeed ZeRO-3", ...
@@ -64,26 +64,26 @@ class Strategy:
 def fsdp1_name(accelerator: Accelerator) -> str:
     """Return the name of the strategy that FSDP1 really runs.
 
-    Over one rank torch turns each of them into NO_SHARD (torch/distributed/fsdp/_init_utils.py,
-    _init_core_state), and hybrid ones shard over the GPUs of one host.
+    If there is one shard, torch turns every strategy into NO_SHARD (torch/distributed/fsdp/
+    _init_utils.py, _init_core_state). Hybrid strategies shard over the GPUs of one host.
     """
-    asked = fsdp_plugin(accelerator).sharding_strategy.name
-    shards = accelerator.num_processes
-    if asked.startswith(("_HYBRID", "HYBRID")):
-        shards = getattr(torch, accelerator.device.type).device_count()
-    return asked if shards > 1 else "NO_SHARD"
+    requested = fsdp_plugin(accelerator).sharding_strategy.name
+    num_shards = accelerator.num_processes
+    if requested.startswith(("_HYBRID", "HYBRID")):
+        num_shards = getattr(torch, accelerator.device.type).device_count()
+    return requested if num_shards > 1 else "NO_SHARD"
 
 
 def compute_dtype(dtype: str, accelerator: Accelerator) -> str:
-    """Return the name of the dtype of matrix products: mixed precision's, or the weights' own."""
+    """Return the name of the dtype of matrix products: mixed precision's, or else the weights'."""
     return {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision, dtype)
 
 
 def new_accelerator(args: CommonArguments) -> Accelerator:
-    """Return the Accelerator that YAML, launcher and arguments ask for.
+    """Return the Accelerator for YAML, launcher and arguments.
 
     Raises:
-        RuntimeError, ValueError, ImportError: if accelerate cannot run what it was asked for.
+        RuntimeError, ValueError, ImportError: if accelerate cannot run what they request.
     """
     dynamo = None
     if isinstance(args, CompileArguments) and args.torch_compile:
@@ -96,7 +96,7 @@ def new_accelerator(args: CommonArguments) -> Accelerator:
         dataloader_config=DataLoaderConfiguration(even_batches=False, non_blocking=True),
         dynamo_plugin=dynamo,
         kwargs_handlers=[
-            # DDP would hold the gradients twice: its own and those in its buckets
+            # Otherwise DDP would hold the gradients twice, in the weights and in its buckets.
             DistributedDataParallelKwargs(gradient_as_bucket_view=True),
             InitProcessGroupKwargs(timeout=timeout),
         ],
@@ -106,26 +106,26 @@ def new_accelerator(args: CommonArguments) -> Accelerator:
 
 
 def set_up_engine(args: CommonArguments, accelerator: Accelerator) -> None:
-    """Set what accelerate does not hand to the engine itself, and the precision of products."""
+    """Set what accelerate does not pass on to the engine, and the precision of matrix products."""
     upstream.reduce_each_micro_batch(accelerator)
     upstream.reduce_in_fp32(accelerator)
-    upstream.tell_deepspeed_of_loop(
+    upstream.configure_deepspeed_for_loop(
         accelerator, args.max_grad_norm, args.per_device_train_batch_size
     )
     torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = args.tf32  # torch allows it for convolutions by default
+    torch.backends.cudnn.allow_tf32 = args.tf32  # For convolutions torch allows it by default.
 
 
 def backward(accelerator: Accelerator, loss: torch.Tensor) -> None:
     """Back-propagate this micro-batch's part of a loss that is a sum over the optimizer step.
 
     Engines average gradients over ranks, and accelerate divides the loss by the accumulation
-    steps: both are undone, so that gradients add up to those of the whole step's loss.
+    steps. Both are undone here, so that gradients add up to those of the whole step's loss.
 
     Args:
         loss: the micro-batch's sum, divided by the count of the whole step over all ranks.
     """
     num_parts = accelerator.gradient_accumulation_steps * accelerator.num_processes
-    # Where the loss is not finite, 0 * loss is not 0: then the gradient, which all ranks share, is
-    # not finite either, and all of them leave the step out.
+    # If the loss is not finite, 0 * loss is NaN. Then the gradient, which all ranks share, is not
+    # finite either, and all of them leave the step out.
     accelerator.backward(loss * (num_parts + 0 * loss.detach()))

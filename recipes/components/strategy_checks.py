@@ -1,8 +1,8 @@
-"""What accelerate runs against what was asked: settings that were dropped, and what does not fit.
+"""Compare what accelerate runs with what was requested: dropped settings, and what does not fit.
 
 The same rules serve `accelerate launch`, torchrun and scripts/rehearse.py, since they read what
-accelerate made of YAML and command line. What accelerate has ignored in the YAML cannot be seen
-there: `check_launch` of checks.py reads the file before that.
+accelerate made of YAML and command line. They cannot see what accelerate has ignored in the YAML:
+for that `check_launch` of checks.py reads the file.
 """
 
 import os
@@ -29,10 +29,11 @@ from components.launch_command import find_launch
 from components.status import RANK
 from components.strategy import Strategy, compute_dtype
 
-# The key of FSDP that each version ignores, though its default FULL_SHARD may stand there
+# The key that each version of FSDP ignores; FULL_SHARD, its default, does no harm there.
 IGNORED_FSDP_KEYS = {1: "fsdp_reshard_after_forward", 2: "fsdp_sharding_strategy"}
+# Other values of these keys that stand for a strategy
 FORMS_OF_FSDP_STRATEGIES = {"TRUE": "FULL_SHARD", "1": "FULL_SHARD", "FALSE": "SHARD_GRAD_OP"}
-# What the command line owns, by its names in a DeepSpeed config
+# The keys of a DeepSpeed config that only the command line may set
 OWNED_BY_COMMAND_LINE = (
     "gradient_accumulation_steps",
     "gradient_clipping",
@@ -41,7 +42,7 @@ OWNED_BY_COMMAND_LINE = (
     "optimizer",
     "scheduler",
 )
-MINUTES_OF_A_BUILD = 5  # DeepSpeed's ops are built in one or two
+MINUTES_OF_A_BUILD = 5  # Building one of DeepSpeed's ops takes one or two.
 COMPILERS = (
     "ninja",
     "c++",
@@ -69,39 +70,41 @@ def find_strategy_problems(args: CommonArguments, accelerator: Accelerator) -> I
 
 # ---- What accelerate dropped ----
 def find_dropped_settings(accelerator: Accelerator, strategy: Strategy) -> Iterator[str]:
-    """Yield a problem for each setting that accelerate dropped without a word.
+    """Yield a problem for each setting that accelerate has silently dropped.
 
     See huggingface/accelerate#2741.
     """
     what_it_does = f"what the YAML really does: python scripts/check_config.py {launched_file()}"
-    if runs_less_than_asked(accelerator, strategy):
+    if runs_less_than_requested(accelerator, strategy):
         runs = f"{strategy.name} on {accelerator.num_processes} x {accelerator.device.type}"
         if accelerator.device.type == "cpu":
             runs += ", since no GPU was found"
         yield (
-            f"the launcher was asked for more than accelerate runs here, which is {runs}; "
+            f"the launcher requested more than accelerate runs here, which is {runs}; "
             f"{how_to_rehearse()}; {what_it_does}"
         )
     key = IGNORED_FSDP_KEYS.get(strategy.fsdp_version)
     if key is not None:
-        asked = os.environ.get(key.upper(), "FULL_SHARD").upper()
-        asked = FORMS_OF_FSDP_STRATEGIES.get(asked, asked)
-        if asked not in ("FULL_SHARD", strategy.name.split()[-1]):
-            yield f"{key} {asked} has no effect, accelerate runs {strategy.name}; {what_it_does}"
-    plugin = getattr(accelerator.state, "fsdp_plugin", None)  # absent without FSDP
+        requested = os.environ.get(key.upper(), "FULL_SHARD").upper()
+        requested = FORMS_OF_FSDP_STRATEGIES.get(requested, requested)
+        if requested not in ("FULL_SHARD", strategy.name.split()[-1]):
+            yield (
+                f"{key} {requested} has no effect, accelerate runs {strategy.name}; {what_it_does}"
+            )
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)  # It is missing without FSDP.
     several = accelerator.num_processes > 1
     if plugin is not None and strategy.name == "FSDP1 NO_SHARD" and several:
-        asked = plugin.sharding_strategy.name
-        if asked != "NO_SHARD":
+        requested = plugin.sharding_strategy.name
+        if requested != "NO_SHARD":
             yield (
-                f"{asked} shards over the GPUs of one host, and here each host has one: torch "
+                f"{requested} shards over the GPUs of one host, and here each host has one: torch "
                 "would neither shard nor average gradients between the hosts. Use "
                 "fsdp2_full_shard.yaml"
             )
 
 
-def runs_less_than_asked(accelerator: Accelerator, strategy: Strategy) -> bool:
-    """Return whether FSDP, DeepSpeed or processes that were asked for are not there."""
+def runs_less_than_requested(accelerator: Accelerator, strategy: Strategy) -> bool:
+    """Return whether FSDP, DeepSpeed or processes were requested and are not in force."""
     env = os.environ
     if env.get("ACCELERATE_USE_FSDP") == "true" and strategy.fsdp_version == 0:
         return True
@@ -109,13 +112,13 @@ def runs_less_than_asked(accelerator: Accelerator, strategy: Strategy) -> bool:
         return True
     if "WORLD_SIZE" in env:
         return env["WORLD_SIZE"] != str(accelerator.num_processes)
-    return accelerator.num_processes > 1 or launcher_asked_for_several_processes()
+    return accelerator.num_processes > 1 or should_be_several_processes()
 
 
-def launcher_asked_for_several_processes() -> bool:
-    """Return whether accelerate's launcher was told of several processes and started only this one.
+def should_be_several_processes() -> bool:
+    """Return whether accelerate's launcher was to start several processes but started only one.
 
-    Its only trace is an address that the launcher has not been given itself.
+    The only trace is an address in the environment that the launcher does not have in its own.
     """
     try:
         launcher = psutil.Process().parent()
@@ -123,7 +126,7 @@ def launcher_asked_for_several_processes() -> bool:
             return False
         command = launcher.cmdline()
         before = launcher.environ()
-    except (psutil.Error, OSError):  # it has ended, or is another user's
+    except (psutil.Error, OSError):  # It has ended, or belongs to another user.
         return False
     if "ACCELERATE_USE_CPU" not in os.environ or not is_accelerate(command):
         return False
@@ -138,10 +141,10 @@ def is_accelerate(command: list[str]) -> bool:
 
 
 def launched_file() -> str:
-    """Return the file that the launcher was given, as a word of a shell; YAML if not known."""
+    """Return the launcher's config file, quoted for a shell, or "YAML" if it is not known."""
     try:
         launch = find_launch()
-    except ValueError:  # its command line cannot be read
+    except ValueError:  # The launcher's command line cannot be read.
         return "YAML"
     if launch is None or not launch.config_file:
         return "YAML"
@@ -149,7 +152,7 @@ def launched_file() -> str:
 
 
 def how_to_rehearse() -> str:
-    """Return how to try this launch without GPUs, with the names of its files where known."""
+    """Return how to try this launch without GPUs, with the names of its files if known."""
     file = launched_file()
     script = "recipes/RECIPE.py"
     if file != "YAML":
@@ -163,15 +166,15 @@ def find_misfits(
 ) -> Iterator[str]:
     """Yield a problem for each argument or key of the YAML that does not fit the strategy.
 
-    Nothing here depends on the machine, so that scripts/plan_memory.py can ask too.
+    Nothing here depends on the machine, so that scripts/plan_memory.py can call it too.
 
     Args:
-        accelerator: asked for mixed_precision, num_processes, and the plugins in its state.
+        accelerator: only its mixed_precision, num_processes, and the plugins in its state are used.
     """
     yield from find_quantization_misfits(args, accelerator, strategy)
     yield from find_master_weight_misfits(args, accelerator, strategy)
     yield from find_adapter_misfits(args, accelerator, strategy)
-    plugin = getattr(accelerator.state, "fsdp_plugin", None)  # absent without FSDP
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)  # It is missing without FSDP.
     if plugin is not None and strategy.fsdp_version == 1 and not plugin.use_orig_params:
         yield (
             "FSDP1 with fsdp_use_orig_params: false trains nothing, since the optimizer is made "
@@ -217,8 +220,8 @@ def find_master_weight_misfits(
     args: CommonArguments, accelerator: Accelerator, strategy: Strategy
 ) -> Iterator[str]:
     """Yield a problem if bf16 weights would lose updates, or --no_master_weights has no effect."""
-    # Under mixed precision FSDP keeps what it trains in fp32 (accelerate), and DeepSpeed has master
-    # weights of its own
+    # Under mixed precision accelerate keeps what FSDP trains in fp32, and DeepSpeed has master
+    # weights of its own.
     precision = accelerator.mixed_precision
     has_master_weights = strategy.is_sharded and precision != "no"
     trains_bf16 = args.dtype == "bfloat16" and not args.use_peft
@@ -246,8 +249,8 @@ def find_adapter_misfits(
     name = strategy.name
     if isinstance(args, LoraVariantArguments) and args.use_dora:
         yield (
-            f"{name} hands DoRA flattened parts of weights, of which it cannot take the norms: use "
-            "an fsdp2 YAML, or leave out --use_dora"
+            f"{name} gives DoRA flattened parts of weights, whose norms it cannot compute: use an "
+            "fsdp2 YAML, or leave out --use_dora"
         )
     if not args.use_peft:
         return
@@ -270,7 +273,7 @@ def find_deepspeed_misfits(accelerator: Accelerator, strategy: Strategy) -> Iter
         zero = config["zero_optimization"]
         if zero.get("stage3_gather_16bit_weights_on_model_save") is not True:
             yield (
-                f"{strategy.name} could not save the weights in the end: set "
+                f"{strategy.name} could not save the weights at the end: set "
                 "zero3_save_16bit_model: true in the YAML, or "
                 "stage3_gather_16bit_weights_on_model_save in the DeepSpeed config"
             )
@@ -317,8 +320,8 @@ def find_problems_of_environment(args: CommonArguments, strategy: Strategy) -> I
 def find_locked_builds(accelerator: Accelerator) -> Iterator[str]:
     """Yield a problem for each lock that a killed build of a DeepSpeed op has left behind.
 
-    torch waits until the lock is gone, forever (torch.utils.file_baton). A young lock may be that
-    of a build that runs: that is a warning only.
+    torch would wait forever for such a lock (torch.utils.file_baton). A recent lock may be that of
+    a running build, and only gets a warning.
     """
     if accelerator.device.type == "cpu":
         return
@@ -326,19 +329,19 @@ def find_locked_builds(accelerator: Accelerator) -> Iterator[str]:
         lock = Path(build_folder(op), "lock")
         try:
             minutes = (time.time() - lock.stat().st_mtime) / 60
-        except OSError:  # there is none
+        except OSError:  # There is no lock.
             continue
         if minutes < MINUTES_OF_A_BUILD:
             warn_of_lock(op, lock)
         elif not is_compiling():
             yield (
                 f"a build of DeepSpeed's {op} was killed {minutes:,.0f} minutes ago and left "
-                f"{lock}, which this run would wait for forever: delete that file"
+                f"{lock}, for which this run would wait forever: delete that file"
             )
 
 
 def ops_to_build(config: Mapping[str, Any]) -> list[str]:
-    """Return the ops that DeepSpeed builds at first use, which is for offloading from a GPU."""
+    """Return the ops that DeepSpeed builds at first use, in order to offload from a GPU."""
     zero = config.get("zero_optimization", {})
     optimizer = (zero.get("offload_optimizer") or {}).get("device")
     parameters = (zero.get("offload_param") or {}).get("device")
@@ -352,13 +355,13 @@ def ops_to_build(config: Mapping[str, Any]) -> list[str]:
 
 def build_folder(op: str) -> str:
     """Return the folder in which torch builds an extension of this name."""
-    from torch.utils.cpp_extension import _get_build_directory  # only here: it loads setuptools
+    from torch.utils.cpp_extension import _get_build_directory  # It loads setuptools.
 
     return _get_build_directory(op, verbose=False)
 
 
 def warn_of_lock(op: str, lock: Path) -> None:
-    """Say on rank 0 that DeepSpeed may be waiting for a lock."""
+    """Print on rank 0 that DeepSpeed may be waiting for a lock."""
     if RANK == 0:
         print(
             f"warning: DeepSpeed waits until {lock} is gone; if no other run is building {op}, "

@@ -1,8 +1,8 @@
-"""Documents as blocks of tokens, read ahead on one rank, and found again where a run stopped.
+"""Documents as blocks of tokens, read ahead on one rank, and resumed where a run stopped.
 
-Documents come in an order that follows from the seed, each with an end of sequence behind it, and
-are cut into blocks of equal length, with nothing lost or padded but the end of the last pass. A
-position is a few numbers, so that a resumed run reads nothing of what lies before it.
+Documents come in an order that follows from the seed, each with an end of sequence after it, and
+are cut into blocks of equal length. Nothing is lost, and only the end of the last pass is padded. A
+position is a few numbers, so that a resumed run skips what lies before it without reading it.
 """
 
 import dataclasses
@@ -30,11 +30,12 @@ class Position:
     """A place in the text.
 
     Attributes:
-        passes: passes over all documents that are done.
-        document: documents that are done in this pass, in its order.
-        token: tokens that are done of the next document.
-        reader: state of a streamed data set at the start of the shuffled window; None: its start.
-        left_out: documents that could not be used so far.
+        passes: the number of complete passes over all documents.
+        document: the number of documents that are done in this pass, in its order.
+        token: the number of tokens that are done of the next document.
+        reader: the state of a streamed data set at the start of the shuffled window; None for the
+            start of the data set.
+        left_out: the number of documents so far that could not be used.
     """
 
     passes: int = 0
@@ -44,21 +45,21 @@ class Position:
     left_out: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the position as a checkpoint has it."""
+        """Return the position as a checkpoint stores it."""
         state = dataclasses.asdict(self)
         state["pass"] = state.pop("passes")
         return state
 
     @classmethod
     def from_json(cls, state: dict[str, Any]) -> "Position":
-        """Return the position that `to_json` has written."""
+        """Return the position that `to_json` returned."""
         state = dict(state)
         return cls(passes=state.pop("pass"), **state)
 
 
 START = Position()
 Numbered = tuple[int, Any, Position]  # number of a document from 1, its row, and where it begins
-PlacedBlock = tuple[torch.Tensor, Position]  # a block, and the position behind it
+PlacedBlock = tuple[torch.Tensor, Position]  # a block, and the position after it
 
 
 # ---- Documents in order ----
@@ -67,12 +68,12 @@ def read_documents(
 ) -> Iterator[Numbered]:
     """Yield document after document from a position, in another order in each pass.
 
-    The order is one of all documents or, where they can only be streamed, of window after window.
-    It follows from the seed, so that a position is found without what lies before it.
+    All documents are shuffled as a whole or, if they can only be streamed, window by window. The
+    order follows from the seed, so that a position is found without what lies before it.
 
     Args:
-        passes: over all documents; math.inf for no end.
-        buffer_size: documents of a window, for those that are streamed.
+        passes: the number of passes over all documents; math.inf for no end.
+        buffer_size: the number of documents in a window of a stream.
     """
     position = start
     while position.passes < passes:
@@ -84,7 +85,7 @@ def read_documents(
 
 
 def read_indexed_pass(documents: Documents, start: Position, seed: int) -> Iterator[Numbered]:
-    """Yield the documents that are left of a pass over a data set that is shuffled as a whole."""
+    """Yield the rest of the documents of a pass over a data set, shuffled as a whole."""
     dataset: Any = documents.dataset
     order = shuffled(len(dataset), (seed, start.passes, 0))
     position = start
@@ -98,11 +99,11 @@ def read_indexed_pass(documents: Documents, start: Position, seed: int) -> Itera
 def read_streamed_pass(
     documents: Documents, start: Position, seed: int, buffer_size: int
 ) -> Iterator[Numbered]:
-    """Yield the documents that are left of a pass over a stream, shuffled window by window."""
+    """Yield the rest of the documents of a pass over a stream, shuffled window by window."""
     stream: Any = documents.dataset
-    stream.load_state_dict(start.reader)  # None: its start
+    stream.load_state_dict(start.reader)  # With None it starts at the beginning.
     reading = iter(stream)
-    before = start.document // buffer_size * buffer_size  # documents before the window
+    before = start.document // buffer_size * buffer_size  # Documents before the window
     position = start
     window = list(islice(reading, buffer_size))
     while window:
@@ -118,7 +119,7 @@ def read_streamed_pass(
 
 
 def shuffled(number: int, seed: tuple[int, int, int]) -> np.ndarray:
-    """Return the numbers from 0 in an order that follows from a seed."""
+    """Return the numbers from 0 to number - 1 in an order that follows from a seed."""
     return np.random.default_rng(seed).permutation(number)
 
 
@@ -126,11 +127,11 @@ def shuffled(number: int, seed: tuple[int, int, int]) -> np.ndarray:
 def cut_blocks(
     numbered: Iterable[Numbered], documents: Documents, tokenizer: Any, max_length: int
 ) -> Iterator[PlacedBlock]:
-    """Yield blocks of max_length tokens, each with the position of the token behind it.
+    """Yield blocks of max_length tokens, each with the position of the token after it.
 
-    A block is [3, max_length + 1]: tokens, of which the last one is only predicted, since the next
-    block begins with it; the place of each in its document's part of the block; the number of its
-    document, 0 behind the end of the data.
+    A block is [3, max_length + 1] and has for each token: the token itself, of which the last is
+    only predicted, since the next block begins with it; its place in its document's part of the
+    block; the number of its document, which is 0 after the end of the data.
 
     Raises:
         ValueError: a document cannot be used: its file and line, the cause and the fix.
@@ -154,17 +155,17 @@ def cut_blocks(
             filled = end
             start += len(part)
             if filled > max_length:
-                start -= 1  # the next block begins with it
+                start -= 1  # The next block begins with the last token of this one.
                 yield block, replace(position, token=start, left_out=position.left_out + left_out)
                 block = torch.zeros_like(block)
                 filled = 0
     if filled:
-        behind = Position(passes=position.passes + 1, left_out=position.left_out + left_out)
-        yield block, behind
+        end_of_data = Position(passes=position.passes + 1, left_out=position.left_out + left_out)
+        yield block, end_of_data
 
 
 def tokenize_document(text: str | None, tokenizer: Any) -> torch.Tensor:
-    """Return the tokens of a document and its end: [tokens]; none if it has no text."""
+    """Return the tokens of a document and an end of sequence, [tokens]; none if it has no text."""
     if text is None or not text.strip():
         return torch.zeros(0, dtype=torch.int32)
     tokens = list(tokenizer(text, verbose=False)["input_ids"])
@@ -175,18 +176,18 @@ def tokenize_document(text: str | None, tokenizer: Any) -> torch.Tensor:
 
 
 def count_tokens(block: torch.Tensor) -> int:
-    """Return how many tokens a model reads of a block: neither the last nor padding."""
+    """Return how many tokens of a block a model reads: all but the last one and padding."""
     return int((block[NUMBERS, :-1] > 0).sum())
 
 
-# ---- For all ranks ----
+# ---- All ranks ----
 class BlockStream:
-    """The blocks of a run, step by step. One rank reads ahead in a thread, and deals to all.
+    """The blocks of a run, step by step. One rank reads ahead in a thread and sends them to all.
 
-    Each rank would have to tokenize all text to know where its own blocks begin.
+    Otherwise each rank would have to tokenize all text to know where its own blocks begin.
 
     Attributes:
-        position: behind the blocks of the last step.
+        position: the position after the blocks of the last step.
     """
 
     def __init__(
@@ -198,7 +199,7 @@ class BlockStream:
         passes: float,
         blocks_per_step: int,
     ) -> None:
-        """passes: over all documents; math.inf reads them again without end."""
+        """passes: the number of passes over all documents; math.inf for no end."""
         self.position = START
         self._documents = documents
         self._tokenizer = tokenizer
@@ -213,19 +214,19 @@ class BlockStream:
         if accelerator.is_main_process:
             self._thread = ThreadPoolExecutor(1)
         if accelerator.num_processes > 1:
-            # Over TCP: GLOO_SOCKET_IFNAME names the interface that connects several hosts
+            # gloo uses TCP; GLOO_SOCKET_IFNAME names the interface between several hosts.
             timeout = timedelta(seconds=args.ddp_timeout + SECONDS_AFTER_THE_WATCH)
             self._group = torch.distributed.new_group(backend="gloo", timeout=timeout)
 
     @property
     def epoch(self) -> float:
-        """Passes that are done, with the part of this one where its documents are counted."""
+        """The number of complete passes, plus the share of this one if it is known."""
         if not isinstance(self._documents.dataset, Dataset):
             return float(self.position.passes)
         return self.position.passes + self.position.document / len(self._documents.dataset)
 
     def describe(self) -> str:
-        """Return how much of the data was read, and what of it could not be used."""
+        """Return how much of the data was read, and how much of it could not be used."""
         position = self.position
         return (
             f"The data were read {position.passes} times, and {position.document} documents more; "
@@ -237,14 +238,14 @@ class BlockStream:
         return self.position.to_json()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a position; before the first step."""
+        """Continue from a position. Call it before the first step."""
         self.position = Position.from_json(state)
 
     def next_step(self, is_last: bool) -> list[list[torch.Tensor]]:
-        """Return the blocks of this rank's micro-batches; every rank takes part.
+        """Return the blocks of this rank's micro-batches. Every rank takes part.
 
         Args:
-            is_last: whether nothing has to be read ahead.
+            is_last: whether this is the last step, after which nothing is read ahead.
 
         Raises:
             ValueError: on every rank, if a document cannot be used.
@@ -257,7 +258,7 @@ class BlockStream:
         self.position = dealt[-1][1]
         size = self._args.per_device_train_batch_size
         rank = self._accelerator.process_index
-        # Micro-batch j is for rank j % ranks
+        # Micro-batch j goes to rank j % ranks.
         starts = range(0, self._blocks_per_step, size)[rank :: self._accelerator.num_processes]
         return [[block for block, _ in dealt[start : start + size]] for start in starts]
 
@@ -265,18 +266,18 @@ class BlockStream:
         """Return the blocks of the next step on every rank, or why a document cannot be used."""
         if self._thread is not None and self._ahead is None:
             self._read_ahead()
-        told: list[Any] = [None]
+        dealt: list[Any] = [None]
         if self._ahead is not None:
             try:
-                told = [self._ahead.result()]
+                dealt = [self._ahead.result()]
             except ValueError as error:
-                told = [str(error)]
-        if self._group is not None:  # from host to host
-            torch.distributed.broadcast_object_list(told, group=self._group)
-        return told[0]
+                dealt = [str(error)]
+        if self._group is not None:
+            torch.distributed.broadcast_object_list(dealt, group=self._group)
+        return dealt[0]
 
     def _read_ahead(self) -> None:
-        """Begin to read the blocks of a step, on the rank that reads."""
+        """Begin to read the blocks of the next step, on the rank that reads."""
         if self._thread is None:
             return
         if self._blocks is None:
@@ -291,7 +292,7 @@ class BlockStream:
 def first_blocks(
     documents: Documents, tokenizer: Any, max_length: int, number: int
 ) -> list[torch.Tensor]:
-    """Return the first blocks of documents in their own order, such as those to evaluate on."""
+    """Return the first blocks of documents in their own order, for evaluation for example."""
     numbered = ((place, row, START) for place, row in enumerate(documents.dataset, 1))
     blocks = cut_blocks(numbered, documents, tokenizer, max_length)
     return [block for block, _ in islice(blocks, number)]
@@ -300,13 +301,16 @@ def first_blocks(
 def deal_blocks(
     blocks: Sequence[torch.Tensor], size: int, accelerator: Accelerator
 ) -> list[Sequence[torch.Tensor]]:
-    """Return this rank's batches of `size` blocks: every rank has as many, the last maybe empty."""
+    """Return this rank's batches of up to `size` blocks, of which every rank has the same number.
+
+    The last batches may be empty.
+    """
     starts = starts_of_batches(len(blocks), size, accelerator.num_processes)
     own = starts[accelerator.process_index :: accelerator.num_processes]
     return [blocks[start : start + size] for start in own]
 
 
 def starts_of_batches(number: int, size: int, num_processes: int) -> Sequence[int]:
-    """Return where batches of `size` begin, as many for each rank, of `number` blocks."""
+    """Return where batches of `size` of `number` blocks begin: the same number for each rank."""
     per_round = size * num_processes
     return range(0, math.ceil(number / per_round) * per_round, size)

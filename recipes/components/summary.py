@@ -1,7 +1,7 @@
-"""The start of a run in a few lines: what is really in force, and one row as the model sees it.
+"""The start summary of a run: what is really in force, and one row as the model sees it.
 
-run.json has the same lines, all arguments and versions. A dry run ends with them, with the room on
-the disk, and with the command that plans the memory.
+run.json has the same lines, all arguments and versions. A dry run ends after the summary, with the
+disk space that is needed and the command that plans the memory.
 """
 
 import contextlib
@@ -33,20 +33,20 @@ from components.model_checks import share_of_experts, size_of
 from components.strategy import Strategy, compute_dtype
 
 GIB = 2**30
-LAST_NOTES = ("sample", "packing")  # a sample may take several lines
+LAST_NOTES = ("sample", "packing")  # A sample may take several lines.
 LIBRARIES = ("torch", "accelerate", "transformers", "datasets", "peft", "bitsandbytes", "deepspeed")
 LAUNCHERS_VARIABLES = ("ACCELERATE_", "FSDP_", "PARALLELISM_")
 SECRETS = ("TOKEN", "KEY", "SECRET", "PASS")
-CHECKPOINT_BYTES = 12  # per trained element: the weight and two moments, in fp32
+CHECKPOINT_BYTES = 12  # Per trained element: the weight and two moments, in fp32
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Elements of a model's weights, whole ones also where they are split or packed.
+    """The number of elements of a model's whole weights, even if they are split or packed.
 
     Attributes:
-        total: of all weights.
-        trained: of those that are trained.
+        total: the number in all weights.
+        trained: the number in those that are trained.
     """
 
     total: int
@@ -74,14 +74,14 @@ def summarize(
 ) -> None:
     """Print what is in force, and write it to run.json. Every rank takes part.
 
-    A dry run writes nothing and ends here: with 0, or with 73 if the disk has no room.
+    A dry run writes nothing and ends here: with 0, or with 73 if the disk has too little space.
 
     Args:
-        notes: further lines by their names, which the recipe knows: "batch" always, rows, the
-            loss, and a "sample", one row as it is trained on.
-        identity: rows_per_step and data, which are compared when the run continues.
+        notes: the recipe's lines of the summary by their names: always "batch", and others such as
+            rows, the loss, and "sample", one row as it is trained on.
+        identity: `rows_per_step` and `data`, which are compared when the run resumes.
         planned_row: tokens of the longest row, with which scripts/plan_memory.py can plan the
-            memory; None where it does not know the recipe's models.
+            memory; None if it does not know the recipe's models.
     """
     size = ModelSize.of(model)
     lines = summary_lines(accelerator, args, model, size, notes)
@@ -133,7 +133,7 @@ def summary_lines(
 
 
 def describe_model(args: CommonArguments, size: ModelSize) -> str:
-    """Return the model's name, its size, and how much of it is trained."""
+    """Return the name of the model, its size, and how much of it is trained."""
     return (
         f"{args.model_name_or_path}, {size.total:,} parameters, {size.trained:,} trained "
         f"({size.trained / size.total:.2%})"
@@ -172,9 +172,10 @@ def when_gradients_are_reduced(accelerator: Accelerator, strategy: Strategy) -> 
 
 # ---- What could be faster ----
 def unused_gpus(accelerator: Accelerator, strategy: Strategy) -> str | None:
-    """Return a warning if a YAML for several processes runs fewer than this host has GPUs, or None.
+    """Return a warning if a YAML for several processes leaves GPUs of this host unused, or None.
 
-    Shipped YAMLs ask for one process. GPUs that CUDA_VISIBLE_DEVICES hides do not count.
+    The shipped YAMLs start one process by default. GPUs that CUDA_VISIBLE_DEVICES hides do not
+    count.
     """
     here = accelerator.num_processes
     if "LOCAL_WORLD_SIZE" in os.environ:
@@ -198,20 +199,20 @@ def unused_gpus(accelerator: Accelerator, strategy: Strategy) -> str | None:
 def find_slow_paths(
     accelerator: Accelerator, args: CommonArguments, model: torch.nn.Module
 ) -> list[str]:
-    """Return a line with the cure for each thing that runs much slower than it could."""
+    """Return a line, with the fix, for each thing that runs much slower than it could."""
     computes_in = args.dtype
-    # FSDP and ZeRO cast weights to mixed precision; autocast casts no experts (pytorch#174763)
+    # FSDP and ZeRO cast weights to mixed precision; autocast casts no experts (pytorch#174763).
     if Strategy.of(accelerator).is_sharded:
         computes_in = compute_dtype(args.dtype, accelerator)
     if accelerator.device.type != "cuda" or computes_in == "bfloat16":
         return []
     if share_of_experts(model) < 0.1:
         return []
-    # torch.nn.functional.grouped_mm has a kernel for bf16 only. This is slow but right, and fine
-    # for small models and for comparisons in fp32, so it is reported and not refused.
+    # torch.nn.functional.grouped_mm has a kernel for bf16 only. Other dtypes are slow but correct,
+    # and fine for small models and comparisons in fp32: this is reported and not refused.
     return [
         f"SLOW: the experts are multiplied in {computes_in}, for which torch has no grouped"
-        " kernel, and so one after the other: use --dtype bfloat16 --use_peft, or, to train all"
+        " kernel, and so one after another: use --dtype bfloat16 --use_peft, or, to train all"
         " weights, an fsdp2 YAML, also on one GPU: its mixed precision casts them to bf16"
     ]
 
@@ -220,7 +221,7 @@ def find_slow_paths(
 def write_run_json(
     args: CommonArguments, lines: Mapping[str, str], identity: Mapping[str, Any]
 ) -> None:
-    """Write what the run is to OUTPUT_DIR/run.json."""
+    """Write summary, arguments, environment and versions of the run to OUTPUT_DIR/run.json."""
     run = {
         "summary": lines,
         "arguments": vars(args),
@@ -232,7 +233,7 @@ def write_run_json(
 
 
 def launchers_variables() -> dict[str, str]:
-    """Return what the launcher has put into the environment, without secrets."""
+    """Return the environment variables that the launcher has set, without secrets."""
     found = {}
     for name, value in os.environ.items():
         is_secret = any(word in name for word in SECRETS)
@@ -242,7 +243,7 @@ def launchers_variables() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the libraries that are installed, whether or not they were needed."""
+    """Return the versions of the installed libraries, whether or not the run needs them."""
     found = {}
     for name in LIBRARIES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -254,9 +255,9 @@ def versions() -> dict[str, str]:
 def end_dry_run(
     accelerator: Accelerator, args: CommonArguments, size: ModelSize, planned_row: int | None
 ) -> NoReturn:
-    """Say whether the disk has room and how to plan the memory, and end all ranks.
+    """Print the disk space that is needed and how to plan the memory, and end all ranks.
 
-    With 0, or with 73 if there is no room.
+    The exit code is 0, or 73 if the disk has too little space.
     """
     needed = bytes_on_disk(args, size)
     free = shutil.disk_usage(folder.nearest_folder(args.output_dir)).free
@@ -283,7 +284,7 @@ def end_dry_run(
 
 
 def bytes_on_disk(args: CommonArguments, size: ModelSize) -> int:
-    """Return what checkpoints and result take; while one is written, all older ones are kept."""
+    """Return the bytes of checkpoints and result. While one is written, all older ones are kept."""
     result = 4 * size.trained
     if not args.use_peft:
         result = getattr(torch, args.dtype).itemsize * size.total
@@ -291,9 +292,9 @@ def bytes_on_disk(args: CommonArguments, size: ModelSize) -> int:
 
 
 def plan_command(accelerator: Accelerator, longest_row: int) -> str:
-    """Return the launch command with scripts/plan_memory.py as its first word.
+    """Return the launch command with scripts/plan_memory.py in place of the launcher.
 
-    That tells how much of each GPU's memory it takes.
+    That prints how much of each GPU's memory the run takes.
     """
     words: dict[str, Any] = {
         "--config_file": "YAML",
@@ -314,8 +315,8 @@ def plan_command(accelerator: Accelerator, longest_row: int) -> str:
 
 
 def readable_launch() -> Launch | None:
-    """Return how accelerate's launcher was called, or None where that is not known."""
+    """Return how accelerate's launcher was called, or None if that is not known."""
     try:
         return find_launch()
-    except ValueError:  # check_launch has said that the call cannot be read
+    except ValueError:  # check_launch has warned that the call cannot be read.
         return None

@@ -41,10 +41,10 @@ def evaluate_tags(
     names: Sequence[str],
     loader: DataLoader,
 ) -> None:
-    """Log the loss, as in training, and how well exactly the words to evaluate on are tagged.
+    """Log the loss, as in training, and how well the words of the evaluation rows are tagged.
 
     Args:
-        names: of the tags, in the order of the logits.
+        names: the names of the tags, in the order of the logits.
     """
     model.eval()
     has_entities = are_of_entities(names)

@@ -15,7 +15,7 @@ from components.packing import NOT_TRAINED_ON
 from components.rows import Rows, Split, leave_out
 from components.status import fail
 
-NO_WORD = -1  # in place of a word's number: of a special token
+NO_WORD = -1  # The number of the word of a special token, which has none
 ROWS_AT_A_TIME = 1000
 
 
@@ -43,7 +43,7 @@ def read_tags(values: Any, names: Sequence[str] | None, column: str) -> list[str
 
     Args:
         values: names, or numbers of them.
-        names: of the tags that are numbered, in order; None if nothing names them.
+        names: the names of the tags, in the order of their numbers; None if nothing names them.
 
     Raises:
         ValueError: if there are no tags in the column, or one that has no name.
@@ -92,7 +92,7 @@ def label_tokens(
 
 
 def inside_tag(tag: str, number_of: dict[str, int]) -> str:
-    """Return the tag of the further tokens of a word: of one with B, the I, if there is one."""
+    """Return the tag of the second and later tokens of a word: I in place of B, if it exists."""
     inside = f"I-{tag[2:]}"
     if tag.startswith("B-") and inside in number_of:
         return inside
@@ -108,10 +108,10 @@ def first_tokens(word_ids: np.ndarray) -> np.ndarray:
 def tag_words(
     numbers: np.ndarray, word_ids: np.ndarray, names: Sequence[str], num_words: int
 ) -> list[str]:
-    """Return the tag that is predicted for each word: at its first token, O if it has none.
+    """Return the tag that is predicted for each word, at its first token; O if it has no token.
 
     Args:
-        numbers: of the tags that are predicted, [tokens], also for padding.
+        numbers: the number of the tag that is predicted for each token, [tokens], and for padding.
     """
     tags = [OUTSIDE] * num_words
     for place in np.flatnonzero(first_tokens(word_ids)):
@@ -165,8 +165,8 @@ def order_tags(counts: Counter[str], name: str, *sources: Sequence[str] | None) 
     Args:
         counts: of the training rows' words.
         name: of the data set, for the message.
-        sources: names in their order; the first that have all tags of the training rows are taken,
-            or else those tags in the order of the alphabet.
+        sources: lists of names in their order. The first one with all tags of the training rows is
+            taken; without any, those tags are ordered alphabetically.
     """
     if len(counts) == 1:
         fail(Exit.DATA, f"{name}: all words have the tag {next(iter(counts))!r}")
@@ -184,9 +184,9 @@ def describe_tags(counts: Counter[str], number_of: dict[str, int]) -> str:
 
 
 def without_unknown_tags(rows: Rows, number_of: dict[str, int], skip_bad_rows: bool) -> Rows:
-    """Return rows of which every tag is known.
+    """Return the rows whose tags are all known.
 
-    Ends with 65 where one is not; with --skip_bad_rows such rows are left out.
+    Ends with 65 if one has another tag; with --skip_bad_rows such rows are left out.
     """
     if set(count_tags(rows)) <= set(number_of):
         return rows
@@ -195,5 +195,5 @@ def without_unknown_tags(rows: Rows, number_of: dict[str, int], skip_bad_rows: b
     for index, tags in enumerate(rows.dataset.with_format(None)["tags"]):
         unknown = sorted(set(tags) - set(number_of))
         if unknown:
-            problems[index] = f"its tag {unknown[0]!r} is that of no training row: {known}"
+            problems[index] = f"its tag {unknown[0]!r} occurs in no training row: {known}"
     return leave_out(rows, problems, skip_bad_rows, reason="tags")

@@ -1,11 +1,11 @@
 """Workarounds for other libraries: what is wrong, where it is reported, and what is done.
 
-Each is one function, called by its name where it acts. A test that is marked with that name shows
-the harm that is done without it (tests/launch/test_upstream.py has most of them): where
-there is no harm any more, the library is fixed and the workaround goes.
-`python scripts/workarounds.py` lists them with their tests, and runs those with --check.
+Each is one function, called by its name where it is needed. A test that is marked with that name
+shows the harm without it (most are in tests/launch/test_upstream.py): once there is no harm any
+more, the library is fixed and the workaround is removed.
+`python scripts/workarounds.py` lists them with their tests, and runs the tests with --check.
 
-Other libraries are imported inside of the functions, since the first of these run before that.
+Other libraries are imported inside the functions, since the first of these must run before that.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Workaround:
-    """Where a fault is known from.
+    """The fault that a workaround is for.
 
     Attributes:
         link: an issue or pull request, or a file of the library's source and a name in it.
@@ -40,7 +40,7 @@ def workaround(link: str, seen: str) -> Callable:
     """Mark a function as a workaround; `workarounds` lists all of them."""
 
     def mark(function: Callable) -> Callable:
-        # pyrefly: ignore[missing-attribute]  # a function can carry attributes
+        # pyrefly: ignore[missing-attribute]  # Functions can have attributes.
         function.workaround = Workaround(link, seen)
         return function
 
@@ -48,13 +48,13 @@ def workaround(link: str, seen: str) -> Callable:
 
 
 def workarounds() -> dict[str, Callable]:
-    """Return the workarounds of this module by name, in the order in which they stand."""
+    """Return the workarounds of this module by name, in the order of the source."""
     return {name: value for name, value in globals().items() if hasattr(value, "workaround")}
 
 
 # ---- At the start ----
 def start_faster() -> None:
-    """Have the libraries import less than they would. To be called before any is imported."""
+    """Have the libraries import less than they would. Call it before any of them is imported."""
     import_bitsandbytes_uncompiled()
     ask_for_deepspeed_without_importing_it()
 
@@ -73,7 +73,7 @@ def import_bitsandbytes_uncompiled() -> None:
 
 @contextlib.contextmanager
 def compiling_at_first_call() -> Generator[None]:
-    """Let torch.compile return functions that it compiles when they are first called."""
+    """Have torch.compile return functions that are compiled when they are first called."""
     import torch
 
     compile_at_once = torch.compile
@@ -101,10 +101,10 @@ def compiling_at_first_call() -> Generator[None]:
 
 @workaround("accelerate/utils/other.py, extract_model_from_parallel", seen="accelerate 1.15")
 def ask_for_deepspeed_without_importing_it() -> None:
-    """Let accelerate unwrap a model without importing deepspeed, which takes up to a second.
+    """Have accelerate unwrap a model without importing deepspeed, which takes up to a second.
 
-    accelerate imports it to ask whether a model is DeepSpeed's engine. No model is, as long as
-    nobody has imported it.
+    accelerate imports it to find out whether a model is DeepSpeed's engine. No model is, as long as
+    nothing has imported deepspeed.
     """
     from accelerate.utils import other
 
@@ -117,7 +117,7 @@ def ask_for_deepspeed_without_importing_it() -> None:
 def reduce_each_micro_batch(accelerator: "Accelerator") -> None:
     """Have FSDP reduce gradients in each micro-batch.
 
-    Under `no_sync` every rank would hold whole gradients, which sharding is there to avoid.
+    Under `no_sync` every rank would hold whole gradients, which sharding is meant to avoid.
     """
     plugin = fsdp_plugin(accelerator)
     if plugin is None:
@@ -127,13 +127,13 @@ def reduce_each_micro_batch(accelerator: "Accelerator") -> None:
 
 
 @workaround("accelerate/accelerator.py, clip_grad_norm_", seen="accelerate 1.15")
-def tell_deepspeed_of_loop(
+def configure_deepspeed_for_loop(
     accelerator: "Accelerator", max_grad_norm: float, micro_batch_size: int
 ) -> None:
-    """Tell DeepSpeed's engine what the loop's own calls do not reach it with.
+    """Set in DeepSpeed's config what the calls of the training loop do not pass to its engine.
 
-    Its engine ignores the argument of clip_grad_norm_, and without the size of a micro-batch
-    accelerate asks for a data loader in `prepare`.
+    The engine ignores the argument of clip_grad_norm_, and without the size of a micro-batch
+    accelerate requires a data loader in `prepare`.
     """
     plugin = accelerator.state.deepspeed_plugin
     if plugin:
@@ -143,15 +143,14 @@ def tell_deepspeed_of_loop(
 
 @workaround("deepspeed/runtime/engine.py, _do_optimizer_sanity_check", seen="deepspeed 0.19")
 def reduce_in_fp32(accelerator: "Accelerator") -> None:
-    """Under mixed precision, keep in fp32 what upstream would round.
+    """Under mixed precision, keep reduced gradients, FSDP1's buffers and FSDP2's outputs in fp32.
 
-    This is about reduced gradients, FSDP1's buffers and FSDP2's outputs. accelerate and DeepSpeed
-    reduce gradients between ranks in the type that is computed in, and ZeRO adds micro-batches in
-    it too. Each addition then keeps 8 bits in bf16. In fp32 a reduction takes twice the traffic,
-    and ZeRO-2 and 3 keep 2 more bytes per gradient element. DeepSpeed refuses to add in fp32 under
-    ZeRO-0, turns ZeRO-1 into another optimizer and keeps a second copy on the GPU under ZeRO-2
-    with offload (stage_1_and_2.py, _use_compact_grad_partition_buffer): these add micro-batches in
-    the type that is computed in.
+    accelerate and DeepSpeed reduce gradients between ranks in the dtype of computation, and ZeRO
+    adds micro-batches in it too. In bf16 each addition then keeps 8 bits. In fp32 a reduction takes
+    twice the traffic, and ZeRO-2 and 3 keep 2 more bytes per gradient element. Micro-batches are
+    still added in the dtype of computation where DeepSpeed refuses fp32 (ZeRO-0), would use another
+    optimizer (ZeRO-1), or would keep a second copy on the GPU (ZeRO-2 with offload:
+    stage_1_and_2.py, _use_compact_grad_partition_buffer).
     """
     import torch
 
@@ -159,13 +158,13 @@ def reduce_in_fp32(accelerator: "Accelerator") -> None:
     if plugin is not None:
         policy = plugin.mixed_precision_policy
         if policy and accelerator.is_fsdp2:
-            # Without output_dtype=None the loss, which is a sum, would be rounded
+            # Without output_dtype=None the loss, which is a sum, would be rounded.
             plugin.mixed_precision_policy = replace(
                 policy, reduce_dtype=torch.float32, output_dtype=None
             )
         elif policy:
             # Without buffer_dtype=None the frequencies of rotary positions would be rounded, by
-            # 0.4 % in bf16
+            # 0.4 % in bf16.
             plugin.mixed_precision_policy = replace(
                 policy, reduce_dtype=torch.float32, buffer_dtype=None
             )
@@ -174,7 +173,7 @@ def reduce_in_fp32(accelerator: "Accelerator") -> None:
 
 
 def reduce_in_fp32_under_deepspeed(plugin: Any) -> None:
-    """Set the types of reductions and of added gradients, unless the config does."""
+    """Set the dtypes of reductions and of added gradients, unless the config does."""
     config = plugin.deepspeed_config
     config.setdefault("communication_data_type", "fp32")
     offload = config.get("zero_optimization", {}).get("offload_optimizer") or {}
@@ -197,9 +196,9 @@ def keep_4bit_weights_as_loaded(model: "torch.nn.Module") -> None:
 
 @workaround("bitsandbytes/autograd/_functions.py, MatMul8bitLt", seen="bitsandbytes 0.50")
 def silence_int8_casts() -> None:
-    """Stop bitsandbytes from warning in each int8 layer and pass that it casts bf16 to fp16.
+    """Stop bitsandbytes from warning, in each int8 layer and pass, that it casts bf16 to fp16.
 
-    On a CPU it does so in evaluations only, and there the test shows it.
+    On a CPU, where the test runs, it only warns in evaluations.
     """
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
 
@@ -209,7 +208,7 @@ def silence_int8_casts() -> None:
     seen="transformers 5.17 to 5.23",
 )
 def enable_gradient_checkpointing(model: Any) -> None:
-    """Recompute activations in the backward pass; older transformers have another name for it."""
+    """Recompute activations in the backward pass; older versions have another name for it."""
     enable = getattr(model, "activation_checkpointing_enable", None)
     if enable is None:
         enable = model.gradient_checkpointing_enable
@@ -219,9 +218,9 @@ def enable_gradient_checkpointing(model: Any) -> None:
 @workaround("transformers/modeling_utils.py, initialize_weights", seen="transformers 5.23")
 @contextlib.contextmanager
 def drawing_new_weights_from(seed: int) -> Generator[None]:
-    """Draw the weights that a file does not hold from this seed.
+    """Draw the weights that a model's files do not hold from this seed.
 
-    Under ZeRO-3 some models have drawn before, on some ranks more than on others.
+    Under ZeRO-3 some models draw random numbers before, on some ranks more than on others.
     """
     from accelerate.utils import set_seed
     from transformers import PreTrainedModel
@@ -243,10 +242,10 @@ def drawing_new_weights_from(seed: int) -> Generator[None]:
 def share_new_modules(
     model: "torch.nn.Module", names: Iterable[str], accelerator: "Accelerator"
 ) -> None:
-    """Give these modules on every rank the weights of rank 0, under FSDP.
+    """Under FSDP, give these modules the weights of rank 0 on every rank.
 
-    There transformers makes new weights on rank 0 only; the other ranks have noise, or meta
-    tensors, which all look alike to accelerate's optimizer, so that it would train only one.
+    transformers then makes new weights on rank 0 only. The other ranks have noise or meta tensors;
+    accelerate cannot tell the latter apart, so that the optimizer would train only one of them.
     """
     from accelerate.utils import gather_object
 
@@ -262,7 +261,7 @@ def share_new_modules(
     "accelerate/utils/fsdp_utils.py, fsdp2_prepare_auto_wrap_policy", seen="accelerate 1.15"
 )
 def leave_embeddings_to_accelerate(model: Any) -> None:
-    """Take embeddings out of the modules that are wrapped whole: accelerate wraps them itself."""
+    """Remove embeddings from the modules that are wrapped whole: accelerate wraps them itself."""
     wrapped = model._no_split_modules or ()
     model._no_split_modules = {name for name in wrapped if not name.endswith("Embeddings")}
 
@@ -278,7 +277,7 @@ def save_weights_by_their_own_names(model: Any) -> None:
 
 @workaround("deepspeed/runtime/engine.py, forward", seen="deepspeed 0.19")
 def cast_pixels(model: "torch.nn.Module") -> None:
-    """Give the model, before its forward, pixels in the type of its weights.
+    """Cast a model's pixels to the dtype of its weights before its forward pass.
 
     DeepSpeed in bf16 does not cast them, and not every model does so itself.
     """
@@ -293,23 +292,23 @@ def cast_pixels(model: "torch.nn.Module") -> None:
 @workaround("https://github.com/huggingface/transformers/issues/30228", seen="transformers 5.23")
 @contextlib.contextmanager
 def gathered_outside_of_layers(model: Any, accelerator: "Accelerator") -> Generator[None]:
-    """Have FSDP hold whole, within this context, what is in no layer.
+    """Have FSDP keep whatever belongs to no layer gathered within this context.
 
-    It gathers embeddings and head in the forward of the whole model; generate calls the encoder by
-    itself first. Layers gather themselves, and ZeRO-3 all modules.
+    FSDP gathers embeddings and head in the forward pass of the whole model, but generate first
+    calls the encoder by itself. Layers gather themselves, and under ZeRO-3 so do all modules.
     """
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     if accelerator.is_fsdp2:
         model.unshard()
-    # Of FSDP1; it does nothing to other models
+    # This is for FSDP1, and does nothing to other models.
     with FullyShardedDataParallel.summon_full_params(model, recurse=False, writeback=False):
         yield
 
 
 @workaround("transformers/models/bart/modeling_bart.py, layerdrop", seen="transformers 5.23")
-def leave_out_no_layers(model: "torch.nn.Module") -> None:
-    """Turn off layerdrop: a layer that one rank leaves out would keep the others waiting."""
+def turn_off_layerdrop(model: "torch.nn.Module") -> None:
+    """Turn off layerdrop: if one rank skipped a layer, the others would wait for it forever."""
     for module in model.modules():
         # pyrefly: ignore[bad-argument-type]  # torch annotates attributes as modules or tensors
         module.layerdrop = 0.0
@@ -320,7 +319,7 @@ def leave_out_no_layers(model: "torch.nn.Module") -> None:
     seen="torch 2.13",
 )
 def share_embedding_modules(model: Any) -> None:
-    """Let encoder and decoder have one embedding module: FSDP2 wants a weight in one module."""
+    """Give encoder and decoder one embedding module: FSDP2 requires each weight in one module."""
     shared = model.get_input_embeddings()
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
@@ -331,11 +330,12 @@ def share_embedding_modules(model: Any) -> None:
 # ---- Adapters ----
 @workaround("deepspeed/runtime/engine.py, _configure_distributed_model", seen="deepspeed 0.19")
 def cast_for_zero3(model: "torch.nn.Module", accelerator: "Accelerator") -> None:
-    """Under ZeRO-3 in bf16 or fp16, cast what peft has made to the dtype that is computed in.
+    """Under ZeRO-3 in bf16 or fp16, cast the modules that peft has made to that dtype.
 
     DeepSpeed casts the whole model in its other stages, and makes fp32 master weights of what is
-    trained. With ZeRO-3 it leaves out models that were loaded into it, so that adapters and copied
-    heads would stay in fp32: inputs of adapters are then cast twice, and a copied head fails.
+    trained. With ZeRO-3 it does not cast models that were loaded under it, so that adapters and
+    copied heads would stay in fp32: inputs of adapters would be cast twice, and a copied head
+    fails.
     """
     import torch
 
@@ -361,21 +361,21 @@ def leave_casts_to_autocast(
     since dropout then computes in the dtype of the input.
 
     The cast stays in two cases. FSDP2 and DeepSpeed do not autocast but cast the weights, adapters
-    included: there it does nothing where the types agree, and is needed where they do not. DoRA
-    takes the norms of whole weights in the dtype of this input, so that its results would change.
+    included: there it does nothing if the dtypes agree, and is needed if they do not. DoRA computes
+    the norms of whole weights in the dtype of this input, so that its results would change.
     """
     autocasts = accelerator.native_amp and not accelerator.is_fsdp2
     if not autocasts or use_dora:
         return
     for module in model.modules():
-        if hasattr(module, "cast_input_dtype_enabled"):  # peft's layers; those of experts ignore it
+        if hasattr(module, "cast_input_dtype_enabled"):  # peft's layers of experts ignore it.
             # pyrefly: ignore[bad-argument-type]  # torch annotates attributes as modules or tensors
             module.cast_input_dtype_enabled = False
 
 
 @workaround("https://github.com/pytorch/pytorch/issues/104690", seen="torch 2.13")
 def wrap_adapters_for_fsdp1(model: "torch.nn.Module", accelerator: "Accelerator") -> None:
-    """Give FSDP1 units of adapters only: it would keep gradients for the frozen base otherwise."""
+    """Give adapters FSDP1 units of their own, or it would keep gradients for the frozen base."""
     from peft.utils.other import fsdp_auto_wrap_policy
 
     plugin = fsdp_plugin(accelerator)
@@ -388,8 +388,8 @@ def wrap_adapters_for_fsdp1(model: "torch.nn.Module", accelerator: "Accelerator"
 def without_adapters() -> Generator[None]:
     """Run models without their adapters within this context.
 
-    peft's disable_adapter changes requires_grad, of which FSDP2 keeps a record when a model first
-    runs: in bf16 and fp16 the next backward pass then fails.
+    peft's disable_adapter changes requires_grad, which FSDP2 records when a model first runs: in
+    bf16 and fp16 the next backward pass would fail.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -406,9 +406,9 @@ def without_adapters() -> Generator[None]:
 def check_gradients_of_zero0(
     optimizer: "torch.optim.Optimizer", accelerator: "Accelerator"
 ) -> None:
-    """Leave out a step of ZeRO-0 whose gradients are not finite; to be called before `prepare`.
+    """Leave out steps of ZeRO-0 whose gradients are not finite. Call it before `prepare`.
 
-    Its engine steps inside of backward, without a check in fp32; it reads `overflow`.
+    The engine steps inside backward, and in fp32 without a check; it reads `overflow`.
     """
     import torch
 
@@ -418,7 +418,7 @@ def check_gradients_of_zero0(
             gradients += [weight.grad for weight in group["params"] if weight.grad is not None]
         optimizer.overflow = not torch.nn.utils.get_total_norm(gradients).isfinite().item()
         if optimizer.overflow:
-            optimizer.zero_grad()  # without gradients nothing is stepped
+            optimizer.zero_grad()  # Weights without a gradient are not updated.
 
     plugin = accelerator.state.deepspeed_plugin
     if plugin and plugin.zero_stage == 0:
@@ -433,11 +433,11 @@ def check_gradients_of_zero0(
 def undo_allocating_step(
     masters: Iterable[tuple["torch.Tensor", "torch.Tensor"]], optimizer: "torch.optim.Optimizer"
 ) -> None:
-    """Undo the step with zero gradients by which DeepSpeed allocates AdamW's state under ZeRO-0.
+    """Undo the step with zero gradients that allocates AdamW's state under ZeRO-0.
 
-    That is in bf16 and fp16. The step decays the master weights, and it is counted: the bias
-    correction of the first real step would be that of a second one and shorten it to 0.74 of its
-    length. The moments are zero after it.
+    DeepSpeed takes it in bf16 and fp16. The step decays the master weights, and it is counted: the
+    first real step would have the bias correction of a second one, and 0.74 of its length. The
+    moments are still zero after it.
 
     Args:
         masters: the weights, each with its fp32 master weight.
@@ -446,7 +446,7 @@ def undo_allocating_step(
     for weight, master in masters:
         master.data.copy_(weight)
         entry = optimizer.state[master]
-        entry["step"] = entry["step"] * 0  # a tensor of torch's, a number of bitsandbytes'
+        entry["step"] = entry["step"] * 0  # It is a tensor in torch, a number in bitsandbytes.
 
 
 @workaround(
@@ -459,7 +459,7 @@ def link_optimizer_states(zero: Any) -> None:
     DeepSpeed does so once, for the first parameter group only, and for none before the first step.
 
     Args:
-        zero: DeepSpeed's optimizer; that of ZeRO-3 links all.
+        zero: DeepSpeed's optimizer. That of ZeRO-3 links all states itself.
     """
     if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
         zero._hp_optimizer_states_linked = False
@@ -469,7 +469,7 @@ def link_optimizer_states(zero: Any) -> None:
 # ---- Export ----
 @workaround("peft/utils/save_and_load.py, get_peft_model_state_dict", seen="peft 0.21")
 def remove_fsdp1_wrappers(model: "torch.nn.Module") -> None:
-    """Take FSDP1's wrappers out of a model, inside of which peft finds no adapters to save."""
+    """Remove FSDP1's wrappers from a model, since peft finds no adapters to save inside them."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     for module in list(model.modules()):
@@ -484,8 +484,8 @@ def keep_embeddings_in_32_bits(model: "torch.nn.Module") -> None:
     """Have bitsandbytes' 8-bit optimizers keep 32-bit state for embeddings.
 
     bitsandbytes advises it, and transformers' Trainer does it: the gradients of rare tokens are too
-    uneven for 8 bits. To be called before the optimizer is made. bitsandbytes has one record for
-    the process, which knows weights by their place in an optimizer's groups, so it is cleared.
+    uneven for 8 bits. Call it before the optimizer is made. bitsandbytes has one record per process
+    and identifies weights by their place in an optimizer's groups, so the record is cleared.
     """
     import torch
     from bitsandbytes.optim import GlobalOptimManager

@@ -2,13 +2,13 @@
 
 It is the kernel of torch.nn.attention.varlen (torch 2.11 and newer). torch's sdpa keeps packed rows
 apart by a mask of [tokens, tokens], which its FlashAttention kernel does not take. This attention
-is told where each row ends instead (`ends_of_rows` in components/packing.py), computes nothing
+is given the end of each row instead (`ends_of_rows` in components/packing.py), computes nothing
 between rows, and holds no mask.
 
 Importing this module registers the name with transformers (AttentionInterface). The name must not
 contain "flash", or transformers would look for a package. It is not registered with transformers'
-masks, so that no mask is made and nothing is read from the device. Models for which `problem_of`
-has a reason are refused.
+masks, so that no mask is made and nothing is read from the device. Models in which `problem_of`
+finds a problem are refused.
 """
 
 import inspect
@@ -27,19 +27,19 @@ except ImportError:  # torch 2.9 and older
     torch_varlen = None
 
 KERNEL: Any = getattr(torch_varlen, "varlen_attn", None)
-PARAMETERS = frozenset()  # what this torch's kernel takes
+PARAMETERS = frozenset()  # The parameters of this torch's kernel
 if KERNEL is not None:
     PARAMETERS = frozenset(inspect.signature(KERNEL).parameters)
 
 NAME = "varlen"
-# What models may hand to their attention, and this kernel cannot take into account
-UNKNOWN = ("softcap", "s_aux", "sinks", "position_bias", "indices", "block_indices")
+# Arguments that models may pass to their attention and this kernel does not support
+UNSUPPORTED = ("softcap", "s_aux", "sinks", "position_bias", "indices", "block_indices")
 DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout")
-LARGEST_HEAD = 256  # features, which must be a multiple of 8
+LARGEST_HEAD = 256  # features; their number must be a multiple of 8
 
 
 def is_available() -> bool:
-    """Return whether this torch has the kernel with a window, which the one of 2.10 had not."""
+    """Return whether this torch has the kernel with a window, which torch 2.10 lacks."""
     return "window_size" in PARAMETERS
 
 
@@ -57,23 +57,25 @@ def varlen_attention(
     Args:
         query: [1, heads, tokens, head_dim].
         key: the same with as many heads, or with a divisor of their number.
-        value: the same as key.
-        attention_mask: None.
-        options: `cu_seq_lens_q`, where each row begins, and the end, int32, [rows + 1];
-            `max_length_q`, tokens of the longest row; `scaling`, factor of the scores, None for
-            1 / sqrt(head_dim); `sliding_window`, the most tokens that each one sees, itself
-            included, None for no bound. Others are as transformers' attention functions take them.
+        value: as key.
+        attention_mask: must be None.
+        options: `cu_seq_lens_q`, the start of each row and the end of the last, int32, [rows + 1];
+            `max_length_q`, the tokens of the longest row; `scaling`, the factor of the scores,
+            None for 1 / sqrt(head_dim); `sliding_window`, the number of tokens that each token
+            sees, itself included, None for no bound. Others are those of transformers' attention
+            functions.
 
     Returns:
         [1, tokens, heads, head_dim] and None, as transformers' attention functions do.
 
     Raises:
-        ValueError: for what the kernel cannot do, and without the ends of the rows.
+        ValueError: if the kernel does not support an argument, or the ends of the rows are missing.
     """
-    given = impossible_arguments(module, attention_mask, options)
-    if given:
+    unsupported = unsupported_arguments(module, attention_mask, options)
+    if unsupported:
         raise ValueError(
-            f"--attn_implementation {NAME} cannot do what this model asks for: {', '.join(given)}"
+            f"--attn_implementation {NAME} does not support what this model needs: "
+            f"{', '.join(unsupported)}"
         )
     ends = options.get("cu_seq_lens_q")
     longest = options.get("max_length_q")
@@ -95,7 +97,7 @@ def varlen_attention(
         value = repeat_kv(value, groups)
     head_dim = query.shape[-1]
     value_dim = value.shape[-1]
-    if value_dim < head_dim:  # in DeepSeek's attention
+    if value_dim < head_dim:  # This is so in DeepSeek's attention.
         value = torch.nn.functional.pad(value, [0, head_dim - value_dim])
 
     dtype = kernel_dtype(query)
@@ -113,29 +115,29 @@ def varlen_attention(
     return out[None, ..., :value_dim], None
 
 
-def impossible_arguments(
+def unsupported_arguments(
     module: torch.nn.Module, attention_mask: torch.Tensor | None, options: Mapping[str, Any]
 ) -> list[str]:
-    """Return the names of a model's arguments to its attention that the kernel cannot do."""
-    given = [name for name in UNKNOWN if options.get(name) is not None]
+    """Return the names of the arguments of a call that the kernel does not support."""
+    unsupported = [name for name in UNSUPPORTED if options.get(name) is not None]
     if options.get("dropout"):
-        given.append("dropout")
+        unsupported.append("dropout")
     if attention_mask is not None:
-        given.append("attention_mask")
+        unsupported.append("attention_mask")
     if options.get("is_causal") is False or getattr(module, "is_causal", True) is False:
-        given.append("is_causal=False")
-    return given
+        unsupported.append("is_causal=False")
+    return unsupported
 
 
 def window_of(sliding_window: int | None) -> tuple[int, int]:
-    """Return how many tokens each one sees to its left and to its right; -1: no bound."""
+    """Return how many tokens each token sees to its left and to its right; -1 means no bound."""
     if sliding_window is None:
         return (-1, 0)
     return (sliding_window - 1, 0)
 
 
 def kernel_dtype(query: torch.Tensor) -> torch.dtype:
-    """Return the dtype to compute in: autocast's where norms or rotary positions left fp32."""
+    """Return the dtype to compute in: autocast's if norms or rotary positions returned fp32."""
     device_type = query.device.type
     if query.dtype == torch.float32 and torch.is_autocast_enabled(device_type):
         return torch.get_autocast_dtype(device_type)
@@ -143,18 +145,18 @@ def kernel_dtype(query: torch.Tensor) -> torch.dtype:
 
 
 def tokens_first(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return [1, heads, tokens, head_dim] as the kernel takes it, [tokens, heads, head_dim]."""
+    """Return [1, heads, tokens, head_dim] as [tokens, heads, head_dim], which the kernel takes."""
     return tensor[0].transpose(0, 1).to(dtype)
 
 
-# ---- For which models ----
+# ---- Supported models ----
 def problem_of(model: Any) -> str | None:
-    """Return why this attention would be wrong for a model of transformers, or None."""
+    """Return why this attention would be wrong in a model of transformers, or None."""
     config = model.config.get_text_config()
     calls = attention_calls(model)
     if not calls or not all("**kwargs" in call for call in calls):
-        return "its layers do not tell their attention where rows end"
-    for name in UNKNOWN:
+        return "its layers do not pass the ends of rows to their attention"
+    for name in UNSUPPORTED:
         if any(re.search(rf"\b{name}=", call) for call in calls):
             return f"its attention takes {name}"
     problem = problem_of_layer_types(config, calls)
@@ -166,7 +168,7 @@ def problem_of(model: Any) -> str | None:
 
 
 def problem_of_layer_types(config: Any, calls: list[str]) -> str | None:
-    """Return why layers of other kinds or sliding windows would be wrong, or None."""
+    """Return why layers of some type, or sliding windows, would be wrong, or None."""
     layer_types = set(getattr(config, "layer_types", None) or [])
     others = layer_types - {"full_attention", "sliding_attention"}
     if others:
@@ -184,7 +186,7 @@ def problem_of_dropout(config: Any) -> str | None:
     for name in DROPOUTS:
         rate = getattr(config, name, None)
         if rate:
-            return f"its config has {name} {rate}, and the kernel drops nothing out"
+            return f"its config has {name} {rate}, and the kernel has no dropout"
     return None
 
 

@@ -1,7 +1,7 @@
 """Signals to this process, exceptions in it, and the other ranks of its host.
 
-Without this a rank that dies leaves the others waiting in a collective call without end, and a
-run that is preempted loses what it did since its last checkpoint.
+Without this a rank that dies would leave the others waiting forever in a collective call, and a
+run that is preempted would lose what it did since its last checkpoint.
 """
 
 import contextlib
@@ -24,16 +24,16 @@ from accelerate.utils import gather_object
 from safetensors import SafetensorError
 
 from components.exits import Exit
-from components.status import HOST, RANK, process_status, tell_launcher
+from components.status import HOST, RANK, process_status, report_to_launcher
 
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 SECONDS_BETWEEN_LOOKS = 0.2
-SECONDS_FOR_MAIN_THREAD = 5  # in which it takes a signal if it can
-SECONDS_FOR_OTHER_RANKS = 2  # in which a rank that failed first says so
+SECONDS_FOR_MAIN_THREAD = 5  # It handles a signal within these if it can.
+SECONDS_FOR_OTHER_RANKS = 2  # A rank that failed first has reported it after these.
 
 
 class Watch:
-    """What can end a run from outside of its loop.
+    """Everything outside the loop that can end a run.
 
     Attributes:
         stop_requested: whether this process was asked to stop.
@@ -47,64 +47,65 @@ class Watch:
         self.peers: dict[int, tuple[int, int]] = {}
         self._output_dir = output_dir
         self._woken = -1
-        # On a GPU the answer of the vote before, which is there without waiting, and its event
+        # On a GPU: the answer of the previous vote, which needs no waiting, and its event
         self._last_vote: tuple[torch.Tensor, torch.Event] | None = None
 
     # ---- Signals ----
     def take_signals(self) -> None:
-        """Let SIGTERM, SIGINT and SIGUSR1 ask for a stop, on which the ranks agree."""
+        """Have SIGTERM, SIGINT and SIGUSR1 request a stop, on which the ranks agree."""
         self._woken, wakes = os.pipe2(os.O_NONBLOCK)
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-        # Processes that load or prepare data are ended by this one, with SIGTERM; to be asked for
-        # a stop is not for them
+        # Processes that load or prepare data must not take these signals for requests: this process
+        # ends them with SIGTERM.
         for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
             signal.signal(number, self.on_signal)
         os.register_at_fork(after_in_child=leave_signals_to_parent)
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Ask for a stop after the step at hand; before the first one there is nothing to save."""
+        """Request a stop after the current step; end at once if no step has begun."""
         self.stop_requested = True
         if process_status().state != "starting":
             return
         code: int = Exit.STOPPED
         try:
-            code = self._tell_end_before_first_step(number)
+            code = self._report_end_before_first_step(number)
             for child in psutil.Process().children(recursive=True):
-                with contextlib.suppress(psutil.Error):  # it has gone already
+                with contextlib.suppress(psutil.Error):  # It has ended already.
                     child.kill()
         finally:
-            # At once: a pool of processes that prepares rows waits without end for a lock that a
-            # dead one of them held
+            # Without cleaning up: a pool of processes that prepares rows would wait forever for a
+            # lock that a killed process held.
             os._exit(code)
 
-    def _tell_end_before_first_step(self, number: int) -> int:
-        """Tell why a signal ends this process before its first step. Returns the exit code."""
+    def _report_end_before_first_step(self, number: int) -> int:
+        """Report why a signal ends this process before its first step. Returns the exit code."""
         status = process_status()
-        told = status.told_by_others()
+        report = status.reported_by_others()
         gone = self.gone_peers()
-        if told:  # the launcher ends all ranks when one has ended, and that one has said why
-            code = told["exit_code"] or Exit.FAILED
+        if report:  # The launcher ends all ranks when one has ended, and that one said why.
+            code = report["exit_code"] or Exit.FAILED
             text = "ended by the launcher, since another rank had ended"
-            tell_launcher(told["state"], code, told["why"], text, later=1)
+            report_to_launcher(report["state"], code, report["why"], text, later=1)
             return code
-        if gone:  # killed: one that was stopped would have told
+        if gone:  # The peer was killed: if it had been stopped, it would have reported that.
             rank, process = gone[0]
             why = f"rank {rank} (process {process}) is gone on {HOST}"
             print(f"error: {why}", file=sys.stderr, flush=True)
             status.set("failed", Exit.FAILED, why)
-            tell_launcher("failed", Exit.FAILED, why, f"error: {why}")
+            report_to_launcher("failed", Exit.FAILED, why, f"error: {why}")
             return Exit.FAILED
         name = signal.Signals(number).name
         message = f"Stopped by {name} before the first step: run the same command again"
         status.set("stopped", Exit.STOPPED, message)
         print(message, flush=True)
-        tell_launcher("stopped", Exit.STOPPED, message, message)
+        report_to_launcher("stopped", Exit.STOPPED, message, message)
         return Exit.STOPPED
 
     def any_rank_must_stop(self, accelerator: Accelerator) -> bool:
-        """Return whether any rank was asked to stop. Every rank takes part; also a sign of life.
+        """Return whether any rank was asked to stop. Every rank takes part. It is a sign of life.
 
-        A GPU is not waited for: the answer is that of the call before, on which all ranks agree.
+        On a GPU nothing is waited for: the answer, on which all ranks agree, is that of the
+        previous call.
         """
         self.sign_of_life = time.monotonic()
         if accelerator.num_processes == 1:
@@ -128,12 +129,12 @@ class Watch:
         Args:
             timeout: seconds without a sign of life after which this rank ends.
         """
-        # Not before: torch wraps the hook that it finds when ranks join, and keeps stderr from
-        # other threads
+        # Not earlier: torch wraps the hook that it finds when ranks join, and then keeps other
+        # threads from writing to stderr.
         sys.excepthook = self.on_exception
         for rank, host, process in gather_object([(RANK, HOST, os.getpid())]):
             if host == HOST and rank != RANK:
-                with contextlib.suppress(OSError):  # in another container of the same host name
+                with contextlib.suppress(OSError):  # It is in another container of the same name.
                     self.peers[os.pidfd_open(process)] = rank, process
         threading.Thread(target=self._look_after_ranks, args=(timeout,), daemon=True).start()
 
@@ -145,7 +146,7 @@ class Watch:
         return [peer for descriptor, peer in self.peers.items() if descriptor in ended]
 
     def _look_after_ranks(self, timeout: float) -> None:
-        """End this rank when one of its peers is gone, or without a sign of life for `timeout`."""
+        """End this rank when a peer is gone, or after `timeout` seconds without a sign of life."""
         status = process_status()
         while status.is_training:
             ready = wait([*self.peers, self._woken], SECONDS_BETWEEN_LOOKS)
@@ -157,7 +158,7 @@ class Watch:
                 self._end_this_rank(gone, hangs, timeout)
 
     def _take_signal_for_main_thread(self) -> None:
-        """Act on a signal while the main thread waits in C++, where Python's handlers wait too."""
+        """Handle a signal while the main thread is in C++, where Python runs no handlers."""
         number = os.read(self._woken, 1)[0]
         if signal.getsignal(number) != self.on_signal:
             return
@@ -166,84 +167,86 @@ class Watch:
         self.on_signal(number, None)
 
     def _end_this_rank(self, gone: list[tuple[int, int]], hangs: bool, timeout: float) -> None:
-        """End this process with one line for all ranks; return if the run ended as it should."""
+        """End this process with one line for all ranks; return if the run has ended meanwhile."""
         status = process_status()
         if hangs:
             why = f"no sign of life for {timeout} s"
             faulthandler.dump_traceback()
             for _, process in self.peers.values():
-                os.kill(process, signal.SIGCONT)  # a stopped rank shows its stacks too
+                os.kill(process, signal.SIGCONT)  # A suspended rank shows its stacks too.
             time.sleep(1)
         else:
             rank, process = gone[0]
             why = f"rank {rank} (process {process}) is gone"
-        time.sleep(0.05 * (RANK % 16))  # so that one of them speaks
+        time.sleep(0.05 * (RANK % 16))  # The first rank reports, and the others see its report.
         if not status.is_training:
             return
-        told = status.told_by_others()
-        if told.get("state") == "stopped":  # the peer was, before the first step
-            print(told["why"], flush=True)
-        elif not told:
+        report = status.reported_by_others()
+        if report.get("state") == "stopped":  # The peer was stopped before its first step.
+            print(report["why"], flush=True)
+        elif not report:
             ending = (
                 f"error: {why} on {HOST} in step {status.step}; "
                 "the same command continues from the newest checkpoint"
             )
             print(ending, file=sys.stderr, flush=True)
             status.set("failed", Exit.FAILED, f"{why} on {HOST}")
-            tell_launcher("failed", Exit.FAILED, f"{why} on {HOST}", ending)
-        os._exit(told.get("exit_code") or Exit.FAILED)
+            report_to_launcher("failed", Exit.FAILED, f"{why} on {HOST}", ending)
+        os._exit(report.get("exit_code") or Exit.FAILED)
 
     # ---- Exceptions ----
     def on_exception(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        """Record what ended this rank, and end it: with one line where that explains it."""
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of the launcher, which ends all ranks
+        """Record what ended this rank, and end it, without a traceback if one line explains it."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # The launcher sends it to end all ranks.
         if os.environ.get("WORLD_SIZE", "1") != "1":
-            time.sleep(SECONDS_FOR_OTHER_RANKS)  # the end of another rank is told by the watch
+            time.sleep(SECONDS_FOR_OTHER_RANKS)  # This may only follow from another rank's end.
         status = process_status()
-        told = status.told_by_others()
-        if told.get("state") == "failed":  # another rank, or a process that loads data, has told
-            os._exit(told.get("exit_code") or Exit.FAILED)
+        report = status.reported_by_others()
+        if report.get("state") == "failed":  # Another rank, or a process that loads data, failed.
+            os._exit(report.get("exit_code") or Exit.FAILED)
         why = f"{kind.__name__}: {error}"
-        if kind.__name__ == "NoMatchingPeftModuleError":
-            code = Exit.USAGE
-            text = f"error: --lora_target_modules: {error}"
-        elif is_about_a_file(error, self._output_dir):
-            code = Exit.CANNOT_WRITE
-            text = f"error: cannot read or write: {error}"
-        else:
-            code = Exit.FAILED
-            text = f"error: {why}"
+        code, text = self._explain(error)
         if code == Exit.FAILED:
             sys.__excepthook__(kind, error, trace)
         else:
             print(text, file=sys.stderr)
         status.set("failed", code, why)
-        tell_launcher("failed", code, why, text)
+        report_to_launcher("failed", code, why, text)
         sys.stdout.flush()
         os._exit(code)
 
+    def _explain(self, error: BaseException) -> tuple[Exit, str]:
+        """Return the exit code for an exception, and the line that reports it."""
+        name = type(error).__name__
+        if name == "NoMatchingPeftModuleError":
+            return Exit.USAGE, f"error: --lora_target_modules: {error}"
+        if is_about_a_file(error, self._output_dir):
+            return Exit.CANNOT_WRITE, f"error: cannot read or write: {error}"
+        return Exit.FAILED, f"error: {name}: {error}"
+
 
 def leave_signals_to_parent() -> None:
-    """Have a forked process ignore requests to stop, and end at SIGTERM."""
+    """Have a forked process ignore requests to stop, and end on SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def leave_process_group(worker_id: int) -> None:
-    """Give a process that makes batches a group of its own: signals to the rank are not for it.
+    """Give a process that makes batches a group of its own, so that the rank's signals miss it.
 
-    A function of a module, since Python 3.14 does not fork workers but pickles what they are given.
+    This is a function of a module, since Python 3.14 pickles what workers are given, and does not
+    fork them.
     """
     os.setsid()
 
 
 def is_about_a_file(error: BaseException, output_dir: str) -> bool:
-    """Return whether an exception says that a file could not be read or written.
+    """Return whether an exception means that a file could not be read or written.
 
-    That is any file for lack of room or permission, or a file in the output folder for any reason.
+    That is any file for lack of space or permission, or a file in the output folder for any reason.
     """
     if isinstance(error, SafetensorError) or getattr(error, "errno", None) in CANNOT_WRITE:
         return True

@@ -20,12 +20,12 @@ def load_pretrained(auto_class: Any, accelerator: Accelerator, name: str, **opti
     """Return auto_class.from_pretrained(name, **options), with few copies on the host.
 
     FSDP broadcasts the weights of rank 0, but transformers 5 reads them on every rank
-    (modeling_utils.py: no test of the rank): 8 ranks of an 8B model in fp32 would take 256 GB of a
-    host. So the other ranks make the model from its config, in memory that nothing touches. Under
-    single, DDP and ZeRO-0 to 2 the weights go straight to the GPU, for DeepSpeed in the type to
-    which it casts them before it makes its master weights. Left to transformers are ZeRO-3, which
-    splits weights while it loads, and models with new weights, which must be drawn on the host on
-    any device.
+    (modeling_utils.py does not look at the rank): 8 ranks of an 8B model in fp32 would take 256 GB
+    of a host. So the other ranks make the model from its config, in memory that nothing touches.
+    Under single, DDP and ZeRO-0 to 2 the weights go straight to the GPU, for DeepSpeed in the dtype
+    to which it casts them before it makes its master weights. Two cases are left to transformers:
+    ZeRO-3, which splits weights while it loads, and models with new weights, which must be drawn on
+    the host whatever the device.
 
     Args:
         auto_class: of transformers, such as AutoModelForCausalLM.
@@ -46,7 +46,7 @@ def load_pretrained(auto_class: Any, accelerator: Accelerator, name: str, **opti
 
 
 def may_broadcast(accelerator: Accelerator, options: Mapping[str, Any]) -> bool:
-    """Return whether FSDP is asked to broadcast the weights of rank 0, and can do so."""
+    """Return whether FSDP is configured to broadcast the weights of rank 0, and can do so."""
     plugin = fsdp_plugin(accelerator)
     if plugin is None or accelerator.num_processes == 1:
         return False
@@ -55,9 +55,9 @@ def may_broadcast(accelerator: Accelerator, options: Mapping[str, Any]) -> bool:
 
 
 def can_be_broadcast(model: torch.nn.Module, accelerator: Accelerator) -> bool:
-    """Return whether FSDP gives all of the model's tensors to the other ranks.
+    """Return whether FSDP can broadcast all of the model's tensors.
 
-    FSDP1 leaves out ignored modules; accelerate's broadcast for FSDP2 fails at buffers that are
+    FSDP1 leaves out ignored modules; accelerate's broadcast for FSDP2 fails for buffers that are
     saved, such as BART's final_logits_bias.
     """
     if fsdp_plugin(accelerator).ignored_modules is not None:
@@ -68,9 +68,9 @@ def can_be_broadcast(model: torch.nn.Module, accelerator: Accelerator) -> bool:
 
 
 def read_on_every_rank(accelerator: Accelerator) -> None:
-    """Have FSDP take each rank's own weights, and transformers read them on each rank."""
+    """Have transformers read the weights on each rank, and FSDP take them from there."""
     fsdp_plugin(accelerator).cpu_ram_efficient_loading = False
-    # transformers 5.17 would fill the weights of the other ranks with zeros
+    # Otherwise transformers 5.17 would fill the weights of the other ranks with zeros.
     os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
 
 
@@ -83,7 +83,7 @@ def stays_whole(accelerator: Accelerator) -> bool:
 
 
 def options_of_whole_model(accelerator: Accelerator, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of from_pretrained by which weights go straight to where they are used."""
+    """Return options of from_pretrained that load weights straight to where they are used."""
     found: dict[str, Any] = {}
     dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision)
     is_quantized = options.get("quantization_config") is not None
@@ -97,11 +97,11 @@ def options_of_whole_model(accelerator: Accelerator, options: Mapping[str, Any])
 # ---- FSDP: rank 0 reads, the others get its weights in `prepare` ----
 @dataclass(frozen=True)
 class LoadedOnRank0:
-    """What the other ranks have to know of the model that rank 0 has loaded.
+    """What the other ranks need to know about the model that rank 0 has loaded.
 
     Attributes:
-        dtypes: of each parameter by name, which from_pretrained may choose one by one.
-        loading_info: what from_pretrained says about missing weights, if it was asked.
+        dtypes: the dtype of each parameter by name: from_pretrained may choose them one by one.
+        loading_info: from_pretrained's report of missing weights, if it was requested.
     """
 
     dtypes: Mapping[str, torch.dtype]
@@ -132,7 +132,7 @@ def load_on_rank_0(
 ) -> Any:
     """Return from_pretrained's result on rank 0; elsewhere the skeleton, in untouched memory.
 
-    The strategy must broadcast the parameters. Loading info, if asked for, is rank 0's everywhere.
+    The strategy must broadcast the parameters. Loading info, if requested, is rank 0's everywhere.
     """
     wants_info = bool(options.get("output_loading_info"))
     model: Any = skeleton
@@ -157,14 +157,15 @@ def load_on_rank_0(
 
 
 def reserve_memory(model: torch.nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
-    """Give the parameters of a skeleton memory that is never written to, and so takes none.
+    """Give the parameters of a skeleton memory that is never written to, and so takes no room.
 
-    They cannot stay on the meta device, since accelerate tells them apart by their address.
+    They cannot stay on the meta device, since accelerate distinguishes them by their address.
 
     Args:
-        dtypes: by name; other parameters keep theirs.
+        dtypes: the dtypes of parameters by name; other parameters keep theirs.
     """
-    reserved: dict[torch.Tensor, torch.nn.Parameter] = {}  # tied weights stay one
+    # By the old weight, so that tied weights share the new one
+    reserved: dict[torch.Tensor, torch.nn.Parameter] = {}
     for prefix, module in model.named_modules():
         for key, weight in module.named_parameters(prefix, recurse=False):
             if weight not in reserved:

@@ -1,4 +1,4 @@
-"""YAML as text: values as it writes them, and the positions of its keys."""
+"""The text of YAML: how values are written, and where the keys of a file are."""
 
 import json
 from contextlib import suppress
@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-# All that PyYAML raises
+# All exceptions that PyYAML raises for unreadable text
 UNREADABLE = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
 MERGE_KEY = "tag:yaml.org,2002:merge"
 
@@ -16,7 +16,7 @@ KeyPath = tuple[Any, ...]
 
 
 def as_yaml(value: Any) -> str:
-    """Return a value as YAML text, in quotes only where YAML would read it as something else."""
+    """Return a value as YAML text, in quotes only if YAML would read it as something else."""
     with suppress(*UNREADABLE):
         if isinstance(value, str) and yaml.safe_load(value) == value:
             return value
@@ -36,8 +36,8 @@ class Positions:
     """Where the keys of all mappings of a text are.
 
     Attributes:
-        nodes: by path, in the order of the text.
-        written_twice: the paths of which YAML only keeps the last.
+        nodes: the nodes of each key by its path, in the order of the text.
+        written_twice: the paths that occur again; YAML keeps the last value.
     """
 
     nodes: dict[KeyPath, KeyNodes] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Positions:
 def find_positions(text: str) -> Positions:
     """Return where the keys of YAML text are. Raises one of UNREADABLE.
 
-    What an alias stands for is only found at its anchor.
+    The keys that an alias stands for are only found at its anchor.
     """
     found = Positions()
     visited = set()

@@ -110,7 +110,7 @@ def head_with_loss(shape: Shape, targets: Tensor, pieces: int) -> torch.nn.Linea
     logits_mib = shape.tokens * shape.vocabulary * 4 / 2**20
     positions = torch.arange(shape.tokens, device=device)
     model = HeadOnly(head, shape.vocabulary)
-    recipe.put_loss_in_head(model, logits_mib / pieces).ask_for(positions, targets)
+    recipe.put_loss_in_head(model, logits_mib / pieces).request_losses(positions, targets)
     return head
 
 

@@ -24,7 +24,7 @@ def test_sharding_without_an_accelerator_refuses(config, num_processes, tiny, tm
     not_started = "error: accelerate cannot run what the launch requests"
     assert (
         not_started in done.output
-        or "error: the launcher was asked for more than accelerate runs" in done.output
+        or "error: the launcher requested more than accelerate runs" in done.output
     )
     assert "rehearse: python scripts/rehearse.py" in done.output
     what_it_does = f"python scripts/check_config.py {CONFIGS / config}.yaml"
@@ -35,13 +35,12 @@ def test_sharding_without_an_accelerator_refuses(config, num_processes, tiny, tm
     )  # from a rank that the launcher ended for the first one
     if num_processes > 1:  # the launcher's report, which comes last, ends with the reason
         assert (
-            "traceback : error: the launcher was asked for more"
-            in done.output.split("Root Cause")[1]
+            "traceback : error: the launcher requested more" in done.output.split("Root Cause")[1]
         )
 
 
 ASKED_FOR_MORE = (
-    "error: the launcher was asked for more than accelerate runs here, which is one process"
+    "error: the launcher requested more than accelerate runs here, which is one process"
 )
 
 

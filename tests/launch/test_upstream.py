@@ -265,12 +265,14 @@ def test_fsdp_holds_whole_gradients_until_the_last_micro_batch(cured):
     assert on_ranks(has_sharded_gradient, 2, **FSDP2) == [cured] * 2
 
 
-@shows_harm_without("tell_deepspeed_of_loop")
+@shows_harm_without("configure_deepspeed_for_loop")
 def test_deepspeed_ignores_the_norm_of_clip_grad_norm(cured):
     def step():
         accelerator = zero(2)
         if cured:
-            upstream.tell_deepspeed_of_loop(accelerator, max_grad_norm=0.5, micro_batch_size=1)
+            upstream.configure_deepspeed_for_loop(
+                accelerator, max_grad_norm=0.5, micro_batch_size=1
+            )
         model, optimizer = prepared(accelerator, linear())
         accelerator.backward(model(torch.tensor([[3.0, 4.0]])).sum())
         accelerator.clip_grad_norm_(model.parameters(), 0.5)
@@ -281,12 +283,14 @@ def test_deepspeed_ignores_the_norm_of_clip_grad_norm(cured):
     assert length == pytest.approx(0.5 if cured else 1.0, rel=1e-5)  # accelerate's default is 1
 
 
-@shows_harm_without("tell_deepspeed_of_loop")
+@shows_harm_without("configure_deepspeed_for_loop")
 def test_accelerate_prepares_nothing_for_deepspeed_without_a_data_loader(cured):
     def prepare():
         accelerator = zero(2, micro_batch_size="auto")
         if cured:
-            upstream.tell_deepspeed_of_loop(accelerator, max_grad_norm=1.0, micro_batch_size=1)
+            upstream.configure_deepspeed_for_loop(
+                accelerator, max_grad_norm=1.0, micro_batch_size=1
+            )
         try:
             prepared(accelerator, linear())
         except ValueError as error:
@@ -353,7 +357,7 @@ def test_zero_adds_micro_batches_in_the_type_that_is_computed_in(stage, cured):
         accelerator = zero(stage, "bf16", steps=2)
         if cured:
             upstream.reduce_in_fp32(accelerator)
-        upstream.tell_deepspeed_of_loop(accelerator, max_grad_norm=0.0, micro_batch_size=1)
+        upstream.configure_deepspeed_for_loop(accelerator, max_grad_norm=0.0, micro_batch_size=1)
         model, optimizer = prepared(accelerator, linear())
         for mine in (1.0, SMALL):
             with accelerator.accumulate(model):
@@ -539,7 +543,7 @@ def test_generate_calls_an_encoder_whose_weights_fsdp_has_not_gathered(version, 
         assert (error == "") if cured else (harm in error)
 
 
-@shows_harm_without("leave_out_no_layers")
+@shows_harm_without("turn_off_layerdrop")
 def test_layers_are_left_out_by_chance(cured):
     config = BartConfig(
         d_model=8,
@@ -556,7 +560,7 @@ def test_layers_are_left_out_by_chance(cured):
     )
     model = BartForConditionalGeneration(config).train()
     if cured:
-        upstream.leave_out_no_layers(model)
+        upstream.turn_off_layerdrop(model)
     calls = []
     for stack in (model.model.encoder, model.model.decoder):
         stack.layers[0].register_forward_hook(lambda *_: calls.append(1))

@@ -79,7 +79,9 @@ def test_a_bad_image_is_named_before_weights_are_looked_for(tiny_of, tmp_path):
     arguments = copied(tiny_of("vit"), tmp_path)
     (bad := tmp_path / "data" / "train" / "cross" / "00001.png").write_text("no image")
     done = run(sys.executable, RECIPE, *arguments)
-    assert done.returncode == 65 and f"{bad}: is no whole image" in done.output, done.output[-3000:]
+    assert done.returncode == 65 and f"{bad}: is not a complete image" in done.output, done.output[
+        -3000:
+    ]
     assert "Loading weights" not in done.output and "Traceback" not in done.output
     assert json.loads((tmp_path / "run" / "status.json").read_text())["exit_code"] == 65
 

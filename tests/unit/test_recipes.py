@@ -47,7 +47,7 @@ COLLECTIVES = set(
     """
     accumulate answer_logps any_rank_must_stop backward barrier broadcast broadcast_object_list
     check_plan clip_grad_norm_ compare_answers conclude end_all_ranks end_as_done evaluate
-    evaluate_classifier evaluate_tags evaluation_loader finish gather gather_for_metrics
+    evaluate_classifier evaluate_tags evaluation_loader find_cause finish gather gather_for_metrics
     gather_object
     gather_state generate get_model_state_dict get_state_dict guard interruptible load_state
     load_on_rank_0 log_step losses losses_and_output mean_losses mean_metrics measure new_group

@@ -172,7 +172,7 @@ class TestDataSets:
         folder_of(tmp_path / "test", bird=1)
         with pytest.raises(SystemExit, match="65"):
             vit.load_data(arguments(tmp_path))
-        told = "'bird' is that of no training row: those have cat, dog"
+        told = "'bird' occurs in no training row: those have cat, dog"
         assert told in capsys.readouterr().err
 
     def test_one_class_is_an_error(self, tmp_path, capsys):

@@ -147,8 +147,8 @@ class TestChecked:
     @pytest.mark.parametrize(
         ("content", "says"),
         [
-            (b"", "none that Pillow knows"),
-            (b"not an image", "none that Pillow knows"),
+            (b"", "Pillow does not know its format"),
+            (b"not an image", "Pillow does not know its format"),
             (PNG[:-500], "truncated"),
             (JPEG[:-200], "truncated"),
             (BMP[:-500], "truncated"),
@@ -185,7 +185,7 @@ class TestChecked:
             check_image({"bytes": PNG, "path": "1.png"}, label)
 
     def test_no_image_at_all_is_named(self):
-        with pytest.raises(ValueError, match="^an image without a path: is no whole image"):
+        with pytest.raises(ValueError, match="^an image without a path: is not a complete image"):
             check_image(None, "cat")
 
     def test_only_what_does_not_end_as_it_should_is_decoded_at_the_start(self, monkeypatch):
@@ -234,7 +234,7 @@ class TestFolders:
         [
             (
                 lambda folder: (folder / "train" / "cat" / "a.txt").write_text("hello"),
-                "cat/a.txt: is no whole image",
+                "cat/a.txt: is not a complete image",
             ),
             (
                 lambda folder: (folder / "train" / "loose.png").write_bytes(encoded(noise())),

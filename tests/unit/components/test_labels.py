@@ -110,8 +110,8 @@ def test_classes_that_a_data_set_numbers_keep_their_order():
     ("train", "held_out", "options", "code", "words"),
     [
         (["a", "b"], ["a", "c"], {}, "65", ["test.jsonl, line 2", "'c'", "those have a, b"]),
-        ([1.5, "b", 2.5], None, {}, "65", ["train.jsonl, line 2", "'b'", "is no number"]),
-        ([1.5, 2.5], ["x"], {}, "65", ["test.jsonl, line 1", "'x'", "is no number"]),
+        ([1.5, "b", 2.5], None, {}, "65", ["train.jsonl, line 2", "'b'", "is not a number"]),
+        ([1.5, 2.5], ["x"], {}, "65", ["test.jsonl, line 1", "'x'", "is not a number"]),
         (["a", "a"], None, {}, "65", ["all rows have the label 'a'", "nothing to tell apart"]),
         ([1.5, 2.5], None, {"class_weights": "balanced"}, "64", ["has numbers to predict"]),
     ],

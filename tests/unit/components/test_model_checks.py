@@ -101,7 +101,11 @@ def test_models_that_cannot_keep_packed_rows_apart_are_refused(config, says, fla
 def test_the_way_out_is_the_flag_that_was_given(flags, cure, capsys):
     with pytest.raises(SystemExit, match="64"):
         check_model(language_model_arguments(*flags), shapes_of(BLOOM), 0, **layout_of(flags))
-    assert capsys.readouterr().err.strip().endswith(f"(its masks know no position_ids): {cure}")
+    assert (
+        capsys.readouterr()
+        .err.strip()
+        .endswith(f"(its masks do not depend on position_ids): {cure}")
+    )
 
 
 def test_where_no_flag_makes_rows_share_a_line_another_model_is_the_way_out(capsys):
@@ -117,7 +121,7 @@ def test_a_model_whose_attention_is_not_told_where_rows_end_is_refused(capsys):
     with pytest.raises(SystemExit, match="64"):
         check_model(language_model_arguments(*FLASH), model, 0, **layout_of(FLASH))
     assert (
-        "do not tell their attention where rows end): use --attn_implementation sdpa"
+        "do not pass the ends of rows to their attention): use --attn_implementation sdpa"
         in capsys.readouterr().err
     )
 
@@ -129,7 +133,7 @@ def test_varlen_is_refused_once_for_models_for_which_it_would_be_wrong(capsys):
     with pytest.raises(SystemExit, match="64"):
         check_model(args, shapes_of(Qwen3NextConfig(num_hidden_layers=4)), 0, **layout)
     (line,) = capsys.readouterr().err.splitlines()
-    assert "is not for Qwen3NextForCausalLM, since it has layers of linear_attention" in line
+    assert "does not work for Qwen3NextForCausalLM, since it has layers of linear_attention" in line
 
 
 def test_liger_is_refused_where_it_has_left_the_model_as_it_was(capsys):

@@ -141,7 +141,7 @@ def test_what_a_config_file_would_be_refused_for_is_refused_without_one_too(stra
 
 def test_fewer_processes_than_asked_for_are_refused(monkeypatch):
     found = dropped(monkeypatch, 2, "FULL_SHARD", "true", processes=1)
-    assert "asked for more" in found[0]
+    assert "requested more" in found[0]
     assert "since no GPU was found; without GPUs, rehearse: python scripts/rehearse.py" in found[0]
 
 
@@ -156,7 +156,7 @@ def test_a_launcher_that_started_one_of_several_processes_is_found_by_the_addres
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     for command in (["python", "/env/bin/accelerate"], ["-m", "accelerate.commands.launch"]):
-        assert "asked for more" in problems(command)[0]
+        assert "requested more" in problems(command)[0]
         assert problems(command, MASTER_ADDR="127.0.0.1") == []  # the cluster exports it
     assert problems(["bash"]) == []
 

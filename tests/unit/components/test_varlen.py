@@ -277,7 +277,7 @@ REASONS = {
     "llama4": "it has layers of chunked_attention",
     "qwen3_next": "it has layers of linear_attention",
     "gpt2": "attn_pdrop 0.1",
-    "gpt_neo": "do not tell their attention",
+    "gpt_neo": "do not pass the ends of rows",
     "dropout": "attention_dropout 0.1",
     "small heads": "20 features",
 }

@@ -71,9 +71,9 @@ class TestLastWords:
         failed = {"state": "failed", "exit_code": 70, "time": "2026-01-01 00:00:00"}
         (folder / "status.json").write_text(json.dumps(failed))
         process_status().began = "2026-01-01 00:00:01"
-        assert process_status().told_by_others() == {}
+        assert process_status().reported_by_others() == {}
         process_status().began = "2026-01-01 00:00:00"
-        assert process_status().told_by_others() == failed
+        assert process_status().reported_by_others() == failed
 
     @pytest.mark.parametrize("there_is_a_folder", [True, False])
     def test_a_rank_that_is_ended_after_another_has_failed_says_nothing(
