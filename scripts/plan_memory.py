@@ -12,7 +12,7 @@ recipe you can give a model: a hub id, a folder or a config.json. All other argu
 recipe's own. No weights are loaded.
 
 The plan covers the worst case: one optimizer step in which every row has --max_length tokens and
-the loss counts all of them (--longest and --learnt_share say otherwise), and one batch of
+the loss counts all of them (--longest and --supervised_share say otherwise), and one batch of
 evaluation. --simulate traces the real model on fake tensors and fake ranks instead of counting op
 by op. README, "Will it fit?", says how far both are off; scripts/planner/ is how they work.
 
@@ -67,7 +67,7 @@ def make_parser() -> Parser:
         "--longest", type=int, help="tokens of the longest row, if fewer than --max_length"
     )
     parser.add_argument(
-        "--learnt_share",
+        "--supervised_share",
         type=float,
         default=1.0,
         help="share of the tokens that the loss counts, for the logits [%(default)s]",

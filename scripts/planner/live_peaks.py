@@ -108,7 +108,7 @@ def measure(config: str, job: str, tiny: Path, folder: Path) -> Row:
         "config": config,
         "job": job,
         "ranks": ranks,
-        "learnt": supervised_tokens(tiny, JOBS[job].length),
+        "supervised": supervised_tokens(tiny, JOBS[job].length),
         "measured": peaks,
     }
 
@@ -128,7 +128,7 @@ def planned(row: Row) -> Sizes:
     """Return {category: bytes} of a rank of a measured row, device and host together."""
     job = JOBS[row["job"]]
     config = AutoConfig.for_model("llama", **MODEL)
-    batch = Batch(SEQUENCES, job.length, row["learnt"])
+    batch = Batch(SEQUENCES, job.length, row["supervised"])
     return both(*closed_form(plan_of_row(row), config, batch))
 
 

@@ -33,7 +33,7 @@ class Request:
     mixed_precision: str | None = None
     gpu: str | None = None  # a name or a size, as `cards.bytes_of` reads it
     longest: int | None = None  # tokens of the longest row
-    learnt_share: float = 1.0  # of all tokens, those that the loss counts
+    supervised_share: float = 1.0  # of all tokens, those that the loss counts
     simulate: bool = False  # trace instead of the closed form
     plot: str | None = None
     json: str | None = None
@@ -45,9 +45,9 @@ class Request:
 
     def check(self) -> None:
         """Raise UnplannableError for options that no request can have."""
-        if not 0 < self.learnt_share <= 1:
+        if not 0 < self.supervised_share <= 1:
             raise UnplannableError(
-                f"--learnt_share {self.learnt_share}: must be above 0 and at most 1"
+                f"--supervised_share {self.supervised_share}: must be above 0 and at most 1"
             )
         if self.longest is not None and self.longest < 1:
             raise UnplannableError(f"--longest {self.longest}: must be 1 or more")
@@ -115,5 +115,5 @@ def batch_of(args: BatchArguments, request: Request) -> Batch:
     if request.longest is not None:
         length = min(request.longest, length)
     sequences = args.per_device_train_batch_size
-    supervised = max(round(sequences * length * request.learnt_share), 1)
+    supervised = max(round(sequences * length * request.supervised_share), 1)
     return Batch(sequences, length, supervised, args.packing or args.padding_free)

@@ -46,7 +46,7 @@ SIZES_CHANGED = [
     {"kv_heads": 8},
     {"ratio": 1.5},
     {"tied": True},
-    {"learnt": 0.1},
+    {"supervised_share": 0.1},
 ]
 FLAGS_CHANGED = [
     {"flags": CHECKPOINTED},
@@ -150,7 +150,7 @@ def drawn(number: int, seed: int) -> Iterator[Cell]:
             "lines": draw.choice([1, 2, 4]) if is_short else 1,
             "length": length,
             "tied": draw.choice([False, True]),
-            "learnt": draw.choice([0.2, 0.5, 1.0]),
+            "supervised_share": draw.choice([0.2, 0.5, 1.0]),
             "flags": flags,
             "family": draw.choice(["llama", "llama", "qwen2", "qwen3", "mistral"]),
         }
@@ -192,7 +192,7 @@ def run(cell: Cell) -> Cell:
     args = training_arguments(cell.get("flags", []))
     config = config_of(cell)
     tokens = cell["lines"] * cell["length"]
-    supervised = max(int(tokens * cell.get("learnt", 1.0)), 1)
+    supervised = max(int(tokens * cell.get("supervised_share", 1.0)), 1)
     batch = Batch(cell["lines"], cell["length"], supervised, args.packing)
     plan = Plan(args)
     measured = sum(measure(plan, config, batch).values())

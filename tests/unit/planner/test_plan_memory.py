@@ -27,7 +27,7 @@ REFUSED = {
     "{model} --config_file {fsdp2_hybrid_shard} --num_processes 8": "mesh",
     "{model} --config_file {fsdp} --load_in_8bit --use_peft": "int8",
     "{model} --config_file {ddp} --max_lenght 3": "did you mean --max_length?",
-    "{model} --config_file {ddp} --learnt_share 2": "--learnt_share 2",
+    "{model} --config_file {ddp} --supervised_share 2": "--supervised_share 2",
     "{model} --config_file {ddp} --longest 0": "--longest 0",
     "{model} --config_file {ddp} --longest 5 --packing": "--longest",
     "{model} --config_file {fsdp1_hybrid_shard} --num_processes 4 --num_machines -2": "-2 machines",
