@@ -74,7 +74,7 @@ def report_on_fixed(
         "written": written,
         "does": checked.does,
         "comments_lost": comments_lost(file, fixed.file),
-        "mended": as_objects(fixed.done, file),
+        "fixed": as_objects(fixed.done, file),
         "findings": as_objects(fixed.left, fixed.file),
     }
 
@@ -100,7 +100,7 @@ def report_of_unreadable(path: str, error: ValueError) -> dict:
         "key": "file",
         "reason": str(error),
         "fix": "",
-        "mendable": False,
+        "fixable": False,
     }
     return {"file": path, "does": {}, "findings": [found]}
 
@@ -129,7 +129,7 @@ def as_object(item: Finding, file: ConfigFile) -> dict:
         "key": item.dotted_path,
         "reason": item.reason,
         "fix": item.fix,
-        "mendable": bool(item.edits),
+        "fixable": bool(item.edits),
     }
 
 
@@ -139,7 +139,7 @@ def show(report: dict) -> None:
     print(report.get("written") or report["file"])
     for aspect, words in report["does"].items():
         print(f"  {aspect:<12} {words}")
-    for item in report.get("mended", []):
+    for item in report.get("fixed", []):
         show_finding(item, "fixed", "now")
     for item in report["findings"]:
         is_wish = item["kind"] in WISHES and item["severity"] == "info"
