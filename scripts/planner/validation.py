@@ -1,8 +1,8 @@
-"""The planner's peaks against those of torch's MemTracker on real CPU tensors.
+"""Compare the planner's peaks with those of torch's MemTracker on real CPU tensors.
 
 A cell is a random model and a batch. It runs two optimizer steps with the recipe's own loss and
-optimizer, in fp32 and one process, of which the second is tracked. Nothing in the planner is fitted
-to any cell.
+optimizer, in fp32 and one process, and tracks the second. Nothing in the planner is fitted to any
+cell.
 """
 
 import random
@@ -95,7 +95,7 @@ LENGTH_OF_SHAPES = 4096  # tokens
 
 
 class LargeRun(NamedTuple):
-    """A run that no CPU could make: a shape, the recipe's flags, and fields of the Plan."""
+    """A run too large for this machine: a shape, the recipe's flags, and fields of the Plan."""
 
     model: str
     flags: Sequence[str]
@@ -131,7 +131,7 @@ LARGE = RUNS_OF_1B + RUNS_OF_8B + RUNS_OF_70B
 
 
 def drawn(number: int, seed: int) -> Iterator[Cell]:
-    """Yield cells in which everything is drawn at random, so that nobody chose them."""
+    """Yield cells in which everything is drawn at random, so that they are not hand-picked."""
     draw = random.Random(seed)
     for _ in range(number):
         heads = draw.choice([4, 8])
@@ -157,7 +157,10 @@ def drawn(number: int, seed: int) -> Iterator[Cell]:
 
 
 def drawn_flags(draw: random.Random, is_short: bool) -> list[str]:
-    """Return flags of the recipe; eager attention takes the square of a row, so only short ones."""
+    """Return random flags of the recipe.
+
+    Eager attention is only for short rows, since its memory grows with the square of their length.
+    """
     flags = []
     flags += CHECKPOINTED * draw.choice([0, 1])
     flags += ["--use_peft"] * draw.choice([0, 0, 1])
@@ -183,7 +186,7 @@ def config_of(cell: Cell) -> PretrainedConfig:
 
 
 def training_arguments(flags: Sequence[str]) -> RecipeArguments:
-    """Return the recipe's arguments of steps of training only, without evaluation."""
+    """Return the recipe's arguments for training without evaluation."""
     return parse_words(["--eval_strategy", "no", *flags])
 
 

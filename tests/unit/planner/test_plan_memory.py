@@ -41,9 +41,9 @@ REFUSED = {
     "{unknown} --config_file {ddp}": "no field model_type",
     "{strange} --config_file {ddp}": "not the config of a model",
     "{wide} --config_file {ddp}": "not the config of a model",
-    "{picture} --config_file {ddp}": "no causal language model from this config",
+    "{picture} --config_file {ddp}": "does not make a causal language model",
     "--config_file {ddp} --max_length 5 {model}": "before the recipe's own arguments",
-    "{impossible} --config_file {ddp}": "no causal language model from this config",
+    "{impossible} --config_file {ddp}": "does not make a causal language model",
     "recipes/bert.py --config_file {ddp}": "recipes/llama.py",
 }
 
