@@ -77,7 +77,7 @@ def merge(measured: list[dict], before: list[dict], chosen: list[Run]) -> list[d
     are compared with them have a row from before.
 
     Args:
-        chosen: the runs that were asked for.
+        chosen: the runs that the command line chooses.
     """
     others = set(all_runs()) - set(chosen)
     kept = [row for row in before if run_of(row) in others]
