@@ -1,34 +1,34 @@
 """Benchmark: the recipe against a bare PyTorch loop, transformers' Trainer and TRL's SFTTrainer.
 
-    python scripts/benchmark.py                                # all cells of this device, in hours
+    python scripts/benchmark.py                                # all cells of this device: hours
     python scripts/benchmark.py --cells matched --repeats 5    # some of them; --list names all
     python scripts/benchmark.py --device cuda --cells 8B       # what needs a GPU
-    python scripts/benchmark.py --smoke                        # every cell in small, no figures
+    python scripts/benchmark.py --smoke                        # every cell, tiny: does it run?
 
 A cell is one comparison: a model, rows and a few contestants. Each contestant is a process of its
 own, started in turn (A B C D A B C D ...) and watched by scripts/benchmark_probe.py; ours is the
-untouched recipe. The first steps are not timed. Cells are of four kinds, and in the first three a
-contestant that fails its gate has no figure:
+unmodified recipe. The first steps are not timed. There are four kinds of cells, and in the first
+three a contestant that fails its gate has no figure:
 
     matched     the same batches in the same order, loss normalization, optimizer, dtype and
-                attention; all tools log each step (the loops note the loss), and it is within 1e-5
-                of the bare loop's (in bf16: 1e-2)
-    shipped     each tool as it comes (padding, order, checkpointing, which SFTTrainer has on,
-                logs), but in fp32 and, where the label says so, with --packing; about equal tokens
-                per step, one pass over the same rows; the loss on held-out rows after it is within
-                2 % of the bare loop's
+                attention; all tools log each step (the loops record the loss), and the loss must be
+                within 1e-5 of the bare loop's (in bf16: 1e-2)
+    shipped     each tool with its own defaults (padding, order, logs, and the checkpointing that
+                SFTTrainer turns on), but in fp32 and, where the label says so, with --packing;
+                about equal tokens per step, one pass over the same rows; afterwards the loss on
+                held-out rows must be within 2 % of the bare loop's
     start       the time from the start of the process to the end of the first step, including the
                 tokenization of the rows
-    growth      our recipe only, against one quantity
+    growth      our recipe only, as one quantity grows
 
-Times on a CPU are those of one thread per process. A run during which the machine did something
-else (CPU: by its load average; GPU: another process computes there) is repeated, and left out if
-that does not help. On a GPU all contestants compute in bf16 (autocast), as the YAML files have it.
-The results of a cell are written to --json as soon as it is done, in place of older ones of that
-cell. Rows are those of GSM8K (https://github.com/openai/grade-school-math, MIT): train.jsonl and
-test.jsonl in --data; on a GPU without that folder rows are made here.
+On a CPU each process computes with one thread. A run during which the machine was busy with
+something else (CPU: by its load average; GPU: another process computes there) is repeated, and left
+out if that does not help. On a GPU all contestants compute in bf16 (autocast), as in the YAML
+files. The results of a cell are written to --json as soon as it is done, and replace older results
+of that cell. Rows are those of GSM8K (https://github.com/openai/grade-school-math, MIT):
+train.jsonl and test.jsonl in --data. On a GPU, rows are generated if that folder is missing.
 
-Exit code: 0 every contestant passed its gate, 1 not, 64 for a wrong call.
+Exit codes: 0 every contestant passed its gate, 1 one did not, 64 usage.
 """
 
 import argparse
@@ -54,28 +54,34 @@ def parse_args() -> tuple[Parser, argparse.Namespace]:
     """Return the parser and the command line, with the cells in `chosen`."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--cells", default="", metavar="REGEX", help="cells whose name has this (default: all)"
+        "--cells", default="", metavar="REGEX", help="cells whose names match (default: all)"
     )
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="which cells")
+    parser.add_argument(
+        "--device", default="cpu", choices=["cpu", "cuda"], help="run the cells of this device"
+    )
     parser.add_argument("--repeats", type=int, default=5, help="runs of each contestant")
     parser.add_argument(
-        "--steps", type=int, help="timed steps (20, near zero 1000, shipped one pass)"
+        "--steps",
+        type=int,
+        help="timed steps (default: of the cell, 20 for most; a cell of one pass stays one pass)",
     )
-    parser.add_argument("--warmup", type=int, default=5, help="steps before them")
+    parser.add_argument("--warmup", type=int, default=5, help="steps before the timed ones")
     parser.add_argument(
         "--list", action="store_true", help="print the cells and their contestants, and stop"
     )
     parser.add_argument(
-        "--smoke", action="store_true", help="every cell in small on CPU: does it work?"
+        "--smoke", action="store_true", help="run a tiny version of every cell on the CPU"
     )
     parser.add_argument(
-        "--data", type=Path, default=Path("../shared/data/gsm8k"), help="folder of GSM8K's rows"
+        "--data", type=Path, default=Path("../shared/data/gsm8k"), help="folder of the GSM8K rows"
     )
     parser.add_argument(
         "--output_dir", type=Path, default=Path("runs/benchmark"), help="folder of all runs"
     )
     parser.add_argument(
-        "--json", type=Path, help="the results (default: results/benchmark.json; smoke: none)"
+        "--json",
+        type=Path,
+        help="file of the results (default: results/benchmark.json; with --smoke: none)",
     )
     args = parser.parse_args()
     for name, least in LEAST.items():
@@ -87,7 +93,7 @@ def parse_args() -> tuple[Parser, argparse.Namespace]:
     except re.error as error:
         parser.error(f"--cells {args.cells}: {error}")
     if not args.chosen:
-        parser.error(f"no cell of {args.device} has {args.cells!r} in its name; --list shows all")
+        parser.error(f"--cells {args.cells}: no {args.device} cell matches; --list shows all")
     if args.json is None and not args.smoke:
         args.json = Path("results/benchmark.json")
     return parser, args
@@ -104,31 +110,31 @@ def chosen_cells(args: argparse.Namespace) -> list[Cell]:
     chosen = [cell for cell in cells if re.search(args.cells, cell.name)]
     if not args.steps:
         return chosen
-    # A pass over the rows stays one, and so does a cell of the first step
+    # Cells that make one pass over the rows, or time the first step only, keep their length.
     return [replace(cell, steps=args.steps) if cell.steps > 1 else cell for cell in chosen]
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
-    """Return what all runs share."""
+    """Return the settings that all runs share."""
     folder = args.output_dir / "smoke" if args.smoke else args.output_dir
     return Settings(folder, args.data, args.smoke, args.warmup)
 
 
 def write_results(path: Path, result: Result) -> None:
-    """Write a cell's result to a file of results, in place of an older one of that cell."""
+    """Write the result of a cell to a file of results, replacing an older one of that cell."""
     known = json.loads(path.read_text())["cells"] if path.exists() else []
     kept = [old for old in known if old["cell"] != result["cell"]]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(as_text([*kept, result]))
 
 
-def counts(run: Run) -> bool:
+def passed_gate(run: Run) -> bool:
     """Return whether a run passed its gate; one that was only disturbed has not failed it."""
     return run["void"] in ("", "loaded")
 
 
 def main() -> int:
-    """Measure the cells that were asked for; return the exit code."""
+    """Measure the chosen cells; return the exit code."""
     parser, args = parse_args()
     if args.list:
         for cell in args.chosen:
@@ -137,7 +143,8 @@ def main() -> int:
     has_rows = (args.data / "train.jsonl").is_file()
     if args.device == "cpu" and not args.smoke and not has_rows:
         parser.error(
-            f"--data {args.data}: no train.jsonl in it; get GSM8K's from openai/grade-school-math"
+            f"--data {args.data}: has no train.jsonl; "
+            "download GSM8K from https://github.com/openai/grade-school-math"
         )
     settings = settings_of(args)
     try:
@@ -151,7 +158,7 @@ def main() -> int:
         if args.json:
             write_results(args.json, result)
         runs += result["runs"]
-    return 0 if all(counts(run) for run in runs) else 1
+    return 0 if all(passed_gate(run) for run in runs) else 1
 
 
 if __name__ == "__main__":

@@ -7,14 +7,14 @@
 
 The flags are those of recipes/llama.py, with the same meaning. D is a folder that
 scripts/benchmark.py prepares: rows.jsonl (text), tokens.jsonl (the recipe's input_ids and labels),
-padded.pt (the recipe's batches in its order, with a mask over the padding, as most loops have them)
-and own.pt (the same as the recipe's own tensors).
+padded.pt (the recipe's batches in its order, with a padding mask, as most loops have them) and
+own.pt (the same batches as the recipe's own tensors).
 
 There are two bare loops, which read batches that were prepared in advance and do nothing but
-compute. `floor` is the usual one, with padded.pt and the logits of all tokens. `lean` has own.pt
-and the logits of supervised tokens only, like the recipe. With --matched, Trainer and SFTTrainer
-are told to do what the floor does; without it they keep their own defaults, except for the
-precision, which is fp32, or autocast with --mixed_precision bf16.
+compute. `floor` is the usual one: it reads padded.pt and computes the logits of all tokens. `lean`
+reads own.pt and computes the logits of supervised tokens only, like the recipe. With --matched,
+Trainer and SFTTrainer are configured to do what the floor does; without it they keep their own
+defaults, except for the precision, which is fp32, or autocast with --mixed_precision bf16.
 
 Each writes O/metrics.jsonl as the recipe does (step, loss where it was logged, and
 num_input_tokens_seen, without padding) and the model.
@@ -31,12 +31,12 @@ CONTESTANTS = {"floor": run_floor, "lean": run_lean, "trainer": run_trainer, "tr
 
 
 def add_files(parser: argparse.ArgumentParser) -> None:
-    """Add what is read and written, and how far a tool keeps its own defaults."""
+    """Add the files that are read and written, and whether a tool keeps its own defaults."""
     parser.add_argument("--model_name_or_path", required=True, help="folder of the model")
     parser.add_argument("--data", type=Path, required=True, help="folder of the prepared rows")
     parser.add_argument("--output_dir", type=Path, required=True, help="folder of the result")
     parser.add_argument(
-        "--matched", action="store_true", help="what differs by default is set as the floor has it"
+        "--matched", action="store_true", help="use the settings of the floor, not the tool's"
     )
     parser.add_argument("--text", action="store_true", help="tokenize rows.jsonl itself")
     parser.add_argument("--skip_save", action="store_true", help="write no weights at the end")
@@ -49,7 +49,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "--mixed_precision", default="no", choices=["no", "bf16"], help="bf16: autocast"
     )
     parser.add_argument(
-        "--no_master_weights", action="store_true", help="as for the recipe; changes nothing here"
+        "--no_master_weights", action="store_true", help="a flag of the recipe; has no effect here"
     )
     parser.add_argument("--load_in_4bit", action="store_true")
     parser.add_argument("--bnb_4bit_use_double_quant", action="store_true")
@@ -91,9 +91,7 @@ def main() -> None:
     """Train as one contestant."""
     parser, args = parse_args()
     if not (args.data / "tokens.jsonl").is_file():
-        parser.error(
-            f"--data {args.data}: no prepared rows in it; scripts/benchmark.py writes them"
-        )
+        parser.error(f"--data {args.data}: has no tokens.jsonl; scripts/benchmark.py writes it")
     args.output_dir.mkdir(parents=True, exist_ok=True)
     CONTESTANTS[args.contestant](args)
 

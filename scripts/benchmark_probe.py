@@ -1,16 +1,16 @@
-"""Run a script as it is, and write down when its optimizer steps ended and their peak memory.
+"""Run a script unmodified, and record when its optimizer steps ended and their peak memory.
 
     python scripts/benchmark_probe.py OUT.json recipes/llama.py --max_steps 25
     python scripts/benchmark_probe.py OUT.json --warmup 5 --steps 25 recipes/llama.py --max_steps 25
 
-The script's own exit code is passed on. The file is one object:
+The exit code is that of the script. The file holds one JSON object:
 
     started     seconds from the start of this process to the moment from which `ends` counts
     ends        seconds from there to the end of each optimizer step
-    memory      peaks in bytes: of resident memory, and on a GPU, since the end of the warm-up, what
-                tensors took (allocated), what of it could not be given back (active), and what the
-                allocator held (reserved); and what all processes together had of the GPU when it
-                was read (device)
+    memory      peaks in bytes: of resident memory, and on a GPU, since the end of the warm-up, of
+                tensors (allocated), of blocks that cannot be freed yet (active) and of the
+                allocator (reserved); and what all processes together took of the GPU when it was
+                read (device)
 """
 
 import argparse
@@ -28,17 +28,19 @@ def parse_args() -> tuple[Parser, argparse.Namespace]:
     parser.add_argument(
         "out", type=Path, metavar="OUT.json", help="file to write; rank N writes OUT.N.json"
     )
-    parser.add_argument("--warmup", type=int, default=0, help="steps before those that are timed")
+    parser.add_argument("--warmup", type=int, default=0, help="steps before the timed ones")
     parser.add_argument(
         "--steps", type=int, default=0, help="step at which memory is read (default: at the end)"
     )
-    parser.add_argument("script", metavar="SCRIPT", help="what to run")
-    parser.add_argument("script_args", nargs=argparse.REMAINDER, metavar="ARGS")
+    parser.add_argument("script", metavar="SCRIPT", help="the script to run")
+    parser.add_argument(
+        "script_args", nargs=argparse.REMAINDER, metavar="ARGS", help="its own arguments"
+    )
     return parser, parser.parse_args()
 
 
 def main() -> None:
-    """Run the script and write the record, whatever its end."""
+    """Run the script, and write the record however it ends."""
     begun = time.perf_counter()
     record = Record(started=seconds_alive())
     parser, args = parse_args()

@@ -1,11 +1,11 @@
-"""Print what scripts/benchmark.py measured as tables, and draw it.
+"""Print the results of scripts/benchmark.py as tables, and optionally draw them.
 
     python scripts/benchmark_tables.py                              # of results/benchmark.json
-    python scripts/benchmark_tables.py --picture results/speed.png  # and the picture
+    python scripts/benchmark_tables.py --picture results/speed.png  # also draw the picture
 
-A ratio is taken within a repeat, between processes that ran one after the other, and then the
-median of these ratios: never the ratio of two means, which a slow minute of the machine would bend.
-Ranges are those of the repeats.
+A ratio is taken within a repeat, between processes that ran one after the other. The table shows
+the median of these ratios, never the ratio of two means, which one slow minute of the machine would
+distort. Ranges are over the repeats.
 """
 
 import argparse
@@ -25,17 +25,17 @@ def parse_args() -> tuple[Parser, argparse.Namespace]:
         type=Path,
         nargs="?",
         default=Path("results/benchmark.json"),
-        help="what was measured",
+        help="the results",
     )
     parser.add_argument("--picture", type=Path, metavar="PATH.png", help="draw it here")
     return parser, parser.parse_args()
 
 
 def main() -> None:
-    """Print the tables, and draw the picture if it is asked for."""
+    """Print the tables, and draw the picture if it is requested."""
     parser, args = parse_args()
     if not args.json.is_file():
-        parser.error(f"{args.json} does not exist; scripts/benchmark.py measures it")
+        parser.error(f"{args.json} does not exist; scripts/benchmark.py writes it")
     results = json.loads(args.json.read_text())
     print(details(results))
     if args.picture:

@@ -1,9 +1,10 @@
 #!/usr/bin/env python
-"""Continue a text with what recipes/mistral_pretrain.py has trained: a model, or adapters.
+"""Continue a text with a model, or adapters, that recipes/mistral_pretrain.py trained.
 
     python scripts/continue_text.py runs/tiny_text/run --prompt "Lamo is a baker in Frim."
 
-The text is not framed as a conversation; scripts/generate.py does that.
+The text is continued as it is. For a chat model use scripts/generate.py, which applies the chat
+template.
 
 Exit codes: 0 done, 64 usage or no model.
 """
@@ -24,11 +25,11 @@ LONGEST_REASON = 300  # characters
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("model_name_or_path", help="folder of a model or of adapters, or hub id")
-    add("--prompt", action="append", required=True, help="may be given several times")
-    add("--max_new_tokens", type=int, default=64, help="longest continuation")
+    add("model_name_or_path", help="folder of a model or of adapters, or a hub id")
+    add("--prompt", action="append", required=True, help="text to continue; may be repeated")
+    add("--max_new_tokens", type=int, default=64, help="longest continuation [%(default)s]")
     add("--temperature", type=float, default=0.0, help="0 always takes the likeliest token")
-    add("--device", default=loading.default_device(), help="cpu, cuda, cuda:1")
+    add("--device", default=loading.default_device(), help="cpu, cuda, cuda:1 [%(default)s]")
     return parser.parse_args()
 
 

@@ -5,8 +5,8 @@
     cd my_project && accelerate launch --config_file accelerate_configs/fsdp.yaml llama.py --help
 
 The folder gets the recipe under its own name, the modules of recipes/ that it imports,
-accelerate_configs/, requirements.txt, and ORIGIN.md, which names the commit. It runs there, and
-needs nothing else of this repository.
+accelerate_configs/, requirements.txt, and ORIGIN.md, which names the commit. The copy runs there
+and needs nothing else from this repository.
 
 Exit codes: 0 done, 64 usage, 73 cannot write.
 """
@@ -24,13 +24,13 @@ from usage import Parser
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", help="name of a file in recipes/, such as llama")
-    parser.add_argument("folder", type=Path, help="new or empty; the copy is written there")
+    parser.add_argument("recipe", help="name of a recipe in recipes/, such as llama")
+    parser.add_argument("folder", type=Path, help="new or empty folder for the copy")
     return parser.parse_args()
 
 
 def choose_recipe(name: str) -> Path:
-    """Return the file of a recipe; an unknown name ends with 64 and a suggestion."""
+    """Return the file of a recipe; exit with 64 and a suggestion for an unknown name."""
     recipes = find_recipes(ROOT)
     if name in recipes:
         return recipes[name]
@@ -40,7 +40,7 @@ def choose_recipe(name: str) -> Path:
 
 
 def check_folder(folder: Path) -> None:
-    """End with 64 unless a folder is new or empty."""
+    """Exit with 64 unless the folder is new or empty."""
     if folder.is_dir():
         if any(folder.iterdir()):
             stop(Exit.USAGE, f"{folder} is not empty; name a new folder")

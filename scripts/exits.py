@@ -1,4 +1,4 @@
-"""How a command ends when it cannot do what it was asked: one line on stderr, and an exit code."""
+"""How a command ends when it cannot do what was requested: one line on stderr, and an exit code."""
 
 import sys
 from typing import NoReturn

@@ -1,17 +1,17 @@
 """Fault injection: no run can be lost, whatever is stopped, killed, cut short or damaged.
 
-    python scripts/fault_injection.py                        # all groups: three hours and more
+    python scripts/fault_injection.py                        # all groups: more than three hours
     python scripts/fault_injection.py --groups resume signals --limit 2  # some; --list names all
     python scripts/fault_injection.py --groups --report docs/fault_injection.md  # what --json has
 
 Each trial is the shipped recipe on the job of scripts/parity.py (20 steps over two epochs, 12 rows
 per step, 18 steps per epoch) with faults planted by scripts/proof/faults.py, on CPU ranks under the
-shipped YAML files, against the same job without a fault. "Equal" is bit for bit: every line of
-metrics.jsonl, except for speed and memory, and every final weight. The results of a group go to
---json when it is done, in place of older ones of that group; with --only in place of older ones of
-the same trials.
+shipped YAML files. It is compared with the same job without a fault. "Equal" means bit for bit:
+every line of metrics.jsonl, except for speed and memory, and every final weight. The results of a
+group are written to --json when it is done. They replace older results of that group, or with
+--only, of the same trials.
 
-Exit code: 0 all as promised, 1 not, 64 for a wrong call.
+Exit codes: 0 all trials are as promised, 1 one is not, 64 usage.
 """
 
 import argparse
@@ -45,22 +45,32 @@ def parse_args() -> argparse.Namespace:
         choices=GROUPS,
         default=list(GROUPS),
         metavar="GROUP",
-        help=f"what to try (default: all): {', '.join(GROUPS)}",
+        help=f"groups of trials to run (default: all): {', '.join(GROUPS)}",
     )
     parser.add_argument(
-        "--only", default="", metavar="REGEX", help="trials whose line of --list has this"
+        "--only", default="", metavar="REGEX", help="trials whose lines in --list match"
     )
-    parser.add_argument("--limit", type=int, default=0, help="trials of each kind at most")
-    parser.add_argument("--kills", type=int, default=KILLS, help="kill -9 at random moments")
+    parser.add_argument(
+        "--limit", type=int, default=0, help="run at most this many trials of each kind (0: all)"
+    )
+    parser.add_argument(
+        "--kills", type=int, default=KILLS, help="kill -9 trials at random moments [%(default)s]"
+    )
     parser.add_argument("--list", action="store_true", help="print the trials and stop")
     parser.add_argument(
-        "--jobs", type=int, default=1, help="trials at a time; more of them disturb the seconds"
+        "--jobs",
+        type=int,
+        default=1,
+        help="trials at a time; with more than one the measured seconds are unreliable",
     )
     parser.add_argument(
         "--output_dir", type=Path, default=Path("runs/fault_injection"), help="folder of all runs"
     )
     parser.add_argument(
-        "--json", type=Path, default=Path("results/fault_injection.json"), help="the results"
+        "--json",
+        type=Path,
+        default=Path("results/fault_injection.json"),
+        help="file of the results [%(default)s]",
     )
     parser.add_argument(
         "--report", type=Path, metavar="PATH.md", help="write the table of all results here"
@@ -72,7 +82,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def plan(args: argparse.Namespace) -> dict[str, list[Trial]]:
-    """The chosen trials by group; a group of which --only leaves none is left out."""
+    """Return the chosen trials by group, without the groups in which --only matches none."""
     planned = {}
     for group in args.groups:
         trials = trials_of(group, args.kills)
@@ -83,7 +93,7 @@ def plan(args: argparse.Namespace) -> dict[str, list[Trial]]:
 
 
 def facts_of_now() -> dict:
-    """When, where and with what the trials are done."""
+    """Return when, where and with which versions the trials are run."""
     return {
         "date": time.strftime("%Y-%m-%d"),
         "device": f"CPU, {os.cpu_count()} cores",
@@ -93,7 +103,7 @@ def facts_of_now() -> dict:
 
 
 def do_all(args: argparse.Namespace, planned: dict[str, list[Trial]], results: dict) -> None:
-    """Do the planned trials, and write the results after each group."""
+    """Run the planned trials, and write the results after each group."""
     facts = facts_of_now()
     lab = Lab(args.output_dir)
     for group, trials in planned.items():
@@ -108,12 +118,12 @@ def do_all(args: argparse.Namespace, planned: dict[str, list[Trial]], results: d
 
 
 def in_order(results: dict) -> dict:
-    """The results of the groups that there are, in their order."""
+    """Return the results in the order of GROUPS."""
     return {group: results[group] for group in GROUPS if group in results}
 
 
 def main() -> None:
-    """Do the chosen trials, print and write the results of all."""
+    """Run the chosen trials; print and write the results of all."""
     args = parse_args()
     planned = plan(args)
     if args.list:

@@ -7,8 +7,8 @@ r"""Answer prompts with a trained folder: a model, or adapters, which are loaded
     python scripts/generate.py runs/gsm8k/run --file test.jsonl --answer_pattern "#### (.+)" \
         --max_new_tokens 256
 
---file answers every row and scores exact match, per "skill" if the rows have one; the last line is
-such as `exact match: 0.9421 (242/257)`. Prompts are built as in training.
+--file answers every row and scores exact match, per "skill" if the rows have one. The last line
+printed looks like `exact match: 0.9421 (242/257)`. Prompts are built as in training.
 
 Exit codes: 0 done, 64 usage, 65 data, 69 hub, 73 cannot write.
 """
@@ -33,18 +33,28 @@ from usage import Parser
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("model_name_or_path", help="folder of a model or of adapters, or hub id")
-    add("--prompt", action="append", help="answer this and leave; may be given several times")
+    add("model_name_or_path", help="folder of a model or of adapters, or a hub id")
+    add("--prompt", action="append", help="answer this prompt and exit; may be repeated")
     add("--file", type=Path, help="answer and score its rows: .jsonl, .json, .csv or .parquet")
-    add("--limit", type=int, help="only so many rows of --file")
-    add("--output", type=Path, help="write prompts, answers and references there, as JSON lines")
-    add("--json", type=Path, help="write the score there, as JSON")
+    add("--limit", type=int, help="answer only the first rows of --file, this many")
+    add("--output", type=Path, help="write prompts, answers and references here, as JSON lines")
+    add("--json", type=Path, help="write the score here, as JSON")
     add("--answer_pattern", help="regular expression; its group 1 is compared, not the whole text")
-    add("--max_new_tokens", type=int, default=128, help="longest answer")
-    add("--per_device_eval_batch_size", type=int, default=32, help="rows of --file at a time")
+    add("--max_new_tokens", type=int, default=128, help="longest answer [%(default)s]")
+    add(
+        "--per_device_eval_batch_size",
+        type=int,
+        default=32,
+        help="rows of --file at a time [%(default)s]",
+    )
     add("--temperature", type=float, default=0.0, help="0 always takes the likeliest token")
-    add("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
-    add("--device", default=loading.default_device(), help="cpu, cuda, cuda:1")
+    add(
+        "--dtype",
+        default="auto",
+        choices=["auto", "float32", "bfloat16", "float16"],
+        help="of the weights; auto: as they were saved [%(default)s]",
+    )
+    add("--device", default=loading.default_device(), help="cpu, cuda, cuda:1 [%(default)s]")
     add("--load_in_4bit", action="store_true", help="nf4 weights (bitsandbytes)")
     return parser.parse_args()
 
@@ -70,7 +80,7 @@ def find_problems(args: argparse.Namespace) -> Iterator[str]:
 
 
 def check_output(path: Path | None) -> None:
-    """End with 73 if a file cannot be written, rather now than after an hour of answers."""
+    """Exit with 73 if a file cannot be written: now, and not after an hour of answers."""
     if path is None:
         return
     try:

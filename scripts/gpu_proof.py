@@ -1,23 +1,23 @@
-"""Show every claim of this project that only a GPU can show, the most valuable ones first.
+"""Prove every claim of this project that only a GPU can prove, the most valuable ones first.
 
     python scripts/gpu_proof.py --list
     python scripts/gpu_proof.py --minutes 10                 # the ten most valuable minutes
-    python scripts/gpu_proof.py --only 'strategies|resume'   # some cells; none is done twice
+    python scripts/gpu_proof.py --only 'strategies|resume'   # some cells; none is run twice
     python scripts/gpu_proof.py --retry                      # also what failed or timed out before
     python scripts/gpu_proof.py --device cpu --tiny          # as far as a CPU allows
 
-Together the cells are the first hour on a GPU. Each runs in a process of its own, at most five
-minutes, and leaves one JSON under --output as soon as it ends: what it proves, its bound and
+All cells together take about an hour on a GPU. Each runs in a process of its own for at most five
+minutes, and writes one JSON file under --output as soon as it ends: what it proves, its bound and
 verdict, its numbers, its commands, and the device, driver, versions and commit. Models are made on
-the device from configs, with random weights, and rows are made here: nothing is downloaded. A
-package that is missing skips the cells that need it and says so; `make gpu-wheels` puts such
-packages into one folder.
+the device from configs, with random weights, and rows are generated: nothing is downloaded. Cells
+that need a missing package are skipped, and say so; `make gpu-wheels` collects such packages in one
+folder.
 
-A commit of the JSON files to results/gpu/ and `python scripts/readme_tables.py` write the tables of
-the README.
+To publish the results, commit the JSON files to results/gpu/ and run
+`python scripts/readme_tables.py`, which writes the tables of the README.
 
-Exit code: 0 every cell that ran is within its bound, 1 not, 64 for a wrong call, 73 if --output
-cannot be written to.
+Exit codes: 0 every cell that ran is within its bound, 1 one is not, 64 usage, 73 --output cannot be
+written.
 """
 
 import argparse
@@ -52,8 +52,10 @@ def parse_args() -> tuple[Parser, argparse.Namespace]:
     parser.add_argument(
         "--tiny", action="store_true", help="small shapes and few variants, for a CPU"
     )
-    parser.add_argument("--only", default="", metavar="REGEX", help="cells whose name has this")
-    parser.add_argument("--minutes", type=float, help="start no cell whose limit goes beyond this")
+    parser.add_argument("--only", default="", metavar="REGEX", help="cells whose names match")
+    parser.add_argument(
+        "--minutes", type=float, help="start no cell whose time limit ends later than this"
+    )
     parser.add_argument(
         "--retry", action="store_true", help="run again what failed, timed out or is not ok"
     )
@@ -62,9 +64,9 @@ def parse_args() -> tuple[Parser, argparse.Namespace]:
     )
     parser.add_argument(
         "--commit",
-        help="to record where this folder is no git repository, as in a copy of the tree",
+        help="commit to record if this folder is not a git repository",
     )
-    # The process of one cell is started with this
+    # The process of a cell is started with this flag.
     parser.add_argument("--worker", metavar="CELL", help=argparse.SUPPRESS)
     args = parser.parse_args()
     try:
@@ -77,9 +79,9 @@ def parse_args() -> tuple[Parser, argparse.Namespace]:
 
 
 def check(parser: Parser, args: argparse.Namespace) -> None:
-    """Stop with 64 if the arguments do not fit together."""
+    """Exit with 64 if the arguments do not fit together."""
     if not args.chosen:
-        parser.error(f"--only {args.only}: no cell has this in its name; --list shows all")
+        parser.error(f"--only {args.only}: no cell's name matches; --list shows all")
     if args.minutes is not None and not args.minutes > 0:
         parser.error(f"--minutes {args.minutes}: must be above 0")
     if args.device == "cpu" and not args.tiny and not args.list:
@@ -89,9 +91,9 @@ def check(parser: Parser, args: argparse.Namespace) -> None:
 
 
 def check_gpu(parser: Parser) -> None:
-    """Stop with 64 if there is no GPU, or if torch cannot use it."""
+    """Exit with 64 if there is no GPU, or if torch cannot use it."""
     if not machine.gpu_facts():
-        parser.error("nvidia-smi finds no GPU; --device cpu --tiny tries the program without one")
+        parser.error("nvidia-smi finds no GPU; try the command without one: --device cpu --tiny")
     question = "import torch; raise SystemExit(not torch.cuda.is_available())"
     if subprocess.run([sys.executable, "-c", question]).returncode:
         parser.error(
@@ -100,14 +102,14 @@ def check_gpu(parser: Parser) -> None:
 
 
 def make_output(folder: Path) -> None:
-    """Make the folder of the results; raises OSError if it cannot be written to."""
+    """Make the folder of the results. Raises OSError if it cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         pass
 
 
 def work(name: str, proof: runner.Proof) -> None:
-    """Be the process of one cell."""
+    """Run one cell in this process."""
     cell = next(cell for cell in CELLS if cell.name == name)
     deadline = time.monotonic() + proof.limit_of(cell)
     setup = Setup(proof.device, proof.tiny, proof.output, proof.work_folder(cell), deadline)
@@ -115,7 +117,7 @@ def work(name: str, proof: runner.Proof) -> None:
 
 
 def facts_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what each record says about the machine and the commit."""
+    """Return the machine and the commit, as each record names them."""
     facts = machine.facts(args.device)
     if facts["commit"] is None:
         facts["commit"] = args.commit
@@ -123,16 +125,16 @@ def facts_of(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def end_cell_and_exit(number: int, frame: FrameType | None) -> None:
-    """Exit at a signal; the running cell is killed on the way."""
+    """Exit on a signal, which also kills the running cell."""
     sys.exit(128 + number)
 
 
 def print_summary(records: list[runner.Record], args: argparse.Namespace) -> None:
-    """Print how many cells have which verdict, and what to do with their results."""
+    """Print how many cells have each verdict, and what to do with their results."""
     counts = Counter(record["verdict"] for record in records)
     shown = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
     print(f"{len(records)} of {len(args.chosen)} cells: {shown}")
-    print(f"The results are in {args.output}. Those of a GPU become tables by this:")
+    print(f"The results are in {args.output}. To make tables of the results of a GPU, run")
     print(
         f"mkdir -p results/gpu && cp {args.output}/*.json results/gpu "
         "&& python scripts/readme_tables.py"
@@ -140,7 +142,7 @@ def print_summary(records: list[runner.Record], args: argparse.Namespace) -> Non
 
 
 def main() -> int:
-    """Run the cells that were asked for; return the exit code."""
+    """Run the chosen cells; return the exit code."""
     parser, args = parse_args()
     if args.worker:
         work(args.worker, runner.Proof(args.device, args.tiny, args.output, facts={}))
@@ -162,7 +164,7 @@ def main() -> int:
     try:
         records = runner.run_all(args.chosen, proof, args.minutes, args.retry)
     except KeyboardInterrupt:
-        message = "Stopped. The same command continues with the cell that was cut off."
+        message = "Stopped. The same command continues with the interrupted cell."
         print(message, file=sys.stderr)
         return STOPPED
     print_summary(records, args)

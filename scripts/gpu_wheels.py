@@ -1,22 +1,21 @@
-"""Put together, in one folder, the packages that a machine with a GPU and no network may lack.
+"""Collect in one folder the packages that a machine with a GPU and no network may lack.
 
     python scripts/gpu_wheels.py                       # runs/gpu_wheels, for Python 3.12
     python scripts/gpu_wheels.py --python_version 3.13 --most_mib 100
 
-The folder holds wheels for Linux x86_64 and stays below --most_mib, so that it can be carried
-along. torch, transformers, accelerate, numpy, pyarrow and what they need have to be on that machine
+The folder holds wheels for Linux x86_64 and stays below --most_mib, so that it is easy to copy.
+torch, transformers, accelerate, numpy, pyarrow and their dependencies must be on that machine
 already. Versions are those of the environment that runs this script, which the tests use, or the
 newest that requirements.txt allows. Two packages need work:
 
-    bitsandbytes   brings a library of several MB for every version of CUDA; only those for --cuda
-                   and for the CPU stay, and the wheel's RECORD is written again
+    bitsandbytes   ships a library of several MB for every version of CUDA; only those for --cuda
+                   and for the CPU are kept, and the wheel's RECORD is rewritten
     deepspeed      is published as source; it is built here without its compiled ops
                    (DS_BUILD_OPS=0), which makes it pure Python; torch must be installed in the
                    environment that runs this script
 
-Every wheel is then installed with pip for the target platform into a temporary folder, which fails
-if one does not fit. The last line printed is the command that installs the folder on the other
-machine.
+To check the wheels, pip installs all of them for the target platform into a temporary folder. The
+last line printed is the command that installs them on the other machine.
 
 Exit codes: 0 done, 1 a wheel cannot be fetched or does not fit, 64 usage, 73 cannot write.
 """
@@ -39,16 +38,16 @@ def parse_args() -> argparse.Namespace:
         "--output_dir", type=Path, default=Path("runs/gpu_wheels"), help="folder of the wheels"
     )
     parser.add_argument(
-        "--python_version", default="3.12", help="of the other machine [%(default)s]"
+        "--python_version", default="3.12", help="Python of the other machine [%(default)s]"
     )
     parser.add_argument(
-        "--cuda", default="130", help="its CUDA version as bitsandbytes writes it [%(default)s]"
+        "--cuda", default="130", help="its CUDA version, as bitsandbytes spells it [%(default)s]"
     )
     parser.add_argument(
         "--most_mib", type=float, default=60, help="largest size of the folder [%(default)s]"
     )
     parser.add_argument(
-        "--packages", nargs="+", default=list(PACKAGES), help="to fetch [all that may be missing]"
+        "--packages", nargs="+", default=list(PACKAGES), help=f"default: {' '.join(PACKAGES)}"
     )
     args = parser.parse_args()
     if not re.fullmatch(r"3\.\d+", args.python_version):
@@ -59,7 +58,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Fill the folder, and print how it is installed; return the exit code."""
+    """Fill the folder, and print how to install it; return the exit code."""
     args = parse_args()
     target = Target(args.python_version, args.cuda, args.packages)
     try:

@@ -1,23 +1,22 @@
-"""Measure with real processes how much host memory each rank takes to load a model and to resume.
+"""Measure in real processes how much host memory each rank takes to load a model and to resume.
 
     python scripts/host_memory.py --json results/host_memory.json
     python scripts/host_memory.py --configs ddp fsdp2_full_shard --ranks 2
 
-Without --configs every YAML is measured. Each launch is a rehearsal (scripts/rehearse.py) of
-recipes/llama.py on a model whose files are in bf16, as on the hub, loaded with the default --dtype
-float32, so that the weights cannot stay a mapping of the file. Numbers are in copies of the fp32
-model (its parameters x 4 bytes): 1.0 means that the rank took as much host memory as the whole
-model.
+Each launch is a rehearsal (scripts/rehearse.py) of recipes/llama.py on a model whose files are in
+bf16, as on the hub, loaded with the default --dtype float32, so that the weights cannot stay a
+mapping of the file. Numbers are in copies of the fp32 model (its parameters x 4 bytes): 1.0 means
+that the rank took as much host memory as the whole model.
 
     loading    from the Accelerator to the call of `prepare`: the peak of the rank's private memory
                (RssAnon, sampled)
-    resident   the same, with pages of files that are shared between ranks (VmHWM, exact)
+    resident   the same, including pages of files, which ranks share (VmHWM, exact)
     resuming   from `prepare` to the first forward pass, with a checkpoint of one step: the peak of
                private memory again. A step holds the optimizer's state and gradients, 3 copies over
                the number of shards; more than that is a second copy
 
 On CPU ranks the device is the host: single, DDP and ZeRO-0 to 2 must hold a copy per rank here,
-where on a GPU the weights go straight to the device (tests/unit/components/test_weights.py).
+whereas on a GPU the weights go straight to the device (tests/unit/components/test_weights.py).
 """
 
 import argparse
@@ -39,7 +38,7 @@ def parse_args() -> argparse.Namespace:
         "--configs", nargs="+", choices=names, default=names, help="YAML files (default: all)"
     )
     parser.add_argument(
-        "--ranks", nargs="+", type=int, default=[2, 4], help="numbers of ranks (default: 2 and 4)"
+        "--ranks", nargs="+", type=int, default=[2, 4], help="numbers of ranks (default: 2 4)"
     )
     parser.add_argument("--json", type=Path, metavar="PATH.json", help="write the table here")
     return parser.parse_args()
@@ -53,7 +52,7 @@ def launches(args: argparse.Namespace) -> Iterator[tuple[str, int]]:
 
 
 def main() -> None:
-    """Measure each launch; print and write its row."""
+    """Measure each launch, and print and write its row."""
     args = parse_args()
     rows = []
     with tempfile.TemporaryDirectory(prefix="host_memory_") as name:

@@ -1,14 +1,14 @@
 #!/usr/bin/env python
-r"""Write a tiny random model that a recipe trains, and its rows, from nothing and offline.
+r"""Make, offline, a tiny random model that a recipe can train, and rows for it.
 
     python scripts/make_tiny.py llama runs/tiny
     python scripts/make_tiny.py mixtral runs/tiny_mixtral --num_local_experts 8
 
-FOLDER/model is what the recipe's --model_name_or_path takes, FOLDER/data holds the rows or images.
-A model learns them in minutes on a CPU, and no test row is a training row. `make_tiny.py RECIPE
---help` describes what is written for a recipe and names its options.
+FOLDER/model is for the recipe's --model_name_or_path, and FOLDER/data holds the rows or images. The
+model learns them in minutes on a CPU, and no test row is a training row. `make_tiny.py RECIPE
+--help` describes what is written for a recipe and lists its options.
 
-A tokenizer for texts of your own, and a model that is large enough for them:
+To train a tokenizer on your own texts, with a model that is large enough for them:
 
     python scripts/make_tiny.py llama runs/gsm8k --text train.jsonl --vocab_size 4096 \
         --hidden_size 384 --num_hidden_layers 6 --num_attention_heads 6 --intermediate_size 1024 \

@@ -1,19 +1,21 @@
-"""Parity: one job gives the same numbers under every YAML, cut of the batch and kind of weights.
+"""Parity: one job gives the same numbers under every YAML, batch split and kind of weights.
 
     python scripts/parity.py                                  # all runs: about an hour on two cores
     python scripts/parity.py --groups cuts checkpointing      # some of them; --list names all
     python scripts/parity.py --recipes bert t5                # every run of these recipes
     python scripts/parity.py --json results/parity.json       # what the README's tables show
 
-The job: ragged rows, accumulation, clipping that bites, warm-up and cosine decay, weight decay, 20
-steps over two epochs, so that it crosses a window with fewer rows. Each run is the shipped recipe
-under the shipped YAML through `scripts/rehearse.py`, in fp32 on CPU ranks, and is compared with the
-same job in one process: the largest relative difference over the steps in loss, gradient norm and
-learning rate, and over the tensors in the final weights (||a - b|| / ||b||, Frobenius). The bytes
-that each rank held are compared with the YAML's promise.
+The job has rows of different lengths, accumulation, gradient clipping that takes effect, warm-up
+and cosine decay, and weight decay. Its 20 steps are more than one epoch, so that one window of
+accumulation has fewer rows. Each run is the shipped recipe under the shipped YAML through
+`scripts/rehearse.py`, in fp32 on CPU ranks, and is compared with the same job in one process: the
+largest relative difference over the steps in loss, gradient norm and learning rate, and over the
+tensors in the final weights (||a - b|| / ||b||, Frobenius). The bytes that each rank held are
+compared with the YAML's promise.
 
-A pair that the recipe refuses, and should, is listed with its reason. Exit code: 0 all within their
-bounds, 1 not, 64 for a wrong call.
+A combination that the recipe rightly refuses is listed with the reason.
+
+Exit codes: 0 all runs are within their bounds, 1 one is not, 64 usage.
 """
 
 import argparse
@@ -35,7 +37,7 @@ def parse_args() -> argparse.Namespace:
     names = configs()
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--groups", nargs="+", choices=groups, default=groups, help="tables to make (default: all)"
+        "--groups", nargs="+", choices=groups, default=groups, help="groups of runs (default: all)"
     )
     parser.add_argument(
         "--configs", nargs="+", choices=names, default=names, help="YAML files (default: all)"
@@ -51,7 +53,10 @@ def parse_args() -> argparse.Namespace:
         "--json", type=Path, metavar="PATH", help="write the results here; other runs there stay"
     )
     parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count(), help="launches at a time (default: one a core)"
+        "--jobs",
+        type=int,
+        default=os.cpu_count(),
+        help="launches at a time (default: one per core)",
     )
     args = parser.parse_args()
     if args.jobs < 1:
@@ -67,7 +72,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def chosen_runs(args: argparse.Namespace) -> list[Run]:
-    """The runs of the chosen groups and recipes under the chosen YAML files."""
+    """Return the runs of the chosen groups and recipes under the chosen YAML files."""
     of_groups = [run for run in all_runs() if run.group in args.groups]
     of_recipes = [run for run in of_groups if run.recipe in args.recipes]
     return [run for run in of_recipes if run.config in args.configs]
@@ -82,7 +87,7 @@ def measure_in(output_dir: Path, run: Run) -> dict:
 
 
 def measure_all(args: argparse.Namespace) -> list[dict]:
-    """Launch the runs that others are compared with, then the others, and return all rows."""
+    """Launch the references first, then the runs that are compared with them; return all rows."""
     references = list(dict.fromkeys(reference_of(run) for run in args.runs))
     others = [run for run in args.runs if run not in references]
     rows = []

@@ -1,4 +1,4 @@
-r"""Will it fit? The peak memory of a training run, by what holds it, before anything is loaded.
+r"""Will it fit? Plan the peak memory of a training run, by what takes it, before loading anything.
 
     python scripts/plan_memory.py --config_file accelerate_configs/fsdp.yaml --num_processes 8 \
         --gpu h200 recipes/llama.py --model_name_or_path meta-llama/Llama-3.1-8B \
@@ -7,14 +7,14 @@ r"""Will it fit? The peak memory of a training run, by what holds it, before any
         --config_file accelerate_configs/ddp.yaml --use_peft
     python scripts/plan_memory.py config.json --gpu 24GB --num_gpus 4  # which YAMLs fit, by speed
 
-To plan a launch, replace `accelerate launch` by `python scripts/plan_memory.py`. In place of the
-recipe you can give a model: a hub id, a folder or a config.json. All other arguments are the
+To plan a launch, replace `accelerate launch` with `python scripts/plan_memory.py`. Instead of the
+recipe you can name a model: a hub id, a folder or a config.json. All other arguments are the
 recipe's own. No weights are loaded.
 
-The plan covers the worst case: one optimizer step in which every row has --max_length tokens and
-the loss counts all of them (--longest and --learnt_share say otherwise), and one batch of
-evaluation. --simulate traces the real model on fake tensors and fake ranks instead of counting op
-by op. README, "Will it fit?", says how far both are off; scripts/planner/ is how they work.
+The plan covers the worst case: one optimizer step in which every row has --max_length tokens, all
+supervised (--longest and --supervised_share change that), and one batch of evaluation. --simulate
+traces the real model on fake tensors and fake ranks instead of counting op by op. README, "Will it
+fit?", states the errors of both; scripts/planner/__init__.py explains how they work.
 
 Exit codes: 0 planned; 1 with --gpu: does not fit; 64 usage; 69 no hub; 73 cannot write.
 """
@@ -34,7 +34,7 @@ def parse_args() -> Request:
     options, words = parser.parse_known_args()
     words = without_launcher_options(words)
     if not words or words[0].startswith("--"):
-        parser.error("which model? Put MODEL or recipes/llama.py before the recipe's own arguments")
+        parser.error("name MODEL or recipes/llama.py before the recipe's own arguments")
     return Request(model=words[0], words=words[1:], **vars(options))
 
 
@@ -47,43 +47,42 @@ def make_parser() -> Parser:
         usage="%(prog)s [options] MODEL|recipes/llama.py [the recipe's own arguments]",
     )
     parser.add_argument(
-        "--config_file", help="a YAML of accelerate_configs/, or another one; none: choose"
+        "--config_file",
+        help="the YAML to plan for [none: with --gpu, try all of accelerate_configs/]",
     )
     parser.add_argument(
         "--num_processes", "--num_gpus", type=int, help="ranks, one per GPU [the YAML's]"
     )
     parser.add_argument(
-        "--num_machines", type=int, help="hosts with as many GPUs each [the YAML's]"
+        "--num_machines", type=int, help="hosts, all with the same number of GPUs [the YAML's]"
     )
-    parser.add_argument(
-        "--mixed_precision", choices=["no", "bf16", "fp16"], help="instead of the YAML's"
-    )
+    parser.add_argument("--mixed_precision", choices=["no", "bf16", "fp16"], help="[the YAML's]")
     parser.add_argument(
         "--gpu",
-        help="the card: h200, a100, 4090, ..., or its memory: 24GB, 80GiB [none; pieces of the "
-        "loss as on 80GiB]",
+        help="the card, such as h200, a100 or 4090, or its memory, such as 24GB or 80GiB "
+        "[none; the loss is computed in pieces as on 80GiB]",
     )
     parser.add_argument(
         "--longest", type=int, help="tokens of the longest row, if fewer than --max_length"
     )
     parser.add_argument(
-        "--learnt_share",
+        "--supervised_share",
         type=float,
         default=1.0,
-        help="share of the tokens that the loss counts, for the logits [%(default)s]",
+        help="share of the tokens that are supervised and need logits [%(default)s]",
     )
     parser.add_argument(
         "--simulate",
         action="store_true",
-        help="trace the real model on fake tensors: one process, DDP, FSDP2",
+        help="trace the real model on fake tensors (one process, DDP and FSDP2 only)",
     )
     parser.add_argument(
         "--plot",
         metavar="PATH.png",
-        help="draw every strategy against the card, and the peak against the length",
+        help="draw the peak of every strategy, and how it grows with the length of the rows",
     )
     parser.add_argument(
-        "--json", metavar="PATH.json", help="write the plan here, - for the terminal"
+        "--json", metavar="PATH.json", help="write the plan here; -: to the terminal"
     )
     return parser
 
@@ -96,7 +95,8 @@ def main() -> int:
         yaml = None
         if request.config_file:
             yaml = read_without_faults(request.config_file)
-        from planner.answer import answer  # takes seconds to import: not for a wrong call
+        # Imported here, since it takes seconds and a wrong call should be refused at once.
+        from planner.answer import answer
 
         return answer(request, yaml)
     except PlannerError as error:

@@ -27,13 +27,13 @@ Metrics = list[dict[str, Any]]  # lines of metrics.jsonl
 
 
 def stop(code: int, message: str) -> NoReturn:
-    """End with one line and an exit code."""
+    """Exit with a code after one line on stderr."""
     print(f"error: {message}", file=sys.stderr)
     raise SystemExit(code)
 
 
 class Parser(argparse.ArgumentParser):
-    """Tells of a wrong call as this command tells of all else that is wrong."""
+    """Reports a wrong call in the same form as this command's other errors."""
 
     def error(self, message: str) -> NoReturn:
         stop(USAGE, message)
@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def read_metrics(run_dir: str) -> Metrics:
-    """Return the lines of RUN_DIR/metrics.jsonl; stop if there is none with a step and a loss."""
+    """Return the lines of RUN_DIR/metrics.jsonl; exit with 65 if none has a step and a loss."""
     path = Path(run_dir) / "metrics.jsonl"
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -62,7 +62,7 @@ def read_metrics(run_dir: str) -> Metrics:
 
 
 def parse_line(line: str) -> dict[str, Any]:
-    """Return one line of metrics.jsonl; raises ValueError that says what is wrong with it."""
+    """Return one line of metrics.jsonl. Raises ValueError that says what is wrong with it."""
     try:
         entry = json.loads(line)
     except ValueError:
@@ -117,7 +117,7 @@ def column(metrics: Metrics, name: str) -> tuple[list[float], list[float]]:
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Return the means over about a twentieth of the run, centered so that no curve lags."""
+    """Return moving averages over about a twentieth of the run, centered so that no curve lags."""
     averages = []
     for i in range(len(values)):
         half = min(len(values) // 40, i, len(values) - 1 - i)
@@ -134,7 +134,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Draw the runs that were asked for."""
+    """Draw the runs that the command line names."""
     args = parse_args()
     runs = {run_dir: read_metrics(run_dir) for run_dir in args.run_dirs}
     figure = draw(runs)

@@ -1,10 +1,10 @@
 """Write the tables of README.md and results/README.md from the measurements in results/*.json.
 
-    python scripts/readme_tables.py            # after scripts/parity.py, benchmark.py or another
-    python scripts/readme_tables.py --check    # exit code 1 if they differ; the tests call this
+    python scripts/readme_tables.py            # after parity.py, benchmark.py and others
+    python scripts/readme_tables.py --check    # exit with 1 if they differ; the tests call this
 
 What scripts/gpu_proof.py measured on a GPU is read from results/gpu/*.json; without such files the
-tables say so. A table of README.md is between `<!-- NAME -->` and `<!-- end of NAME -->`.
+tables say so. Each table of README.md stands between `<!-- NAME -->` and `<!-- end of NAME -->`.
 """
 
 import argparse
@@ -18,15 +18,15 @@ from usage import Parser
 def parse_args() -> argparse.Namespace:
     """Return the command line."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; say what differs")
+    parser.add_argument("--check", action="store_true", help="write nothing; print what differs")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Write the pages that differ, or only name them; return the exit code."""
+    """Write the pages that differ, or with --check only name them; return the exit code."""
     args = parse_args()
     if not (ROOT / "results" / "parity.json").is_file():
-        sys.exit("readme_tables.py: results/parity.json is missing; make proof measures it")
+        sys.exit("readme_tables.py: results/parity.json is missing; make proof writes it")
     try:
         results = read_results()
     except ValueError as error:
@@ -40,7 +40,7 @@ def main() -> int:
             continue
         differ = True
         if args.check:
-            print(f"{path.relative_to(ROOT)} is not what results/ says")
+            print(f"{path.relative_to(ROOT)} differs from what results/ says")
         else:
             print(f"{path.relative_to(ROOT)} written")
             path.write_text(text)

@@ -1,22 +1,22 @@
-"""Rehearse a recipe under a production YAML on CPU ranks, to prove that the YAML keeps its word.
+"""Rehearse a recipe under a production YAML on CPU ranks, and prove that it shards as promised.
 
     python scripts/rehearse.py --config_file YAML recipes/llama.py --max_steps 3 ...
     python scripts/rehearse.py --config_file YAML --num_processes 4 recipes/llama.py ...
     python scripts/rehearse.py --config_file YAML --device cuda --num_processes 8 RECIPE.py ...
     python scripts/rehearse.py --warm --config_file YAML recipes/llama.py --max_steps 3 ...
 
-With --warm the libraries are imported once for all rehearsals of half an hour, by scripts/warm.py:
-the second one takes seconds less for each of its processes.
+With --warm, scripts/warm.py imports the libraries once for all rehearsals of half an hour, which
+saves seconds in each process from the second rehearsal on.
 
-The recipe and the YAML are used as they are, through `accelerate launch`. accelerate ignores FSDP
+The recipe and the YAML are used unmodified, through `accelerate launch`. accelerate ignores FSDP
 and DeepSpeed on a machine without an accelerator, so every rank starts through
-`scripts/proof/cpu_ranks.py`, which bridges that. What has to differ from production is printed
+`scripts/proof/cpu_ranks.py`, which works around that. What has to differ from production is printed
 first. Afterwards the shard report compares the bytes of parameters, gradients and optimizer state
 that each rank really held with what the YAML promises (`scripts/proof/shard_report.py`).
 
-Exit code: that of the recipe when all ranks agree on it (0 done, 70 not finite, 73 cannot write, 75
-stopped and saved) or one of them refuses (64 usage, 65 data, 69 no hub), 70 also if the recipe
-succeeded but the report says NOT AS PROMISED, else 1. 64 also for a wrong call of this tool.
+Exit codes: that of the recipe if all ranks agree on it (0 done, 70 not finite, 73 cannot write, 75
+stopped and saved) or one of them refuses (64 usage, 65 data, 69 no hub); 70 also if the recipe
+succeeded but the report says NOT AS PROMISED; otherwise 1. A wrong call of this tool ends with 64.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from usage import Parser
 
 
 def parse_args() -> tuple[Parser, argparse.Namespace]:
-    """Read the command line; the parser is for errors that show later."""
+    """Return the parser, for errors that are found later, and the command line."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config_file", required=True, help="a YAML of accelerate_configs/")
     parser.add_argument(
@@ -57,23 +57,23 @@ def parse_args() -> tuple[Parser, argparse.Namespace]:
     parser.add_argument(
         "--warm",
         action="store_true",
-        help="start processes that have imported the libraries before",
+        help="start from processes that have already imported the libraries",
     )
-    parser.add_argument("--main_process_port", type=int, help="default: 0, a free one")
+    parser.add_argument("--main_process_port", type=int, help="default: 0, a free port")
+    parser.add_argument("recipe", metavar="RECIPE.py", help="the script to run")
     parser.add_argument(
-        "recipe", metavar="RECIPE.py", help="the script to run; everything behind it is its own"
+        "recipe_args", nargs=argparse.REMAINDER, metavar="...", help="its own arguments"
     )
-    parser.add_argument("recipe_args", nargs=argparse.REMAINDER, metavar="...")
     return parser, parser.parse_args()
 
 
 def start_warm(device: str) -> None:
-    """Become a process of scripts/warm.py; where that is not possible, say why and return."""
+    """Become a process of scripts/warm.py; if that is not possible, print why and return."""
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     words = sys.argv.copy()
-    words.remove("--warm")  # the first one: behind the recipe's name such a word is the recipe's
+    words.remove("--warm")  # Only the first one: after the recipe's name it would be the recipe's.
     try:
         program = warm_start.start()
     except OSError as error:
@@ -109,7 +109,7 @@ def report(folder: Path, rehearsal: Rehearsal) -> tuple[list[dict], str]:
 
 
 def write_report(args: argparse.Namespace, rehearsal: Rehearsal, found: dict) -> None:
-    """Write the shard report as JSON, if it is asked for."""
+    """Write the shard report as JSON if --report requests it."""
     if not args.report:
         return
     content = {
@@ -125,7 +125,7 @@ def write_report(args: argparse.Namespace, rehearsal: Rehearsal, found: dict) ->
 
 
 def main() -> None:
-    """Rehearse, report, and end with the recipe's exit code."""
+    """Rehearse, report, and exit with the recipe's exit code."""
     parser, args = parse_args()
     if args.warm:
         start_warm(args.device)

@@ -1,11 +1,11 @@
-"""Run every quick example and note what it taught, and in which time, for the README's table.
+"""Run every quickstart, and record what the model learned and how long it took, for the README.
 
     python scripts/time_quickstarts.py --json results/quickstarts.json   # about ten minutes
     python scripts/time_quickstarts.py --recipes bert llama
 
-Each is `make quickstart RECIPE=...` in the environment that runs this script, into a folder of its
-own. Before and after are held-out numbers: what scripts/generate.py says of the model (exact
-match), or the first and the last evaluation in metrics.jsonl. Seconds are those of the whole
+Each is `make quickstart RECIPE=...` in the environment that runs this script, in a folder of its
+own. "Before" and "after" are measured on held-out rows: the exact match that scripts/generate.py
+prints, or the first and the last evaluation in metrics.jsonl. Seconds are those of the whole
 command without the installation of packages.
 
 Exit codes: 0 done, 1 an example failed, 64 usage.
@@ -24,7 +24,7 @@ def parse_args() -> argparse.Namespace:
     """Return the command line."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--recipes", nargs="+", choices=RECIPES, default=RECIPES, help="examples (default: all)"
+        "--recipes", nargs="+", choices=RECIPES, default=RECIPES, help="quickstarts (default: all)"
     )
     parser.add_argument(
         "--json", type=Path, metavar="PATH", help="write the results here; other recipes there stay"
@@ -33,7 +33,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run the examples, print what each taught, and write the rows."""
+    """Run the quickstarts, print what each model learned, and write the rows."""
     args = parse_args()
     rows = []
     for recipe in args.recipes:

@@ -1,13 +1,14 @@
-"""How far the planner is off under each YAML: its peaks against the live tensors of real CPU ranks.
+"""Compare the planner's peaks under each YAML with those of live tensors on real CPU ranks.
 
     python scripts/track_ranks.py --json results/planner_ranks.json
     python scripts/track_ranks.py --configs ddp fsdp1_full_shard --jobs plain LoRA
-    python scripts/track_ranks.py --plan --json results/planner_ranks.json  # measured before: plan
+    python scripts/track_ranks.py --plan --json results/planner_ranks.json  # only plan again
 
-Each launch rehearses three optimizer steps of the recipe (scripts/rehearse.py) on two ranks, a mesh
-of 2 x 2 on four. torch's MemTracker is on in every rank from the second optimizer step to the
-third, over all tensors there are by then. A rank's planned peak is that of its device and its host
-together, since on CPU ranks they are one. About six minutes on two cores for a job under all YAMLs.
+Each launch rehearses three optimizer steps of the recipe (scripts/rehearse.py) on two ranks, or on
+four where the YAML needs a mesh of 2 x 2. In every rank torch's MemTracker follows all tensors from
+the second optimizer step to the third. A rank's planned peak counts its device and its host
+together, since on CPU ranks they are one. One job under all YAMLs takes about six minutes on two
+cores.
 """
 
 import argparse
@@ -32,7 +33,11 @@ def parse_args() -> argparse.Namespace:
         "--configs", nargs="+", choices=names, default=names, help="YAML files (default: all)"
     )
     parser.add_argument(
-        "--jobs", nargs="+", choices=list(JOBS), default=list(JOBS), help="default: all"
+        "--jobs",
+        nargs="+",
+        choices=list(JOBS),
+        default=list(JOBS),
+        help="what is trained (default: all)",
     )
     parser.add_argument(
         "--json",
@@ -43,16 +48,16 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--plan",
         action="store_true",
-        help="launch nothing: plan again what --json has measured",
+        help="launch nothing: plan the rows of --json again",
     )
     args = parser.parse_args()
     if args.plan and not (args.json and args.json.is_file()):
-        parser.error("--plan needs --json with the measurements")
+        parser.error("--plan needs --json, the file of the measurements")
     return args
 
 
 def measured_rows(args: argparse.Namespace) -> Iterator[Row]:
-    """Yield measured rows, each as soon as it is there."""
+    """Yield measured rows, each as soon as it is available."""
     if not args.plan:
         yield from launched_rows(args)
         return

@@ -1,13 +1,13 @@
-"""How far the planner is off: its peaks against those of torch's MemTracker on real CPU tensors.
+"""Compare the planner's peaks with those of torch's MemTracker on real CPU tensors.
 
     python scripts/validate_planner.py --json results/planner.json
     python scripts/readme_tables.py
 
 Each cell runs two optimizer steps of a random model with the recipe's own loss and optimizer, in
 fp32 and one process, and tracks the second. The first cells change one thing at a time; the next
-are drawn at random from --seed, so that nobody chose them. Nothing in the planner is fitted to any
-of them. The last compare its two ways with each other on the shapes of Llama with 1, 8 and 70
-billion parameters, which no CPU could run. About ten minutes.
+are drawn at random from --seed, so that they are not hand-picked. Nothing in the planner is fitted
+to any of them. The last cells compare its two methods with each other on the shapes of Llama with
+1, 8 and 70 billion parameters, which are too large to run here. It takes about ten minutes.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def parse_args() -> argparse.Namespace:
     """Return the arguments of the command line."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--drawn", type=int, default=24, help="cells drawn at random [%(default)s]")
-    parser.add_argument("--seed", type=int, default=6, help="of the drawn cells [%(default)s]")
+    parser.add_argument("--seed", type=int, default=6, help="seed of those cells [%(default)s]")
     parser.add_argument("--json", metavar="PATH.json", help="write all cells here")
     return parser.parse_args()
 
@@ -54,7 +54,7 @@ def line_of_small(row: dict[str, Any], what: dict[str, Any]) -> str:
 
 
 def large_rows() -> Iterator[dict[str, Any]]:
-    """Compare the two ways on shapes that fit no CPU; print and yield each."""
+    """Compare the two methods on shapes that are too large to run; print and yield each."""
     from planner import validation  # takes seconds to import
 
     for large in validation.LARGE:

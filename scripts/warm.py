@@ -1,23 +1,23 @@
-"""Warm starts: processes that have imported torch and its friends before they are asked for.
+"""Warm starts: fork processes in which torch and the other libraries are already imported.
 
     python scripts/rehearse.py --warm --config_file YAML recipes/llama.py ...
-    python scripts/warm.py start     # print the name of a program that is used as `python` is
+    python scripts/warm.py start     # print the path of a program to use in place of `python`
     python scripts/warm.py stop
 
-Half of the time of a short launch is imports, in each of its processes again. A server imports the
-libraries once and forks a process for each request. That process is what `python SCRIPT ...` or
-`python -m MODULE ...` would have been, with the same arguments, environment, folder, limits and
-streams, and its own children start warm too, since its sys.executable is the program above. No file
-of this project is imported before a process asks for it: an edit counts at once.
+Half of the time of a short launch goes into imports, in each of its processes. A server imports the
+libraries once and forks a process for each request. That process does what `python SCRIPT ...` or
+`python -m MODULE ...` would do, with the same arguments, environment, folder, limits and streams.
+Its own children start warm too, since its sys.executable is the program above. No file of this
+project is imported in advance, so that an edit takes effect at once.
 
-A start falls back to the interpreter itself, and says why, where it would differ: a variable that
-the libraries read while they were imported has another value, or the server is gone. What differs
-all the same: the process is a child of the server and has the server's command line and environment
-in /proc, its memory contains the server's pages, hashes of texts are salted as the server's are,
-and warnings of imports are not printed. So tests of such things start cold, and
-tests/launch/test_warm.py compares a warm with a cold launch under each engine, bit for bit.
+A start falls back to the interpreter itself, and prints why, where a warm process would differ: a
+variable that the libraries read while they were imported has another value, or the server is gone.
+Some differences remain: the process is a child of the server and shows the server's command line
+and environment in /proc, its memory contains the server's pages, hashes of strings are salted as in
+the server, and warnings of imports are not printed. Tests of such things therefore start cold, and
+tests/launch/test_warm.py compares a warm launch with a cold one under each engine, bit for bit.
 
-For Linux, and for CPU ranks: where there is a GPU, CUDA_VISIBLE_DEVICES has to be empty.
+It works on Linux, for CPU ranks: on a machine with a GPU, CUDA_VISIBLE_DEVICES must be empty.
 """
 
 import argparse
@@ -29,16 +29,23 @@ from proof.warm_start import start, stop
 
 
 def main() -> None:
-    """Start, stop or be the server."""
+    """Start or stop the server, or be it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", choices=["start", "stop", "serve"])
     parser.add_argument(
-        "folder", nargs="?", type=Path, help="of the server (default: in the temporary folder)"
+        "command",
+        choices=["start", "stop", "serve"],
+        help="serve: run the server in the foreground; start does that in the background",
     )
     parser.add_argument(
-        "owner", nargs="?", type=int, help="serve: a process with which the server ends"
+        "folder",
+        nargs="?",
+        type=Path,
+        help="folder of the server's files (default: in the temporary folder)",
+    )
+    parser.add_argument(
+        "owner", nargs="?", type=int, help="for serve: end when this process id ends"
     )
     args = parser.parse_args()
     if args.command == "serve":

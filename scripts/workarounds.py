@@ -1,20 +1,19 @@
-"""List the workarounds for other libraries, and say which libraries have fixed what they are for.
+"""List the workarounds for other libraries, and check which are no longer needed.
 
     python scripts/workarounds.py
     python scripts/workarounds.py --check --json runs/workarounds.json
 
-The workarounds are in recipes/components/upstream.py. Each has tests that run without it, where
-they must find the harm in the library as it is installed, and with it, where they must find none.
---check runs them, in about a minute, and prints a verdict for each workaround:
+The workarounds are in recipes/components/upstream.py. Each has tests that run twice: without it
+they must find the harm in the installed library, and with it they must not. --check runs them, in
+about a minute, and prints a verdict for each workaround:
 
-needed        the harm is there, and the workaround cures it
-partly fixed  one of its tests finds no harm any more
-fixed         no test finds the harm any more: remove the workaround, its calls and its tests
-not cured     the workaround does not cure the harm, or a test of it cannot run
+needed        the harm is there, and the workaround prevents it
+partly fixed  one of its tests no longer finds the harm
+fixed         no test finds the harm any longer: remove the workaround, its calls and its tests
+not cured     the workaround does not prevent the harm, or one of its tests cannot run
 not tested    this machine cannot show the harm
 
-Exit code: 0 all are needed or cannot be tested here, 1 some are not, 64 a wrong call,
-73 cannot write.
+Exit codes: 0 all are needed or cannot be tested here, 1 some are not, 64 usage, 73 cannot write.
 """
 
 import argparse
@@ -40,14 +39,14 @@ def parse_args() -> argparse.Namespace:
     """Return the arguments of the command line."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--check", action="store_true", help="run the tests that show what each is for"
+        "--check", action="store_true", help="run the tests of each, and print a verdict"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the list here too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the list here")
     return parser.parse_args()
 
 
 def write(path: Path, rows: list[Row]) -> None:
-    """Write the list as JSON; a folder that is missing is made."""
+    """Write the list as JSON, and make its folder if it is missing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")

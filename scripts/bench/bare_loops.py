@@ -26,8 +26,8 @@ def run_floor(args: argparse.Namespace) -> None:
 def run_lean(args: argparse.Namespace) -> None:
     """Train on the recipe's own batches, with the logits of supervised tokens only.
 
-    They are computed all at once, where --max_logits_mib would cut them. The time that the recipe
-    takes longer is its overhead.
+    They are computed all at once, whereas the recipe may compute them in pieces. The time that the
+    recipe takes beyond this loop is its overhead.
     """
     run_bare(args, lean_loss, "own.pt")
 
@@ -35,8 +35,8 @@ def run_lean(args: argparse.Namespace) -> None:
 def run_bare(args: argparse.Namespace, loss_of: Loss, file: str) -> None:
     """Train on the batches of a file in args.data.
 
-    loss_of: sum of the cross-entropy over a batch's supervised tokens. Raises ValueError if there
-    are fewer batches than the steps need.
+    loss_of: returns the summed cross-entropy of a batch's supervised tokens. Raises ValueError if
+    there are fewer batches than the steps need.
     """
     import torch
 
@@ -83,9 +83,9 @@ def run_bare(args: argparse.Namespace, loss_of: Loss, file: str) -> None:
 
 
 def model_on(device: str, args: argparse.Namespace) -> Any:
-    """Return the model on a device, with gradient checkpointing if it is asked for."""
+    """Return the model on a device, with gradient checkpointing if it is requested."""
     model = load_model(args)
-    if not args.load_in_4bit:  # a quantized model is on the device already
+    if not args.load_in_4bit:  # A quantized model is already on the device.
         model = model.to(device)
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -121,18 +121,18 @@ def weight_groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
 def usual_loss(model: Any, batch: Batch) -> "Tensor":
     """Return the cross-entropy summed over a batch's supervised tokens.
 
-    It is a function of its own so that no logits outlive it.
+    This is a separate function so that the logits are freed when it returns.
     """
     from torch.nn.functional import cross_entropy, pad
 
     logits = model(**batch["inputs"], use_cache=False).logits.flatten(0, 1).float()
-    # Labels are moved by one token, since moving logits would copy them
+    # Labels are shifted by one token, since shifting logits would copy them.
     targets = pad(batch["labels"], (0, 1), value=-100)[:, 1:].flatten()
     return cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
 
 
 def lean_loss(model: Any, batch: Batch) -> "Tensor":
-    """Return the same, without the logits of tokens whose next one is not trained on."""
+    """Return the same as `usual_loss`, with the logits of supervised tokens only."""
     from torch.nn.functional import cross_entropy
 
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -56,12 +56,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Settings:
-    """What all runs of all cells share."""
+    """The settings that all runs of all cells share."""
 
     output_dir: Path  # of models, rows and runs
     data: Path  # folder of GSM8K's rows
-    smoke: bool = False  # every cell in small, without figures
-    warmup: int = 5  # steps before those that are timed
+    smoke: bool = False  # tiny versions of all cells, without figures
+    warmup: int = 5  # steps before the timed ones
 
     def model_folder(self, name: str) -> Path:
         """Return the folder of a model: model/ and data/."""
@@ -72,14 +72,14 @@ class Settings:
         return self.output_dir / "cells" / slug(cell.name) / slug(label)
 
     def warmup_of(self, cell: Cell) -> int:
-        """Return the steps before those that are timed; a cell of one step times the first."""
+        """Return the number of steps before the timed ones; a cell of one step times the first."""
         return 0 if cell.steps == 1 else self.warmup
 
     def steps_of(self, cell: Cell) -> int:
-        """Return all steps of a run, including the warm-up; 0: as many as one pass has."""
+        """Return the number of steps of a run, including the warm-up; 0: one pass over the rows."""
         return cell.steps + self.warmup if cell.steps > 1 else cell.steps
 
 
 def slug(name: str) -> str:
-    """Return a name as a file can have it."""
+    """Return a name that is suitable for a file."""
     return re.sub(r"\W+", "_", name)

@@ -67,14 +67,14 @@ def peer_flags(cell: Cell, data: Path) -> Flags:
     """Return the flags of the other tools in addition to those of the cell."""
     flags: Flags = {"data": data, "mixed_precision": PRECISION[cell.device]}
     if cell.device == "cuda":
-        flags["skip_save"] = True  # gigabytes that nobody reads
+        flags["skip_save"] = True  # Nobody would read these gigabytes.
     return flags
 
 
 def environment(
     cell: Cell, contestant: Contestant, folder: Path, settings: Settings
 ) -> dict[str, str]:
-    """Return what a run's process sees: no hub, one thread, and its own cache of data sets."""
+    """Return the environment of a run: no hub, one thread, and its own cache of datasets."""
     cache = settings.output_dir / "cache" / slug(contestant.tool)
     if cell.cache == "cold":
         cache = folder / "cache"
@@ -82,7 +82,7 @@ def environment(
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_DATASETS_CACHE": str(cache.resolve()),
-        "ACCELERATE_MIXED_PRECISION": PRECISION[cell.device],  # as a YAML would tell the recipe
+        "ACCELERATE_MIXED_PRECISION": PRECISION[cell.device],  # instead of a YAML
     }
     if cell.device == "cpu":
         variables["OMP_NUM_THREADS"] = "1"

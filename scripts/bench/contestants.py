@@ -2,7 +2,7 @@
 
 from .cells import Contestant
 
-# The bare loop comes first: the others are compared with it
+# The bare loop comes first, since the others are compared with it.
 FIVE = {tool: Contestant(tool) for tool in ("floor", "lean", "ours", "trainer", "trl")}
 BARE_AND_OURS = {tool: FIVE[tool] for tool in ("floor", "lean", "ours")}
 

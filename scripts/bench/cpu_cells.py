@@ -17,7 +17,7 @@ SHIPPED = {
     "trl": FIVE["trl"],
     "trl packed": Contestant("trl", PACKED),
 }
-TOKENIZING_TRAINER = Contestant("trainer", {"text": True})  # as the recipe does
+TOKENIZING_TRAINER = Contestant("trainer", {"text": True})  # tokenizes rows, as the recipe does
 STARTING = {"floor": FIVE["floor"], "ours": FIVE["ours"], "trainer": TOKENIZING_TRAINER}
 ALL_OF_GSM8K = 7473
 TOKENS_PER_STEP = 2048  # while the length of a row grows
@@ -39,22 +39,22 @@ def matched_cells() -> Iterator[Cell]:
     yield Cell("matched, near zero", "matched", "near zero", "words", FIVE, flags, steps=1000)
     yield medium("matched, medium, LoRA", TWO_ROWS | {"use_peft": True})
     yield medium("matched, medium, accumulation", ACCUMULATED)
-    # No other tool packs the same lines, so the recipe is compared only with the loops
+    # No other tool packs the same rows together: the recipe is only compared with the loops.
     three_lines = {"per_device_train_batch_size": 3, "packing": True}
     yield medium("matched, medium, packed", three_lines, BARE_AND_OURS)
 
 
 def shipped_cell() -> Cell:
-    """Return the cell in which each tool runs as it comes, one pass over the same rows."""
+    """Return the cell in which each tool has its own defaults, one pass over the same rows."""
     flags = LEARN | EIGHT_ROWS | {"num_train_epochs": 1}
-    # With 200 rows, their order is enough to change the loss by 2 %
+    # With 200 rows, their order alone would change the loss by 2 %.
     return Cell(
         "shipped, medium", "shipped", "medium", "gsm8k", SHIPPED, flags, steps=0, num_rows=256
     )
 
 
 def start_cells() -> Iterator[Cell]:
-    """Yield the cells of the first step, of a model whose step itself takes next to no time."""
+    """Yield the cells that time the first step, of a model whose step takes very little time."""
     for cache in ("cold", "warm"):
         yield Cell(
             f"start, {cache} cache",

@@ -1,8 +1,8 @@
-"""Numbers of a measured cell: of its runs that count, and ratios between contestants.
+"""Numbers of a measured cell: of its valid runs, and ratios between contestants.
 
-A ratio is taken within a repeat, between processes that ran one after the other, and then the
-median of these ratios: never the ratio of two means, which a slow minute of the machine would bend.
-Ranges are those of the repeats.
+A ratio is taken within a repeat, between processes that ran one after the other. Tables show the
+median of these ratios, never the ratio of two means, which one slow minute of the machine would
+distort. Ranges are over the repeats.
 """
 
 import statistics
@@ -34,7 +34,7 @@ def labels_of(cell: Result) -> list[str]:
 
 
 def name_of(cell: Result, label: str) -> str:
-    """Return what a contestant of a cell is called in a table."""
+    """Return the name of a contestant of a cell in a table."""
     name = NAMES.get(label, label)
     if cell["flags"][label].get("packing", False):
         name += ", --packing"
@@ -42,7 +42,7 @@ def name_of(cell: Result, label: str) -> str:
 
 
 def reasons_of(cell: Result, label: str) -> list[str]:
-    """Return why runs of a contestant do not count: each reason once."""
+    """Return why runs of a contestant are not valid, each reason once."""
     reasons = {}
     for run in cell["runs"]:
         if run["contestant"] == label and run["void"]:
@@ -51,7 +51,7 @@ def reasons_of(cell: Result, label: str) -> list[str]:
 
 
 def values(cell: Result, label: str, key: str) -> dict[int, float]:
-    """Return a number of each run of a contestant that counts, by repeat.
+    """Return a number of each valid run of a contestant, by repeat.
 
     key: of a run, or "memory.NAME" for one of its peaks.
     """
@@ -85,7 +85,7 @@ def paired(
     key: str = "seconds_per_step",
     of: Callable[[float, float], float] = ratio,
 ) -> list[float]:
-    """Return `of` a number of `label` and of `other`, for each repeat in which both count."""
+    """Return `of` a number of `label` and of `other`, for each repeat in which both are valid."""
     ours = values(cell, label, key)
     theirs = values(cell, other, key)
     repeats = sorted(ours.keys() & theirs.keys())
@@ -103,5 +103,5 @@ def spread(numbers: Sequence[float], form: str = "{:.2f}") -> str:
 
 
 def spread_of(cell: Result, label: str, key: str, form: str = "{:.2f}") -> str:
-    """Return the spread of a number over a contestant's runs that count."""
+    """Return the spread of a number over a contestant's valid runs."""
     return spread(list(values(cell, label, key).values()), form)

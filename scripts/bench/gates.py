@@ -1,4 +1,4 @@
-"""Which runs count: those that trained as the bare loop did."""
+"""Which runs are valid: those that trained as the bare loop did."""
 
 import math
 from collections.abc import Sequence
@@ -9,15 +9,15 @@ from .cells import Run
 CURVE = {"float32": 1e-5, "bfloat16": 1e-2}
 HELD_OUT = 0.02  # largest relative difference of the loss on held-out rows from the bare loop's
 
-# How far a run is from the bare loop, None where that is not known, and why the run does not count
+# The difference of a run from the bare loop, or None if unknown, and why the run is void, or ""
 Verdict = tuple[float | None, str]
 
 
 def judge(runs: Sequence[Run], kind: str, dtype: str = "float32") -> list[Run]:
-    """Return the runs with how far each is from the bare loop of its repeat, and whether it counts.
+    """Return the runs, each with its difference from the bare loop of its repeat and its verdict.
 
-    Each has `difference`, and `void`: why it does not count, or "". The losses of the steps, by
-    which that is decided, are left out.
+    Each has `difference`, and `void`: why it is not valid, or "". The losses of the steps, which
+    decide that, are left out.
 
     kind and dtype: the cell's.
     """
@@ -47,7 +47,7 @@ def verdict(run: Run, floor: Run, kind: str, dtype: str) -> Verdict:
 
 
 def finite_gate(run: Run) -> Verdict:
-    """Return the verdict on a run that nothing is compared with."""
+    """Return the verdict on a run that is not compared with others."""
     if all(loss is not None and math.isfinite(loss) for loss in run["losses"]):
         return None, ""
     return None, "loss not finite"
@@ -60,7 +60,7 @@ def curve_gate(run: Run, floor: Run, bound: float) -> Verdict:
     if len(ours) != len(theirs) or None in ours:
         return None, f"{len(ours)} losses, the bare loop has {len(theirs)}"
     differences = [abs(a - b) for a, b in zip(ours, theirs, strict=True)]
-    if not all(map(math.isfinite, differences)):  # max would pass over a NaN
+    if not all(map(math.isfinite, differences)):  # max would ignore a NaN
         return None, "loss not finite"
     largest = max(differences)
     why = "" if largest <= bound else f"loss differs by {largest:.1e}"
@@ -68,7 +68,7 @@ def curve_gate(run: Run, floor: Run, bound: float) -> Verdict:
 
 
 def held_out_gate(run: Run, floor: Run) -> Verdict:
-    """Return the relative difference of the loss on held-out rows from the floor's, and verdict."""
+    """Return the relative difference of the held-out loss from the floor's, and the verdict."""
     if "held_out_loss" not in floor:
         return None, "the bare loop failed"
     difference = abs(run["held_out_loss"] / floor["held_out_loss"] - 1)

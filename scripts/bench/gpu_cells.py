@@ -12,8 +12,8 @@ COMMON: Flags = MATCHED | {"max_length": 4096, "weight_decay": 0.0}
 LORA = {"use_peft": True, "lora_r": 16, "dtype": "bfloat16"}
 NF4 = {"load_in_4bit": True, "bnb_4bit_use_double_quant": True}
 CHECKPOINTED = {"gradient_checkpointing": True}
-# Full fine-tuning without fp32 weights, where small updates are lost in bf16: the recipe refuses it
-# unless it is told so
+# Full fine-tuning without fp32 weights, in which small updates are lost: the recipe refuses it
+# without --no_master_weights
 FULL_IN_BF16 = {"dtype": "bfloat16", "no_master_weights": True}
 
 FULL_8B = FULL_IN_BF16 | CHECKPOINTED | {"per_device_train_batch_size": 4}
@@ -45,8 +45,8 @@ ATTENTION_FLAGS: dict[str, Flags] = {
     "eager": {},
     "sdpa": {},
     "varlen": {},
-    # With one row a batch transformers reads the borders of rows from the device in every layer,
-    # unless they are known beforehand, as they are without padding
+    # With one row per batch, transformers reads the borders of rows from the device in every layer,
+    # unless they are known in advance, as in padding-free batches.
     "flash_attention_2": {"padding_free": True},
 }
 ATTENTION_NEEDS = {"flash_attention_2": "flash-attn"}

@@ -1,4 +1,4 @@
-"""The loss of a trained model on rows that no contestant has trained on."""
+"""The loss of a trained model on rows that no contestant was trained on."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ MAX_LENGTH = 1024
 
 
 def held_out_batches(cell: Cell, settings: Settings) -> list[Batch]:
-    """Return rows that no contestant of a cell has trained on, as batches of `usual_batch`."""
+    """Return rows that no contestant of a cell was trained on, as batches of `usual_batch`."""
     folder = settings.model_folder(cell.model)
     path = settings.data / "test.jsonl"
     if cell.rows == "words":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from . import machine
 from .cells import Cell
 
-MOST_LOAD = 1.8  # load average: the run itself is 1, and a second core has to be free for the rest
+MOST_LOAD = 1.8  # load average: the run itself is 1, and a second core must be nearly free
 PATIENCE = 1800  # seconds to wait until the machine is idle
 
 
@@ -22,8 +22,8 @@ class Use:
 def use_before(cell: Cell) -> Use:
     """Return the machine's use before a run; on a CPU, wait for it to be idle first.
 
-    A GPU does not care for the host's load, which the reading of weights raises by itself. What
-    counts there is another process on the GPU.
+    On a GPU the host's load does not matter, and reading weights raises it anyway. What matters is
+    another process on the GPU.
     """
     if cell.device == "cuda":
         return use_of_gpu()
@@ -32,7 +32,7 @@ def use_before(cell: Cell) -> Use:
 
 
 def use_after(cell: Cell, ranks: int) -> Use:
-    """Return the machine's use after a run of so many processes has ended."""
+    """Return the machine's use after a run of this many processes has ended."""
     if cell.device == "cuda":
         return use_of_gpu()
     load = os.getloadavg()[0]
@@ -40,7 +40,7 @@ def use_after(cell: Cell, ranks: int) -> Use:
 
 
 def use_of_gpu() -> Use:
-    """Return the use of a machine on whose GPU nothing should compute."""
+    """Return the use of the machine, which is disturbed if another process is on the GPU."""
     return Use(os.getloadavg()[0], gpu_is_busy())
 
 

@@ -96,12 +96,12 @@ def processor_and_cores() -> str:
 
 
 def cpu_facts() -> dict[str, Any]:
-    """Return the processor's name and its number of cores, in the place of a GPU's facts."""
+    """Return the facts of a CPU, under the keys of a GPU's."""
     return {"device": processor_and_cores(), "driver": None, "compute_capability": None}
 
 
 def facts(device: str) -> dict[str, Any]:
-    """Return what each record says about the machine."""
+    """Return the facts about the machine that each record has."""
     of_device = gpu_facts() if device == "cuda" else cpu_facts()
     return {**of_device, "versions": versions(), "commit": commit()}
 
@@ -109,7 +109,7 @@ def facts(device: str) -> dict[str, Any]:
 def commit() -> str | None:
     """Return the commit that is checked out, with "-dirty" if files differ from it.
 
-    Returns None outside of a repository.
+    Returns None outside a repository.
     """
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
@@ -126,6 +126,6 @@ def gpu_memory_used() -> float | None:
 
 
 def gpu_processes() -> list[int]:
-    """Return the ids of the processes that compute on the GPU, as far as the driver tells."""
+    """Return the ids of the processes that compute on the GPU, as far as the driver lists them."""
     lines = nvidia_smi("--query-compute-apps=pid")
     return [int(line[0]) for line in lines if line[0].isdigit()]

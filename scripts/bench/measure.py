@@ -1,4 +1,4 @@
-"""A whole cell: every contestant in turn, several times, and what has to be known of it."""
+"""Measure a cell: every contestant in turn, several times, with what is needed to repeat it."""
 
 import shlex
 import sys
@@ -18,7 +18,7 @@ from .runs import delete_weights, run_once
 from .tables import line_of
 
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "peft", "trl", "bitsandbytes")
-ATTEMPTS = 3  # at a run during which the machine did something else
+ATTEMPTS = 3  # at most, if the machine was busy with something else during a run
 
 
 def run_cell(cell: Cell, settings: Settings, repeats: int) -> Result:
@@ -48,7 +48,7 @@ def run_cell(cell: Cell, settings: Settings, repeats: int) -> Result:
 
 
 def run_undisturbed(cell: Cell, label: str, data: Path, settings: Settings) -> Run:
-    """Run a contestant until the machine did nothing else meanwhile, at most ATTEMPTS times."""
+    """Run a contestant until a run was not disturbed, at most ATTEMPTS times."""
     run = run_once(cell, label, data, settings)
     for _ in range(1, ATTEMPTS):
         if not run["loaded"]:
@@ -67,7 +67,7 @@ def finish_run(cell: Cell, run: Run, held_out: list[Batch], settings: Settings) 
 
 
 def without_missing(cell: Cell) -> tuple[Cell, dict[str, str]]:
-    """Return the cell without the contestants whose package is not installed, and why, by label."""
+    """Return the cell without contestants whose package is missing, and {label: reason}."""
     contestants = {}
     left_out = {}
     for label, contestant in cell.contestants.items():
@@ -80,7 +80,7 @@ def without_missing(cell: Cell) -> tuple[Cell, dict[str, str]]:
 
 
 def describe(cell: Cell, settings: Settings) -> Result:
-    """Return what has to be known of a cell to measure it again."""
+    """Return what is needed to measure a cell again."""
     description: Result = {
         "cell": cell.name,
         "kind": cell.kind,
@@ -93,7 +93,9 @@ def describe(cell: Cell, settings: Settings) -> Result:
         "rows": cell.rows,
     }
     description["models"] = {name: shape_of(name, settings.smoke) for name in cell.models()}
-    flags = {label: cell.flags_of(one) for label, one in cell.contestants.items()}
+    flags = {}
+    for label, contestant in cell.contestants.items():
+        flags[label] = cell.flags_of(contestant)
     description["flags"] = flags
     description["commands"] = printable_commands(cell, settings)
     return description
@@ -110,7 +112,7 @@ def installed_libraries() -> dict[str, str]:
 
 
 def printable_commands(cell: Cell, settings: Settings) -> dict[str, str]:
-    """Return each contestant's command line as text that holds on another machine too."""
+    """Return each contestant's command line as text without the paths of this machine."""
     output_dir = settings.output_dir
     data = output_dir / "data" / "ROWS"
     folder = output_dir / "cells" / "RUN"
@@ -123,7 +125,7 @@ def printable_commands(cell: Cell, settings: Settings) -> dict[str, str]:
 
 
 def device_name(device: str) -> str:
-    """Return the name of the GPU, or that of the processor and how many threads a process has."""
+    """Return the name of the GPU, or that of the processor with the threads per process."""
     if device == "cuda":
         import torch
 

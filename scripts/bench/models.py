@@ -4,7 +4,7 @@ from typing import Any
 
 Shape = dict[str, Any]
 
-# The head has 32 times as many columns as the hidden state, as in Llama 3
+# The vocabulary is 32 times as large as the hidden state, as in Llama 3.
 MEDIUM = {
     "hidden_size": 512,
     "num_hidden_layers": 6,
@@ -50,7 +50,7 @@ TWENTY_M = {
     "max_position_embeddings": 2048,
 }
 
-# Those of Llama 3, with its vocabulary; their weights are written in bfloat16
+# Shapes of Llama 3, with its vocabulary; their weights are written in bfloat16.
 LLAMA_1B = {
     "hidden_size": 2048,
     "num_hidden_layers": 16,
@@ -93,7 +93,7 @@ MODELS: dict[str, Shape] = {
 }
 FOR_A_GPU = ("1B", "3B", "8B")
 
-# What --smoke makes of each model
+# What --smoke changes in each model
 SMALL = {
     "hidden_size": 64,
     "num_hidden_layers": 1,

@@ -1,4 +1,4 @@
-"""Floating-point operations of training, and the share of a GPU's peak that they are."""
+"""Floating-point operations of training, and a GPU's peak."""
 
 from .models import Shape
 
@@ -15,9 +15,9 @@ def peak_of(device: str) -> float | None:
 
 
 def matmul_weights(shape: Shape) -> int:
-    """Return the number of a Llama's weights that multiply.
+    """Return the number of a Llama's weights that are in matrix products.
 
-    That includes the output head, and not the embedding of the input.
+    That includes the output head, but not the embedding of the input.
     """
     hidden = shape["hidden_size"]
     inner = shape["intermediate_size"]
@@ -29,10 +29,10 @@ def matmul_weights(shape: Shape) -> int:
 def flops_per_token(shape: Shape, length: int, lora: bool = False, causal: bool = False) -> int:
     """Return the operations to train on one token of a row of `length`, without recomputation.
 
-    6 per weight: 2 forward, 2 for the gradient of its input, 2 for its own, which a frozen base
-    under adapters does not need (4). And 12 x layers x hidden x length for attention, as torchtitan
-    and PaLM (arXiv 2204.02311, appendix B) count; half of that with causal=True, which leaves out
-    what the mask hides. Adapters are left out, under 1 %.
+    There are 6 per weight: 2 forward, 2 for the gradient of its input, and 2 for its own gradient,
+    which a frozen base under adapters does not need (4). Attention adds 12 x layers x hidden x
+    length, as torchtitan and PaLM (arXiv 2204.02311, appendix B) count; half of that with
+    causal=True, which leaves out what the mask hides. Adapters, under 1 %, are left out.
     """
     per_weight = 4 if lora else 6
     attention = 12 * shape["num_hidden_layers"] * shape["hidden_size"] * length

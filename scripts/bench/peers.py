@@ -1,6 +1,6 @@
 """What the bare loops, Trainer and SFTTrainer have in common: the model and metrics.jsonl.
 
-args: what scripts/benchmark_peers.py reads of its command line.
+`args` is the command line of scripts/benchmark_peers.py.
 """
 
 import argparse
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def load_model(args: argparse.Namespace) -> Any:
-    """Return the model as the recipe loads it, with the recipe's adapters if they are asked for."""
+    """Return the model as the recipe loads it, with the recipe's adapters if requested."""
     from transformers import AutoModelForCausalLM, set_seed
 
     set_seed(args.seed)  # adapters start from random numbers

@@ -1,4 +1,4 @@
-"""The picture of what scripts/benchmark.py measured."""
+"""The picture of the results of scripts/benchmark.py."""
 
 import statistics
 from pathlib import Path
@@ -9,12 +9,12 @@ from .figures import labels_of, name_of, named, values
 
 # Cells of growth, and what grows in them
 GROWTH = {
-    "length": "tokens a row",
-    "batch": "rows a step",
+    "length": "tokens per row",
+    "batch": "rows per step",
     "ranks": "CPU ranks",
     "model": "parameters",
 }
-SIZES = {"medium": "36M"}  # of models whose name does not say it
+SIZES = {"medium": "36M"}  # of models whose names do not state it
 
 
 def draw(results: Results, path: Path) -> None:
@@ -90,7 +90,7 @@ def draw_growth(axes: Any, cell: Result | None, label: str) -> None:
 
 
 def tidy(axes: Any) -> None:
-    """Draw a light grid behind the curves, and no frame above and at the right."""
+    """Draw a light grid behind the curves, and no frame at the top and on the right."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     axes.set_axisbelow(True)

@@ -1,4 +1,4 @@
-"""What a contestant gets: a model, and its rows in every form that one of them reads."""
+"""Prepare what contestants read: a model, and its rows in the form of each contestant."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ ROWS_PER_LINE = 4  # at most, of GSM8K at 512 tokens
 
 
 class NoModelError(Exception):
-    """A model could not be made; the message is the end of what its maker printed."""
+    """A model could not be made; the message is the end of the output of make_tiny.py."""
 
 
 def make_models(names: Iterable[str], settings: Settings) -> None:
@@ -49,8 +49,8 @@ def make_models(names: Iterable[str], settings: Settings) -> None:
 def maker_flags(name: str, settings: Settings) -> Flags:
     """Return the flags of the script that makes a model.
 
-    Its tokenizer is trained on GSM8K's rows where they are at hand and the vocabulary has room for
-    them.
+    Its tokenizer is trained on the rows of GSM8K if they are available and the vocabulary is large
+    enough.
     """
     flags = dict(shape_of(name, settings.smoke))
     text = settings.data / "train.jsonl"
@@ -99,7 +99,7 @@ def prepare(cell: Cell, contestant: Contestant, settings: Settings) -> Path:
 
 
 def number_of_rows(cell: Cell, contestant: Contestant, settings: Settings) -> int:
-    """Return how many rows a contestant gets: those of the cell, or as many as its steps need."""
+    """Return how many rows a contestant reads: those of the cell, or as many as its steps need."""
     if cell.num_rows:
         return cell.num_rows
     flags = cell.flags_of(contestant)
@@ -112,9 +112,8 @@ def number_of_rows(cell: Cell, contestant: Contestant, settings: Settings) -> in
 def usual_batch(own: Batch, pad_token_id: int) -> Batch:
     """Return one of the recipe's batches as most loops have it.
 
-    Labels have the shape of the tokens, [rows, tokens]. Unless lines are packed, there is a mask of
-    the padding; without a mask, transformers tells the rows of a packed line apart by their
-    positions.
+    Labels have the shape of the tokens, [rows, tokens]. Unless rows are packed, there is a padding
+    mask; without a mask, transformers separates packed rows by their positions.
     """
     import torch
 

@@ -1,8 +1,8 @@
-"""When each optimizer step of a script ended, and how much memory it took, without touching it.
+"""Record when each optimizer step of a script ended, and its memory, without changing the script.
 
-The same few lines watch every contestant: a hook that torch calls after `step` of whatever
-optimizer there is. On a GPU, Python runs ahead of the kernels, so there the first step
-and both ends of what is timed wait for the GPU.
+The same few lines watch every contestant: a hook that torch calls after `step` of any optimizer.
+On a GPU, Python runs ahead of the kernels. The hook therefore waits for the GPU after the first
+step, and at both ends of the timed steps.
 """
 
 import json
@@ -35,23 +35,23 @@ class Record:
 class Watched:
     """Which steps are timed."""
 
-    begun: float  # what the ends of steps count from, in the clock of time.perf_counter
-    warmup: int  # steps before those that are timed
+    begun: float  # time.perf_counter() from which the ends of steps are counted
+    warmup: int  # steps before the timed ones
     steps: int  # step after which memory is read; 0: at the end
 
 
 def seconds_alive() -> float:
     """Return the seconds since the kernel started this process, to a hundredth."""
     text = Path("/proc/self/stat").read_text()
-    fields = text.rsplit(")", 1)[1].split()  # the name before them may hold spaces
-    ticks = int(fields[19])  # field 22 of proc(5), after boot
+    fields = text.rsplit(")", 1)[1].split()  # The process name before them may contain spaces.
+    ticks = int(fields[19])  # field 22 of proc(5), ticks after boot
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def peak_resident() -> int:
     """Return the most bytes of memory that this process had at once.
 
-    Not by getrusage, which counts what the parent had before exec too.
+    getrusage would also count what the parent had before exec.
     """
     lines = Path("/proc/self/status").read_text().splitlines()
     line = next(line for line in lines if line.startswith("VmHWM"))
@@ -73,7 +73,7 @@ def peak_memory() -> dict[str, int]:
 
 
 def watch(record: Record, watched: Watched) -> None:
-    """Let torch fill `record` while a script trains."""
+    """Make torch fill `record` while a script trains."""
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -91,11 +91,11 @@ def watch(record: Record, watched: Watched) -> None:
 
 
 def stand_in_for_python(script: str, arguments: list[str]) -> None:
-    """Make sys.argv and sys.path what `python SCRIPT ARGUMENTS` begins with.
+    """Set sys.argv and sys.path to what `python SCRIPT ARGUMENTS` would start with.
 
-    The untouched script runs in this process, since a hook of torch reaches no other one. Python
-    puts a script's own folder first on the path, where this process has that of the probe; and
-    `paths` has added recipes/, which a script elsewhere would not see.
+    The unmodified script runs in this process, since torch's hook does not reach other processes.
+    Python would put the script's own folder first on the path, where this process has that of the
+    probe. `paths` has also added recipes/, which a script elsewhere would not see.
     """
     sys.argv = [script, *arguments]
     if str(RECIPES) in sys.path:
@@ -104,7 +104,7 @@ def stand_in_for_python(script: str, arguments: list[str]) -> None:
 
 
 def run_watched(script: str, arguments: list[str], record: Record, watched: Watched) -> None:
-    """Run a script as `python SCRIPT ARGUMENTS` would, and fill `record` whatever its end.
+    """Run a script as `python SCRIPT ARGUMENTS` would, and fill `record` however it ends.
 
     Raises what the script raises, SystemExit included.
     """
@@ -118,7 +118,7 @@ def run_watched(script: str, arguments: list[str], record: Record, watched: Watc
 
 
 def write_record(record: Record, path: Path, rank: int) -> None:
-    """Write a record; that of rank N of OUT.json is OUT.N.json, but for rank 0."""
+    """Write a record to OUT.json for rank 0, and to OUT.N.json for any other rank N."""
     if rank:
         path = path.with_suffix(f".{rank}.json")
     path.parent.mkdir(parents=True, exist_ok=True)

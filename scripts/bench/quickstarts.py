@@ -1,4 +1,4 @@
-"""The quick examples: run and timed, and what they show of a model on held-out rows."""
+"""Run and time the quickstarts, and read what each model learned from held-out rows."""
 
 import importlib.metadata
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 from paths import ROOT
 
-# The number that each recipe's example shows: of scripts/generate.py, or of metrics.jsonl
+# The number that each recipe's quickstart reports, from scripts/generate.py or from metrics.jsonl
 SHOWN = {
     "llama": "exact_match",
     "llama_dpo": "exact_match",
@@ -31,21 +31,21 @@ Row = dict[str, Any]  # of results/quickstarts.json
 
 
 class ExampleError(Exception):
-    """An example failed; the message has its exit code and the end of its output."""
+    """A quickstart failed; the message has its exit code and the end of its output."""
 
 
 @dataclass(frozen=True)
 class Taught:
-    """One number on held-out rows."""
+    """One number on held-out rows, before and after training."""
 
     before: float
     after: float
 
 
 def read_taught(recipe: str, folder: Path) -> Taught:
-    """Return the number of SHOWN before and after training, from what an example left behind.
+    """Return the number of SHOWN before and after training, from the files of a quickstart.
 
-    That is what scripts/generate.py says of the model, or the first and the last evaluation.
+    It is the score of scripts/generate.py, or the first and the last evaluation.
     """
     name = SHOWN[recipe]
     if (folder / "before.json").exists():
@@ -59,16 +59,16 @@ def read_taught(recipe: str, folder: Path) -> Taught:
 
 
 def run_example(recipe: str, folder: Path) -> Row:
-    """Run one example into a folder and return its row; raises ExampleError if it fails."""
+    """Run one quickstart in a folder and return its row. Raises ExampleError if it fails."""
     venv = Path(sys.prefix)
-    (venv / ".installed").touch()  # this environment holds what the example would install
+    (venv / ".installed").touch()  # This environment has what the quickstart would install.
     begun = time.monotonic()
     command = ["make", "-C", str(ROOT), "quickstart", f"RECIPE={recipe}"]
     command += [f"VENV={venv}", f"OUT={folder}"]
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     done = subprocess.run(command, text=True, **output)
     if done.returncode:
-        raise ExampleError(f"the example ended with {done.returncode}: {done.stdout[-2000:]}")
+        raise ExampleError(f"the quickstart ended with {done.returncode}: {done.stdout[-2000:]}")
     taught = read_taught(recipe, folder)
     shown = SHOWN[recipe].removeprefix("eval_").replace("_", " ")
     row = {"recipe": recipe, "shown": shown, "before": taught.before, "after": taught.after}
@@ -77,20 +77,20 @@ def run_example(recipe: str, folder: Path) -> Row:
 
 
 def line_of(row: Row) -> str:
-    """Return one line about an example that has just ended."""
+    """Return one line about a quickstart that has just ended."""
     taught = f"{row['before']:.3g} before, {row['after']:.3g} after"
     return f"{row['recipe']}: {row['shown']} {taught}, {row['seconds']:.0f} s"
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a file of results, [] if there is none."""
+    """Return the rows of a file of results, [] if it does not exist."""
     if not path.is_file():
         return []
     return json.loads(path.read_text())["rows"]
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows to a file of results, in which those of other recipes stay."""
+    """Write rows to a file of results, which keeps the rows of other recipes."""
     by_recipe = {row["recipe"]: row for row in read_rows(path)}
     by_recipe |= {row["recipe"]: row for row in rows}
     ordered = [by_recipe[recipe] for recipe in RECIPES if recipe in by_recipe]

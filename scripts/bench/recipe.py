@@ -1,6 +1,6 @@
-"""What the benchmarks take from recipes/llama.py, and nothing else of the recipes.
+"""What the benchmarks need from the recipes; no other module here imports them.
 
-The recipe is imported when a function is called: it loads torch.
+The recipe is imported when a function is called, since it loads torch.
 """
 
 import json
@@ -10,13 +10,13 @@ from typing import Any
 
 RECIPE = "recipes/llama.py"
 
-# A row as the recipe tokenizes it: input_ids and labels, -100 where nothing is trained on
+# A row as the recipe tokenizes it: input_ids and labels, -100 for tokens that are not supervised
 TokenRow = dict[str, list[int]]
 Batch = dict[str, Any]
 
 
 class Rows(list):
-    """Rows as the recipe's collate function reads them from a data set."""
+    """Rows as the recipe's collate function reads them from a dataset."""
 
     def __getitems__(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
         return [self[number] for number in numbers]
@@ -46,8 +46,8 @@ def batches(
 ) -> list[Batch]:
     """Return rows of tokens as the recipe's batches in its sequential order.
 
-    Each has inputs (arguments of the model), positions and targets ([trained tokens], see
-    components.packing.TokenCollator), and counts (of trained tokens, and of all without padding).
+    Each has inputs (arguments of the model), positions and targets ([supervised tokens], see
+    components.packing.TokenCollator), and counts (of supervised tokens, and of all but padding).
     """
     from components.batches import best_fit, global_batches
     from components.packing import TokenCollator
@@ -78,7 +78,7 @@ def put_loss_in_head(model: Any, max_logits_mib: float) -> Any:
 
 
 def parse_words(words: Sequence[str]) -> Any:
-    """Return the recipe's arguments of a command line, as the recipe reads them."""
+    """Return the recipe's arguments from the words of a command line."""
     import llama
     from components.cli import parse_arguments
 

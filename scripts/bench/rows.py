@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .cells import Cell, Flags, Settings
 
-CHARACTERS_PER_TOKEN = 6  # more than the average token has
+CHARACTERS_PER_TOKEN = 6  # more than average, so that rows are long enough
 WORDS = "the quick brown fox jumps over a lazy dog and runs home before it rains".split()
 
 
@@ -33,9 +33,9 @@ def text_rows(cell: Cell, flags: Flags, count: int, settings: Settings) -> list[
 
 
 def source_of(cell: Cell, settings: Settings) -> Path | None:
-    """Return the file that a cell's rows are read from, None where they are drawn instead.
+    """Return the file that a cell's rows are read from, or None if they are generated instead.
 
-    A GPU may be on a machine without GSM8K's rows.
+    A machine with a GPU may not have the rows of GSM8K.
     """
     gsm8k = settings.data / "train.jsonl"
     beside_model = settings.model_folder(cell.model) / "data" / "train.jsonl"
@@ -47,9 +47,9 @@ def source_of(cell: Cell, settings: Settings) -> Path | None:
 
 
 def ragged_rows(count: int, seed: int = 0) -> Iterator[dict[str, str]]:
-    """Yield rows in the place of GSM8K's: questions and answers of very different lengths.
+    """Yield rows that replace those of GSM8K: questions and answers of very different lengths.
 
-    They have 30 to 500 words.
+    Each row has 30 to 500 words.
     """
     draw = random.Random(seed)
     for _ in range(count):
@@ -60,7 +60,7 @@ def ragged_rows(count: int, seed: int = 0) -> Iterator[dict[str, str]]:
 
 
 def long_text(texts: Iterable[str], length: int) -> str:
-    """Return texts, one after another, until there are `length` characters."""
+    """Return texts, joined by spaces, of at least `length` characters."""
     parts = []
     size = 0
     for text in texts:

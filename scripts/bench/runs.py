@@ -12,11 +12,11 @@ from . import idle
 from .cells import Cell, Run, Settings
 from .commands import command_of, environment
 
-IN_A_SMOKE_TEST = idle.Use(load=0.0, disturbs=False)  # without figures nothing can disturb them
+IN_A_SMOKE_TEST = idle.Use(load=0.0, disturbs=False)  # It has no figures that could be disturbed.
 
 
 def run_once(cell: Cell, label: str, data: Path, settings: Settings) -> Run:
-    """Launch one contestant and return what `measured` has, or {"failed": why}, and the load."""
+    """Launch one contestant; return the load, and what `measured` returns or {"failed": why}."""
     contestant = cell.contestants[label]
     folder = settings.run_folder(cell, label)
     shutil.rmtree(folder, ignore_errors=True)
@@ -49,7 +49,7 @@ def failure_of(folder: Path, code: int, ranks: int, settings: Settings) -> str:
         text = (folder / "output.txt").read_text()
         lines = text.replace(str(settings.output_dir.resolve()), "RUNS").splitlines()
         return f"exit code {code}: {error_of(lines)[:300]}"
-    # `accelerate launch --cpu --num_processes 2` starts one process and says nothing of it
+    # `accelerate launch --cpu --num_processes 2` silently starts only one process.
     for rank in range(1, ranks):
         if not (folder / f"probe.{rank}.json").exists():
             return f"rank {rank} of {ranks} did not run"
@@ -64,9 +64,9 @@ def error_of(lines: list[str]) -> str:
 
 
 def measured(folder: Path, warmup: int) -> Run:
-    """Return what the probe and metrics.jsonl of one run say.
+    """Return the measurements of one run, from the probe and metrics.jsonl.
 
-    That is seconds, tokens per second, peaks in MiB, and the loss of each step, in nats.
+    They are seconds, tokens per second, peaks in MiB, and the loss of each step, in nats.
     """
     probe = json.loads((folder / "probe.json").read_text())
     metrics = (folder / "run" / "metrics.jsonl").read_text()
@@ -92,6 +92,6 @@ def measured(folder: Path, warmup: int) -> Run:
 
 
 def delete_weights(folder: Path) -> None:
-    """Delete the weights that a run left, gigabytes for a large model; what it measured stays."""
+    """Delete the weights of a run, gigabytes for a large model; its measurements stay."""
     for path in folder.rglob("*.safetensors"):
         path.unlink()

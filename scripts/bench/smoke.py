@@ -1,4 +1,4 @@
-"""Every cell in small, to see on a CPU that it works."""
+"""Tiny versions of all cells, to check on a CPU that they work."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def in_small(cell: Cell) -> Cell:
 
 
 def shrink(flags: Flags) -> Flags:
-    """Return flags with short rows, two at a time, and nothing that needs a GPU or a package."""
+    """Return flags with short rows, two per batch, and nothing that needs a GPU or a package."""
     small = {name: value for name, value in flags.items() if name not in NOT_IN_SMALL}
     if "max_length" in small:
         small["max_length"] = max(small["max_length"] // 32, 16)

@@ -1,4 +1,4 @@
-"""Markdown tables of what scripts/benchmark.py measured, and the file that it is stored in."""
+"""Markdown tables of the results of scripts/benchmark.py, and the text of their file."""
 
 import json
 import statistics
@@ -22,7 +22,7 @@ from .figures import (
 from .operations import flops_per_token, peak_of
 
 TOOLS = ("lean", "ours", "trainer", "trl")
-# Cells of the README, and what they are called there
+# {cell: its name in the README}
 MATCHED_ROWS = {
     "matched, medium": "36M parameters, 2 rows",
     "matched, medium, LoRA": "the same, LoRA",
@@ -42,7 +42,7 @@ def line_of(name: str, run: Run) -> str:
         return f"FAILED  {contestant}: {run['failed']}"
     step = ""
     if "seconds_per_step" in run:
-        step = f"{run['seconds_per_step'] * 1e3:,.1f} ms a step, "
+        step = f"{run['seconds_per_step'] * 1e3:,.1f} ms per step, "
     first = f"first after {run['seconds_to_first_step']:.1f} s"
     return f"{run['repeat']:>6}  {contestant}: {step}{first}, load {run['load'][0]:.2f}"
 
@@ -75,11 +75,11 @@ def whole_row(cell: Result, label: str) -> dict[str, str]:
 
 
 def speed_columns(cell: Result, label: str) -> dict[str, str]:
-    """Return times, rates, and how they compare with the other contestants'."""
+    """Return times and rates, and their ratios to those of the other contestants."""
     seconds = values(cell, label, "seconds_per_step").values()
     over_lean = paired(cell, label, "lean", of=milliseconds_more)
     return {
-        "ms a step": spread([1e3 * each for each in seconds], "{:,.1f}"),
+        "ms per step": spread([1e3 * each for each in seconds], "{:,.1f}"),
         "x bare loop": times_the_loop(cell, label, "floor"),
         "x lean loop": times_the_loop(cell, label, "lean"),
         "ms over lean": spread(over_lean, "{:+.2f}"),
@@ -90,7 +90,10 @@ def speed_columns(cell: Result, label: str) -> dict[str, str]:
 
 
 def times_the_loop(cell: Result, label: str, loop: str) -> str:
-    """Return the step time relative to a bare loop's; "" as shipped, where steps differ in work."""
+    """Return the step time relative to a bare loop's; "" for tools as shipped.
+
+    The steps of tools as shipped do different amounts of work.
+    """
     if cell["kind"] == "shipped":
         return ""
     return spread(paired(cell, label, loop), "{:.3f}")
@@ -115,7 +118,7 @@ def memory_columns(cell: Result, label: str) -> dict[str, str]:
 def utilization(cell: Result, label: str) -> dict[str, str]:
     """Return TFLOP/s and the share of the device's peak, in both conventions.
 
-    They are "" unless all rows are full, and the share where the peak is not known.
+    They are "" unless all rows are full; the share is also "" if the peak is not known.
     """
     columns = {"TFLOP/s": "", "MFU": "", "MFU, causal": ""}
     rates = list(values(cell, label, "tokens_per_second").values())
@@ -161,11 +164,11 @@ def block(results: Results | None) -> str:
 
 
 def matched_table(results: Results) -> str:
-    """Return what each tool takes for the batches of a bare loop."""
+    """Return the table of the time that each tool takes for the batches of a bare loop."""
     lines = []
     for name, text in MATCHED_ROWS.items():
         lines += tools_row(results, name, f"{text}: step time, x bare loop", times_the_floor)
-    text = "next to no compute: ms a step over the bare loop"
+    text = "next to no compute: ms per step more than the bare loop"
     lines += tools_row(results, "matched, near zero", text, milliseconds_over_floor)
     for cache in ("cold", "warm"):
         text = f"start to the end of the first step, {cache} data cache: s"
@@ -177,7 +180,7 @@ def matched_table(results: Results) -> str:
 def tools_row(
     results: Results, name: str, text: str, of: Callable[[Result, str], str]
 ) -> list[list[str]]:
-    """Return the row of a cell, with `of` it and each tool; no row if it was not measured."""
+    """Return the row of a cell, with `of(cell, tool)` for each tool; [] if it was not measured."""
     cell = named(results, name)
     if cell is None:
         return []
@@ -226,7 +229,7 @@ def shipped_table(results: Results) -> str:
 
 
 def as_text(cells: Sequence[Result]) -> str:
-    """Return the cells as JSON with one line per run, so that a change can be read."""
+    """Return the cells as JSON with one line per run, so that diffs are readable."""
     parts = []
     for cell in cells:
         facts = json.dumps({name: value for name, value in cell.items() if name != "runs"})

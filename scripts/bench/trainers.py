@@ -21,7 +21,7 @@ SAME_NAMES = (
 
 
 class CountingCollator:
-    """A collator that also notes how many tokens each batch has, without padding."""
+    """A collator that also records the number of tokens of each batch, without padding."""
 
     def __init__(self, collator: Any) -> None:
         self.collator = collator
@@ -42,7 +42,7 @@ def run_trainer(args: argparse.Namespace) -> None:
         load_model(args),
         TrainingArguments(**common_settings(args)),
         train_dataset=rows,
-        # Its default collator does not pad labels; this is the one of its own examples that does
+        # The default collator does not pad labels. transformers' own examples use this one.
         data_collator=DataCollatorForSeq2Seq(tokenizer),
         processing_class=tokenizer,
     )
@@ -64,8 +64,8 @@ def run_trl(args: argparse.Namespace) -> None:
 def common_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments that TrainingArguments and SFTConfig share.
 
-    Nothing is saved or reported. With --matched, what differs from the bare loop by default is set
-    as the loop has it.
+    Nothing is saved or reported. With --matched, settings whose defaults differ from the bare loop
+    are set as in the loop.
     """
     settings = {name: getattr(args, name) for name in SAME_NAMES}
     settings["output_dir"] = str(args.output_dir)
@@ -81,10 +81,9 @@ def common_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_rows(args: argparse.Namespace, tokenizer: Any) -> Any:
-    """Return the rows as a data set of input_ids and labels.
+    """Return the rows as a dataset of input_ids and labels.
 
-    They are the tokens that were prepared or, with --text, made from the text as a user of Trainer
-    would.
+    They are the prepared tokens or, with --text, tokenized here as a user of Trainer would.
     """
     from datasets import Dataset
 
@@ -95,10 +94,11 @@ def read_rows(args: argparse.Namespace, tokenizer: Any) -> Any:
 
 
 def tokenized_rows(args: argparse.Namespace, tokenizer: Any) -> Any:
-    """Return rows.jsonl as tokens, through the cache of data sets."""
+    """Return rows.jsonl as tokens, through the cache of datasets."""
     from datasets import load_dataset
 
-    max_length = args.max_length  # not args: the cache knows a function by all that it refers to
+    # The cache hashes all that a function refers to, and args has other paths in each run.
+    max_length = args.max_length
 
     def to_tokens(row: dict[str, str]) -> dict[str, list[int]]:
         is_gsm8k = "question" in row
@@ -125,7 +125,7 @@ def tokenized_rows(args: argparse.Namespace, tokenizer: Any) -> Any:
 
 
 def train(trainer: Any, args: argparse.Namespace) -> None:
-    """Train, and write the model and what was logged."""
+    """Train, and write the model and the metrics."""
     collator = CountingCollator(trainer.data_collator)
     trainer.data_collator = collator
     trainer.train()

@@ -1,9 +1,9 @@
-"""What an accelerate config does, what is wrong with it, and its edits: check_config.py's library.
+"""What an accelerate config does, what is wrong with it, and how to fix it: for check_config.py.
 
-edits          edits of YAML text that leave all else as it is
+edits          edits of YAML text that leave everything else as it is
 fixes          the edits of all findings on a file
 description    what a config does, in words
-reports        all that is said about a file, for people and for programs
+reports        everything that is reported about a file, for people and for programs
 """
 
 import paths  # noqa: F401  makes recipes/ importable

@@ -1,4 +1,4 @@
-"""Say in words what a config does: what runs, who holds what, and which keys have no effect."""
+"""Describe in words what a config does: what runs, who holds what, which keys have no effect."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from components.config_strategy import (
     strategy_run,
 )
 
-# Gathered for the forward pass, and freed after the backward pass only
+# Parameters are gathered for the forward pass, and freed only after the backward pass.
 KEEPS_PARAMETERS = ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2")
 # How much is gathered at once, by wrap policy; DeepSpeed has none
 GATHERED = {"NO_WRAP": "all at once", "SIZE_BASED_WRAP": "unit by unit"}
@@ -58,16 +58,16 @@ class Run:
 
     Attributes:
         config: as accelerate reads it.
-        asked: the strategy that it asks for.
+        requested: the strategy that it requests.
         strategy: the strategy in force, in FSDP1's words.
         processes: how many are started.
         machines: on how many.
-        for_recipes: whether it is told for the recipes here, or for accelerate by itself. The
+        for_recipes: whether the run is one of the recipes here, or of accelerate by itself. The
             recipes reduce gradients in fp32, and under FSDP in each micro-batch.
     """
 
     config: dict
-    asked: ConfigStrategy
+    requested: ConfigStrategy
     strategy: str
     processes: int
     machines: int
@@ -76,7 +76,7 @@ class Run:
     @property
     def engine(self) -> str:
         """single, ddp, fsdp1, fsdp2 or zero."""
-        return self.asked.engine
+        return self.requested.engine
 
     @property
     def is_fsdp(self) -> bool:
@@ -96,9 +96,9 @@ def describe(
     Args:
         content: of the file, as written.
         config: the same as accelerate reads it.
-        findings: on the file; where accelerate or DeepSpeed stops, that is all there is to say.
+        findings: on the file; if accelerate or DeepSpeed stops, only that is described.
         deepspeed: content of the DeepSpeed JSON that the file points to.
-        for_recipes: say it of the recipes here, and not of accelerate by itself.
+        for_recipes: describe a run of the recipes here, and not of accelerate by itself.
     """
     if any(item.kind == STOPS for item in findings):
         return {"runs": "nothing: accelerate or DeepSpeed stops, see below"}
@@ -117,12 +117,12 @@ def describe(
 
 def run_of(config: dict, for_recipes: bool) -> Run:
     """Return what a config, as accelerate reads it, runs."""
-    asked = strategy_of(config)
+    requested = strategy_of(config)
     machines = config["num_machines"]
     processes = 1
-    if asked.engine != "single":
+    if requested.engine != "single":
         processes = max(config.get("num_processes", 1) // machines * machines, 1)
-    return Run(config, asked, strategy_run(config), processes, machines, for_recipes)
+    return Run(config, requested, strategy_run(config), processes, machines, for_recipes)
 
 
 def words_of_strategy(run: Run) -> str:
@@ -132,7 +132,7 @@ def words_of_strategy(run: Run) -> str:
     if run.engine == "ddp":
         return "DDP"
     if run.engine == "zero":
-        return f"DeepSpeed ZeRO-{run.asked.stage}"
+        return f"DeepSpeed ZeRO-{run.requested.stage}"
     return f"{run.engine.upper()} {run.strategy}"
 
 
@@ -149,12 +149,12 @@ def words_of_processes(run: Run) -> str:
 def words_of_shares(run: Run) -> dict[str, str]:
     """Return what each process holds of parameters, gradients and optimizer state."""
     processes = max(run.processes, 2)
-    shards = shards_of(run.asked, processes, processes // run.machines)
+    shards = shards_of(run.requested, processes, processes // run.machines)
     words = {}
     for kind in ("parameters", "gradients", "optimizer"):
         words[kind] = "whole on each process"
         if shards[kind] > 1:
-            # For one process: what N of them would hold
+            # For a single process, describe what each of N processes would hold.
             count = shards[kind] if run.processes > 1 else "N"
             words[kind] = f"1/{count} on each process"
     if shards["parameters"] > 1:
@@ -188,7 +188,7 @@ def words_of_place(run: Run) -> str:
     moved = []
     for what, first_stage in OFFLOADED_FROM_STAGE.items():
         device = run.config["deepspeed_config"][f"{what}_device"]
-        if (run.asked.stage or 0) >= first_stage and device != "none":
+        if (run.requested.stage or 0) >= first_stage and device != "none":
             moved.append(f"{names[what]} on {device}")
     if not moved:
         return "on the GPU"
@@ -196,7 +196,7 @@ def words_of_place(run: Run) -> str:
 
 
 def words_of_precision(run: Run) -> str:
-    """Return what is computed and kept in which type."""
+    """Return the types of computation, communication and storage."""
     kind = run.config["mixed_precision"]
     if kind == "no":
         return "not mixed: all in the type of the weights as loaded"
@@ -250,7 +250,7 @@ def keys_without_effect(
 
 
 def keys_for_tpus(content: dict, config: dict) -> list[str]:
-    """Return the keys that only count on TPUs."""
+    """Return the keys that only matter on TPUs."""
     if config["distributed_type"] == "XLA":
         return []
     found = []
@@ -262,21 +262,21 @@ def keys_for_tpus(content: dict, config: dict) -> list[str]:
 
 
 def keys_for_machines(content: dict, config: dict) -> list[str]:
-    """Return the keys that only count on several machines."""
+    """Return the keys that only matter on several machines."""
     if config["num_machines"] > 1:
         return []
     return [key for key in ("machine_rank", "main_process_ip") if key in content]
 
 
 def keys_for_cpus(content: dict, config: dict) -> list[str]:
-    """Return the key that only counts without GPUs, if it is written."""
+    """Return the key that only matters without GPUs, if it is written."""
     if "use_cpu" in content and config["distributed_type"] not in ("NO", "MULTI_CPU"):
         return ["use_cpu"]
     return []
 
 
 def keys_for_fp8(content: dict, config: dict) -> list[str]:
-    """Return the section that only counts in fp8, if it is written."""
+    """Return the section that only matters in fp8, if it is written."""
     if "fp8_config" in content and config["mixed_precision"] != "fp8":
         return ["fp8_config"]
     return []

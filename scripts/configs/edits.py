@@ -12,7 +12,7 @@ COMMENT = re.compile("#.*")
 
 
 def comments(text: str) -> list[str]:
-    """Return the comments of YAML text, which are between its tokens."""
+    """Return the comments of YAML text, which stand between its tokens."""
     found = []
     end = 0
     for token in yaml.scan(text, yaml.SafeLoader):
@@ -43,7 +43,7 @@ def edit_content(content: dict, edit: Edit) -> dict:
 
 
 def sections_down_to(content: dict, sections: list) -> list[dict]:
-    """Return a config and its sections one in another, which are made where there are none."""
+    """Return a config and its nested sections, which are made if they are missing."""
     parents = [content]
     for section in sections:
         parent = parents[-1]
@@ -54,7 +54,7 @@ def sections_down_to(content: dict, sections: list) -> list[dict]:
 
 
 def rename_in_place(section: dict, key: object, new_key: str) -> None:
-    """Give a key of a section another name, in its place."""
+    """Rename a key of a section, which keeps its position."""
     items = list(section.items())
     section.clear()
     for name, value in items:
@@ -65,7 +65,7 @@ def rename_in_place(section: dict, key: object, new_key: str) -> None:
 def edit_text(text: str, edit: Edit) -> str:
     """Return YAML text with one edit made.
 
-    The rest stays as it is, unless only a rewrite will do (flow style, anchors).
+    The rest stays as it is, unless the edit is only possible by a rewrite (flow style, anchors).
     """
     wanted = edit_content(yaml.safe_load(text), edit)
     if not text.endswith("\n"):
@@ -80,7 +80,7 @@ def edit_text(text: str, edit: Edit) -> str:
 
 
 def edit_lines(text: str, edit: Edit) -> str:
-    """Return text with an edit in the lines that it concerns, right or not in flow style."""
+    """Return text with an edit in the lines that it concerns; in flow style it may be wrong."""
     positions = find_positions(text)
     if isinstance(edit, RenameKey):
         node = positions.nodes[edit.path].key
@@ -95,7 +95,7 @@ def edit_lines(text: str, edit: Edit) -> str:
 
 
 def without_key(text: str, path: KeyPath, positions: Positions) -> str:
-    """Return text without a key; the last key of a section takes the section along."""
+    """Return text without a key; a section is removed with its last key."""
     while len(path) > 1 and is_only_key(path, positions):
         path = path[:-1]
     nodes = positions.nodes[path]
@@ -116,7 +116,7 @@ def with_other_value(text: str, edit: SetValue, positions: Positions) -> str:
     start = node.start_mark.index
     end = node.end_mark.index
     value = as_yaml(edit.value)
-    if start == end:  # There is nothing behind the colon.
+    if start == end:  # There is nothing after the colon.
         value = f" {value}"
     return text[:start] + value + text[end:]
 

@@ -8,7 +8,7 @@ from components.config_files import ConfigFile, find_faults
 from components.config_findings import Edit, Finding, RenameKey
 from configs.edits import edit_content, edit_text
 
-# More findings are left to a person.
+# A file with more findings is left to its author.
 MAX_FINDINGS = 100
 
 
@@ -18,8 +18,8 @@ class Fixed:
 
     Attributes:
         file: the fixed file; it is not written.
-        done: the findings that are fixed, in the order in which they were.
-        left: the findings on the fixed file, except advice, which a person must see to.
+        done: the fixed findings, in the order in which they were fixed.
+        left: the findings on the fixed file, except advice; the author must fix them.
     """
 
     file: ConfigFile
@@ -28,7 +28,7 @@ class Fixed:
 
 
 def fix(file: ConfigFile, num_processes: int | None = None, for_recipes: bool = False) -> Fixed:
-    """Return a file with all edits made that its findings, but for advice, propose.
+    """Return a file with all edits that its findings, except advice, propose.
 
     The arguments are those of find_faults. A DeepSpeed JSON is only fixed as a file of its own.
     """
@@ -46,14 +46,14 @@ def fix(file: ConfigFile, num_processes: int | None = None, for_recipes: bool = 
 
 
 def is_fixable(item: Finding, file: ConfigFile) -> bool:
-    """Return whether a finding has edits, of this file, that write over nothing of a person's."""
+    """Return whether a finding has edits of this file that overwrite nothing of its author's."""
     if not item.edits or (item.in_json and file.deepspeed is not file):
         return False
     return all(is_possible(edit, file.content) for edit in item.edits)
 
 
 def is_possible(edit: Edit, content: Any) -> bool:
-    """Return whether the sections of an edit are sections, or are not there."""
+    """Return whether the sections of an edit are mappings, or missing."""
     for key in edit.path[:-1]:
         if isinstance(content, dict):
             content = content.get(key, {})
@@ -61,7 +61,7 @@ def is_possible(edit: Edit, content: Any) -> bool:
 
 
 def names_first(fixable: list[Finding]) -> Finding:
-    """Return the first finding, but wrong names before all: other edits go by the right ones."""
+    """Return the first finding, or the first wrong name: other edits need the right names."""
     for item in fixable:
         if len(item.edits) == 1 and isinstance(item.edits[0], RenameKey):
             return item

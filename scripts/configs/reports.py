@@ -1,4 +1,4 @@
-"""All that is to be said about a config file: as an object for programs, as lines for people."""
+"""Everything that is reported about a config file: an object for programs, lines for people."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from configs.fixes import fix
 
 @dataclass(frozen=True)
 class Checked:
-    """What is found out about a file.
+    """The result of checking a file.
 
     Attributes:
         findings: what is wrong with it, worst first.
@@ -38,7 +38,7 @@ def check_file(
 
 # ---- As objects ----
 def report_on(path: str, num_processes: int | None = None, for_recipes: bool = False) -> dict:
-    """Return what --json prints of a file."""
+    """Return what --json prints about a file."""
     try:
         file = load(path)
     except ValueError as error:
@@ -74,7 +74,7 @@ def report_on_fixed(
         "written": written,
         "does": checked.does,
         "comments_lost": comments_lost(file, fixed.file),
-        "mended": as_objects(fixed.done, file),
+        "fixed": as_objects(fixed.done, file),
         "findings": as_objects(fixed.left, fixed.file),
     }
 
@@ -85,13 +85,13 @@ def name_of_fixed(path: Path) -> Path:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file, and its folder if there is none."""
+    """Write a file, and make its folder if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 
 
 def report_of_unreadable(path: str, error: ValueError) -> dict:
-    """Return the report on a file that is no config."""
+    """Return the report on a file that is not a config."""
     found = {
         "severity": "error",
         "kind": STOPS,
@@ -100,13 +100,13 @@ def report_of_unreadable(path: str, error: ValueError) -> dict:
         "key": "file",
         "reason": str(error),
         "fix": "",
-        "mendable": False,
+        "fixable": False,
     }
     return {"file": path, "does": {}, "findings": [found]}
 
 
 def comments_lost(before: ConfigFile, after: ConfigFile) -> list[str]:
-    """Return the comments of a YAML that its edited text has not."""
+    """Return the comments of a YAML that are missing in its edited text."""
     if before.path.suffix == ".json":
         return []
     lost = Counter(comments(before.text)) - Counter(comments(after.text))
@@ -129,7 +129,7 @@ def as_object(item: Finding, file: ConfigFile) -> dict:
         "key": item.dotted_path,
         "reason": item.reason,
         "fix": item.fix,
-        "mendable": bool(item.edits),
+        "fixable": bool(item.edits),
     }
 
 
@@ -139,7 +139,7 @@ def show(report: dict) -> None:
     print(report.get("written") or report["file"])
     for aspect, words in report["does"].items():
         print(f"  {aspect:<12} {words}")
-    for item in report.get("mended", []):
+    for item in report.get("fixed", []):
         show_finding(item, "fixed", "now")
     for item in report["findings"]:
         is_wish = item["kind"] in WISHES and item["severity"] == "info"

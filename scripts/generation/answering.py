@@ -8,12 +8,12 @@ import torch
 from transformers import GenerationConfig, TextStreamer
 
 Message = dict[str, str]
-NO_LIMIT = 10**9  # tokens that a model holds whose configuration names no longest sequence
+NO_LIMIT = 10**9  # tokens, for a model whose configuration has no longest sequence
 
 
 @dataclass(frozen=True)
 class Answerer:
-    """A model that answers, with its tokenizer and its way to choose tokens."""
+    """A model, with its tokenizer and its decoding settings."""
 
     model: Any  # of transformers or, with adapters, of peft
     tokenizer: Any
@@ -24,9 +24,9 @@ class Answerer:
     def answer(
         self, conversations: list[list[Message]], streamer: TextStreamer | None = None
     ) -> list[str]:
-        """Return one answer per conversation, without white space around it.
+        """Return one answer per conversation, without surrounding white space.
 
-        streamer: prints the answer to a single conversation as it comes.
+        streamer: prints the answer to a single conversation as it is generated.
         Raises ValueError if a conversation leaves no room for an answer.
         """
         inputs = self.tokenizer.apply_chat_template(
@@ -40,7 +40,7 @@ class Answerer:
         length = inputs["input_ids"].shape[1]
         longest = getattr(self.model.config, "max_position_embeddings", NO_LIMIT)
         if length >= longest:
-            raise ValueError(f"the prompt is {length} tokens long; the model holds {longest}")
+            raise ValueError(f"the prompt has {length} tokens; the model is limited to {longest}")
         decoding = copy.deepcopy(self.decoding)
         decoding.max_new_tokens = min(self.max_new_tokens, longest - length)
         output = self.model.generate(**inputs, generation_config=decoding, streamer=streamer)

@@ -43,7 +43,7 @@ class Source:
 
 
 def default_device() -> str:
-    """Return the GPU if there is one."""
+    """Return "cuda" if there is a GPU, else "cpu"."""
     if torch.cuda.is_available():
         return "cuda"
     return "cpu"
@@ -58,9 +58,9 @@ def find_device_problem(device: str) -> Iterator[str]:
 
 
 def find_source(name: str) -> Source:
-    """Return what is in a folder, or the hub id.
+    """Return the source of the model in a folder, or of a hub id.
 
-    Raises SystemExit with 64 if it is neither, with 65 for adapters that have lost their base.
+    Raises SystemExit with 64 if it is neither, with 65 for adapters whose base is missing.
     """
     if is_missing(name):
         stop(Exit.USAGE, f"{name}: no such folder; give the --output_dir of a training run")
@@ -69,8 +69,8 @@ def find_source(name: str) -> Source:
     if adapter_config.is_file():
         return Source(name, read_base(name, adapter_config))
     if folder.is_dir() and not (folder / "config.json").is_file():
-        wanted = "no config.json or adapter_config.json in it"
-        stop(Exit.USAGE, f"{name}: {wanted}; give the --output_dir of a finished run")
+        problem = "no config.json or adapter_config.json in it"
+        stop(Exit.USAGE, f"{name}: {problem}; give the --output_dir of a finished run")
     return Source(name)
 
 
@@ -94,7 +94,7 @@ def read_base(name: str, adapter_config: Path) -> str:
         stop(Exit.DATA, f"{adapter_config}: not JSON with a base_model_name_or_path")
     if is_missing(base):
         fix = f"put it back or correct {adapter_config}"
-        stop(Exit.DATA, f"{name}: its base model {base} is not there; {fix}")
+        stop(Exit.DATA, f"{name}: its base model {base} is missing; {fix}")
     return base
 
 
@@ -108,9 +108,9 @@ def load_chat_tokenizer(source: Source) -> Any:
             reason = first_line(error)
             stop(Exit.NO_HUB, f"{name}: no such folder, and not from the hub: {reason}")
         fix = "copy tokenizer*.json of the base model into it"
-        stop(Exit.DATA, f"{name}: no tokenizer that can be loaded; {fix}")
+        stop(Exit.DATA, f"{name}: its tokenizer cannot be loaded; {fix}")
     if not tokenizer.chat_template:
-        fix = "recipes/llama.py saves one with what it trains"
+        fix = "recipes/llama.py saves one with the model"
         stop(Exit.DATA, f"{name}: its tokenizer has no chat template; {fix}")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -1,4 +1,4 @@
-"""Rows of a file as questions, read and understood as recipes/llama.py does in training."""
+"""Rows of a file as questions, read and interpreted as recipes/llama.py does in training."""
 
 import json
 import re
@@ -64,7 +64,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[str, Row]]:
-    """Yield each row of a .jsonl file with its line, which datasets would not tell."""
+    """Yield each row of a .jsonl file with its line number, which datasets does not report."""
     for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
         place = f"{path}, line {number}"
         if not line.strip():
@@ -78,7 +78,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def to_question(place: str, row: Row, answer_pattern: str | None) -> Question:
-    """Return a row as a question; ValueError names the place and what is wrong with it."""
+    """Return a row as a question. Raises ValueError with the place and what is wrong with it."""
     try:
         messages = row_to_messages(row)
     except AttributeError:
@@ -88,12 +88,12 @@ def to_question(place: str, row: Row, answer_pattern: str | None) -> Question:
     last = last_answer(messages)
     reference = messages[last]["content"].strip()
     if answer_pattern is not None and re.search(answer_pattern, reference) is None:
-        problem = f"nothing in its answer matches --answer_pattern {answer_pattern}"
+        problem = f"its answer does not match --answer_pattern {answer_pattern}"
         raise ValueError(f"{place}: {problem}")
     return Question(messages[:last], reference, row.get("skill"))
 
 
 def last_answer(messages: list[Message]) -> int:
-    """Return the place of the assistant's last message, which every conversation has."""
-    places = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    return places[-1]
+    """Return the index of the assistant's last message, which every conversation has."""
+    indices = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    return indices[-1]

@@ -17,14 +17,14 @@ SHOWN = 8  # answers that are printed
 
 @dataclass(frozen=True)
 class Answered:
-    """A question, what the model answers, and whether that is right."""
+    """A question, the model's answer, and whether it is right."""
 
     question: Question
     answer: str
     correct: bool
 
     def as_row(self) -> dict[str, Any]:
-        """Return one JSON object, as --output has it."""
+        """Return the JSON object that --output writes."""
         row: dict[str, Any] = dataclasses.asdict(self.question)
         row["answer"] = self.answer
         row["correct"] = self.correct
@@ -60,7 +60,7 @@ def answer_all(
 def is_match(answer: str, reference: str, pattern: str | None) -> bool:
     """Return whether two texts, or what the pattern finds in them, are equal.
 
-    White space around what is found does not count. The reference matches the pattern.
+    White space around what the pattern finds is ignored. The reference must match the pattern.
     """
     if pattern is None:
         return answer == reference
@@ -85,7 +85,7 @@ def score(answered: Sequence[Answered]) -> dict[str, Any]:
 
 
 def print_answers(answered: Sequence[Answered]) -> None:
-    """Print the first answers, and what the wrong ones should be."""
+    """Print the first answers, and the reference where an answer is wrong."""
     for one in answered[:SHOWN]:
         mark = "right"
         if not one.correct:
@@ -94,7 +94,7 @@ def print_answers(answered: Sequence[Answered]) -> None:
 
 
 def print_score(answered: Sequence[Answered]) -> None:
-    """Print a line for each skill, and last one for all rows."""
+    """Print a line for each skill, and finally one for all rows."""
     groups: dict[str, list[Answered]] = {}
     for one in answered:
         if one.question.skill:

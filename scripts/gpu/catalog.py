@@ -1,4 +1,4 @@
-"""All cells, the most valuable first: ten minutes of a GPU give the first ten minutes of this list.
+"""All cells, the most valuable first, so that a short time on a GPU proves as much as possible.
 
 A cell's function is named and not imported, since only the process of a cell loads torch.
 """
@@ -13,8 +13,8 @@ WITH_DEEPSPEED = (*RECIPE, "deepspeed")
 WITH_BITSANDBYTES = (*RECIPE, "bitsandbytes")
 WITH_METRICS = (*RECIPE, "sacrebleu", "rouge_score")
 
-CUDA = "it asks about CUDA itself"
-MINUTES_ON_A_CPU = "the quick example takes minutes on a CPU, where tests/launch runs it"
+CUDA = "it is about CUDA itself"
+MINUTES_ON_A_CPU = "the quickstart takes minutes on a CPU, where tests/launch runs it"
 ATTENTIONS_OF_A_CPU = "tests/unit/test_masks.py has the attentions of a CPU"
 NO_SHARDING_ON_A_CPU = "accelerate ignores FSDP and DeepSpeed without one"
 MEMORY_OF_A_GPU = "it needs the GPU's memory of planner.small and planner.large"
@@ -27,7 +27,7 @@ NEAR_THE_LEAN_LOOP = "losses agree; within 5 % of the lean loop"
 
 
 def micro_cells() -> Iterator[Cell]:
-    """Yield cells of a second or two, most of it the start of the process."""
+    """Yield cells of a second or two, most of which is the start of the process."""
     yield Cell(
         "micro.tf32_positions",
         proves="TF32 does not reach the rotary angles of older transformers",
@@ -37,7 +37,7 @@ def micro_cells() -> Iterator[Cell]:
     )
     yield Cell(
         "micro.pinned_answer",
-        proves="a stop can be asked for without waiting for the GPU",
+        proves="a stop can be requested without waiting for the GPU",
         function="micro.pinned_answer",
         bound="the copy is in pinned memory",
         limit=60,
@@ -45,9 +45,9 @@ def micro_cells() -> Iterator[Cell]:
     )
     yield Cell(
         "micro.found_inf",
-        proves="fused AdamW leaves a non-finite step out and does not count it",
+        proves="fused AdamW skips a non-finite step and does not count it",
         function="micro.found_inf",
-        bound="left out, then one step counted",
+        bound="skipped, then one step counted",
         limit=60,
     )
     yield Cell(
@@ -67,7 +67,7 @@ def micro_cells() -> Iterator[Cell]:
     )
     yield Cell(
         "micro.lora_cast",
-        proves="LoRA without peft's cast of its input: as right, and faster",
+        proves="LoRA without peft's cast of its input is as accurate, and faster",
         function="adapters.lora_cast",
         bound="gradients within 5e-3 of each other",
         limit=90,
@@ -75,7 +75,7 @@ def micro_cells() -> Iterator[Cell]:
     )
     yield Cell(
         "micro.head_in_pieces",
-        proves="the loss in pieces keeps the head's gradient, and what it costs",
+        proves="the loss in pieces preserves the head's gradient, and its cost",
         function="head_loss.head_in_pieces",
         bound="gradient within 5e-3 of fp32",
         limit=120,
@@ -140,7 +140,7 @@ def agreement_cells() -> Iterator[Cell]:
         "masks.documents",
         proves="packed documents do not see each other under any attention",
         function="masks.documents",
-        bound="no leak, a planted one is seen",
+        bound="no leak, and a planted one is detected",
         limit=200,
         needs=("pytest",),
         cuda_only=ATTENTIONS_OF_A_CPU,
@@ -240,31 +240,31 @@ def signal_cells() -> Iterator[Cell]:
 
 
 def recipe_cells() -> Iterator[Cell]:
-    """Yield the cells of the quick examples.
+    """Yield the cells of the quickstarts.
 
-    results/quickstarts.json has what they reach on a CPU in fp32, which is a little more than these
+    results/quickstarts.json has what they reach on a CPU in fp32, which is slightly more than these
     bounds; quickstarts.py has the bounds as numbers.
     """
 
-    def quick_example(
+    def quickstart(
         recipe: str, bound: str, needs: tuple[str, ...] = RECIPE, cuda_only: str = MINUTES_ON_A_CPU
     ) -> Cell:
-        proves = f"the quick example of {recipe}.py teaches in bf16 what it shows"
+        proves = f"the quickstart of {recipe}.py also trains its model in bf16"
         function = f"quickstarts.{recipe}"
         return Cell(f"recipes.{recipe}", proves, function, bound, 240, needs, cuda_only)
 
-    yield quick_example("bert", "accuracy of at least 0.85 on held-out rows", cuda_only="")
-    yield quick_example("bert_ner", "F1 of at least 0.85 on names in held-out rows")
-    yield quick_example("t5", "BLEU of at least 80 on held-out rows", needs=WITH_METRICS)
-    yield quick_example("vit", "accuracy of at least 0.85 on held-out images")
-    yield quick_example("llama_dpo", "exact match of at least 0.6 on held-out rows")
-    yield quick_example("mixtral", "exact match of at least 0.7 on held-out rows")
-    yield quick_example("mistral_pretrain", "perplexity of at most 4 on held-out texts")
-    yield quick_example("llama", "exact match of at least 0.9 on held-out rows")
+    yield quickstart("bert", "accuracy of at least 0.85 on held-out rows", cuda_only="")
+    yield quickstart("bert_ner", "F1 of at least 0.85 on names in held-out rows")
+    yield quickstart("t5", "BLEU of at least 80 on held-out rows", needs=WITH_METRICS)
+    yield quickstart("vit", "accuracy of at least 0.85 on held-out images")
+    yield quickstart("llama_dpo", "exact match of at least 0.6 on held-out rows")
+    yield quickstart("mixtral", "exact match of at least 0.7 on held-out rows")
+    yield quickstart("mistral_pretrain", "perplexity of at most 4 on held-out texts")
+    yield quickstart("llama", "exact match of at least 0.9 on held-out rows")
 
 
 def eight_b_cells() -> Iterator[Cell]:
-    """Yield the cells that hold 8B runs, and attention, to published figures."""
+    """Yield the cells that compare 8B runs, and attention, with published figures."""
     yield Cell(
         "models.8b",
         proves="the model of the cells that follow is made on the device",
@@ -306,10 +306,10 @@ def eight_b_cells() -> Iterator[Cell]:
 
 
 def lever_cells() -> Iterator[Cell]:
-    """Yield the cells of what each option brings."""
+    """Yield the cells that measure the effect of each option."""
     yield Cell(
         "speed.ladder",
-        proves="what each lever brings to 8B LoRA",
+        proves="the effect of each lever on 8B LoRA",
         function="levers.lora",
         bound="every lever trains",
         limit=300,
@@ -317,7 +317,7 @@ def lever_cells() -> Iterator[Cell]:
     )
     yield Cell(
         "speed.ragged_rows",
-        proves="what packing brings to 1B with rows of varying length",
+        proves="the effect of packing on 1B with rows of varying length",
         function="levers.ragged_rows",
         bound="every lever trains",
         limit=300,
@@ -334,7 +334,7 @@ def lever_cells() -> Iterator[Cell]:
 
 
 def planner_cells() -> Iterator[Cell]:
-    """Yield the cells that hold the planner to what runs take."""
+    """Yield the cells that compare the planner with real runs."""
     yield Cell(
         "planner.small",
         proves="tensors and memory of 1B runs against the plan",

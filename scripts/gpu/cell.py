@@ -1,7 +1,7 @@
-"""What a cell of the GPU proof is, what it is given and what it gives back.
+"""What a cell of the GPU proof is, what it is given and what it returns.
 
 A cell is one question to a GPU. It runs in its own process (scripts/gpu/runner.py), is given a
-`Setup` and returns an `Outcome`; while it works it may hand over the rows it has so far, which
+`Setup` and returns an `Outcome`. While it works it may save the rows that it has so far, which
 survive if its time runs out.
 """
 
@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-LONGEST = 300  # seconds that a cell may ask for
-RESERVE = 8  # seconds before its limit at which a cell starts nothing more
+LONGEST = 300  # seconds: the largest limit of a cell
+RESERVE = 8  # seconds before its limit, in which a cell starts nothing more
 
 # Verdicts. A cell without a bound only measures.
 OK = "ok"
@@ -43,7 +43,7 @@ class Outcome:
     commands: list[str] = field(default_factory=list)
 
     def require(self, holds: bool) -> None:
-        """Note a part of the bound: the bound holds if all of its parts do."""
+        """Add a part of the bound, which holds if all of its parts do."""
         self.ok = self.ok and holds
 
 
@@ -68,22 +68,22 @@ class Setup:
         return self.device == "cuda"
 
     def seconds_left(self) -> float:
-        """Return the seconds until this cell has to end by itself, to be in time."""
+        """Return the seconds until this cell must end by itself to be in time."""
         return self.deadline - RESERVE - time.monotonic()
 
     def keep(self, outcome: Outcome) -> None:
-        """Write what was found so far: it is all there is if the time runs out."""
+        """Write the outcome so far, which is the result if the time runs out."""
         write_json(self.work / "outcome.json", asdict(outcome))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One question."""
+    """One question to a GPU."""
 
     name: str  # topic and question, joined by a dot
     proves: str  # a sentence
     function: str  # "module.name" of this package: a function of a Setup
-    bound: str = ""  # what has to hold, "" if it only measures
+    bound: str = ""  # what must hold, "" if it only measures
     limit: int = 120  # seconds after which it is killed
     needs: tuple[str, ...] = ()  # packages without which it is skipped
     cuda_only: str = ""  # why it cannot run on a CPU, "" if it can
@@ -94,12 +94,12 @@ class Cell:
         return getattr(importlib.import_module(f".{module}", __package__), name)
 
     def run(self, setup: Setup) -> Outcome:
-        """Return what the cell finds; raises Skip if it cannot run on this machine."""
+        """Return what the cell finds. Raises Skip if it cannot run on this machine."""
         return self.load()(setup)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON so that the file is either the old one or the new one, never half of it."""
+    """Write JSON atomically: the file is either the old one or the new one, never half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     with open(part, "w", encoding="utf-8") as file:
@@ -111,9 +111,9 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def relative_error(value: float | None, reference: float | None) -> float:
-    """Return |value / reference - 1|, or infinity where that is no number.
+    """Return |value / reference - 1|, or infinity if that is not defined.
 
-    It is none where one of them is missing or not a number, or the reference is zero.
+    It is not if one of them is missing or NaN, or the reference is zero.
     """
     if value is None or not reference:
         return float("inf")

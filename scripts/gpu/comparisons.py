@@ -1,4 +1,4 @@
-"""What launches show: rows of a table, and how near two runs are to each other."""
+"""Rows of tables about launches, and the differences between two runs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +24,7 @@ def row_of(trained: Trained) -> Row:
 
 
 def has_failed(trained: Trained) -> bool:
-    """Return whether a launch that should have trained did not; one left out has not failed."""
+    """Return whether a launch failed to train; one that was left out has not failed."""
     return not trained.succeeded and not trained.why.startswith("left out")
 
 

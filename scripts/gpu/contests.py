@@ -36,7 +36,7 @@ class Contest:
     rows: str = "long"
 
     def cell(self, setup: Setup) -> Cell:
-        """Return it as a cell of the benchmark; with --tiny the first two contestants, in small."""
+        """Return it as a cell of the benchmark; with --tiny a tiny one of two contestants."""
         contestants = self.contestants
         if setup.tiny:
             contestants = dict(list(contestants.items())[:2])
@@ -48,8 +48,8 @@ class Contest:
     def run(self, setup: Setup) -> Iterator[tuple[str, Found]]:
         """Run the contestants; yield the label of each, and what was measured.
 
-        One for which no time is left, or whose package is missing, says so. Weights are deleted
-        after each run.
+        A contestant for which no time is left, or whose package is missing, yields the reason.
+        Weights are deleted after each run.
         """
         settings = settings_of(setup)
         cell, left_out = measure.without_missing(self.cell(setup))
@@ -101,7 +101,7 @@ class Contest:
 
 
 def settings_of(setup: Setup) -> Settings:
-    """Return the settings of the benchmark; rows are made, since no data is at hand."""
+    """Return the settings of the benchmark, without a data folder, so that rows are generated."""
     return Settings(setup.models, setup.models / "no data", smoke=setup.tiny, warmup=WARMUP)
 
 

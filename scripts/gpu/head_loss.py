@@ -1,4 +1,4 @@
-"""The recipe's loss in pieces keeps the gradient of the output head."""
+"""The recipe's loss in pieces preserves the gradient of the output head."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -37,12 +37,12 @@ class Case:
     autocast: bool  # bf16 instead of fp32
 
 
-# The first is what the others are compared with
+# The first case is the one that the others are compared with.
 CASES = (Case(1, False), Case(1, True), Case(4, True), Case(16, True))
 
 
 class HeadOnly(torch.nn.Module):
-    """The least that the recipe's loss takes for a model: a head behind nothing."""
+    """The smallest model that the recipe's loss accepts: a head, and nothing before it."""
 
     def __init__(self, head: torch.nn.Linear, vocabulary: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class HeadOnly(torch.nn.Module):
         self.embedding = SimpleNamespace(num_embeddings=vocabulary)
 
     def forward(self, input_ids: Tensor | None = None) -> SimpleNamespace:
-        """Return the logits of what the base model puts out."""
+        """Return the logits of the base model's output."""
         hidden = self.base_model(input_ids).last_hidden_state
         return SimpleNamespace(logits=self.lm_head(hidden))
 
@@ -60,12 +60,12 @@ class HeadOnly(torch.nn.Module):
         return self.lm_head
 
     def get_input_embeddings(self) -> SimpleNamespace:
-        """Return what knows the size of the vocabulary."""
+        """Return an object with the size of the vocabulary."""
         return self.embedding
 
 
 def head_in_pieces(setup: Setup) -> Outcome:
-    """The recipe's loss in pieces keeps the head's gradient of fp32; and its time."""
+    """Compare the head's gradient with that of fp32 in one piece, and measure the time."""
     shape = TINY if setup.tiny else LARGE
     hidden = torch.randn(1, shape.tokens, shape.width, device=setup.device) / 8
     targets = torch.randint(shape.vocabulary, (shape.tokens,), device=setup.device)
@@ -95,14 +95,14 @@ def head_in_pieces(setup: Setup) -> Outcome:
         outcome.rows.append(row)
         outcome.require(error <= GRADIENT_BOUND)
         setup.keep(outcome)
-        del step, head, leaf, gradient  # their memory is given back before the next case
+        del step, head, leaf, gradient  # Free their memory before the next case.
         if setup.on_gpu:
             torch.cuda.empty_cache()
     return outcome
 
 
 def head_with_loss(shape: Shape, targets: Tensor, pieces: int) -> torch.nn.Linear:
-    """Return a head whose forward pass is the recipe's loss, in so many pieces."""
+    """Return a head whose forward pass is the recipe's loss in a number of pieces."""
     device = targets.device
     torch.manual_seed(0)
     head = torch.nn.Linear(shape.width, shape.vocabulary, bias=False, device=device)

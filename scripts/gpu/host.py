@@ -9,7 +9,7 @@ from . import launches, probed
 from .cell import Outcome, Row, Setup
 from .probed import Probed, model_and_rows
 
-# A ViT-base, and rows
+# Flags of make_tiny.py for a ViT-base and its rows
 IMAGE_MODEL = (
     "--hidden_size 768 --num_hidden_layers 12 --num_attention_heads 12 --intermediate_size 3072 "
     "--image_size 224 --patch_size 16 --num_train_rows 2048 --num_test_rows 16"
@@ -18,7 +18,7 @@ TINY_IMAGE_MODEL = "--num_train_rows 64 --num_test_rows 16"
 
 
 def offload_threads(setup: Setup) -> Outcome:
-    """Offload with one thread and with as many as there are cores, for AdamW runs on the host."""
+    """Offload with one thread and with one per core, since AdamW then runs on the host."""
     cores = os.cpu_count() or 1
     sizes = {"per_device_train_batch_size": 1, "max_length": 1024}
     flags = model_and_rows(setup, "1B", sizes).flags
@@ -55,7 +55,7 @@ def image_workers(setup: Setup) -> Outcome:
     words = [str(word) for word in data_of(folder)]
     flags = launches.as_flags(words) | {"per_device_train_batch_size": batch}
     outcome = Outcome(ok=True)
-    without = None  # seconds per step without such processes
+    without = None  # seconds per step without worker processes
     for workers in numbers:
         own = flags | {"dataloader_num_workers": workers}
         job = Probed(f"{workers} workers", own, "recipes/vit.py", steps)

@@ -1,6 +1,6 @@
 """A run on a GPU that is stopped by a signal, or killed.
 
-It saves where it can, it resumes, and nothing keeps the GPU's memory.
+It saves if it can, it resumes, and no process keeps memory of the GPU.
 """
 
 import json
@@ -28,7 +28,7 @@ STEPS_AFTER = 2  # steps that it does after it has resumed
 
 
 def signals(setup: Setup) -> Outcome:
-    """Both signals end a run, from which it resumes, and no memory stays in use.
+    """Check that a run resumes after either signal, and that no memory stays in use.
 
     SIGUSR1 ends it with 75 and a checkpoint, SIGKILL at once.
     """
@@ -64,11 +64,11 @@ class Run:
 
     @property
     def log(self) -> Path:
-        """The file of all that the run has printed, over all of its starts."""
+        """The file of everything that the run has printed, over all of its starts."""
         return self.folder.with_suffix(".txt")
 
     def command(self) -> list[str]:
-        """Return its command line, with so many steps that it does not end by itself."""
+        """Return its command line, with enough steps that it does not end by itself."""
         steps = 400 if self.setup.tiny else 2000
         command = [sys.executable, "recipes/llama.py", *data_of(self.data)]
         command += ["--output_dir", self.folder]
@@ -78,8 +78,8 @@ class Run:
         return [str(word) for word in command]
 
     def start(self) -> subprocess.Popen:
-        """Start it, or start it again."""
-        with open(self.log, "a", encoding="utf-8") as log:  # the process keeps its own handle
+        """Start or resume it."""
+        with open(self.log, "a", encoding="utf-8") as log:  # The process keeps its own handle.
             return subprocess.Popen(
                 self.command(),
                 cwd=ROOT,
@@ -158,7 +158,7 @@ def whole_lines(path: Path) -> list[dict[str, Any]]:
 def wait_for_memory(before: float | None) -> float | None:
     """Return the seconds until the GPU's memory in use is what it was.
 
-    before: MiB, None without a GPU. Returns None if it is not given back after MEMORY_BACK seconds.
+    before: MiB, None without a GPU. Returns None if memory is not freed within MEMORY_BACK seconds.
     """
     begun = time.monotonic()
     while before is not None:

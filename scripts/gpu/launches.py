@@ -177,7 +177,7 @@ def command_of(setup: Setup, variant: Variant, data: Path, folder: Path) -> list
 
 
 def printable(command: Sequence[str], setup: Setup) -> str:
-    """Return a command line as text that holds anywhere, without this machine's paths."""
+    """Return a command line as text without this machine's paths."""
     text = shlex.join(command).replace(sys.executable, "python")
     return text.replace(str(setup.output), "RUNS").replace(f"{ROOT}/", "")
 
@@ -196,7 +196,7 @@ def reason_left_out(variant: Variant) -> str:
 
 
 def require_compiler() -> None:
-    """Raise Skip where DeepSpeed could not compile its CPU optimizer."""
+    """Raise Skip if DeepSpeed could not compile its CPU optimizer."""
     if shutil.which("ninja") is None or shutil.which("c++") is None:
         raise Skip(
             "DeepSpeed compiles its CPU optimizer: ninja and a C++ compiler must be on the PATH"
@@ -283,7 +283,7 @@ def train(setup: Setup, variant: Variant, data: Path) -> Trained:
 def at_once(setup: Setup) -> int:
     """Return how many launches a cell may have at a time.
 
-    They share the GPU, so their speed says nothing.
+    They share the GPU, so that their speed is meaningless.
     """
     if not setup.on_gpu:
         return 1
@@ -303,7 +303,7 @@ def train_all(setup: Setup, variants: Sequence[Variant], data: Path) -> list[Tra
 
 
 def read_steps(folder: Path) -> list[dict[str, Any]]:
-    """Return the training lines of a run's metrics.jsonl; [] if there is none."""
+    """Return the training lines of a run's metrics.jsonl, [] if it does not exist."""
     if not (folder / "metrics.jsonl").exists():
         return []
     return compare.read_steps(folder)

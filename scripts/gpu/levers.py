@@ -1,4 +1,4 @@
-"""What single options bring to one job."""
+"""The effect of single options on one job."""
 
 from dataclasses import dataclass, field
 
@@ -48,26 +48,26 @@ LONG_LEVERS = (
 
 
 def lora(setup: Setup) -> Outcome:
-    """Pull each lever of 8B LoRA."""
+    """Measure each lever of 8B LoRA."""
     flags = LORA | {"per_device_train_batch_size": 2}
     return pull_each(setup, Contest("proof ladder", "8B", flags, contestants_of(LORA_LEVERS)))
 
 
 def ragged_rows(setup: Setup) -> Outcome:
-    """Pull the levers that spare padding, on rows of varying length."""
+    """Measure the levers that avoid padding, on rows of varying length."""
     flags = {"per_device_train_batch_size": 4, "max_length": 2048}
     contestants = contestants_of(RAGGED_LEVERS)
     return pull_each(setup, Contest("proof ragged rows", "1B", flags, contestants, "gsm8k"))
 
 
 def packed_16k(setup: Setup) -> Outcome:
-    """Attend to packed lines of 16,384 tokens by each kernel."""
+    """Measure each attention kernel on packed lines of 16,384 tokens."""
     contestants = contestants_of(LONG_LEVERS)
     return pull_each(setup, Contest("proof packed 16k", "1B", LINES_OF_16K, contestants, "gsm8k"))
 
 
 def contestants_of(levers: tuple[Lever, ...]) -> dict[str, Contestant]:
-    """Return the job as it is, and with each lever and no other."""
+    """Return the job as it is, and with each single lever."""
     contestants = {AS_IT_IS: Contestant("ours")}
     for lever in levers:
         contestants[lever.name] = Contestant("ours", lever.flags, needs=lever.needs)

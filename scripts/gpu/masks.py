@@ -19,7 +19,7 @@ NEEDS = {"flash_attention_2": ("flash-attn",)}
 
 
 def documents(setup: Setup) -> Outcome:
-    """Logits of packed documents do not depend on their neighbors; the test of that runs as is."""
+    """Run the test that logits of packed documents do not depend on their neighbors."""
     return run_tests(setup, MASK_TESTS)
 
 
@@ -53,7 +53,7 @@ def result_of(case: ElementTree.Element) -> str:
 
 
 def packed_rows(setup: Setup) -> Outcome:
-    """With packed and padding-free rows each attention gives the loss of eager attention."""
+    """Compare the loss of each attention with that of eager attention, without padding."""
     kernels = ("eager", "sdpa", "flex_attention", "varlen", "flash_attention_2")
     outcome = Outcome(ok=True)
     for name, flags in BATCHES.items():
@@ -65,7 +65,7 @@ def packed_rows(setup: Setup) -> Outcome:
 
 
 def attention_variant(setup: Setup, name: str, kernel: str, flags: tuple[str, ...] = ()) -> Variant:
-    """Return a variant with one attention; what only a GPU has is left out on a CPU."""
+    """Return a variant with one attention; kernels for GPUs are left out on a CPU."""
     return Variant(
         f"{name}, {kernel}",
         flags=job(setup, "--attn_implementation", kernel, *flags),

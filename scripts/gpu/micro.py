@@ -1,7 +1,4 @@
-"""Cells of a second or two, each about a property of torch or another library.
-
-They are properties that the recipes rely on.
-"""
+"""Cells of a second or two, each about a property of a library that the recipes rely on."""
 
 from typing import Any
 
@@ -17,7 +14,7 @@ CONTEXT_ASSUMED_MIB = 819  # CONTEXT of the planner's cards
 
 
 def tf32_positions(setup: Setup) -> Outcome:
-    """Rotary angles by a matrix product, as transformers 5.17 computes them, under --tf32."""
+    """Compute rotary angles by a matrix product, as transformers 5.17 does, under --tf32."""
     torch.set_float32_matmul_precision("high")
     positions = torch.arange(8192.0, device=setup.device)
     frequencies = torch.linspace(1e-4, 1, 64, device=setup.device)
@@ -31,16 +28,16 @@ def tf32_positions(setup: Setup) -> Outcome:
 
 
 def pinned_answer(setup: Setup) -> Outcome:
-    """A copy to the host without waiting lands in pinned memory, as the recipes' stop assumes."""
+    """Check that a non-blocking copy to the host is in pinned memory, as the recipes assume."""
     answer = torch.ones((), device=setup.device)
     pinned = answer.to("cpu", non_blocking=True).is_pinned()
     return Outcome([{"the copy is in pinned memory": pinned}], pinned)
 
 
 def found_inf(setup: Setup) -> Outcome:
-    """Fused AdamW leaves a step out when found_inf is 1, and takes and counts it when it is 0."""
+    """Check that fused AdamW skips a step if found_inf is 1, and takes and counts it if it is 0."""
     weight = torch.nn.Parameter(torch.ones(8, device=setup.device))
-    # Its fused kernel reads two attributes that the class does not declare
+    # The fused kernel reads two attributes that the class does not declare.
     optimizer: Any = torch.optim.AdamW([weight], fused=True)
     weight.grad = torch.ones_like(weight)
     optimizer.grad_scale = None
@@ -56,9 +53,9 @@ def found_inf(setup: Setup) -> Outcome:
 
 
 def context_size(setup: Setup) -> Outcome:
-    """The memory that a process takes in addition to its tensors is what the planner assumes.
+    """Compare the memory that a process takes besides its tensors with the planner's assumption.
 
-    It is CUDA's context and the kernels that it has loaded.
+    It is CUDA's context and the kernels that are loaded into it.
     """
     before = machine.gpu_memory_used() or 0
     matrix = torch.randn(256, 256, device=setup.device, dtype=torch.bfloat16, requires_grad=True)
@@ -71,14 +68,14 @@ def context_size(setup: Setup) -> Outcome:
 
 
 def int8_rows(setup: Setup) -> Outcome:
-    """How far the int8 product of a row depends on its neighbors, and what it costs."""
+    """Measure how much the int8 product of a row depends on its neighbors, and its time."""
     width = 128 if setup.tiny else 4096
     rows = 8 if setup.tiny else 64
     dtype = torch.bfloat16 if setup.on_gpu else torch.float32
     layer = int8_layer(width).to(setup.device)
     hidden = torch.randn(1, rows, width, device=setup.device)
     hidden = hidden.clamp(-5, 5).to(dtype)
-    hidden[0, -1, 3] = 9.0  # above the threshold: its column is an outlier's for all rows
+    hidden[0, -1, 3] = 9.0  # above the threshold: the column is an outlier for all rows
     with torch.no_grad():
         beside_outlier = layer(hidden)[:, :-1]
         without_outlier = layer(hidden[:, :-1])
@@ -92,7 +89,7 @@ def int8_rows(setup: Setup) -> Outcome:
 
 
 def int8_layer(width: int) -> torch.nn.Module:
-    """Return a square layer of random int8 weights, as LoRA has it for a base."""
+    """Return a square layer of random int8 weights, as in a base of LoRA."""
     from bitsandbytes.nn import Int8Params, Linear8bitLt
 
     layer = Linear8bitLt(width, width, bias=False, has_fp16_weights=False, threshold=6.0)

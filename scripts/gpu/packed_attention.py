@@ -15,7 +15,7 @@ from .timing import milliseconds
 
 BF16_BOUND = 2e-2  # outputs are of size 1 and below
 DENSE = "sdpa, dense mask"
-NOT_KEPT_APART = "sdpa, causal alone, rows not kept apart"
+NOT_SEPARATED = "sdpa, only causal, rows not separated"
 
 Kernel = Callable[[], Tensor]
 
@@ -70,7 +70,7 @@ class Line:
 
 
 def packed_attention(setup: Setup) -> Outcome:
-    """Attention kernels agree on a line of 4,096 tokens that holds 16 rows; and their speed."""
+    """Compare attention kernels on a line of 4,096 tokens with 16 rows, and measure their speed."""
     line = random_line(setup, TINY if setup.tiny else PACKED)
     kernels = kernels_for(setup, line)
     with torch.no_grad():
@@ -79,7 +79,7 @@ def packed_attention(setup: Setup) -> Outcome:
     for name, kernel in kernels.items():
         row = measure(setup, name, kernel, wanted)
         difference = row.get("from the dense mask")
-        if difference is not None and name != NOT_KEPT_APART:
+        if difference is not None and name != NOT_SEPARATED:
             outcome.require(difference <= BF16_BOUND)
         outcome.rows.append(row)
         setup.keep(outcome)
@@ -101,7 +101,7 @@ def random_line(setup: Setup, shape: Shape) -> Line:
 
 def kernels_for(setup: Setup, line: Line) -> dict[str, Kernel]:
     """Return the kernels that run here by name; each attends over the packed rows."""
-    kernels = {DENSE: dense_kernel(line), NOT_KEPT_APART: causal_kernel(line)}
+    kernels = {DENSE: dense_kernel(line), NOT_SEPARATED: causal_kernel(line)}
     if not setup.on_gpu:
         return kernels
     kernels["flex"] = flex_kernel(line)
@@ -156,18 +156,14 @@ def flex_kernel(line: Line) -> Kernel:
 
 
 def varlen_kernel(line: Line) -> Kernel | None:
-    """Return torch's FlashAttention without a package, None where torch does not have it.
-
-    It is torch.nn.attention.varlen.
-    """
+    """Return torch's own FlashAttention (torch.nn.attention.varlen), None if torch lacks it."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
     borders = (line.ends(), line.ends(), line.row_length, line.row_length)
-    options: dict[str, Any] = {
-        "window_size": (-1, 0)
-    }  # causal: no bound on the left, nothing on the right
+    # Causal: no bound on the left, and nothing on the right
+    options: dict[str, Any] = {"window_size": (-1, 0)}
     takes_groups = "enable_gqa" in inspect.signature(varlen_attn).parameters
     if takes_groups:
         options["enable_gqa"] = True
@@ -178,7 +174,6 @@ def varlen_kernel(line: Line) -> Kernel | None:
         if not takes_groups:
             keys = keys.repeat_interleave(line.groups, 1)
             values = values.repeat_interleave(line.groups, 1)
-        # A tensor: torch returns more only where more is asked for
         out: Any = varlen_attn(flat(line.query), keys, values, *borders, **options)
         return out.transpose(0, 1)[None]
 
@@ -205,7 +200,7 @@ def flat(tensor: Tensor) -> Tensor:
 
 
 def measure(setup: Setup, name: str, kernel: Kernel, wanted: Tensor) -> Row:
-    """Return one row: milliseconds forward and with the backward pass, and how far it is off.
+    """Return one row: milliseconds forward and with the backward pass, and the difference.
 
     wanted: the output of the reference.
     """
@@ -215,7 +210,7 @@ def measure(setup: Setup, name: str, kernel: Kernel, wanted: Tensor) -> Row:
             forward = milliseconds(kernel, setup.device)
         both = milliseconds(lambda: kernel().sum().backward(), setup.device)
     except Exception as error:
-        # A kernel that this GPU or version lacks is a finding, and the others still count
+        # That this GPU or version lacks a kernel is a finding; the other kernels still count.
         first_line = str(error).partition("\n")[0]
         return {"attention": name, "result": f"{type(error).__name__}: {first_line[:200]}"}
     return {

@@ -1,14 +1,14 @@
-"""The planner's constants, fitted on one half of measured runs and judged on the other.
+"""The planner's constants, fitted to one half of measured runs and judged on the other.
 
 The planner counts tensors. What a process takes in addition, CUDA's context and what the allocator
-rounds up, are constants of the planner's cards that were assumed from public reports. Here runs of
-several sizes, batches and options are measured, and
+rounds up, are constants in planner/cards.py, assumed from public reports. Here runs of several
+sizes, batches and options are measured, and
 
     reserved = tensors x (1 + rounding)
     process = reserved + context
 
-are fitted by the medians of every second run. The error that is published is that of the whole
-prediction on the other runs.
+are fitted by the medians of every second run. The published error is that of the whole prediction
+on the other runs.
 """
 
 import json
@@ -30,7 +30,7 @@ STEPS = 4
 WARMUP = 2  # of these steps
 UNDER_BOUND = 0.03  # relative: a run that takes more than its plan can end out of memory
 MEAN_BOUND = 0.10  # relative: a plan above what is taken leaves a part of the card empty
-LEAST_RUNS = 4  # half of which are fitted
+LEAST_RUNS = 4  # half of them are fitted
 PEAKS = ("allocated", "active", "reserved")
 
 
@@ -50,7 +50,7 @@ class Point:
 
     @property
     def name(self) -> str:
-        """What a table calls it."""
+        """Its name in a table."""
         return " ".join([f"{self.model} {self.rows} x {self.length}", *self.flags])
 
 
@@ -117,10 +117,10 @@ def measure_points(setup: Setup, points: Sequence[Point]) -> Outcome:
 
 
 def measure_point(setup: Setup, point: Point, outcome: Outcome) -> None:
-    """Add the row of one run; it has no bytes where the run failed."""
+    """Add the row of one run; it has no bytes if the run failed."""
     prepared = model_and_rows(setup, point.model, point.sizes)
     flags = prepared.flags
-    if not setup.tiny:  # tiny runs keep the shape that they come with
+    if not setup.tiny:  # Tiny runs keep their own shape.
         flags = flags | point.sizes | as_flags(point.flags)
     used_mib = machine.gpu_memory_used() or 0
     reading = probed.run(setup, Probed(point.name, flags, steps=STEPS, warmup=WARMUP))
@@ -158,7 +158,7 @@ def planned_tensors(setup: Setup, flags: Flags, data: Path) -> int:
 
 
 def supervised_tokens(data: Path, number: int) -> int:
-    """Return how many tokens of the first rows are trained on; the first of a row never is."""
+    """Return the supervised tokens of the first rows; the first token of a row is never one."""
     lines = (data / "tokens.jsonl").read_text().splitlines()
     supervised = 0
     for line in lines[:number]:

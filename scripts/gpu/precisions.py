@@ -54,7 +54,7 @@ def why_no_tf32(setup: Setup) -> str:
 
 
 def packed(setup: Setup) -> Outcome:
-    """Compare packed rows, which make other batches, with fp32 with packed rows; compiled too."""
+    """Compare precisions and kernels with fp32 on packed rows, whose batches are different."""
     return compare_with_first(setup, list(packed_variants(setup)))
 
 

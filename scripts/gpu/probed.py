@@ -19,8 +19,8 @@ from .cell import Setup
 from .contests import settings_of
 from .launches import NO_TIME
 
-LEAST_SECONDS = 5  # that a run is started with
-STEPS = 12  # for which rows are prepared
+LEAST_SECONDS = 5  # that must be left to start a run
+STEPS = 12  # steps for which rows are prepared
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Probed:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a run under the probe showed."""
+    """The measurements of a run under the probe."""
 
     command: str
     failed: str = ""  # why it did not train, "" if it did
@@ -59,7 +59,7 @@ class Reading:
 
     @property
     def result(self) -> str:
-        """What a table says of it."""
+        """Its result in a table."""
         return self.failed or "trained"
 
 
@@ -98,7 +98,7 @@ def timed(ends: list[float], warmup: int) -> float | None:
 class Prepared:
     """A model and its rows."""
 
-    flags: Flags  # that name both
+    flags: Flags  # flags of the job, which name both
     data: Path  # folder of the rows
 
 

@@ -1,4 +1,4 @@
-"""Weights and optimizer state in fewer bits train alike, and hold fewer bytes."""
+"""Weights and optimizer state in fewer bits train equally well, and take fewer bytes."""
 
 from . import launches
 from .cell import Outcome, Setup, relative_error
@@ -18,7 +18,7 @@ OPTIMIZERS = (
 
 
 def bases(setup: Setup) -> Outcome:
-    """int8 and 4-bit bases train from about the loss of the bf16 base, and hold fewer bytes."""
+    """Train int8 and 4-bit bases, which start at about the loss of bf16 and take fewer bytes."""
     nf4 = job(setup, *adapters(setup, "nf4"))
     variants = [
         Variant("LoRA", flags=job(setup, *adapters(setup))),
@@ -46,9 +46,9 @@ def bases(setup: Setup) -> Outcome:
 
 
 def optimizers(setup: Setup) -> Outcome:
-    """Every --optim reaches about the loss of fused AdamW.
+    """Train with every --optim, which must reach about the loss of fused AdamW.
 
-    Those of eight bits hold a quarter of its state.
+    Those in 8 bits hold a quarter of its state.
     """
     variants = []
     for name in OPTIMIZERS:

@@ -1,4 +1,4 @@
-"""The quick example of every recipe, in bf16."""
+"""The quickstart of every recipe, in bf16."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ from bench.quickstarts import SHOWN, read_taught
 from . import launches
 from .cell import Outcome, Setup, Skip
 
-# What an example has to show of held-out rows after training
+# What a quickstart must reach on held-out rows after training
 AT_LEAST = {
     "llama": 0.9,
     "llama_dpo": 0.6,
@@ -23,7 +23,7 @@ AT_MOST = {"mistral_pretrain": 4.0}
 
 
 def bert(setup: Setup) -> Outcome:
-    """Teach BERT to tell praise from complaint."""
+    """Teach BERT to distinguish praise from complaint."""
     return quick_example(setup, "bert")
 
 
@@ -63,9 +63,9 @@ def mistral_pretrain(setup: Setup) -> Outcome:
 
 
 def quick_example(setup: Setup, recipe: str) -> Outcome:
-    """Run a recipe's quick example, in bf16 on a GPU, and read its held-out result.
+    """Run a recipe's quickstart, in bf16 on a GPU, and read its held-out result.
 
-    Raises Skip without make, and RuntimeError if the example fails.
+    Raises Skip without make, and RuntimeError if the quickstart fails.
     """
     if shutil.which("make") is None:
         raise Skip("make is not on the PATH")

@@ -1,4 +1,4 @@
-"""Runs that lost their second half continue from their checkpoint as if nothing had happened."""
+"""Runs that lost their second half resume from their checkpoint with the same losses."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ from .cell import Outcome, Row, Setup
 from .comparisons import add_row, has_failed, largest_difference, row_of
 from .launches import Trained, Variant, adapters, job, only_on_gpu
 
-# Relative: kernels add in no fixed order, and AdamW carries that on for ten steps
+# Relative: kernels sum in no fixed order, and AdamW amplifies the difference over ten steps.
 LOSS_BOUND = 2e-3
 PEAK_BOUND = 1.1  # peak of a resumed run to that of the run before
 FIRST_STATE = 10  # step of the checkpoint that is resumed from
@@ -59,7 +59,7 @@ def precisions(setup: Setup) -> Outcome:
 
 
 def optimizers(setup: Setup) -> Outcome:
-    """Resume with every optimizer; a paged one is still paged, or the peak would be higher."""
+    """Resume with every optimizer; a paged one must stay paged, or the peak would be higher."""
     paged = only_on_gpu(setup, PAGES)
     variants = [
         Variant("adamw_8bit", flags=("--optim", "adamw_8bit")),
@@ -71,10 +71,10 @@ def optimizers(setup: Setup) -> Outcome:
 
 
 def resume_all(setup: Setup, variants: Sequence[Variant], wide: bool = False) -> Outcome:
-    """Run each variant, take its newest checkpoint away, run it again, and compare the losses.
+    """Run each variant, remove its newest checkpoint, run it again, and compare the losses.
 
-    variants: without the flags of the job. wide: with a model whose state is most of the memory of
-    a process, so that on a GPU peaks can be compared too; on a CPU they are of the whole process.
+    variants: without the flags of the job. wide: use a model whose state is most of the memory of a
+    process, so that peaks can be compared on a GPU; on a CPU peaks are of the whole process.
     """
     steps = 4 if setup.tiny else 2 * FIRST_STATE
     half = steps // 2
@@ -104,9 +104,9 @@ def resume_all(setup: Setup, variants: Sequence[Variant], wide: bool = False) ->
 
 
 def compare_halves(outcome: Outcome, first: Trained, second: Trained, half: int) -> Row:
-    """Return how a resumed run differs from the run that was not stopped.
+    """Return how a resumed run differs from the uninterrupted run.
 
-    A run that began at the checkpoint did not touch the lines before it, nor the speed in them.
+    A run that resumed at the checkpoint has not changed earlier lines, including the speed in them.
     """
     resumed = second.steps[:half] == first.steps[:half]
     difference = largest_difference(second.steps, first.steps)

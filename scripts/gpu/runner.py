@@ -1,8 +1,8 @@
-"""Runs cells one after another, each in its own process, and writes one JSON for each.
+"""Run cells one after another, each in its own process, and write one JSON file for each.
 
-A cell's processes all inherit a mark in their environment. At the end of a cell every process that
-carries it is killed, even one that has moved to a session of its own, so that nothing holds memory
-of the GPU when the next cell starts.
+All processes of a cell inherit a mark in their environment. At the end of a cell every process with
+that mark is killed, even one in a session of its own, so that nothing holds memory of the GPU when
+the next cell starts.
 """
 
 import contextlib
@@ -38,9 +38,9 @@ MARK = "GPU_PROOF_CELL"
 PROGRAM = ROOT / "scripts" / "gpu_proof.py"
 LAST_LINES = 15
 PATIENCE = {"cuda": 1, "cpu": 3}  # times a cell's limit: on a loaded CPU, imports take a minute
-MEMORY_BACK = 20  # seconds to wait until the driver has given the memory of dead processes back
-FREE_AGAIN_MIB = 256  # how far above its start the GPU's memory in use may be after a cell
-# Of a finished cell's files; all others, mostly weights, are deleted
+MEMORY_BACK = 20  # seconds to wait until the driver has freed the memory of dead processes
+FREE_AGAIN_MIB = 256  # increase of the GPU's memory in use that is tolerated after a cell
+# Suffixes of a finished cell's files that are kept; all others, mostly weights, are deleted
 KEPT_SUFFIXES = (".json", ".jsonl", ".log", ".txt")
 VERDICTS = {True: OK, False: NOT_OK, None: MEASURED}  # by whether the cell's bound holds
 
@@ -49,7 +49,7 @@ Record = dict[str, Any]  # the JSON of a cell
 
 @dataclass(frozen=True)
 class Proof:
-    """What all cells of one start of the program share."""
+    """What all cells of one call of the command share."""
 
     device: str  # "cuda" or "cpu"
     tiny: bool
@@ -75,7 +75,7 @@ class Proof:
 def read_record(cell: Cell, proof: Proof) -> Record | None:
     """Return the record of a cell that ran before, or None.
 
-    On another device, or in tiny, it was another run.
+    A record of another device, or of --tiny against real shapes, does not count.
     """
     try:
         record = json.loads(proof.record_path(cell).read_text())
@@ -88,7 +88,7 @@ def read_record(cell: Cell, proof: Proof) -> Record | None:
 def is_done(record: Record | None, retry: bool = False) -> bool:
     """Return whether a cell need not run again.
 
-    Skipped cells are looked at again, since a package may have been installed.
+    Skipped cells are tried again, since a package may have been installed.
     """
     if record is None or record["verdict"] == SKIPPED:
         return False
@@ -125,7 +125,7 @@ def marked_processes(mark: str) -> list[int]:
 
 
 def kill_marked(mark: str) -> None:
-    """Kill what carries the mark until nothing does; a process may start another one meanwhile."""
+    """Kill all processes with the mark, repeatedly, since they may start others meanwhile."""
     for _ in range(50):
         processes = marked_processes(mark)
         if not processes:
@@ -155,7 +155,7 @@ def wait_for_memory(before: float | None) -> float:
 
 
 def clean(folder: Path) -> None:
-    """Delete what a finished cell does not need any more: weights and checkpoints, no texts."""
+    """Delete what a finished cell no longer needs: weights and checkpoints, but no text files."""
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_symlink() or path.is_file():
             if path.suffix not in KEPT_SUFFIXES:
@@ -222,7 +222,7 @@ def run_cell(cell: Cell, proof: Proof) -> Record:
 
 
 def watch(cell: Cell, proof: Proof) -> Record:
-    """Let a cell run until its end or its limit; return verdict, error, rows and commands."""
+    """Run a cell until its end or its limit; return verdict, error, rows and commands."""
     memory_before = machine.gpu_memory_used() if proof.device == "cuda" else None
     mark = f"{os.getpid()}.{cell.name}.{time.monotonic_ns()}"
     limit = proof.limit_of(cell)
@@ -294,8 +294,8 @@ def run_all(
 ) -> list[Record]:
     """Run all cells that are not done, in their order, within `minutes`.
 
-    A cell whose limit does not fit into the rest of the time is left out and said so; a later,
-    shorter one may fit. show: function of a line about each cell. Returns the records of all cells
+    A cell whose limit exceeds the remaining time is skipped with a line that says so; a later,
+    shorter one may fit. show: called with a line about each cell. Returns the records of all cells
     that have one.
     """
     end = float("inf")
@@ -322,7 +322,7 @@ def run_all(
 
 
 def line_about(record: Record) -> str:
-    """Return the line that is shown of a cell that just ran."""
+    """Return a line about a cell that has just run."""
     line = f"{record['verdict']:>9}  {record['cell']} ({record['seconds']:.0f} s)"
     if record["error"]:
         first_line = record["error"].splitlines()[0]

@@ -21,7 +21,7 @@ Function = tuple[str, int, str]  # file, line, name
 
 
 def by_part(setup: Setup) -> Outcome:
-    """Profile a save of full training state; a row for each function that takes its seconds.
+    """Profile a save of full training state; return a row for each function that takes time.
 
     Raises RuntimeError if the run fails.
     """
@@ -57,8 +57,8 @@ def size_row(folder: Path) -> Row:
 def profile_rows(path: Path) -> list[Row]:
     """Return the functions that took the most seconds of a save, with those inside them.
 
-    They are the functions of the files of PARTS, and what these call directly. What is called from
-    elsewhere too counts with its calls from these files only.
+    They are the functions of the files of PARTS, and what these call directly. Of a function that
+    is also called from elsewhere, only the calls from these files count.
     """
     found = []
     # pyrefly: ignore[missing-attribute]  # typeshed leaves out this attribute
@@ -83,8 +83,8 @@ def is_part(file: str) -> bool:
 def calls_from_parts(callers: Mapping[Function, tuple[Any, ...]]) -> tuple[int, float]:
     """Return the calls of a function from the files of PARTS, and their seconds.
 
-    callers: as cProfile has it: calls, calls that are not recursive, and seconds without and with
-    what they call, by the calling function.
+    callers: {calling function: (calls, calls that are not recursive, own seconds, seconds with
+    what is called)}, as in cProfile.
     """
     calls = 0
     seconds = 0.0

@@ -1,6 +1,6 @@
 """The recipe next to bare loops, Trainer and SFTTrainer on the same batches, at real sizes.
 
-Published figures for one Hopper GPU are bounds; the cells take over the settings of each source.
+Published figures for one Hopper GPU are bounds; the cells use the settings of each source.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,17 +37,17 @@ Judge = Callable[[Row], bool | None]
 
 
 def eight_b_lora(setup: Setup) -> Outcome:
-    """Train 8B LoRA at 4,096 tokens, and hold it to NeMo's speed."""
+    """Train 8B LoRA at 4,096 tokens, and compare it with NeMo's speed."""
     return side_by_side(setup, "proof 8B LoRA", "8B", LORA_8B, fast_enough_lora)
 
 
 def eight_b_full(setup: Setup) -> Outcome:
-    """Train all weights of 8B in bf16 at 4,096 tokens, and hold it to a share of the GPU's peak."""
+    """Train all weights of 8B in bf16 at 4,096 tokens, with a bound on the share of the peak."""
     return side_by_side(setup, "proof 8B full", "8B", FULL_8B, fast_enough_full)
 
 
 def eight_b_qlora(setup: Setup) -> Outcome:
-    """Train 8B QLoRA with two rows of 2,048 tokens, and hold it to torchtune's memory."""
+    """Train 8B QLoRA with two rows of 2,048 tokens, and compare it with torchtune's memory."""
     return side_by_side(setup, "proof 8B QLoRA", "8B", QLORA_8B, small_enough_qlora)
 
 
@@ -58,7 +58,7 @@ def one_b_full(setup: Setup) -> Outcome:
 
 
 def make_eight_b(setup: Setup) -> Outcome:
-    """Draw the 8B model of the cells that follow on the GPU and write it once."""
+    """Make the 8B model of the following cells on the GPU, and write it once."""
     settings = settings_of(setup)
     prepare.make_models(["8B"], settings)
     folder = settings.model_folder("8B") / "model"
@@ -97,7 +97,7 @@ def largest_difference(losses: Sequence[float], reference: Sequence[float]) -> f
 
 
 def verdict(rows: Sequence[Row], judge: Judge, setup: Setup) -> bool | None:
-    """Return whether the recipe trained and is right, fast and small enough, None if unknown.
+    """Return whether the recipe trained and is correct, fast and small enough, None if unknown.
 
     It must agree with the bare loops, be about as fast as the one that computes the same, and be
     within the cell's own bound. rows: that of the recipe first.
@@ -109,7 +109,7 @@ def verdict(rows: Sequence[Row], judge: Judge, setup: Setup) -> bool | None:
     if any(row["loss differs by"] > LOSS_GATE for row in loops):
         return False
     if setup.tiny:
-        return None  # speeds of small shapes say nothing
+        return None  # Speeds of tiny shapes are meaningless.
     for row in loops:
         if row["what"] == LEAN and row["times the recipe's step"] < 1 / MOST_OVER_LEAN:
             return False
@@ -136,5 +136,5 @@ def small_enough_qlora(ours: Row) -> bool | None:
 
 
 def no_published_figure(ours: Row) -> bool:
-    """Return that nothing more is asked for."""
+    """Return True, since there is no further bound."""
     return True

@@ -65,7 +65,7 @@ def train_under(setup: Setup, *configs: str) -> Outcome:
 
 
 def variants_under(setup: Setup, config: str) -> list[Variant]:
-    """Return full weights and QLoRA under one YAML, with the reason where one cannot train."""
+    """Return full weights and QLoRA under one YAML, with the reason if one cannot train."""
     if "hybrid" in config:
         return [Variant(config, config, left_out=FOUR_GPUS)]
     qlora = job(setup, *adapters(setup, "nf4"))

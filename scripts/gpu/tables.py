@@ -1,4 +1,4 @@
-"""Markdown tables of what scripts/gpu_proof.py measured, from the records under results/gpu/."""
+"""Markdown tables of the results of scripts/gpu_proof.py, from the records under results/gpu/."""
 
 import json
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ PLAIN = {
 def read_records(folder: Path) -> list[Record]:
     """Return the records of a folder in the order of the cells; [] if it is missing or empty.
 
-    Raises ValueError for a file that is no record, and for one that was made with --tiny: such
-    figures are of toy shapes, and would be read as those of a GPU.
+    Raises ValueError for a file that is not a record, and for one that was made with --tiny, whose
+    figures would be mistaken for those of real shapes.
     """
     records = []
     for path in sorted(folder.glob("*.json")):
@@ -38,7 +38,7 @@ def read_records(folder: Path) -> list[Record]:
                 f"{path}: not a record of gpu_proof.py, it has no {', '.join(missing)}"
             )
         if record["tiny"]:
-            raise ValueError(f"{path}: made with --tiny, which measures nothing; leave it out")
+            raise ValueError(f"{path}: made with --tiny, whose figures mean nothing; remove it")
         records.append(record)
     order = {cell.name: number for number, cell in enumerate(CELLS)}
     return sorted(records, key=lambda record: order.get(record["cell"], len(order)))
@@ -57,7 +57,7 @@ def machine_of(record: Record) -> str:
 
 
 def machines_of(records: Sequence[Record]) -> str:
-    """Return each machine that records come from once, as a sentence."""
+    """Return a sentence that names each machine that records come from."""
     machines = list(dict.fromkeys(machine_of(record) for record in records))
     return "Measured on " + "; and on ".join(machines) + "."
 

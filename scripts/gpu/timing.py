@@ -9,7 +9,7 @@ Work = Callable[[], object]
 
 
 def synchronize(device: str) -> None:
-    """Wait for all work of a GPU; a CPU has none that is waited for."""
+    """Wait for all work of a GPU; on a CPU there is nothing to wait for."""
     if device == "cuda":
         torch.cuda.synchronize()
 
@@ -29,7 +29,7 @@ def milliseconds(work: Work, device: str, repeats: int = 20, warmup: int = 3) ->
 def peak_mib(work: Work, device: str) -> float | None:
     """Return the most MiB that tensors took during a call of `work`, above those before.
 
-    Returns None on a CPU, where the work is done all the same.
+    Returns None on a CPU, where `work` is called too.
     """
     if device != "cuda":
         work()

@@ -18,7 +18,7 @@ from pathlib import Path
 from paths import ROOT
 
 MIB = 2**20
-# What pip would add by itself (numpy, pyarrow, torch, ...) is expected on the other machine
+# Other dependencies (numpy, pyarrow, torch, ...) are expected on the other machine.
 PACKAGES = (
     "bitsandbytes",
     "deepspeed",
@@ -51,7 +51,7 @@ PACKAGES = (
     "colorama",
 )
 BUILT_HERE = ("deepspeed", "rouge_score")  # published as source only
-# pip compares tags literally, so every glibc version that packages are built for is named
+# pip compares tags literally, so that every glibc version that packages are built for is listed.
 PLATFORMS = (
     "manylinux_2_28_x86_64",
     "manylinux_2_27_x86_64",
@@ -71,18 +71,18 @@ class WheelError(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """The other machine, and what it lacks."""
+    """The other machine, and the packages that it lacks."""
 
     python_version: str  # e.g. 3.12
-    cuda: str  # as bitsandbytes writes it, e.g. 130
+    cuda: str  # as bitsandbytes spells it, e.g. 130
     packages: Sequence[str] = PACKAGES
 
 
 def version_wanted(package: str) -> str:
-    """Return the requirement to ask pip for.
+    """Return the requirement to pass to pip.
 
-    It names the installed version, or the range of requirements.txt, or neither. A local part of
-    a version (+cpu) is left out, since an index does not know it.
+    It names the installed version, or the range of requirements.txt, or neither. The local part of
+    a version (+cpu) is left out, since an index does not have it.
     """
     try:
         return f"{package}=={importlib.metadata.version(package).split('+')[0]}"
@@ -124,7 +124,7 @@ def target_options(python_version: str) -> list[str]:
 def fetch(package: str, folder: Path, python_version: str) -> Path:
     """Download, or build, the wheel of one package into `folder`; return its path.
 
-    Raises WheelError if pip fails or leaves none, or if a built one holds compiled parts.
+    Raises WheelError if pip fails or leaves no wheel, or if a built one has compiled parts.
     """
     before = set(folder.glob("*.whl"))
     requirement = version_wanted(package)
@@ -139,7 +139,7 @@ def fetch(package: str, folder: Path, python_version: str) -> Path:
         raise WheelError(f"{requirement}: pip left {len(found)} wheels instead of one")
     if package in BUILT_HERE and not found[0].name.endswith("-none-any.whl"):
         raise WheelError(
-            f"{found[0].name}: has parts compiled for this machine, so it cannot be carried"
+            f"{found[0].name}: has parts compiled for this machine, and may not work on another"
         )
     return found[0]
 
@@ -155,7 +155,7 @@ def record_line(name: str, content: bytes) -> list[str]:
 
 
 def repack(wheel: Path, keep: Callable[[str], bool]) -> None:
-    """Rewrite a wheel with those of its files that keep(name) is true for, and their RECORD."""
+    """Rewrite a wheel with the files for which keep(name) is true, and their RECORD."""
     contents = {}
     with zipfile.ZipFile(wheel) as old:
         for entry in old.infolist():
@@ -172,7 +172,7 @@ def repack(wheel: Path, keep: Callable[[str], bool]) -> None:
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as new:
         for name, content in kept.items():
             new.writestr(name, content)
-        # The specification asks for it at the end of the archive
+        # The specification recommends it at the end of the archive.
         new.writestr(record, lines.getvalue())
 
 
@@ -193,7 +193,7 @@ def trim_bitsandbytes(wheel: Path, cuda: str) -> None:
 
 
 def check_record(wheel: Path) -> None:
-    """Raise WheelError unless a wheel's RECORD lists the files of the archive as they are."""
+    """Raise WheelError unless a wheel's RECORD matches the files of the archive."""
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.endswith("/")}
         record = next(name for name in names if name.endswith(".dist-info/RECORD"))
@@ -225,8 +225,8 @@ def check_install(folder: Path, python_version: str) -> int:
 def collect(folder: Path, target: Target, most_mib: float) -> None:
     """Fetch all packages into a folder, print their sizes, and check them.
 
-    Wheels that are there from an earlier call are deleted. Raises WheelError if a wheel does not
-    fit, or if all of them are larger than `most_mib`.
+    Wheels of an earlier call are deleted. Raises WheelError if a wheel does not fit, or if together
+    they are larger than `most_mib`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob("*.whl"):

@@ -1,27 +1,27 @@
 """How much memory a training run takes, worked out before anything is loaded.
 
 The package answers one question for `scripts/plan_memory.py`: what does each GPU hold at the worst
-moment of an optimizer step, and why? It answers in two ways, which are held against each other and
-against real tensors:
+moment of an optimizer step, and why? It answers by two methods, which are compared with each other
+and with real tensors:
 
-- the closed form writes a step down op by op over sizes only, as autograd, DDP, FSDP and DeepSpeed
+- the closed form follows a step op by op over sizes only, as autograd, DDP, FSDP and DeepSpeed
   allocate and free tensors. It takes about a second for any model and any number of ranks;
-- the trace runs the real model on fake tensors and fake ranks, and watches every allocation.
+- the trace runs the real model on fake tensors and fake ranks, and records every allocation.
 
 The modules in reading order; each imports only modules above it:
 
     errors        how the planner refuses: one line and an exit code
-    recipe        what it asks of recipes/llama.py
-    yaml_files    what it asks of accelerate configs
+    recipe        what the planner needs from recipes/llama.py
+    yaml_files    what the planner needs from accelerate configs
     request       a call of plan_memory.py, and the micro-batch to plan for
     cards         the memory of GPUs, and what a process takes besides tensors
     shapes        the model on the meta device: shapes without bytes
-    plan          what decides about memory: arguments, engine, sharding, precision
+    plan          what determines memory: arguments, engine, sharding, precision
 
     ledger        bytes held now and at the peak
     autograd      ops, graphs and backward passes over sizes
     decoder       which weights a decoder has, and what each is for
-    loss          the recipe's loss, at once or in pieces
+    loss          the recipe's loss, computed at once or in pieces
     blocks        the forward pass of a decoder
     ranks         what a rank holds: replicas, and what all sharded engines share
     fsdp          FSDP2 and FSDP1
@@ -36,7 +36,7 @@ The modules in reading order; each imports only modules above it:
     cost          what a step costs, for ranking only
     search        the largest number that fits
     candidates    every way to run on a card, and how far it goes
-    remedies      what to change when nothing fits
+    remedies      what to change if nothing fits
     commands      the command that launches a way to run
 
     output        a plan as text and as JSON

@@ -32,7 +32,7 @@ class Question:
 
 
 def read_question(request: Request) -> Question:
-    """Return what a request asks.
+    """Return the question that a request asks.
 
     Raises:
         UnplannableError: if it cannot be planned.
@@ -45,7 +45,11 @@ def read_question(request: Request) -> Question:
 
 
 def recipe_arguments(request: Request) -> RecipeArguments:
-    """Return the recipe's own arguments, with the size of the loss's pieces on the card."""
+    """Return the recipe's own arguments; by default the card decides the size of the loss's pieces.
+
+    The recipe derives --max_logits_mib from the GPU that it finds. Here that is the card that is
+    planned for.
+    """
     args = recipe.parse_words(request.recipe_words())
     if args.max_logits_mib is None:
         card = bytes_of(request.gpu) or USUAL_CARD
@@ -92,16 +96,16 @@ def plan_one(question: Question, yaml: Config) -> Report:
 
 
 def peak_of(plan: Plan, question: Question) -> tuple[Sizes, Sizes]:
-    """Return what tensors take at the peak, of the device and of the host."""
+    """Return the bytes that tensors take at the peak, on the device and on the host."""
     if question.request.simulate:
-        from .trace import simulate  # only a trace needs torch's private memory trackers
+        from .trace import simulate  # Only a trace needs torch's private memory trackers.
 
         return simulate(plan, question.config, question.batch), {}
     return closed_form(plan, question.config, question.batch)
 
 
 def title_of(plan: Plan, batch: Batch) -> str:
-    """Return in one line what is planned."""
+    """Return one line that says what is planned."""
     return (
         f"{plan.args.model_name_or_path} under {plan.name}, {plan.ranks} x GPU, "
         f"mixed precision {plan.mixed_precision}: "
@@ -110,12 +114,12 @@ def title_of(plan: Plan, batch: Batch) -> str:
 
 
 def choose(question: Question) -> int:
-    """Answer which ways to run fit the card; return the exit code."""
+    """Print or write which ways to run fit the card; return the exit code."""
     request = question.request
     if request.simulate:
         raise UnplannableError("--simulate traces one plan: add a --config_file")
-    gc.freeze()  # torch's and transformers' objects stay: no collection needs to look at them
-    assert question.card is not None  # Request.check: without a config there is a card
+    gc.freeze()  # Objects of imported libraries stay, and slow down each collection.
+    assert question.card is not None  # Request.check: without a config there is a card.
     launch = candidates.launch_of(request, question.args, question.config, question.card)
     ways = candidates.ways_on(launch, launch.ranks)
     fitting = [way for way in ways if way.peak <= launch.card]
@@ -132,11 +136,11 @@ def choose(question: Question) -> int:
 
 
 def draw(question: Question, yaml: Config | None, path: str) -> None:
-    """Draw all strategies on the ranks that are asked about into a file.
+    """Draw all strategies on the requested number of ranks into a file.
 
     Raises UnplannableError if there is none, CannotWriteError if the picture cannot be written.
     """
-    from . import plot  # only a picture needs matplotlib
+    from . import plot  # Only a picture needs matplotlib.
 
     request = question.request
     batch = question.batch
@@ -155,7 +159,7 @@ def draw(question: Question, yaml: Config | None, path: str) -> None:
 
 
 def ranks_to_draw(request: Request, yaml: Config | None) -> int:
-    """Return the ranks of the command line, or else of the config, or else one."""
+    """Return the number of ranks of the command line, else of the config, else 1."""
     if request.num_processes:
         return request.num_processes
     if yaml is not None and yaml.get("num_processes"):

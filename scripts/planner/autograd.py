@@ -1,7 +1,7 @@
-"""An autograd that has nothing but sizes.
+"""An autograd over sizes instead of values.
 
-The closed form writes a training step down op by op, as PyTorch runs it. Each op says what it
-makes, what it keeps for the backward pass (torch's derivatives.yaml), and what it makes there.
+The closed form follows a training step op by op, as PyTorch runs it. Each op states what it
+allocates, what it keeps for the backward pass (torch's derivatives.yaml), and what it needs there.
 Sizes are in elements (`numel`) and in bytes per element (`itemsize`), as in torch.
 """
 
@@ -35,7 +35,7 @@ class Weight:
 
     Args:
         numel: elements.
-        itemsize: bytes of each, of what the model computes with.
+        itemsize: bytes per element in the precision that the model computes with.
         trains: whether it needs a gradient.
         rows: its first dimension.
         stored_itemsize: bytes per element of what is held at rest, if that is another precision.
@@ -59,9 +59,9 @@ class Weight:
         if stored_itemsize is not None:
             self.stored_itemsize = stored_itemsize
         self.category = category
-        self.is_embedding = False  # whose optimizer state is never in 8 bits
-        self.order = math.inf  # in the graph: its gradient is taken as soon as it is complete
-        self.uses = 0  # ops whose backward pass gives it a part of its gradient
+        self.is_embedding = False  # bitsandbytes never keeps an embedding's state in 8 bits
+        self.order = math.inf  # in the graph: a complete gradient is accumulated before any op runs
+        self.uses = 0  # ops whose backward pass contributes to its gradient
         self.gradient: Storage | None = None
         self.autocast_copy: Tensor | None = None
 
@@ -72,7 +72,10 @@ class Weight:
 
 
 class Flow(NamedTuple):
-    """A gradient that an op passes to one of its inputs; itemsize None: it passes on its own."""
+    """A gradient that an op passes to one of its inputs.
+
+    itemsize: bytes per element, or None if the op passes on the gradient of its own result.
+    """
 
     target: Union["Node", Weight]
     numel: int
@@ -81,7 +84,7 @@ class Flow(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One op of the graph: what its backward pass reads, needs while it runs, and gives."""
+    """One op of the graph: what its backward pass reads, allocates meanwhile, and returns."""
 
     order: float  # the youngest runs first
     gives: list[Flow]
@@ -143,9 +146,9 @@ class Autograd:
 
         Args:
             numel: elements of the result.
-            itemsize: bytes of each.
-            inputs: what it depends on.
-            keeps: what its backward pass reads.
+            itemsize: bytes per element.
+            inputs: tensors and weights that may need a gradient.
+            keeps: tensors that its backward pass reads.
             scratch: bytes that its backward pass needs while it runs.
             shares_gradient: whether the gradient of the result is, unchanged, that of the inputs.
             storage: of the result, if it was allocated before.
@@ -185,7 +188,7 @@ class Autograd:
         return node
 
     def cast(self, x: Tensor, itemsize: int | None) -> Tensor:
-        """Return x in another precision, or x itself if that is None or the one it has."""
+        """Return x in another precision, or x itself if `itemsize` is None or the one of x."""
         if itemsize is None or itemsize == x.itemsize:
             return x
         return self.op(x.numel, itemsize, [x])
@@ -208,7 +211,7 @@ class Autograd:
         return self.op(numel, x.itemsize, [x, copy], keeps=self.kept_by_linear(x, copy))
 
     def kept_by_linear(self, x: Tensor, weight: Tensor) -> list[Tensor]:
-        """Return what a product with a weight keeps: `kept_by_product`, if not more."""
+        """Return what a product with a weight keeps: `kept_by_product`, or more (keeps_inputs)."""
         if self.keeps_inputs and weight.node is None:
             return [x, *kept_by_product(x, weight)]
         return kept_by_product(x, weight)
@@ -239,10 +242,9 @@ class Autograd:
 
     # ---- Checkpointing ----
     def checkpoint(self, segment: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Return segment(x), of which only x is kept: the backward pass computes the rest again.
+        """Return segment(x), keeping only x: the backward pass recomputes the rest.
 
-        That is torch.utils.checkpoint without reentrant autograd. Checkpoints inside of one have
-        no effect.
+        This is torch.utils.checkpoint with use_reentrant=False. Nested checkpoints have no effect.
         """
         if self.is_checkpointing or self.is_recomputing:
             return segment(x)
@@ -275,9 +277,10 @@ class Autograd:
 
     # ---- Backward pass ----
     def call_before(self, tensor: Tensor, action: Callable[[], None]) -> None:
-        """Have an action called before the backward pass of the op that made a tensor.
+        """Call an action before the backward pass of the op that made a tensor.
 
-        Actions added earlier run after it. Nothing is called if the tensor needs no gradient.
+        Actions that were added earlier run after it. Nothing happens if the tensor needs no
+        gradient.
         """
         node = tensor.node
         if not isinstance(node, Node):
@@ -297,10 +300,10 @@ class Autograd:
             weight.gradient = gradient.becomes("gradients")
 
     def backward(self, loss: Tensor) -> None:
-        """Run the graph behind the loss as torch's engine does: the youngest op first.
+        """Run the graph of the loss as torch's engine does: the youngest op first.
 
-        Each op frees what it kept once it has run. A weight's gradient is handed on as soon as all
-        of its parts have arrived.
+        Each op frees what it kept once it has run. A weight's gradient is accumulated as soon as
+        all of its parts have arrived.
         """
         run = BackwardRun(self)
         if loss.node is not None:
@@ -313,7 +316,7 @@ class Autograd:
 
 
 class BackwardRun:
-    """One pass of the engine: gradients that wait, and the nodes whose turn it is."""
+    """One pass of the engine: pending gradients, and the nodes that are ready to run."""
 
     def __init__(self, autograd: Autograd) -> None:
         self.autograd = autograd
@@ -328,12 +331,12 @@ class BackwardRun:
         self.push(node)
 
     def push(self, node: Node | Weight) -> None:
-        """Put a node where its turn is; among weights the first to arrive is the first to go."""
+        """Queue a node by its order; weights are taken in the order in which they become ready."""
         heapq.heappush(self.ready, (-node.order, self.pushed, node))
         self.pushed += 1
 
     def run_next(self) -> None:
-        """Run the node whose turn it is."""
+        """Run the next node of the queue."""
         _, _, node = heapq.heappop(self.ready)
         if isinstance(node, Weight):
             self.autograd.accumulate(node, self.waiting.pop(node))

@@ -1,10 +1,10 @@
 """The forward pass of a decoder over sizes, as transformers' models compute it.
 
-Each op is described by what decides about memory: the size of its result, and what it keeps for the
+Each op is described by what determines memory: the size of its result, and what it keeps for the
 backward pass. Local variables matter, since memory is freed with them (ledger.py).
 
 What a layer of Llama keeps follows from that. A token has h features, k in all of its keys and m in
-the MLP; attention has a heads. With fused attention, weights that all train and no autocast, each
+the MLP; attention has a heads. With fused attention, all weights trained and no autocast, each
 token takes in each layer
 
     4 (8 h + 2 k + 4 m + a + 2) bytes in fp32:
@@ -16,8 +16,8 @@ token takes in each layer
     20 h + 4 k + 8 m + 4 a + 8 bytes in bf16, since norms compute in fp32
     4 h or 2 h bytes with checkpointing: the input of the layer
 
-Rules of thumb, such as 34 h bytes (arXiv 2205.05198), know neither grouped keys nor gates nor the
-fp32 inside of norms; hence op by op.
+Rules of thumb, such as 34 h bytes (arXiv 2205.05198), ignore grouped keys, gates and the fp32
+inside norms. That is why memory is counted op by op here.
 """
 
 from collections.abc import Callable
@@ -61,7 +61,7 @@ class Forward:
         self.args = args
         self.tokens = batch.sequences * batch.length
         self.is_eager = decoder.is_eager
-        # Whether the kernel tells packed rows and windows apart without a mask
+        # Whether the kernel separates packed rows, and limits windows, without a mask
         kernel = args.attn_implementation or ""
         self.is_flash = "flash" in kernel or kernel in FUSED_FOR_GPUS
         self.head_loss = HeadLoss(autograd, decoder, logits_mib(args))
@@ -75,7 +75,7 @@ class Forward:
             x = around(layer, partial(self.layer, layer), x)
         loss = around(TAIL, self.tail, x)
         self.autograd.end_autocast()
-        if self.args.gradient_checkpointing:  # layers that are computed again need the mask again
+        if self.args.gradient_checkpointing:  # Recomputed layers need the mask again.
             return ForwardPass(loss, (cosine_and_sine, mask))
         return ForwardPass(loss, (cosine_and_sine,))
 
@@ -149,8 +149,11 @@ class Forward:
         return ag.op(x.numel, x.itemsize, [straight, half], shares_gradient=True)
 
     def fused_attention(self, q: Tensor, k: Tensor, v: Tensor, masked: bool) -> Tensor:
-        """Return attention by a fused kernel, which keeps its inputs, its result, and an fp32
-        number per token and head (the logarithm of the softmax's sum)."""
+        """Return attention by a fused kernel.
+
+        It keeps its inputs, its result, and an fp32 number per token and head (the logarithm of the
+        softmax's sum).
+        """
         ag = self.autograd
         if masked:
             k, v = self.repeated(q, k, v)
@@ -163,8 +166,11 @@ class Forward:
         return ag.op(q.numel, q.itemsize, [q, k, v], keeps=kept, storage=storage)
 
     def eager_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return attention in plain PyTorch: scores, [heads, sequences, length, length], at each of
-        its steps; the softmax is in fp32."""
+        """Return attention in plain PyTorch.
+
+        Each of its ops allocates scores, [heads, sequences, length, length]; the softmax is in
+        fp32.
+        """
         ag = self.autograd
         k, v = self.repeated(q, k, v)
         numel = self.decoder.heads * self.batch.sequences * self.batch.length**2
@@ -198,14 +204,16 @@ class Forward:
 
     # ---- Masks ----
     def is_masked(self, layer: Layer) -> bool:
-        """Tell whether a fused kernel is given a mask: because sequences hold several rows, or more
-        tokens than the layer sees."""
+        """Return whether a fused kernel is given a mask.
+
+        It is if sequences hold several rows, or more tokens than the layer's window.
+        """
         if self.is_flash:
             return False
         return self.batch.packed or 0 < layer.window <= self.batch.length
 
     def shared_mask(self) -> Storage | None:
-        """Allocate the mask that eager attention adds, or the one that says who sees whom."""
+        """Allocate the mask that all layers share: scores to add if eager, else booleans."""
         numel = self.batch.sequences * self.batch.length**2
         if self.is_eager:
             return self.autograd.new(numel, self.decoder.embedding.itemsize)
@@ -243,7 +251,7 @@ class Forward:
 
     # ---- Norms ----
     def norm(self, norm: Norm, x: Tensor, rows: int) -> Tensor:
-        """Return a norm of x, of whose rows each is scaled by one number.
+        """Return a norm of x, which scales each of `rows` rows by one number.
 
         RMSNorm computes in fp32. Llama's multiplies by its weight in the precision of the input,
         Gemma's in fp32 too. LayerNorm is one kernel, which keeps a mean and a variance per row.
@@ -283,7 +291,7 @@ class Forward:
 
     # ---- Projections ----
     def project(self, projection: Projection, x: Tensor) -> Tensor:
-        """Return a linear layer of x, with what quantization and adapters add to it."""
+        """Return the output of a linear layer, quantized or not, with its adapters."""
         ag = self.autograd
         if projection.quantized is None:
             out = ag.linear(x, projection.weight, self.tokens)
@@ -298,8 +306,8 @@ class Forward:
     def quantized_product(self, projection: Projection, x: Tensor) -> Tensor:
         """Return the product of bitsandbytes' layers.
 
-        Their backward pass dequantizes the whole weight. The int8 layer keeps its input, and makes
-        copies of it in fp16 and in int8, 3 bytes per element.
+        Their backward pass dequantizes the whole weight. The int8 layer keeps its input, and copies
+        it to fp16 and to int8, 3 bytes per element.
         """
         ag = self.autograd
         itemsize = ag.autocast_itemsize or x.itemsize
@@ -330,7 +338,7 @@ class Forward:
         ag = self.autograd
         a, b = projection.adapters
         if ag.autocast_itemsize is None:
-            x = ag.cast(x, a.itemsize)  # by peft; under autocast the recipe keeps it from doing so
+            x = ag.cast(x, a.itemsize)  # peft casts, but under autocast the recipe prevents it
         if self.args.lora_dropout:
             mask = Tensor(x.numel, 1, ag.new(x.numel, 1))
             x = ag.op(x.numel, x.itemsize, [x], keeps=[mask])

@@ -2,8 +2,8 @@
 
 It tries every YAML of accelerate_configs/ that the number of GPUs allows, with full weights, with
 LoRA, and with LoRA on an int8, nf4 and doubly quantized nf4 base, each with and without
---gradient_checkpointing. It changes nothing that the command line sets, and leaves out what the
-recipe refuses. cost.py decides the order.
+--gradient_checkpointing. It changes nothing that the command line sets, and skips what the recipe
+refuses. cost.py determines the order.
 """
 
 from collections import Counter
@@ -27,11 +27,11 @@ from .search import largest_that_fits
 from .shapes import MemoizedBuild
 from .yaml_files import Config
 
-PREFERRED = ("single", "ddp", "fsdp2", "zero", "fsdp1")  # engines of equal cost, in this order
-MOST_SEQUENCES = 2**16  # of the largest batch that is looked for
-MOST_TOKENS = 2**20  # of the largest length, where the model does not say
+PREFERRED = ("single", "ddp", "fsdp2", "zero", "fsdp1")  # order of engines at equal cost
+MOST_SEQUENCES = 2**16  # of the largest batch that is searched for
+MOST_TOKENS = 2**20  # of the longest sequence, if the model's config has no maximum
 DECIDES_WEIGHTS = {"use_peft", "load_in_8bit", "load_in_4bit", "bnb_4bit_use_double_quant"}
-# What a way may add to the user's arguments
+# Arguments of the recipe that a way may add to the user's
 CHOSEN = (*DECIDES_WEIGHTS, "dtype", "gradient_checkpointing")
 
 
@@ -122,7 +122,7 @@ class Way:
 
     @property
     def order(self) -> tuple[int, float, int, int]:
-        """By what ways are sorted: what offloads last, then by cost."""
+        """The sort key of ways: those that offload come last; then by cost."""
         return self.offloads, self.cost, PREFERRED.index(self.plan.engine), self.peak
 
 
@@ -140,8 +140,8 @@ class Candidate:
 def ways_on(launch: Launch, ranks: int, like: Way | None = None) -> list[Way]:
     """Return every way to run on a number of ranks that the recipe accepts, in order of cost.
 
-    like: a way whose weights and checkpointing all others are to have. Raises UnplannableError,
-    with the most frequent reason, where all are refused.
+    like: a way whose weights and checkpointing all ways must have. Raises UnplannableError with the
+    most frequent reason if all are refused.
     """
     ways = []
     refused = []
@@ -157,7 +157,7 @@ def ways_on(launch: Launch, ranks: int, like: Way | None = None) -> list[Way]:
 
 
 def candidates_on(launch: Launch, ranks: int, like: Way | None) -> Iterator[Candidate]:
-    """Yield everything that may be tried on a number of ranks."""
+    """Yield every candidate on a number of ranks."""
     for path in yaml_files.shipped_files():
         config = yaml_files.read(path)
         if not yaml_files.makes_sense_on(config, ranks, launch.machines):
@@ -171,7 +171,7 @@ def candidates_on(launch: Launch, ranks: int, like: Way | None) -> Iterator[Cand
 
 
 def candidates_under(launch: Launch, path: Path, config: Config) -> Iterator[Candidate]:
-    """Yield everything that may be tried under a config."""
+    """Yield every candidate under a config."""
     precision = launch.request.mixed_precision or config["mixed_precision"]
     checkpointing = [False, True]
     if launch.args.gradient_checkpointing:
@@ -187,8 +187,8 @@ def kinds_of_weights(
 ) -> dict[str, dict[str, Any]]:
     """Return {name: values of arguments} of full weights, and of adapters over each base.
 
-    A frozen base is loaded in what mixed precision computes in. Kinds that contradict a given
-    argument are left out; if none is left, the weights are as given.
+    A frozen base is loaded in the precision that mixed precision computes in. Kinds that contradict
+    a given argument are left out; if none remains, the weights are as given.
     """
     lora: dict[str, Any] = {"use_peft": True}
     if mixed_precision in DTYPES and "dtype" not in given:
@@ -208,7 +208,10 @@ def kinds_of_weights(
 
 
 def way_of(launch: Launch, candidate: Candidate, ranks: int) -> Way:
-    """Return a candidate with its bytes and cost. Raises UnplannableError if it cannot be run."""
+    """Return a candidate as a way, with bytes and cost.
+
+    Raises UnplannableError if it cannot run.
+    """
     request = launch.request
     plan = plan_of(
         candidate.args, candidate.config, ranks, request.num_machines, request.mixed_precision
@@ -249,8 +252,7 @@ def changed_plan(way: Way, **values: Any) -> Plan:
 
 # ---- How far it goes ----
 def find_limits(launch: Launch, way: Way) -> None:
-    """Find the largest batch at the length of a way that fits, and the largest length at its
-    batch."""
+    """Set a way's largest batch that fits at its length, and largest length at its batch."""
     sequences = way.plan.args.per_device_train_batch_size
     length = way.plan.args.max_length
     way.largest_batch = largest_that_fits(
@@ -270,7 +272,7 @@ def find_limits(launch: Launch, way: Way) -> None:
 
 
 def largest_length(launch: Launch, way: Way, most: int, guess: int) -> int:
-    """Return the largest --max_length to `most` of a way that fits."""
+    """Return the largest --max_length, up to `most`, at which a way fits."""
     return largest_that_fits(
         lambda length: peak_with(launch, way, max_length=length),
         launch.card,

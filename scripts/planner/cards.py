@@ -27,16 +27,16 @@ CARDS = {
     "b200": 178.3,
     "mi300x": 191.6,
 }
-# Older than Ampere: they have no matrix units for bf16
+# Cards older than Ampere have no matrix units for bf16.
 SLOW_IN_BF16 = ("t4", "v100", "v100-32gb")
-# Where no card is named, the loss is cut into pieces as on this one
+# If no card is named, the loss is computed in pieces as on this one.
 USUAL_CARD = 80 * GIB
 
 # Memory that no tensor holds. Each number is an assumption, at the upper end of public reports;
 # none was measured here (README, "Will it fit?").
 CONTEXT = 0.8 * GIB  # CUDA's context and the kernels that are loaded into it
 COMMUNICATOR = 0.5 * GIB  # NCCL's buffers, once there are several ranks
-ROUNDING = 0.05  # of all tensors: what the allocator rounds up, or cannot use again
+ROUNDING = 0.05  # of all tensors: what the allocator rounds up or cannot reuse
 
 
 def bytes_of(card: str | None) -> int | None:
@@ -64,7 +64,7 @@ def bytes_of_known(name: str) -> int:
 
 
 def with_constants(device: Mapping[str, int], ranks: int) -> dict[str, int]:
-    """Return what a device holds, {category: bytes}, with "constants" for what is no tensor."""
+    """Return what a device holds, {category: bytes}, with "constants" for all but tensors."""
     constants = CONTEXT
     if ranks > 1:
         constants += COMMUNICATOR

@@ -2,9 +2,9 @@
 
     device, host = closed_form(plan, config, batch)
 
-counts `gradient_accumulation_steps` micro-batches (of more than three the middle ones are alike),
-the optimizer's step, and a batch of evaluation. What the device held at the worst moment is the
-plan.
+counts `gradient_accumulation_steps` micro-batches (at most three, since those between the first and
+the last are alike), the optimizer's step, and a batch of evaluation. The plan is what the device
+held at the worst moment.
 """
 
 from collections.abc import Callable
@@ -35,8 +35,8 @@ def closed_form(
 ) -> tuple[Sizes, Sizes]:
     """Return {category: bytes} of the device at its peak, and of the host.
 
-    build: makes the model on the meta device. Raises UnplannableError for a model that has to be
-    traced.
+    build: makes the model on the meta device. Raises UnplannableError for a model that must be
+    traced instead.
     """
     strategy, decoder = strategy_for(plan, config, build)
     return run_step(plan, strategy, decoder, batch)
@@ -82,8 +82,10 @@ def evaluate(forward: Forward, strategy: Replica) -> None:
 
 
 def evaluation_batch_of(args: RecipeArguments, batch: Batch) -> Batch:
-    """Return a batch of evaluation whose rows are as long as those of training, and as much of them
-    supervised. Evaluation does not pack."""
+    """Return a batch of evaluation, with rows as long and as much supervised as in training.
+
+    Evaluation does not pack.
+    """
     sequences = args.per_device_eval_batch_size
     supervised = -(-sequences * batch.supervised // batch.sequences)  # rounded up
     return Batch(sequences, batch.length, supervised)
@@ -97,7 +99,7 @@ def strategy_for(
     args = plan.args
     if args.use_peft and args.use_dora:
         raise UnplannableError(
-            "--use_dora: the closed form does not know its norms of weights: add --simulate"
+            "--use_dora: the closed form does not cover DoRA's norms of weights: add --simulate"
         )
     model = build(args, config)
     weights = Weights(plan)
@@ -131,11 +133,11 @@ class Weights:
         return self.by_id[id(parameter)]
 
     def make(self, parameter: torch.Tensor) -> Weight:
-        """Return a Weight in the precisions in which it is computed with and stored.
+        """Return a Weight in the precisions in which it is used for computation and stored.
 
-        Under mixed precision DeepSpeed casts the model, and FSDP what it gathers; int8 weights stay
-        as they are. FSDP stores what trains in fp32 (accelerate upcasts it). One process and DDP
-        leave the model as it was loaded: autocast makes copies.
+        Under mixed precision DeepSpeed casts the model, and FSDP casts what it gathers; int8
+        weights stay as they are. FSDP stores trained weights in fp32 (accelerate upcasts them). One
+        process and DDP leave the model as it was loaded: autocast makes copies.
         """
         plan = self.plan
         trains = parameter.requires_grad and not plan.args.use_peft
@@ -170,11 +172,11 @@ def scales_of(model: torch.nn.Module) -> Sizes:
 def units_of(
     plan: Plan, model: PreTrainedModel, decoder: Decoder, weights: Weights
 ) -> dict[Part, list[Weight]]:
-    """Return the weights of each part that is gathered as one.
+    """Return the weights of each unit, which is gathered as a whole.
 
-    FSDP2 and ZeRO-3: embedding, each layer, and the tail (final norm and head), which has the
-    embedding too if it is tied. FSDP1: each layer, and a root with all else. Without a wrap policy
-    the whole model is one unit.
+    FSDP2 and ZeRO-3: embedding, each layer, and the tail (final norm and head), which includes the
+    embedding if it is tied. FSDP1: each layer, and a root with everything else. Without a wrap
+    policy the whole model is one unit.
     """
     units: dict[Part, list[Weight]] = {EMBEDDING: []}
     if not decoder.tied:
@@ -194,7 +196,7 @@ def units_of(
 
 # ---- Adapters ----
 def add_adapters(plan: Plan, model: PreTrainedModel, decoder: Decoder) -> None:
-    """Give projections LoRA's A, [r, in], and B, [out, r], stored in fp32, as peft does."""
+    """Add LoRA's A, [r, in], and B, [out, r], stored in fp32, to projections, as peft does."""
     targets = plan.args.lora_target_modules
     found = False
     for layer, module in zip(decoder.layers, layers_of(model), strict=True):

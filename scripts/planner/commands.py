@@ -9,7 +9,7 @@ WIDTH = 112  # characters of a folded command
 
 
 def command(launch: Launch, way: Way) -> str:
-    """Return the launch of a way: what the user gave and what the way adds."""
+    """Return the command that launches a way: the user's arguments and what the way adds."""
     request = launch.request
     words = ["accelerate", "launch", "--config_file", way.path]
     words += ["--num_processes", str(way.plan.ranks)]
@@ -35,21 +35,21 @@ def recipe_flags(launch: Launch, way: Way) -> list[str]:
     """Return the recipe's arguments that differ from its defaults, as words."""
     left_out = {"model_name_or_path"}
     if "max_logits_mib" not in launch.given:
-        left_out.add("max_logits_mib")  # the recipe takes as much by itself, on this card
+        left_out.add("max_logits_mib")  # The recipe chooses the same value on this card.
     words = []
     for name, value in vars(way.plan.args).items():
         if name in left_out or value is None or value == launch.defaults[name]:
             continue
         words.append(f"--{name}")
         if isinstance(value, list):
-            words += [str(one) for one in value]
+            words += [str(item) for item in value]
         elif value is not True:
             words.append(str(value))
     return words
 
 
 def folded(text: str) -> str:
-    """Return a command on lines of at most WIDTH characters, where its flags allow it."""
+    """Return a command folded between its flags to lines of at most WIDTH characters."""
     lines: list[str] = []
     for part in flags_with_values(text):
         if lines and len(lines[-1]) + 1 + len(part) <= WIDTH:

@@ -1,16 +1,16 @@
-"""What a step costs, to rank ways to run. It is no estimate of time.
+"""The cost of a micro-batch, which ranks ways to run. It is not an estimate of time.
 
 The unit is the forward pass of a micro-batch:
 
-- compute: the forward pass 1, gradients of activations 1, gradients of weights 1 (of adapters
-  next to 0), --gradient_checkpointing 1 more. Published LoRA is 1.47 times as fast as full weights
-  (NeMo, Llama 2 7B): 3 to 2 is 1.5.
+- compute: 1 for the forward pass, 1 for gradients of activations, 1 for gradients of weights (those
+  of adapters take next to nothing), and 1 more with --gradient_checkpointing. Full weights cost 1.5
+  times as much as LoRA; 1.47 was published (NeMo, Llama 2 7B).
 - a quantized base: all of that times QUANTIZED.
 - communication: TOKENS_PER_TRIP / tokens for each time that as many numbers as the model has
   parameters cross the wire. A ring's all-reduce sends each number twice, a reduce-scatter or a
   gather once.
 
-Ways that offload come last (candidates.py), since host and bus limit them.
+Ways that offload come last (candidates.py), since the host and the bus limit them.
 """
 
 from typing import NamedTuple
@@ -19,18 +19,18 @@ from .plan import Plan
 from .ranks import Replica
 from .recipe import RecipeArguments
 
-# Step time relative to LoRA over bf16. nf4: the middle of what is published: torchtune 1.02 and
-# 1.28, Lightning AI 1.39, litgpt 1.56 and 2.0 (7B and 13B); double quantization: litgpt, 3.83 to
-# 3.68 minutes. int8: "over twice as slow" (PhoebusSi/Alpaca-CoT#26); slower than 4-bit
-# (bitsandbytes#490)
+# Step time relative to LoRA on a bf16 base. nf4: the median of what is published (torchtune 1.02
+# and 1.28, Lightning AI 1.39, litgpt 1.56 and 2.0 for 7B and 13B). Double quantization: 3.83
+# against 3.68 minutes (litgpt). int8: "over twice as slow" (PhoebusSi/Alpaca-CoT#26), and slower
+# than 4-bit (bitsandbytes#490).
 QUANTIZED = {"": 1.0, "4-bit": 1.39, "4-bit twice": 1.45, "int8": 2.0}
-# Tokens of a forward pass in the time that all parameters take to cross the wire once, at
-# 400 TFLOP/s to 200 GB/s: 2 bytes for each against 2 FLOP for each and token.
+# Tokens that a forward pass computes while all parameters cross the wire once, at 400 TFLOP/s and
+# 200 GB/s: a parameter takes 2 bytes to send, and 2 FLOP per token.
 TOKENS_PER_TRIP = 2000
 
 
 class Cost(NamedTuple):
-    """The cost of a micro-batch in forward passes, and reasons, the weightiest first."""
+    """The cost of a micro-batch in forward passes, and the reasons, the most important first."""
 
     units: float
     reasons: list[str]
@@ -80,7 +80,7 @@ def kind_of_base(args: RecipeArguments) -> str:
 
 
 def reasons_of_compute(args: RecipeArguments) -> list[str]:
-    """Return in words what adds to the compute of a step."""
+    """Return in words what adds to the compute of a micro-batch."""
     reasons = []
     if args.gradient_checkpointing:
         reasons.append("recomputes")
@@ -92,8 +92,8 @@ def reasons_of_compute(args: RecipeArguments) -> list[str]:
 def traffic_of(plan: Plan, numbers: int, trained: int) -> Traffic:
     """Return what a rank sends for a micro-batch.
 
-    numbers: of the model as it is stored, of which `trained` train. What is reduced once per step
-    counts by the step's micro-batches.
+    numbers: parameters of the model. trained: those that train. What is reduced once per step is
+    divided by the number of micro-batches of a step.
     """
     once_per_step = trained / plan.args.gradient_accumulation_steps
     if plan.ranks == 1:
@@ -110,10 +110,10 @@ def traffic_of(plan: Plan, numbers: int, trained: int) -> Traffic:
 
 
 def traffic_of_sharded(plan: Plan, numbers: int, trained: int) -> Traffic:
-    """Return what a rank sends for a micro-batch where parameters are sharded: it gathers them for
-    the forward pass and again for the backward pass, unless it keeps them, and reduces gradients.
+    """Return what a rank sends for a micro-batch if parameters are sharded.
 
-    Groups all-reduce their shares of gradients between each other.
+    It gathers them for the forward pass and, unless it keeps them, again for the backward pass, and
+    reduces gradients. Groups also all-reduce their shares of gradients between them.
     """
     between_groups = 0
     place = ""

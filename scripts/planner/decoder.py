@@ -1,10 +1,10 @@
 """Which weights a decoder has, and what each is for.
 
-The closed form knows decoders of Llama's kind: norm, attention with q, k and v of their own
-(grouped or not, with norms on them or not), rotary positions, an MLP with or without a gate,
-residuals, a head. `read_decoder` recognizes the parts of a model by the names of its modules, and
-raises UnplannableError for a layer with others (experts, state-space layers): such a model has to
-be traced.
+The closed form covers decoders like Llama: norm, attention with separate q, k and v (grouped or
+not, with norms on them or not), rotary positions, an MLP with or without a gate, residuals, a head.
+`read_decoder` recognizes the parts of a model by the names of its modules, and raises
+UnplannableError for a layer with other parts (experts, state-space layers): such a model must be
+traced.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from .shapes import Quantized, layers_of
 MakeWeight = Callable[[torch.Tensor], Weight]
 NormKind = Literal["rms", "gemma", "layer"]
 
-PROJECTIONS = {  # the names that models give them: what they are here
+PROJECTIONS = {  # {name in models: name here}
     "q_proj": "q",
     "k_proj": "k",
     "v_proj": "v",
@@ -45,18 +45,18 @@ NORMS = {
     "pre_feedforward_layernorm": "before mlp",
     "post_feedforward_layernorm": "after mlp",
 }
-# Gemma 2 and 3 have norms before and after both halves of a layer; they have both of these names.
+# Gemma 2 and 3 have norms before and after both halves of a layer. They have modules of both names.
 SANDWICH = {"post_attention_layernorm", "post_feedforward_layernorm"}
 NORMS_OF_SANDWICH = NORMS | {"post_attention_layernorm": "after attention"}
-# Keys of configs whose models change their logits, or the scores of attention: Gemma 2, Cohere,
-# Granite.
+# Keys of configs whose models change their logits or the scores of attention: Gemma 2, Cohere,
+# Granite
 CHANGES_LOGITS = (
     "attn_logit_softcapping",
     "final_logit_softcapping",
     "logit_scale",
     "logits_scaling",
 )
-WHAT_ELSE = "its memory has to be traced: add --simulate"
+WHAT_ELSE = "its memory must be traced: add --simulate"
 
 
 @dataclass
@@ -103,7 +103,7 @@ class Decoder:
 
     @property
     def vocabulary(self) -> int:
-        """Tokens that the head tells apart."""
+        """The number of tokens in the vocabulary."""
         return self.head.elements // self.hidden
 
 
@@ -143,18 +143,18 @@ def read_decoder(
 
 
 def refuse_unknown(model: PreTrainedModel, text: PretrainedConfig) -> None:
-    """Raise UnplannableError for a model that is no decoder of Llama's kind."""
+    """Raise UnplannableError for a model that is not a decoder like Llama."""
     name = type(model).__name__
     for key in CHANGES_LOGITS:
         if getattr(text, key, None) not in (None, 1, 1.0):
-            raise UnplannableError(f"{name}: the closed form does not know {key}; {WHAT_ELSE}")
+            raise UnplannableError(f"{name}: the closed form does not cover {key}; {WHAT_ELSE}")
     if len(layers_of(model)) == 0 or "norm" not in dict(model.base_model.named_children()):
         raise no_known_decoder(model)
 
 
 def no_known_decoder(model: PreTrainedModel) -> UnplannableError:
-    """Return the refusal of a model whose parts are not those of a decoder of Llama's kind."""
-    return UnplannableError(f"{type(model).__name__}: not a decoder of Llama's kind; {WHAT_ELSE}")
+    """Return the refusal of a model whose parts are not those of a decoder like Llama."""
+    return UnplannableError(f"{type(model).__name__}: not a decoder like Llama; {WHAT_ELSE}")
 
 
 def read_layer(module: torch.nn.Module, make_weight: MakeWeight, name_of_model: str) -> Layer:
@@ -170,14 +170,14 @@ def read_layer(module: torch.nn.Module, make_weight: MakeWeight, name_of_model: 
         elif dict(part.named_parameters(recurse=False)):
             if leaf not in names_of_norms:
                 raise UnplannableError(
-                    f"{name_of_model}: the closed form does not know its {path} "
+                    f"{name_of_model}: the closed form does not cover its {path} "
                     f"({type(part).__name__}); {WHAT_ELSE}"
                 )
             layer.norms[names_of_norms[leaf]] = read_norm(part, make_weight)
     has_projections = NEEDED_PROJECTIONS.issubset(layer.projections)
     if not has_projections or "before attention" not in layer.norms:
         raise UnplannableError(
-            f"{name_of_model}: the closed form does not know its layers "
+            f"{name_of_model}: the closed form does not cover its layers "
             f"({type(module).__name__}); {WHAT_ELSE}"
         )
     return layer
@@ -198,7 +198,7 @@ def read_norm(module: torch.nn.Module, make_weight: MakeWeight) -> Norm:
 
 
 def kind_of_norm(module: torch.nn.Module) -> NormKind:
-    """Tell what a norm computes, by its class."""
+    """Return which formula a norm computes, judged by its class."""
     if isinstance(module, torch.nn.LayerNorm):
         return "layer"
     if "Gemma" in type(module).__name__:

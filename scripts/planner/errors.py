@@ -15,14 +15,14 @@ class PlannerError(Exception):
 
 
 class UnplannableError(PlannerError):
-    """The request cannot be planned: it is wrong, or the planner does not know how."""
+    """The request cannot be planned: it is wrong, or the planner does not support it."""
 
     def __init__(self, message: str, code: int = USAGE) -> None:
         super().__init__(message, code)
 
 
 class CannotWriteError(PlannerError):
-    """A plan cannot be written where the user wants it."""
+    """A plan cannot be written to the requested path."""
 
     def __init__(self, path: str, error: Exception) -> None:
         super().__init__(f"cannot write {path}: {error}", CANNOT_WRITE)

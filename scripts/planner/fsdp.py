@@ -9,10 +9,11 @@ holds at most
     FSDP2     3 U             3 U + G
     FSDP1     U (1 + 1/N)     3 U or U + G (1 + 1/N), and U more with BACKWARD_PRE
 
-FSDP2: in the forward pass the parameters, the buffer that they were gathered into, and that of the
-layer before; in the backward pass the parameters, the buffer of the next layer, gradients, and the
-buffer of the last reduction. FSDP1: shards that are cast to another precision, and the parameters;
-then these, the gradients and their flat copy, or that copy, its cast and the reduced share.
+FSDP2: in the forward pass the parameters, the buffer that they were gathered into, and the buffer
+of the previous layer; in the backward pass the parameters, the buffer of the next layer, the
+gradients, and the buffer of the last reduction. FSDP1: in the forward pass the parameters and the
+shards that were cast to another precision; in the backward pass the parameters, the gradients and
+their flat copy, or that copy, its cast and the reduced share.
 
 Sources: torch's FSDPParamGroup and foreach_all_gather for FSDP2, its FlatParamHandle and
 _runtime_utils.py for FSDP1, and accelerate's fsdp_utils.py, which makes each layer a unit.
@@ -28,8 +29,8 @@ class Fsdp2(Gathered):
 
     In the forward pass that buffer lives until the next layer's is copied out, so that copying and
     gathering overlap. In the backward pass the next layer is gathered while one is computed.
-    Gradients are reduced through a buffer of their size, which lives until the next reduction, as
-    does the last gradient until this one is done (the loop of foreach_reduce).
+    Gradients are reduced through a buffer of their size, which lives until the next reduction. The
+    last gradient lives until its own reduction is done (the loop variable of foreach_reduce).
     """
 
     buffer_of_last_gather: Storage | None = None
@@ -46,8 +47,7 @@ class Fsdp2(Gathered):
         unit.buffer = None
 
     def gather_ahead(self, unit: Unit) -> None:
-        """Fill the buffer of a unit; shards that compute in fewer bytes than they are stored in are
-        cast before."""
+        """Gather a unit into its buffer; shards stored in another precision are cast first."""
         if unit.buffer is None and unit.whole is None:
             cast = self.autograd.new(unit.cast, 1, "communication")
             unit.buffer = self.autograd.new(unit.gathered, 1, "communication")
@@ -67,25 +67,25 @@ class Fsdp2(Gathered):
         del last
 
     def end_forward(self) -> None:
-        """Let go of the buffer that the last unit was gathered into."""
+        """Free the buffer that the last unit was gathered into."""
         self.buffer_of_last_gather = None
 
     def end_pass(self) -> None:
-        """Reduce what is left, and let go of all buffers."""
+        """Reduce the remaining gradients, and free all buffers."""
         super().end_pass()
         self.buffer_of_last_reduction = None
         self.buffer_of_last_gather = None
 
 
 class Fsdp1(Gathered):
-    """FSDP1 gathers in place, into the flat parameter of a unit, of which the weights are views.
+    """FSDP1 gathers in place, into the flat parameter of a unit, whose views are the weights.
 
-    autograd gives a flat gradient: once all of a unit's are there it concatenates them
+    autograd returns a flat gradient: once all gradients of a unit are there it concatenates them
     (split_with_sizes_backward). The root, which holds embedding and head, is whole from the start
     of a pass to its end.
 
-    Under NO_SHARD parameters are whole anyway; only the copy in which they compute in mixed
-    precision comes and goes. So is the flat gradient.
+    Under NO_SHARD parameters and gradients are whole at any time. Only the copy of the parameters
+    that is used for computation in mixed precision is allocated and freed.
     """
 
     @property
@@ -94,7 +94,7 @@ class Fsdp1(Gathered):
         return self.plan.shards > 1
 
     def gather(self, unit: Unit, is_backward: bool = False) -> None:
-        """Gather the parameters of a unit in place; shards are cast before."""
+        """Gather the parameters of a unit in place; shards are cast first."""
         is_whole_anyway = not self.is_sharded and not unit.cast
         if unit.whole is not None or is_whole_anyway:
             return
@@ -109,17 +109,17 @@ class Fsdp1(Gathered):
             self.gather(unit)
 
     def keeps(self, part: Part) -> bool:
-        """Tell whether the parameters of a part stay whole; copies under NO_SHARD do not."""
+        """Return whether the parameters of a part stay whole; copies under NO_SHARD do not."""
         return super().keeps(part) and self.is_sharded
 
     def reduce(self, unit: Unit) -> None:
-        """Reduce the gradients of a unit, if it has any, and let go of its parameters."""
+        """Reduce the gradients of a unit, if it has any, and free its whole parameters."""
         if unit.whole_gradients:
             self.reduce_flat_gradient(unit)
         self.release(unit)
 
     def reduce_flat_gradient(self, unit: Unit) -> None:
-        """Concatenate the gradients of a unit, cast them to what they are reduced in, and reduce.
+        """Concatenate a unit's gradients, cast them to the precision of reductions, and reduce.
 
         Without shards the result is kept whole.
         """

@@ -24,7 +24,7 @@ SHAPE = {
 }
 BYTES_IN_BF16 = 2  # of a parameter
 BYTES_IN_FP32 = 4
-# Of the recipe: a checkpoint after each step, and more steps in the second launch
+# Flags of the recipe: a checkpoint after each step, and more steps in the second launch
 FLAGS = {
     "save_steps": 1,
     "eval_strategy": "no",
@@ -32,9 +32,9 @@ FLAGS = {
     "per_device_train_batch_size": 1,
     "allow_change": "max_steps",
 }
-# glibc maps what is larger than this, and returns it when it is freed. Left to itself it raises the
-# bound to 32 MiB, below which are the tensors of this model but hardly those of a real one: what
-# ZeRO-3 frees while it loads would be counted as taken.
+# glibc maps allocations above this size, and returns them to the system when they are freed. By
+# default it raises the bound to up to 32 MiB. The tensors of this model are smaller than that,
+# those of a real one hardly ever: memory that ZeRO-3 frees while it loads would count as taken.
 MALLOC_THRESHOLD = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
 
 

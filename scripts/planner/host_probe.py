@@ -27,7 +27,7 @@ class Phase:
 
     def __init__(self) -> None:
         with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")  # the peak of resident memory begins anew (man proc_pid_clear_refs)
+            file.write("5")  # resets the peak of resident memory (man proc_pid_clear_refs)
         self.private = memory("RssAnon")
         self.most_private = self.private
         self.resident = memory("VmRSS")
@@ -36,7 +36,7 @@ class Phase:
         self.thread.start()
 
     def sample(self) -> None:
-        """Note the most private memory until the phase ends."""
+        """Record the peak of private memory until the phase ends."""
         while self.running:
             self.most_private = max(self.most_private, memory("RssAnon"))
             time.sleep(SAMPLE_SECONDS)
@@ -63,12 +63,12 @@ class Probe:
         self.growth: dict[str, dict[str, int]] = {}
 
     def begin_to_load(self) -> None:
-        """Called once there is an Accelerator."""
+        """Called once the Accelerator is made."""
         self.phase = Phase()
 
     def end_loading(self, prepared: tuple[Any, ...]) -> None:
-        """Called with what is to be prepared: the first time that is a model, it is loaded."""
-        has_model = any(isinstance(one, Module) for one in prepared)
+        """Called with the objects to prepare: once a model is among them, it has been loaded."""
+        has_model = any(isinstance(item, Module) for item in prepared)
         if has_model and "loading" not in self.growth:
             self.growth["loading"] = self.phase.end()
 
@@ -85,9 +85,9 @@ class Probe:
 
 
 def track(path: Path) -> None:
-    """Have this rank write {"loading": growth, "resuming": growth} to `path`, as JSON.
+    """Make this rank write {"loading": growth, "resuming": growth} to `path`, as JSON.
 
-    It is called before the recipe starts, and hooks into the Accelerator that the recipe makes.
+    Call it before the recipe starts: it hooks into the Accelerator that the recipe makes.
     """
     probe = Probe(path)
     make = Accelerator.__init__

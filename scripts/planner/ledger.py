@@ -1,22 +1,22 @@
-"""A ledger of bytes: what is held now, by what it is, and what was held at the peak.
+"""A ledger of bytes: what is held now and what was held at the peak, by category.
 
-What is held has one of these categories, under which a plan lists it:
+A plan lists these categories:
 
     parameters      weights at rest: all of them, or this rank's shards
     adapters        LoRA's matrices, likewise
     quantization    scales of quantized weights
-    master copies   DeepSpeed's fp32 copies of what trains
-    optimizer       AdamW's two numbers per weight, and what its step makes
+    master copies   DeepSpeed's fp32 copies of trained weights
+    optimizer       AdamW's two numbers per weight, and what its step allocates
     gradients       gradients that wait for the optimizer
     unsharded       whole weights and whole gradients of a layer that is being computed
     working copies  weights in the precision that autocast computes in
     communication   buffers of gathers and reductions
-    activations     what the forward pass makes and keeps, and gradients of it
-    logits          the output of the model's head, and what the loss makes of it
+    activations     what the forward pass allocates and keeps, and its gradients
+    logits          the output of the model's head, and what the loss allocates from it
 
 As in PyTorch, memory is freed when Python drops the last reference to a `Storage`. A function of
-the closed form mirrors the one whose memory it counts: a local variable of the model's code is a
-local variable here, and is freed at the same place.
+the closed form mirrors the function whose memory it counts: a local variable of the model's code is
+a local variable here, and is freed at the same point.
 """
 
 from collections.abc import Generator

@@ -1,6 +1,6 @@
-"""The planner's peaks under each YAML against those of live tensors on real CPU ranks.
+"""Compare the planner's peaks under each YAML with those of live tensors on real CPU ranks.
 
-Each launch rehearses three optimizer steps of the recipe, and has every rank measure the third
+Each launch rehearses three optimizer steps of the recipe, and every rank measures the third
 (peak_probe.py). A rank's planned peak counts its device and its host together, since on CPU ranks
 they are one.
 """
@@ -61,7 +61,7 @@ class Job:
 
 JOBS = {
     "plain": Job(),
-    "short": Job(length=16),  # hardly any activations: what the engines themselves hold
+    "short": Job(length=16),  # Hardly any activations: most is what the engines themselves hold.
     "checkpointed": Job(("--gradient_checkpointing",)),
     "LoRA": Job(("--use_peft",)),
     "accumulation": Job(("--gradient_accumulation_steps", "3"), length=16),
@@ -72,23 +72,22 @@ JOBS = {
 
 
 def is_refused(config: str, job: str) -> bool:
-    """Tell whether the recipe refuses a job under a YAML."""
+    """Return whether the recipe refuses a job under a YAML."""
     return config == "fsdp1_no_shard" and "--use_peft" in JOBS[job].flags
 
 
 # ---- Measured ----
 def make_model_and_rows(folder: Path) -> None:
-    """Write the model, and rows that are all longer than LONGEST, so that each batch has the same
-    shape."""
+    """Write the model and rows. All rows are longer than LONGEST: each batch has the same shape."""
     make_model(folder, MODEL)
     row = json.dumps({"prompt": "Say:", "completion": "again and again " * (LONGEST // 16)})
     (folder / "rows.jsonl").write_text(f"{row}\n" * 100)
 
 
 def measure(config: str, job: str, tiny: Path, folder: Path) -> Row:
-    """Return what was launched, and the peak of each rank in bytes.
+    """Launch a job under a YAML; return its row, with the peak of each rank in bytes.
 
-    tiny: of `make_model_and_rows`. folder: a new one.
+    tiny: the folder of `make_model_and_rows`. folder: a new folder for the run.
     """
     ranks = ranks_of(config, 2)
     flags = FLAGS | {
@@ -108,13 +107,13 @@ def measure(config: str, job: str, tiny: Path, folder: Path) -> Row:
         "config": config,
         "job": job,
         "ranks": ranks,
-        "learnt": supervised_tokens(tiny, JOBS[job].length),
+        "supervised": supervised_tokens(tiny, JOBS[job].length),
         "measured": peaks,
     }
 
 
 def supervised_tokens(folder: Path, length: int) -> int:
-    """Return the tokens of a micro-batch that the loss counts; the first of a row never is."""
+    """Return the supervised tokens of a micro-batch; the first token of a row is never one."""
     line, *_ = (folder / "rows.jsonl").read_text().splitlines()
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     labels = recipe.labels_of(json.loads(line), tokenizer, length)
@@ -128,7 +127,7 @@ def planned(row: Row) -> Sizes:
     """Return {category: bytes} of a rank of a measured row, device and host together."""
     job = JOBS[row["job"]]
     config = AutoConfig.for_model("llama", **MODEL)
-    batch = Batch(SEQUENCES, job.length, row["learnt"])
+    batch = Batch(SEQUENCES, job.length, row["supervised"])
     return both(*closed_form(plan_of_row(row), config, batch))
 
 
@@ -138,10 +137,10 @@ def plan_of_row(row: Row) -> Plan:
     args = recipe.parse_words(["--eval_strategy", "no", *job.words])
     config = yaml_files.read(CONFIGS / f"{row['config']}.yaml")
     machines = 1
-    if row["config"] == "fsdp1_hybrid_shard":  # whose machines the rehearsal simulates
-        machines = 2
+    if row["config"] == "fsdp1_hybrid_shard":
+        machines = 2  # The rehearsal simulates them.
     plan = plan_of(args, config, row["ranks"], machines, job.precision)
-    if plan.engine == "fsdp2":  # whose shards on the host are those of the device here
+    if plan.engine == "fsdp2":  # On CPU ranks the shards on the host are those of the device.
         return replace(plan, offloads_parameters=False, offloads_optimizer=False)
     return plan
 
@@ -149,8 +148,8 @@ def plan_of_row(row: Row) -> Plan:
 def compare(row: Row) -> Row:
     """Return a measured row with its planned peak and the relative error.
 
-    ZeRO's bucket of 2 GB (in fp32), the same for every model, would hide all else: the second error
-    is of what is beside it.
+    ZeRO's bucket of 2 GB (in fp32) is the same for every model and would hide everything else. The
+    second error, `beside_bucket`, leaves it out.
     """
     size = sum(planned(row).values())
     measured = max(row["measured"])
@@ -174,7 +173,7 @@ def bucket_of(row: Row) -> int:
 
 
 def kept_rows(path: Path) -> list[Row]:
-    """Return the rows of a file that these versions of the libraries measured."""
+    """Return the rows of a file, or none if other versions of the libraries measured them."""
     if not path.is_file():
         return []
     before = json.loads(path.read_text())
@@ -184,7 +183,7 @@ def kept_rows(path: Path) -> list[Row]:
 
 
 def write(path: Path, rows: Iterable[Row]) -> None:
-    """Write rows, each on a line of the file, over those of the same job and YAML.
+    """Write rows to a file, one per line, replacing those of the same job and YAML.
 
     Rows that other versions of the libraries measured are dropped.
     """

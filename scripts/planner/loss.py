@@ -1,8 +1,8 @@
 """The recipe's loss: cross-entropy of the supervised tokens, computed in the model's head.
 
-Logits take 4 bytes x vocabulary for each token, and the loss holds about three times that for a
-moment. The recipe therefore computes them only for tokens that the loss counts, and in pieces where
-they would take more than --max_logits_mib (head_loss of the recipe).
+Logits take 4 bytes x vocabulary per token, and the loss briefly holds about three times that. The
+recipe therefore computes them only for supervised tokens, and in pieces if they would take more
+than --max_logits_mib (components/head_loss.py).
 """
 
 from .autograd import FP32, Autograd, Tensor, Weight
@@ -60,7 +60,7 @@ class HeadLoss:
         return ag.op(1, FP32, [losses])
 
     def touch_piece_of_forward(self, hidden: Tensor) -> None:
-        """Hold for a moment what a piece of the forward pass takes, without a graph."""
+        """Briefly hold what a piece of the forward pass takes, without a graph."""
         decoder = self.decoder
         itemsize = self.itemsize_of_pieces(hidden)
         copy = self.copy_of_head(itemsize)
@@ -69,10 +69,10 @@ class HeadLoss:
         self.loss_of_piece(Autograd(self.autograd.ledger), x, head)
 
     def touch_piece_of_backward(self, hidden: Tensor) -> None:
-        """Hold for a moment what a piece of the backward pass takes.
+        """Briefly hold what a piece of the backward pass takes.
 
-        The piece has a graph of its own. Beside it stand the gradients of all pieces so far: of the
-        hidden states, and of the head in fp32.
+        The piece has a graph of its own. Besides it there are the gradients of all pieces so far:
+        of the hidden states, and of the head in fp32.
         """
         ag = self.autograd
         weight = self.decoder.head.weight
@@ -90,7 +90,7 @@ class HeadLoss:
         inner.backward(loss)
 
     def loss_of_rows(self, inner: Autograd, hidden: Tensor, head: Tensor) -> Tensor:
-        """Return the loss of one piece of the hidden states, cast if the head has another type."""
+        """Return the loss of one piece of the hidden states, which are cast to the head's type."""
         numel = self.piece * self.decoder.hidden
         rows = None
         if head.itemsize != hidden.itemsize:
@@ -110,7 +110,7 @@ class HeadLoss:
         return self.autograd.autocast_itemsize or hidden.itemsize
 
     def copy_of_head(self, itemsize: int) -> Storage | None:
-        """Allocate the head's weight in another precision, if it has not that one."""
+        """Allocate a copy of the head's weight in another precision, or None if it has that one."""
         weight = self.decoder.head.weight
         if itemsize == weight.itemsize:
             return None
@@ -141,4 +141,4 @@ def loss_of_logits(ag: Autograd, logits: Tensor) -> Tensor:
 
 
 def drop_gradient(weight: Weight, gradient: Storage) -> None:
-    """Take a gradient that is counted elsewhere."""
+    """Ignore a gradient that is counted elsewhere."""

@@ -14,7 +14,7 @@ TERMINAL = "-"
 
 @dataclass(frozen=True)
 class Report:
-    """What one plan takes, in bytes."""
+    """The memory of one plan, in bytes."""
 
     title: str
     method: str  # closed form or traced

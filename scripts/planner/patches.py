@@ -1,6 +1,6 @@
-"""What the trace changes in other libraries while it runs, so that fake tensors pass through them.
+"""What the trace changes in other libraries while it runs, so that they accept fake tensors.
 
-Measured with transformers 5.23. tests/unit/planner/test_patches.py shows what happens without it.
+Seen in transformers 5.23. tests/unit/planner/test_patches.py shows what happens without it.
 """
 
 import contextlib
@@ -10,8 +10,8 @@ import torch
 import transformers.masking_utils
 
 
-def packing_as_told(packed: bool) -> contextlib.AbstractContextManager:
-    """Tell transformers whether sequences hold several rows.
+def known_packing(packed: bool) -> contextlib.AbstractContextManager:
+    """Make transformers take sequences as packed, or not, without looking at them.
 
     It reads that from the values of position_ids. A fake tensor has none, so that every sequence
     would count as packed.

@@ -17,11 +17,11 @@ STEPS = 3  # of the recipe; the last one is tracked
 
 
 class TensorTracker(MemTracker):
-    """torch's tracker without its hooks on modules and parameters, for which it wants leaves.
+    """torch's tracker without its hooks on modules and parameters, which must be leaves for it.
 
-    Neither FSDP1's views of flat parameters nor ZeRO-3's empty ones are. gloo's own copy of what it
-    reduces and scatters is not counted, since NCCL makes none. It is recognized by a split of a
-    tensor that no op has made.
+    FSDP1's views of flat parameters are not, nor are ZeRO-3's empty parameters. The copy that gloo
+    makes of what it reduces and scatters is not counted, since NCCL makes none. It is recognized by
+    a split of a tensor that no op has made.
     """
 
     def __enter__(self) -> Self:
@@ -53,7 +53,7 @@ class TensorTracker(MemTracker):
 
 
 class Probe:
-    """Tracks from just before the optimizer of the last step but one to the end of the last."""
+    """Tracks from just before the optimizer of the second to last step to the end of the last."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -75,7 +75,7 @@ class Probe:
 
 
 def track(path: Path) -> None:
-    """Have this rank write its peak to `path`, in bytes. Called before the recipe starts."""
+    """Make this rank write its peak to `path`, in bytes. Call it before the recipe starts."""
     probe = Probe(path)
     when_prepared(
         lambda model, optimizer, _: around_steps(model, optimizer, probe.before, probe.after)
@@ -83,11 +83,13 @@ def track(path: Path) -> None:
 
 
 def live_tensors() -> list[torch.Tensor]:
-    """Return every tensor with bytes that Python knows of in this process; DDP's buckets among
-    them, as gradients."""
+    """Return every real tensor that Python tracks in this process.
+
+    DDP's buckets are among them, as gradients.
+    """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of objects that warn when they are looked at
-        tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
+        warnings.simplefilter("ignore")  # Some objects warn when they are inspected.
+        tensors = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
     return [
         tensor
         for tensor in tensors

@@ -1,4 +1,4 @@
-"""What decides about memory: the recipe's arguments, and what an accelerate config makes of them.
+"""What determines memory: the recipe's arguments, and what an accelerate config makes of them.
 
 `plan_of` reads both and refuses what the recipe or the launcher would refuse.
 """
@@ -18,14 +18,14 @@ HYBRIDS = ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 
 @dataclass(frozen=True)
 class Plan:
-    """What decides about memory. What is not given is as in one plain process in fp32."""
+    """What determines memory. By default it is one plain process in fp32."""
 
     args: RecipeArguments
     engine: str = "single"  # or ddp, fsdp1, fsdp2, zero
     stage: int = 0  # of ZeRO
     ranks: int = 1
     shards: int = 1  # ranks that share one copy of the state
-    reshards: bool = True  # FSDP: whether parameters are let go between forward and backward pass
+    reshards: bool = True  # FSDP: whether parameters are freed between forward and backward pass
     mixed_precision: str = "no"  # or bf16, fp16
     offloads_parameters: bool = False
     offloads_optimizer: bool = False
@@ -64,8 +64,8 @@ def plan_of(
     """Return the Plan of the recipe's arguments under an accelerate config.
 
     The numbers and the precision are those of the launcher's command line, None for the config's.
-    Raises UnplannableError with what the recipe would refuse, where the ranks cannot be had, and
-    for keys that change memory in ways that are not known here.
+    Raises UnplannableError for what the recipe would refuse, for ranks that the config cannot run
+    on, and for keys whose effect on memory is not known here.
     """
     strategy = strategy_of(config)
     ranks, machines = ranks_and_machines(config, strategy, num_processes, num_machines)
@@ -85,7 +85,7 @@ def plan_of(
         plan = replace(plan, name=name_of(plan))
     if plan.mixed_precision not in ("no", *ITEMSIZES):
         raise UnplannableError(
-            f"mixed_precision {plan.mixed_precision}: plans are for no, bf16 and fp16"
+            f"mixed_precision {plan.mixed_precision}: only no, bf16 and fp16 can be planned"
         )
     refuse_unknown_keys(plan, config)
     refuse_as_the_recipe(plan, config)
@@ -106,12 +106,12 @@ def ranks_and_machines(
     if ranks < 1 or machines < 1 or ranks % machines:
         raise UnplannableError(
             f"--num_processes {ranks} on {machines} machines: "
-            "must be 1 or more, and the same number on each"
+            "must be at least 1, and the same number on each"
         )
     if mesh and ranks != mesh:
         raise UnplannableError(
             f"the config's mesh is {strategy.replicas} x {strategy.shards}: "
-            f"not {ranks} processes but {mesh}"
+            f"it needs {mesh} processes, not {ranks}"
         )
     if strategy.engine == "single" and ranks > 1:
         raise UnplannableError(
@@ -137,17 +137,17 @@ def name_of(plan: Plan) -> str:
 
 
 def with_sharding(plan: Plan, config: Config, strategy: Strategy, ranks_per_machine: int) -> Plan:
-    """Return the plan with how FSDP shards: into how many parts, of what, and for how long."""
+    """Return the plan with FSDP's settings: how many shards, of which units, and prefetching."""
     settings = config["fsdp_config"]
     shards = shards_of(plan, strategy, ranks_per_machine)
     name = f"{plan.engine.upper()} {strategy.in_force}"
     if plan.engine == "fsdp1" and shards == 1:
-        name = "FSDP1 NO_SHARD"  # which torch makes of each strategy over one rank
+        name = "FSDP1 NO_SHARD"  # torch switches to it on a single rank, whatever the strategy.
     policy = settings.get("fsdp_auto_wrap_policy") or "NO_WRAP"
     wraps_layers = policy == "TRANSFORMER_BASED_WRAP"
     if not wraps_layers and (policy != "NO_WRAP" or plan.engine == "fsdp2"):
         raise UnplannableError(
-            f"fsdp_auto_wrap_policy {policy}: plans are for TRANSFORMER_BASED_WRAP"
+            f"fsdp_auto_wrap_policy {policy}: only TRANSFORMER_BASED_WRAP can be planned"
         )
     return replace(
         plan,
@@ -160,8 +160,10 @@ def with_sharding(plan: Plan, config: Config, strategy: Strategy, ranks_per_mach
 
 
 def shards_of(plan: Plan, strategy: Strategy, ranks_per_machine: int) -> int:
-    """Return how many ranks share one copy of the state: FSDP1 forms groups by machine, FSDP2 by
-    the mesh."""
+    """Return how many ranks share one copy of the state.
+
+    FSDP1 forms groups by machine, FSDP2 by the mesh.
+    """
     if plan.engine == "fsdp2":
         return strategy.shards or plan.ranks
     if strategy.in_force == "NO_SHARD":
@@ -172,27 +174,28 @@ def shards_of(plan: Plan, strategy: Strategy, ranks_per_machine: int) -> int:
 
 
 def refuse_unknown_keys(plan: Plan, config: Config) -> None:
-    """Raise UnplannableError for keys of a config whose memory is not known here."""
+    """Raise UnplannableError for keys of a config whose effect on memory is not known here."""
     fsdp = config.get("fsdp_config", {})
     if plan.is_fsdp and fsdp.get("fsdp_activation_checkpointing"):
         raise UnplannableError(
-            "fsdp_activation_checkpointing: "
-            "plans are for --gradient_checkpointing, which does the same"
+            "fsdp_activation_checkpointing: cannot be planned; "
+            "use --gradient_checkpointing, which does the same"
         )
     if plan.is_fsdp and fsdp.get("fsdp_transformer_layer_cls_to_wrap"):
         raise UnplannableError(
-            "fsdp_transformer_layer_cls_to_wrap: "
-            "plans are for the model's own layers, without that key"
+            "fsdp_transformer_layer_cls_to_wrap: cannot be planned; "
+            "without this key the model's own layers are wrapped"
         )
     zero = config.get("deepspeed_config", {})
     if plan.engine == "zero" and zero.get("deepspeed_config_file"):
         raise UnplannableError(
-            "deepspeed_config_file: plans are for DeepSpeed's own bucket sizes, by the YAML's keys"
+            "deepspeed_config_file: cannot be planned; use the keys of the YAML, "
+            "which leave DeepSpeed's bucket sizes as they are"
         )
 
 
 def refuse_as_the_recipe(plan: Plan, config: Config) -> None:
-    """Raise UnplannableError with what the recipe would refuse at its start."""
+    """Raise UnplannableError if the recipe would refuse to start, with its reasons."""
     fsdp_version = {"fsdp1": 1, "fsdp2": 2}.get(plan.engine, 0)
     zero_stage = plan.stage if plan.engine == "zero" else -1
     use_orig_params = config.get("fsdp_config", {}).get("fsdp_use_orig_params", True)

@@ -44,14 +44,14 @@ def draw(
     """Write two pictures into one file.
 
     Args:
-        path: the file, a PNG by its name.
+        path: the file; its suffix decides the format.
         title: above the pictures.
         plans: by name.
         config: of the model.
         batch: a micro-batch of each rank.
         card: bytes, or None.
 
-    Raises OSError and ValueError of matplotlib.
+    Raises matplotlib's OSError or ValueError.
     """
     heights = [0.28 * len(plans) + 0.6, 3.2]
     figure = Figure(figsize=(9, sum(heights) + 0.7), layout="constrained")
@@ -73,7 +73,7 @@ def draw(
 
 
 def draw_bars(axes: Axes, devices: Mapping[str, Sizes], order: Sequence[str]) -> None:
-    """Draw a bar for each strategy, of what holds its memory."""
+    """Draw a bar for each strategy, split by category."""
     left = dict.fromkeys(order, 0.0)
     for category, color in COLORS.items():
         sizes = {name: devices[name].get(category, 0) / GIB for name in order}

@@ -1,18 +1,18 @@
 """What a rank holds: `Replica` under one process and DDP, `Gathered` where parameters are sharded.
 
-A strategy says what is held at rest, what it does around each part of a forward and backward pass,
-and what the optimizer's step makes. With P parameters that train, of b bytes each, AdamW and N
-ranks, a rank holds at rest, in bytes:
+A strategy states what is held at rest, what it does around each part of a forward and backward
+pass, and what the optimizer's step allocates. With P trained parameters of b bytes each, AdamW and
+N ranks, a rank holds at rest, in bytes:
 
                 parameters    gradients     AdamW's two numbers
     DDP         b P           b P           2 b P
     sharded     b P / N       b P / N       2 b P / N
 
-Gradients of one process come and go with the step. Around the layer that is computed a sharded
-strategy holds all of its parameters, and then all of its gradients.
+In one process, gradients exist only within a step. Around the layer that is being computed, a
+sharded strategy holds all of its parameters, and then all of its gradients.
 
-FSDP's two versions are in fsdp.py, DeepSpeed's stages in zero.py and zero3.py. How far each is off
-from live tensors: scripts/track_ranks.py.
+FSDP's two versions are in fsdp.py, DeepSpeed's stages in zero.py and zero3.py.
+scripts/track_ranks.py compares each with live tensors.
 """
 
 import math
@@ -51,7 +51,7 @@ def state_bytes(weight: Weight, elements: int, optim: str) -> int:
 
 
 def is_8bit(optim: str) -> bool:
-    """Tell whether --optim keeps AdamW's state in 8 bits."""
+    """Return whether --optim keeps AdamW's state in 8 bits."""
     return optim in ("adamw_8bit", "paged_adamw_8bit")
 
 
@@ -66,7 +66,7 @@ class Replica:
     DDP holds all gradients as well, at any time, since they are views of the buckets it reduces.
 
     Args:
-        plan: what decides about memory.
+        plan: what determines memory.
         weights: all weights of the model, adapters included.
         extra: what else is held at rest, such as the scales of quantized weights.
     """
@@ -104,12 +104,12 @@ class Replica:
 
     # ---- In a step ----
     def begin(self, autograd: Autograd) -> None:
-        """Join the passes of an autograd: its finished gradients come to `accumulate`."""
+        """Connect to an autograd, whose finished gradients go to `accumulate`."""
         self.autograd = autograd
         autograd.accumulate = self.accumulate
 
     def begin_pass(self, is_last: bool) -> None:
-        """Before a micro-batch. The gradients of a step are reduced with its last one."""
+        """Called before each micro-batch. Gradients are reduced with the last one of a step."""
         self.is_last = is_last
 
     def around(self, part: Part, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ class Replica:
         return forward(x)
 
     def end_forward(self) -> None:
-        """Between forward and backward pass."""
+        """Called between forward and backward pass."""
 
     def accumulate(self, weight: Weight, gradient: Storage) -> None:
         """Take a finished gradient. DDP copies that of the last micro-batch into its bucket."""
@@ -129,11 +129,14 @@ class Replica:
             self.autograd.keep_gradient(weight, gradient)
 
     def end_pass(self) -> None:
-        """After a micro-batch."""
+        """Called after each micro-batch."""
 
     def step(self) -> None:
-        """Run the optimizer: fused kernels make nothing, torch's loop over lists of tensors makes
-        one for each weight."""
+        """Run the optimizer.
+
+        Fused kernels allocate nothing. torch's foreach implementation allocates a tensor for each
+        weight.
+        """
         if self.plan.args.optim == "adamw_torch":
             size = sum(weight.numel * weight.stored_itemsize for weight in self.trained)
             self.autograd.touch(size, 1, "optimizer")
@@ -145,8 +148,8 @@ class Replica:
 class Share:
     """What one rank has of a weight, in elements, and what all ranks have together.
 
-    FSDP2 cuts a weight by rows, and pads it to a multiple of the ranks. The other engines cut a
-    flat buffer of many weights, so that a share of one is a fraction.
+    FSDP2 splits a weight by rows, and pads it to a multiple of the ranks. The other engines split a
+    flat buffer of many weights, so that the share of one weight may be a fraction.
     """
 
     weight: Weight
@@ -171,9 +174,11 @@ def share_of(weight: Weight, plan: Plan) -> Share:
 class Unit:
     """Parameters that are gathered together.
 
-    Sizes are in bytes: of all parameters, `gathered`, in what the model computes with; of this
-    rank's shards that are cast to that before they are gathered, `cast`; of all gradients as the
-    backward pass makes them, `gradients`, and as they are reduced, `reduced`.
+    Attributes, in bytes:
+        gathered: of all parameters, in the precision that the model computes with.
+        cast: of this rank's shards that are cast to that precision before they are gathered.
+        gradients: of all gradients, in the precision of the backward pass.
+        reduced: of all gradients, in the precision in which they are reduced.
     """
 
     def __init__(self, weights: Sequence[Weight], plan: Plan) -> None:
@@ -192,23 +197,24 @@ class Unit:
         for share in self.trained:
             itemsize = share.weight.itemsize
             self.gradients += share.of_all * itemsize
-            # Under mixed precision in fp32, by reduce_in_fp32 of the recipes
+            # Under mixed precision the recipes reduce in fp32 (reduce_in_fp32).
             self.reduced += share.of_all * (FP32 if plan.low_itemsize else itemsize)
-        # What is held of them now
-        self.whole: Storage | None = None  # the parameters, gathered
-        self.buffer: Storage | None = None  # that they are gathered into, before they are copied
+        # What is held at the moment
+        self.whole: Storage | None = None  # the gathered parameters
+        self.buffer: Storage | None = None  # the buffer that they are copied out of
         self.whole_gradients: dict[Weight, Storage] = {}
         self.shard_of_gradients: Storage | None = None
 
 
 class Gathered(Replica):
-    """1/N of everything at rest; around a part of the model its parameters are whole.
+    """A rank has 1/N of everything at rest; around a part of the model its parameters are whole.
 
     Gradients of a part are whole until its backward pass is done. They are then reduced, and each
-    rank keeps 1/N of the result. Subclasses say how parameters are gathered and gradients reduced.
+    rank keeps 1/N of the result. Subclasses define how parameters are gathered and gradients
+    reduced.
 
     Args:
-        plan, weights, extra: as of `Replica`.
+        plan, weights, extra: as for `Replica`.
         units: the weights of each part of the model that is gathered as one.
         gathers_tail_first: whether the unit of the tail is whole from the start of a pass to its
             end, because it also holds the embedding.
@@ -258,24 +264,21 @@ class Gathered(Replica):
         """Called in the backward pass before a part is computed, with the unit that comes next."""
 
     def release(self, unit: Unit) -> None:
-        """Let go of whole parameters."""
+        """Free whole parameters."""
         unit.whole = None
 
     def keeps(self, part: Part) -> bool:
-        """Tell whether the parameters of a part stay whole between the passes."""
+        """Return whether the parameters of a part stay whole between the passes."""
         return not self.plan.reshards or part == TAIL
 
     def reduce(self, unit: Unit) -> None:
-        """Turn whole gradients of a unit into this rank's share, in the precision it is stored in.
-
-        Parameters are let go of.
-        """
+        """Turn whole gradients of a unit into this rank's share, and free its whole parameters."""
         raise NotImplementedError
 
     def around(self, part: Part, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Return forward(x), with parameters gathered before it and let go of after it.
+        """Return forward(x), with parameters gathered before it and freed after it.
 
-        The graph of the result gets hooks that do the same in the backward pass.
+        Hooks in the graph of the result do the same in the backward pass.
         """
         if part == EMBEDDING and self.gathers_tail_first:
             self.gather(self.units[TAIL])
@@ -292,18 +295,20 @@ class Gathered(Replica):
         return y
 
     def ends_with_pass(self, part: Part) -> bool:
-        """Tell whether the unit of a part is in use until the backward pass is over."""
+        """Return whether the unit of a part is in use until the backward pass is over."""
         return part == TAIL and self.gathers_tail_first
 
     def reducing_after(self, unit: Unit, x: Tensor) -> Tensor:
-        """Return x with a node at which the backward pass of a unit is over, so that its gradients
-        are reduced. FSDP places such a node at the input of a layer."""
+        """Return x with a node that reduces a unit's gradients at the end of its backward pass.
+
+        FSDP places such a node at the input of a layer.
+        """
         x = self.autograd.op(x.numel, x.itemsize, [x], shares_gradient=True, storage=x.storage)
         self.autograd.call_before(x, partial(self.reduce, unit))
         return x
 
     def gather_for_backward(self, part: Part) -> None:
-        """Gather the unit of a part before its backward pass, and before it is computed again."""
+        """Gather the unit of a part before its backward pass, and before it is recomputed."""
         self.gather(self.units[part], is_backward=True)
         place = self.order.index(part)
         if place > 0:
@@ -315,8 +320,10 @@ class Gathered(Replica):
         self.unit_of[weight].whole_gradients[weight] = gradient.becomes("unsharded")
 
     def reduce_scatter(self, unit: Unit) -> None:
-        """Make the share of gradients that a reduce-scatter gives; torch adds later ones to the
-        first in place. With offload it moves on to the host."""
+        """Allocate this rank's share of gradients, the output of a reduce-scatter.
+
+        torch adds later shares to the first in place. With offload the share moves to the host.
+        """
         output = self.autograd.new(unit.reduced / self.plan.shards, 1, "communication")
         if unit.shard_of_gradients is None and not self.plan.offloads_optimizer:
             unit.shard_of_gradients = output.becomes("gradients")

@@ -1,6 +1,6 @@
-"""What the planner asks of recipes/llama.py. No other module of the package imports the recipe.
+"""What the planner needs from recipes/llama.py. No other module of the package imports the recipe.
 
-The recipe parses its own arguments, refuses what it would refuse in a launch, and brings the loss
+The recipe parses its own arguments, refuses what it would refuse in a launch, and provides the loss
 and the optimizer that are traced. Importing this module takes as long as importing the recipe.
 """
 
@@ -25,7 +25,7 @@ from components.strategy_checks import find_misfits
 RecipeArguments = llama.Arguments
 MIB = 2**20
 CPU = torch.device("cpu")
-# Refusals that depend on this machine, and not on the one that is planned for
+# Refusals that depend on this machine, which is not the one that is planned for
 ABOUT_THIS_MACHINE = ("--model_name_or_path", "DeepSpeed compiles")
 
 
@@ -35,7 +35,7 @@ def parse_words(words: Sequence[str]) -> RecipeArguments:
 
     Raises SystemExit, after the recipe's own one-line message, if a word is wrong.
     """
-    # The recipe records a wrong call in its output folder. Planning is no run of that folder.
+    # The recipe would record a wrong call in its output folder, but planning is not a run.
     process_status().open(None)
     return parse_arguments(llama.Arguments, words=words)
 
@@ -52,11 +52,11 @@ def refusals(
     mixed_precision: str,
     use_orig_params: bool,
 ) -> list[str]:
-    """Return what the recipe would refuse at its start, apart from what depends on the machine.
+    """Return why the recipe would refuse to start, apart from reasons that depend on the machine.
 
     Args:
         args: the recipe's arguments.
-        strategy: its name, the version of FSDP or 0, and the stage of ZeRO or -1.
+        strategy: its name, FSDP's version or 0, and ZeRO's stage or -1.
         ranks: number of processes.
         mixed_precision: no, bf16 or fp16.
         use_orig_params: FSDP1's setting of this name.
@@ -77,14 +77,14 @@ def refusals(
 
 
 def problems_of(args: RecipeArguments, accelerator: Any, strategy: Strategy) -> Iterator[str]:
-    """Yield what the recipe finds in its arguments, and between them and the strategy."""
+    """Yield conflicts between the recipe's arguments, and between them and the strategy."""
     yield from find_conflicts(args)
     yield from find_misfits(args, accelerator, strategy)
 
 
 # ---- The loss ----
 def logits_mib(args: RecipeArguments) -> float:
-    """Return how many MiB of fp32 logits the recipe computes at a time where it finds no GPU."""
+    """Return how many MiB of fp32 logits the recipe computes at a time if it finds no GPU."""
     return head_loss.logits_mib(args.max_logits_mib, CPU)
 
 
@@ -97,17 +97,15 @@ def logits_mib_on(card: float) -> float:
 
 
 def prepare_model(model: PreTrainedModel, args: RecipeArguments, autocasts: bool) -> LossInHead:
-    """Do to a loaded model what the recipe does before it hands it to `Accelerator.prepare`.
+    """Prepare a loaded model as the recipe does before `Accelerator.prepare`; return its loss.
 
-    Returns the recipe's loss.
-
-    autocasts: whether matrix products compute in the lower precision of autocast.
+    autocasts: whether autocast lowers the precision of matrix products.
     """
     if args.gradient_checkpointing:
         upstream.enable_gradient_checkpointing(model)
     token_loss = LossInHead(model, logits_mib(args), CPU)
     if args.use_peft:
-        # FSDP2 casts by itself instead of autocast; when it is traced, autocast stands in for it.
+        # FSDP2 casts by itself instead of autocast; in a trace, autocast stands in for it.
         accelerator: Any = SimpleNamespace(native_amp=autocasts, is_fsdp2=False)
         upstream.leave_casts_to_autocast(model, accelerator, args.use_dora)
     return token_loss
@@ -120,8 +118,8 @@ def make_optimizer(model: torch.nn.Module, args: RecipeArguments) -> torch.optim
 
 # ---- Rows ----
 def labels_of(row: dict[str, Any], tokenizer: Any, max_length: int) -> list[int]:
-    """Return the labels of a row, -100 for each token that is not trained on.
+    """Return the labels of a row: token ids, and -100 for each token that is not supervised.
 
-    tokenizer: of transformers.
+    tokenizer: one of transformers.
     """
     return llama.tokenize_row(row, tokenizer, max_length)["labels"]

@@ -1,6 +1,6 @@
 """Rehearsals that measure memory: recipes/llama.py on CPU ranks, with a hook in each rank.
 
-What the planner's measurements need of the other libraries of scripts/ they take from here.
+The planner's measurements reach the other packages of scripts/ only through this module.
 """
 
 import json
@@ -24,12 +24,12 @@ def config_names() -> list[str]:
 
 
 def ranks_of(config: str, wanted: int) -> int:
-    """Return the number of ranks that a YAML can have nearest to the wanted one."""
+    """Return the number of ranks closest to the wanted one that a YAML allows."""
     return jobs.ranks_of(config, wanted)
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the libraries that decide about memory."""
+    """Return the versions of the libraries that determine memory."""
     return results.versions()
 
 
@@ -63,8 +63,8 @@ def rehearse(
         config: name of the YAML.
         ranks: number of processes.
         words: of the recipe's command line.
-        variable: of the environment, which has each rank write one JSON file into a folder.
-        folder: that folder, a new one.
+        variable: environment variable that makes each rank write one JSON file into `folder`.
+        folder: a new folder.
         precision: mixed precision instead of the YAML's.
         environment: further variables.
 

@@ -1,6 +1,6 @@
-"""What to change when nothing fits, or nothing that leaves everything on the GPUs.
+"""What to change if nothing fits, or only what offloads.
 
-Each remedy is enough by itself: a smaller batch, shorter rows, more GPUs, or a larger card.
+Each remedy suffices by itself: a smaller batch, shorter rows, more GPUs, or a larger card.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from .candidates import (
 from .cards import CARDS, GIB, SLOW_IN_BF16, bytes_of_known
 from .errors import UnplannableError
 
-LEAST_LENGTH = 64  # tokens, of rows that are worth a proposal
+LEAST_LENGTH = 64  # tokens of the shortest rows that are proposed
 MOST_RANKS = 1024
 NOT_ENOUGH = (
     f"neither a smaller batch, nor shorter rows, nor {MOST_RANKS} GPUs, "
@@ -37,7 +37,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Remedy:
-    """The way that is closest to fitting, and what would make one fit."""
+    """The way that is closest to fitting, and changes with which a way fits."""
 
     closest: Way
     changes: list[Change]
@@ -48,7 +48,7 @@ def remedy_for(launch: Launch, ways: Sequence[Way], fitting: Sequence[Way]) -> R
 
     ways: all of them, in order of cost; fitting: those that fit.
     """
-    if fitting and not fitting[0].offloads:  # what offloads comes last
+    if fitting and not fitting[0].offloads:  # Ways that offload come last.
         return None
     if fitting:
         ways = [way for way in ways if not way.offloads]
@@ -59,7 +59,7 @@ def remedy_for(launch: Launch, ways: Sequence[Way], fitting: Sequence[Way]) -> R
 
 
 def changes_for(launch: Launch, ways: Sequence[Way], closest: Way) -> Iterator[Change]:
-    """Yield changes with which one of the ways fits. None of them fits as it is."""
+    """Yield changes with which one of the ways fits. None of them fits unchanged."""
     way = smaller_batch(launch, ways)
     if way is not None:
         args = way.plan.args
@@ -82,8 +82,8 @@ def changes_for(launch: Launch, ways: Sequence[Way], closest: Way) -> Iterator[C
 def smaller_batch(launch: Launch, ways: Sequence[Way]) -> Way | None:
     """Return the cheapest way that fits with one sequence, at the largest batch that fits.
 
-    Only batches that divide the given one are tried, with more accumulation steps, so that a step
-    keeps its rows.
+    Only divisors of the given batch are tried, with more accumulation steps, so that a step has the
+    same rows.
     """
     args = ways[0].plan.args
     sequences = args.per_device_train_batch_size
@@ -104,8 +104,10 @@ def smaller_batch(launch: Launch, ways: Sequence[Way]) -> Way | None:
 
 
 def shorter_rows(launch: Launch, ways: Sequence[Way]) -> Way | None:
-    """Return the cheapest way that fits once --max_length is halved so often that one does, at the
-    largest length at which it fits."""
+    """Return the cheapest way that fits after halving --max_length until one does.
+
+    It is returned at the largest length at which it fits.
+    """
     given = ways[0].plan.args.max_length
     length = given // 2
     while length >= LEAST_LENGTH:
@@ -120,8 +122,10 @@ def shorter_rows(launch: Launch, ways: Sequence[Way]) -> Way | None:
 
 
 def more_ranks(launch: Launch, closest: Way, may_offload: bool) -> Way | None:
-    """Return the cheapest way on the smallest number of GPUs, doubling, on which the closest one's
-    weights fit."""
+    """Return the cheapest way on more GPUs.
+
+    Their number is doubled until the kind of weights of the closest way fits.
+    """
     doubled = []
     ranks = 2 * launch.ranks
     while ranks <= MOST_RANKS:
@@ -140,7 +144,7 @@ def fitting_ways(
 ) -> list[Way]:
     """Return the ways that fit on a number of ranks, in order of cost.
 
-    like: a way whose weights and checkpointing all others are to have.
+    like: a way whose weights and checkpointing all ways must have.
     """
     try:
         ways = ways_on(launch, ranks, like)
@@ -153,7 +157,7 @@ def larger_card(launch: Launch, ways: Sequence[Way], closest: Way) -> Change | N
     """Return the smallest known card on which a way fits."""
     for size, name in suitable_cards(closest):
         values = {}
-        if "max_logits_mib" not in launch.given:  # which the recipe takes from the card
+        if "max_logits_mib" not in launch.given:  # The recipe derives it from the card.
             values = {"max_logits_mib": recipe.logits_mib_on(size)}
         for way in ways:
             if peak_with(launch, way, **values) <= size:
@@ -183,7 +187,7 @@ def cheapest_that_fits(launch: Launch, ways: Sequence[Way], **values: Any) -> Wa
 
 
 def leanest(ways: Sequence[Way]) -> list[Way]:
-    """Return of each file the way with the lowest peak: if any fits, one of these does."""
+    """Return the way with the lowest peak of each file: if any way fits, one of these does."""
     by_file = {}
     for way in sorted(ways, key=lambda way: way.peak, reverse=True):
         by_file[way.file] = way

@@ -33,7 +33,7 @@ class Request:
     mixed_precision: str | None = None
     gpu: str | None = None  # a name or a size, as `cards.bytes_of` reads it
     longest: int | None = None  # tokens of the longest row
-    learnt_share: float = 1.0  # of all tokens, those that the loss counts
+    supervised_share: float = 1.0  # of all tokens
     simulate: bool = False  # trace instead of the closed form
     plot: str | None = None
     json: str | None = None
@@ -44,18 +44,18 @@ class Request:
         return self.num_machines or 1
 
     def check(self) -> None:
-        """Raise UnplannableError for options that no request can have."""
-        if not 0 < self.learnt_share <= 1:
+        """Raise UnplannableError for options that are out of range or do not fit together."""
+        if not 0 < self.supervised_share <= 1:
             raise UnplannableError(
-                f"--learnt_share {self.learnt_share}: must be above 0 and at most 1"
+                f"--supervised_share {self.supervised_share}: must be above 0 and at most 1"
             )
         if self.longest is not None and self.longest < 1:
-            raise UnplannableError(f"--longest {self.longest}: must be 1 or more")
+            raise UnplannableError(f"--longest {self.longest}: must be at least 1")
         if self.longest is not None and "--packing" in self.words:
             raise UnplannableError("--longest: packed sequences are filled to --max_length")
         if not self.config_file and not self.gpu:
             raise UnplannableError(
-                "give --config_file, for the plan of one strategy, or --gpu, to choose among all"
+                "give --config_file to plan one strategy, or --gpu to choose among all strategies"
             )
 
     def recipe_words(self) -> list[str]:
@@ -63,7 +63,7 @@ class Request:
         is_recipe = self.model.endswith(".py")
         if is_recipe and Path(self.model).name != RECIPE:
             raise UnplannableError(
-                f"{self.model}: plans are for recipes/{RECIPE}, or any decoder: "
+                f"{self.model}: only recipes/{RECIPE} can be planned, or any decoder: "
                 "give the model instead"
             )
         if is_recipe:
@@ -71,7 +71,7 @@ class Request:
         if "--model_name_or_path" in self.words:
             raise UnplannableError(
                 "--model_name_or_path: MODEL already names it; "
-                f"leave it out, or give recipes/{RECIPE} in place of MODEL"
+                f"leave it out, or give recipes/{RECIPE} instead of MODEL"
             )
         return [*self.words, "--model_name_or_path", self.model]
 
@@ -101,7 +101,7 @@ class Batch:
 
 
 class BatchArguments(Protocol):
-    """The recipe's arguments that decide about a micro-batch."""
+    """The recipe's arguments that determine a micro-batch."""
 
     max_length: int
     per_device_train_batch_size: int
@@ -115,5 +115,5 @@ def batch_of(args: BatchArguments, request: Request) -> Batch:
     if request.longest is not None:
         length = min(request.longest, length)
     sequences = args.per_device_train_batch_size
-    supervised = max(round(sequences * length * request.learnt_share), 1)
+    supervised = max(round(sequences * length * request.supervised_share), 1)
     return Batch(sequences, length, supervised, args.packing or args.padding_free)

@@ -1,4 +1,4 @@
-"""The largest number of something that fits."""
+"""Find the largest number of something that fits."""
 
 import math
 from collections.abc import Callable
@@ -9,19 +9,19 @@ def largest_that_fits(
 ) -> int:
     """Return the largest whole number from `low` to `most` with peak(number) <= card.
 
-    The peak never falls with the number, and is nearly a line, so that a few guesses along it do.
-    Where it bends every other guess halves what is left, in the logarithm.
+    The peak never decreases with the number, and is nearly linear, so that a few guesses along a
+    line suffice. For peaks that are not, every other guess bisects the rest on a logarithmic scale.
 
     Args:
-        peak: the bytes of a number.
-        card: the bytes that there are.
+        peak: returns the bytes that a number takes.
+        card: the bytes that are available.
         low: a number that fits.
         at_low: its peak.
-        most: no larger number is wanted.
-        guess: where to look first.
+        most: the largest number to consider.
+        guess: the number to try first.
     """
-    high = most + 1  # a number that does not fit, or is not wanted
-    at_high = None  # its peak, once a number was seen that does not fit
+    high = most + 1  # a number that does not fit, or is not considered
+    at_high = None  # its peak, once a number has been found that does not fit
     slope = 0.0
     halves_next = True
     while high - low > 1:
@@ -46,7 +46,7 @@ def largest_that_fits(
 
 
 def along_slope(low: int, room: int, slope: float) -> int:
-    """Return where a line from `low` with this slope has used up the room, in bytes."""
+    """Return the number at which a line from `low` with this slope has used `room` bytes."""
     if slope == 0:
         return 2 * low
     return low + int(room / slope)

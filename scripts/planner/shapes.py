@@ -1,7 +1,7 @@
 """A model as its config describes it, on the meta device: tensors have shapes, but no bytes.
 
-`build_base` makes what the recipe's `load_model` would load, quantized layers included, from a
-config alone; `build` adds the adapters.
+`build_base` makes what the recipe's `load_model` would load, quantized layers included, from only a
+config; `build` adds the adapters.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ SCALES_PER_SCALE = 256  # in double quantization
 def read_model_config(name: str) -> PretrainedConfig:
     """Return the transformers config of a hub id, a folder or a config.json.
 
-    Raises UnplannableError: with 69 where the hub cannot be reached, with 64 for a file that is no
-    config of a known model.
+    Raises UnplannableError: with 69 if the hub cannot be reached, with 64 for a file that is not
+    the config of a known model.
     """
     try:
         return find_model_config(name)
@@ -39,7 +39,7 @@ def read_model_config(name: str) -> PretrainedConfig:
         raise
     except OSError as error:
         raise UnplannableError(
-            f"{name}: not a folder, and the hub has or gives no such config: {first_line(error)}",
+            f"{name}: not a folder, and the hub does not provide its config: {first_line(error)}",
             NO_HUB,
         ) from None
     except Exception as error:  # Each config class checks its own fields in its own way.
@@ -49,7 +49,7 @@ def read_model_config(name: str) -> PretrainedConfig:
 
 
 def find_model_config(name: str) -> PretrainedConfig:
-    """Return a config as `read_model_config` does, with whatever errors transformers raises."""
+    """Return the config of a model. Raises whatever transformers raises."""
     path = Path(name)
     if path.is_dir():
         path = path / "config.json"
@@ -57,7 +57,7 @@ def find_model_config(name: str) -> PretrainedConfig:
         content = json.loads(path.read_text())
         if "model_type" not in content:
             raise UnplannableError(
-                f"{path}: no field model_type, from which transformers knows the architecture"
+                f"{path}: no field model_type, which names the architecture for transformers"
             )
         return AutoConfig.for_model(**content)
     if name.endswith(".json") or name.startswith((".", "/")):
@@ -72,8 +72,8 @@ def find_model_config(name: str) -> PretrainedConfig:
 class Quantized(torch.nn.Linear):
     """A linear layer as bitsandbytes stores it, frozen: packed weight, scales as buffers.
 
-    4-bit (arXiv 2305.14314): two weights per byte, in elements of the storage dtype, as the recipe
-    asks for. Each block of 64 weights has an fp32 scale: 4.5 bits per weight. With double
+    4-bit (arXiv 2305.14314): two weights per byte, in elements of the recipe's storage dtype. Each
+    block of 64 weights has an fp32 scale: 4.5 bits per weight. With double
     quantization a scale takes one byte, and 256 of those share an fp32 scale: 4.127 bits.
     int8 (arXiv 2208.07339): one byte per weight, one fp32 scale per row.
     """
@@ -99,7 +99,7 @@ class Quantized(torch.nn.Linear):
             self.bias.requires_grad_(False)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of the size of the product, whose values mean nothing."""
+        """Return a tensor of the shape of the product, with meaningless values."""
         out = QuantizedProduct.apply(input, self)
         if self.in_4bit:
             return out.clone()  # as peft's 4-bit layer does
@@ -127,13 +127,13 @@ def scales_4bit(numel: int, double_quant: bool) -> list[torch.Tensor]:
 class QuantizedProduct(torch.autograd.Function):
     """What bitsandbytes' matrix products allocate.
 
-    4-bit keeps nothing of its input for the backward pass; int8 keeps all of it, and makes copies
-    in fp16 and int8 for a moment.
+    4-bit keeps nothing of its input for the backward pass; int8 keeps all of it, and briefly copies
+    it to fp16 and int8.
     """
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, layer: Quantized) -> torch.Tensor:
-        """Allocate what the forward pass does."""
+        """Allocate what the forward pass allocates."""
         ctx.layer = layer
         if not layer.in_4bit:
             ctx.kept = x
@@ -143,7 +143,7 @@ class QuantizedProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Allocate what the backward pass does: the whole weight, dequantized."""
+        """Allocate what the backward pass allocates: the whole weight, dequantized."""
         (grad,) = gradients
         layer = ctx.layer
         dequantized = grad.new_empty(layer.out_features, layer.in_features)
@@ -151,7 +151,7 @@ class QuantizedProduct(torch.autograd.Function):
 
 
 def quantize(model: torch.nn.Module, args: RecipeArguments) -> None:
-    """Put Quantized layers where transformers would let bitsandbytes put its own; freeze all."""
+    """Replace linear layers with Quantized ones where transformers would quantize; freeze all."""
     kept = get_keys_to_not_convert(model)
     for name, module in list(model.named_modules()):
         is_kept = any(name == key or name.endswith(f".{key}") for key in kept)
@@ -167,8 +167,8 @@ def build_base(
 ) -> PreTrainedModel:
     """Return the model that the recipe would load, without adapters, by default on the meta device.
 
-    Attention is eager or sdpa, since kernels for GPUs refuse to be built elsewhere; parameters do
-    not depend on it. Raises UnplannableError for a config that makes no causal language model.
+    Attention is eager or sdpa, since models refuse GPU kernels on other devices; parameters do not
+    depend on it. Raises UnplannableError for a config that is not of a causal language model.
     """
     with naming_bad_configs(), torch.device(device), quiet():
         return make_base(args, config).train()
@@ -184,10 +184,10 @@ def build(args: RecipeArguments, config: PretrainedConfig, device: str = "meta")
 
 
 def make_base(args: RecipeArguments, config: PretrainedConfig) -> PreTrainedModel:
-    """Make the model, on torch's current device, with whatever errors its class raises."""
+    """Return the model on torch's current device. Raises whatever its class raises."""
     attention = args.attn_implementation
     if attention not in (None, "eager"):
-        attention = "sdpa"  # other kernels need a GPU, and have the same weights
+        attention = "sdpa"  # Other kernels need a GPU; the weights are the same.
     model = AutoModelForCausalLM.from_config(
         config, dtype=getattr(torch, args.dtype), attn_implementation=attention
     )
@@ -214,17 +214,17 @@ def adapters_of(args: RecipeArguments) -> LoraConfig:
 
 
 class MemoizedBuild:
-    """`build_base` on the meta device, once for each kind of weights.
+    """`build_base` on the meta device, called once for each kind of weights.
 
-    Building a model is most of the time that a plan takes. Its shapes depend on few arguments, and
-    the closed form changes nothing in it.
+    A plan spends most of its time building the model. Its shapes depend on few arguments, and the
+    closed form does not change it.
     """
 
     def __init__(self) -> None:
         self.built: dict[tuple, PreTrainedModel] = {}
 
     def __call__(self, args: RecipeArguments, config: PretrainedConfig) -> PreTrainedModel:
-        """Return the model, built now or before."""
+        """Return the model, which is built if it is not cached."""
         key = (
             id(config),
             args.dtype,
@@ -239,7 +239,7 @@ class MemoizedBuild:
 
 
 def layers_of(model: PreTrainedModel) -> torch.nn.ModuleList:
-    """Return the decoder layers of a language model; none if they are in no list."""
+    """Return the decoder layers of a language model, or no layers if it has no ModuleList."""
     for module in model.base_model.children():
         if isinstance(module, torch.nn.ModuleList):
             return module
@@ -248,19 +248,19 @@ def layers_of(model: PreTrainedModel) -> torch.nn.ModuleList:
 
 @contextlib.contextmanager
 def naming_bad_configs() -> Generator[None]:
-    """Turn whatever a model class or peft makes of a config that does not fit it into one line."""
+    """Turn any error of a model class or of peft about a config into a one-line refusal."""
     try:
         yield
     except Exception as error:
         raise UnplannableError(
-            f"no causal language model from this config: {type(error).__name__}: "
+            f"this config does not make a causal language model: {type(error).__name__}: "
             f"{first_line(error)}"
         ) from None
 
 
 @contextlib.contextmanager
 def quiet() -> Generator[None]:
-    """Silence what libraries print about weights that are not there."""
+    """Silence what libraries print about missing weights."""
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:

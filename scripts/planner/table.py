@@ -24,7 +24,7 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class Choice:
-    """The answer to which ways fit: they, and what to change where none does."""
+    """The answer to which ways fit: those that do, and what to change if none does."""
 
     launch: Launch
     batch: Batch
@@ -34,7 +34,7 @@ class Choice:
 
     @property
     def title(self) -> str:
-        """What is asked, and how many ways fit."""
+        """The question, and how many ways fit."""
         launch = self.launch
         model = launch.args.model_name_or_path
         cards = f"{launch.ranks} x {launch.request.gpu}, {in_gib(launch.card)} each"
@@ -97,8 +97,10 @@ class Choice:
         return "\n".join(lines)
 
     def lines_on_what_fits(self) -> list[str]:
-        """Return the table, what does not fit, and the commands of the first way and of the first
-        with full weights."""
+        """Return the table, what does not fit, and commands.
+
+        The commands are those of the first way and of the first with full weights.
+        """
         launch = self.launch
         first = self.fitting[0]
         ways = shown(self.fitting)
@@ -120,7 +122,7 @@ class Choice:
         return lines
 
     def lines_on_what_does_not_fit(self) -> list[str]:
-        """Return a line for each kind of weights that does not fit, and by how much."""
+        """Return a line for each kind of weights that does not fit, with how much is missing."""
         lines = []
         for weights in dict.fromkeys(way.weights for way in self.ways):
             of_kind = [way for way in self.ways if way.weights == weights]
@@ -133,7 +135,7 @@ class Choice:
         return lines
 
     def lines_on_what_to_change(self, remedy: Remedy) -> list[str]:
-        """Return by how much the closest way misses, and what would make one fit."""
+        """Return how much the closest way lacks, and changes with which a way fits."""
         closest = remedy.closest
         sentence = f"The closest is {closest.weights} under {closest.file}"
         if closest.checkpoints:
@@ -153,7 +155,7 @@ class Choice:
         return lines
 
     def excess(self, way: Way) -> int:
-        """Return by how many bytes a way does not fit."""
+        """Return how many bytes a way takes beyond the card."""
         return way.peak - self.launch.card
 
 

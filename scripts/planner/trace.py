@@ -1,8 +1,8 @@
 """Trace one optimizer step of the real model on fake tensors, which have shapes but no bytes.
 
-Under torch's FakeTensorMode tensors live and die as real ones do. The process group is torch's fake
-one, so that there may be any number of ranks. Model, optimizer and loss are the recipe's own, and
-sharding is what accelerate's `fsdp2_prepare_model` does.
+Under torch's FakeTensorMode tensors are allocated and freed as real ones are. The process group is
+torch's fake one, which allows any number of ranks. Model, optimizer and loss are the recipe's own,
+and accelerate's `fsdp2_prepare_model` shards the model.
 
 FSDP1 and DeepSpeed cannot be traced, since they read the addresses of tensors, which fake ones do
 not have. Nor can bitsandbytes' kernels: `shapes.Quantized` stands in for them.
@@ -30,13 +30,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 from . import recipe
 from .errors import UnplannableError, first_line
 from .ledger import Sizes
-from .patches import packing_as_told
+from .patches import known_packing
 from .plan import DTYPES, Plan
 from .request import Batch
 from .shapes import build, quiet
 from .trackers import ShardTracker, WholeTracker, peak_of
 
-CLIP = 1.0  # any maximum of the gradient's norm: clipping makes the same tensors for each
+CLIP = 1.0  # maximum gradient norm; clipping allocates the same for any value
 MakeBatch = Callable[[], dict[str, Any]]
 
 
@@ -48,28 +48,32 @@ def simulate(plan: Plan, config: PretrainedConfig, batch: Batch) -> Sizes:
     refuse_untraceable(plan, batch)
     torch.set_num_threads(1)
     model = build(plan.args, config)
-    logging.getLogger("torch").setLevel(logging.CRITICAL)  # it reports what it raises
+    # torch logs errors that it also raises.
+    logging.getLogger("torch").setLevel(logging.CRITICAL)
     with (
         warnings.catch_warnings(),
         quiet(),
         fake_ranks(plan) as mesh,
         FakeTensorMode(),
-        packing_as_told(batch.packed),
+        known_packing(batch.packed),
         sdpa_kernel(SDPBackend.FLASH_ATTENTION),
     ):
         warnings.simplefilter("ignore")
         try:
             training = prepared(make_fake(model), plan, mesh)
             return tracked(training, plan, lambda: tensors_of(batch))
-        except Exception as error:  # what a model's own kernels make of fake tensors on a CPU
+        # A model's own kernels may fail in any way on fake tensors on a CPU.
+        except Exception as error:
             raise UnplannableError(
                 f"--simulate: this model cannot be traced: {first_line(error)}"
             ) from None
 
 
 def measure(plan: Plan, config: PretrainedConfig, batch: Batch) -> Sizes:
-    """Return what `simulate` does of one process, with real tensors on the CPU: what the planner is
-    held against."""
+    """Return what `simulate` returns, but measured with real tensors in one process on the CPU.
+
+    The planner is validated against it.
+    """
     torch.manual_seed(0)
     model = build(plan.args, config, "cpu")
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
@@ -80,28 +84,30 @@ def refuse_untraceable(plan: Plan, batch: Batch) -> None:
     """Raise UnplannableError for what fake tensors cannot show."""
     if plan.engine not in ("single", "ddp", "fsdp2"):
         raise UnplannableError(
-            f"--simulate: {plan.name} reads addresses, which fake tensors do not have: leave it out"
+            f"--simulate: {plan.name} reads the addresses of tensors, which fake tensors do not "
+            "have: plan without --simulate"
         )
     if plan.offloads_parameters:
         raise UnplannableError(
             "--simulate: fake tensors are on one device, so that offload moves nothing: "
-            "leave it out"
+            "plan without --simulate"
         )
     if plan.args.optim.endswith("bit"):
         raise UnplannableError(
-            f"--simulate: no fake tensors for bitsandbytes' {plan.args.optim}: leave it out"
+            f"--simulate: bitsandbytes' {plan.args.optim} does not support fake tensors: "
+            "plan without --simulate"
         )
     if batch.packed and plan.args.attn_implementation not in (None, "eager", "sdpa"):
         raise UnplannableError(
-            f"--simulate: traces sdpa, not {plan.args.attn_implementation}: leave it out"
+            f"--simulate: traces sdpa, not {plan.args.attn_implementation}: plan without --simulate"
         )
 
 
 # ---- Fake tensors and ranks ----
 def make_fake(model: PreTrainedModel) -> PreTrainedModel:
-    """Give a model on the meta device fake tensors on the CPU, tied ones once.
+    """Replace the meta tensors of a model with fake tensors on the CPU; return the model.
 
-    Call it under FakeTensorMode. Returns the model.
+    Tied tensors stay tied. Call it under FakeTensorMode.
     """
     made: dict[int, torch.nn.Parameter] = {}
     for module in model.modules():
@@ -120,7 +126,7 @@ def make_fake(model: PreTrainedModel) -> PreTrainedModel:
 
 @contextlib.contextmanager
 def fake_ranks(plan: Plan) -> Generator[DeviceMesh | None]:
-    """Give the mesh of the plan's ranks, which exist by name only, or None without sharding."""
+    """Yield the mesh of the plan's ranks, which exist in name only, or None without sharding."""
     if plan.engine != "fsdp2":
         yield None
         return
@@ -138,7 +144,7 @@ def fake_ranks(plan: Plan) -> Generator[DeviceMesh | None]:
 # ---- Model, optimizer and batch ----
 @dataclass(frozen=True)
 class Training:
-    """A model as the recipe gets it back from `prepare`, its loss and its optimizer."""
+    """A model as `prepare` returns it to the recipe, its loss and its optimizer."""
 
     model: torch.nn.Module
     token_loss: recipe.LossInHead
@@ -162,7 +168,7 @@ def prepared(model: PreTrainedModel, plan: Plan, mesh: DeviceMesh | None) -> Tra
 def shard(model: torch.nn.Module, plan: Plan, mesh: DeviceMesh) -> torch.nn.Module:
     """Return the model sharded over the mesh as accelerate does under FSDP2."""
     policy = MixedPrecisionPolicy()
-    if plan.mixed_precision in DTYPES:  # reductions in fp32, as reduce_in_fp32 of the recipes
+    if plan.mixed_precision in DTYPES:  # The recipes reduce in fp32 (reduce_in_fp32).
         low = getattr(torch, DTYPES[plan.mixed_precision])
         policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
     plugin = FullyShardedDataParallelPlugin(
@@ -185,8 +191,10 @@ def shard(model: torch.nn.Module, plan: Plan, mesh: DeviceMesh) -> torch.nn.Modu
 
 
 def tensors_of(batch: Batch) -> dict[str, Any]:
-    """Return what the recipe's `collate` gives for a batch: sequences of one row, or of two if they
-    are packed."""
+    """Return what the recipe's `collate` returns for a batch.
+
+    A sequence holds one row, or two if it is packed.
+    """
     shape = batch.sequences, batch.length
     inputs = {"input_ids": torch.zeros(shape, dtype=torch.long)}
     if batch.packed:
@@ -201,7 +209,7 @@ def tensors_of(batch: Batch) -> dict[str, Any]:
 def tracked(training: Training, plan: Plan, make_batch: MakeBatch) -> Sizes:
     """Return the bytes at the peak of the second step.
 
-    The first one makes what stays: optimizer state, and the trackers' own caches.
+    The first step allocates what stays: optimizer state, and the trackers' own caches.
     """
     step(training, plan, make_batch)
     batch = make_batch()
@@ -220,7 +228,7 @@ def step(
 ) -> None:
     """Run one optimizer step of the recipe: its loss, its clipping, its optimizer.
 
-    begin: called once each micro-batch is there.
+    begin: called after each micro-batch is made.
     """
     autocasts = plan.autocast_itemsize is not None
     low = getattr(torch, DTYPES[plan.mixed_precision]) if autocasts else None
@@ -235,5 +243,5 @@ def step(
     trained = [weight for weight in training.model.parameters() if weight.requires_grad]
     torch.nn.utils.clip_grad_norm_(trained, CLIP)
     training.optimizer.step()
-    # DDP's gradients stay where they are, in its buckets.
+    # DDP's gradients stay allocated, since they are views of its buckets.
     training.optimizer.zero_grad(set_to_none=plan.engine != "ddp")

@@ -1,7 +1,7 @@
-"""torch's memory trackers, adapted to what is asked of them here.
+"""torch's memory trackers, adapted to the planner.
 
-`MemTracker` and `FSDPMemTracker` see every tensor that modules, autograd, FSDP2 and the optimizer
-make and drop, of real tensors and of fake ones.
+`MemTracker` and `FSDPMemTracker` see every tensor, real or fake, that modules, autograd, FSDP2 and
+the optimizer allocate and free.
 """
 
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from .ledger import Sizes
 
 TOTAL = "Total"
-CATEGORIES = {  # of the trackers: ours
+CATEGORIES = {  # {category of the trackers: category of the ledger}
     "Parameter": "parameters",
     "Buffer": "parameters",
     "Gradient": "gradients",
@@ -36,8 +36,10 @@ CATEGORIES = {  # of the trackers: ours
 
 
 class PeakTracker(MemTracker):
-    """A tracker of the peak only. torch's also looks at every module at each op, and LoRA makes
-    thousands of them."""
+    """A tracker of only the peak.
+
+    torch's also visits every module at each op, which is slow for LoRA's thousands of modules.
+    """
 
     def _update_peak_stats(self, peak_state: Any) -> None:
         for device, held in self._curr_mem_snap.items():
@@ -47,12 +49,12 @@ class PeakTracker(MemTracker):
 
 
 class WholeTracker(PeakTracker):
-    """torch's tracker of models that are not sharded."""
+    """torch's tracker for models that are not sharded."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__()
         self.track_external(model, optimizer)
-        # It would put hooks on frozen weights, whose gradients it cannot have.
+        # torch would register gradient hooks on frozen weights, which raises.
         no_hooks = mock.Mock(), mock.Mock()
         for weight in model.parameters():
             if not weight.requires_grad:
@@ -60,11 +62,11 @@ class WholeTracker(PeakTracker):
 
 
 class ShardTracker(PeakTracker, FSDPMemTracker):
-    """torch's tracker of models under FSDP2.
+    """torch's tracker for models under FSDP2.
 
-    It puts hooks of its own on each module of a unit. A unit of several modules, as accelerate
-    makes of final norm and head, would be gathered and reduced once for each; such a unit keeps
-    FSDP's own hooks here, and only its tensors are named.
+    It puts its own hooks on each module of a unit. A unit of several modules, such as the one that
+    accelerate makes of final norm and head, would be gathered and reduced once per module. Such a
+    unit keeps FSDP's own hooks here, and only its tensors are assigned to categories.
     """
 
     def _instrument_fsdp_module(self) -> None:
@@ -82,7 +84,7 @@ class ShardTracker(PeakTracker, FSDPMemTracker):
                 self._name_tensors_of(state._fsdp_param_group)
 
     def _name_tensors_of(self, group: Any) -> None:
-        """Count whole parameters and sharded gradients of a unit as what they are."""
+        """Assign whole parameters and sharded gradients of a unit to their categories."""
         self._instrument_fsdp_sharded_params_grads(group)
         wait = group.wait_for_unshard
         reduce = group.post_backward

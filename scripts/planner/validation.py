@@ -1,8 +1,8 @@
-"""The planner's peaks against those of torch's MemTracker on real CPU tensors.
+"""Compare the planner's peaks with those of torch's MemTracker on real CPU tensors.
 
 A cell is a random model and a batch. It runs two optimizer steps with the recipe's own loss and
-optimizer, in fp32 and one process, of which the second is tracked. Nothing in the planner is fitted
-to any cell.
+optimizer, in fp32 and one process, and tracks the second. Nothing in the planner is fitted to any
+cell.
 """
 
 import random
@@ -46,7 +46,7 @@ SIZES_CHANGED = [
     {"kv_heads": 8},
     {"ratio": 1.5},
     {"tied": True},
-    {"learnt": 0.1},
+    {"supervised_share": 0.1},
 ]
 FLAGS_CHANGED = [
     {"flags": CHECKPOINTED},
@@ -95,7 +95,7 @@ LENGTH_OF_SHAPES = 4096  # tokens
 
 
 class LargeRun(NamedTuple):
-    """A run that no CPU could make: a shape, the recipe's flags, and fields of the Plan."""
+    """A run too large for this machine: a shape, the recipe's flags, and fields of the Plan."""
 
     model: str
     flags: Sequence[str]
@@ -131,7 +131,7 @@ LARGE = RUNS_OF_1B + RUNS_OF_8B + RUNS_OF_70B
 
 
 def drawn(number: int, seed: int) -> Iterator[Cell]:
-    """Yield cells in which everything is drawn at random, so that nobody chose them."""
+    """Yield cells in which everything is drawn at random, so that they are not hand-picked."""
     draw = random.Random(seed)
     for _ in range(number):
         heads = draw.choice([4, 8])
@@ -150,14 +150,17 @@ def drawn(number: int, seed: int) -> Iterator[Cell]:
             "lines": draw.choice([1, 2, 4]) if is_short else 1,
             "length": length,
             "tied": draw.choice([False, True]),
-            "learnt": draw.choice([0.2, 0.5, 1.0]),
+            "supervised_share": draw.choice([0.2, 0.5, 1.0]),
             "flags": flags,
             "family": draw.choice(["llama", "llama", "qwen2", "qwen3", "mistral"]),
         }
 
 
 def drawn_flags(draw: random.Random, is_short: bool) -> list[str]:
-    """Return flags of the recipe; eager attention takes the square of a row, so only short ones."""
+    """Return random flags of the recipe.
+
+    Eager attention is only for short rows, since its memory grows with the square of their length.
+    """
     flags = []
     flags += CHECKPOINTED * draw.choice([0, 1])
     flags += ["--use_peft"] * draw.choice([0, 0, 1])
@@ -183,7 +186,7 @@ def config_of(cell: Cell) -> PretrainedConfig:
 
 
 def training_arguments(flags: Sequence[str]) -> RecipeArguments:
-    """Return the recipe's arguments of steps of training only, without evaluation."""
+    """Return the recipe's arguments for training without evaluation."""
     return parse_words(["--eval_strategy", "no", *flags])
 
 
@@ -192,7 +195,7 @@ def run(cell: Cell) -> Cell:
     args = training_arguments(cell.get("flags", []))
     config = config_of(cell)
     tokens = cell["lines"] * cell["length"]
-    supervised = max(int(tokens * cell.get("learnt", 1.0)), 1)
+    supervised = max(int(tokens * cell.get("supervised_share", 1.0)), 1)
     batch = Batch(cell["lines"], cell["length"], supervised, args.packing)
     plan = Plan(args)
     measured = sum(measure(plan, config, batch).values())

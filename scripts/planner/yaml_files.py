@@ -1,4 +1,4 @@
-"""What the planner asks of accelerate configs. No other module here imports their reader."""
+"""What the planner needs from accelerate configs. No other module here imports their reader."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,14 +51,14 @@ def strategy_of(config: Config) -> Strategy:
 
 
 def read(path: str | Path) -> Config:
-    """Read a config. Raises UnplannableError if it is none."""
+    """Read a config. Raises UnplannableError if it is not one."""
     return as_accelerate_reads(load(path))
 
 
 def read_without_faults(path: str | Path) -> Config:
     """Read a user's config.
 
-    Raises UnplannableError also where accelerate would stop, or run something else than what is
+    Raises UnplannableError also if accelerate would stop, or run something other than what is
     written.
     """
     file = load(path)
@@ -74,7 +74,7 @@ def read_without_faults(path: str | Path) -> Config:
 
 
 def load(path: str | Path) -> config_files.ConfigFile:
-    """Return the file as written. Raises UnplannableError if it is no accelerate config."""
+    """Return the file as written. Raises UnplannableError if it is not an accelerate config."""
     try:
         return config_files.load(path)
     except ValueError as error:
@@ -89,17 +89,17 @@ def as_accelerate_reads(file: config_files.ConfigFile) -> Config:
 
 
 def shipped_files() -> list[Path]:
-    """Return the files of accelerate_configs/ by name; of a file and a link to it only the link."""
+    """Return the files of accelerate_configs/ by name; a link replaces the file it points to."""
     links_last = sorted(CONFIGS.glob("*.yaml"), key=lambda path: (path.is_symlink(), path.name))
     by_target = {path.resolve(): path for path in links_last}
     return sorted(by_target.values())
 
 
 def makes_sense_on(config: Config, ranks: int, machines: int) -> bool:
-    """Tell whether a config is worth trying on a number of ranks.
+    """Return whether a config is worth trying on a number of ranks.
 
-    One rank alone splits nothing, so that only offload differs from one plain process. The groups
-    of FSDP1's HYBRID_SHARD are machines: there must be several, of several GPUs each.
+    A single rank splits nothing, so that only offload differs from one plain process. The groups of
+    FSDP1's HYBRID_SHARD are machines: there must be several, with several GPUs each.
     """
     strategy = strategy_of(config)
     if ranks == 1:

@@ -1,6 +1,6 @@
-"""What a rank holds under DeepSpeed's ZeRO, stages 0 to 2, whose parameters are whole.
+"""What a rank holds under DeepSpeed's ZeRO, stages 0 to 2, which keep parameters whole.
 
-With P parameters that train, mixed precision and N ranks, a rank holds at rest, in bytes (arXiv
+With P trained parameters, mixed precision and N ranks, a rank holds at rest, in bytes (arXiv
 1910.02054, figure 1, has 2 + 2 + 12 per parameter in all):
 
                parameters    gradients       master copies    AdamW's two numbers
@@ -9,8 +9,8 @@ With P parameters that train, mixed precision and N ranks, a rank holds at rest,
     ZeRO-2     2 P           4 P / N         4 P / N          8 P / N
     ZeRO-3     2 P / N       4 P / N         4 P / N          8 P / N
 
-The recipes add gradients in fp32, hence 4 where the paper has 2. Without mixed precision the stages
-from 1 on have fp32 master copies all the same. ZeRO-3 is in zero3.py.
+The recipes add gradients in fp32, hence 4 where the paper has 2. Stages 1 and above have fp32
+master copies even without mixed precision. ZeRO-3 is in zero3.py.
 
 Sources: DeepSpeed's engine.py, unfused_optimizer.py (stage 0 in mixed precision) and
 zero/stage_1_and_2.py, with the settings that accelerate leaves as they are.
@@ -36,9 +36,9 @@ def state_of_master_copies(elements: int, optim: str) -> int:
 
 
 def fullest_part(sizes: Sequence[int], parts: int) -> int:
-    """Return the elements of all tensors of which the fullest rank has a piece.
+    """Return the elements of all tensors that the fullest rank has a piece of.
 
-    The tensors lie one after another in a flat buffer, which is cut into equal parts.
+    The tensors are concatenated in a flat buffer, which is split into equal parts.
     """
     part = math.ceil(sum(sizes) / parts)
     elements = [0] * parts
@@ -55,9 +55,9 @@ def fullest_part(sizes: Sequence[int], parts: int) -> int:
 class Bucket:
     """Gradients on their way to other ranks.
 
-    They are copied into a buffer. Once that is full it is reduced through a flat copy, in which
-    each rank's part is in one piece, and under mixed precision an fp32 copy of that (reduce_in_fp32
-    of the recipes). A gradient larger than the buffer waits as it is.
+    They are copied into a buffer. A full buffer is reduced through a flat copy, in which each
+    rank's part is contiguous, and under mixed precision through an fp32 copy of that
+    (reduce_in_fp32 of the recipes). A gradient larger than the buffer is kept as it is.
     """
 
     def __init__(self, autograd: Autograd, itemsize: int, buffer: Storage | None = None) -> None:
@@ -68,7 +68,7 @@ class Bucket:
         self.waiting: list[Storage | None] = []
 
     def is_full_with(self, elements: int) -> bool:
-        """Tell whether there is no room for more elements."""
+        """Return whether there is no room for this many more elements."""
         return self.filled + elements > BUCKET
 
     def add(self, elements: int, gradient: Storage | None) -> None:
@@ -78,7 +78,7 @@ class Bucket:
             self.waiting.append(gradient)
 
     def reduce(self, bytes_meanwhile: int = 0) -> None:
-        """Empty the buffer. bytes_meanwhile: needed for a moment while the flat copy is there."""
+        """Empty the buffer. bytes_meanwhile: needed briefly while the flat copy is allocated."""
         flat = self.autograd.new(self.filled, self.itemsize, "communication")
         if self.itemsize < FP32:
             self.autograd.touch(self.filled, FP32, "communication")
@@ -89,11 +89,11 @@ class Bucket:
 
 
 class Zero(Replica):
-    """Parameters are whole.
+    """ZeRO stages 0 to 2: parameters are whole.
 
-    In stage 0 so are state and, under mixed precision, master weights. In stages 1 and 2 a rank has
-    1/N of fp32 master weights and state, and in stage 2 of gradients too; a gradient that lies in
-    the parts of two ranks is whole on both.
+    In stage 0 so are the state and, under mixed precision, the master weights. In stages 1 and 2 a
+    rank has 1/N of fp32 master weights and state, and in stage 2 of gradients too. A gradient that
+    lies in the parts of two ranks is whole on both.
     """
 
     def __init__(self, plan: Plan, weights: Sequence[Weight], extra: Sizes) -> None:
@@ -103,19 +103,19 @@ class Zero(Replica):
         self.itemsize = plan.low_itemsize or FP32
         self.largest = max((weight.numel for weight in self.trained), default=0)
         self.in_part = self.elements_in_part()
-        # Micro-batches are added in fp32 (reduce_in_fp32 of the recipes), but not with offload
+        # Micro-batches are added in fp32 (reduce_in_fp32 of the recipes), but not with offload.
         self.adds_in_fp32 = (
             plan.stage == 2 and plan.low_itemsize is not None and not plan.offloads_optimizer
         )
         self.bucket: Bucket | None = None
         self.part: Storage | None = None  # this rank's gradients of a micro-batch
-        self.sum: Storage | None = None  # and those of the step
+        self.sum: Storage | None = None  # this rank's gradients of the step
 
     def elements_in_part(self) -> int:
         """Return the elements of tensors that this rank has a piece of.
 
-        The recipes have two groups of parameters, with weight decay and without: matrices, and
-        vectors such as norms and biases. Each is cut by itself.
+        The recipes have two groups of parameters: matrices, with weight decay, and vectors such as
+        norms and biases, without. DeepSpeed splits each group by itself.
         """
         vectors = [weight.numel for weight in self.trained if weight.rows == weight.numel]
         matrices = [weight.numel for weight in self.trained if weight.rows != weight.numel]
@@ -131,7 +131,7 @@ class Zero(Replica):
             states["master copies"] = FP32 * self.own
         states["optimizer"] = state_of_master_copies(self.own, plan.args.optim)
         if plan.offloads_optimizer:
-            # On their way: sums of micro-batches, new weights, and one gradient
+            # In transit: sums of micro-batches, new weights, and one gradient
             sums = 0
             if plan.args.gradient_accumulation_steps > 1:
                 sums = self.in_part
@@ -142,8 +142,11 @@ class Zero(Replica):
 
     # ---- Gradients ----
     def accumulate(self, weight: Weight, gradient: Storage) -> None:
-        """Stage 2 puts gradients into a bucket; the others keep them whole. Stage 1 allocates the
-        bucket at the same time, and fills it after the pass."""
+        """Take a finished gradient.
+
+        Stage 2 copies gradients into a bucket; the other stages keep them whole. Stage 1 allocates
+        the bucket at the same time, and fills it after the pass.
+        """
         if self.plan.stage > 0 and self.bucket is None:
             buffer = self.autograd.new(BUCKET, self.itemsize, "communication")
             self.bucket = Bucket(self.autograd, self.itemsize, buffer)
@@ -153,7 +156,7 @@ class Zero(Replica):
             self.autograd.keep_gradient(weight, gradient)
 
     def into_bucket(self, bucket: Bucket, weight: Weight, gradient: Storage | None) -> None:
-        """Copy a gradient into the bucket, which is reduced before if it has no place."""
+        """Copy a gradient into the bucket, which is reduced first if it is full."""
         if bucket.is_full_with(weight.numel):
             self.reduce(bucket)
         bucket.add(weight.numel, gradient)
@@ -162,7 +165,7 @@ class Zero(Replica):
         """Empty the bucket; this rank's part is copied out of it."""
         on_device = not self.plan.offloads_optimizer
         if on_device and self.adds_in_fp32 and self.sum is None:
-            # At once into the flat part that the optimizer reads
+            # Gradients go straight into the flat part that the optimizer reads.
             self.sum = self.autograd.new(self.own, FP32, "gradients")
         bucket.reduce()
         if on_device and not self.adds_in_fp32 and self.part is None:
@@ -195,9 +198,9 @@ class Zero(Replica):
         del flat
 
     def empty_gradients_into(self, bucket: Bucket) -> None:
-        """Put the gradients that stage 1 has kept whole into the bucket, one after another.
+        """Move the gradients that stage 1 has kept whole into the bucket, one after another.
 
-        Biases, which the forward pass leaves out for their size, take their place in it too.
+        Biases take room there too, although the forward pass ignores them for their size.
         """
         for weight in self.trained:
             gradient = weight.gradient
@@ -209,8 +212,8 @@ class Zero(Replica):
     def step(self) -> None:
         """Run the optimizer on gradients in fp32.
 
-        Stage 0 in mixed precision makes them besides those of the model, the other stages out of a
-        flat copy.
+        Under mixed precision, stage 0 allocates them besides those of the model, and the other
+        stages from a flat copy.
         """
         if self.plan.offloads_optimizer:
             return

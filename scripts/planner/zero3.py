@@ -20,13 +20,13 @@ PREFETCH = 50_000_000  # stage3_prefetch_bucket_size
 PERSISTENT = 100_000  # stage3_param_persistence_threshold: smaller tensors stay whole
 MOST_LIVE = 1_000_000_000  # stage3_max_live_parameters: bound of prefetching, with what is in use
 REUSE = 1_000_000_000  # stage3_max_reuse_distance: what is needed again that soon stays
-SUB_GROUP = 1_000_000_000  # sub_group_size: what the optimizer updates at a time
+SUB_GROUP = 1_000_000_000  # sub_group_size: elements that the optimizer updates at a time
 
 
 class Gathering:
-    """Parameters that were asked for together, in one flat buffer.
+    """Parameters that are gathered together, in one flat buffer.
 
-    Each is copied from it when the first is used; the buffer stays until the last is.
+    All are copied out when the first is used; the buffer stays until the last is used.
     """
 
     def __init__(self, weights: Sequence[Weight], buffer: Storage) -> None:
@@ -36,11 +36,12 @@ class Gathering:
 
 
 class Zero3(Gathered):
-    """1/N of parameters, gradients, master weights and state at rest; small tensors whole, besides.
+    """A rank has 1/N of parameters, gradients, master weights and state, and small tensors whole.
 
-    A module's parameters are gathered when it is called, and with each call up to PREFETCH elements
-    of those that come next in the recorded order of a micro-batch, forward and backward pass, up to
-    MOST_LIVE in all. What has been used is let go unless it is used again within REUSE elements.
+    A module's parameters are gathered when it is called. Each call also prefetches up to PREFETCH
+    elements of those that come next in the recorded order of a micro-batch (forward and backward
+    pass), up to MOST_LIVE in all. Used parameters are freed unless they are used again within REUSE
+    elements.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Zero3(Gathered):
     def at_rest(self) -> tuple[Sizes, Sizes]:
         """Return what is held between steps, on the device and on the host.
 
-        DeepSpeed's bucket for reductions is there all the time.
+        DeepSpeed's bucket for reductions is never freed.
         """
         plan = self.plan
         device = dict(self.extra)
@@ -77,23 +78,21 @@ class Zero3(Gathered):
                     add_to(device, "unsharded", weight.numel * weight.itemsize)
         states["master copies"] = FP32 * self.updated
         states["optimizer"] = state_of_master_copies(self.updated, plan.args.optim)
-        states["gradients"] = (
-            FP32 * self.updated
-        )  # reduced and added in fp32, as the recipes have it
+        # The recipes reduce and add gradients in fp32.
+        states["gradients"] = FP32 * self.updated
         if plan.offloads_optimizer:
-            host["communication"] = FP32 * self.updated  # on their way to those of the step
+            host["communication"] = FP32 * self.updated  # gradients of a micro-batch
         device["communication"] = FP32 * BUCKET
         return device, host
 
     # ---- The recorded order ----
     def uses_in_a_pass(self) -> list[list[Weight]]:
-        """Return, for each part of a forward and a backward pass, its large weights in the order of
-        their use."""
+        """Return each part's large weights in order of use, of a forward and backward pass."""
         large = {
             part: [weight for weight in unit.weights if weight.numel > PERSISTENT]
             for part, unit in self.units.items()
         }
-        if EMBEDDING not in large:  # which is tied to the head
+        if EMBEDDING not in large:  # The embedding is tied to the head.
             large = {EMBEDDING: large[TAIL]} | large
         forward = list(large.values())
         backward = []
@@ -107,43 +106,40 @@ class Zero3(Gathered):
         return forward + backward
 
     def trains(self, part: Part) -> bool:
-        """Tell whether any weight of a part trains."""
+        """Return whether any weight of a part trains."""
         unit = self.units.get(part, self.units[TAIL])
         return bool(unit.trained)
 
     def begin(self, autograd: Autograd) -> None:
-        """Join the passes of an autograd."""
+        """Connect to an autograd."""
         super().begin(autograd)
         autograd.keeps_inputs = True  # DeepSpeed's linear layer keeps them for frozen weights too
         self.bucket = Bucket(autograd, FP32)
 
     def begin_pass(self, is_last: bool) -> None:
-        """Before a micro-batch: go back to the start of the recorded order."""
+        """Called before each micro-batch: return to the start of the recorded order."""
         super().begin_pass(is_last)
         self.part = 0  # number of the next part, in `uses_of_parts`
         self.position = 0  # of the next use, in `trace`
-        self.asked = 0  # position up to which weights were asked for
-        self.live = 0  # elements that are whole or on their way
-        self.last_asked: dict[Weight, int] = {}  # position at which a weight was last passed
-        for _ in range(2):  # the model's own modules, which have no parameters but prefetch
+        self.prefetched = 0  # position in `trace` up to which weights have been prefetched
+        self.live = 0  # elements that are whole or in flight
+        self.last_prefetched: dict[Weight, int] = {}  # {weight: its last prefetched position}
+        for _ in range(2):  # Two outer modules of the model have no parameters but prefetch.
             self.prefetch()
 
     # ---- Gathering ----
-    def ask(self, weights: Sequence[Weight]) -> None:
-        """Gather weights that are not whole: one in place, several through a flat buffer.
-
-        Shards on the host come by way of the device.
-        """
+    def fetch(self, weights: Sequence[Weight]) -> None:
+        """Gather weights that are not whole: one in place, several through a flat buffer."""
         missing = [w for w in weights if w not in self.whole and w not in self.inflight]
         self.live += sum(weight.numel for weight in missing)
         if len(missing) == 1:
             weight = missing[0]
             self.whole[weight] = self.autograd.new(weight.numel, weight.itemsize, "unsharded")
         elif missing:
-            self.ask_together(missing)
+            self.fetch_together(missing)
 
-    def ask_together(self, weights: list[Weight]) -> None:
-        """Gather several weights through a flat buffer."""
+    def fetch_together(self, weights: list[Weight]) -> None:
+        """Gather several weights through a flat buffer; shards on the host are copied first."""
         size = sum(weight.numel * weight.itemsize for weight in weights)
         share = size / self.plan.ranks if self.plan.offloads_parameters else 0
         shards = self.autograd.new(share, 1, "communication")
@@ -152,21 +148,21 @@ class Zero3(Gathered):
         del shards
 
     def prefetch(self) -> None:
-        """Ask for what comes next; what is there already must stay until then."""
+        """Fetch the weights that come next; those that are whole already must stay until then."""
         room = min(MOST_LIVE - self.live, PREFETCH)
         wanted = []
-        while self.asked < len(self.trace) and sum(w.numel for w in wanted) < room:
-            weight = self.trace[self.asked]
-            self.last_asked[weight] = self.asked
+        while self.prefetched < len(self.trace) and sum(w.numel for w in wanted) < room:
+            weight = self.trace[self.prefetched]
+            self.last_prefetched[weight] = self.prefetched
             is_there = weight in self.whole or weight in self.inflight or weight in wanted
             if not is_there:
                 wanted.append(weight)
-            self.asked += 1
-        self.ask(wanted)
+            self.prefetched += 1
+        self.fetch(wanted)
 
     def use(self, weight: Weight) -> None:
-        """Call a module: its weight is made whole, and the next ones are prefetched."""
-        self.ask([weight])
+        """Gather the weight of a module that is called, and prefetch the next ones."""
+        self.fetch([weight])
         gathering = self.inflight.pop(weight, None)
         if gathering is not None and not gathering.is_copied:
             for member in gathering.weights:
@@ -174,7 +170,7 @@ class Zero3(Gathered):
             gathering.is_copied = True
         del gathering
         self.position += 1
-        self.asked = max(self.asked, self.position)
+        self.prefetched = max(self.prefetched, self.position)
         self.prefetch()
 
     def gather(self, unit: Unit, is_backward: bool = False) -> None:
@@ -185,21 +181,20 @@ class Zero3(Gathered):
             self.use(weight)
 
     def keeps(self, part: Part) -> bool:
-        """Tell whether parameters stay whole between the passes: `release` decides, one by one."""
+        """Return False: `release` decides for each weight whether it stays whole between passes."""
         return False
 
     def release(self, unit: Unit) -> None:
-        """Let go of what is not used again soon, nor was passed over when something later was asked
-        for."""
+        """Free weights that are not used again soon, unless a prefetch counts on them."""
         soon = self.used_soon()
         for weight in unit.weights:
-            is_needed = weight in soon or self.last_asked.get(weight, -1) >= self.position
+            is_needed = weight in soon or self.last_prefetched.get(weight, -1) >= self.position
             if weight in self.whole and not is_needed:
                 del self.whole[weight]
                 self.live -= weight.numel
 
     def used_soon(self) -> set[Weight]:
-        """Return what is used again within REUSE elements."""
+        """Return the weights that are used within the next REUSE elements."""
         soon = set()
         distance = 0
         for weight in self.trace[self.position :]:
@@ -211,32 +206,34 @@ class Zero3(Gathered):
 
     # ---- Gradients and optimizer ----
     def accumulate(self, weight: Weight, gradient: Storage) -> None:
-        """Copy a gradient into the bucket, which is emptied before if it has no place."""
+        """Copy a gradient into the bucket, which is emptied first if it is full."""
         if self.bucket.filled and self.bucket.is_full_with(weight.numel):
             self.empty_bucket()
         self.bucket.add(weight.numel, gradient)
 
     def empty_bucket(self) -> None:
-        """Reduce the bucket. With offload the norm of each gradient is taken on its way to the host
-        (partition_grads of stage3.py)."""
+        """Reduce the bucket.
+
+        With offload the norm of each gradient is computed before it is copied to the host
+        (partition_grads of stage3.py).
+        """
         norm = 0
         if self.plan.offloads_optimizer:
             norm = NORM_ITEMSIZE * self.largest
         self.bucket.reduce(norm)
 
     def reduce(self, unit: Unit) -> None:
-        """Let go of parameters; gradients are reduced by bucket and not by unit."""
+        """Free parameters; gradients are reduced by bucket and not by unit."""
         self.release(unit)
 
     def end_pass(self) -> None:
-        """Reduce what is left in the bucket, and let go of all whole parameters."""
+        """Reduce what is left in the bucket, and free all whole parameters."""
         self.empty_bucket()
         self.whole = {}
         self.inflight = {}
 
     def step(self) -> None:
-        """Run the optimizer on gradients in fp32, of SUB_GROUP elements at a time: flat copies of
-        this rank's shares."""
+        """Run the optimizer on gradients in fp32, flat copies of SUB_GROUP elements at a time."""
         if self.plan.offloads_optimizer:
             return
         own = min(self.updated, SUB_GROUP)

@@ -3,8 +3,8 @@
 scripts/parity.py uses `jobs`, `launch`, `compare` and `parity_table`, scripts/fault_injection.py
 uses `trials` and `damage`, scripts/rehearse.py uses `rehearsal`, `ranks` and `shard_report`, and
 scripts/warm.py uses the modules named `warm_*`. scripts/workarounds.py uses `workarounds`. Three
-modules are programs that are started by path: `cpu_ranks` and `faults` in the place of a recipe,
-`warm_python` in the place of python.
+modules are programs that are started by path: `cpu_ranks` and `faults` instead of a recipe, and
+`warm_python` instead of python.
 """
 
 import paths  # noqa: F401  makes recipes/ importable

@@ -1,4 +1,4 @@
-"""How far two finished runs of one job are apart, and how far they may be."""
+"""How much two finished runs of one job differ, and how much they may."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,8 @@ from proof.jobs import Run
 
 Differences = Mapping[str, float | None]  # by the keys of BOUNDS; None: not reported
 
-# Softmax does not see a bias of the keys, so its gradient is rounding, of which AdamW makes steps
+# Softmax is invariant to a bias of the keys. Its gradient is rounding noise, which AdamW scales up
+# to whole steps.
 NO_GRADIENT = ("key.bias", "k_proj.bias")
 BOUNDS = {"loss": 1e-6, "grad_norm": 1e-6, "learning_rate": 0.0, "weights": 1e-5}
 BF16_BOUNDS = {"loss": 5e-3, "grad_norm": 2e-2, "learning_rate": 0.0, "weights": 1e-2}
@@ -24,7 +25,7 @@ NAMES = {
 }
 WHY_BF16 = (
     "bf16 keeps 8 bits: a single number is off by up to 2^-9, and later steps by more. "
-    "One process, DDP and FSDP1 autocast products alone, FSDP2 and DeepSpeed compute all of a "
+    "One process, DDP and FSDP1 autocast only products, FSDP2 and DeepSpeed compute all of a "
     "layer in bf16"
 )
 WHY_NO_NORM = "DeepSpeed reports no gradient norm in fp32 when nothing is sharded"
@@ -46,7 +47,7 @@ def read_weights(folder: Path | str) -> dict[str, np.ndarray]:
     for path in sorted(Path(folder).glob("*.safetensors")):
         for name, tensor in load_file(path).items():
             if not name.endswith(NO_GRADIENT):
-                # Converted by torch: DeepSpeed exports in bf16, which numpy does not know
+                # torch converts: DeepSpeed exports in bf16, which numpy does not support.
                 weights[name] = tensor.double().numpy()
     return weights
 
@@ -68,7 +69,7 @@ def compare(folder: Path, reference: Path) -> Differences:
     None stands for a number that one of them does not report. NaN is never within a bound.
 
     Raises:
-        ValueError: if they have other steps or other tensors.
+        ValueError: if they have different steps or different tensors.
     """
     steps = list(zip(read_steps(folder), read_steps(reference), strict=True))
     found = {}
@@ -77,7 +78,7 @@ def compare(folder: Path, reference: Path) -> Differences:
     ours = read_weights(folder)
     theirs = read_weights(reference)
     if ours.keys() != theirs.keys() or not ours:
-        raise ValueError(f"{folder} and {reference} hold other tensors")
+        raise ValueError(f"{folder} and {reference} hold different tensors")
     found["weights"] = float(np.max([relative(ours[name], theirs[name]) for name in ours]))
     return found
 
@@ -96,7 +97,7 @@ def largest_difference(pairs: list[tuple[float | None, float | None]]) -> float 
 
 
 def bounds_of(run: Run) -> tuple[Differences, str]:
-    """What the differences of a run may be, and why where they are not `BOUNDS`.
+    """The bounds of a run's differences, and the reason if they are not `BOUNDS`.
 
     A bound of None means that the number is not reported.
     """

@@ -1,8 +1,8 @@
 """What makes accelerate, torch and deepspeed treat gloo CPU ranks as they treat GPUs.
 
-Apart from the hooks that measure, this is the only place in this project that changes accelerate,
-torch or deepspeed; every change is one function below that says what upstream does. Measured with
-accelerate 1.15, torch 2.13, deepspeed 0.19.
+Apart from the hooks that measure, this is the only place in scripts/ that changes accelerate, torch
+or deepspeed for a recipe. Every change is one function below, whose docstring says what upstream
+does. Seen in accelerate 1.15, torch 2.13 and deepspeed 0.19.
 """
 
 import importlib
@@ -21,7 +21,7 @@ from torch.distributed.fsdp import (
     _init_utils,
 )
 
-# What accelerate's plugin reads of the YAML and refuses where there is no GPU
+# Settings of the YAML that accelerate's plugin refuses if there is no GPU
 LOADS_ONCE = "FSDP_CPU_RAM_EFFICIENT_LOADING"
 SYNCS_STATES = "FSDP_SYNC_MODULE_STATES"
 
@@ -44,7 +44,7 @@ def uses(engine: str) -> bool:
 
 
 def upstream(owner: type | ModuleType, name: str) -> Any:
-    """Return `owner.name`, or stop with one line: without its target a change would do nothing."""
+    """Return `owner.name`, or exit with one line: without its target a change would do nothing."""
     if not hasattr(owner, name):
         sys.exit(
             f"cpu_ranks.py: {owner.__name__}.{name} is gone in this version of the library; "
@@ -57,9 +57,9 @@ def use_gloo() -> None:
     """Let accelerate see a distributed job on CPU.
 
     Upstream `PartialState._prepare_backend` looks for a device, finds none and returns no backend:
-    every rank believes it is alone. Its own CPU mode (MULTI_CPU) never becomes FSDP or DeepSpeed,
-    so those two are announced as MULTI_GPU, from where accelerate switches to them; plain DDP is
-    MULTI_CPU as upstream has it.
+    every rank believes that it is the only one. Upstream's CPU mode (MULTI_CPU) never becomes FSDP
+    or DeepSpeed. These two are therefore announced as MULTI_GPU, from which accelerate switches to
+    them; plain DDP is MULTI_CPU, as upstream has it.
     """
     original = upstream(PartialState, "_prepare_backend")
 
@@ -76,7 +76,10 @@ def use_gloo() -> None:
 
 
 def do_not_pin_memory() -> None:
-    """Offload of FSDP2 without pinned memory: upstream's `CPUOffloadPolicy()` pins, on a device."""
+    """Offload of FSDP2 without pinned memory.
+
+    Upstream's `CPUOffloadPolicy()` pins memory, which needs a device.
+    """
     original = upstream(FullyShardedDataParallelPlugin, "set_cpu_offload")
 
     def set_cpu_offload(self: FullyShardedDataParallelPlugin) -> None:
@@ -90,20 +93,20 @@ def do_not_pin_memory() -> None:
 def sync_fsdp1_states() -> None:
     """Let FSDP1 ranks get their weights from rank 0 over gloo, as they do on GPUs.
 
-    Upstream accelerate's plugin refuses fsdp_cpu_ram_efficient_loading where there is no GPU, and
-    torch's `_check_module_states_for_sync_module_states` refuses to synchronize, although gloo
-    broadcasts CPU tensors: the rehearsal would load the model in another way than production.
+    Upstream accelerate's plugin refuses fsdp_cpu_ram_efficient_loading if there is no GPU, and
+    torch's `_check_module_states_for_sync_module_states` refuses to synchronize, although gloo can
+    broadcast CPU tensors. The rehearsal would not load the model as production does.
     """
     upstream(_init_utils, "_check_module_states_for_sync_module_states")
     _init_utils._check_module_states_for_sync_module_states = lambda module_states: None
     original = upstream(FullyShardedDataParallelPlugin, "__post_init__")
 
     def post_init(self: FullyShardedDataParallelPlugin) -> None:
-        asked = hide(LOADS_ONCE, SYNCS_STATES)
+        requested = hide(LOADS_ONCE, SYNCS_STATES)
         original(self)
-        os.environ.update(asked)
-        loads_once = asked.get(LOADS_ONCE, "false").lower() == "true"
-        syncs = asked.get(SYNCS_STATES, "false").lower() == "true"
+        os.environ.update(requested)
+        loads_once = requested.get(LOADS_ONCE, "false").lower() == "true"
+        syncs = requested.get(SYNCS_STATES, "false").lower() == "true"
         self.cpu_ram_efficient_loading = loads_once
         self.sync_module_states = loads_once or syncs
         self.param_init_fn = put_on_cpu
@@ -112,20 +115,20 @@ def sync_fsdp1_states() -> None:
 
 
 def put_on_cpu(module: torch.nn.Module) -> None:
-    """Give a module that has no storage yet some on the CPU."""
+    """Allocate storage on the CPU for a module that has none yet."""
     module.to_empty(device="cpu", recurse=False)
 
 
 def hide(*names: str) -> dict[str, str]:
-    """Take variables out of the environment and return those that were there."""
+    """Remove variables from the environment and return those that were set."""
     return {name: os.environ.pop(name) for name in names if name in os.environ}
 
 
 def keep_full_state_dict() -> None:
     """Full state dicts of FSDP1 without `offload_to_cpu`.
 
-    Upstream frees the gathered parameters after it "moved" them to the CPU, where they are already:
-    the state dict then points at freed memory (SIGSEGV). Without the flag it clones them first.
+    Upstream frees the gathered parameters after it "moved" them to the CPU, where they already are:
+    the state dict then points to freed memory (SIGSEGV). Without the flag it clones them first.
     """
     original = upstream(FullyShardedDataParallel, "set_state_dict_type")
 
@@ -157,11 +160,11 @@ def simulate_nodes(ranks_per_node: int) -> None:
 def do_not_compile() -> None:
     """DeepSpeed with gloo's collectives and torch's AdamW.
 
-    Upstream compiles a shared-memory op for CPU ranks and, with offload, DeepSpeedCPUAdam: it takes
-    minutes and a compiler, and leaves a lock file if a rank is stopped meanwhile, which blocks
-    every later run.
+    Upstream compiles a shared-memory op for CPU ranks and, with offload, DeepSpeedCPUAdam. That
+    takes minutes and a compiler, and leaves a lock file if a rank is stopped meanwhile, which
+    blocks every later run.
     """
-    # By its name: the package itself has torch under the name deepspeed.comm.torch
+    # Imported by name, since the attribute deepspeed.comm.torch is torch itself.
     backend: Any = importlib.import_module("deepspeed.comm.torch")
     upstream(backend, "build_shm_op")
     backend.build_shm_op = lambda: None

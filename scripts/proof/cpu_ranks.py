@@ -1,8 +1,8 @@
-"""Start one rank of a rehearsal: a program that `accelerate launch` starts in the recipe's place.
+"""Start one rank of a rehearsal: a program that `accelerate launch` starts instead of the recipe.
 
 Not called by hand. `scripts/rehearse.py` lets `accelerate launch` start this file in every rank,
-with the recipe and its arguments behind it. `proof.rank` makes accelerate treat gloo CPU ranks as
-it treats GPUs and has the rank measured; then the recipe runs as `python RECIPE ...` would run it.
+followed by the recipe and its arguments. `proof.rank` makes accelerate treat gloo CPU ranks as it
+treats GPUs, and measures the rank; then the recipe runs as `python RECIPE ...` would run it.
 """
 
 import os
@@ -13,8 +13,8 @@ from pathlib import Path
 def main() -> None:
     """Prepare the rank, and give the recipe the sys.argv and sys.path that python would give it.
 
-    This project's scripts/ is on the path only until then: a copied recipe must not find modules
-    there that it will not find in production.
+    This project's scripts/ is on the path only until then, so that a copied recipe does not find
+    modules there that it will not find in production.
     """
     recipe, *arguments = sys.argv[1:]
     import_path = sys.path[1:]  # without the folder of this file

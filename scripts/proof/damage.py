@@ -1,6 +1,6 @@
-"""Damage to checkpoints, in this process: what trials and unit tests try on them.
+"""Damage to checkpoints, in this process, for trials and unit tests.
 
-Each function that damages returns a `Tried`: how many trials it made, and what was not found.
+Each function that damages returns a `Tried`: the number of trials, and the damage that was missed.
 """
 
 import copy
@@ -26,14 +26,14 @@ from components.checkpoint import (
 
 MANIFEST = "manifest.json"
 NAMES = (*FILES, MANIFEST)
-# Values that stand in the place of others in a changed manifest
+# Values that replace others in a changed manifest
 ODD_VALUES = [
     *(None, True, [], {}, -1, 0, 1.5, 10**40, float("nan")),
     *("", "x", "../../etc", [[[]]], {"size": 1}),
 ]
-# Manifests that a reader of JSON may trip over: nested too deeply, a number too long, no text
+# Manifests on which a JSON parser may fail: nested too deeply, a number too long, not text
 TRAPS = [b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000, b"\xff\xfe", b"\x00" * 64]
-# Folders that are named nearly as a checkpoint is
+# Folders whose names resemble that of a checkpoint
 STRAYS = (
     "checkpoint-",
     "checkpoint-abc",
@@ -55,7 +55,7 @@ class Tried(NamedTuple):
     missed: list[str]
 
 
-# ---- What there is to damage ----
+# ---- Checkpoints ----
 
 
 def make_checkpoint(folder: Path, step: int, numbers: int = 3000, limit: int = 9) -> Path:
@@ -70,7 +70,7 @@ def make_checkpoint(folder: Path, step: int, numbers: int = 3000, limit: int = 9
 
 
 def find_newest(folder: Path) -> Path | None:
-    """The checkpoint from which a run in this folder is resumed."""
+    """The checkpoint from which a run in this folder would resume."""
     return choose_checkpoint(folder, "auto", dry_run=False)
 
 
@@ -86,7 +86,7 @@ def is_found(checkpoint: Path, name: str) -> bool:
 
 
 def share_of_hashing(folder: Path, numbers: int) -> float:
-    """Save this many fp32 numbers; return the part of the time that hashing takes."""
+    """Save this many fp32 numbers; return the share of the time that hashing takes."""
     state = {"weight": torch.rand(numbers)}
     save_start = time.perf_counter()
     publish(folder, state, {"step": 1}, 2)
@@ -140,7 +140,7 @@ def cut_and_lost_files(checkpoint: Path) -> Tried:
 
 
 def replacements(whole: bytes) -> dict[str, Callable[[Path], Any]]:
-    """What may be in the place of a file with these bytes, by name: functions that put it there."""
+    """{name: function that puts something else in place of a file with these bytes}."""
     makers = {}
     for tenth in range(10):
         size = tenth * len(whole) // 10
@@ -161,7 +161,7 @@ def writer_of(content: bytes) -> Callable[[Path], Any]:
 
 
 def mutated_manifests(checkpoint: Path, number: int, seed: int = 0) -> Tried:
-    """Change the manifest at random: none raises, and none is trusted that says something else."""
+    """Change the manifest at random: no change raises, and no changed content is trusted."""
     path = checkpoint / MANIFEST
     dice = random.Random(seed)
     missed = []
@@ -178,17 +178,20 @@ def mutated_manifests(checkpoint: Path, number: int, seed: int = 0) -> Tried:
 
 
 def overwrite(path: Path, content: bytes) -> None:
-    """Write a file in place and cut it last: one that is cut to nothing is flushed each time."""
+    """Write a file in place and truncate it last.
+
+    A file that is truncated to nothing first would be flushed to disk each time.
+    """
     with open(path, "r+b") as file:
         file.write(content)
         file.truncate()
 
 
 def problem_with(checkpoint: Path, manifest: dict, content: bytes) -> str | None:
-    """What is wrong with how a checkpoint with this manifest was taken; None if nothing is."""
+    """How `find_damage` failed on a checkpoint with this manifest; None if it did not."""
     try:
         trusted = find_damage(checkpoint) is None
-    except Exception as error:  # whatever it is, it must not be raised
+    except Exception as error:  # Nothing may be raised.
         return f"{type(error).__name__}: {content[:300]}"
     if trusted and not says_the_same(manifest, content):
         return f"trusted: {content[:300]}"
@@ -196,7 +199,7 @@ def problem_with(checkpoint: Path, manifest: dict, content: bytes) -> str | None
 
 
 def says_the_same(manifest: dict, content: bytes) -> bool:
-    """Whether a manifest's bytes say what the true one says about both files."""
+    """Whether a manifest's bytes say the same about both files as the true one."""
     try:
         read = json.loads(content)
         for name, facts in manifest.items():
@@ -215,7 +218,7 @@ def mutate(dice: random.Random, manifest: dict) -> bytes:
 
 
 def mutate_bytes(dice: random.Random, text: bytes) -> bytes:
-    """Put up to four random bytes in the place of up to eight, one to three times."""
+    """Replace up to eight bytes by up to four random ones, one to three times."""
     changed = bytearray(text)
     for _ in range(dice.randint(1, 3)):
         start = dice.randrange(len(changed))
@@ -226,7 +229,7 @@ def mutate_bytes(dice: random.Random, text: bytes) -> bytes:
 
 
 def mutate_values(dice: random.Random, manifest: dict) -> bytes:
-    """Take out or replace one to three values; one manifest in ten is replaced as a whole."""
+    """Remove or replace one to three values; one manifest in ten is replaced as a whole."""
     changed = copy.deepcopy(manifest)
     for _ in range(dice.randint(1, 3)):
         inner = [part for part in changed.values() if isinstance(part, dict)]
@@ -245,7 +248,7 @@ def mutate_values(dice: random.Random, manifest: dict) -> bytes:
 
 
 def older_one_is_taken(folder: Path) -> Tried:
-    """Damage each file of the newest checkpoint: the one before is taken, this one is kept."""
+    """Damage each file of the newest checkpoint: the previous one is chosen, this one is kept."""
     missed = []
     for name in NAMES:
         shutil.rmtree(folder, ignore_errors=True)
@@ -261,7 +264,7 @@ def older_one_is_taken(folder: Path) -> Tried:
 
 
 def stray_files(folder: Path) -> Tried:
-    """What is named like a checkpoint, or is beside it, is not taken for one and stays."""
+    """Files and folders that look like a checkpoint are not taken for one, and stay."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     put_strays(folder)
@@ -290,7 +293,7 @@ def put_strays(folder: Path) -> None:
 
 
 def is_there(path: Path) -> bool:
-    """Whether a path exists, if only as a dangling link."""
+    """Whether a path exists, even if it is a dangling link."""
     return path.exists() or path.is_symlink()
 
 
@@ -318,7 +321,7 @@ def torch_pickle(path: Path, mark: Path) -> None:
 
 
 def forge(checkpoint: Path, name: str, mark: Path) -> None:
-    """Put a pickle in the place of a checkpoint's file, with a manifest that fits."""
+    """Replace a checkpoint's file by a pickle, with a manifest that matches it."""
     forged = checkpoint / name
     torch_pickle(forged, mark)
     manifest = json.loads((checkpoint / MANIFEST).read_text())

@@ -1,9 +1,9 @@
 """How the ranks of a rehearsal and scripts/rehearse.py agree on one exit code.
 
-A launcher turns every failure into 1 and a traceback. So each rank records its code in a file of a
-folder that all share, and where all agree on a code that is no crash they end with 0 for the
-launcher, and the rehearsal ends with the code. A rank that fails otherwise ends with its real code,
-which makes the launcher stop the other ranks.
+A launcher turns every failure into 1 and a traceback. Each rank therefore records its code in a
+file of a shared folder. If all ranks agree on a code that is not a crash, they end with 0 for the
+launcher, and the rehearsal ends with that code. A rank that fails in another way ends with its real
+code, which makes the launcher stop the other ranks.
 """
 
 import sys
@@ -16,13 +16,13 @@ CLEAN_EXITS = (0, 64, 65, 69, 70, 73, 75)
 REFUSALS = (64, 65, 69)  # usage, data, no hub: one rank's word is enough
 FAILED = 1
 NOT_AS_PROMISED = 70
-# Seconds that the other ranks have to reach the same end: after a success, after anything else
+# Seconds for the other ranks to reach the same end: after a success, and after anything else
 PATIENCE = 20
 PATIENCE_AFTER_FAILURE = 2
 
 
 def exit_code_of(error: SystemExit) -> int:
-    """The exit code of a process that this exception ends; a text is printed, as Python does."""
+    """The exit code of a process that this exception ends; a message is printed, as by Python."""
     if error.code is None:
         return 0
     if isinstance(error.code, int):
@@ -33,7 +33,7 @@ def exit_code_of(error: SystemExit) -> int:
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank, and the folder in which all of them leave their process id and exit code."""
+    """One rank, and the folder in which all ranks leave their process id and exit code."""
 
     folder: Path
     number: int
@@ -62,7 +62,7 @@ class Rank:
 
 
 def recorded_codes(folder: Path) -> list[str]:
-    """What the ranks have recorded so far; "" of one that is writing."""
+    """The codes that ranks have recorded so far; "" for one that is being written."""
     return [path.read_text() for path in folder.glob("exit.*")]
 
 
@@ -75,9 +75,9 @@ def refusal(folder: Path) -> int | None:
 
 
 def recipe_exit_code(launcher_code: int, folder: Path, ranks: int) -> int:
-    """The code of a rehearsal that has ended: a refusal of one rank, or the code that all recorded.
+    """The code of a finished rehearsal: a refusal of one rank, or the code that all recorded.
 
-    It is `FAILED` if they do not agree, and if they agree on a code that is no clean end.
+    It is `FAILED` if they do not agree, or agree on a code that is not a clean exit.
     """
     refused = refusal(folder)
     if refused is not None:

@@ -1,33 +1,33 @@
-"""Run a recipe with planted faults: a program that tests and trials put in the recipe's place.
+"""Run a recipe with planted faults: a program that tests and trials run instead of the recipe.
 
     FAULT='{"do": "SIGTERM", "at": "summed_loss", "step": 5, "rank": 1}' \\
         python scripts/proof/faults.py recipes/llama.py ...
 
-FAULT is one fault or a list of them, each with fields of `Fault`. The recipe stays untouched: the
+FAULT is one fault or a list of them, each with fields of `Fault`. The recipe is not modified: the
 function that `at` names is wrapped from outside. `at` is a path "module:function" or
 "module:Class.method", where the recipe's own module is called "recipe". A plain name is a function
-of the recipe, or one of SHORT_NAMES. A function that a module imports by name has to be named in
-that module, since that is what it calls.
+of the recipe, or one of SHORT_NAMES. If a module imports a function by name, `at` must name it in
+that module, since that is what the module calls.
 
 A fault happens at the `call`-th call (default 1), at the first call in optimizer step `step` (of
-the whole run, so that a resumed one meets it once), or at each call with `row` in its batch; on
-`rank` or, if it names none, on all. `do`:
+the whole run, so that a resumed run does not repeat it), or at each call with `row` in its batch.
+It happens on `rank`, by default on all. `do`:
 
     SIGTERM, SIGKILL, SIGSTOP, ...   the rank sends this signal to itself before the call; with
                                      `group` to its whole process group, as torchrun, a terminal and
                                      some schedulers do
     wait, with `file`, `seconds`     make the file and sleep
-    nan, inf                         the call returns this times its result
+    nan, inf                         the call returns its result times this
     inf gradient                     its result has an infinite gradient
     crash at change, with `change`   SIGKILL before the n-th change of the file system that Python
                                      makes in this call
     crash at byte, with `byte`       SIGKILL in the middle of a write, when a file would grow beyond
                                      this size
     refuse at byte, with `byte`      such a write fails, as on a full disk
-    fill disk, with `file`, `free`   a file takes what is free on its disk except for so many bytes
+    fill disk, with `file`, `free`   a file takes all of its disk except for `free` bytes
     record rows, with `file`         append step and rows of each training batch to file.RANK
 
-With `after`, what is done to files begins after the call instead of before it.
+With `after`, a fault of files begins after the call instead of before it.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ from typing import Any
 import torch
 
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink")
-WRITES = os.O_WRONLY | os.O_RDWR  # how a file is opened that is changed
+WRITES = os.O_WRONLY | os.O_RDWR  # flags with which a file is opened for writing
 # Functions of components in which trials plant faults
 SHORT_NAMES = {
     "summed_loss": "components.head_loss:LossInHead.__call__",
@@ -60,7 +60,7 @@ SHORT_NAMES = {
     "hash_of": "components.checkpoint:hash_of",
     "broadcast_object_list": "components.run:broadcast_object_list",
 }
-LOSSES = ("__call__", "summed_loss")  # which evaluation calls too
+LOSSES = ("__call__", "summed_loss")  # evaluation calls them too
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def load(recipe: str) -> ModuleType:
     """The recipe as the module "recipe"; its `main` has not run."""
     spec = importlib.util.spec_from_file_location("recipe", recipe)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{recipe} is no Python file")
+        raise ImportError(f"{recipe} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules["recipe"] = module
     spec.loader.exec_module(module)
@@ -117,17 +117,17 @@ def find_target(at: str, recipe: ModuleType) -> Target:
 
 
 def current_step() -> int:
-    """The optimizer step in which the run is; 0 of a recipe without components."""
+    """The optimizer step of the run; 0 for a recipe without components."""
     status = sys.modules.get("components.status")
     return status.process_status().step if status else 0
 
 
 def rows_of(arguments: tuple) -> list[int]:
-    """The numbers of the rows in the batch that is among the arguments of a call."""
+    """The row numbers of the batch among the arguments of a call."""
     for argument in arguments:
         if isinstance(argument, Mapping) and "row" in argument:
             return argument["row"]
-    raise ValueError("a fault with rows is planted in a function that gets no batch")
+    raise ValueError("a fault with rows must be planted in a function that takes a batch")
 
 
 # ---- What a fault does to process and files ----
@@ -136,8 +136,8 @@ def rows_of(arguments: tuple) -> list[int]:
 class CrashAtChange:
     """Kills this process before the n-th change of the file system, as long as it is active.
 
-    Changes are what audit events tell of, and two that raise none: flushes, and what writes the
-    state's file. These count twice, before and after the call.
+    Changes are those that raise audit events, and two that do not: flushes, and the write of the
+    state file. The latter two count twice, before and after the call.
     """
 
     def __init__(self, number: int) -> None:
@@ -150,7 +150,7 @@ class CrashAtChange:
         sys.addaudithook(self.on_event)
 
     def count(self) -> None:
-        """Note that a change is about to happen."""
+        """Count a change that is about to happen, and kill this process before the last one."""
         if not self.is_active:
             return
         self.changes_left -= 1
@@ -163,7 +163,7 @@ class CrashAtChange:
             self.count()
 
     def counted(self, function: Callable) -> Callable:
-        """The function, with a change before and after each call of it."""
+        """The function, with a change counted before and after each call."""
 
         @functools.wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:
@@ -193,7 +193,7 @@ def fill_disk(path: str | Path, free: int) -> None:
 
 
 def wait(path: str | Path, seconds: float) -> None:
-    """Make the file and sleep; of several processes only the first that comes here."""
+    """Make the file and sleep; of several processes only the first one to call this does."""
     with contextlib.suppress(FileExistsError):
         Path(path).touch(exist_ok=False)
         time.sleep(seconds)
@@ -223,7 +223,7 @@ class PlantedFault:
         self.crash = None
 
     def plant(self) -> None:
-        """Put a function in the place of the original."""
+        """Replace the original function by one with the fault."""
 
         def wrapped(*arguments: Any, **options: Any) -> Any:
             self.steps.append(current_step())
@@ -242,7 +242,7 @@ class PlantedFault:
         if self.fault.step is None:
             return len(self.steps) == self.fault.call
         if self.target.name in LOSSES and not torch.is_grad_enabled():
-            # An evaluation that a stop cut short is done again when the run is resumed
+            # A resumed run repeats an evaluation that was interrupted, and must not be hit again.
             return False
         step = self.steps[-1]
         return step == self.fault.step and self.steps.count(step) == 1
@@ -263,7 +263,7 @@ class PlantedFault:
         return result
 
     def disturb(self, arguments: tuple) -> None:
-        """Do to process and files what the fault says."""
+        """Do what the fault does to the process or to files."""
         fault = self.fault
         if fault.do == "record rows":
             self.record_rows(arguments)
@@ -282,7 +282,7 @@ class PlantedFault:
 
     def record_rows(self, arguments: tuple) -> None:
         """Append the step and the rows of a training batch to the rank's file."""
-        # Not by the model's mode: DeepSpeed's engine is always in training mode
+        # The model's mode does not say: DeepSpeed's engine is always in training mode.
         if torch.is_grad_enabled():
             line = {"step": current_step(), "rows": rows_of(arguments)}
             with open(f"{self.fault.file}.{self.rank}", "a") as file:
@@ -290,7 +290,7 @@ class PlantedFault:
 
 
 def faults_of_environment() -> list[Fault]:
-    """The faults that FAULT has."""
+    """The faults of the environment variable FAULT."""
     faults = json.loads(os.environ.get("FAULT", "[]"))
     if isinstance(faults, dict):
         faults = [faults]
@@ -298,10 +298,10 @@ def faults_of_environment() -> list[Fault]:
 
 
 def main() -> None:
-    """Be what `python RECIPE ...` would be, with the faults of this rank planted."""
+    """Run as `python RECIPE ...` would, with the faults of this rank planted."""
     recipe, *arguments = sys.argv[1:]
     sys.argv = [recipe, *arguments]
-    sys.path[0] = str(Path(recipe).resolve().parent)  # in place of the folder of this file
+    sys.path[0] = str(Path(recipe).resolve().parent)  # instead of the folder of this file
     module = load(recipe)
     rank = int(os.environ.get("RANK", 0))
     for fault in faults_of_environment():

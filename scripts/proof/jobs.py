@@ -1,15 +1,16 @@
-"""The job on which every strategy has to agree, and all runs of it that scripts/parity.py makes.
+"""The job on which every strategy must agree, and all runs of it that scripts/parity.py makes.
 
-The job has ragged rows, accumulation, clipping that bites, warm-up and cosine decay, weight decay,
-and 20 steps over two epochs, so that it crosses a window with fewer rows.
+The job has rows of different lengths, accumulation, gradient clipping that takes effect, warm-up
+and cosine decay, and weight decay. Its 20 steps are more than one epoch, so that one window of
+accumulation has fewer rows.
 """
 
 from dataclasses import dataclass, replace
 
 from paths import CONFIGS
 
-# What makes a recipe's tiny model and rows. Its matrices have 320 x 320 elements and more, since
-# ZeRO-3 does not shard tensors below 100,000 elements.
+# Arguments of make_tiny.py for a recipe's tiny model and rows. Its matrices have at least 320 x 320
+# elements, since ZeRO-3 does not shard tensors below 100,000 elements.
 WIDTH = "--hidden_size 320 --intermediate_size 640 --num_attention_heads 5".split()
 ROWS = "--num_train_rows 210 --num_test_rows 21".split()
 MODEL = [*WIDTH, "--num_key_value_heads", "5", *ROWS]
@@ -32,17 +33,18 @@ JOB = [
     *"--learning_rate 1e-3 --warmup_steps 0.1 --lr_scheduler_type cosine".split(),
     *"--weight_decay 0.1 --max_grad_norm 0.5 --save_steps 0".split(),
 ]
-# What a recipe needs besides. At the job's own learning rate rounding grows from step to step in
-# three of them: T5 does not scale its attention by its width, and random BERTs and ViTs oscillate.
+# Further flags of a recipe. At the job's own learning rate, rounding errors grow from step to step
+# in three of them: T5 does not scale its attention by its width, and random BERTs and ViTs
+# oscillate.
 FLAGS = {
-    # Blocks of a text or two, longer than the model's window
+    # A block holds one or two texts, and is longer than the model's window.
     "mistral_pretrain": ["--max_length", "80"],
-    # Under ZeRO-3 each generated token gathers all layers
+    # Short, since under ZeRO-3 each generated token gathers all layers.
     "t5": ["--learning_rate", "3e-4", "--generation_max_length", "16"],
     "bert": ["--learning_rate", "1e-4"],
     "bert_ner": ["--learning_rate", "1e-4"],
     "vit": ["--learning_rate", "1e-4"],
-    # Adapters of experts that are large enough to be sharded by ZeRO-3
+    # Adapters of experts must be large enough for ZeRO-3 to shard them.
     "mixtral": ["--lora_r", "128"],
 }
 LEVERS = ("--padding_free", "--max_logits_mib", "0.02")  # pieces of 16 tokens, several per batch
@@ -64,7 +66,7 @@ QUANTIZED = (
     ("single", "nf4 LoRA"),
     ("fsdp2_full_shard", "nf4 LoRA"),
 )
-# Ways to cut a global batch of 12 rows, by number of ranks: (rows per device, accumulation steps)
+# Splits of a global batch of 12 rows, {ranks: (rows per device, accumulation steps)}
 CUT = {1: (3, 4), 2: (3, 2), 4: (3, 1)}
 OTHER_CUTS = {
     1: ((1, 12), (2, 6), (4, 3), (6, 2), (12, 1)),
@@ -114,9 +116,9 @@ class Run:
 
 
 def reference_of(run: Run) -> Run:
-    """The run with which another one is compared: its job in one process, with its kind of weights.
+    """The run with which another is compared: the same job and kind of weights in one process.
 
-    For packed rows it is packed too, since packing decides which rows make a batch.
+    The reference of packed rows is packed too, since packing decides which rows make a batch.
     """
     if run.recipe == "llama" and "--packing" not in run.flags:
         return Run("strategies", "single", weights=run.weights)
@@ -130,9 +132,9 @@ def configs() -> list[str]:
 
 
 def ranks_of(config: str, wanted: int) -> int:
-    """The number of ranks nearest to `wanted` that a YAML can have.
+    """The number of ranks closest to `wanted` that a YAML allows.
 
-    That is one for single.yaml and four for a mesh of 2 x 2.
+    It is one for single.yaml and four for a mesh of 2 x 2.
     """
     if config == "single":
         return 1
@@ -150,7 +152,7 @@ def run_on_ranks(
     recipe: str = "llama",
     precision: str = "no",
 ) -> Run:
-    """A run on this many ranks, with the global batch cut among them."""
+    """A run on this many ranks, with the global batch split among them."""
     batch, accumulation = CUT[ranks]
     return Run(group, config, ranks, batch, accumulation, weights, flags, recipe, precision)
 
@@ -170,7 +172,7 @@ def all_runs() -> list[Run]:
 
 
 def runs_of_strategies(wanted: int) -> list[Run]:
-    """Every YAML with every kind of weights; on four ranks only those that can also have two."""
+    """Every YAML with every kind of weights; on four ranks only those that also allow two."""
     runs = []
     for config in configs():
         if wanted != 2 and ranks_of(config, 2) != 2:
@@ -181,7 +183,7 @@ def runs_of_strategies(wanted: int) -> list[Run]:
 
 
 def runs_of_cuts() -> list[Run]:
-    """Every other way to cut the global batch."""
+    """Every other split of the global batch."""
     runs = []
     for ranks, cuts in OTHER_CUTS.items():
         chosen = ["single"] if ranks == 1 else CUT_CONFIGS
@@ -191,7 +193,7 @@ def runs_of_cuts() -> list[Run]:
 
 
 def runs_of_engine(config: str) -> list[Run]:
-    """What changes the memory or the speed of a run and not its numbers, under one engine."""
+    """Runs under one engine with flags that change memory or speed, but not numbers."""
     ranks = ranks_of(config, 2)
     return [
         run_on_ranks("checkpointing", config, ranks, flags=CHECKPOINTING),
@@ -209,7 +211,7 @@ def runs_of_recipe(recipe: str) -> list[Run]:
         runs.append(run_on_ranks(recipe, config, ranks, recipe=recipe))
         if config in ENGINES:
             runs.append(run_on_ranks(recipe, config, ranks, "LoRA", recipe=recipe))
-    if recipe == "mixtral":  # bitsandbytes packs no experts
+    if recipe == "mixtral":  # bitsandbytes does not quantize experts
         return runs
     for config, weights in QUANTIZED:
         ranks = ranks_of(config, 2)
@@ -218,7 +220,7 @@ def runs_of_recipe(recipe: str) -> list[Run]:
 
 
 def is_refused(run: Run) -> bool:
-    """Whether the recipe has to refuse a run, since FSDP cannot hold its weights."""
+    """Whether the recipe must refuse a run, since FSDP does not support its weights."""
     if run.weights == "full":
         return False
     if run.config == "fsdp1_no_shard":

@@ -1,4 +1,4 @@
-"""Launch a run of the job on CPU ranks, as a user rehearses it."""
+"""Launch a run of the job on CPU ranks, as a user would rehearse it."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 from paths import ROOT
 from proof.jobs import MAKERS, Run
 
-# Nothing is downloaded, and each rank has one thread, since the ranks share the machine's cores
+# Nothing is downloaded, and each rank has one thread, since the ranks share the machine's cores.
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -33,7 +33,7 @@ def data_of(tiny: Path) -> list[str | Path]:
 
 
 def rehearsal(config: str, ranks: int, root: Path = ROOT) -> list[str | int | Path]:
-    """The words of a command that start whatever follows them on CPU ranks under a shipped YAML.
+    """The first words of a command that runs a script on CPU ranks under a shipped YAML.
 
     Args:
         root: the checkout whose script and YAML are used.

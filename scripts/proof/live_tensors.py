@@ -1,7 +1,7 @@
 """The bytes that one rank really holds, measured from live tensors at its first optimizer step.
 
 Gradients are measured just before the step, parameters and optimizer state just after it, and each
-storage is counted once. Whole tensors come from the model as it was given to `Accelerator.prepare`.
+storage is counted once. Whole tensors are those of the model before `Accelerator.prepare`.
 """
 
 import json
@@ -47,7 +47,7 @@ def held(tensors: Iterable[torch.Tensor]) -> dict:
 def live_parameters(model: Module) -> list[torch.Tensor]:
     """Parameters between steps.
 
-    Under ZeRO-3 they are the shards (`ds_tensor`) and, besides, the small tensors that stay whole.
+    Under ZeRO-3 they are the shards (`ds_tensor`) and the small tensors that stay whole.
     """
     parameters = list(model.parameters())
     shards = [p.ds_tensor for p in parameters if hasattr(p, "ds_tensor")]
@@ -55,7 +55,7 @@ def live_parameters(model: Module) -> list[torch.Tensor]:
 
 
 def live_gradients(model: Module, zero: Any) -> list[torch.Tensor]:
-    """Gradients before the step: those of the parameters and, under ZeRO, of its partitions.
+    """Gradients before the step: those of parameters and, under ZeRO, of partitions.
 
     Args:
         zero: DeepSpeed's optimizer or None.
@@ -93,12 +93,12 @@ def master_weights(base: Optimizer, model: Module) -> list[torch.Tensor]:
 
 
 def plain_tensors(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Those that are no DTensors."""
+    """The tensors that are not DTensors."""
     return [tensor for tensor in tensors if not hasattr(tensor, "to_local")]
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Where its storage begins."""
+    """The address of a tensor's storage."""
     return tensor.untyped_storage().data_ptr()
 
 
@@ -118,7 +118,7 @@ class FirstStep:
             self.gradients = held(live_gradients(self.model, zero))
 
     def after(self, zero: Any, base: Optimizer) -> None:
-        """Measure all else, unless the step was left out, as fp16 may do with the first ones."""
+        """Measure everything else, unless the step was skipped, as may happen in fp16."""
         if self.is_written or not base.state:
             return
         state, per_parameter = live_state(base)
@@ -137,7 +137,7 @@ class FirstStep:
 
 
 def measure_first_step(path: Path) -> None:
-    """Let the first optimizer step of the recipe that starts now write a measurement to `path`."""
+    """Make the recipe write a measurement to `path` at its first optimizer step."""
 
     def begin(model: Module, optimizer: Optimizer, tensors: Shapes) -> None:
         first = FirstStep(path, model, tensors)

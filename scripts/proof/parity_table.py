@@ -1,4 +1,4 @@
-"""The rows of scripts/parity.py, one per run, and its tables of them."""
+"""The rows of scripts/parity.py, one per run, and their tables."""
 
 import dataclasses
 import json
@@ -19,8 +19,8 @@ HEADER = [
     "bytes",
     "verdict",
 ]
-FEW_NAMES = 3  # YAML files that are named one by one where a bound is explained
-ERROR = "error: "  # how the line of a recipe begins that says why it does not run
+FEW_NAMES = 3  # YAML files that are named one by one when a bound is explained
+ERROR = "error: "  # start of the line in which a recipe says why it does not run
 
 
 def measure(run: Run, tiny: Path, folder: Path, reference: Path, root: Path = ROOT) -> dict:
@@ -39,12 +39,12 @@ def measure(run: Run, tiny: Path, folder: Path, reference: Path, root: Path = RO
         return row | {"verdict": "FAILED", "reason": output[-1000:]}
     try:
         return row | judged(run, folder, reference)
-    except (OSError, ValueError) as error:  # other tensors or steps, or the reference itself failed
+    except (OSError, ValueError) as error:  # different tensors or steps, or a failed reference
         return row | {"verdict": "FAILED", "reason": str(error)}
 
 
 def judged(run: Run, folder: Path, reference: Path) -> dict:
-    """What a finished run's row says of its numbers and of the bytes that its ranks held."""
+    """The fields of a finished run's row about its numbers and the bytes that its ranks held."""
     found = compare(folder, reference)
     bounds, why = bounds_of(run)
     report = json.loads((folder / "report.json").read_text())
@@ -77,7 +77,7 @@ def merge(measured: list[dict], before: list[dict], chosen: list[Run]) -> list[d
     are compared with them have a row from before.
 
     Args:
-        chosen: the runs that were asked for.
+        chosen: the runs that the command line chooses.
     """
     others = set(all_runs()) - set(chosen)
     kept = [row for row in before if run_of(row) in others]
@@ -93,12 +93,12 @@ def run_of(row: dict) -> Run:
 
 
 def in_order(rows: list[dict]) -> list[dict]:
-    """The rows as their tables have them: the strategies first, fewer ranks before more."""
+    """The rows in the order of the tables: strategies first, fewer ranks before more."""
     return sorted(rows, key=place_of)
 
 
 def place_of(row: dict) -> tuple:
-    """What decides the place of a row among the others."""
+    """The sort key of a row."""
     more_ranks = row["ranks"] > 2 and "hybrid" not in row["config"]  # a mesh of 2 x 2 needs four
     weights = list(WEIGHTS).index(row["weights"])
     return row["group"] != "strategies", row["group"], weights, more_ranks
@@ -137,20 +137,20 @@ def shown(difference: float | None) -> str:
 
 
 def reasons(rows: list[dict]) -> list[str]:
-    """Where a bound is not that of `BOUNDS`, and why, as lines of text."""
-    told_of = {}
+    """Lines of text on bounds other than `BOUNDS`: where they apply, and why."""
+    places_of = {}
     for row in rows:
         for reason, where in reasons_of(row).items():
-            told_of.setdefault(reason, {})[where] = True
+            places_of.setdefault(reason, {})[where] = True
     lines = []
-    for reason, places in told_of.items():
+    for reason, places in places_of.items():
         where = ", ".join(places) if len(places) <= FEW_NAMES else "full weights, sharded"
         lines.append(f"- {where}: {reason}.")
     return lines
 
 
 def reasons_of(row: dict) -> dict[str, str]:
-    """Each reason for a bound of one row that is not that of `BOUNDS`, and what it is about."""
+    """{reason for a bound of one row that is not in `BOUNDS`: where it applies}."""
     bounds = row.get("bounds", {})
     if not bounds:
         return {}

@@ -13,9 +13,9 @@ from proof.exit_codes import Rank, exit_code_of
 
 @dataclass(frozen=True)
 class Probe:
-    """What else can be measured in each rank, by module.track(path), called before the recipe."""
+    """A measurement in each rank, by a call of module.track(path) before the recipe starts."""
 
-    variable: str  # of the environment: the folder in which the ranks leave what they measured
+    variable: str  # environment variable that names the folder of the ranks' measurements
     module: str
     file: str  # the name of a rank's file there, without its number
 
@@ -27,7 +27,7 @@ PROBES = (
 
 
 def prepare() -> Rank:
-    """Change what CPU ranks need changed, have the rank measured, and return it.
+    """Patch the libraries for CPU ranks, install the measurements, and return the rank.
 
     With REHEARSAL_DEVICE=cuda nothing is changed.
     """
@@ -37,7 +37,7 @@ def prepare() -> Rank:
         world_size=int(os.environ.get("WORLD_SIZE", 1)),
     )
     rank.record_process(os.getpid())
-    # These imports take seconds, in which a signal already has to find this process
+    # These imports take seconds, during which a signal must already find this process.
     from proof import cpu_patches, live_tensors
 
     if os.environ["REHEARSAL_DEVICE"] == "cpu":
@@ -52,9 +52,9 @@ def prepare() -> Rank:
 
 
 def record_hard_exits(rank: Rank) -> None:
-    """Record the code of `os._exit` too, with which a thread ends its rank.
+    """Also record the code of `os._exit`, by which a thread may end its rank.
 
-    Processes that load data are forks of the rank; their codes are not recorded.
+    The codes of data loader workers, which are forks of the rank, are not recorded.
     """
     original = os._exit
     process = os.getpid()
@@ -68,7 +68,7 @@ def record_hard_exits(rank: Rank) -> None:
 
 
 def run(recipe: str, rank: Rank) -> NoReturn:
-    """Run the recipe, and end with the code on which the ranks agree."""
+    """Run the recipe, and exit with the code on which the ranks agree."""
     try:
         runpy.run_path(recipe, run_name="__main__")
     except SystemExit as error:

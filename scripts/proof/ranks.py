@@ -1,4 +1,4 @@
-"""Start the ranks of a rehearsal, pass signals on to them, and end them all when one refuses."""
+"""Start the ranks of a rehearsal, forward signals to them, and end all of them if one refuses."""
 
 import contextlib
 import os
@@ -17,8 +17,8 @@ MESSAGE_TIME = 0.5  # seconds that the message of a rank that refuses may take t
 class Launcher:
     """`accelerate launch` with its ranks.
 
-    The first SIGINT or SIGTERM goes to the ranks, so that the recipe can stop and save; a second
-    one kills them. A rank that refuses ends them all, without the launcher's traceback.
+    The first SIGINT or SIGTERM is forwarded to the ranks, so that the recipe can stop and save; a
+    second one kills them. If a rank refuses, all are ended without the launcher's traceback.
 
     Args:
         folder: where the ranks leave their process ids and exit codes.
@@ -30,7 +30,7 @@ class Launcher:
         self.process = subprocess.Popen(command, env=environment, start_new_session=True)
 
     def run(self) -> int:
-        """Wait for the end of all, and return the launcher's exit code."""
+        """Wait until all have ended, and return the launcher's exit code."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.pass_on)
         while self.process.poll() is None:
@@ -45,14 +45,14 @@ class Launcher:
         return [int(path.read_text()) for path in self.folder.glob("pid.*")]
 
     def pass_on(self, number: int, frame: FrameType | None) -> None:
-        """Pass on a signal: to the ranks, or to the launcher before there are any."""
+        """Forward a signal to the ranks, or to the launcher before there are any."""
         self.signals_received += 1
         if self.signals_received > 1:
             number = signal.SIGKILL
         self.send(number, self.ranks() or [self.process.pid])
 
     def send(self, number: int, processes: list[int]) -> None:
-        """Send a signal to those processes that are still there."""
+        """Send a signal to those processes that still exist."""
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, number)

@@ -10,7 +10,7 @@ from components.config_findings import IGNORED, STOPS
 from components.config_reading import as_read
 from components.config_strategy import ConfigStrategy, strategy_of
 
-PROGRAM = Path(__file__).with_name("cpu_ranks.py")  # which starts each rank
+PROGRAM = Path(__file__).with_name("cpu_ranks.py")  # starts each rank
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Override:
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the caller of scripts/rehearse.py asks for instead of the YAML's settings."""
+    """What the caller of scripts/rehearse.py requests instead of the YAML's settings."""
 
     num_processes: int | None = None
     ranks_per_node: int | None = None
@@ -37,7 +37,7 @@ class Rehearsal:
     """A YAML, and the ranks on which it is rehearsed."""
 
     config_file: str
-    facts: ConfigStrategy  # what the YAML asks for
+    facts: ConfigStrategy  # the strategy that the YAML requests
     device: str  # cpu or cuda
     ranks: int
     ranks_per_node: int
@@ -70,7 +70,7 @@ class Rehearsal:
         return environment
 
     def notes(self) -> list[str]:
-        """What CPU ranks cannot show, or show in another way; one sentence each."""
+        """What CPU ranks cannot show, or do differently; one sentence each."""
         if self.device != "cpu":
             return []
         notes = []
@@ -102,7 +102,7 @@ class Rehearsal:
 
 
 def find_device(device: str) -> str:
-    """cpu or cuda; for auto it asks torch."""
+    """cpu or cuda; for auto, cuda if torch finds it."""
     if device != "auto":
         return device
     import torch  # only here, since it takes seconds to load
@@ -127,7 +127,7 @@ def read_config(path: str | Path) -> dict:
     """The YAML as accelerate reads it.
 
     Raises:
-        ValueError: if accelerate would stop, or run something else than what is written.
+        ValueError: if accelerate would stop, or run something other than what is written.
     """
     file = load(path)
     if "distributed_type" not in file.content:
@@ -173,7 +173,7 @@ def choose_ranks(
 
 
 def default_ranks(config: dict, facts: ConfigStrategy, device: str) -> int:
-    """The ranks where no number is asked for: on CPU, the fewest that show the strategy."""
+    """The default number of ranks: on CPU, the fewest that show the strategy."""
     if device != "cpu":
         return config.get("num_processes", 1)
     mesh = facts.replicas * facts.shards
@@ -195,11 +195,11 @@ def check_nodes(ranks: int, ranks_per_node: int) -> None:
 
 
 def find_overrides(wishes: Wishes, config: dict, device: str, ranks: int) -> list[Override]:
-    """The settings that have to differ from the YAML, and why."""
+    """The settings that must differ from the YAML, and why."""
     overrides = []
     written = str(config.get("num_processes", 1))
     if str(ranks) != written:
-        reason = "asked for" if wishes.num_processes else "one rank would show nothing"
+        reason = "requested" if wishes.num_processes else "one rank would show nothing"
         overrides.append(Override("num_processes", written, str(ranks), reason))
     if config.get("num_machines", 1) > 1:
         here = "all ranks run here"
@@ -211,16 +211,16 @@ def find_overrides(wishes: Wishes, config: dict, device: str, ranks: int) -> lis
     if precision != written:
         reason = "slow on CPU; --mixed_precision bf16 also shows what bf16 refuses"
         if wishes.mixed_precision:
-            reason = "asked for"
+            reason = "requested"
         overrides.append(Override("mixed_precision", written, precision, reason))
     return overrides
 
 
 def choose_precision(wishes: Wishes, config: dict, device: str) -> str:
-    """The mixed precision that is in force: none on CPU, unless it is asked for."""
+    """The mixed precision in force: none on CPU, unless it is requested."""
     if wishes.mixed_precision:
         return wishes.mixed_precision
-    # The launcher cannot change the precision of a DeepSpeed JSON
+    # The launcher cannot change the precision of a DeepSpeed JSON.
     is_in_json = "deepspeed_config_file" in config.get("deepspeed_config", {})
     if device == "cpu" and not is_in_json:
         return "no"

@@ -1,4 +1,4 @@
-"""Files of results: one JSON object, with one row per line, so that a change to it can be read."""
+"""Files of results: one JSON object, with one row per line, so that diffs are readable."""
 
 import importlib.metadata
 import json
@@ -13,7 +13,7 @@ def versions() -> dict[str, str]:
 
 
 def read_rows(path: Path | None) -> list[dict]:
-    """The rows that a file has of earlier runs with the same versions."""
+    """The rows of a file, or none if other versions of the libraries measured them."""
     if path is None or not path.is_file():
         return []
     before = json.loads(path.read_text())

@@ -1,8 +1,8 @@
-"""Shard proof: the bytes that each rank really holds against what the accelerate YAML promises.
+"""Shard report: compare the bytes that each rank really holds with what the YAML promises.
 
 `proof.live_tensors` measures in every rank; `judge` and `table` compare the measurements with the
-YAML and print them, without loading torch. The comparison is in elements, since mixed precision may
-change the bytes per element on the way; the table shows bytes. A 4-bit base counts as it is stored.
+YAML and format them, without loading torch. The comparison is in elements, since mixed precision
+may change the bytes per element; the table shows bytes. A 4-bit base counts as it is stored.
 """
 
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from components.config_strategy import ConfigStrategy
 
 CLASSES = ("parameters", "gradients", "optimizer", "master")
-# The ZeRO stage from which on a class is split. FSDP splits all of them, as stage 3 does.
+# The lowest ZeRO stage that splits a class. FSDP splits all of them, as stage 3 does.
 SPLIT_FROM_STAGE = {"parameters": 3, "gradients": 2, "optimizer": 1, "master": 1}
 ALL_SPLIT = 3
 ALIGNMENT = 16  # elements or bytes to which an engine may pad each tensor of a flat buffer
-# What a YAML's key moves into host memory
+# Classes that a key of the YAML moves to host memory
 OFFLOADED = {
     "fsdp_offload_params": CLASSES,
     "offload_optimizer_device": ("optimizer", "master"),
@@ -35,22 +35,22 @@ class WholeTensor:
 
 @dataclass(frozen=True)
 class Promise:
-    """Elements of one class that a rank holds: a nominal number, and what padding allows."""
+    """Elements of one class that a rank holds: the nominal number, and bounds due to padding."""
 
     least: int
     nominal: int
     most: int
 
     def times(self, count: int) -> "Promise":
-        """The promise if each tensor is there `count` times."""
+        """The promise for `count` copies of each tensor."""
         return Promise(self.least * count, self.nominal * count, self.most * count)
 
 
 def shards_of(facts: ConfigStrategy, ranks: int, ranks_per_node: int) -> dict[str, int]:
-    """Into how many shards the YAML splits each class: {class: N}, 1 where it stays whole.
+    """{class: number of shards that the YAML splits it into}, 1 for a class that stays whole.
 
     Args:
-        facts: what the YAML asks for.
+        facts: the strategy that the YAML requests.
     """
     shards = number_of_shards(facts, ranks, ranks_per_node)
     stage = ALL_SPLIT
@@ -63,7 +63,7 @@ def shards_of(facts: ConfigStrategy, ranks: int, ranks_per_node: int) -> dict[st
 
 
 def number_of_shards(facts: ConfigStrategy, ranks: int, ranks_per_node: int) -> int:
-    """The shards of what is split at all."""
+    """The number of shards of a class that is split."""
     if facts.engine in ("single", "ddp") or facts.strategy == "NO_SHARD":
         return 1
     if facts.strategy == "HYBRID_SHARD":
@@ -97,7 +97,7 @@ def promised(
 
 
 def promised_by_rows(tensors: list[WholeTensor], shards: int, rank: int) -> Promise:
-    """The same where each tensor is split by its rows: the last ranks may hold less, or nothing."""
+    """What one rank may hold if tensors are split by rows: the last ranks hold less, or nothing."""
     least = 0
     most = 0
     for tensor in tensors:
@@ -120,7 +120,7 @@ def divided_up(number: int, parts: int) -> int:
 def promise_of(
     name: str, measured: dict, rank: int, shards: dict[str, int], facts: ConfigStrategy
 ) -> Promise:
-    """What the YAML promises of one class on one rank, with what DeepSpeed documents besides."""
+    """What the YAML promises for one class on one rank, with the exceptions of DeepSpeed."""
     tensors = [WholeTensor(*fields) for fields in measured["tensors"]]
     whole_below = 0
     if name == "parameters":
@@ -130,11 +130,11 @@ def promise_of(
     by_rows = facts.engine == "fsdp2"
     promise = promised(tensors, shards[name], rank, by_rows, whole_below)
     if name == "gradients" and facts.stage == 1:
-        # Whole between micro-batches; at the step only the rank's own share is left
+        # Gradients are whole between micro-batches; at the step only the rank's share is left.
         least = promised(tensors, shards["optimizer"], rank, by_rows=False).least
         return Promise(least, promise.nominal, promise.most)
     if name == "gradients" and facts.stage == 2:
-        # A tensor stays whole if the border of a partition splits it; a rank has up to two borders
+        # A tensor that the border of a partition splits stays whole; a rank has up to two borders.
         largest = max(tensor.elements for tensor in tensors)
         more = min(shards[name] - 1, 2) * largest
         return Promise(promise.least, promise.nominal, promise.most + more)
@@ -155,7 +155,7 @@ def judge(measurements: list[dict], facts: ConfigStrategy, ranks_per_node: int) 
 
     Args:
         measurements: what `proof.live_tensors` wrote, by rank.
-        facts: what the YAML asks for.
+        facts: the strategy that the YAML requests.
     """
     shards = shards_of(facts, len(measurements), ranks_per_node)
     # Tensors of optimizer state per parameter (AdamW: 2); a rank may hold no parameter at all
@@ -164,7 +164,7 @@ def judge(measurements: list[dict], facts: ConfigStrategy, ranks_per_node: int) 
     for rank, measured in enumerate(measurements):
         for name in CLASSES:
             if name == "master" and not measured[name]["elements"]:
-                continue  # the optimizer steps on the parameters themselves
+                continue  # The optimizer updates the parameters themselves.
             promise = promise_of(name, measured, rank, shards, facts)
             if name == "optimizer":
                 promise = promise.times(states)
@@ -174,7 +174,7 @@ def judge(measurements: list[dict], facts: ConfigStrategy, ranks_per_node: int) 
 
 
 def judged(name: str, held: dict, promise: Promise, shards: int, facts: ConfigStrategy) -> dict:
-    """What a row says of one class that one rank holds."""
+    """The fields of a row about one class that one rank holds."""
     elements = held["elements"]
     is_held = promise.least <= elements <= promise.most
     ok = is_held and is_in_its_place(name, held["devices"], facts)

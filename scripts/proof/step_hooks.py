@@ -1,4 +1,4 @@
-"""Hooks around what a recipe does: `Accelerator.prepare`, and the steps of its optimizer."""
+"""Hooks on `Accelerator.prepare` and on the optimizer steps of a recipe."""
 
 import functools
 import math
@@ -23,7 +23,7 @@ class Prepared:
     tensors: Shapes = field(default_factory=list)
     model: Module | None = None
     optimizer: Optimizer | None = None
-    is_told: bool = False
+    has_called: bool = False
 
     def note_arguments(self, arguments: tuple) -> None:
         """Describe a model that is trained, before it is split."""
@@ -39,16 +39,16 @@ class Prepared:
             if isinstance(prepared, Optimizer) and self.optimizer is None:
                 self.optimizer = prepared
 
-    def tell(self, action: PreparedAction) -> None:
-        """Call action(model, optimizer, shapes) as soon as both are there, and only once."""
-        if self.model is None or self.optimizer is None or self.is_told:
+    def call_once(self, action: PreparedAction) -> None:
+        """Call action(model, optimizer, shapes) as soon as both are prepared, and only once."""
+        if self.model is None or self.optimizer is None or self.has_called:
             return
-        self.is_told = True
+        self.has_called = True
         action(self.model, self.optimizer, self.tensors)
 
 
 def is_trained(model: Module) -> bool:
-    """Whether a parameter of the model is trained, as none of a reference model is."""
+    """Whether any parameter of the model is trained; a reference model has none."""
     return any(parameter.requires_grad for parameter in model.parameters())
 
 
@@ -66,23 +66,23 @@ def describe(model: Module) -> Shapes:
 
 
 def when_prepared(action: PreparedAction) -> None:
-    """Have action(model, optimizer, shapes of the whole tensors) called once both are prepared."""
+    """Call action(model, optimizer, shapes of the whole tensors) once both are prepared."""
     original = Accelerator.prepare
     seen = Prepared()
 
     @functools.wraps(original)
-    def prepare_and_tell(self: Accelerator, *args: Any, **kwargs: Any) -> Any:
+    def prepare_and_call(self: Accelerator, *args: Any, **kwargs: Any) -> Any:
         seen.note_arguments(args)
         result = original(self, *args, **kwargs)
         seen.note_result(result)
-        seen.tell(action)
+        seen.call_once(action)
         return result
 
-    Accelerator.prepare = prepare_and_tell
+    Accelerator.prepare = prepare_and_call
 
 
 def around_steps(model: Any, optimizer: Any, before: StepAction, after: StepAction) -> None:
-    """Have before(zero, base) and after(zero, base) called around each optimizer step.
+    """Call before(zero, base) and after(zero, base) around each optimizer step.
 
     `zero` is DeepSpeed's optimizer or None, `base` is torch's.
 
@@ -98,12 +98,12 @@ def around_steps(model: Any, optimizer: Any, before: StepAction, after: StepActi
         base.register_step_pre_hook(lambda *_: before(zero, base))
         base.register_step_post_hook(lambda *_: after(zero, base))
         return
-    # DeepSpeed's engine as a whole: its step also moves gradients and casts parameters
+    # The step of DeepSpeed's engine also moves gradients and casts parameters.
     step = model.step
 
-    def step_and_tell(*args: Any, **kwargs: Any) -> None:
+    def step_and_call(*args: Any, **kwargs: Any) -> None:
         before(zero, base)
         step(*args, **kwargs)
         after(zero, base)
 
-    model.step = step_and_tell
+    model.step = step_and_call

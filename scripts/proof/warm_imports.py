@@ -1,4 +1,4 @@
-"""What the server of warm starts imports: the libraries of the recipes, none of their own files."""
+"""What the server of warm starts imports: the libraries of the recipes, but no project files."""
 
 import ast
 import contextlib
@@ -8,8 +8,7 @@ import warnings
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 
-# What recipes and their libraries import while they run. One that is missing here costs time and
-# nothing else.
+# Modules that recipes and their libraries import while they run. A missing entry only costs time.
 LATER = (
     "accelerate.commands.launch",
     "torch.distributed.run",
@@ -44,10 +43,10 @@ LATER_WITH_DEEPSPEED = (
 
 
 def import_libraries_of(recipes: Path, others: Iterable[Path]) -> None:
-    """Import what the files of a folder import, except for each other and the files of others.
+    """Import what the files of a folder import, except project files.
 
     Args:
-        others: more folders whose files and packages are no libraries.
+        others: more folders of project files.
     """
     own = set()
     for folder in (recipes, *others):
@@ -60,7 +59,7 @@ def import_libraries_of(recipes: Path, others: Iterable[Path]) -> None:
 
 
 def import_modules(names: Iterable[str]) -> None:
-    """Import modules by their names. What is not installed is left out."""
+    """Import modules by name, except those that are not installed."""
     with without_warnings():
         for name in names:
             with contextlib.suppress(ImportError):
@@ -69,7 +68,7 @@ def import_modules(names: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def without_warnings() -> Generator[None]:
-    """Ignore the warnings of imports, which every process would get again."""
+    """Ignore the warnings of imports."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -86,7 +85,7 @@ def library_imports(path: Path, own: set[str]) -> Iterator[str]:
     """The statements by which a file imports libraries, as source text.
 
     Args:
-        own: names of modules and packages that are no libraries.
+        own: names of modules and packages of the project.
     """
     for statement in ast.parse(path.read_text()).body:
         if isinstance(statement, ast.ImportFrom) and statement.module:
@@ -101,5 +100,5 @@ def library_imports(path: Path, own: set[str]) -> Iterator[str]:
 
 
 def number_of_threads() -> int:
-    """The threads of this process."""
+    """The number of threads of this process."""
     return len(os.listdir("/proc/self/task"))

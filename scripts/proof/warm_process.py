@@ -1,4 +1,4 @@
-"""A process of a warm start: a fork of the server becomes what `python SCRIPT ...` would be."""
+"""A process of a warm start: a fork of the server that runs as `python SCRIPT ...` would."""
 
 import atexit
 import contextlib
@@ -19,7 +19,7 @@ from typing import Any
 
 from proof.exit_codes import FAILED, exit_code_of
 
-EXIT_AT_ONCE = os._exit  # itself, whatever a script puts in its place
+EXIT_AT_ONCE = os._exit  # the original, even if a script replaces it
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Request:
 
 
 def become(request: Request, streams: Sequence[int], program: str) -> None:
-    """Be what `python *arguments` would have been, and end.
+    """Run as `python *arguments` would, and exit.
 
     Args:
         streams: the three file descriptors of its standard streams.
-        program: its sys.executable, with which its own children start warm too.
+        program: its sys.executable, which makes its own children start warm too.
     """
     os.setsid()
     for number, stream in enumerate(streams):
@@ -62,14 +62,14 @@ def become(request: Request, streams: Sequence[int], program: str) -> None:
 
 
 def set_limits(limits: dict[str, tuple[int, int]]) -> None:
-    """Set the limits of the caller, as far as this is allowed: only root may raise one."""
+    """Set the limits of the caller, as far as permitted: only root may raise one."""
     for name, (soft, hard) in limits.items():
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(getattr(resource, name), (soft, hard))
 
 
 def forget_shared_state(program: str) -> None:
-    """Take back what this process would share with all others of its server."""
+    """Reset the state that this process would share with all other forks of the server."""
     sys.executable = program
     tempfile.tempdir = None
     random.seed()
@@ -109,7 +109,7 @@ def run(arguments: list[str]) -> int:
 
 def run_module(words: list[str]) -> None:
     """Run `python -m MODULE ...`."""
-    # It would warn of a module that is there already
+    # runpy would warn about modules that are already imported.
     warnings.filterwarnings("ignore", module="runpy")
     sys.argv = words
     sys.path.insert(0, os.getcwd())
@@ -124,9 +124,9 @@ def run_script(words: list[str]) -> None:
 
 
 def end(code: int) -> None:
-    """End as the interpreter does: threads joined, exit functions called, streams flushed.
+    """Exit as the interpreter does: join threads, call exit functions, flush streams.
 
-    Modules are not taken apart one by one, which takes time and shows nowhere.
+    Modules are not torn down one by one, which takes time and has no visible effect.
 
     Args:
         code: the exit code; a negative one is a signal.

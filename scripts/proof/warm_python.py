@@ -1,9 +1,9 @@
-"""Stands in for `python` in a warm start: a program that asks the server for a process.
+"""The program that replaces `python` in a warm start: it requests a process from the server.
 
-Not called by hand: `proof.warm_start` writes a program `python` that calls this file. It passes on
+Not called by hand: `proof.warm_start` writes a program `python` that calls this file. It forwards
 its arguments, environment, folder, limits and open streams, then every signal, and ends as the
 process ends. What cannot start warm is started by the interpreter itself, with a line that says
-why. It imports next to nothing, since it has to be there at once.
+why. It imports very little, so that it starts fast.
 """
 
 import json
@@ -27,7 +27,7 @@ LIMITS = [name for name in dir(resource) if name.startswith("RLIMIT_")]
 
 
 class Signals:
-    """Signals to this process, passed on to the one at the server as soon as there is one."""
+    """Signals to this process, forwarded to the server's process as soon as there is one."""
 
     def __init__(self) -> None:
         self.process: int | None = None
@@ -36,21 +36,21 @@ class Signals:
             signal.signal(number, self.handle)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Pass on a signal, or keep it for later."""
+        """Forward a signal, or keep it for later."""
         if self.process is None:
             self.waiting.append(number)
         else:
             send_signal(self.process, number)
 
     def pass_on_to(self, process: int) -> None:
-        """Pass on what has come, and what comes, to a process."""
+        """Forward the signals received so far, and all later ones, to a process."""
         self.process = process
         for number in self.waiting:
             send_signal(process, number)
 
 
 def send_signal(process: int, number: int) -> None:
-    """Send a signal to a process. If it has ended, its status is on the way."""
+    """Send a signal to a process. If it has ended, its status will arrive soon."""
     try:
         os.kill(process, number)
     except ProcessLookupError:
@@ -58,7 +58,7 @@ def send_signal(process: int, number: int) -> None:
 
 
 def start_cold(arguments: list[str], reason: str | None = None) -> NoReturn:
-    """Become the interpreter itself. A reason goes to standard error."""
+    """Replace this process by the interpreter itself. A reason is printed to standard error."""
     if reason:
         print(f"warm: a cold start, since {reason}", file=sys.stderr, flush=True)
     os.execv(sys.executable, [sys.executable, *arguments])
@@ -70,7 +70,7 @@ def namespaces() -> list[str]:
 
 
 def describe(arguments: list[str]) -> str:
-    """All that a process starts with, as JSON."""
+    """Everything that a process starts with, as JSON."""
     umask = os.umask(0)
     os.umask(umask)
     limits = {name: resource.getrlimit(getattr(resource, name)) for name in LIMITS}
@@ -101,9 +101,9 @@ def read_answer(answers: TextIO) -> dict:
 
 
 def end_as(status: int) -> NoReturn:
-    """End this process as another one ended: with its code, or by its signal (if negative)."""
+    """End this process as another one ended: with its code or, if negative, by its signal."""
     if status < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core dump is enough
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # The other process dumped core already.
         if -status in PASSED_ON:
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
@@ -111,7 +111,7 @@ def end_as(status: int) -> NoReturn:
 
 
 def can_start_warm(arguments: list[str]) -> bool:
-    """Whether it is a script or a module that is to run, and not `python -c` and the like."""
+    """Whether the arguments run a script or a module, and not `python -c` or the like."""
     words = arguments
     if words[:1] == ["-u"]:
         words = words[1:]
@@ -119,7 +119,7 @@ def can_start_warm(arguments: list[str]) -> bool:
 
 
 def main() -> None:
-    """Have the server run what the arguments say, and end as it ends."""
+    """Let the server run the arguments, and end as its process ends."""
     path, *arguments = sys.argv[1:]
     if not can_start_warm(arguments):
         start_cold(arguments)

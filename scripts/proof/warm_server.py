@@ -25,8 +25,8 @@ from proof.warm_python import namespaces
 
 IDLE = 30 * 60  # seconds without a request after which a server without an owner ends
 OWN_MODULES = ("paths", "proof")  # top-level names of what this process needs of the project
-# How the names of variables begin that a process may have of its own, since no library reads them
-# when it is imported
+# Prefixes of variables that may differ between processes, since no library reads them when it is
+# imported
 FREE_VARIABLES = (
     "_",
     "COLUMNS",
@@ -78,15 +78,15 @@ class Job:
 
 
 class Server:
-    """Forks processes for clients and tells them how they ended.
+    """Forks processes for clients and reports how they ended.
 
     It has one thread, so that a fork is safe.
 
     Args:
         listener: the socket of the clients.
-        program: what the processes have as sys.executable.
+        program: sys.executable of the processes.
         at_start: the environment before the imports.
-        owner: the id of a process with which this one ends, or None.
+        owner: the id of a process whose end also ends this one, or None.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Server:
         self.selector = selectors.DefaultSelector()
 
     def serve(self) -> None:
-        """Answer requests until the owner ends or, without one, until nothing comes for a while."""
+        """Answer requests until the owner ends or, without an owner, until IDLE seconds pass."""
         self.selector.register(self.listener, selectors.EVENT_READ, self.accept)
         if self.owner:
             self.selector.register(self.owner, selectors.EVENT_READ, sys.exit)
@@ -125,14 +125,14 @@ class Server:
             _, streams, _, _ = socket.recv_fds(connection, 1, 3)
             request = Request(**json.loads(connection.makefile().readline()))
         except (OSError, ValueError, TypeError):
-            connection.close()  # of a client that was killed meanwhile, or is of another version
+            connection.close()  # The client was killed meanwhile, or has another version.
         else:
             self.decide(request, streams, connection)
         for stream in streams:
             os.close(stream)
 
     def decide(self, request: Request, streams: Sequence[int], connection: socket.socket) -> None:
-        """Fork the process, or answer why its client has to start it cold."""
+        """Fork the process, or answer why the client must start it cold."""
         reason = self.reason_for_cold(request)
         print(f"cold: {reason}" if reason else "warm", flush=True)
         if reason:
@@ -142,7 +142,7 @@ class Server:
             self.fork(request, streams, connection)
 
     def reason_for_cold(self, request: Request) -> str | None:
-        """What would be different in a fork of this server from what is asked for, or None."""
+        """Why a fork of this server would differ from what is requested, or None."""
         if request.namespaces != self.namespaces:
             return "it is in namespaces of its own"
         different = self.different_variables(request)
@@ -154,7 +154,7 @@ class Server:
         """Names of variables that would have made a difference to the imports."""
         environment = dict(request.environment)
         if environment.get("PYTHONPATH") == request.folder:
-            del environment["PYTHONPATH"]  # which accelerate adds for DeepSpeed
+            del environment["PYTHONPATH"]  # accelerate adds it for DeepSpeed
         names = {*environment, *self.at_start}
         return [name for name in sorted(names) if self.differs(name, environment.get(name))]
 
@@ -182,7 +182,7 @@ class Server:
         send(connection, pid=pid)
 
     def close_in_child(self, connection: socket.socket) -> None:
-        """In a new process, close what is the server's."""
+        """Close the server's sockets and descriptors in a new process."""
         self.selector.close()
         self.listener.close()
         connection.close()
@@ -193,7 +193,7 @@ class Server:
             os.close(self.owner)
 
     def report_end(self, job: Job) -> None:
-        """Tell a client how its process ended."""
+        """Report to a client how its process ended."""
         _, status = os.waitpid(job.pid, 0)
         send(job.connection, status=os.waitstatus_to_exitcode(status))
         self.selector.unregister(job.pidfd)
@@ -211,7 +211,7 @@ class Server:
 
 
 def send(connection: socket.socket, **content: str | int) -> None:
-    """Send a line of JSON, if the client is still there."""
+    """Send a line of JSON, if the client is still connected."""
     with contextlib.suppress(OSError):
         connection.sendall(json.dumps(content).encode() + b"\n")
 
@@ -222,7 +222,7 @@ def has_gpu() -> bool:
 
 
 def listen(path: Path) -> socket.socket:
-    """Return a socket at which clients can wait from now on."""
+    """Return a socket to which clients can connect from now on."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen(64)
@@ -248,16 +248,16 @@ def serve(folder: Path, owner: int | None) -> None:
         with_deepspeed.close()
         listener = plain
     if number_of_threads() > 1:
-        sys.exit("the imports have started a thread, so that forks would not be safe")
+        sys.exit("the imports have started a thread, which makes forks unsafe")
     gc.collect()
-    gc.freeze()  # what is there stays: a collection would only copy pages
+    gc.freeze()  # Collections in forks would only copy the pages of these objects.
     Server(listener, str(folder / "python"), at_start, owner).serve()
 
 
 def leave_project() -> None:
-    """Make this process one that has imported nothing of this project, and would find nothing.
+    """Remove this project from the imported modules and from the import path.
 
-    A process that is forked from it reads the files again, so that an edit counts at once.
+    A process that is forked from this one reads the files again, so that an edit takes effect.
     """
     del sys.path[0]  # the folder of scripts/warm.py
     sys.path.remove(str(RECIPES))

@@ -17,12 +17,12 @@ from paths import ROOT, SCRIPTS
 COMMAND = SCRIPTS / "warm.py"
 CLIENT = Path(__file__).with_name("warm_python.py")
 FILES = [COMMAND, *sorted(Path(__file__).parent.glob("warm_*.py"))]
-PATIENCE = 10  # seconds until the server has to listen
-# Set only for the imports of the server
+PATIENCE = 10  # seconds until the server must listen
+# Variables that are set only for the imports of the server
 AT_IMPORT = {
     "CUDA_VISIBLE_DEVICES": "",
     "DS_ACCELERATOR": "cpu",
-    # Without it pyarrow starts a thread, and forks of processes with threads are unsafe
+    # Without it pyarrow starts a thread, and forking a process with threads is unsafe.
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -30,7 +30,7 @@ AT_IMPORT = {
 
 
 def default_folder() -> Path:
-    """The folder of a server that is started by hand, another one when libraries have changed."""
+    """The folder of a server that is started by hand; it changes when libraries change."""
     folders = [Path(folder) for folder in sys.path]
     packages = [path for path in folders if path.name == "site-packages" and path.is_dir()]
     changed = [path.stat().st_mtime_ns for path in (*packages, *FILES)]
@@ -40,7 +40,7 @@ def default_folder() -> Path:
 
 
 def is_served(folder: Path) -> bool:
-    """Whether the server of a folder takes requests."""
+    """Whether the server of a folder accepts requests."""
     with socket.socket(socket.AF_UNIX) as client:
         try:
             client.connect(str(folder / "socket"))
@@ -50,16 +50,16 @@ def is_served(folder: Path) -> bool:
 
 
 def start(folder: Path | str | None = None, owner: int | None = None) -> Path:
-    """Start the server in a folder, if none is there; return the program that is used as python.
+    """Start the server in a folder, unless it runs; return the program that replaces python.
 
-    It comes back at once: clients wait for the imports.
+    This returns at once: clients wait for the imports.
 
     Args:
-        owner: the id of a process with which the server ends; without one it ends after half an
-            hour without a request.
+        owner: the id of a process whose end also ends the server; without one it ends after half
+            an hour without a request.
 
     Raises:
-        OSError: where warm starts are not possible.
+        OSError: if warm starts are not possible.
     """
     if not hasattr(os, "pidfd_open"):
         raise OSError("warm starts need Linux")
@@ -78,10 +78,10 @@ def start(folder: Path | str | None = None, owner: int | None = None) -> Path:
 
 
 def write_program(program: Path) -> None:
-    """Write the program that is used as python is.
+    """Write the program that replaces python.
 
     Raises:
-        OSError: if its file system starts no programs.
+        OSError: if its file system does not allow programs.
     """
     socket_path = program.with_name("socket")
     words = shlex.join([sys.executable, "-I", "-S", str(CLIENT), str(socket_path)])
@@ -92,10 +92,10 @@ def write_program(program: Path) -> None:
 
 
 def start_server(folder: Path, owner: int | None) -> None:
-    """Start the server, and wait until clients can wait for it.
+    """Start the server, and wait until clients can connect.
 
     Raises:
-        OSError: if it does not come up.
+        OSError: if it does not start.
     """
     command = [sys.executable, str(COMMAND), "serve", str(folder)]
     if owner:
@@ -117,7 +117,7 @@ def start_server(folder: Path, owner: int | None) -> None:
 
 
 def stop(folder: Path | None = None) -> None:
-    """End the server of a folder; what runs for its clients continues."""
+    """End the server of a folder; processes of its clients continue."""
     folder = Path(folder or default_folder())
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         os.kill(int((folder / "pid").read_text()), signal.SIGTERM)

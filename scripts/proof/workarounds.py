@@ -26,13 +26,13 @@ NOT_TESTED = "not tested"  # this machine cannot show the harm
 
 @dataclass
 class Row:
-    """What is known of a workaround.
+    """What is known about a workaround.
 
     Attributes:
         purpose: the first sentence of its docstring.
         seen: the version in which the harm was seen.
-        tests: those that show the harm, as pytest takes them.
-        verdict: what the tests said, if they were run.
+        tests: those that show the harm, as arguments of pytest.
+        verdict: that of the tests, if they were run.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Row:
 
 @dataclass
 class Outcomes:
-    """How the cases of one test ended, each passed or failed."""
+    """Whether each case of one test passed, without the workaround and with it."""
 
     without: list[bool] = field(default_factory=list)
     with_it: list[bool] = field(default_factory=list)
@@ -54,10 +54,10 @@ class Outcomes:
 
 # ---- The list ----
 def list_workarounds(root: Path = ROOT) -> list[Row]:
-    """Return what is known of each workaround, in the order in which they stand.
+    """Return what is known about each workaround, in the order of upstream.py.
 
     Args:
-        root: the checkout whose tests are looked through.
+        root: the checkout whose tests are searched.
     """
     tests = find_tests(root)
     return [
@@ -67,7 +67,7 @@ def list_workarounds(root: Path = ROOT) -> list[Row]:
 
 
 def describe(name: str, function: Callable, tests: list[str]) -> Row:
-    """Return what is known of one workaround."""
+    """Return what is known about one workaround."""
     known: upstream.Workaround = function.workaround  # type: ignore[attr-defined]
     library = known.seen.split()[0]
     return Row(
@@ -154,7 +154,7 @@ def read_report(report: Path) -> dict[str, Outcomes]:
 
 
 def verdict_of(tests: list[Outcomes]) -> str:
-    """Return what its tests say of a workaround."""
+    """Return the verdict of its tests on a workaround."""
     without = [passed for test in tests for passed in test.without]
     with_it = [passed for test in tests for passed in test.with_it]
     if not all(with_it):

@@ -1,1 +1,1 @@
-"""Library of scripts/readme_tables.py: what is published of the measurements in results/."""
+"""Library of scripts/readme_tables.py: the published tables of the measurements in results/."""

@@ -1,4 +1,4 @@
-"""Tables of host memory, and of how far the memory planner is off."""
+"""Tables of host memory, and of the errors of the memory planner."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ class Compared:
     """One kind of cells of scripts/validate_planner.py and track_ranks.py."""
 
     kind: str
-    text: str  # what the plan was held against
-    methods: Sequence[str]  # ways of planning
+    text: str  # what the plan is compared with
+    methods: Sequence[str]  # of planning
 
 
 COMPARED = (
@@ -33,9 +33,9 @@ COMPARED = (
 
 
 def host_memory_block(results: Results) -> str:
-    """Return the host memory that each rank took to load a model and to resume, by YAML.
+    """Return the table of host memory that each rank took to load a model and to resume, by YAML.
 
-    It is in copies of the model in fp32.
+    The unit is a copy of the model in fp32.
     """
     if "host_memory" not in results:
         return NO_HOST_MEMORY
@@ -59,7 +59,7 @@ def copies_text(copies: Iterable[float]) -> str:
 
 
 def planner_block(results: Results) -> str:
-    """Return the mean and worst errors of the planned peak, by what it was held against."""
+    """Return the table of errors of the planned peak, by what it is compared with."""
     cells = list(results["planner"]["cells"])
     for row in results["planner_ranks"]["rows"]:
         cells.append({"kind": "ranks", METHODS[0]: row["beside_bucket"]})
@@ -70,12 +70,12 @@ def planner_block(results: Results) -> str:
             number, mean, above, below = errors_of(of_kind, method)
             errors = [f"{abs(error):.2%}" for error in (mean, max(above, 0), min(below, 0))]
             lines.append([method, compared.text, str(number), *errors])
-    header = ["planned by", "held against", "cells", "mean error", "at most above", "at most below"]
+    header = ["planned by", "compared with", "cells", "mean error", "most above", "most below"]
     return table(header, lines)
 
 
 def signed(error: float) -> str:
-    """Return a relative error in percent, with its sign; zero has none but the plus."""
+    """Return a relative error in percent, with its sign; zero is +0.00%."""
     return f"{round(error, 4) + 0:+.2%}"
 
 

@@ -28,17 +28,17 @@ ABOUT_SPEED = (
     "brackets, the range of the repeats."
 )
 ABOUT_RANKS = (
-    "`scripts/track_ranks.py`: the planned peak against that of live tensors on CPU ranks; under "
-    "ZeRO-1 to 3 beside the bucket of 2 GB that each rank has."
+    "`scripts/track_ranks.py`: the planned peak relative to that of live tensors on CPU ranks; "
+    "under ZeRO-1 to 3 without the bucket of 2 GB that each rank has."
 )
 ABOUT_SHAPES = (
-    "`scripts/validate_planner.py`: the closed form against the trace, rows of 4,096 tokens."
+    "`scripts/validate_planner.py`: the closed form relative to the trace, rows of 4,096 tokens."
 )
 ABOUT_GPU = "`scripts/gpu_proof.py`: every cell with its numbers and commands."
 
 
 def quickstarts_block(results: Results) -> str:
-    """Return what each quick example shows of held-out rows before and after, and its seconds."""
+    """Return the table of quickstarts: a number of held-out rows before and after, and seconds."""
     lines = []
     for row in results["quickstarts"]["rows"]:
         command = f"`make quickstart RECIPE={row['recipe']}`"
@@ -46,20 +46,20 @@ def quickstarts_block(results: Results) -> str:
         after = f"{row['after']:.3g}"
         lines.append([command, row["shown"], before, after, f"{row['seconds']:.0f}"])
     seconds = f"seconds, {results['quickstarts']['cores']} CPU cores"
-    return table(["quick example", "of held-out rows", "before", "after", seconds], lines)
+    return table(["quickstart", "on held-out rows", "before", "after", seconds], lines)
 
 
 def speed_block(results: Results) -> str:
-    """Return the tables of speed, or that it was not measured."""
+    """Return the tables of speed, or a line that says that it was not measured."""
     return speed.block(results.get("benchmark"))
 
 
 def gpu_block(results: Results) -> str:
-    """Return what one GPU showed of each claim, or that none was at hand yet."""
+    """Return the tables of what was measured on a GPU, or a line that says that nothing was."""
     return gpu.block(results["gpu"])
 
 
-# The tables of README.md, by the NAME in the marks around them
+# The tables of README.md, by the NAME of the marks around them
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "quickstarts": quickstarts_block,
     "parity": parity_block,
@@ -72,9 +72,9 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
 
 
 def read_results() -> Results:
-    """Return what was measured, by the name of its file under results/.
+    """Return the measurements by the name of their file under results/.
 
-    "gpu" is the list of records under results/gpu/. Raises ValueError if one is no record of a GPU.
+    "gpu" is the list of records under results/gpu/. Raises ValueError if one is not from a GPU.
     """
     results: Results = {}
     for path in (ROOT / "results").glob("*.json"):
@@ -126,7 +126,7 @@ def bytes_section(results: Results) -> list[str]:
 
 
 def planner_section(results: Results) -> list[str]:
-    """Return how far the planner is off, run by run."""
+    """Return the errors of the planner, run by run."""
     tracked = tracked_table(results["planner_ranks"]["rows"])
     shapes = shapes_table(results["planner"]["cells"])
     return ["# Memory planner", ABOUT_RANKS, tracked, ABOUT_SHAPES, shapes]

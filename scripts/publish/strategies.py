@@ -11,11 +11,11 @@ from proof.parity_table import reasons
 Row = dict[str, Any]  # of scripts/parity.py
 Results = dict[str, Any]  # what was measured, by the name of its file
 
-# What a line of the summary sums up, by the groups of scripts/parity.py
+# {group of scripts/parity.py: the line of the summary that it counts for}
 OTHER_RECIPES = "the other recipes, every YAML, 2 ranks"
 GROUPS = {
     "strategies": "every YAML, 2 and 4 ranks",
-    "cuts": "every cut of one global batch, 1, 2 and 4 ranks",
+    "cuts": "every split of one global batch, 1, 2 and 4 ranks",
     "checkpointing": "gradient checkpointing",
     "attention": "eager attention",
     "bf16": "bf16 under each engine, against one process in fp32",
@@ -29,11 +29,11 @@ ORDER = ("single", "ddp", "fsdp2", "fsdp1", "deepspeed")
 
 
 def rank_of(config: str) -> tuple[int, str]:
-    """Return what YAMLs are sorted by in a table."""
+    """Return the sort key of a YAML in a table."""
     for number, start in enumerate(ORDER):
         if config.startswith(start):
             return number, config
-    raise ValueError(f"{config}: a new kind of YAML, which ORDER has no place for")
+    raise ValueError(f"{config}: a new kind of YAML; add it to ORDER")
 
 
 # ---- Parity ----
@@ -105,9 +105,9 @@ def bounds_row(bounds: dict[str, float]) -> list[str]:
 
 
 def bytes_block(results: Results, weights: str = "full") -> str:
-    """Return the bytes of each class on the fullest rank of 2 and of 4, by YAML.
+    """Return the table of bytes of each class on the fullest rank of 2 and of 4, by YAML.
 
-    With them goes the share of the whole that they are.
+    Beside the bytes stands the share of the whole that the YAML promises.
     """
     held = {}
     for row in results["parity"]["rows"]:
@@ -131,7 +131,7 @@ def bytes_block(results: Results, weights: str = "full") -> str:
 def bytes_text(held: dict[str, Any] | None) -> str:
     """Return the bytes of one class on the fullest rank, "" if they were not measured.
 
-    With them goes the share that the YAML promises, if it is not the whole.
+    Beside them stands the share that the YAML promises, if it is not the whole.
     """
     if not held:
         return ""

@@ -1,6 +1,6 @@
 """A recipe as a template: the library of copy_recipe.py.
 
 imports    the files that a recipe reaches, read from its source
-origin     the commit of this repository, and what ORIGIN.md says
+origin     the commit of this repository, and the text of ORIGIN.md
 copying    the folder that is written
 """

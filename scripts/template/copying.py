@@ -21,12 +21,12 @@ def find_recipes(root: Path) -> dict[str, Path]:
 
 
 def copy_recipe(root: Path, recipe: Path, target: Path, command: str) -> list[Path]:
-    """Write a recipe and what it needs to run; return the files of Python, relative to `target`.
+    """Write a recipe and what it needs to run; return the Python files, relative to `target`.
 
-    The recipe keeps its name, since its docstring, its messages and the documents call it so, and
-    so does `diff` when its owner compares it with a newer version.
+    The recipe keeps its name, which its docstring, its messages and the documents use. It also
+    makes a diff with a newer version easier.
 
-    Raises OSError where something cannot be written.
+    Raises OSError if something cannot be written.
     """
     folder = recipe.parent
     modules = modules_needed(recipe)

@@ -1,7 +1,7 @@
 """The modules that a program imports from its own folder, found without running it.
 
-Imports inside of functions count. What is imported by a name that is only known when the program
-runs (importlib.import_module) is not seen.
+Imports inside functions count. What is imported by a name that is only known when the program runs
+(importlib.import_module) is not found.
 """
 
 import ast
@@ -63,8 +63,8 @@ def absolute_name(node: ast.ImportFrom, package: tuple[str, ...]) -> list[str]:
 def files_of(parts: list[str], folder: Path) -> Iterator[Path]:
     """Yield the file of each part of a dotted name: `a.b.c` imports a, a.b and perhaps a.b.c.
 
-    The last part may be a name in the module, and all of them may be of an installed package; they
-    have no file in the folder.
+    The last part may be a name in the module, and the whole name may be of an installed package.
+    Such parts have no file in the folder.
     """
     for length in range(1, len(parts) + 1):
         path = folder.joinpath(*parts[:length])

@@ -1,4 +1,4 @@
-"""Where a copy comes from, so that its owner can look up what has changed since."""
+"""Where a copy comes from, so that its owner can look up what has changed since then."""
 
 import subprocess
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ TEXT = """# Origin
 
     {command}
 
-The copy is yours: it runs from this folder and needs nothing else of that repository.
+The copy is yours: it runs from this folder and needs nothing else from that repository.
 `grep -rn EDIT --include='*.py' .` shows what to adapt first. To start it:
 
     pip install -r requirements.txt
     accelerate launch --config_file accelerate_configs/fsdp.yaml {program} --help
 
-Where a docstring or a message says `recipes/{program}`, it means `{program}` here. The scripts that
+If a docstring or a message says `recipes/{program}`, it means `{program}` here. The scripts that
 some messages name (`scripts/...`: rehearsal on CPU ranks, memory planner, answers of a trained
 model) are in that repository.
 """
 CHANGES = """
-To see in that repository what has changed since:
+To see what has changed since then, run in that repository
 
     {words}
 """
@@ -44,7 +44,7 @@ def find_commit(root: Path, files: Sequence[Path]) -> Commit | None:
     files: what is copied.
     """
     try:
-        # A folder without .git may lie inside of another repository, whose commit says nothing
+        # A folder without .git may be inside another repository, whose commit means nothing here.
         if git(root, "rev-parse", "--show-prefix"):
             return None
         name, date = git(root, "log", "-1", "--format=%H %cs").split()

@@ -1,13 +1,13 @@
 """Tiny random models, their tokenizers and rows, made offline: the library of make_tiny.py.
 
-Every module needs only what is above it:
+Every module imports only what is listed above it:
 
     words, chat      made-up words; special tokens and the chat template
     skills           questions about words and numbers, and their answers
-    options          what each maker can be asked for; checked before torch is imported
+    options          the options of each maker; checked before torch is imported
     tokenizers       byte-level BPE, BPE and WordPiece, trained on the rows
     output           the folder that a maker writes
-    settings         what the configurations of several models have in common
+    settings         settings that several models share
     images           drawn circles, crosses, squares and triangles
     llama            a Llama or a Mixtral, and rows of skills
     preferences      a Llama, and a right and a wrong answer for each question

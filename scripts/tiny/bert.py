@@ -58,14 +58,14 @@ def make_model(tokenizer: PreTrainedTokenizerFast, options: BertOptions) -> Bert
 
 
 def make_rows(num_train_rows: int, num_test_rows: int, seed: int) -> dict[str, list[Row]]:
-    """Return the rows of the files train and test; no text comes twice."""
+    """Return the rows of the files train and test; no text is repeated."""
     rng = random.Random(seed)
     row_of = {}
     while len(row_of) < num_train_rows + num_test_rows:
         row = make_row(rng)
         row_of.setdefault(row["text"], row)
     rows = list(row_of.values())
-    rng.shuffle(rows)  # there are few short texts, and they would all come first
+    rng.shuffle(rows)  # Short texts are soon used up, so that they would all come first.
     return {"train": rows[num_test_rows:], "test": rows[:num_test_rows]}
 
 
@@ -81,7 +81,7 @@ def make_row(rng: random.Random) -> Row:
 
 
 def make_clause(thing: str, rng: random.Random) -> tuple[str, int]:
-    """Return what is said of a thing, and its score from -2 to 2."""
+    """Return a clause about a thing, and its score from -2 to 2."""
     score, adjectives = rng.choice([(1, GOOD), (-1, BAD)])
     is_negated = rng.random() < 0.3
     is_doubled = rng.random() < 0.3

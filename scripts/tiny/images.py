@@ -1,4 +1,4 @@
-"""Small images of bright forms on dark noise, in which only the form tells the class."""
+"""Small images of bright shapes on dark noise, in which only the shape determines the class."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ CLASSES = ("circle", "cross", "square", "triangle")
 
 
 def equal_turns(count: int) -> np.ndarray:
-    """Return so many angles in radians, all the way around, without the last one."""
+    """Return `count` equally spaced angles of a full turn, in radians."""
     full_turn = 2 * np.pi
     return np.linspace(0, full_turn, count, endpoint=False)
 
@@ -26,7 +26,7 @@ def polygon(num_corners: int) -> list[Point]:
 
 
 def circle() -> list[Point]:
-    """Return so many points of a circle that it looks round."""
+    """Return enough points of a circle for it to look round."""
     turns = equal_turns(40)
     return [(np.cos(turn), np.sin(turn)) for turn in turns]
 
@@ -54,7 +54,7 @@ OUTLINES = {"circle": circle(), "cross": cross(), "square": square(), "triangle"
 
 
 def draw_image(kind: str, size: int, rng: np.random.Generator) -> Image.Image:
-    """Return a bright form on dark noise as an image of size x size pixels."""
+    """Return a bright shape on dark noise as an image of size x size pixels."""
     ground = rng.integers(0, 100, 3)
     color = rng.integers(130, 256, 3)
     radius = rng.uniform(0.25, 0.42) * size  # pixels
@@ -62,11 +62,11 @@ def draw_image(kind: str, size: int, rng: np.random.Generator) -> Image.Image:
     middle = rng.uniform(radius, size - radius, 2)
     corners = middle + radius * turned(OUTLINES[kind], angle)
 
-    form = Image.new("L", (size, size))
-    ImageDraw.Draw(form).polygon([tuple(corner) for corner in corners], fill=1)
-    is_form = np.asarray(form)[..., None]
+    shape = Image.new("L", (size, size))
+    ImageDraw.Draw(shape).polygon([tuple(corner) for corner in corners], fill=1)
+    is_shape = np.asarray(shape)[..., None]
     noise = rng.normal(0, 20, (size, size, 3))
-    pixels = np.where(is_form, color, ground) + noise
+    pixels = np.where(is_shape, color, ground) + noise
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
@@ -79,7 +79,7 @@ def turned(points: list[Point], angle: float) -> np.ndarray:
 
 
 def write_images(folder: Path, count: int, size: int, rng: np.random.Generator) -> None:
-    """Write so many images to FOLDER/CLASS/NUMBER.png, classes taking turns, and print how many."""
+    """Write images to FOLDER/CLASS/NUMBER.png, classes taking turns; print how many there are."""
     for kind in CLASSES:
         (folder / kind).mkdir(parents=True, exist_ok=True)
         remove_images(folder / kind)

@@ -81,7 +81,7 @@ def read_texts(path: Path) -> list[str]:
             place = f"{path}, line {number}"
             stop(Exit.DATA, f"{place}: not JSON: {error.msg} at column {error.colno}")
     if not texts:
-        stop(Exit.DATA, f"{path}: holds no text")
+        stop(Exit.DATA, f"{path}: contains no text")
     return texts
 
 
@@ -99,7 +99,7 @@ def strings_in(value: Any) -> list[str]:
 
 
 def print_launch(folder: Path, options: LlamaOptions) -> None:
-    """Print a command that trains the model; its rates take it to 97 % and more of the skills."""
+    """Print a command that trains the model, with rates that reach 97 % exact match or more."""
     recipe = "mixtral" if isinstance(options, MixtralOptions) else "llama"
     data = folder / "data"
     print("Train it with:")

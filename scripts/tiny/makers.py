@@ -1,4 +1,4 @@
-"""The makers by the recipe that trains on what they write."""
+"""The makers, by the recipe that trains on what they write."""
 
 import importlib
 import inspect
@@ -14,9 +14,9 @@ from usage import Parser
 
 @dataclass(frozen=True)
 class Maker:
-    """Who makes the model and the rows of a recipe."""
+    """What makes the model and the rows of a recipe."""
 
-    module: str  # has make(folder, options); imported only when it is used, which takes seconds
+    module: str  # has make(folder, options); imported only when needed, since it takes seconds
     options: type[options.Options]
 
     def description(self) -> str:
@@ -60,9 +60,9 @@ def make(recipe: str, folder: Path, words: Sequence[str] = ()) -> None:
 
 
 def parse(words: Sequence[str] | None, description: str | None = None) -> Order:
-    """Read the words of the command line, by default those of this process.
+    """Return the order that the words of a command line, by default of this process, place.
 
-    Raises SystemExit with 64, after one line that names every problem.
+    Raises SystemExit with 64 after one line that names every problem.
     """
     parser = Parser(
         prog="make_tiny.py",

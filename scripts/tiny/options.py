@@ -1,7 +1,7 @@
-"""What each maker can be asked for, and what it refuses.
+"""The options of each maker, and what it refuses.
 
-A field of a dataclass is a flag of the command; its docstring is what --help says of the maker.
-Nothing here needs torch, so that a wrong call is refused at once.
+Each field of a dataclass is a flag of the command, and the docstring is the maker's --help. Nothing
+here imports torch, so that a wrong call is refused at once.
 """
 
 from dataclasses import dataclass, field, fields
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from tiny import chat, skills
 
-BLOCK = 64  # weights that 4-bit quantization takes together
+BLOCK = 64  # weights that share a scale in 4-bit quantization
 SMALLEST_BERT_VOCAB = 160  # frequent words of the rows, letters, special tokens
 SMALLEST_T5_VOCAB = 256  # letters, special tokens and room for every word of both languages
 MOST_SENTENCES = 200_000  # of the 470,400 that the words of tiny/t5.py make
@@ -90,7 +90,7 @@ def uneven_width(name: str, width: int) -> list[str]:
 
 
 def too_few_tokens(vocab_size: int) -> list[str]:
-    """Return the problem of a vocabulary that has no room for every byte."""
+    """Return the problem of a vocabulary that is too small for every byte."""
     if vocab_size >= chat.SMALLEST_VOCAB:
         return []
     smallest = chat.SMALLEST_VOCAB
@@ -102,11 +102,11 @@ class LlamaOptions(DecoderOptions):
     """A Llama with a chat template, and rows of seven skills.
 
     FOLDER/model is a random LlamaForCausalLM, with a tokenizer and a chat template. FOLDER/data
-    holds train.jsonl and test.jsonl, rows of {"prompt", "completion", "skill"}. The skills work on
-    made-up words and on numbers, and the split is by word and by number: what a test prompt asks
+    holds train.jsonl and test.jsonl, rows of {"prompt", "completion", "skill"}. The skills are
+    about made-up words and numbers, and the split is by word and by number: what a test prompt asks
     about is in no training prompt of any skill.
 
-    With --text only the model is written, and its tokenizer is a BPE of --vocab_size tokens that is
+    With --text only the model is written. Its tokenizer is a BPE of --vocab_size tokens that is
     trained on every string in the file.
     """
 
@@ -161,14 +161,15 @@ class PreferenceOptions(DecoderOptions):
     FOLDER/model is that of the llama maker. FOLDER/data holds
 
         train.jsonl, test.jsonl   rows of {"prompt", "chosen", "rejected", "completion", "skill"},
-                                  the first four lists of messages; each skill has one mistake: a
-                                  word unchanged and not in capitals, the number before, not after
+                                  the first four are lists of messages; each skill has one typical
+                                  mistake, such as a word that is not written in capitals, or the
+                                  number before instead of the number after
         demonstrations.jsonl      rows of {"prompt", "completion", "skill"}; half of the
                                   completions are the mistake
 
-    A model that is trained on the demonstrations errs by chance; preferences then teach it not to.
-    What a prompt of test.jsonl asks about is in no other file; its completion is the chosen answer,
-    for scripts/generate.py.
+    A model that is trained on the demonstrations makes the mistake half of the time; preferences
+    then teach it not to. What a prompt of test.jsonl asks about is in no other file; its completion
+    is the chosen answer, for scripts/generate.py.
     """
 
     num_train_rows: int = option(4000)
@@ -197,11 +198,11 @@ class TextOptions(DecoderOptions):
     FOLDER/data holds train.jsonl and test.jsonl, rows of {"text"}, and with --txt a folder of
     train*.txt and test*.txt as well. A text is some sentences about a person with a made-up name:
     "Toble is a baker in Frim. Every morning Toble goes to the mill and buys flour." What a baker
-    buys, makes and dreams of is always the same, who it is and where changes, so a model has facts
-    to learn and names to look up. The people of test.jsonl are in no training text.
+    buys, makes and dreams of is always the same, while names and towns vary, so that a model has
+    facts to learn and names to look up. The people of test.jsonl are in no training text.
     """
 
-    txt: bool = option(False, "write each text to a file of its own too, in data/txt")
+    txt: bool = option(False, "also write each text to a file of its own, in data/txt")
     vocab_size: int = option(512, f"rows of the embedding, >= {chat.SMALLEST_VOCAB}")
     max_position_embeddings: int = option(512, "longest sequence, in tokens")
     sliding_window: int = option(48, "tokens that a token sees, itself included")
@@ -244,8 +245,8 @@ class BertOptions(EncoderOptions):
     FOLDER/model is a random BertModel with a WordPiece tokenizer. FOLDER/data holds train.jsonl and
     test.jsonl, rows of {"text", "label", "stars"}: reviews such as "the soup was not very good and
     the waiter was kind", whose label (negative, mixed or positive, a class) and stars (a number)
-    follow from their words. "not" turns the word behind it round and "very" doubles it, so a model
-    has to read words together. No text of test.jsonl is in train.jsonl.
+    follow from their words. "not" negates the word after it and "very" doubles it, so that a model
+    must read words together. No text of test.jsonl is in train.jsonl.
     """
 
     vocab_size: int = option(320, f"rows of the embedding, at least {SMALLEST_BERT_VOCAB}")
@@ -282,9 +283,9 @@ class T5Options(EncoderOptions):
 
     FOLDER/model is a random T5ForConditionalGeneration with a BPE tokenizer. FOLDER/data holds
     train.jsonl and test.jsonl, rows of {"source", "target"}: English sentences such as "the small
-    dog sees a red ship" and what they are in a made-up language, "nuka keva zovo rozi fida bipo
-    pizu". Each word has its counterpart there, and the order differs: adjectives follow their noun,
-    articles come last, the verb ends the sentence. So a model has to translate and to move words.
+    dog sees a red ship" and their translation into a made-up language, "nuka keva zovo rozi fida
+    bipo pizu". Each word has its counterpart there, and the order differs: adjectives follow their
+    noun, articles come last, the verb ends the sentence. So a model must translate and move words.
     No sentence of test.jsonl is in train.jsonl.
     """
 
@@ -309,12 +310,11 @@ class T5Options(EncoderOptions):
 
 @dataclass(frozen=True)
 class VitOptions(EncoderOptions):
-    """A ViT, and drawn images of four classes.
+    """A ViT, and generated images of four classes.
 
     FOLDER/model is a random ViTModel with its image processor. FOLDER/data holds
-    train/CLASS/NUMBER.png and test/CLASS/NUMBER.png: a bright circle, cross, square or triangle in
-    any color, somewhere on dark noise, more or less large and a little turned. So only the form
-    tells the class.
+    train/CLASS/NUMBER.png and test/CLASS/NUMBER.png: a bright circle, cross, square or triangle on
+    dark noise. Color, position, size and angle vary, so that only the shape determines the class.
     """
 
     image_size: int = option(32, "pixels, a multiple of --patch_size, at least 16")

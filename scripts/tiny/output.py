@@ -18,7 +18,7 @@ Processor = PreTrainedTokenizerFast | ViTImageProcessorPil
 
 @contextmanager
 def writing_to(folder: Path) -> Generator[None]:
-    """End the process with 73 and one line where something cannot be written."""
+    """End the process with 73 and one line if something cannot be written."""
     logging.disable_progress_bar()
     try:
         yield
@@ -62,7 +62,7 @@ def counted(number_of: Mapping[str, int]) -> str:
 def print_launch(recipe: str, lines: Sequence[str]) -> None:
     """Print a command that trains in one process.
 
-    lines: the recipe's flags, as many in a line as fit.
+    lines: the recipe's flags, as many per line as fit.
     """
     lines = [f"    {line}" for line in lines]
     print(

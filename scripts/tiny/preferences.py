@@ -30,12 +30,12 @@ class Mistake:
 
 
 def first_letter(word: str) -> str:
-    """Return how the word begins."""
+    """Return the first letter of the word."""
     return word[0]
 
 
 def number_before(number: str) -> str:
-    """Return the number that the given one follows."""
+    """Return the number before the given one."""
     return str(int(number) - 1)
 
 
@@ -79,7 +79,7 @@ def words_for_mistakes(rng: random.Random) -> Iterator[str]:
 def make_pairs(
     count: int, pools: dict[str, list[str]], pick: Callable[[list[str]], str]
 ) -> list[Row]:
-    """Return so many rows; `pick` takes a word and a number out of the pools for each."""
+    """Return `count` rows; `pick` takes a word and a number from the pools for each."""
     pairs = []
     for mistake in itertools.islice(itertools.cycle(MISTAKES), count):
         items = {kind: pick(pool) for kind, pool in pools.items()}

@@ -1,4 +1,4 @@
-"""What the configurations of several models have in common."""
+"""Settings that the configurations of several models share."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def initializer_range(hidden_size: int) -> float:
 def decoder_settings(
     tokenizer: PreTrainedTokenizerFast, options: LlamaOptions | TextOptions
 ) -> dict[str, Any]:
-    """Return what a Llama, a Mixtral and a Mistral are configured with alike."""
+    """Return the settings that a Llama, a Mixtral and a Mistral share."""
     settings: dict[str, Any] = {
         "vocab_size": options.vocab_size,
         "hidden_size": options.hidden_size,

@@ -38,12 +38,12 @@ def twice(word: str) -> str:
 
 
 def last_letter(word: str) -> str:
-    """Return how the word ends."""
+    """Return the last letter of the word."""
     return word[-1]
 
 
 def number_of_letters(word: str) -> str:
-    """Return how long the word is."""
+    """Return the number of letters of the word."""
     return str(len(word))
 
 
@@ -61,7 +61,7 @@ COUNT = Skill("count", "word", "How many letters are in {}?", number_of_letters)
 NEXT_NUMBER = Skill("next_number", "number", "What comes after {}?", next_number)
 SKILLS = (SPELL, CAPITALS, BACKWARDS, REPEAT, LAST_LETTER, COUNT, NEXT_NUMBER)
 
-# Three quarters of the numbers are left to train on
+# At least three quarters of the numbers are left to train on.
 MOST_TEST_ROWS = len(SKILLS) * (len(NUMBERS) // 4)
 
 
@@ -84,7 +84,7 @@ def make_rows(num_train_rows: int, num_test_rows: int, seed: int) -> dict[str, l
 
     test = []
     while len(test) < num_test_rows:
-        # All skills ask about one word and one number, which leave the pools
+        # All skills ask about the same word or number, which is removed from the pools.
         held_out = {kind: pool.pop() for kind, pool in pools.items()}
         test += [make_row(skill, held_out[skill.about]) for skill in SKILLS]
 

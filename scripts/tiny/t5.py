@@ -40,7 +40,7 @@ def make(folder: Path, options: T5Options) -> None:
 def make_model(
     tokenizer: PreTrainedTokenizerFast, options: T5Options
 ) -> T5ForConditionalGeneration:
-    """Return a random T5 whose texts begin with the padding token, as those of every T5."""
+    """Return a random T5, whose decoder starts with the padding token, as in every T5."""
     torch.manual_seed(options.seed)
     shared: dict[str, Any] = {
         "tie_word_embeddings": not options.untied,
@@ -61,8 +61,8 @@ def make_model(
         **shared,
     )
     model = T5ForConditionalGeneration(config)
-    # With T5's own 0.1 or less all positions look alike, and a narrow model takes thousands of
-    # steps until it tells them apart
+    # With T5's own 0.1 or less all positions look alike, and a narrow model needs thousands of
+    # steps to learn to distinguish them.
     for name, weight in model.named_parameters():
         if "relative_attention_bias" in name:
             torch.nn.init.normal_(weight, std=3.0)
@@ -70,7 +70,7 @@ def make_model(
 
 
 def make_rows(num_train_rows: int, num_test_rows: int, seed: int) -> dict[str, list[Row]]:
-    """Return the rows of the files train and test; no sentence comes twice."""
+    """Return the rows of the files train and test; no sentence is repeated."""
     rng = random.Random(seed)
     dictionary = make_dictionary(seed)
     row_of = {}
@@ -114,7 +114,7 @@ def make_row(rng: random.Random, dictionary: dict[str, str]) -> Row:
 
 
 def make_phrase(rng: random.Random) -> tuple[list[str], list[str]]:
-    """Return article, adjective or none, and noun in English order and in that of the language."""
+    """Return a noun phrase of English words, in English order and in that of the language."""
     article = rng.choice(ARTICLES)
     noun = rng.choice(NOUNS)
     adjectives = rng.sample(ADJECTIVES, rng.randint(0, 1))

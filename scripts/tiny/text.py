@@ -22,7 +22,7 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class Trade:
-    """What a person does, which is the same in every story."""
+    """What a person of a trade does, which is the same in every story."""
 
     name: str
     place: str  # where goods are bought
@@ -57,7 +57,7 @@ def make(folder: Path, options: TextOptions) -> None:
     train = [row["text"] for row in files["train"]]
     max_length = options.max_position_embeddings
     tokenizer = tokenizers.byte_level_bpe(train, options.vocab_size, max_length)
-    tokenizer.chat_template = None  # it reads text, not conversations
+    tokenizer.chat_template = None  # The model reads text, not conversations.
     model = make_model(tokenizer, options)
     with output.writing_to(folder):
         size = f"{len(tokenizer)} tokens, a window of {options.sliding_window}"
@@ -104,7 +104,7 @@ def write_texts(
     path = folder / f"{name}.jsonl"
     output.write_rows(path, rows)
     tokens = sum(len(tokenizer(row["text"])["input_ids"]) + 1 for row in rows)
-    ends = "an end of sequence behind each included"
+    ends = "including an end of sequence after each"
     print(f"{path}: {len(rows)} texts, {tokens:,} tokens, {ends}")
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tiny import chat
 
-# By the names that PreTrainedTokenizerFast has for them, in the order of their ids
+# {argument of PreTrainedTokenizerFast: token}, in the order of their ids
 BERT_TOKENS = {
     "pad_token": "[PAD]",
     "unk_token": "[UNK]",
@@ -37,9 +37,9 @@ def with_ids(tokens: Iterable[str], backend: Tokenizer) -> list[tuple[str, int]]
 def byte_level_bpe(
     texts: Iterable[str], vocab_size: int, max_length: int
 ) -> PreTrainedTokenizerFast:
-    """Return a chat tokenizer of bytes and what is frequent in the texts; digits are never merged.
+    """Return a byte-level BPE tokenizer for chat, trained on the texts; digits are never merged.
 
-    Without texts it has no merges, so that a letter is a token.
+    Without texts it has no merges, so that each byte is a token.
     """
     backend = Tokenizer(models.BPE())
     digits = pre_tokenizers.Digits(individual_digits=True)
@@ -65,10 +65,10 @@ def byte_level_bpe(
 
 
 def word_piece(texts: Iterable[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
-    """Return BERT's tokenizer; it knows the words of the texts, and any other by its letters.
+    """Return a tokenizer like BERT's, of words of the texts; other words are split into letters.
 
-    The vocabulary is counted here: the library's trainer breaks ties at random, so that no two
-    calls would make the same tokenizer.
+    The vocabulary is counted here, since the library's trainer breaks ties at random: two calls
+    would make different tokenizers.
     """
     vocabulary = count_vocabulary(texts, vocab_size)
     ids = {token: number for number, token in enumerate(vocabulary)}
@@ -104,7 +104,7 @@ def count_vocabulary(texts: Iterable[str], vocab_size: int) -> list[str]:
 
 
 def sentence_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Return a tokenizer as T5's; it knows the words of the texts and spells any other.
+    """Return a tokenizer like T5's, a BPE trained on the texts; other words are spelled.
 
     Every text ends with </s>.
     """

@@ -1,4 +1,4 @@
-"""A tiny ViT, and drawn images."""
+"""A tiny ViT, and generated images."""
 
 from pathlib import Path
 

@@ -26,7 +26,7 @@ def make_word(rng: random.Random) -> str:
 
 
 def different_words(rng: random.Random) -> Iterator[str]:
-    """Yield made-up words without end, each of them once."""
+    """Yield made-up words without end, never the same one twice."""
     seen = set()
     while True:
         word = make_word(rng)

@@ -7,7 +7,7 @@ from proof.damage import Tried
 from proof.trials.lab import Lab
 from proof.trials.trial import Group, Result, Trial
 
-MOST_OF_A_SAVE = 0.1  # the part of a save that hashing may take
+MOST_OF_A_SAVE = 0.1  # share of a save that hashing may take
 
 
 def flip_bits(lab: Lab, folder: Path) -> Result:
@@ -17,24 +17,24 @@ def flip_bits(lab: Lab, folder: Path) -> Result:
 
 
 def cut_and_lose_files(lab: Lab, folder: Path) -> Result:
-    """A file that is cut, longer, missing or something else is found."""
+    """A file that is truncated, longer, missing or replaced is found."""
     checkpoint = damage.make_checkpoint(folder, 5)
     return all_found(damage.cut_and_lost_files(checkpoint))
 
 
 def change_manifests(lab: Lab, folder: Path) -> Result:
-    """No manifest that was changed at random is trusted, and none raises."""
+    """No randomly changed manifest is trusted, and none raises."""
     checkpoint = damage.make_checkpoint(folder, 5)
     return all_found(damage.mutated_manifests(checkpoint, 10_000))
 
 
 def damage_the_newest(lab: Lab, folder: Path) -> Result:
-    """The checkpoint before a damaged one is taken."""
+    """The checkpoint before a damaged one is chosen."""
     return all_found(damage.older_one_is_taken(folder))
 
 
 def leave_strays(lab: Lab, folder: Path) -> Result:
-    """Files and folders of others stay and are not taken for checkpoints."""
+    """Foreign files and folders stay and are not taken for checkpoints."""
     return all_found(damage.stray_files(folder))
 
 
@@ -63,7 +63,7 @@ def damaged() -> list[Trial]:
 
 
 def hashed() -> list[Trial]:
-    """The cost."""
+    """The cost of hashing."""
     return [Trial("at most a tenth of a save", "400 MB", share_of_hashing)]
 
 

@@ -1,4 +1,4 @@
-"""A rank that is killed, or that hangs, ends all ranks within seconds and says why."""
+"""If a rank is killed, or hangs, all ranks end within seconds and say why."""
 
 import itertools
 import os
@@ -15,13 +15,13 @@ from proof.trials.processes import is_gone, ranks_of, state_of
 from proof.trials.trial import Group, Result, Trial, make_job
 
 CONFIGS = ("ddp", "fsdp2_full_shard", "deepspeed_zero2")
-DDP_TIMEOUT = 10  # seconds after which a rank that hangs is noticed
+DDP_TIMEOUT = 10  # seconds after which a rank that hangs is detected
 MOST_SECONDS = 5  # after the loss of a rank, or after that time limit
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where in a run a rank is lost: in a function, in its call or in a step."""
+    """Where in a run a rank is lost: in a function, at its n-th call or in a step."""
 
     at: str
     step: int | None = None
@@ -75,11 +75,11 @@ def seconds_until_gone(processes: dict[int, int]) -> float:
 
 
 def ended_with_reason(launch: Launch, why: str, seconds: float, stacks: int = 0) -> Result:
-    """The result of a run that has lost a rank: failed in time, with the reason in every place.
+    """The result of a run that has lost a rank: it must fail in time and report the reason.
 
     Args:
         seconds: after which all ranks were gone.
-        stacks: how many ranks have to show where they were.
+        stacks: how many ranks must show where they were.
     """
     ended = launch.end()
     status = status_of(launch.folder)
@@ -98,7 +98,7 @@ def ended_with_reason(launch: Launch, why: str, seconds: float, stacks: int = 0)
 
 
 def places_of(rank: int) -> dict[str, Place]:
-    """Where a rank may be lost. While the first one saves, the others wait for its end."""
+    """Where a rank may be lost. While rank 0 saves, the others wait for it."""
     saving = Place("publish") if rank == 0 else Place("broadcast_object_list", call=2)
     return {"training": TRAINING, "evaluation": Place("evaluate"), "saving": saving}
 

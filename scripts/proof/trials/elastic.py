@@ -1,4 +1,4 @@
-"""A run may be resumed on other numbers of ranks and under other strategies, with the same loss."""
+"""A run may resume on other numbers of ranks and under other strategies, with the same loss."""
 
 import json
 from collections.abc import Sequence
@@ -34,12 +34,12 @@ STRATEGIES = [
     "deepspeed_zero0",
     "fsdp1_no_shard",
 ]
-# What a cut with another number of rows per step has to say
+# What the refusal of another number of rows per step must contain
 REFUSAL = ("12 rows", "--per_device_train_batch_size", "--gradient_accumulation_steps")
 
 
 def resume_elsewhere(lab: Lab, folder: Path, jobs: Sequence[Run], stops: Sequence[int]) -> Result:
-    """Stopped in these steps and resumed as another job each time: each row once, the same loss."""
+    """Stop in these steps, resume as another job each time: each row once, and the same loss."""
     faults = [Fault("SIGTERM", "summed_loss", rank=0, step=step) for step in stops]
     faults.append(Fault("record rows", "summed_loss", file=folder / "rows"))
     whole = lab.uninterrupted(make_job("single"))
@@ -66,7 +66,7 @@ def rows_of_first_epoch(folder: Path) -> list[int]:
 
 
 def refuse_other_rows(lab: Lab, folder: Path, config: str) -> Result:
-    """A cut with another number of rows per step is refused, and the flags that fit are named."""
+    """Another number of rows per step is refused, and the flags that fit are named."""
     lab.run(make_job("single"), folder, [Fault("SIGTERM", "summed_loss", step=2)])
     ended = lab.run(replace(make_job(config), batch=5, accumulation=1), folder)
     if ended.code == 64 and all(word in ended.output for word in REFUSAL):
@@ -75,7 +75,7 @@ def refuse_other_rows(lab: Lab, folder: Path, config: str) -> Result:
 
 
 def on_other_ranks() -> list[Trial]:
-    """On other numbers of ranks, and with a cut that does not fit."""
+    """On other numbers of ranks, and with another number of rows per step."""
     trials = []
     for config in ELASTIC_CONFIGS:
         for order in NUMBERS_OF_RANKS:
@@ -88,7 +88,7 @@ def on_other_ranks() -> list[Trial]:
 
 
 def under_other_strategies() -> list[Trial]:
-    """Under another strategy every two steps, beginning with three of them."""
+    """Under another strategy every two steps, in three orders."""
     trials = []
     for first in (0, 4, 8):
         turn = STRATEGIES[first:] + STRATEGIES[:first]

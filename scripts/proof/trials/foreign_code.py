@@ -1,4 +1,4 @@
-"""Code that somebody put into a checkpoint or a model is never run, and no secret is written."""
+"""Foreign code in a checkpoint or a model is never run, and no secret is written."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ PICKLES = (
     "adapter_model.bin",
 )
 PICKLES_OF_MODELS = ("training_args.bin", "optimizer.bin", "scheduler.bin", "tokenizer.pkl")
-# Files that are pickles in the place of a checkpoint's own, and how the run has to end
+# {file of a checkpoint that is replaced by a pickle: the exit code that the run must have}
 FORGED = {
     None: 0,
     "latest": 0,
@@ -43,10 +43,10 @@ SECRETS = (
 
 
 def pickles_in_a_checkpoint(lab: Lab, folder: Path, forged: str | None) -> Result:
-    """Pickles beside the files of a checkpoint, or in the place of one, are not loaded.
+    """Pickles beside the files of a checkpoint, or in place of one, are not loaded.
 
     Args:
-        forged: the file that is a pickle, with a manifest that fits.
+        forged: the file that is replaced by a pickle, with a manifest that matches it.
     """
     mark = lab.folder / f"{folder.name}_mark"
     job = make_job()
@@ -62,7 +62,7 @@ def pickles_in_a_checkpoint(lab: Lab, folder: Path, forged: str | None) -> Resul
 
 
 def put_forged(folder: Path, forged: str | None, mark: Path) -> None:
-    """Put a pickle in the place of one file."""
+    """Replace one file by a pickle."""
     checkpoint = folder / "checkpoint-2"
     if forged == "latest":
         damage.plain_pickle(folder / "latest", mark)
@@ -77,7 +77,7 @@ def put_forged(folder: Path, forged: str | None, mark: Path) -> None:
 
 
 def code_in_a_model(lab: Lab, folder: Path, name: str) -> Result:
-    """A model folder whose loader would meet foreign code trains without it, or is refused."""
+    """A model folder with foreign code trains without it, or is refused."""
     mark = lab.folder / f"{folder.name}_mark"
     model = lab.folder / f"{folder.name}_model"
     shutil.copytree(lab.tiny / "model", model, dirs_exist_ok=True)
@@ -92,30 +92,30 @@ def code_in_a_model(lab: Lab, folder: Path, name: str) -> Result:
 
 
 def put_model_code(lab: Lab, model: Path, name: str, mark: Path) -> None:
-    """A module with classes of the model, named by its config."""
+    """Add a module with classes of the model, which its config names."""
     write_module(model / name, mark)
     classes = {"AutoConfig": "modeling_x.X", "AutoModelForCausalLM": "modeling_x.X"}
     set_in(model / "config.json", auto_map=classes)
 
 
 def put_tokenizer_code(lab: Lab, model: Path, name: str, mark: Path) -> None:
-    """A module with a tokenizer, named by its config."""
+    """Add a module with a tokenizer, which its config names."""
     write_module(model / name, mark)
     set_in(model / "tokenizer_config.json", auto_map={"AutoTokenizer": [None, "tokenization_x.X"]})
 
 
 def write_module(path: Path, mark: Path) -> None:
-    """A module that makes the file `mark` when it is imported."""
+    """Write a module that makes the file `mark` when it is imported."""
     path.write_text(f"import os\nos.system('touch {mark}')\n")
 
 
 def set_in(path: Path, **settings: Any) -> None:
-    """Change settings in a file of JSON."""
+    """Change settings in a JSON file."""
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
 
 
 def put_adapter(lab: Lab, model: Path, name: str, mark: Path) -> None:
-    """An adapter whose weights are a pickle."""
+    """Add an adapter whose weights are a pickle."""
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -128,13 +128,13 @@ def put_adapter(lab: Lab, model: Path, name: str, mark: Path) -> None:
 
 
 def put_torch_pickle(lab: Lab, model: Path, name: str, mark: Path) -> None:
-    """A pickle of torch, in a folder without other weights."""
+    """Replace the weights of a folder by a pickle of torch."""
     (model / "model.safetensors").unlink(missing_ok=True)
     damage.torch_pickle(model / name, mark)
 
 
 def put_plain_pickle(lab: Lab, model: Path, name: str, mark: Path) -> None:
-    """A plain pickle, in a folder without other weights."""
+    """Replace the weights of a folder by a plain pickle."""
     (model / "model.safetensors").unlink(missing_ok=True)
     damage.plain_pickle(model / name, mark)
 
@@ -159,12 +159,12 @@ def keep_secrets(lab: Lab, folder: Path) -> Result:
     ended = lab.run(make_job("ddp"), folder, flags=flags, environment=secrets)
     texts = [ended.output.encode()]
     texts += [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
-    told = []
+    leaked = []
     for name, value in secrets.items():
         if any(value.encode() in text for text in texts):
-            told.append(name)
-    note = " ".join(told) if ended.code == 0 else ended.tail
-    return Result(ended.code == 0 and not told, len(told), note)
+            leaked.append(name)
+    note = " ".join(leaked) if ended.code == 0 else ended.tail
+    return Result(ended.code == 0 and not leaked, len(leaked), note)
 
 
 def trials() -> list[Trial]:

@@ -31,7 +31,7 @@ def trials_of(group: str, kills: int) -> list[Trial]:
     """The trials of a group.
 
     Args:
-        kills: at how many moments the group "random kills" kills.
+        kills: number of kills in the group "random kills".
     """
     if group == "random kills":
         return random_kills.trials(kills)

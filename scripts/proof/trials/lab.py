@@ -1,4 +1,4 @@
-"""The folder in which trials take place, and how the recipe is started in it."""
+"""The folder in which trials run, and how the recipe is started in it."""
 
 import dataclasses
 import json
@@ -41,7 +41,7 @@ class Ended:
 
 
 class Launch:
-    """A run that was started. Its output is collected in the background."""
+    """A started run. Its output is collected in the background."""
 
     def __init__(self, command: list[str], environment: dict[str, str], folder: Path) -> None:
         self.folder = folder
@@ -67,7 +67,7 @@ class Launch:
         return self.process.poll() is None
 
     def ends_within(self, seconds: float) -> bool:
-        """Wait for the end, at most so long."""
+        """Wait for the end, at most this long; return whether it has ended."""
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -80,14 +80,14 @@ class Launch:
             time.sleep(0.1)
 
     def end(self) -> Ended:
-        """Wait for the end, end what is left then, and return how it ended."""
+        """Wait for the end, kill any remaining processes, and return how it ended."""
         code = None
         if self.ends_within(TIMEOUT):
             code = self.process.returncode
         return self.kill(code)
 
     def kill(self, code: int | None = None) -> Ended:
-        """kill -9 of all processes of this run at one moment."""
+        """Kill all processes of this run at once (kill -9)."""
         kill_all(self.folder)
         self.process.wait()
         self.reader.join()
@@ -116,9 +116,9 @@ class Lab:
         """Start the recipe into a folder.
 
         Args:
-            faults: planted in it (`proof.faults`).
-            flags: more of the recipe's, which win over those of the job.
-            before: words of the command before its own.
+            faults: planted in the recipe (`proof.faults`).
+            flags: further flags of the recipe, which override those of the job.
+            before: words that precede the command.
             environment: variables that differ from this process's.
         """
         command = [*before, *self.command(job), *job.arguments]
@@ -152,7 +152,7 @@ class Lab:
         return ends
 
     def uninterrupted(self, job: Run, faults: Sequence[Fault] = (), flags: Sequence = ()) -> Path:
-        """The folder of the job that nothing stopped, which is run once.
+        """The folder of a job that was not interrupted; it is run once.
 
         Raises:
             RuntimeError: if it does not end with 0.
@@ -173,6 +173,6 @@ class Lab:
 
 
 def is_newer_than_recipes(path: Path) -> bool:
-    """Whether a file is there and was written after the last change of a recipe."""
+    """Whether a file exists and was written after the last change of a recipe."""
     changed = max(recipe.stat().st_mtime for recipe in RECIPES.rglob("*.py"))
     return path.exists() and path.stat().st_mtime >= changed

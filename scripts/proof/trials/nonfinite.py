@@ -35,7 +35,7 @@ POLICIES = {
     "stop": ("--nonfinite", "stop"),
     "budget": ("--nonfinite", "skip", "--nonfinite_budget", "0"),
 }
-# What is done under each policy, as the table has it
+# What happens under each policy, as named in the table
 DONE = {"skip": "skipped", "stop": "stopped", "budget": "stopped for want of budget"}
 
 
@@ -67,8 +67,8 @@ def nothing_changes(lab: Lab, folder: Path, job: Run, do: str, policy: str) -> R
     fault = Fault(do, "summed_loss", row=row)
     ended = lab.run(job, folder, [fault], flags=(*SAVE_ALL, *POLICIES[policy]))
     text = (folder / "nonfinite_rows.jsonl").read_text()
-    told = [json.loads(line) for line in text.splitlines()]
-    wrong = wrong_names(told, do, row)
+    reported = [json.loads(line) for line in text.splitlines()]
+    wrong = wrong_names(reported, do, row)
     if policy == "skip":
         wrong += wrong_skip(folder, ended)
     else:
@@ -77,24 +77,24 @@ def nothing_changes(lab: Lab, folder: Path, job: Run, do: str, policy: str) -> R
     return Result(not wrong, len(wrong), "; ".join(wrong))
 
 
-def wrong_names(told: list[dict], do: str, row: int) -> list[str]:
-    """What is wrong with the rows that were named: they are those of one micro-batch, or window."""
+def wrong_names(reported: list[dict], do: str, row: int) -> list[str]:
+    """What is wrong with the reported rows: they must be those of one micro-batch, or one step."""
     rows = []
-    for of_rank in told[0]["rows_by_rank"].values():
+    for of_rank in reported[0]["rows_by_rank"].values():
         rows += of_rank
     wrong = []
-    if len(told) != 1 or told[0]["step"] != STEP or row not in rows:
-        wrong.append(f"told {told}, not row {row}")
+    if len(reported) != 1 or reported[0]["step"] != STEP or row not in rows:
+        wrong.append(f"reported {reported}, not row {row}")
     what = "gradient" if "gradient" in do else "loss"
-    # A loss is that of one micro-batch; a gradient is known only for all of the step
+    # A loss belongs to one micro-batch; a gradient is only known for the whole step.
     most = 3 if what == "loss" else ROWS_PER_STEP
-    if told[0]["what"] != what or len(rows) > most:
-        wrong.append(f"blamed {told[0]['what']}: {rows}")
+    if reported[0]["what"] != what or len(rows) > most:
+        wrong.append(f"blamed {reported[0]['what']}: {rows}")
     return wrong
 
 
 def wrong_skip(folder: Path, ended: Ended) -> list[str]:
-    """What is wrong with a run that has to leave out the step and come to its end."""
+    """What is wrong with a run that must skip the step and finish."""
     wrong = []
     if ended.code != 0:
         wrong.append(f"ended with {ended.code}: {ended.tail}")
@@ -106,7 +106,7 @@ def wrong_skip(folder: Path, ended: Ended) -> list[str]:
 
 
 def wrong_end(folder: Path, ended: Ended) -> list[str]:
-    """What is wrong with a run that has to end at the step, saved as it was before."""
+    """What is wrong with a run that must end at the step, with the state before it saved."""
     wrong = []
     if ended.code != NOT_FINITE:
         wrong.append(f"ended with {ended.code}: {ended.tail}")
@@ -116,7 +116,7 @@ def wrong_end(folder: Path, ended: Ended) -> list[str]:
 
 
 def skip_the_first_step(lab: Lab, folder: Path, job: Run) -> Result:
-    """The first step is left out, so there is nothing to save yet: neither saving nor a stop harms.
+    """The first step is skipped, so that there is nothing to save: saving and stopping do no harm.
 
     The run is stopped in that step and in a later one, and resumed.
     """

@@ -1,4 +1,4 @@
-"""What runs have left, and how far that is from a run that nothing stopped."""
+"""What runs have left, and how it differs from an uninterrupted run."""
 
 import itertools
 import json
@@ -15,8 +15,8 @@ from proof.jobs import Run
 from proof.trials.lab import Lab
 from proof.trials.trial import Result, failed
 
-MEASURED = ("_per_second", "_memory_gib")  # how names of numbers end that differ from run to run
-# How lines of launchers and of the rehearsal begin
+MEASURED = ("_per_second", "_memory_gib")  # suffixes of numbers that vary between runs
+# Starts of lines of launchers and of the rehearsal
 LAUNCHERS_LINE = re.compile(
     r"[WEI]\d{4} |Traceback|  |torch\.distributed|[=-]{5}|\S+ FAILED|Root|Fail|\[\d\]|<NO_"
 )
@@ -35,7 +35,7 @@ def metrics_of(folder: Path) -> list[dict]:
 
 
 def last_step(folder: Path) -> int:
-    """The last step in metrics.jsonl, whose last line may be cut; 0 if there is none."""
+    """The last step in metrics.jsonl, whose last line may be incomplete; 0 if there is none."""
     path = folder / "metrics.jsonl"
     if not path.exists():
         return 0
@@ -50,7 +50,7 @@ def verified(folder: Path) -> list[int]:
 
 
 def status_of(folder: Path) -> dict:
-    """What status.json says of a run."""
+    """The content of a run's status.json."""
     return json.loads((folder / "status.json").read_text())
 
 
@@ -61,7 +61,7 @@ def hash_of_state(folder: Path, step: int) -> dict:
 
 
 def nonfinite_weights(folder: Path) -> list[str]:
-    """The tensors in the checkpoints, and in the result, that are not finite."""
+    """The tensors in checkpoints and in the final model that are not finite."""
     found = []
     for path in folder.rglob("*.safetensors"):
         for name, array in load_file(path).items():
@@ -71,19 +71,20 @@ def nonfinite_weights(folder: Path) -> list[str]:
 
 
 def last_line(output: str) -> str:
-    """The last line of the recipe itself, without those of rehearsal and launcher behind it."""
+    """The last line of the recipe itself, before those of the rehearsal and the launcher."""
     lines = output.split("shard report:")[0].splitlines()
     own = [line for line in lines if line.strip() and not LAUNCHERS_LINE.match(line)]
     return own[-1]
 
 
-# ---- Compared with a run that nothing stopped ----
+# ---- Compared with an uninterrupted run ----
 
 
 def unequal(folder: Path, whole: Path) -> int:
-    """In how many lines of metrics.jsonl and final weights two finished runs differ.
+    """The number of lines of metrics.jsonl and of final weights in which two finished runs differ.
 
-    Equal is bit for bit, except for speed and memory. Nothing to compare is a difference too.
+    Equal means bit for bit, except for speed and memory. If there is nothing to compare, that is a
+    difference too.
     """
     lines = list(itertools.zip_longest(metrics_of(folder), metrics_of(whole)))
     differences = sum(ours != theirs for ours, theirs in lines)
@@ -110,7 +111,7 @@ def difference_in_loss(folder: Path, whole: Path) -> float:
 
 
 def equal_to(folder: Path, whole: Path, wrong: str = "") -> Result:
-    """The result of a trial whose run has to end as one that nothing stopped.
+    """The result of a trial whose run must end as an uninterrupted one.
 
     Args:
         wrong: what was not as promised before the end.
@@ -128,7 +129,7 @@ def resume_and_compare(
     flags: tuple = (),
     whole: Path | None = None,
 ) -> Result:
-    """Resume a run by the same command: it ends as one that nothing stopped.
+    """Resume a run with the same command: it must end as an uninterrupted one.
 
     Args:
         wrong: what was not as promised before.

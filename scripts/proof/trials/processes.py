@@ -1,4 +1,4 @@
-"""Processes of a trial: which there are, what state they are in, and how all of them end."""
+"""Processes of a trial: find them, read their state, and kill all of them."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ GONE = "ZX"  # states of a process that has ended
 def processes_of(folder: Path) -> dict[int, int | None]:
     """{process id: its RANK or None} of all that run for a trial's folder.
 
-    A zombie has no environment any more, so it is not among them.
+    A zombie no longer has an environment, so that it is not among them.
     """
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
@@ -39,7 +39,7 @@ def ranks_of(folder: Path) -> dict[int, int]:
 
 
 def kill_all(folder: Path) -> None:
-    """kill -9, all at one moment; returns when all are gone."""
+    """Kill all processes of a trial at once (kill -9); return when all are gone."""
     found = processes_of(folder)
     while found:
         for process in found:

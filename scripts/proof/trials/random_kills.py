@@ -18,9 +18,9 @@ SAVE_STEPS = {"single": 1, "ddp": 2}
 def kill_at_random(
     lab: Lab, folder: Path, job: Run, save_steps: int, kills: int, seed: int
 ) -> Result:
-    """kill -9 of everything at moments spread evenly over the time of a run, then it is resumed.
+    """Kill everything (kill -9) at uniformly random moments of a run, then resume it.
 
-    A run that comes to its end first has to be equal, and another one is started.
+    A run that finishes first must be equal to the uninterrupted one, and another is started.
     """
     flags = ("--save_steps", save_steps)
     whole = lab.uninterrupted(job)

@@ -4,7 +4,7 @@ from proof.markdown import table
 from proof.trials.groups import GROUPS
 
 HEADER = ["group", "what was done", "trials", "as promised", "worst"]
-CASES = 8  # that are named of a group, one more or less
+CASES = 8  # cases of a group that are named, approximately
 
 
 def summary(groups: dict) -> str:
@@ -29,12 +29,12 @@ def line_of(group: str, what: str, trials: list[dict]) -> list[str]:
 
 
 def number_tried(trials: list[dict]) -> str:
-    """What was tried in these trials, with thousands separators."""
+    """The number of attempts in these trials, with thousands separators."""
     return f"{sum(trial['count'] for trial in trials):,}"
 
 
 def report(groups: dict) -> str:
-    """docs/fault_injection.md."""
+    """The text of docs/fault_injection.md."""
     parts = [
         "# Fault injection",
         "Written by `scripts/fault_injection.py`, which says what each group is.",
@@ -46,7 +46,7 @@ def report(groups: dict) -> str:
 
 
 def paragraphs_of(found: dict) -> list[str]:
-    """What the report says of a group: how it was measured, some cases, and what failed."""
+    """The report on a group: how it was measured, some cases, and what failed."""
     versions = [f"{name} {version}" for name, version in found["versions"].items()]
     measured = [found["date"], found["device"], *versions]
     parts = [f"{', '.join(measured)}: `{found['command']}`"]

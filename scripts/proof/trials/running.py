@@ -1,4 +1,4 @@
-"""Choose trials, do them, and keep their results beside those of earlier ones."""
+"""Choose trials, run them, and merge their results with earlier ones."""
 
 import dataclasses
 import shutil
@@ -28,9 +28,9 @@ def spread(trials: list[Trial], limit: int) -> list[Trial]:
 
 
 def attempt(lab: Lab, group: str, number: int, trial: Trial) -> dict:
-    """Do one trial, print how it went, and return what the results keep of it.
+    """Run one trial, print its verdict, and return its entry in the results.
 
-    Its folder stays if it is not as promised.
+    Its folder is kept if it is not as promised.
     """
     folder = lab.folder / group.replace(" ", "_") / str(number)
     shutil.rmtree(folder, ignore_errors=True)
@@ -38,7 +38,7 @@ def attempt(lab: Lab, group: str, number: int, trial: Trial) -> dict:
     start = time.monotonic()
     try:
         result = trial.attempt(lab, folder)
-    except Exception as error:  # a file that is missing, for one: not as promised
+    except Exception as error:  # Any error, such as a missing file, breaks the promise.
         kill_all(folder)
         result = failed(f"{type(error).__name__}: {error}")
     verdict = "ok" if result.ok else "FAILED"
@@ -54,11 +54,11 @@ def attempt(lab: Lab, group: str, number: int, trial: Trial) -> dict:
 
 
 def with_earlier(facts: dict, done: list[dict], before: dict, planned: list[Trial]) -> dict:
-    """What the results hold of a group: new trials, and earlier ones that were not done again.
+    """The results of a group: new trials, and earlier ones that were not repeated.
 
     Args:
         facts: date, device, command and versions of the new ones.
-        before: what the results have held of the group; {} for nothing.
+        before: earlier results of the group; {} for none.
         planned: all trials that the group has now; others are dropped.
     """
     wanted = {(trial.what, trial.detail) for trial in planned}
@@ -71,5 +71,5 @@ def with_earlier(facts: dict, done: list[dict], before: dict, planned: list[Tria
 
 
 def name_of(trial: dict) -> tuple[str, str]:
-    """What tells a trial from the others of its group."""
+    """The fields that identify a trial within its group."""
     return trial["what"], trial["detail"]

@@ -1,4 +1,4 @@
-"""A signal at any moment, to any process of a run: it stops, saves, and is resumed exactly."""
+"""A signal at any moment, to any process of a run: the run stops, saves, and resumes exactly."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ LAST_WORDS = ("again to continue", "command again")  # how the last line of a st
 
 @dataclass(frozen=True)
 class Place:
-    """Where in a run a signal comes."""
+    """Where in a run a signal arrives."""
 
     at: str  # the function
     saved: int  # the step after which the run is saved, 0 for none
@@ -51,7 +51,7 @@ def stop_by_signal(
     place: str,
     whole: Path | None = None,
 ) -> Result:
-    """A signal to one rank, or to all: stopped, saved, its last line says how to resume, and it is.
+    """A signal to one rank, or to all: the run stops, saves, prints how to resume, and resumes.
 
     Args:
         place: a key of PLACES.
@@ -74,7 +74,7 @@ def stop_by_signal(
 
 
 def stop_a_rank_that_waits(lab: Lab, folder: Path, name: str) -> Result:
-    """While rank 0 prepares data, the rank that waits for it, in C++, gets a signal."""
+    """While rank 0 prepares data, the rank that waits for it (in C++) receives a signal."""
     job = make_job("ddp")
     mark = lab.folder / f"{folder.name}_waits"
     fault = Fault("wait", "load_data", rank=0, file=mark, seconds=60)
@@ -101,17 +101,17 @@ def is_stopped(ended: Ended, folder: Path) -> bool:
 def stop_a_group_that_tokenizes(lab: Lab, folder: Path, name: str) -> Result:
     """A signal to a process and the two that tokenize its rows.
 
-    One of them has done its share and holds a lock.
+    One of them has finished its share and holds a lock.
     """
     job = make_job("single")
     mark = lab.folder / f"{folder.name}_tokenises"
     fault = Fault("wait", "row_to_messages", file=mark, seconds=20)
-    # With the cache of other runs nothing would be left to tokenize
+    # With the cache of other runs nothing would be left to tokenize.
     cache = {"HF_DATASETS_CACHE": str(lab.folder / f"{folder.name}_cache")}
     flags = ("--dataset_num_proc", "2")
     launch = lab.start(job, folder, [fault], flags, environment=cache)
     launch.wait_for_file(mark)
-    time.sleep(2)  # for the other one to come to its end
+    time.sleep(2)  # until the other process has finished
     os.killpg(launch.process.pid, getattr(signal, name))
     ended = launch.end()
     wrong = ""
@@ -121,7 +121,7 @@ def stop_a_group_that_tokenizes(lab: Lab, folder: Path, name: str) -> Result:
 
 
 def stop_a_group_with_loaders(lab: Lab, folder: Path, job: Run, name: str) -> Result:
-    """A signal to all processes of a rank's group, among them those that load its data."""
+    """A signal to all processes of a rank's group, including its data loader workers."""
     flags = ("--dataloader_num_workers", "1")
     fault = Fault(name, "summed_loss", rank=0, step=7, group=True)
     ended = lab.run(job, folder, [fault], flags=flags)
@@ -166,10 +166,10 @@ def one_signal(config: str, name: str, rank: int | None, place: str) -> Trial:
 
 
 def kill_while_saving(lab: Lab, folder: Path, config: str, change: int) -> Result:
-    """A second signal while the first one's checkpoint is saved, and then kill -9.
+    """A second signal while the checkpoint of the first one is saved, and then kill -9.
 
     Args:
-        change: of the file system, before which the run is killed.
+        change: number of the change of the file system before which the run is killed.
     """
     job = make_job(config)
     flags = ("--save_steps", "3")
@@ -186,12 +186,12 @@ def kill_while_saving(lab: Lab, folder: Path, config: str, change: int) -> Resul
 
 
 def is_killed(ended: Ended) -> bool:
-    """Whether a run neither came to its end nor stopped."""
+    """Whether a run neither finished nor stopped."""
     return ended.code not in (0, STOPPED)
 
 
 def kill_after_evaluation(lab: Lab, folder: Path, config: str) -> Result:
-    """Stopped in an evaluation, resumed, and killed after it: it is evaluated once."""
+    """A run that is stopped in an evaluation, resumed, and killed after it evaluates once."""
     job = make_job(config)
     stopped = lab.run(job, folder, [Fault("SIGTERM", "evaluate", rank=0)])
     killed = lab.run(job, folder, [Fault("SIGKILL", "summed_loss", rank=0, step=20)])
@@ -202,7 +202,7 @@ def kill_after_evaluation(lab: Lab, folder: Path, config: str) -> Result:
 
 
 def followed_by_a_kill() -> list[Trial]:
-    """kill -9 while or after a signal is dealt with."""
+    """kill -9 during or after the handling of a signal."""
     trials = []
     for config in ("single", "ddp"):
         for change in (1, 3, 8, 15):

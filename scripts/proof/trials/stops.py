@@ -1,4 +1,4 @@
-"""A run that is stopped by a signal and started again ends as one that nothing stopped."""
+"""A run that is stopped by a signal and resumed ends as an uninterrupted one."""
 
 import itertools
 from functools import partial
@@ -15,7 +15,7 @@ FIVE_STEPS = (2, 5, 9, 12, 16)  # of one epoch
 
 
 def stop_and_resume(lab: Lab, folder: Path, job: Run, steps: tuple[int, ...]) -> Result:
-    """SIGTERM to the last rank in each of these steps: it stops, saves, and is resumed exactly."""
+    """SIGTERM to the last rank in each of these steps: the run stops, saves, resumes exactly."""
     whole = lab.uninterrupted(job)
     last_rank = job.ranks - 1
     faults = [Fault("SIGTERM", "summed_loss", rank=last_rank, step=step) for step in steps]
@@ -27,7 +27,7 @@ def stop_and_resume(lab: Lab, folder: Path, job: Run, steps: tuple[int, ...]) ->
 
 
 def under_every_yaml() -> list[Trial]:
-    """Once under every YAML, with each kind of weights, in a step that varies."""
+    """Once under every YAML, with each kind of weights, in varying steps."""
     kinds = {
         "full": configs(),
         "LoRA": [name for name in configs() if name != "fsdp1_no_shard"],
@@ -36,7 +36,7 @@ def under_every_yaml() -> list[Trial]:
     jobs = []
     for weights, names in kinds.items():
         jobs += [make_job(name, 2, weights) for name in names]
-    # Three ranks, on which weights have parts of different sizes
+    # Three ranks, over which weights are split into parts of different sizes
     jobs += [make_job("deepspeed_zero3", 3), make_job("fsdp2_full_shard", 3)]
     trials = []
     for one, step in zip(jobs, itertools.cycle(range(1, 20, 3)), strict=False):

@@ -1,4 +1,4 @@
-"""What a trial is: one thing that is done to a run, and the promise that it is compared with."""
+"""What a trial is: something that is done to a run, and the promise that the run must keep."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from proof import jobs
 from proof.jobs import Run
 from proof.trials.lab import Lab
 
-# The job of proof.jobs has 20 steps over two epochs, 12 rows per step
+# The job of proof.jobs has 20 steps over two epochs, with 12 rows per step.
 STEPS = 20
 EPOCH = 18  # steps of the first epoch
 ROWS = 210
@@ -21,12 +21,12 @@ CUT = jobs.CUT | {3: (2, 2)}
 
 @dataclass(frozen=True)
 class Result:
-    """How a trial went."""
+    """The result of a trial."""
 
     ok: bool
     figure: float = 0  # how far it is from the promise, in the unit of its group
     note: str = ""
-    count: int = 1  # what was tried in it
+    count: int = 1  # number of attempts
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Whatever interrupts a save, there is a checkpoint from which the run is resumed exactly."""
+"""Whatever interrupts a save, there is a checkpoint from which the run resumes exactly."""
 
 import re
 import shutil
@@ -12,14 +12,14 @@ from proof.trials.lab import Lab
 from proof.trials.outcome import resume_and_compare, status_of, verified
 from proof.trials.trial import DIFFERENCES, Group, Result, Trial, make_job
 
-# Of the file system in one save with one older checkpoint to delete. The trial of one more change
-# is not killed, which shows that none is left out.
+# Changes of the file system in one save with one older checkpoint to delete. A trial at one more
+# change is not killed, which shows that none is missed.
 CHANGES = 24
 STATE_SIZE = 27_062_484  # bytes of the state file
 CHECKPOINT_SIZE = 27_100_000  # bytes of a checkpoint, rounded up
 CANNOT_WRITE = 73  # exit code
 SECOND_SAVE = {"at": "publish", "call": 2}
-# Runs a command with its output folder on a small tmpfs, and keeps what was written there
+# Runs a command with its output folder on a small tmpfs, and keeps what was written there.
 ON_SMALL_DISK = (
     'mount -t tmpfs -o size=$1 tmpfs "$2" || exit 99; disk=$2; keep=$3; shift 3; "$@"; code=$?; '
     'rm -f "$disk/filler"; mkdir -p "$keep"; cp -a "$disk/." "$keep"; exit $code'
@@ -33,8 +33,8 @@ def save_in_danger(lab: Lab, folder: Path, fault: Fault, code: int, what: str) -
     """A fault in the second save, which is about to replace the only checkpoint.
 
     Args:
-        code: how the run has to end.
-        what: is told where no checkpoint can be trusted.
+        code: the exit code that the run must have.
+        what: named in the note if no checkpoint can be trusted.
     """
     job = make_job()
     flags = ("--save_steps", "3", "--save_total_limit", "1")
@@ -87,10 +87,10 @@ def in_writes(do: str, code: int) -> list[Trial]:
 
 
 def fill_the_disk(lab: Lab, folder: Path, quarter: int | None) -> Result:
-    """On a small disk the second checkpoint does not fit: the run says so and keeps the first.
+    """On a small disk the second checkpoint does not fit: the run reports it and keeps the first.
 
     Args:
-        quarter: of a checkpoint's size that is free; None: the disk is too small from the start.
+        quarter: free quarters of a checkpoint's size; None: the disk is too small from the start.
     """
     job = make_job()
     flags = ("--save_steps", "3", "--save_total_limit", "2")
@@ -104,11 +104,11 @@ def fill_the_disk(lab: Lab, folder: Path, quarter: int | None) -> Result:
         faults = [Fault("fill disk", "save_file", call=2, file=disk / "filler", free=free)]
     before = ["unshare", "-rm", "sh", "-c", ON_SMALL_DISK, "sh", size, disk, folder]
     ended = lab.run(job, disk, faults, flags=flags, before=before)
-    told = re.search(r"it needs ([\d,]+) bytes, ([\d,]+) are free", ended.output)
+    reported = re.search(r"it needs ([\d,]+) bytes, ([\d,]+) are free", ended.output)
     wrong = ""
     if not (
         ended.code == CANNOT_WRITE
-        and told
+        and reported
         and verified(folder) == [3]
         and status_of(folder)["exit_code"] == CANNOT_WRITE
     ):
@@ -125,7 +125,7 @@ def can_mount() -> bool:
 
 
 def on_full_disks() -> list[Trial]:
-    """A disk that is full before the save, or in it; none where no small disk can be mounted."""
+    """A disk that is full before or during the save; no trials if no small disk can be mounted."""
     if not can_mount():
         return []
     trials = []

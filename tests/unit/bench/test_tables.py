@@ -68,7 +68,7 @@ def test_the_file_of_results_has_a_line_per_run():
 def test_a_run_that_has_just_ended_is_one_line():
     run = run_of("ours", load=[0.5, 1.2])
     assert line_of("a cell", run) == (
-        "     0  a cell: ours: 1,000.0 ms a step, first after 9.0 s, load 0.50"
+        "     0  a cell: ours: 1,000.0 ms per step, first after 9.0 s, load 0.50"
     )
     failed = {"contestant": "ours", "failed": "exit code 1: it broke"}
     assert line_of("a cell", failed) == "FAILED  a cell: ours: exit code 1: it broke"

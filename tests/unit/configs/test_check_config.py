@@ -184,7 +184,7 @@ def test_json_tells_programs_the_same(tmp_path, check, capsys):
     assert report["does"]["runs"] == "FSDP1 FULL_SHARD"
     (found,) = report["findings"]
     assert (found["severity"], found["kind"], found["line"]) == ("error", "ignored", 7)
-    assert found["mendable"]
+    assert found["fixable"]
 
 
 def test_fix_writes_beside_the_file_and_never_over_it(tmp_path, check, capsys):

@@ -55,7 +55,7 @@ def test_a_folder_that_is_not_there_is_a_wrong_call(name, capsys):
         ("{", "not JSON with a base_model_name_or_path"),
         ("[]", "not JSON with a base_model_name_or_path"),
         ('{"base_model_name_or_path": null}', "not JSON with a base_model_name_or_path"),
-        ('{"base_model_name_or_path": "/gone"}', "its base model /gone is not there"),
+        ('{"base_model_name_or_path": "/gone"}', "its base model /gone is missing"),
     ],
 )
 def test_adapters_without_their_base_are_bad_data(config, message, tmp_path, capsys):

@@ -61,4 +61,4 @@ def test_a_reference_that_the_pattern_does_not_find_is_named(tmp_path, capsys):
     rows = write(tmp_path / "rows.jsonl", right, wrong)
     with pytest.raises(SystemExit):
         load_questions(rows, answer_pattern="#### (.+)")
-    assert "rows.jsonl, line 2: nothing in its answer" in capsys.readouterr().err
+    assert "rows.jsonl, line 2: its answer does not match" in capsys.readouterr().err

@@ -5,7 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import masking_utils
 
-from planner.patches import packing_as_told
+from planner.patches import known_packing
 
 
 def test_transformers_takes_every_fake_sequence_for_packed_rows():
@@ -18,6 +18,6 @@ def test_transformers_takes_every_fake_sequence_for_packed_rows():
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_trace_tells_it_instead(packed):
-    with FakeTensorMode(), packing_as_told(packed):
+    with FakeTensorMode(), known_packing(packed):
         found = masking_utils.find_packed_sequence_indices(torch.arange(4)[None])
     assert (found is not None) == packed

@@ -27,7 +27,7 @@ REFUSED = {
     "{model} --config_file {fsdp2_hybrid_shard} --num_processes 8": "mesh",
     "{model} --config_file {fsdp} --load_in_8bit --use_peft": "int8",
     "{model} --config_file {ddp} --max_lenght 3": "did you mean --max_length?",
-    "{model} --config_file {ddp} --learnt_share 2": "--learnt_share 2",
+    "{model} --config_file {ddp} --supervised_share 2": "--supervised_share 2",
     "{model} --config_file {ddp} --longest 0": "--longest 0",
     "{model} --config_file {ddp} --longest 5 --packing": "--longest",
     "{model} --config_file {fsdp1_hybrid_shard} --num_processes 4 --num_machines -2": "-2 machines",
@@ -41,9 +41,9 @@ REFUSED = {
     "{unknown} --config_file {ddp}": "no field model_type",
     "{strange} --config_file {ddp}": "not the config of a model",
     "{wide} --config_file {ddp}": "not the config of a model",
-    "{picture} --config_file {ddp}": "no causal language model from this config",
+    "{picture} --config_file {ddp}": "does not make a causal language model",
     "--config_file {ddp} --max_length 5 {model}": "before the recipe's own arguments",
-    "{impossible} --config_file {ddp}": "no causal language model from this config",
+    "{impossible} --config_file {ddp}": "does not make a causal language model",
     "recipes/bert.py --config_file {ddp}": "recipes/llama.py",
 }
 

@@ -59,7 +59,7 @@ def test_a_number_that_differs_is_out_of_bounds(number, change, swapped, tmp_pat
 
 def test_runs_with_other_tensors_or_steps_cannot_be_compared(tmp_path):
     sound = finished_run(tmp_path / "a")
-    with pytest.raises(ValueError, match="other tensors"):
+    with pytest.raises(ValueError, match="different tensors"):
         compare(finished_run(tmp_path / "b", name="other"), sound)
     with pytest.raises(ValueError, match="zip"):
         compare(finished_run(tmp_path / "c", losses=(1.0,), norms=(1.0,)), sound)

@@ -114,8 +114,8 @@ def test_what_differs_from_the_yaml_is_told_with_its_reason():
     ]
     asked = rehearse_shipped("fsdp2_full_shard", num_processes=3, mixed_precision="fp16")
     assert asked.overrides == [
-        Override("num_processes", "1", "3", "asked for"),
-        Override("mixed_precision", "bf16", "fp16", "asked for"),
+        Override("num_processes", "1", "3", "requested"),
+        Override("mixed_precision", "bf16", "fp16", "requested"),
     ]
     assert rehearse_shipped("fsdp2_full_shard", mixed_precision="bf16").overrides == [more_ranks]
 

@@ -88,7 +88,7 @@ def test_a_tokenizer_is_trained_on_a_text(tmp_path):
     ("text", "message"),
     [
         ('{"a": 1}\n{"b"\n', "rows.jsonl, line 2: not JSON"),
-        ('{"a": 1}\n', "holds no text"),
+        ('{"a": 1}\n', "contains no text"),
         (None, "cannot read"),
     ],
     ids=["not JSON", "no text", "no file"],
