@@ -1,12 +1,14 @@
-"""The planner's two ways agree: its closed form, and the real model traced on fake tensors and
-fake ranks."""
+"""The planner's closed form gives the peak that torch's own trackers see.
+
+They track real tensors of one process, or the real model on fake tensors and fake ranks.
+"""
 
 import pytest
 
 from planner.closed_form import closed_form
 from planner.plan import Plan
 from planner.request import Batch
-from planner.trace import simulate
+from planner.trace import measure, simulate
 from planner.validation import BASE, config_of, training_arguments
 
 SMALL = BASE | {"width": 128, "depth": 2, "vocab": 1000}
@@ -63,3 +65,52 @@ def test_the_sharded_peak_in_bf16_is_that_of_the_trace(flags):
     args = training_arguments(flags)
     plan = Plan(args, engine="fsdp2", ranks=4, shards=4, mixed_precision="bf16")
     check_agreement(plan, Batch(2, 256, 512))
+
+
+def planned_peak(plan, config, batch):
+    device, _ = closed_form(plan, config, batch)
+    return sum(device.values())
+
+
+REAL = {
+    "plain": [],
+    "checkpointed": ["--gradient_checkpointing"],
+    "eager attention": ["--attn_implementation", "eager"],
+    "packed": ["--packing"],
+    "LoRA": ["--use_peft"],
+    "loss in pieces": ["--max_logits_mib", "0.5"],
+    "accumulation": ["--gradient_accumulation_steps", "2"],
+}
+
+
+@pytest.mark.parametrize("flags", REAL.values(), ids=REAL)
+def test_the_peak_is_that_of_real_tensors(flags):
+    plan = Plan(training_arguments(flags))
+    batch = Batch(2, 256, 512, packed="--packing" in flags)
+    measured = sum(measure(plan, config_of(SMALL), batch).values())
+    assert planned_peak(plan, config_of(SMALL), batch) == pytest.approx(measured, rel=0.01)
+
+
+@pytest.mark.parametrize("flags", [[], ["--use_peft"]], ids=["full", "LoRA"])
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_pieces_of_a_large_head_are_counted(precision, flags):
+    """The vocabulary is so large that the peak is in the loss."""
+    args = training_arguments(["--max_logits_mib", "2", *flags])
+    plan = Plan(args, mixed_precision=precision)
+    config = config_of(SMALL | {"vocab": 20000})
+    batch = Batch(2, 64, 128)
+    measured = sum(measure(plan, config, batch).values())
+    assert planned_peak(plan, config, batch) == pytest.approx(measured, rel=0.002)
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2"])
+def test_rows_longer_than_a_window_get_masks(family):
+    config = config_of(SMALL | {"family": family})
+    config.sliding_window = 128
+    config.use_sliding_window = True
+    if getattr(config, "layer_types", None):
+        config.layer_types = ["sliding_attention"] * config.num_hidden_layers
+    plan = Plan(training_arguments([]))
+    batch = Batch(1, 512, 512)
+    traced = sum(simulate(plan, config, batch).values())
+    assert planned_peak(plan, config, batch) == pytest.approx(traced, rel=0.02)
