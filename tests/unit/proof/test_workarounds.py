@@ -3,6 +3,8 @@
 import json
 import sys
 
+import pytest
+
 import workarounds
 from components import upstream
 from proof.workarounds import Outcomes, first_sentence, verdict_of
