@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import llama
 from launching import REPO
+from proof.faults import SHORT_NAMES, find_target
 from proof.trials.groups import GROUPS, trials_of
 from proof.trials.lab import Launch
 from proof.trials.nonfinite import row_of_step
@@ -15,6 +17,7 @@ from proof.trials.outcome import last_line, last_step, unequal
 from proof.trials.random_kills import KILLS
 from proof.trials.report import report
 from proof.trials.running import attempt, line_of, spread, with_earlier
+from proof.trials.signals import PLACES
 from proof.trials.trial import Group, Result, Trial, failed
 
 RESULTS = json.loads((REPO / "results" / "fault_injection.json").read_text())
@@ -42,6 +45,12 @@ def test_every_kind_of_trial_of_a_group_was_done(group):
     assert len(lines) == len(trials)  # no two have one name
     kinds = {one.what for one in trials}
     assert kinds == {one["what"] for one in RESULTS[group]["trials"]}
+
+
+@pytest.mark.parametrize("name", [*SHORT_NAMES, *(place.at for place in PLACES.values())])
+def test_faults_are_planted_in_functions_that_exist(name):
+    target = find_target(name, llama)
+    assert callable(getattr(target.owner, target.name))
 
 
 @pytest.mark.parametrize(("kills", "of_groups"), [(200, (30, 10)), (40, (6, 2)), (0, (0, 0))])
