@@ -55,7 +55,7 @@ WRITES = os.O_WRONLY | os.O_RDWR  # flags with which a file is opened for writin
 SHORT_NAMES = {
     "summed_loss": "components.head_loss:LossInHead.__call__",
     "between_steps": "components.run:Run._between_steps",
-    "save_if_new": "components.run:Run._save_if_new",
+    "gather_state": "components.run:gather_state",
     "publish": "components.checkpoint:publish",
     "save_file": "components.checkpoint:save_file",
     "hash_of": "components.checkpoint:hash_of",

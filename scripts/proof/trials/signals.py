@@ -35,7 +35,7 @@ PLACES = {
     "the first step": Place("summed_loss", saved=1, step=1),
     "training": Place("summed_loss", saved=7, step=7),
     "evaluation": Place("evaluate", saved=EPOCH),
-    "saving": Place("save_if_new", saved=6, flags=("--save_steps", "5")),
+    "saving": Place("gather_state", saved=6, flags=("--save_steps", "5")),
 }
 
 
