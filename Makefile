@@ -157,7 +157,7 @@ quickstart-mixtral:
 	@printf '\nThe model is in $(OUT)/run, its rows in $(OUT)/data, the loss curve in $(OUT)/loss.png.\n'
 	@printf 'Ask it: $(VENV)/bin/python scripts/generate.py $(OUT)/run --prompt "Spell the word tiger."\n'
 
-check: install-dev  ## lint, types and the static tests, under a minute
+check: install-dev  ## lint, types and what runs in process, in a minute
 	ruff check .
 	ruff format --check .
 	pyrefly check
