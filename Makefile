@@ -40,7 +40,7 @@ quickstart-llama:
 	@printf '\n== Answers before training ==\n'
 	python scripts/generate.py $(OUT)/model --file $(OUT)/data/test.jsonl --json $(OUT)/before.json
 	@printf '\n== Training ==\n'
-	rm -rf $(OUT)/run  # else it would go on from its last checkpoint
+	rm -rf $(OUT)/run  # a run that is there would be resumed
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/llama.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
@@ -54,7 +54,7 @@ quickstart-llama:
 quickstart-bert:
 	python scripts/make_tiny.py bert $(OUT)
 	@printf '\n== Training, evaluated before its first step ==\n'
-	rm -rf $(OUT)/run  # else it would go on from its last checkpoint
+	rm -rf $(OUT)/run  # a run that is there would be resumed
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/bert.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
@@ -68,7 +68,7 @@ quickstart-bert:
 quickstart-bert_ner:
 	python scripts/make_tiny.py bert_ner $(OUT)
 	@printf '\n== Training, with the F1 of names on held-out rows before (step 0), after each epoch and at the end ==\n'
-	rm -rf $(OUT)/run  # else it would go on from its last checkpoint
+	rm -rf $(OUT)/run  # a run that is there would be resumed
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/bert_ner.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
@@ -85,7 +85,7 @@ quickstart-mistral_pretrain:
 	@printf '\n== A text continued before training ==\n'
 	python scripts/continue_text.py $(OUT)/model --prompt "Lamo is a baker in Frim. Every morning" --max_new_tokens 48
 	@printf '\n== Training ==\n'
-	rm -rf $(OUT)/run  # else it would go on from its last checkpoint
+	rm -rf $(OUT)/run  # a run that is there would be resumed
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/mistral_pretrain.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
@@ -99,7 +99,7 @@ quickstart-mistral_pretrain:
 quickstart-t5:
 	python scripts/make_tiny.py t5 $(OUT)
 	@printf '\n== Training; at its start, in between and at its end translations of sentences that it never sees ==\n'
-	rm -rf $(OUT)/run  # else it would go on from its last checkpoint
+	rm -rf $(OUT)/run  # a run that is there would be resumed
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/t5.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
@@ -113,7 +113,7 @@ quickstart-t5:
 quickstart-llama_dpo:
 	python scripts/make_tiny.py llama_dpo $(OUT) --num_test_rows 300
 	@printf '\n== Learning from demonstrations, every second one a mistake ==\n'
-	rm -rf $(OUT)/base $(OUT)/run  # else they would go on from their last checkpoints
+	rm -rf $(OUT)/base $(OUT)/run  # runs that are there would be resumed
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/llama.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/demonstrations.jsonl --output_dir $(OUT)/base \
@@ -133,7 +133,7 @@ quickstart-llama_dpo:
 quickstart-vit:
 	python scripts/make_tiny.py vit $(OUT)
 	@printf '\n== Training, with the accuracy on held-out images before (step 0), after each epoch and at the end ==\n'
-	rm -rf $(OUT)/run  # else it would go on from its last checkpoint
+	rm -rf $(OUT)/run  # a run that is there would be resumed
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/vit.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data --output_dir $(OUT)/run --eval_on_start --augmentation flip --num_train_epochs 8 \
@@ -146,7 +146,7 @@ quickstart-mixtral:
 	@printf '\n== Answers before training ==\n'
 	python scripts/generate.py $(OUT)/model --file $(OUT)/data/test.jsonl --json $(OUT)/before.json
 	@printf '\n== Training ==\n'
-	rm -rf $(OUT)/run  # else it would go on from its last checkpoint
+	rm -rf $(OUT)/run  # a run that is there would be resumed
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/mixtral.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
@@ -163,8 +163,9 @@ check: install-dev  ## lint, types and what runs in process, in a minute
 	pyrefly check
 	python -m pytest -q -n 2 tests/unit
 
-fix: install-dev  ## let the linter mend what it can
+fix: install-dev  ## let the linter fix what it can, and format
 	ruff check --fix .
+	ruff format .
 
 test: check  ## all tests that need no GPU; gpu tests show as skipped
 	python -m pytest -q -rs -n 2 --dist worksteal tests/launch tests/gpu

@@ -4,24 +4,28 @@ Seen in transformers 5.23. tests/unit/planner/test_patches.py shows what happens
 """
 
 import contextlib
-from unittest import mock
+from collections.abc import Iterator
 
 import torch
-import transformers.masking_utils
+from transformers import masking_utils
 
 
-def known_packing(packed: bool) -> contextlib.AbstractContextManager:
+@contextlib.contextmanager
+def known_packing(packed: bool) -> Iterator[None]:
     """Make transformers take sequences as packed, or not, without looking at them.
 
     It reads that from the values of position_ids. A fake tensor has none, so that every sequence
     would count as packed.
     """
 
-    def find_packed_sequence_indices(position_ids: torch.Tensor) -> torch.Tensor | None:
+    def find_as_known(position_ids: torch.Tensor) -> torch.Tensor | None:
         if packed:
             return torch.zeros_like(position_ids)
         return None
 
-    return mock.patch.object(
-        transformers.masking_utils, "find_packed_sequence_indices", find_packed_sequence_indices
-    )
+    find = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = find_as_known
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = find

@@ -6,7 +6,6 @@ the optimizer allocate and free.
 
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker, _FSDPRefType
@@ -76,9 +75,12 @@ class ShardTracker(PeakTracker, FSDPMemTracker):
             if isinstance(module, FSDPModule):
                 members.setdefault(module._get_fsdp_state(), []).append(module)
         single = [modules[0] for modules in members.values() if len(modules) == 1]
-        stand_in = SimpleNamespace(modules=lambda: single, buffers=root.buffers)
-        with mock.patch.object(self, "_root_mod", stand_in):
+        stand_in: Any = SimpleNamespace(modules=lambda: single, buffers=root.buffers)
+        self._root_mod = stand_in  # torch reads only these two of it
+        try:
             super()._instrument_fsdp_module()
+        finally:
+            self._root_mod = root
         for state, modules in members.items():
             if len(modules) > 1 and state._fsdp_param_group:
                 self._name_tensors_of(state._fsdp_param_group)
