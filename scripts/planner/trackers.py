@@ -4,6 +4,7 @@
 the optimizer allocate and free.
 """
 
+from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker, _FSDPRefType
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.fsdp import FSDPModule
+from torch.utils.hooks import RemovableHandle
 
 from .ledger import Sizes
 
@@ -54,10 +56,10 @@ class WholeTracker(PeakTracker):
         super().__init__()
         self.track_external(model, optimizer)
         # torch would register gradient hooks on frozen weights, which raises.
-        no_hooks = mock.Mock(), mock.Mock()
+        no_hook = RemovableHandle(OrderedDict())
         for weight in model.parameters():
             if not weight.requires_grad:
-                self._param_to_grad_hook_handles[weight] = no_hooks
+                self._param_to_grad_hook_handles[weight] = (no_hook, no_hook)
 
 
 class ShardTracker(PeakTracker, FSDPMemTracker):
