@@ -100,11 +100,11 @@ def gsm8k():
 
 @pytest.fixture(scope="session")
 def gsm8k_model(gsm8k, once):
-    """A 12M-parameter Llama with a tokenizer trained on the GSM8K rows."""
+    """A 2M-parameter Llama with a tokenizer trained on the GSM8K rows."""
 
     def make(folder):
-        shape = "--vocab_size 4096 --hidden_size 384 --num_hidden_layers 5 "
-        shape += "--num_attention_heads 6 --num_key_value_heads 6 --intermediate_size 1024 "
+        shape = "--vocab_size 4096 --hidden_size 192 --num_hidden_layers 3 "
+        shape += "--num_attention_heads 6 --num_key_value_heads 6 --intermediate_size 512 "
         shape += "--max_position_embeddings 1024"
         script = [
             str(REPO / "scripts" / "make_tiny.py"),

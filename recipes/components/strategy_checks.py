@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 from accelerate import Accelerator
 
 from components.arguments import (
@@ -69,19 +70,38 @@ def find_strategy_problems(args: CommonArguments, accelerator: Accelerator) -> I
 
 
 # ---- What accelerate dropped ----
+def find_missing_device() -> Iterator[str]:
+    """Yield a problem if DeepSpeed was requested and there is no GPU.
+
+    `find_dropped_settings` would find it too, but only after DeepSpeed has compiled an op for CPU
+    ranks, which takes a minute. scripts/rehearse.py names the CPU as the device, as its ranks need.
+    """
+    requested = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
+    named = "ACCELERATE_TORCH_DEVICE" in os.environ
+    if requested and not named and not torch.accelerator.is_available():
+        yield (
+            "the launcher requested more than accelerate runs here: DeepSpeed needs a GPU, and "
+            f"none was found; {how_to_rehearse()}; {what_it_does()}"
+        )
+
+
+def what_it_does() -> str:
+    """Return the command that shows what the launched YAML really does."""
+    return f"what the YAML really does: python scripts/check_config.py {launched_file()}"
+
+
 def find_dropped_settings(accelerator: Accelerator, strategy: Strategy) -> Iterator[str]:
     """Yield a problem for each setting that accelerate has silently dropped.
 
     See huggingface/accelerate#2741.
     """
-    what_it_does = f"what the YAML really does: python scripts/check_config.py {launched_file()}"
     if runs_less_than_requested(accelerator, strategy):
         runs = f"{strategy.name} on {accelerator.num_processes} x {accelerator.device.type}"
         if accelerator.device.type == "cpu":
             runs += ", since no GPU was found"
         yield (
             f"the launcher requested more than accelerate runs here, which is {runs}; "
-            f"{how_to_rehearse()}; {what_it_does}"
+            f"{how_to_rehearse()}; {what_it_does()}"
         )
     key = IGNORED_FSDP_KEYS.get(strategy.fsdp_version)
     if key is not None:
@@ -89,7 +109,8 @@ def find_dropped_settings(accelerator: Accelerator, strategy: Strategy) -> Itera
         requested = FORMS_OF_FSDP_STRATEGIES.get(requested, requested)
         if requested not in ("FULL_SHARD", strategy.name.split()[-1]):
             yield (
-                f"{key} {requested} has no effect, accelerate runs {strategy.name}; {what_it_does}"
+                f"{key} {requested} has no effect, accelerate runs {strategy.name}; "
+                f"{what_it_does()}"
             )
     plugin = getattr(accelerator.state, "fsdp_plugin", None)  # It is missing without FSDP.
     several = accelerator.num_processes > 1

@@ -1,4 +1,4 @@
-"""A 12M-parameter Llama trains on GSM8K under one process, FSDP and ZeRO-3: the loss falls, alike
+"""A 2M-parameter Llama trains on GSM8K under one process, FSDP and ZeRO-3: the loss falls, alike
 in all."""
 
 import json
