@@ -38,15 +38,15 @@ quickstart: install quickstart-$(RECIPE)  ## offline: make a tiny model, train i
 quickstart-llama:
 	python scripts/make_tiny.py llama $(OUT)
 	@printf '\n== Answers before training ==\n'
-	python scripts/generate.py $(OUT)/model --file $(OUT)/data/test.jsonl --json $(OUT)/before.json
+	python scripts/generate.py $(OUT)/model --file $(OUT)/data/test.jsonl --max_new_tokens 32 --json $(OUT)/before.json
 	@printf '\n== Training ==\n'
 	rm -rf $(OUT)/run  # a run that is there would be resumed
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/llama.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
-	  --per_device_train_batch_size 64 --learning_rate 2e-3 --warmup_steps 0.05
+	  --per_device_train_batch_size 64 --num_train_epochs 2 --learning_rate 2e-3 --warmup_steps 0.05
 	@printf '\n== Answers after training ==\n'
-	python scripts/generate.py $(OUT)/run --file $(OUT)/data/test.jsonl --json $(OUT)/after.json
+	python scripts/generate.py $(OUT)/run --file $(OUT)/data/test.jsonl --max_new_tokens 32 --json $(OUT)/after.json
 	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
 	@printf '\nThe model is in $(OUT)/run, its rows in $(OUT)/data, the loss curve in $(OUT)/loss.png.\n'
 	@printf 'Ask it: $(VENV)/bin/python scripts/generate.py $(OUT)/run --prompt "Spell the word tiger."\n'
@@ -144,7 +144,7 @@ quickstart-vit:
 quickstart-mixtral:
 	python scripts/make_tiny.py mixtral $(OUT) --num_test_rows 300
 	@printf '\n== Answers before training ==\n'
-	python scripts/generate.py $(OUT)/model --file $(OUT)/data/test.jsonl --json $(OUT)/before.json
+	python scripts/generate.py $(OUT)/model --file $(OUT)/data/test.jsonl --max_new_tokens 32 --json $(OUT)/before.json
 	@printf '\n== Training ==\n'
 	rm -rf $(OUT)/run  # a run that is there would be resumed
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
@@ -152,7 +152,7 @@ quickstart-mixtral:
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
 	  --per_device_train_batch_size 64 --num_train_epochs 1.5 --learning_rate 3e-3 --warmup_steps 0.05
 	@printf '\n== Answers after training ==\n'
-	python scripts/generate.py $(OUT)/run --file $(OUT)/data/test.jsonl --json $(OUT)/after.json
+	python scripts/generate.py $(OUT)/run --file $(OUT)/data/test.jsonl --max_new_tokens 32 --json $(OUT)/after.json
 	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
 	@printf '\nThe model is in $(OUT)/run, its rows in $(OUT)/data, the loss curve in $(OUT)/loss.png.\n'
 	@printf 'Ask it: $(VENV)/bin/python scripts/generate.py $(OUT)/run --prompt "Spell the word tiger."\n'
@@ -168,7 +168,7 @@ fix: install-dev  ## let the linter fix what it can, and format
 	ruff format .
 
 test: check  ## all tests that need no GPU; gpu tests show as skipped
-	python -m pytest -q -rs -n 2 --dist worksteal tests/launch tests/gpu
+	python -m pytest -q -rs -n 3 --dist worksteal tests/launch tests/gpu
 
 proof: install  ## measure every strategy and the planner, about 90 minutes on two cores; write the README's tables
 	python scripts/parity.py --json results/parity.json

@@ -10,13 +10,15 @@ import pytest
 from launching import REPO, data_of, read_metrics, run
 from proof.jobs import MAKERS
 
-pytestmark = pytest.mark.cold("as a user starts a copy")
+AS_A_USER = pytest.mark.cold("as a user starts a copy")
 # Prints, when the recipe ends, the files of all modules that lie neither beside it nor in packages
 WATCH = """
 import atexit, runpy, sys, sysconfig
+before = set(sys.modules)  # of a warm start
 def foreign():
     known = (sys.path[0], sys.prefix, sys.base_prefix, *sysconfig.get_paths().values())
-    files = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
+    modules = [module for name, module in list(sys.modules.items()) if name not in before]
+    files = [getattr(module, "__file__", None) or "" for module in modules]
     files = [file for file in files if file.startswith("/") and file.endswith(".py")]
     print("foreign:", [file for file in files if not file.startswith(known)])
 atexit.register(foreign)
@@ -53,6 +55,7 @@ def test_a_copy_trains_in_its_own_folder_only(recipe, copied, tiny_of, tmp_path)
     assert (tmp_path / "run" / "checkpoint-2").is_dir()
 
 
+@AS_A_USER
 def test_a_stopped_copy_continues_as_if_it_had_not(copied, tiny, tmp_path):
     folder = copied("llama")
     flags = [*data_of(tiny), "--max_steps", 6, "--save_steps", 0, "--eval_strategy", "no"]
@@ -72,6 +75,7 @@ def test_a_stopped_copy_continues_as_if_it_had_not(copied, tiny, tmp_path):
     assert names[0].read_bytes() == names[1].read_bytes()
 
 
+@AS_A_USER
 def test_a_wrong_flag_of_a_copy_is_one_line(copied):
     folder = copied("bert")
     done = run(sys.executable, "bert.py", "--learning_rat", 3, cwd=folder)
