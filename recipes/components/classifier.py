@@ -43,7 +43,7 @@ def load_classifier(
             accelerator,
             quantization_config=quantization(args, accelerator, OUTSIDE_OF_BLOCKS),
             ignore_mismatched_sizes=True,
-            **head_options(class_names),
+            **head_options(class_names, task_type),
         )
     new_modules = find_new_modules(report)
     upstream.share_new_modules(model, new_modules, accelerator)
@@ -54,15 +54,20 @@ def load_classifier(
     return add_adapters(model, args, accelerator, new_modules, task_type=task_type)
 
 
-def head_options(class_names: Sequence[str]) -> dict[str, Any]:
-    """Return the options of the config that describe the head."""
+def head_options(class_names: Sequence[str], task_type: str | None) -> dict[str, Any]:
+    """Return the options of the config that describe the head.
+
+    transformers reads problem_type only where it labels a whole row, not each of its tokens.
+    """
     if not class_names:
         return {"num_labels": 1, "problem_type": "regression"}
-    return {
+    options: dict[str, Any] = {
         "id2label": dict(enumerate(class_names)),
         "label2id": {name: number for number, name in enumerate(class_names)},
-        "problem_type": "single_label_classification",
     }
+    if task_type != "TOKEN_CLS":
+        options["problem_type"] = "single_label_classification"
+    return options
 
 
 def find_new_modules(report: Mapping[str, Any]) -> list[str]:

@@ -327,7 +327,8 @@ def leave_out(rows: Rows, problems: Mapping[int, str], skip_bad_rows: bool, reas
         advice = "fix them"
         if some_remain:
             advice += ", or leave them out with --skip_bad_rows"
-        fail(Exit.DATA, *named, f"{len(problems)} rows cannot be used: {advice}")
+        count = "1 row" if len(problems) == 1 else f"{len(problems)} rows"
+        fail(Exit.DATA, *named, f"{count} cannot be used: {advice}")
     kept = np.delete(np.arange(len(rows)), list(problems))
     notes = f"{rows.notes}, {len(problems)} more for their {reason}"
     dataset: Any = rows.dataset  # datasets annotates its methods as if it were a DatasetDict too

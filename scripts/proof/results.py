@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import sys
 from pathlib import Path
 
 LIBRARIES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "deepspeed")
@@ -13,11 +14,20 @@ def versions() -> dict[str, str]:
 
 
 def read_rows(path: Path | None) -> list[dict]:
-    """The rows of a file, or none if other versions of the libraries measured them."""
+    """The rows of a file; none, with a line that says so, if other versions measured them."""
     if path is None or not path.is_file():
         return []
     before = json.loads(path.read_text())
-    return before["rows"] if before.get("versions") == versions() else []
+    measured = before.get("versions", {})
+    others = [name for name, version in versions().items() if measured.get(name) != version]
+    if others:
+        names = ", ".join(f"{name} {measured.get(name, 'unknown')}" for name in others)
+        print(
+            f"{path}: its {len(before['rows'])} rows were measured with {names}, and are replaced",
+            file=sys.stderr,
+        )
+        return []
+    return before["rows"]
 
 
 def write_rows(path: Path, rows: list[dict]) -> None:

@@ -11,7 +11,7 @@ from transformers import (
     RobertaModel,
 )
 
-from components.classifier import load_classifier, weighted_row_losses
+from components.classifier import head_options, load_classifier, weighted_row_losses
 from components.cli import parse_arguments
 from example_arguments import ClassifierArguments
 from fakes import fake_accelerator
@@ -41,6 +41,12 @@ def test_a_new_head_of_two_layers_is_trained_beside_adapters(tmp_path):
     for name, gradient in gradients.items():
         # B is zero at first, and then nothing depends on A
         assert "lora_A" in name or (gradient is not None and gradient.any()), name
+
+
+def test_only_a_head_for_whole_rows_is_told_its_kind_of_problem():
+    assert head_options([], "SEQ_CLS")["problem_type"] == "regression"
+    assert head_options(["a", "b"], "SEQ_CLS")["problem_type"] == "single_label_classification"
+    assert set(head_options(["a", "b"], "TOKEN_CLS")) == {"id2label", "label2id"}
 
 
 @pytest.mark.parametrize("num_labels", [1, 2])
