@@ -10,6 +10,8 @@ CUDA ?= 130
 THREADS ?= $(shell getconf _NPROCESSORS_ONLN)
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 export TOKENIZERS_PARALLELISM ?= false
+# Some containers set it. Without bytecode each process compiles all that it imports from here.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install install-dev quickstart proof bench test check fix test-gpu gpu-proof gpu-wheels clean
 .PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-bert_ner quickstart-t5 quickstart-llama_dpo quickstart-vit quickstart-mixtral

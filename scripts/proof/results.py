@@ -19,15 +19,12 @@ def read_rows(path: Path | None) -> list[dict]:
         return []
     before = json.loads(path.read_text())
     measured = before.get("versions", {})
-    others = [name for name, version in versions().items() if measured.get(name) != version]
-    if others:
-        names = ", ".join(f"{name} {measured.get(name, 'unknown')}" for name in others)
-        print(
-            f"{path}: its {len(before['rows'])} rows were measured with {names}, and are replaced",
-            file=sys.stderr,
-        )
-        return []
-    return before["rows"]
+    if measured == versions():
+        return before["rows"]
+    others = dict(measured.items() - versions().items())
+    count = len(before["rows"])
+    print(f"{path}: {count} rows, measured with {others}, are replaced", file=sys.stderr)
+    return []
 
 
 def write_rows(path: Path, rows: list[dict]) -> None:
