@@ -24,6 +24,7 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 gc.disable()  # until all is imported: looking for garbage would take a fifth of that time
+import short_jobs  # noqa: E402
 from bench import machine  # noqa: E402  from scripts/
 from proof import launch as launching_jobs  # noqa: E402
 from proof.jobs import MAKERS, Run  # noqa: E402
@@ -67,6 +68,17 @@ def tiny_of(once):
 
 
 @pytest.fixture(scope="session")
+def short_of(once):
+    """The same with the fewer rows of the short job (tests/short_jobs.py)."""
+
+    def make(recipe, folder):
+        maker, *shape = MAKERS[recipe]
+        makers.make(maker, folder, [*shape, "--num_train_rows", str(short_jobs.ROWS)])
+
+    return lambda recipe: once(f"short_{recipe}", partial(make, recipe))
+
+
+@pytest.fixture(scope="session")
 def tiny(tiny_of):
     """The folder of the tiny language model that recipes/llama.py trains."""
     return tiny_of("llama")
@@ -76,17 +88,24 @@ def tiny(tiny_of):
 def one_process(tiny_of, once):
     """A function from kind of weights, and recipe, to the folder of its job in scripts/parity.py in
     one process, run once a test run."""
+    return partial(run_once, tiny_of, once, lambda run: run)
 
-    def launch(reference, folder):
-        code, output = launching_jobs.launch(reference, tiny_of(reference.recipe), folder)
+
+@pytest.fixture(scope="session")
+def short_in_one_process(short_of, once):
+    """The same of the short job."""
+    return partial(run_once, short_of, once, short_jobs.short)
+
+
+def run_once(tiny_of, once, form, weights, recipe="llama"):
+    group = "strategies" if recipe == "llama" else recipe
+    reference = form(Run(group, "single", weights=weights, recipe=recipe))
+
+    def launch(folder):
+        code, output = launching_jobs.launch(reference, tiny_of(recipe), folder)
         assert code == 0, output[-3000:]
 
-    def folder_of(weights, recipe="llama"):
-        group = "strategies" if recipe == "llama" else recipe
-        reference = Run(group, "single", weights=weights, recipe=recipe)
-        return once(f"one_process_{reference.name}", partial(launch, reference))
-
-    return folder_of
+    return once(f"one_process_{reference.name}", launch)
 
 
 @pytest.fixture(scope="session")

@@ -10,14 +10,16 @@ from dataclasses import replace
 
 import pytest
 
+import short_jobs
 from launching import REPO, read_metrics, rehearse, run
 from proof.faults import Fault
-from proof.jobs import CUT, MAKERS, Run, all_runs
+from proof.jobs import CUT, MAKERS, Run
 from proof.launch import data_of
 from proof.parity_table import measure
 from proof.trials.lab import Lab
 from proof.trials.outcome import resume_and_compare, status_of, verified
 from proof.trials.trial import make_job
+from short_jobs import short
 
 RECIPES = [name for name in MAKERS if name != "llama"]
 ENGINES = [("fsdp2_full_shard", "full"), ("deepspeed_zero3", "LoRA")]
@@ -29,12 +31,11 @@ EVALUATED = {"rel": 1e-5, "abs": 1e-6}  # metrics that count rows are equal
 )
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_ranks_give_the_numbers_of_one_process_and_hold_what_was_promised(
-    recipe, config, kind, tiny_of, one_process, tmp_path
+    recipe, config, kind, short_of, short_in_one_process, tmp_path
 ):
-    planned = Run(recipe, config, 2, *CUT[2], kind, recipe=recipe)
-    assert planned in all_runs()
-    whole = one_process(kind, recipe)
-    row = measure(planned, tiny_of(recipe), tmp_path / "run", whole)
+    planned = short(Run(recipe, config, 2, *CUT[2], kind, recipe=recipe))
+    whole = short_in_one_process(kind, recipe)
+    row = measure(planned, short_of(recipe), tmp_path / "run", whole)
     assert row["verdict"] == "ok" and row["bytes"] == "ok", row
     evaluations, expected = read_metrics(tmp_path / "run")[1], read_metrics(whole)[1]
     assert evaluations and evaluations == [pytest.approx(line, **EVALUATED) for line in expected]
@@ -60,14 +61,16 @@ def test_a_new_head_beside_adapters_has_their_type_in_bf16(config, base, tiny_of
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_stopped_run_goes_on_as_if_it_had_not(recipe, tiny_of, one_process, shared_tmp, tmp_path):
-    lab = Lab(shared_tmp / f"faults_{recipe}", tiny_of(recipe))
-    job = replace(make_job("single"), recipe=recipe)
+def test_a_stopped_run_goes_on_as_if_it_had_not(
+    recipe, short_of, short_in_one_process, shared_tmp, tmp_path
+):
+    lab = Lab(shared_tmp / f"faults_{recipe}", short_of(recipe))
+    job = replace(make_job("single"), recipe=recipe, flags=short_jobs.FLAGS)
     folder = tmp_path / "run"
     ended = lab.run(job, folder, [Fault("SIGTERM", "between_steps", call=8)])
     assert ended.code == 75 and status_of(folder)["state"] == "stopped", ended.output[-3000:]
     assert verified(folder) == [7]
-    result = resume_and_compare(lab, folder, job, whole=one_process("full", recipe))
+    result = resume_and_compare(lab, folder, job, whole=short_in_one_process("full", recipe))
     assert result.ok, result.note
 
 

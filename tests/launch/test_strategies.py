@@ -16,6 +16,7 @@ from proof import jobs
 from proof.compare import bounds_of, compare, within
 from proof.jobs import Run
 from proof.launch import launch
+from short_jobs import STEPS, short
 
 WORKS = "works"
 NO_INT8_FSDP = "use --load_in_4bit, or int8 with ddp.yaml"
@@ -90,15 +91,14 @@ def test_the_table_is_complete():
 @pytest.mark.parametrize(
     ("config", "kind", "expected"), SHORT_FORM, ids=[f"{c}-{k}" for c, k, _ in SHORT_FORM]
 )
-def test_a_strategy_with_a_kind_of_weights(config, kind, expected, tiny, one_process, tmp_path):
+def test_a_strategy_with_a_kind_of_weights(
+    config, kind, expected, short_of, short_in_one_process, tmp_path
+):
     ranks = jobs.ranks_of(config, 4 if kind == "full" and config in ON_FOUR else 2)
-    run, folder = (
-        Run("strategies", config, ranks, *jobs.CUT[ranks], kind),
-        tmp_path / "run",
-    )
-    assert run in jobs.all_runs()
+    run = short(Run("strategies", config, ranks, *jobs.CUT[ranks], kind))
+    folder, tiny = tmp_path / "run", short_of("llama")
     if config == "single":
-        code, output, folder = 0, "", one_process(kind)  # which all are compared with
+        code, output, folder = 0, "", short_in_one_process(kind)  # which all are compared with
     else:
         code, output = launch(run, tiny, folder)
 
@@ -109,15 +109,16 @@ def test_a_strategy_with_a_kind_of_weights(config, kind, expected, tiny, one_pro
         return
 
     assert code == 0, output[-3000:]
+    whole = short_in_one_process(kind)
     report = json.loads((folder / "report.json").read_text())
     assert (
         report["verdict"] == "ok" and len(report["rows"]) >= 3 * ranks
     )  # held bytes are the promised bytes
-    found, (bounds, _) = compare(folder, one_process(kind)), bounds_of(run)
+    found, (bounds, _) = compare(folder, whole), bounds_of(run)
     assert within(found, bounds), found
     steps, evaluations = read_metrics(folder)
-    reference, reference_evaluations = read_metrics(one_process(kind))
-    assert [line["step"] for line in steps] == list(range(1, 21))
+    reference, reference_evaluations = read_metrics(whole)
+    assert [line["step"] for line in steps] == list(range(1, STEPS + 1))
     assert [line["num_input_tokens_seen"] for line in steps] == [
         line["num_input_tokens_seen"] for line in reference
     ]

@@ -42,13 +42,13 @@ def copied(tmp_path):
 
 
 @pytest.mark.parametrize("recipe", MAKERS)
-def test_a_copy_trains_in_its_own_folder_only(recipe, copied, tiny_of, tmp_path):
+def test_a_copy_trains_in_its_own_folder_only(recipe, copied, short_of, tmp_path):
     folder = copied(recipe)
     (tmp_path / "watch.py").write_text(WATCH.format(folder=folder))
     flags = ["--max_steps", 3, "--save_steps", 2, "--eval_strategy", "no", "--output_dir", "run"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, tmp_path / "watch.py", folder / f"{recipe}.py"]
-    done = run(*command, *data_of(tiny_of(recipe)), *flags, cwd=tmp_path, env=environment)
+    done = run(*command, *data_of(short_of(recipe)), *flags, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.output[-3000:]
     assert "foreign: []" in done.output, done.output[-1000:]
     assert len(read_metrics(tmp_path / "run")[0]) == 3
