@@ -12,15 +12,15 @@ from proof.compare import bounds_of, compare, within
 from proof.jobs import CUT, LEVERS, MODEL, PACKING, Run, all_runs, reference_of
 from proof.launch import launch
 from proof.parity_table import measure
+from short_jobs import short
 
 
 @pytest.mark.parametrize("config", ["fsdp2_full_shard", "deepspeed_zero3"])
 def test_padding_free_batches_and_losses_in_pieces_are_those_of_plain_ones(
-    config, tiny, one_process, tmp_path
+    config, short_of, short_in_one_process, tmp_path
 ):
-    planned = Run("levers", config, 2, *CUT[2], flags=LEVERS)
-    assert planned in all_runs()
-    row = measure(planned, tiny, tmp_path / "run", one_process("full"))
+    planned = short(Run("levers", config, 2, *CUT[2], flags=LEVERS))
+    row = measure(planned, short_of("llama"), tmp_path / "run", short_in_one_process("full"))
     assert row["verdict"] == "ok", row
 
 

@@ -7,8 +7,9 @@ import json
 
 import pytest
 
-from proof.jobs import CUT, Run, all_runs
+from proof.jobs import CUT, Run
 from proof.parity_table import measure
+from short_jobs import STEPS, short
 
 SHORT_FORM = [
     Run("strategies", "fsdp1_no_shard", 2, 3, 2),  # without adapters: not there on 2 ranks
@@ -26,9 +27,9 @@ SHORT_FORM = [
 
 
 @pytest.mark.parametrize("run", SHORT_FORM, ids=lambda run: f"{run.group}-{run.name}")
-def test_the_numbers_are_those_of_one_process(run, tiny, one_process, tmp_path):
-    assert run in all_runs()
-    row = measure(run, tiny, tmp_path / "run", one_process(run.weights))
+def test_the_numbers_are_those_of_one_process(run, short_of, short_in_one_process, tmp_path):
+    whole = short_in_one_process(run.weights)
+    row = measure(short(run), short_of("llama"), tmp_path / "run", whole)
     assert row["verdict"] == "ok", row
     if run.group == "attention":
         assert (
@@ -37,7 +38,9 @@ def test_the_numbers_are_those_of_one_process(run, tiny, one_process, tmp_path):
         )
 
 
-def test_a_rank_without_a_supervised_token_is_among_the_cuts(tiny):
-    # 210 rows in windows of 12: the last window of an epoch has 6, two batches of 3 for four ranks
-    rows = len((tiny / "data" / "train.jsonl").read_text().splitlines())
-    assert rows % 12 == 6 and CUT[4] == (3, 1) and rows // 12 + 1 <= 20
+@pytest.mark.parametrize("form", ["whole", "short"])
+def test_a_rank_without_a_supervised_token_is_among_the_cuts(form, tiny, short_of):
+    # In windows of 12 rows: the last window of an epoch has 6, two batches of 3 for four ranks
+    folder, steps = {"whole": (tiny, 20), "short": (short_of("llama"), STEPS)}[form]
+    rows = len((folder / "data" / "train.jsonl").read_text().splitlines())
+    assert rows % 12 == 6 and CUT[4] == (3, 1) and rows // 12 + 1 <= steps
