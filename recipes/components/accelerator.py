@@ -3,11 +3,11 @@
 from accelerate import Accelerator
 
 from components.arguments import CommonArguments
-from components.checks import check_launch, find_conflicts, find_problems
+from components.checks import check_launch, find_problems
 from components.exits import Exit
 from components.status import fail
 from components.strategy import new_accelerator, set_up_engine
-from components.strategy_checks import find_missing_device, how_to_rehearse
+from components.strategy_checks import how_to_rehearse
 
 
 def make_accelerator(args: CommonArguments) -> Accelerator:
@@ -16,9 +16,6 @@ def make_accelerator(args: CommonArguments) -> Accelerator:
     Ends with 64 if YAML, launcher and arguments request something that it cannot run.
     """
     check_launch(args)
-    missing = list(find_missing_device())
-    if missing:
-        fail(Exit.USAGE, *missing, *find_conflicts(args))
     try:
         accelerator = new_accelerator(args)
     except (RuntimeError, ValueError, ImportError) as error:

@@ -21,16 +21,17 @@ from components.device_checks import find_device_problems
 from components.exits import Exit
 from components.launch_command import find_launch_faults
 from components.status import RANK, fail
-from components.strategy_checks import find_strategy_problems
+from components.strategy_checks import find_missing_device, find_strategy_problems
 
 
 def check_launch(args: CommonArguments) -> None:
-    """End with 64 if the launcher's config file has faults.
+    """End with 64 if the launcher's config file has faults, or lacks the GPU that it needs.
 
-    These are keys that accelerate would ignore, or under which the recipes do not run. Every rank
+    Faults are keys that accelerate would ignore, or under which the recipes do not run. Every rank
     calls this before it makes its Accelerator, and finds the same faults.
     """
-    errors, warnings = find_launch_faults()
+    faults, warnings = find_launch_faults()
+    errors = [*faults, *find_missing_device()]
     if RANK == 0:
         for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr, flush=True)

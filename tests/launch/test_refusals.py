@@ -9,7 +9,7 @@ import yaml
 
 from launching import CONFIGS, RECIPE, accelerate_launch, data_of, recipe, rehearse
 
-SHARDING = ["fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero3"]
+SHARDING = ["fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero1", "deepspeed_zero3"]
 
 
 @pytest.mark.parametrize(

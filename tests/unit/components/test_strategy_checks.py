@@ -19,6 +19,7 @@ from components.strategy_checks import (
     find_dropped_settings,
     find_locked_builds,
     find_misfits,
+    find_missing_device,
     find_problems_of_environment,
     find_strategy_problems,
 )
@@ -276,6 +277,29 @@ def test_offload_without_a_compiler_says_what_to_install(monkeypatch, tmp_path):
     for name in ("ninja", "c++"):
         (tmp_path / name).touch(mode=0o755)
     assert list(find_problems_of_environment(language_model_arguments(), ZERO2)) == []
+
+
+@pytest.mark.parametrize(
+    ("environment", "has_gpu", "problems"),
+    [
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, False, 1),
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, True, 0),
+        ({"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_TORCH_DEVICE": "cpu"}, False, 0),
+        ({}, False, 0),
+    ],
+    ids=["no GPU", "a GPU", "a rehearsal", "no DeepSpeed"],
+)
+def test_deepspeed_without_a_gpu_is_named_before_it_compiles(
+    environment, has_gpu, problems, monkeypatch
+):
+    for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_TORCH_DEVICE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_gpu)
+    found = list(find_missing_device())
+    assert len(found) == problems
+    assert all("rehearse: python scripts/rehearse.py" in problem for problem in found)
 
 
 class TestStaleLock:
