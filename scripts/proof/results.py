@@ -18,12 +18,11 @@ def read_rows(path: Path | None) -> list[dict]:
     if path is None or not path.is_file():
         return []
     before = json.loads(path.read_text())
-    measured = before.get("versions", {})
-    if measured == versions():
+    if before.get("versions") == versions():
         return before["rows"]
-    others = dict(measured.items() - versions().items())
     count = len(before["rows"])
-    print(f"{path}: {count} rows, measured with {others}, are replaced", file=sys.stderr)
+    measured = json.dumps(before.get("versions"))
+    print(f"{path}: {count} rows of other versions are replaced: {measured}", file=sys.stderr)
     return []
 
 
