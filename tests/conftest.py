@@ -60,22 +60,20 @@ def tiny_of(once):
     """A function from a recipe's name to the folder of its tiny model and few rows, made once a
     test run: model/, data/train.jsonl, data/test.jsonl (MAKERS of scripts/proof/jobs.py)."""
 
-    def make(recipe, folder):
-        maker, *shape = MAKERS[recipe]  # in process: half of a maker's time is imports
-        makers.make(maker, folder, shape)
-
-    return lambda recipe: once(f"tiny_{recipe}", partial(make, recipe))
+    return lambda recipe: once(f"tiny_{recipe}", partial(make_tiny, MAKERS[recipe]))
 
 
 @pytest.fixture(scope="session")
 def short_of(once):
     """The same with the fewer rows of the short job (tests/short_jobs.py)."""
+    fewer = ["--num_train_rows", str(short_jobs.ROWS)]
+    return lambda recipe: once(f"short_{recipe}", partial(make_tiny, [*MAKERS[recipe], *fewer]))
 
-    def make(recipe, folder):
-        maker, *shape = MAKERS[recipe]
-        makers.make(maker, folder, [*shape, "--num_train_rows", str(short_jobs.ROWS)])
 
-    return lambda recipe: once(f"short_{recipe}", partial(make, recipe))
+def make_tiny(words, folder):
+    """Make a tiny model and its rows, in process, since half of a maker's time is imports."""
+    maker, *shape = words
+    makers.make(maker, folder, shape)
 
 
 @pytest.fixture(scope="session")
@@ -88,24 +86,37 @@ def tiny(tiny_of):
 def one_process(tiny_of, once):
     """A function from kind of weights, and recipe, to the folder of its job in scripts/parity.py in
     one process, run once a test run."""
-    return partial(run_once, tiny_of, once, lambda run: run)
+
+    def folder_of(weights, recipe="llama"):
+        return run_once(once, reference(weights, recipe), tiny_of(recipe))
+
+    return folder_of
 
 
 @pytest.fixture(scope="session")
 def short_in_one_process(short_of, once):
     """The same of the short job."""
-    return partial(run_once, short_of, once, short_jobs.short)
+
+    def folder_of(weights, recipe="llama"):
+        return run_once(once, short_jobs.short(reference(weights, recipe)), short_of(recipe))
+
+    return folder_of
 
 
-def run_once(tiny_of, once, form, weights, recipe="llama"):
+def reference(weights, recipe):
+    """The run of scripts/parity.py in one process."""
     group = "strategies" if recipe == "llama" else recipe
-    reference = form(Run(group, "single", weights=weights, recipe=recipe))
+    return Run(group, "single", weights=weights, recipe=recipe)
+
+
+def run_once(once, run, tiny):
+    """The folder of a run, which is launched once a test run."""
 
     def launch(folder):
-        code, output = launching_jobs.launch(reference, tiny_of(recipe), folder)
+        code, output = launching_jobs.launch(run, tiny, folder)
         assert code == 0, output[-3000:]
 
-    return once(f"one_process_{reference.name}", launch)
+    return once(f"one_process_{run.name}", launch)
 
 
 @pytest.fixture(scope="session")

@@ -96,7 +96,8 @@ def test_a_strategy_with_a_kind_of_weights(
 ):
     ranks = jobs.ranks_of(config, 4 if kind == "full" and config in ON_FOUR else 2)
     run = short(Run("strategies", config, ranks, *jobs.CUT[ranks], kind))
-    folder, tiny = tmp_path / "run", short_of("llama")
+    folder = tmp_path / "run"
+    tiny = short_of("llama")
     if config == "single":
         code, output, folder = 0, "", short_in_one_process(kind)  # which all are compared with
     else:
