@@ -41,18 +41,28 @@ def copied(tmp_path):
     return copy
 
 
-@pytest.mark.parametrize("recipe", MAKERS)
-def test_a_copy_trains_in_its_own_folder_only(recipe, copied, short_of, tmp_path):
+@pytest.mark.parametrize(
+    ("recipe", "weights", "adapters"),
+    [
+        *((recipe, "model.safetensors", []) for recipe in MAKERS),
+        ("t5", "adapter_model.safetensors", ["--use_peft"]),
+    ],
+)
+def test_a_copy_trains_in_its_own_folder_only(
+    recipe, weights, adapters, copied, short_of, tmp_path
+):
     folder = copied(recipe)
     (tmp_path / "watch.py").write_text(WATCH.format(folder=folder))
-    flags = ["--max_steps", 3, "--save_steps", 2, "--eval_strategy", "no", "--output_dir", "run"]
+    flags = ["--max_steps", 3, "--save_steps", 2, "--output_dir", "run", *adapters]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, tmp_path / "watch.py", folder / f"{recipe}.py"]
     done = run(*command, *data_of(short_of(recipe)), *flags, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.output[-3000:]
     assert "foreign: []" in done.output, done.output[-1000:]
-    assert len(read_metrics(tmp_path / "run")[0]) == 3
+    steps, evaluations = read_metrics(tmp_path / "run")
+    assert len(steps) == 3 and len(evaluations) == 1
     assert (tmp_path / "run" / "checkpoint-2").is_dir()
+    assert (tmp_path / "run" / weights).is_file()
 
 
 @AS_A_USER
@@ -73,6 +83,24 @@ def test_a_stopped_copy_continues_as_if_it_had_not(copied, tiny, tmp_path):
     assert continued.returncode == 0 and "Continuing from" in continued.output, continued.output
     names = [folder / name / "model.safetensors" for name in ("whole", "run")]
     assert names[0].read_bytes() == names[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("fault", "steps"),
+    [({"do": "nan", "row": 17}, 30), ({"do": "inf gradient", "call": 6}, 6)],
+    ids=["loss", "gradient at the end"],
+)
+def test_a_copy_stops_at_numbers_that_are_not_finite(fault, steps, copied, tiny, tmp_path):
+    recipe = [copied("llama") / "llama.py", *data_of(tiny), "--max_steps", steps]
+    environment = os.environ | {"FAULT": json.dumps(fault | {"at": "summed_loss"})}
+    faults = REPO / "scripts" / "proof" / "faults.py"
+    words = [sys.executable, faults, *recipe, "--output_dir", "run"]
+    done = run(*words, cwd=tmp_path, env=environment)
+    assert done.returncode == 70 and "is not finite" in done.output, done.output[-3000:]
+    assert "Traceback" not in done.output
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["exit_code"] == 70
 
 
 @AS_A_USER
