@@ -106,11 +106,11 @@ def test_texts_of_a_csv_file_may_look_like_numbers(tokenizer, tmp_path):
 
 
 # ---- Batches ----
-def collate(tokenizer, texts, numbers):
+def collate(tokenizer, texts, numbers, weights=(1.0, 1.0)):
     rows = []
-    for number, text in enumerate(texts, 1):
+    for number, (text, weight) in enumerate(zip(texts, weights, strict=False), 1):
         row = tokenize({"text": text, "label": "a"}, tokenizer)
-        rows.append(row | {"row": number, "labels": number - 1, "weights": 1.0})
+        rows.append(row | {"row": number, "labels": number - 1, "weights": weight})
     collator = bert.TextCollator(DataCollatorWithPadding(tokenizer))
     columns = Dataset.from_list(rows).select_columns(collator.columns)
     source = columns.cast_column("weights", Value("float32")).with_format("numpy")
@@ -124,6 +124,11 @@ def test_a_batch_is_padded_to_its_longest_row(tokenizer):
     assert batch["inputs"]["token_type_ids"].sum() == 0
     assert batch["counts"].tolist() == [2, 9] and batch["row"] == [1, 2]
     assert batch["labels"].tolist() == [0, 1]
+
+
+def test_a_batch_counts_the_weights_of_its_classes(tokenizer):
+    batch = collate(tokenizer, ["good", "the tea was bad"], [0, 1], weights=(0.5, 4.0))
+    assert batch["weights"].tolist() == [0.5, 4] and batch["counts"].tolist() == [4.5, 9]
 
 
 def test_a_rank_without_rows_has_one_token_and_no_label(tokenizer):

@@ -36,7 +36,7 @@ def halves(size=(8, 8)):
     return Pillow.fromarray(pixels).convert("RGB")
 
 
-def batch_of(contents, numbers, labels=None, **options):
+def batch_of(contents, numbers, labels=None, weights=None, **options):
     """The batch that the recipe makes of these files."""
     files = [
         {"image": {"bytes": content, "path": f"{i}.png"}} for i, content in enumerate(contents, 1)
@@ -45,7 +45,7 @@ def batch_of(contents, numbers, labels=None, **options):
     found = {
         "row": range(1, len(contents) + 1),
         "labels": np.array(labels or [0] * len(contents)),
-        "weights": np.ones(len(contents), dtype=np.float32),
+        "weights": np.array(weights or [1.0] * len(contents), dtype=np.float32),
     }
     source = Dataset.from_dict(found).cast_column("weights", Value("float32")).with_format("numpy")
     options = {"processor": PROCESSOR, "size": SIZE} | options
@@ -89,6 +89,10 @@ class TestImages:
         batch = batch_of([encoded(image) for image in images], [0, 1, 2], [0, 1, 1])
         assert batch["inputs"]["pixel_values"].shape == (3, 3, 8, 8) and batch["row"] == [1, 2, 3]
         assert batch["counts"].tolist() == [3, 3] and batch["labels"].tolist() == [0, 1, 1]
+
+    def test_a_batch_counts_the_weights_of_its_classes(self):
+        batch = batch_of([encoded(halves())] * 2, [0, 1], [0, 1], weights=[0.5, 4.0])
+        assert batch["weights"].tolist() == [0.5, 4] and batch["counts"].tolist() == [4.5, 2]
 
     def test_a_rank_without_rows_has_an_image_and_no_label(self):
         batch = batch_of([encoded(halves())], [])
