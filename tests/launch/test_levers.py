@@ -54,7 +54,7 @@ def test_a_tied_head_in_pieces_is_gathered_right(tied, tmp_path):
 
 
 def test_compiled_layers_train_alike_and_are_saved_under_their_own_names(tiny, tmp_path):
-    flags = (*PACKING, "--max_steps", "6", "--eval_strategy", "no")
+    flags = (*PACKING, "--max_steps", "6")
     plain = Run("packing", "single", flags=flags)
     compiled = Run(
         "packing", "ddp", 2, *CUT[2], flags=(*flags, "--torch_compile", "--save_steps", "3")

@@ -45,12 +45,6 @@ def model(request, attention):
 
 
 @pytest.fixture(scope="module")
-def mistral(attention):
-    """The model whose masks have most to do: its window is shorter than a document."""
-    return random_model("mistral", attention)
-
-
-@pytest.fixture(scope="module")
 def rows(tiny):
     """Three rows of the recipe, of which the first and the last fit into a line of the longest."""
     tokenizer = load_tokenizer(tiny / "model")
@@ -97,26 +91,26 @@ def test_packed_documents_do_not_see_each_other(model):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_batch_of_the_recipe_keeps_rows_and_padding_apart(layout, mistral, rows):
+def test_a_batch_of_the_recipe_keeps_rows_and_padding_apart(layout, model, rows):
     batch, owners = batch_of(rows, layout)
     packed = layout != "padded"
     assert (len(owners) < 3, "position_ids" in batch) == (packed, packed)
-    assert leak(mistral, batch, owners) == 0
-    assert distance_from_alone(mistral, batch, owners) < ALONE
+    assert leak(model, batch, owners) == 0
+    assert distance_from_alone(model, batch, owners) < ALONE
 
 
 @pytest.mark.parametrize("plant", PLANTS)
-def test_the_probe_finds_a_leak_between_documents(plant, mistral):
+def test_the_probe_finds_a_leak_between_documents(plant, model):
     batch, owners = packed_documents()
     batch = PLANTS[plant](batch)
-    assert leak(mistral, batch, owners) > PLANTED
-    assert distance_from_alone(mistral, batch, owners) > PLANTED
+    assert leak(model, batch, owners) > PLANTED
+    assert distance_from_alone(model, batch, owners) > PLANTED
 
 
-def test_the_probe_finds_padding_that_is_seen(mistral, rows):
+def test_the_probe_finds_padding_that_is_seen(model, rows):
     batch, owners = batch_of(rows, "padded")
     # To the left, where causal models look
     batch["input_ids"], owners = batch["input_ids"].flip(1), owners.flip(1)
     batch["attention_mask"] = torch.ones_like(owners)
-    assert leak(mistral, batch, owners) > PLANTED
-    assert distance_from_alone(mistral, batch, owners) > PLANTED
+    assert leak(model, batch, owners) > PLANTED
+    assert distance_from_alone(model, batch, owners) > PLANTED

@@ -114,9 +114,10 @@ class TestMasks:
         assert leak(model, inputs, owners) == 0
         assert distance_from_alone(model, inputs, owners) < 1e-6
 
-    def test_the_probe_finds_a_window_that_is_lost(self, attention):
-        inputs, owners = long_batch([22, 18])
-        assert reach(mistral(attention, None), inputs, owners) == 21
+    @pytest.mark.parametrize("lengths", [[40], [22, 18], [3, 30, 1, 6]], ids=str)
+    def test_the_probe_finds_a_window_that_is_lost(self, attention, lengths):
+        inputs, owners = long_batch(lengths)
+        assert reach(mistral(attention, None), inputs, owners) == max(lengths) - 1
 
     def test_the_probe_finds_documents_that_see_each_other(self, attention):
         made = block((1, range(2, 22)), (2, range(22, 43)), length=LONG)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,6 +34,7 @@ from components.head_loss import (
     replaced_forward,
     tokens_per_piece,
 )
+from components.packing import NOT_TRAINED_ON, TokenCollator
 
 CPU = torch.device("cpu")
 SHAPE = {
@@ -89,30 +91,20 @@ def random_rows():
 ROWS = random_rows()
 
 
-def batch_of(lines, width):
-    """A batch of lines, each of one row or of several that do not see each other."""
-    ids = torch.zeros(len(lines), width, dtype=torch.long)
-    position_ids = torch.zeros_like(ids)
-    is_target = torch.zeros_like(ids, dtype=torch.bool)
-    for number, line in enumerate(lines):
-        start = 0
-        for row in line:
-            end = start + len(row.ids)
-            ids[number, start:end] = torch.tensor(row.ids)
-            position_ids[number, start:end] = torch.arange(len(row.ids))
-            is_target[number, start + row.prompt : end] = True
-            start = end
-    inputs = {"input_ids": ids}
-    if any(len(line) > 1 for line in lines):
-        inputs["position_ids"] = position_ids
-    places = is_target.flatten().nonzero()[:, 0]
-    return {"inputs": inputs, "positions": places - 1, "targets": ids.flatten()[places]}
+def batch_of(lines):
+    """The recipes' batch of lines, each of one row or of several that do not see each other."""
+    rows = []
+    for number, row in enumerate(ROWS, 1):
+        labels = [NOT_TRAINED_ON] * row.prompt + row.ids[row.prompt :]
+        rows.append({"input_ids": row.ids, "labels": labels, "row": number})
+    return TokenCollator(pad_token_id=0)(Dataset.from_list(rows), lines)
 
 
+NUMBERS = list(range(NUM_ROWS))
 LAYOUTS = {
-    "padded": batch_of([[row] for row in ROWS], 40),
-    "packed": batch_of([ROWS[start : start + 2] for start in range(0, NUM_ROWS, 2)], 80),
-    "in one line": batch_of([ROWS], sum(len(row.ids) for row in ROWS)),
+    "padded": batch_of([[number] for number in NUMBERS]),
+    "packed": batch_of([NUMBERS[start : start + 2] for start in range(0, NUM_ROWS, 2)]),
+    "in one line": batch_of([NUMBERS]),
 }
 
 

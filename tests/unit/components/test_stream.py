@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import mistral_pretrain
 from components.documents import open_documents
 from components.stream import START, Position, cut_blocks, first_blocks, read_documents
 
@@ -116,10 +117,9 @@ def test_each_token_but_the_first_of_its_document_is_predicted_once_also_across_
     path, texts = corpus
     predicted = []
     for block, _ in blocks_of(path, args):
-        ids, places, _ = block.tolist()
-        pairs = zip(ids, ids[1:], strict=False)
-        # Nothing comes before place 0
-        predicted += [pair for pair, place in zip(pairs, places[1:], strict=True) if place > 0]
+        batch = mistral_pretrain.make_batch([block], LENGTH)
+        before = block[0, :-1][batch["positions"]]
+        predicted += zip(before.tolist(), batch["targets"].tolist(), strict=True)
     tokens = [tokens_of(text) for text in texts]
     wanted = [pair for line in tokens for pair in zip(line, line[1:], strict=False)]
     assert sorted(predicted) == sorted(wanted)
@@ -195,9 +195,13 @@ def test_files_that_a_stream_has_behind_it_are_not_read_again(corpus, tmp_path):
         list(blocks_of(tmp_path, args))
 
 
-def test_bad_documents_are_counted_once_also_behind_a_stop(tmp_path, args):
+@pytest.mark.parametrize(
+    "line",
+    ["{", "[1, 2]", '{"body": "w1"}', '{"text": 5}', '{"text": null}', r'{"text": "w1\ud800"}'],
+)
+def test_bad_documents_are_counted_once_also_behind_a_stop(line, tmp_path, args):
     args = replace(args, skip_bad_rows=True)
-    (tmp_path / "train.jsonl").write_text(f"{GOOD}{{\n{GOOD}" * 3 + GOOD * 9)
+    (tmp_path / "train.jsonl").write_text(f"{GOOD}{line}\n{GOOD}" * 3 + GOOD * 9)
     whole = list(blocks_of(tmp_path, args))
     assert whole[-1][1].left_out == 3
     assert sum(int((block[2, :-1] > 0).sum()) for block, _ in whole) == 4 * 15
