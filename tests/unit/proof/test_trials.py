@@ -37,6 +37,12 @@ def test_the_report_is_that_of_the_results():
 
 
 @pytest.mark.parametrize("group", GROUPS)
+def test_every_trial_of_the_results_kept_its_promise(group):
+    broken = [trial for trial in RESULTS[group]["trials"] if not trial["ok"]]
+    assert broken == []
+
+
+@pytest.mark.parametrize("group", GROUPS)
 def test_every_kind_of_trial_of_a_group_was_done(group):
     trials = trials_of(group, KILLS)
     if group == "disk" and not trials:
