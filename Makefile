@@ -46,7 +46,7 @@ quickstart-llama:
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/llama.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
-	  --per_device_train_batch_size 64 --num_train_epochs 2 --learning_rate 2e-3 --warmup_steps 0.05
+	  --per_device_train_batch_size 32 --num_train_epochs 1.25 --learning_rate 2e-3 --warmup_steps 0.05
 	@printf '\n== Answers after training ==\n'
 	python scripts/generate.py $(OUT)/run --file $(OUT)/data/test.jsonl --max_new_tokens 32 --json $(OUT)/after.json
 	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
@@ -74,7 +74,7 @@ quickstart-bert_ner:
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/bert_ner.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
-	  --per_device_train_batch_size 32 --learning_rate 1e-3 --warmup_steps 0.05 --eval_on_start
+	  --per_device_train_batch_size 32 --num_train_epochs 2 --learning_rate 1e-3 --warmup_steps 0.05 --eval_on_start
 	@printf '\n== Names found after training ==\n'
 	@python -c "from transformers import pipeline; \
 	  find = pipeline('token-classification', '$(OUT)/run', aggregation_strategy='first'); \
