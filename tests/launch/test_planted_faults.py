@@ -43,7 +43,8 @@ SHARDING_KEY = (
 )
 PACKED = "tests/unit/test_masks.py::test_packed_documents_do_not_see_each_other[llama-sdpa]"
 LAID_OUT = (
-    "tests/unit/test_masks.py::test_a_batch_of_the_recipe_keeps_rows_and_padding_apart[sdpa-packed]"
+    "tests/unit/test_masks.py"
+    "::test_a_batch_of_the_recipe_keeps_rows_and_padding_apart[llama-sdpa-packed]"
 )
 END_OF_TURN = (
     "tests/unit/components/test_chat.py"
