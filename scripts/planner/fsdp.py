@@ -31,6 +31,9 @@ class Fsdp2(Gathered):
     gathering overlap. In the backward pass the next layer is gathered while one is computed.
     Gradients are reduced through a buffer of their size, which lives until the next reduction. The
     last gradient lives until its own reduction is done (the loop variable of foreach_reduce).
+    Under hybrid sharding, the share that replicas all-reduce lives to the end of the pass
+    (AllReduceState in FSDPParamGroup). It takes extra memory from the second micro-batch on, whose
+    shares are added to the first.
     """
 
     buffer_of_last_gather: Storage | None = None
@@ -63,8 +66,10 @@ class Fsdp2(Gathered):
         with_gradient = [weight for weight in unit.weights if weight in unit.whole_gradients]
         last = unit.whole_gradients[with_gradient[-1]]
         unit.whole_gradients = {}
-        self.reduce_scatter(unit)
-        del last
+        share = self.reduce_scatter(unit)
+        if self.plan.ranks > self.plan.shards:
+            unit.all_reduce_input = share
+        del last, share
 
     def end_forward(self) -> None:
         """Free the buffer that the last unit was gathered into."""
@@ -75,6 +80,8 @@ class Fsdp2(Gathered):
         super().end_pass()
         self.buffer_of_last_reduction = None
         self.buffer_of_last_gather = None
+        for unit in self.units.values():
+            unit.all_reduce_input = None
 
 
 class Fsdp1(Gathered):

@@ -204,6 +204,7 @@ class Unit:
         self.buffer: Storage | None = None  # the buffer that they are copied out of
         self.whole_gradients: dict[Weight, Storage] = {}
         self.shard_of_gradients: Storage | None = None
+        self.all_reduce_input: Storage | None = None
 
 
 class Gathered(Replica):
@@ -319,14 +320,15 @@ class Gathered(Replica):
         """Keep a whole gradient until those of its unit are reduced."""
         self.unit_of[weight].whole_gradients[weight] = gradient.becomes("unsharded")
 
-    def reduce_scatter(self, unit: Unit) -> None:
-        """Allocate this rank's share of gradients, the output of a reduce-scatter.
+    def reduce_scatter(self, unit: Unit) -> Storage:
+        """Return this rank's share of gradients, the output of a reduce-scatter.
 
         torch adds later shares to the first in place. With offload the share moves to the host.
         """
         output = self.autograd.new(unit.reduced / self.plan.shards, 1, "communication")
         if unit.shard_of_gradients is None and not self.plan.offloads_optimizer:
             unit.shard_of_gradients = output.becomes("gradients")
+        return output
 
     def end_pass(self) -> None:
         """Reduce the gradients of units that no hook has reduced."""
