@@ -87,7 +87,7 @@ from components.optimizer import make_optimizer
 from components.padding import pad_texts
 from components.rows import Rows, Split, describe_rows, open_splits, prepare_rows
 from components.run import Run
-from components.strategy import backward
+from components.strategy import backward_of_sum
 
 # EDIT: your columns, of a text or of a pair of texts
 TEXT_COLUMNS = [
@@ -250,7 +250,7 @@ def main(args: Arguments) -> None:
             with accelerator.accumulate(model):
                 loss = weighted_row_losses(model, batch)[0] / weight
                 losses.append(loss.detach())
-                backward(accelerator, loss)
+                backward_of_sum(accelerator, loss)
                 if accelerator.sync_gradients:
                     max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)

@@ -83,7 +83,7 @@ from components.packing import NOT_TRAINED_ON
 from components.padding import pad_texts
 from components.rows import Rows, Split, describe_rows, open_splits, prepare_rows
 from components.run import Run
-from components.strategy import backward
+from components.strategy import backward_of_sum
 from components.tagger import evaluate_tags, summed_tag_loss
 from components.tags import (
     NO_WORD,
@@ -281,7 +281,7 @@ def main(args: Arguments) -> None:
             with accelerator.accumulate(model):
                 loss = summed_tag_loss(model, batch)[0] / num_labeled
                 losses.append(loss.detach())
-                backward(accelerator, loss)
+                backward_of_sum(accelerator, loss)
                 if accelerator.sync_gradients:
                     max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)

@@ -89,7 +89,7 @@ from components.optimizer import make_optimizer
 from components.packing import TokenCollator, describe_packing, takes_one_line
 from components.rows import Rows, describe_rows, read_splits
 from components.run import Run
-from components.strategy import backward
+from components.strategy import backward_of_sum
 
 # EDIT: your columns, {prompt: answer}; a column named messages needs no entry
 PROMPT_AND_ANSWER = {"prompt": "completion", "instruction": "output", "question": "answer"}
@@ -215,7 +215,7 @@ def main(args: Arguments) -> None:
             with accelerator.accumulate(model):
                 loss = token_loss(model, batch) / num_trained_on
                 losses.append(loss.detach())
-                backward(accelerator, loss)
+                backward_of_sum(accelerator, loss)
                 if accelerator.sync_gradients:
                     max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)

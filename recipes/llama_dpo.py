@@ -93,7 +93,7 @@ from components.pairs import (
 )
 from components.rows import Rows, describe_rows, read_splits
 from components.run import Run
-from components.strategy import backward
+from components.strategy import backward_of_sum
 
 METRICS = [  # TRL's names
     "rewards/chosen",
@@ -367,7 +367,7 @@ def main(args: Arguments) -> None:
                 compared.append(sums.detach())
                 loss = sums[0] / num_pairs + sums[1] / num_trained_on
                 losses.append(loss.detach())
-                backward(accelerator, loss)
+                backward_of_sum(accelerator, loss)
                 if accelerator.sync_gradients:
                     max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)

@@ -121,7 +121,7 @@ from components.rows import Rows, describe_rows, read_splits
 from components.run import Run
 from components.seq2seq import Seq2SeqCollator, cut_tokens
 from components.status import fail
-from components.strategy import backward
+from components.strategy import backward_of_sum
 
 # EDIT: your columns, {source: target}; a column named translation needs --source_lang instead
 SOURCE_AND_TARGET = {
@@ -415,7 +415,7 @@ def main(args: Arguments) -> None:
             with accelerator.accumulate(model):
                 loss = summed_target_loss(accelerator, model, batch) / num_targets
                 losses.append(loss.detach())
-                backward(accelerator, loss)
+                backward_of_sum(accelerator, loss)
                 if accelerator.sync_gradients:
                     max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)

@@ -91,7 +91,7 @@ from components.loading import loading
 from components.optimizer import make_optimizer
 from components.rows import Rows, Split, describe_rows, prepare_rows
 from components.run import Run
-from components.strategy import backward
+from components.strategy import backward_of_sum
 
 MOST_WORKERS = 16
 BATCHES_PER_WORKER = 3  # two are ready at most, and a third is being made
@@ -323,7 +323,7 @@ def main(args: Arguments) -> None:
             with accelerator.accumulate(model):
                 loss = weighted_row_losses(model, batch)[0] / weight
                 losses.append(loss.detach())
-                backward(accelerator, loss)
+                backward_of_sum(accelerator, loss)
                 if accelerator.sync_gradients:
                     max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)

@@ -2,7 +2,7 @@
 
 Before the optimizer's step the norm of the gradient decides, on all ranks alike, since they share
 it. Where torch's fused kernels can decide by themselves, nothing waits for the device: the outcome
-is looked at later, when the loop waits anyway.
+is looked at later, when the loop waits anyway. By then the schedule has counted the step.
 """
 
 import json
@@ -39,9 +39,8 @@ class UncheckedStep:
     rows: Sequence[Sequence[int]]
     losses: Sequence[torch.Tensor]
 
-    @property
-    def is_finite(self) -> bool:
-        """Whether the step changed the weights. Waits for the device."""
+    def changed_weights(self) -> bool:
+        """Return whether the step changed the weights. Waits for the device."""
         if self.held_back:
             return False
         return self.norm is None or math.isfinite(self.norm)
@@ -131,7 +130,7 @@ class NonFiniteSteps:
         unchecked = self._unchecked
         self._unchecked = []
         for step in unchecked:
-            if step.is_finite:
+            if step.changed_weights():
                 continue
             what, rows = find_cause(step)
             if what == "gradient" and accelerator.mixed_precision == "fp16":

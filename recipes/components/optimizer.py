@@ -1,4 +1,4 @@
-"""AdamW, and a schedule that counts the optimizer steps that changed the weights."""
+"""AdamW, and a schedule that stays at steps known to be left out."""
 
 import math
 from typing import Any
@@ -19,7 +19,11 @@ BITSANDBYTES = {
 
 
 class Schedule:
-    """transformers' schedule of the learning rate, one step for each applied optimizer step.
+    """transformers' schedule of the learning rate, which stays at steps known to be left out.
+
+    Where torch's fused kernel leaves out a step that is not finite, on the device, the host does
+    not know it yet, and the schedule counts that step. To correct it later would let the rates
+    depend on how often the host looks, that is on --logging_steps and on when a run is stopped.
 
     It is not prepared: accelerate would step it once per rank (huggingface/accelerate#2926).
 
@@ -51,8 +55,8 @@ class Schedule:
     def step(self) -> None:
         """Advance by one step. Call it after each optimizer.step().
 
-        The schedule stays where it is while gradients are accumulated, and if the step was left
-        out: because of fp16's loss scale, by DeepSpeed, or after `hold`.
+        The schedule stays where it is while gradients are accumulated, and if the step is known to
+        have been left out: because of fp16's loss scale, by DeepSpeed, or after `hold`.
         """
         if not self._accelerator.sync_gradients:
             return

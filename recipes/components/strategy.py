@@ -1,5 +1,6 @@
 """The strategy of YAML and launcher: the Accelerator, and what is really in force."""
 
+import math
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -116,7 +117,7 @@ def set_up_engine(args: CommonArguments, accelerator: Accelerator) -> None:
     torch.backends.cudnn.allow_tf32 = args.tf32  # For convolutions torch allows it by default.
 
 
-def backward(accelerator: Accelerator, loss: torch.Tensor) -> None:
+def backward_of_sum(accelerator: Accelerator, loss: torch.Tensor) -> None:
     """Back-propagate this micro-batch's part of a loss that is a sum over the optimizer step.
 
     Engines average gradients over ranks, and accelerate divides the loss by the accumulation
@@ -126,6 +127,7 @@ def backward(accelerator: Accelerator, loss: torch.Tensor) -> None:
         loss: the micro-batch's sum, divided by the count of the whole step over all ranks.
     """
     num_parts = accelerator.gradient_accumulation_steps * accelerator.num_processes
-    # If the loss is not finite, 0 * loss is NaN. Then the gradient, which all ranks share, is not
-    # finite either, and all of them leave the step out.
-    accelerator.backward(loss * (num_parts + 0 * loss.detach()))
+    # An infinite loss may have finite gradients. As NaN they spread to all ranks, which share the
+    # gradient, and so all of them leave the step out. Nothing here waits for the device.
+    factor = torch.where(loss.isfinite(), num_parts, math.nan)
+    accelerator.backward(loss * factor.to(loss.dtype))

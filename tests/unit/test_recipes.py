@@ -32,7 +32,7 @@ VERBS = [  # of each main, in order
     "run.resume",
     "run.steps",
     "accelerator.accumulate",
-    "backward",
+    "backward_of_sum",
     "accelerator.clip_grad_norm_",
     "run.guard",
     "optimizer.step",
@@ -45,7 +45,8 @@ VERBS = [  # of each main, in order
 # Calls in which every rank has to take part
 COLLECTIVES = set(
     """
-    accumulate answer_logps any_rank_must_stop backward barrier broadcast broadcast_object_list
+    accumulate answer_logps any_rank_must_stop backward backward_of_sum barrier broadcast
+    broadcast_object_list
     check_plan clip_grad_norm_ compare_answers conclude end_all_ranks end_as_done evaluate
     evaluate_classifier evaluate_tags evaluation_loader find_cause finish gather gather_for_metrics
     gather_object

@@ -1,4 +1,4 @@
-"""What decays and what does not; a schedule that advances with the weights and not otherwise."""
+"""What decays and what does not; a schedule that stays at steps known to be left out."""
 
 from types import SimpleNamespace
 
@@ -158,6 +158,33 @@ def test_it_stays_at_the_one_step_for_which_it_is_held():
     assert (schedule.steps, schedule.learning_rate) == (0, 1.0)
     schedule.step()
     assert schedule.steps == 1
+
+
+@pytest.mark.usefixtures("new_process")
+@pytest.mark.parametrize(("optim", "counted"), [("adamw_torch_fused", 1), ("adamw_torch", 0)])
+def test_it_counts_a_step_that_is_not_finite_only_where_the_device_leaves_it_out(
+    optim, counted, arguments, start_run, tmp_path
+):
+    arguments.output_dir = str(tmp_path)
+    accelerator = fake_accelerator(
+        sync_gradients=True, optimizer_step_was_skipped=False, scaler=None
+    )
+    model = torch.nn.Linear(2, 2)
+    args = TrainingArguments(optim=optim)
+    inner, schedule = make_optimizer(model, args, accelerator, total_steps=10)
+    run = start_run(arguments)
+    run._accelerator = accelerator
+    run._schedule = schedule
+    run._optimizer = SimpleNamespace(
+        optimizer=inner, param_groups=inner.param_groups, zero_grad=inner.zero_grad
+    )
+    before = model.weight.clone()
+    for weight in model.parameters():
+        weight.grad = torch.full_like(weight, float("nan"))
+    run.guard(torch.tensor(float("nan")), [torch.tensor(1.0)], [{"row": [1]}])
+    inner.step()
+    schedule.step()
+    assert model.weight.equal(before) and schedule.steps == counted
 
 
 def test_a_resumed_schedule_has_the_rates_of_one_that_was_not_stopped():

@@ -1,0 +1,32 @@
+"""Gradients that add up over micro-batches and ranks, and not finite wherever a loss is not."""
+
+import pytest
+import torch
+
+from components.strategy import backward_of_sum
+from fakes import fake_accelerator
+
+
+def gradient_of(loss, weight):
+    """The gradient that engine and accelerate leave of one of 2 micro-batches on 3 ranks."""
+
+    def backward(scaled):
+        (scaled / 6).backward()
+
+    accelerator = fake_accelerator(
+        num_processes=3, gradient_accumulation_steps=2, backward=backward
+    )
+    backward_of_sum(accelerator, loss)
+    return weight.grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_means_over_micro_batches_and_ranks_are_undone(dtype):
+    weight = torch.tensor([1.0, 2.0], dtype=dtype, requires_grad=True)
+    assert gradient_of((3 * weight).sum(), weight).tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("loss", [float("inf"), -float("inf"), float("nan")])
+def test_a_loss_that_is_not_finite_has_no_finite_gradient(loss):
+    weight = torch.tensor([1.0, 2.0], requires_grad=True)
+    assert gradient_of(weight.sum() + loss, weight).isnan().all()
