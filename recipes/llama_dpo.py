@@ -253,7 +253,7 @@ def compare_answers(
         if reference_logps is not None:
             reference = reference_logps[batch["pairs"]].T
         else:  # first, so that the forward pass below is the one that backward follows
-            with torch.no_grad(), upstream.without_adapters():
+            with torch.no_grad(), upstream.adapters_disabled():
                 reference, _ = answer_logps(model, token_loss, batch)
         logps, _ = answer_logps(model, token_loss, batch)
         chosen_nll = logps.new_zeros(())
