@@ -82,7 +82,7 @@ from components.classifier import evaluate_classifier, load_classifier, weighted
 from components.columns import validate_texts
 from components.export import save_model
 from components.labels import Classes, add_labels, find_classes, label_tensors, read_label
-from components.model_checks import check_model, without_adapters
+from components.model_checks import base_model_of, check_model
 from components.optimizer import make_optimizer
 from components.padding import pad_texts
 from components.rows import Rows, Split, describe_rows, open_splits, prepare_rows
@@ -219,7 +219,7 @@ def main(args: Arguments) -> None:
     model = load_classifier(
         AutoModelForSequenceClassification, args, classes.names, accelerator, task_type="SEQ_CLS"
     )
-    config = without_adapters(model).config
+    config = base_model_of(model).config
     config.pad_token_id = tokenizer.pad_token_id  # decoders classify at the last token before it
     check_model(args, model, train_rows.largest_token(tokenizer), longest_row=lengths.max())
     notes = describe_rows(train_rows, eval_rows)

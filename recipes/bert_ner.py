@@ -77,7 +77,7 @@ from components.chat import load_text_tokenizer
 from components.classifier import load_classifier
 from components.export import save_model
 from components.loading import loading
-from components.model_checks import check_model, without_adapters
+from components.model_checks import base_model_of, check_model
 from components.optimizer import make_optimizer
 from components.packing import NOT_TRAINED_ON
 from components.padding import pad_texts
@@ -175,18 +175,18 @@ def tag_columns(args: Arguments) -> list[str]:
 
 
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, dict[str, int]]:
-    """Return rows to train on, rows to evaluate on, and the number of each tag. EDIT: filters."""
+    """Return rows to train on, rows to evaluate on, and the id of each tag. EDIT: filters."""
     with loading("model", args.model_name_or_path):
         config = AutoConfig.from_pretrained(args.model_name_or_path)
-    of_model = names_in_config(config)
+    model_names = names_in_config(config)
     train_split, eval_split = open_splits(args, evaluate=args.eval_strategy != "no")
-    train_rows = tokenize_split(train_split, args, tokenizer, of_model)
-    of_data = names_of_tags(train_split, tag_columns(args))
-    number_of = order_tags(count_tags(train_rows), args.dataset_name, of_model, of_data)
+    train_rows = tokenize_split(train_split, args, tokenizer, model_names)
+    data_names = names_of_tags(train_split, tag_columns(args))
+    tag_ids = order_tags(count_tags(train_rows), args.dataset_name, model_names, data_names)
     if eval_split is None:
-        return train_rows, None, number_of
-    eval_rows = tokenize_split(eval_split, args, tokenizer, of_model)
-    return train_rows, without_unknown_tags(eval_rows, number_of, args.skip_bad_rows), number_of
+        return train_rows, None, tag_ids
+    eval_rows = tokenize_split(eval_split, args, tokenizer, model_names)
+    return train_rows, without_unknown_tags(eval_rows, tag_ids, args.skip_bad_rows), tag_ids
 
 
 @dataclass(frozen=True)
@@ -195,14 +195,14 @@ class TagCollator:
 
     A batch has these entries:
         inputs: what the model takes, [rows, tokens], padded on the right.
-        labels: the numbers of the tags, [rows, tokens].
+        labels: the ids of the tags, [rows, tokens].
         counts: the number of labeled tokens, and of tokens without padding.
         word_ids, tags, row: of each row, on the host; `row` is its number in its file, from 1.
     """
 
     columns: ClassVar[list[str]] = ["input_ids", "token_type_ids", "word_ids", "tags", "row"]
     pad: DataCollatorWithPadding
-    number_of: dict[str, int]
+    tag_ids: dict[str, int]
     label_all_tokens: bool
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
@@ -211,7 +211,7 @@ class TagCollator:
         labels = torch.full(inputs["input_ids"].shape, NOT_TRAINED_ON)
         for place, row in enumerate(rows):
             numbers = label_tokens(
-                row["word_ids"], row["tags"], self.number_of, self.label_all_tokens
+                row["word_ids"], row["tags"], self.tag_ids, self.label_all_tokens
             )
             labels[place, : len(numbers)] = torch.from_numpy(numbers)
         num_labeled = (labels != NOT_TRAINED_ON).sum()
@@ -236,12 +236,12 @@ def main(args: Arguments) -> None:
     # ---- Data ----
     tokenizer = load_text_tokenizer(args.model_name_or_path)
     with accelerator.local_main_process_first():  # the other ranks read its cache
-        train_rows, eval_rows, number_of = load_data(args, tokenizer)
-    names = list(number_of)
+        train_rows, eval_rows, tag_ids = load_data(args, tokenizer)
+    names = list(tag_ids)
     lengths = train_rows.lengths
     plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
-    collator = TagCollator(DataCollatorWithPadding(tokenizer), number_of, args.label_all_tokens)
+    collator = TagCollator(DataCollatorWithPadding(tokenizer), tag_ids, args.label_all_tokens)
     train_loader = plan.training_loader(
         train_rows, OnePerLine(len(train_rows)), collator, first_step=run.step
     )
@@ -251,13 +251,13 @@ def main(args: Arguments) -> None:
     model = load_classifier(
         AutoModelForTokenClassification, args, names, accelerator, task_type="TOKEN_CLS"
     )
-    config = without_adapters(model).config
+    config = base_model_of(model).config
     config.pad_token_id = tokenizer.pad_token_id
     check_model(args, model, train_rows.largest_token(tokenizer), longest_row=lengths.max())
     notes = describe_rows(train_rows, eval_rows)
-    notes["labels"] = describe_tags(count_tags(train_rows), number_of)
+    notes["labels"] = describe_tags(count_tags(train_rows), tag_ids)
     notes["batch"] = plan.describe("rows", lengths.mean())
-    notes["sample"] = show_tags(train_rows.dataset[0], tokenizer, number_of)
+    notes["sample"] = show_tags(train_rows.dataset[0], tokenizer, tag_ids)
     run.summarize(model, notes)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)

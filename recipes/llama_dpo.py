@@ -63,7 +63,7 @@ if __name__ == "__main__":
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -155,23 +155,57 @@ def turn_off_dropout(module: torch.nn.Module) -> None:
 
 
 # ---- Loss ----
+class PairSums(NamedTuple):
+    """Sums over the pairs of a batch, in fp32.
+
+    Attributes:
+        loss: the losses of `preference_losses`.
+        chosen_nll: the negative log-likelihood of all tokens of chosen lines, which orpo adds to
+            its loss; 0 for the other losses.
+        metrics: METRICS in their order, [6], without a gradient.
+    """
+
+    loss: torch.Tensor
+    chosen_nll: torch.Tensor
+    metrics: torch.Tensor
+
+
 def answer_logps(
     model: torch.nn.Module, token_loss: LossInHead, batch: Mapping[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the log-probabilities of a batch's answers, and those of its prompts, summed.
+    """Return the log-probability of each answer of a batch, and that of all its prompts.
 
     Returns:
         [2, pairs], chosen answers first, and a scalar over the prompts that are trained on, which
         only orpo does; in nats and fp32.
     """
     logps = -token_loss.losses(model, batch["inputs"], batch["positions"], batch["targets"])
+    return sum_answers(place_in_lines(logps, batch), batch)
+
+
+def place_in_lines(logps: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
+    """Return the log-probabilities of tokens at their places in the padded lines, [lines, tokens].
+
+    Padding, and prompts that are not trained on, have 0.
+    """
     shape = len(batch["starts"]), batch["longest"]
-    cells = torch.zeros(math.prod(shape), device=logps.device)
-    by_token = cells.index_put((batch["cells"],), logps).view(shape)
-    is_answer = torch.arange(shape[1], device=logps.device) >= batch["starts"][:, None]
-    lengths = batch["lengths"]
-    of_answers = (by_token * is_answer).sum(1)[: lengths.numel()].view_as(lengths)
-    return of_answers, (by_token * ~is_answer).sum()
+    flat = torch.zeros(math.prod(shape), device=logps.device)
+    return flat.index_put((batch["cells"],), logps).view(shape)
+
+
+def sum_answers(logps: torch.Tensor, batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sum over each answer, [2, pairs], and the sum over all prompts.
+
+    Args:
+        logps: log-probabilities as `place_in_lines` returns them.
+    """
+    places = torch.arange(logps.shape[1], device=logps.device)
+    is_answer = places >= batch["starts"][:, None]
+    answers = (logps * is_answer).sum(1)
+    # A rank without pairs still has one line, a dummy that keeps it in step with the others
+    num_pairs = len(batch["pairs"])
+    by_pair = answers[: 2 * num_pairs].view(2, num_pairs)
+    return by_pair, (logps * ~is_answer).sum()
 
 
 def preference_losses(
@@ -201,42 +235,50 @@ def compare_answers(
     model: torch.nn.Module,
     token_loss: LossInHead,
     batch: Mapping[str, Any],
-    known: torch.Tensor | None,
+    reference_logps: torch.Tensor | None,
     args: Arguments,
-) -> torch.Tensor:
-    """Return eight sums over a batch's pairs, in fp32.
-
-    These are the loss, orpo's negative log-likelihood of chosen lines, and the six METRICS.
+) -> PairSums:
+    """Return the loss and the metrics of a batch's pairs.
 
     Args:
-        known: log-probabilities of all rows under the reference, [rows, 2]; None runs the model
-            without its adapters as the reference.
+        reference_logps: log-probabilities of all rows under the reference, [rows, 2]; None runs
+            the model without its adapters as the reference, except for orpo, which has none.
     """
-    is_orpo = args.loss_type == "orpo"
-    reference: torch.Tensor | int = 0
-    if known is not None:
-        reference = known[batch["pairs"]].T
-    elif not is_orpo:  # first, so that the forward pass below is the one that backward follows
-        with torch.no_grad(), upstream.without_adapters():
-            reference, _ = answer_logps(model, token_loss, batch)
-    logps, of_prompts = answer_logps(model, token_loss, batch)
-    likelihood = torch.zeros_like(of_prompts)
-    scored = logps
-    if is_orpo:
-        likelihood = -(logps[0].sum() + of_prompts)
-        scored = logps / batch["lengths"]
-    scores = scored - reference
+    if args.loss_type == "orpo":
+        logps, prompt_logps = answer_logps(model, token_loss, batch)
+        chosen_nll = -(logps[0].sum() + prompt_logps)
+        logps = logps / batch["lengths"]
+        scores = logps
+    else:
+        if reference_logps is not None:
+            reference = reference_logps[batch["pairs"]].T
+        else:  # first, so that the forward pass below is the one that backward follows
+            with torch.no_grad(), upstream.adapters_disabled():
+                reference, _ = answer_logps(model, token_loss, batch)
+        logps, _ = answer_logps(model, token_loss, batch)
+        chosen_nll = logps.new_zeros(())
+        scores = logps - reference
     losses = preference_losses(scores, batch["lengths"], args.loss_type, args.beta)
-    rewards = args.beta * scores.detach()
+    metrics = sum_metrics(scores.detach(), logps.detach(), args.beta)
+    return PairSums(losses.sum(), chosen_nll, metrics)
+
+
+def sum_metrics(scores: torch.Tensor, logps: torch.Tensor, beta: float) -> torch.Tensor:
+    """Return METRICS in their order, summed over pairs, [6].
+
+    Args:
+        scores: as `preference_losses` takes them.
+        logps: log-probabilities of chosen and rejected answers, [2, pairs].
+    """
+    rewards = beta * scores
     margins = rewards[0] - rewards[1]
+    is_right = margins > 0
     return torch.stack(
         [
-            losses.sum(),
-            likelihood,
             *rewards.sum(1),
             margins.sum(),
-            (margins > 0).float().sum(),
-            *scored.detach().sum(1),
+            is_right.float().sum(),
+            *logps.sum(1),
         ]
     )
 
@@ -250,11 +292,12 @@ def run_reference(
     num_rows: int,
 ) -> torch.Tensor:
     """Return the log-probabilities of all rows under the still untrained model, [rows, 2]."""
-    table = torch.zeros(num_rows, 2, device=accelerator.device)
+    reference_logps = torch.zeros(num_rows, 2, device=accelerator.device)
     for batch in tqdm(loader, "Reference", disable=not accelerator.is_main_process):
         logps, _ = answer_logps(model, token_loss, batch)
-        table[batch["pairs"]] = logps.T
-    return accelerator.reduce(table)  # each row was on one rank, and is zero on all others
+        reference_logps[batch["pairs"]] = logps.T
+    # Each row was on one rank, and is zero on all others
+    return accelerator.reduce(reference_logps)
 
 
 @torch.no_grad()
@@ -264,36 +307,39 @@ def evaluate(
     model: torch.nn.Module,
     token_loss: LossInHead,
     loader: DataLoader,
-    known: torch.Tensor | None,
+    reference_logps: torch.Tensor | None,
     args: Arguments,
 ) -> None:
     """Log the loss and METRICS of exactly the evaluation pairs, computed as in training."""
     model.eval()
-    total: Any = 0
+    compared = []
     for batch in run.interruptible(loader):
-        sums = compare_answers(model, token_loss, batch, known, args)
-        total = total + torch.cat([sums, batch["counts"][:2]])
+        sums = compare_answers(model, token_loss, batch, reference_logps, args)
+        losses = torch.stack([sums.loss, sums.chosen_nll])
+        num_pairs_and_tokens = batch["counts"][:2]
+        compared.append(torch.cat([losses, sums.metrics, num_pairs_and_tokens]))
     model.train()
-    *sums, num_pairs, num_trained_on = accelerator.reduce(total).tolist()
-    loss = sums[0] / num_pairs + sums[1] / num_trained_on
+    totals = accelerator.reduce(sum(compared)).tolist()  # one reduction for all sums
+    preference_loss, chosen_nll, *metric_sums, num_pairs, num_trained_on = totals
+    loss = preference_loss / num_pairs + chosen_nll / num_trained_on
     metrics = {"eval_loss": loss}
-    for name, value in zip(METRICS, sums[2:], strict=True):
+    for name, value in zip(METRICS, metric_sums, strict=True):
         metrics[f"eval_{name}"] = value / num_pairs
     accuracy = metrics["eval_rewards/accuracies"]
     run.log_evaluation(metrics, f"loss {loss:.4f}, accuracy {accuracy:.3f} on held-out pairs")
 
 
 def mean_metrics(
-    accelerator: Accelerator, compared: Sequence[torch.Tensor], num_pairs: torch.Tensor
+    accelerator: Accelerator, metric_sums: Sequence[torch.Tensor], num_pairs: torch.Tensor
 ) -> dict[str, float]:
     """Return METRICS per pair.
 
     Args:
-        compared: what `compare_answers` returned for this rank's micro-batches.
+        metric_sums: those of `PairSums` of this rank's micro-batches.
         num_pairs: of the step, on all ranks.
     """
-    means = (accelerator.reduce(sum(compared))[2:] / num_pairs).tolist()
-    return dict(zip(METRICS, means, strict=True))
+    means = accelerator.reduce(sum(metric_sums)) / num_pairs
+    return dict(zip(METRICS, means.tolist(), strict=True))
 
 
 def main(args: Arguments) -> None:
@@ -338,16 +384,24 @@ def main(args: Arguments) -> None:
     run.summarize(model, notes)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
-    reference = None  # compare_answers then runs it in each step
+    reference_logps = None  # compare_answers then runs it in each step
     if args.runs_reference_before_training:  # while the model has its original weights
-        reference = run.remember(
+        reference_logps = run.remember(
             f"reference-{both.fingerprint}",
             partial(run_reference, accelerator, model, token_loss, whole_loader, len(both)),
         )
     run.resume(model, optimizer, schedule)
 
     # ---- Train ----
-    measure = partial(evaluate, run, accelerator, model, token_loss, known=reference, args=args)
+    measure = partial(
+        evaluate,
+        run,
+        accelerator,
+        model,
+        token_loss,
+        reference_logps=reference_logps,
+        args=args,
+    )
     if eval_loader and run.owes_evaluation(plan.evaluate_after):
         measure(eval_loader)
     model.train()
@@ -359,13 +413,13 @@ def main(args: Arguments) -> None:
         counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
         num_pairs, num_trained_on, num_tokens = counts
         losses = []
-        compared = []
+        metric_sums = []
         grad_norm = None
         for batch in micro_batches:
             with accelerator.accumulate(model):
-                sums = compare_answers(model, token_loss, batch, reference, args)
-                compared.append(sums.detach())
-                loss = sums[0] / num_pairs + sums[1] / num_trained_on
+                sums = compare_answers(model, token_loss, batch, reference_logps, args)
+                metric_sums.append(sums.metrics)
+                loss = sums.loss / num_pairs + sums.chosen_nll / num_trained_on
                 losses.append(loss.detach())
                 backward_of_sum(accelerator, loss)
                 if accelerator.sync_gradients:
@@ -380,7 +434,7 @@ def main(args: Arguments) -> None:
             grad_norm,
             num_tokens,
             epoch=step / plan.steps_per_epoch,
-            more=partial(mean_metrics, accelerator, compared, num_pairs),
+            more=partial(mean_metrics, accelerator, metric_sums, num_pairs),
         )
         if eval_loader and step in plan.evaluate_after:
             measure(eval_loader)

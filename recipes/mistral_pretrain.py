@@ -148,9 +148,11 @@ class Corpus:
         number = "a stream of"
         if isinstance(self.documents.dataset, Dataset):
             number = str(len(self.documents.dataset))
+        how_often = f"passes: {self.passes}"
+        if self.passes == math.inf:
+            how_often = "repeated in a new order until the budget is spent"
         return {
-            "train text": f"{number} documents; if they end too soon, again in another order"
-            f"{self.documents.notes}",
+            "train text": f"{number} documents; {how_often}{self.documents.notes}",
             "eval text": f"{len(self.eval_blocks)} blocks",
         }
 

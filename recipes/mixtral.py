@@ -83,7 +83,7 @@ from components.exits import Exit
 from components.export import save_model
 from components.head_loss import LossInHead
 from components.model import add_adapters, load_pretrained, set_up_layers
-from components.model_checks import check_model, without_adapters
+from components.model_checks import base_model_of, check_model
 from components.optimizer import make_optimizer
 from components.packing import TokenCollator, takes_one_line
 from components.rows import Rows, describe_rows, read_splits
@@ -324,7 +324,7 @@ def main(args: Arguments) -> None:
 
     # ---- Model, optimizer, schedule ----
     model = load_model(args, accelerator)
-    top_k = without_adapters(model).config.get_text_config().num_experts_per_tok
+    top_k = base_model_of(model).config.get_text_config().num_experts_per_tok
     factor = router_loss_factor(model, args)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
     check_model(

@@ -16,6 +16,7 @@ newest checkpoint. Exit codes: components/exits.py. To make it yours:
 python scripts/copy_recipe.py t5 my_project, then look for EDIT.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -84,6 +85,10 @@ class Arguments(EvalOnStartArguments, SamplingArguments, RowArguments, DenseMode
         None,
         "token that every generated text begins with: for mBART and NLLB, the target language's",
     )
+
+    def find_own_conflicts(self) -> Iterator[str]:
+        if bool(self.source_lang) != bool(self.target_lang):
+            yield "--source_lang and --target_lang: give both or neither"
 
 
 if __name__ == "__main__":
@@ -172,10 +177,11 @@ def source_and_target(
 
 def known_columns(row: Mapping[str, Any]) -> list[str]:
     """Return the first pair of SOURCE_AND_TARGET that a row has, or else its last pair."""
-    for source, target in SOURCE_AND_TARGET.items():
+    pairs = list(SOURCE_AND_TARGET.items())
+    for source, target in pairs:
         if source in row and target in row:
             return [source, target]
-    return ["source", "target"]
+    return list(pairs[-1])
 
 
 def tokenize_pair(

@@ -65,7 +65,7 @@ def check_model(
         in_one_line: whether all rows of a batch share one line, and the attention is given their
             ends.
     """
-    base = without_adapters(model)
+    base = base_model_of(model)
     problems = [
         *find_missing_embeddings(base, largest_token, longest_row),
         *find_unquantized_experts(args, model, base),
@@ -83,7 +83,7 @@ def check_model(
         fail(Exit.USAGE, *problems)
 
 
-def without_adapters(model: Any) -> PreTrainedModel:
+def base_model_of(model: Any) -> PreTrainedModel:
     """Return the model that peft has wrapped, or the model itself if it has no adapters."""
     get_base_model = getattr(model, "get_base_model", None)
     return model if get_base_model is None else get_base_model()
@@ -253,7 +253,7 @@ def check_running_statistics(accelerator: Accelerator, model: torch.nn.Module) -
     """End with 64 if the ranks' running statistics would differ, since only rank 0's are saved."""
     strategy = Strategy.of(accelerator)
     if strategy.is_sharded and any(running_statistics(model)):
-        base = without_adapters(model)
+        base = base_model_of(model)
         fail(
             Exit.USAGE,
             f"{type(base).__name__} has BatchNorm layers, and {strategy.name} does not keep their "

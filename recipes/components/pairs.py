@@ -23,7 +23,7 @@ def split_shared_prompt(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
     """Return the prompt with which both answers begin, and what each answer adds to it.
 
     The prompt ends where the answers differ, or earlier, so that each keeps at least one message
-    or letter.
+    or character.
 
     Args:
         chosen, rejected: both texts, or both lists of messages.

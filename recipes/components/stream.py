@@ -229,8 +229,9 @@ class BlockStream:
         """Return how much of the data was read, and how much of it could not be used."""
         position = self.position
         return (
-            f"The data were read {position.passes} times, and {position.document} documents more; "
-            f"{position.left_out} could not be used and were left out"
+            f"Completed passes: {position.passes}; documents in the current pass: "
+            f"{position.document}; documents left out because they could not be used: "
+            f"{position.left_out}"
         )
 
     def state_dict(self) -> dict[str, Any]:

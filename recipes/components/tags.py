@@ -70,9 +70,9 @@ def read_tag(value: Any, names: Sequence[str] | None, column: str) -> str:
 
 
 def label_tokens(
-    word_ids: np.ndarray, tags: Sequence[str], number_of: dict[str, int], all_tokens: bool
+    word_ids: np.ndarray, tags: Sequence[str], tag_ids: dict[str, int], all_tokens: bool
 ) -> np.ndarray:
-    """Return the number of the tag of each token, NOT_TRAINED_ON for those without one: [tokens].
+    """Return the id of the tag of each token, NOT_TRAINED_ON for those without one: [tokens].
 
     The first token of a word carries the word's tag. The others have none, or with `all_tokens`
     the same one, an I in place of a B if there is that tag.
@@ -80,21 +80,22 @@ def label_tokens(
     Args:
         word_ids: the number of each token's word, NO_WORD of special tokens: [tokens].
         tags: of the words.
+        tag_ids: the id of each tag.
     """
     labels = np.full(len(word_ids), NOT_TRAINED_ON)
     is_first = first_tokens(word_ids)
     for place, word in enumerate(word_ids.tolist()):
         if is_first[place]:
-            labels[place] = number_of[tags[word]]
+            labels[place] = tag_ids[tags[word]]
         elif all_tokens and word != NO_WORD:
-            labels[place] = number_of[inside_tag(tags[word], number_of)]
+            labels[place] = tag_ids[inside_tag(tags[word], tag_ids)]
     return labels
 
 
-def inside_tag(tag: str, number_of: dict[str, int]) -> str:
+def inside_tag(tag: str, tag_ids: dict[str, int]) -> str:
     """Return the tag of the second and later tokens of a word: I in place of B, if it exists."""
     inside = f"I-{tag[2:]}"
-    if tag.startswith("B-") and inside in number_of:
+    if tag.startswith("B-") and inside in tag_ids:
         return inside
     return tag
 
@@ -119,10 +120,10 @@ def tag_words(
     return tags
 
 
-def show_tags(row: Mapping[str, Any], tokenizer: Any, number_of: dict[str, int]) -> str:
+def show_tags(row: Mapping[str, Any], tokenizer: Any, tag_ids: dict[str, int]) -> str:
     """Return the tokens of a row, each with the tag that it carries."""
-    labels = label_tokens(row["word_ids"], row["tags"], number_of, all_tokens=False)
-    names = list(number_of)
+    labels = label_tokens(row["word_ids"], row["tags"], tag_ids, all_tokens=False)
+    names = list(tag_ids)
     shown = tokenizer.convert_ids_to_tokens(row["input_ids"].tolist())
     for place in np.flatnonzero(labels != NOT_TRAINED_ON):
         shown[place] += f"/{names[labels[place]]}"
@@ -158,7 +159,7 @@ def count_tags(rows: Rows) -> Counter[str]:
 
 
 def order_tags(counts: Counter[str], name: str, *sources: Sequence[str] | None) -> dict[str, int]:
-    """Return the number of each tag that the model tells apart.
+    """Return the id of each tag that the model tells apart.
 
     Ends with 65 if all words have the same tag.
 
@@ -170,30 +171,31 @@ def order_tags(counts: Counter[str], name: str, *sources: Sequence[str] | None) 
     """
     if len(counts) == 1:
         fail(Exit.DATA, f"{name}: all words have the tag {next(iter(counts))!r}")
-    names = sorted(counts)
-    for source in reversed(sources):
+    names: Sequence[str] = sorted(counts)
+    for source in sources:
         if source is not None and set(counts) <= set(source):
-            names = list(source)
+            names = source
+            break
     return {tag: number for number, tag in enumerate(names)}
 
 
-def describe_tags(counts: Counter[str], number_of: dict[str, int]) -> str:
+def describe_tags(counts: Counter[str], tag_ids: dict[str, int]) -> str:
     """Return the tags and the words that have them, for the start summary."""
-    listed = ", ".join(f"{tag} {counts[tag]}" for tag in number_of)
-    return f"{len(number_of)} tags: {listed[:400]}"
+    listed = ", ".join(f"{tag} {counts[tag]}" for tag in tag_ids)
+    return f"{len(tag_ids)} tags: {listed[:400]}"
 
 
-def without_unknown_tags(rows: Rows, number_of: dict[str, int], skip_bad_rows: bool) -> Rows:
+def without_unknown_tags(rows: Rows, tag_ids: dict[str, int], skip_bad_rows: bool) -> Rows:
     """Return the rows whose tags are all known.
 
     Ends with 65 if one has another tag; with --skip_bad_rows such rows are left out.
     """
-    if set(count_tags(rows)) <= set(number_of):
+    if set(count_tags(rows)) <= set(tag_ids):
         return rows
     problems = {}
-    known = f"those have {', '.join(number_of)[:200]}"
+    known = f"those have {', '.join(tag_ids)[:200]}"
     for index, tags in enumerate(rows.dataset.with_format(None)["tags"]):
-        unknown = sorted(set(tags) - set(number_of))
+        unknown = sorted(set(tags) - set(tag_ids))
         if unknown:
             problems[index] = f"its tag {unknown[0]!r} occurs in no training row: {known}"
     return leave_out(rows, problems, skip_bad_rows, reason="tags")

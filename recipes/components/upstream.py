@@ -385,7 +385,7 @@ def wrap_adapters_for_fsdp1(model: "torch.nn.Module", accelerator: "Accelerator"
 
 @workaround("peft/peft_model.py, disable_adapter", seen="peft 0.21")
 @contextlib.contextmanager
-def without_adapters() -> Generator[None]:
+def adapters_disabled() -> Generator[None]:
     """Run models without their adapters within this context.
 
     peft's disable_adapter changes requires_grad, which FSDP2 records when a model first runs: in

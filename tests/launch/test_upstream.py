@@ -674,13 +674,13 @@ def test_fsdp1_keeps_gradients_for_the_frozen_base(cured):
     assert (held == trained) == cured
 
 
-@shows_harm_without("without_adapters")
+@shows_harm_without("adapters_disabled")
 def test_fsdp2_in_bf16_takes_adapters_for_frozen_after_peft_has_disabled_them(cured):
     def step():
         accelerator = fsdp(2, "bf16")
         model, _ = prepared(accelerator, with_adapters(llama()))
         tokens = torch.arange(16)[None]
-        context = upstream.without_adapters() if cured else model.disable_adapter()
+        context = upstream.adapters_disabled() if cured else model.disable_adapter()
         with torch.no_grad(), context:
             model(input_ids=tokens)
         try:
@@ -693,12 +693,12 @@ def test_fsdp2_in_bf16_takes_adapters_for_frozen_after_peft_has_disabled_them(cu
     assert (error == "") if cured else ("attempting to assign a gradient with dtype" in error)
 
 
-def test_without_adapters_a_model_computes_what_its_base_does():
+def test_with_adapters_disabled_a_model_computes_what_its_base_does():
     base = llama()
     tokens = torch.arange(16)[None]
     expected = base(input_ids=tokens).logits
     model = with_adapters(base)
-    with upstream.without_adapters():
+    with upstream.adapters_disabled():
         assert torch.equal(model(input_ids=tokens).logits, expected)
     assert not torch.equal(model(input_ids=tokens).logits, expected)
 

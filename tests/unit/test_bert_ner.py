@@ -91,17 +91,17 @@ def test_the_space_before_a_word_is_part_of_it_to_a_byte_level_tokenizer(tmp_pat
 
 @pytest.mark.parametrize("column", bert_ner.TAG_COLUMNS)
 def test_the_usual_columns_are_found(column, load):
-    train_rows, _, number_of = load([row_of(["O", "B-PER"], column)])
+    train_rows, _, tag_ids = load([row_of(["O", "B-PER"], column)])
     assert train_rows.dataset["tags"][0].tolist() == ["O", "B-PER"]
-    assert number_of == {"B-PER": 0, "O": 1}
+    assert tag_ids == {"B-PER": 0, "O": 1}
 
 
 def test_other_columns_can_be_named(load):
     row = {"tokens": ["a", "b"], "ner_tags": ["O", "O"], "words": ["c"], "kinds": ["B-X"]}
     flags = ["--text_column_name", "words", "--label_column_name", "kinds"]
     other = {"words": ["d"], "kinds": ["O"]}
-    train_rows, _, number_of = load([row, other], None, *flags)
-    assert list(number_of) == ["B-X", "O"] and train_rows.lengths.tolist() == [3, 3]
+    train_rows, _, tag_ids = load([row, other], None, *flags)
+    assert list(tag_ids) == ["B-X", "O"] and train_rows.lengths.tolist() == [3, 3]
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ def test_a_data_set_that_numbers_its_tags_keeps_their_order(load):
         {"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=NAMES))}
     )
     rows = Dataset.from_list([row_of([1, 0]), row_of([0])], features=features)
-    train_rows, eval_rows, number_of = load(rows, [row_of(["I-PER"])])
-    assert number_of == NUMBER_OF
+    train_rows, eval_rows, tag_ids = load(rows, [row_of(["I-PER"])])
+    assert tag_ids == NUMBER_OF
     assert train_rows.dataset["tags"][0].tolist() == ["B-PER", "O"]
     assert eval_rows.dataset["tags"][0].tolist() == ["I-PER"]  # a name, though no row is trained on
 
@@ -236,8 +236,8 @@ def test_a_word_has_the_tag_of_its_first_token_and_one_without_tokens_has_none()
 
 # ---- Batches and loss ----
 def collate(tokenizer, rows, numbers, all_tokens=False):
-    number_of = {"B-PER": 1, "I-PER": 2, "O": 0}
-    collator = bert_ner.TagCollator(DataCollatorWithPadding(tokenizer), number_of, all_tokens)
+    tag_ids = {"B-PER": 1, "I-PER": 2, "O": 0}
+    collator = bert_ner.TagCollator(DataCollatorWithPadding(tokenizer), tag_ids, all_tokens)
     return collator(rows.dataset, [[number] for number in numbers])
 
 

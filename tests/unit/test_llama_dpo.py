@@ -173,8 +173,8 @@ class TestLogps:
             sums = llama_dpo.compare_answers(
                 model, token_loss, batch_of([]), torch.zeros(2, 2), args
             )
-            sums[0].backward()
-        assert sums.tolist() == [0.0] * 8
+            sums.loss.backward()
+        assert sums.loss == 0 and sums.chosen_nll == 0 and not sums.metrics.any()
         assert all(
             weight.grad is not None and not weight.grad.any() for weight in model.parameters()
         )
@@ -194,7 +194,7 @@ class TestLogps:
         changed = llama_dpo.answer_logps(model, token_loss, batch)[0]
         assert (changed - before).abs().min() > 0.01
         sums = llama_dpo.compare_answers(model, token_loss, batch, None, args)
-        torch.testing.assert_close(sums[2:4], 0.5 * (changed - before).sum(1))
+        torch.testing.assert_close(sums.metrics[:2], 0.5 * (changed - before).sum(1))
         torch.testing.assert_close(
             sums, llama_dpo.compare_answers(model, token_loss, batch, before.T, args)
         )
@@ -227,17 +227,21 @@ class TestLosses:
 
     def test_sums_over_pairs(self):
         logps = torch.tensor([[-3.0, -8.0], [-4.0, -6.0]])
-        known = torch.tensor([[-5.0, -5.0], [-7.0, -7.0]])
+        reference_logps = torch.tensor([[-5.0, -5.0], [-7.0, -7.0]])
         with mock.patch.object(
             llama_dpo, "answer_logps", lambda model, token_loss, batch: (logps, torch.tensor(-1.0))
         ):
             sums = llama_dpo.compare_answers(
-                None, None, batch_of([0, 1]), known, Namespace(loss_type="sigmoid", beta=0.1)
+                None,
+                None,
+                batch_of([0, 1]),
+                reference_logps,
+                Namespace(loss_type="sigmoid", beta=0.1),
             )
             orpo = llama_dpo.compare_answers(
                 None, None, batch_of([0, 1]), None, Namespace(loss_type="orpo", beta=0.1)
             )
-        means = dict(zip(llama_dpo.METRICS, (sums[2:] / 2).tolist(), strict=True))
+        means = dict(zip(llama_dpo.METRICS, (sums.metrics / 2).tolist(), strict=True))
         wanted = {
             "rewards/chosen": 0.05,
             "rewards/rejected": 0.1,
@@ -248,7 +252,8 @@ class TestLosses:
         }
         assert means == pytest.approx(wanted, abs=1e-6)
         assert (
-            sums[0].item() == pytest.approx(self.sigmoid(0.1) + self.sigmoid(-0.2)) and sums[1] == 0
+            sums.loss.item() == pytest.approx(self.sigmoid(0.1) + self.sigmoid(-0.2))
+            and sums.chosen_nll == 0
         )
-        assert orpo[1].item() == pytest.approx(3 + 8 + 1)
-        assert orpo[6].item() == pytest.approx(-3 / 3 - 8 / 1)  # by token
+        assert orpo.chosen_nll.item() == pytest.approx(3 + 8 + 1)
+        assert orpo.metrics[4].item() == pytest.approx(-3 / 3 - 8 / 1)  # by token

@@ -140,3 +140,26 @@ def test_a_bad_document_ends_with_65(tmp_path, capsys):
     with pytest.raises(SystemExit, match="65"):
         recipe.load_data(parse_arguments(recipe.Arguments, words=words), None)
     assert "train.jsonl, line 1: has no text in text: 5" in capsys.readouterr().err
+
+
+class Letters:
+    """A tokenizer of one token per letter."""
+
+    eos_token_id = 1
+
+    def __call__(self, text, verbose):
+        return {"input_ids": [ord(letter) for letter in text]}
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ([], "2 documents; repeated in a new order until the budget is spent"),
+        (["--num_train_epochs", "3"], "2 documents; passes: 3"),
+    ],
+)
+def test_the_summary_promises_repetition_only_where_passes_are_unbounded(flags, told, tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"text": "ab"}\n{"text": "cd"}\n')
+    words = ["--dataset_name", str(tmp_path / "train.jsonl"), "--max_length", "2", *flags]
+    corpus = recipe.load_data(parse_arguments(recipe.Arguments, words=words), Letters())
+    assert corpus.notes()["train text"] == told

@@ -117,6 +117,23 @@ def test_a_row_that_cannot_be_used_says_why(row, says, tokenizer):
     assert says in str(error.value)
 
 
+def test_without_a_known_pair_the_last_one_is_named(monkeypatch):
+    monkeypatch.setattr(t5, "SOURCE_AND_TARGET", {"question": "answer", "verse": "prose"})
+    with pytest.raises(ValueError, match="has the columns body; needs verse and prose"):
+        t5.source_and_target({"body": SOURCE}, NO_COLUMNS, NO_LANGUAGES)
+
+
+def test_the_languages_are_given_both_or_not_at_all():
+    def conflicts(*words):
+        args = parse_arguments(t5.Arguments, words=[*words])
+        return list(args.find_own_conflicts())
+
+    both = ["--source_lang", "en", "--target_lang", "de"]
+    assert conflicts() == conflicts(*both) == []
+    for one in (both[:2], both[2:]):
+        assert conflicts(*one) == ["--source_lang and --target_lang: give both or neither"]
+
+
 class TestTokens:
     def test_both_texts_end_with_eos_and_the_prefix_comes_first(self, tokenizer):
         pair = {"source": SOURCE, "target": TARGET}
