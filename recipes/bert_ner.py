@@ -39,7 +39,7 @@ class Arguments(
 
     GROUP: ClassVar[str] = "Data"
     model_name_or_path: str = "google-bert/bert-base-cased"  # Apache-2.0
-    # EDIT: yours (this one: for research, 14,041 sentences, 4 kinds of entities)
+    # EDIT: your data set. Default: 14,041 sentences, 4 kinds of entities (for research only)
     dataset_name: str = "lhoestq/conll2003"
     output_dir: str = "runs/bert_ner"
     max_length: Annotated[int, Above(0)] = arg(
@@ -52,7 +52,7 @@ class Arguments(
     label_all_tokens: bool = arg(
         False,
         "train on the tag at all tokens of a word, with I in place of B after the first one, "
-        "instead of at the first one alone; evaluation looks at the first one",
+        "instead of only at the first one; evaluation looks only at the first one",
     )
 
 
@@ -67,7 +67,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 from accelerate.utils import set_seed
 from transformers import AutoConfig, AutoModelForTokenClassification, DataCollatorWithPadding
 
@@ -81,7 +80,14 @@ from components.model_checks import base_model_of, check_model
 from components.optimizer import make_optimizer
 from components.packing import NOT_TRAINED_ON
 from components.padding import pad_texts
-from components.rows import Rows, Split, describe_rows, open_splits, prepare_rows
+from components.rows import (
+    Rows,
+    Split,
+    describe_rows,
+    hash_of_row,
+    open_splits,
+    prepare_rows,
+)
 from components.run import Run
 from components.strategy import backward_of_sum
 from components.tagger import evaluate_tags, summed_tag_loss
@@ -143,7 +149,7 @@ def tokenize_words(
         "tags": tags,
         "length": len(tokens),
         "largest": int(tokens.max()),
-        "hash": xxhash.xxh3_64_intdigest(content) >> 1,
+        "hash": hash_of_row(content),
     }
 
 
@@ -230,7 +236,7 @@ def main(args: Arguments) -> None:
     # From here on a signal stops the run cleanly, and status.json records how it ends
     run = Run(args)
     accelerator = make_accelerator(args)
-    run.join(accelerator)
+    run.start(accelerator)
     set_seed(args.seed)
 
     # ---- Data ----
@@ -285,11 +291,11 @@ def main(args: Arguments) -> None:
                 if accelerator.sync_gradients:
                     max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)
-                    run.guard(grad_norm, losses, micro_batches)
+                    run.skip_if_not_finite(grad_norm, losses, micro_batches)
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-        run.log_step(losses, grad_norm, num_tokens, epoch=step / plan.steps_per_epoch)
+        run.finish_step(losses, grad_norm, num_tokens, epoch=step / plan.steps_per_epoch)
         if eval_loader and step in plan.evaluate_after:
             measure(eval_loader)
 

@@ -30,7 +30,7 @@ class Arguments(SamplingArguments, RowArguments, CausalLMArguments):
 
     GROUP: ClassVar[str] = "Batches of rows"
     model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
-    # EDIT: yours (this one: Apache-2.0, 2,260 rows)
+    # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)
     dataset_name: str = "HuggingFaceTB/smoltalk"
     output_dir: str = "runs/llama"
     packing: bool = arg(
@@ -69,7 +69,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
@@ -87,6 +86,7 @@ from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
 from components.optimizer import make_optimizer
 from components.packing import TokenCollator, describe_packing, takes_one_line
+from components.perplexity import evaluate_perplexity
 from components.rows import Rows, describe_rows, read_splits
 from components.run import Run
 from components.strategy import backward_of_sum
@@ -123,35 +123,11 @@ def load_model(args: Arguments, accelerator: Accelerator) -> torch.nn.Module:
     return add_adapters(model, args, accelerator, task_type="CAUSAL_LM")
 
 
-# ---- Evaluation ----
-@torch.no_grad()
-def evaluate(
-    run: Run,
-    accelerator: Accelerator,
-    model: torch.nn.Module,
-    token_loss: LossInHead,
-    loader: DataLoader,
-) -> None:
-    """Log the evaluation rows' loss, in nats per token trained on, and their perplexity."""
-    model.eval()
-    total = torch.zeros(2, device=accelerator.device)
-    for batch in run.interruptible(loader):
-        total += torch.stack([token_loss(model, batch), batch["counts"][0]])
-    model.train()
-    loss, num_trained_on = accelerator.reduce(total).tolist()
-    mean = loss / num_trained_on
-    perplexity = math.exp(min(mean, 700))
-    run.log_evaluation(
-        {"eval_loss": mean, "eval_perplexity": perplexity},
-        f"loss {mean:.4f}, perplexity {perplexity:.2f} on held-out rows",
-    )
-
-
 def main(args: Arguments) -> None:
     # From here on a signal stops the run cleanly, and status.json records how it ends
     run = Run(args)
     accelerator = make_accelerator(args)
-    run.join(accelerator)
+    run.start(accelerator)
     set_seed(args.seed)
 
     # ---- Data ----
@@ -162,7 +138,13 @@ def main(args: Arguments) -> None:
     lines = OnePerLine(len(train_rows))
     if args.packing:
         lines = sorted(best_fit(lengths, args.max_length), key=min)
-    plan = BatchPlan(args, accelerator, len(lines), lengths, args.dataloader_num_workers)
+    plan = BatchPlan(
+        args,
+        accelerator,
+        len(lines),
+        lengths=None if args.packing else lengths,
+        num_workers=args.dataloader_num_workers,
+    )
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
     collator = TokenCollator(
         pad_token_id=tokenizer.pad_token_id,
@@ -198,7 +180,7 @@ def main(args: Arguments) -> None:
     run.resume(model, optimizer, schedule)
 
     # ---- Train ----
-    measure = partial(evaluate, run, accelerator, model, token_loss)
+    measure = partial(evaluate_perplexity, run, accelerator, model, token_loss)
     if eval_loader and run.owes_evaluation(plan.evaluate_after):
         measure(eval_loader)
     model.train()
@@ -219,11 +201,11 @@ def main(args: Arguments) -> None:
                 if accelerator.sync_gradients:
                     max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)
-                    run.guard(grad_norm, losses, micro_batches)
+                    run.skip_if_not_finite(grad_norm, losses, micro_batches)
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-        run.log_step(losses, grad_norm, num_tokens, epoch=step / plan.steps_per_epoch)
+        run.finish_step(losses, grad_norm, num_tokens, epoch=step / plan.steps_per_epoch)
         if eval_loader and step in plan.evaluate_after:
             measure(eval_loader)
 

@@ -29,8 +29,8 @@ class Arguments(SamplingArguments, RowArguments, CausalLMArguments):
 
     GROUP: ClassVar[str] = "Preferences"
     model_name_or_path: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Apache-2.0
-    # EDIT: yours (this one: MIT, about 62,100 rows of UltraFeedback; some prompts are too long, so
-    # use --skip_bad_rows)
+    # EDIT: your data set. Default: about 62,100 rows of UltraFeedback (MIT license); some of
+    # its prompts are too long, so use --skip_bad_rows
     dataset_name: str = "trl-lib/ultrafeedback_binarized"
     output_dir: str = "runs/llama_dpo"
     max_length: int = arg(1024, "tokens of a prompt with one answer; longer ones lose their end")
@@ -346,7 +346,7 @@ def main(args: Arguments) -> None:
     # From here on a signal stops the run cleanly, and status.json records how it ends
     run = Run(args, shows="rewards/accuracies")
     accelerator = make_accelerator(args)
-    run.join(accelerator)
+    run.start(accelerator)
     set_seed(args.seed)
 
     # ---- Data ----
@@ -386,7 +386,7 @@ def main(args: Arguments) -> None:
     model, optimizer = accelerator.prepare(model, optimizer)
     reference_logps = None  # compare_answers then runs it in each step
     if args.runs_reference_before_training:  # while the model has its original weights
-        reference_logps = run.remember(
+        reference_logps = run.compute_once(
             f"reference-{both.fingerprint}",
             partial(run_reference, accelerator, model, token_loss, whole_loader, len(both)),
         )
@@ -425,11 +425,11 @@ def main(args: Arguments) -> None:
                 if accelerator.sync_gradients:
                     max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)
-                    run.guard(grad_norm, losses, micro_batches)
+                    run.skip_if_not_finite(grad_norm, losses, micro_batches)
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-        run.log_step(
+        run.finish_step(
             losses,
             grad_norm,
             num_tokens,

@@ -34,7 +34,8 @@ class Arguments(EvalOnStartArguments, CausalLMArguments):
 
     GROUP: ClassVar[str] = "Text"
     model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
-    # EDIT: yours (this one: Apache-2.0 on its hub page, no test split)
+    # EDIT: your data set. Default: 100,000 synthetic texts without a test split (Apache-2.0
+    # license on its hub page)
     dataset_name: str = arg(
         "HuggingFaceTB/cosmopedia-100k",
         "hub id, folder, or .txt (one document per file), .jsonl, .json, .csv or .parquet file",
@@ -82,7 +83,7 @@ if __name__ == "__main__":
     args = start(Arguments, __doc__)
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -103,6 +104,7 @@ from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
 from components.optimizer import make_optimizer
 from components.packing import takes_one_line
+from components.perplexity import evaluate_perplexity
 from components.run import Run
 from components.status import fail
 from components.strategy import backward_of_sum
@@ -245,35 +247,11 @@ def load_model(args: Arguments, accelerator: Accelerator) -> torch.nn.Module:
     return add_adapters(model, args, accelerator, task_type="CAUSAL_LM")
 
 
-# ---- Evaluation ----
-@torch.no_grad()
-def evaluate(
-    run: Run,
-    accelerator: Accelerator,
-    model: torch.nn.Module,
-    token_loss: LossInHead,
-    batches: Sequence[Mapping[str, Any]],
-) -> None:
-    """Log the loss, in nats per token, and the perplexity of exactly the evaluation blocks."""
-    model.eval()
-    total = torch.zeros(2, device=accelerator.device)
-    for batch in run.interruptible(batches):
-        total += torch.stack([token_loss(model, batch), batch["counts"][0]])
-    model.train()
-    loss, num_trained_on = accelerator.reduce(total).tolist()
-    mean = loss / num_trained_on
-    perplexity = math.exp(min(mean, 700))
-    run.log_evaluation(
-        {"eval_loss": mean, "eval_perplexity": perplexity},
-        f"loss {mean:.4f}, perplexity {perplexity:.2f} per token of held-out text",
-    )
-
-
 def main(args: Arguments) -> None:
     # From here on a signal stops the run cleanly, and status.json records how it ends
     run = Run(args)
     accelerator = make_accelerator(args)
-    run.join(accelerator)
+    run.start(accelerator)
     set_seed(args.seed)
 
     # ---- Data ----
@@ -317,7 +295,7 @@ def main(args: Arguments) -> None:
     run.resume(model, optimizer, schedule, stream=stream)
 
     # ---- Train ----
-    measure = partial(evaluate, run, accelerator, model, token_loss, eval_batches)
+    measure = partial(evaluate_perplexity, run, accelerator, model, token_loss, eval_batches)
     if eval_batches and run.owes_evaluation(evaluate_after):
         measure()
     model.train()
@@ -343,11 +321,11 @@ def main(args: Arguments) -> None:
                 if accelerator.sync_gradients:
                     max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)
-                    run.guard(grad_norm, losses, micro_batches)
+                    run.skip_if_not_finite(grad_norm, losses, micro_batches)
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-        run.log_step(losses, grad_norm, num_tokens, epoch=stream.epoch)
+        run.finish_step(losses, grad_norm, num_tokens, epoch=stream.epoch)
         if eval_batches and step in evaluate_after:
             measure()
 

@@ -41,7 +41,7 @@ class Arguments(
 
     GROUP: ClassVar[str] = "Mixture of experts"
     model_name_or_path: str = "allenai/OLMoE-1B-7B-0924"  # Apache-2.0
-    # EDIT: yours (this one: Apache-2.0, 2,260 rows)
+    # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)
     dataset_name: str = "HuggingFaceTB/smoltalk"
     output_dir: str = "runs/mixtral"
     router_aux_loss_coef: Annotated[float | None, AtLeast(0)] = arg(
@@ -127,10 +127,6 @@ class RoutedCollator(TokenCollator):
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
         batch = super().__call__(source, lines)
-        # A rank without rows runs the model on one token, which must not count
-        if not lines:
-            batch["lengths"] = []
-            batch["row"] = []
         lengths = torch.tensor(batch["lengths"], dtype=torch.long)
         rows = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         places = torch.arange(len(rows))
@@ -139,7 +135,6 @@ class RoutedCollator(TokenCollator):
             first_places = lengths.cumsum(0) - lengths
             places = places - first_places[rows] + rows * width
         batch["routed"] = {"places": places, "row": rows, "lengths": lengths}
-        batch["counts"][1] = len(rows)
         return batch
 
 
@@ -232,11 +227,13 @@ def router_loss(
     chosen = probabilities.topk(top_k).indices
     picked = torch.zeros_like(probabilities).scatter(-1, chosen, 1.0)
     num_layers, _, num_experts = probabilities.shape
+    # Sums over the layers and the tokens of each row, [rows, experts]
     zeros = probabilities.new_zeros(len(routed["lengths"]), num_experts)
-    frequency = zeros.index_add(0, routed["row"], picked.sum(0))  # [rows, experts]
-    probability = zeros.index_add(0, routed["row"], probabilities.sum(0))
-    # The product of two means over tokens and layers, weighted by the number of tokens
-    losses = num_experts * (frequency * probability).sum(1) / (num_layers**2 * routed["lengths"])
+    token_counts = zeros.index_add(0, routed["row"], picked.sum(0))
+    probability_sums = zeros.index_add(0, routed["row"], probabilities.sum(0))
+    # The product of their means over tokens and layers, weighted by the number of tokens
+    products = (token_counts * probability_sums).sum(1)
+    losses = num_experts * products / (num_layers**2 * routed["lengths"])
     return losses.sum(), picked.sum(1)
 
 
@@ -282,9 +279,9 @@ def evaluate(
 ) -> None:
     """Log the losses and the perplexity of exactly the evaluation rows."""
     model.eval()
-    sums: Any = 0
-    load: Any = 0
-    counts: Any = 0
+    sums = torch.zeros(2, device=accelerator.device)  # of cross-entropy and router loss
+    load = torch.zeros((), device=accelerator.device)  # becomes [layers, experts]
+    counts = torch.zeros(2, dtype=torch.long, device=accelerator.device)
     for batch in run.interruptible(loader):
         loss, aux_loss, batch_load = summed_losses(model, token_loss, batch, top_k)
         sums = sums + torch.stack([loss, aux_loss])
@@ -304,7 +301,7 @@ def main(args: Arguments) -> None:
     # From here on a signal stops the run cleanly, and status.json records how it ends
     run = Run(args)
     accelerator = make_accelerator(args)
-    run.join(accelerator)
+    run.start(accelerator)
     set_seed(args.seed)
 
     # ---- Data ----
@@ -372,11 +369,11 @@ def main(args: Arguments) -> None:
                 if accelerator.sync_gradients:
                     max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)
-                    run.guard(grad_norm, losses, micro_batches)
+                    run.skip_if_not_finite(grad_norm, losses, micro_batches)
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-        run.log_step(
+        run.finish_step(
             None,  # mean_losses reports each loss by itself
             grad_norm,
             num_tokens,

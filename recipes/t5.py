@@ -36,7 +36,8 @@ class Arguments(EvalOnStartArguments, SamplingArguments, RowArguments, DenseMode
 
     GROUP: ClassVar[str] = "Sources and targets"
     model_name_or_path: str = "google/flan-t5-small"  # Apache-2.0
-    # EDIT: yours (this one: CC0, 18,949 bills of the US Congress and their summaries)
+    # EDIT: your data set. Default: 18,949 bills of the US Congress and their summaries (CC0
+    # license)
     dataset_name: str = "FiscalNote/billsum"
     output_dir: str = "runs/t5"
     learning_rate: float = arg(
@@ -113,7 +114,7 @@ from transformers import AutoModelForSeq2SeqLM
 from components import upstream
 from components.accelerator import make_accelerator
 from components.batches import BatchPlan, OnePerLine
-from components.chat import hash_of_tokens, load_text_tokenizer, without_lone_surrogates
+from components.chat import load_text_tokenizer, without_lone_surrogates
 from components.columns import MAX_SHOWN, list_columns
 from components.exits import Exit
 from components.export import save_model
@@ -122,7 +123,12 @@ from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
 from components.optimizer import make_optimizer
 from components.predictions import write_predictions
-from components.rows import Rows, describe_rows, read_splits
+from components.rows import (
+    Rows,
+    describe_rows,
+    hash_of_row,
+    read_splits,
+)
 from components.run import Run
 from components.seq2seq import Seq2SeqCollator, cut_tokens
 from components.status import fail
@@ -211,7 +217,7 @@ def tokenize_pair(
         "length": len(input_ids) + len(labels),
         "longest": max(len(input_ids), len(labels)),
         "largest": int(tokens.max()),
-        "hash": hash_of_tokens(tokens),
+        "hash": hash_of_row(tokens.tobytes()),
     }
 
 
@@ -371,7 +377,7 @@ def main(args: Arguments) -> None:
     # From here on a signal stops the run cleanly, and status.json records how it ends
     run = Run(args)
     accelerator = make_accelerator(args)
-    run.join(accelerator)
+    run.start(accelerator)
     set_seed(args.seed)
 
     # ---- Data ----
@@ -425,11 +431,11 @@ def main(args: Arguments) -> None:
                 if accelerator.sync_gradients:
                     max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)
-                    run.guard(grad_norm, losses, micro_batches)
+                    run.skip_if_not_finite(grad_norm, losses, micro_batches)
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-        run.log_step(losses, grad_norm, num_tokens, epoch=step / plan.steps_per_epoch)
+        run.finish_step(losses, grad_norm, num_tokens, epoch=step / plan.steps_per_epoch)
         if eval_rows and eval_loader and step in plan.evaluate_after:
             measure(eval_rows, eval_loader)
 

@@ -29,9 +29,8 @@ import sys
 from pathlib import Path
 
 from configs.reports import report_on, report_on_fixed, show
+from exits import Exit
 from usage import Parser
-
-BAD_FILE = 65
 
 
 def parse_args() -> tuple[Parser, argparse.Namespace]:
@@ -95,7 +94,7 @@ def main() -> None:
         for report in reports:
             show(report)
     refused = ("error", "warning") if args.strict else ("error",)
-    sys.exit(BAD_FILE if any(is_bad(report, refused) for report in reports) else 0)
+    sys.exit(Exit.DATA if any(is_bad(report, refused) for report in reports) else 0)
 
 
 if __name__ == "__main__":

@@ -33,12 +33,12 @@ from types import FrameType
 from typing import Any
 
 from bench import machine
+from exits import Exit
 from gpu import runner
 from gpu.catalog import CELLS
 from gpu.cell import FAILED, NOT_OK, TIMED_OUT, Setup
 from usage import Parser
 
-CANNOT_WRITE = 73
 STOPPED = 130
 
 
@@ -158,7 +158,7 @@ def main() -> int:
     except OSError as error:
         problem = f"cannot write there: {error.strerror}"
         print(f"error: --output {args.output}: {problem}", file=sys.stderr)
-        return CANNOT_WRITE
+        return Exit.CANNOT_WRITE
     signal.signal(signal.SIGTERM, end_cell_and_exit)
     proof = runner.Proof(args.device, args.tiny, args.output, facts_of(args))
     try:

@@ -25,10 +25,9 @@ import re
 import sys
 from pathlib import Path
 
+from exits import Exit
 from gpu.wheels import PACKAGES, Target, WheelError, collect
 from usage import Parser
-
-CANNOT_WRITE = 73
 
 
 def parse_args() -> argparse.Namespace:
@@ -68,7 +67,7 @@ def main() -> int:
         return 1
     except OSError as error:
         print(f"gpu_wheels.py: cannot write to {args.output_dir}: {error}", file=sys.stderr)
-        return CANNOT_WRITE
+        return Exit.CANNOT_WRITE
     print(
         "On the other machine, in this folder:\n"
         f"python3 -m pip install --no-index --no-deps --target runs/site {args.output_dir}/*.whl "

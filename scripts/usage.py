@@ -3,11 +3,11 @@
 import argparse
 from typing import NoReturn
 
-USAGE = 64  # EX_USAGE of sysexits.h
+from exits import Exit
 
 
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose usage errors are one line and end with 64, as everywhere here."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"{self.prog}: {message}\n")
+        self.exit(Exit.USAGE, f"{self.prog}: {message}\n")

@@ -244,7 +244,7 @@ broken(
     FULL2.replace("fsdp_config:", "fsdp_config: true\nother:"),
     "error",
     "fsdp_config",
-    "is a section",
+    "must be a mapping",
 )
 broken(
     "prefetch that FSDP2 does not know",
@@ -392,7 +392,7 @@ broken(
     "fsdp2_hybrid_shard.yaml",
 )
 broken(
-    "FSDP2 NO_SHARD as it would be said to FSDP1",
+    "FSDP2 with a value of the key of FSDP1",
     FSDP2 + "  fsdp_reshard_after_forward: NO_SHARD\n",
     "error",
     "fsdp_reshard_after_forward",
@@ -400,11 +400,11 @@ broken(
     fixed={"distributed_type": "MULTI_GPU", "fsdp_config": None},
 )
 broken(
-    "FSDP1 true as it would be said to FSDP2",
+    "FSDP1 with a value of the key of FSDP2",
     FSDP1 + "  fsdp_sharding_strategy: true\n",
     "error",
     "fsdp_sharding_strategy",
-    "FSDP2 says it",
+    "True is a value of FSDP2's fsdp_reshard_after_forward",
     fixed={"fsdp_sharding_strategy": "FULL_SHARD"},
 )
 broken(

@@ -27,7 +27,7 @@ class Collator(Protocol):
     """A function that makes a batch of lines of rows.
 
     A batch has what the recipe reads and `row`: the numbers of its rows in their file, by which
-    `Run.guard` names them when a step is not finite.
+    `Run.skip_if_not_finite` names them when a step is not finite.
 
     Attributes:
         columns: the columns of the data set that it reads.

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import transformers
-import xxhash
 
 from components.loading import loading
+from components.rows import hash_of_row
 
 Message = Mapping[str, Any]
 NOT_TRAINED_ON = -100
@@ -93,7 +93,7 @@ def tokenize_conversation(
         "truncated": len(labels) > max_length,
         "length": len(tokens),
         "largest": int(tokens.max()),
-        "hash": hash_of_tokens(tokens),
+        "hash": hash_of_row(tokens.tobytes()),
     }
 
 
@@ -147,11 +147,6 @@ def first_trained_on(labels: Sequence[int]) -> int | None:
         if place > 0 and label != NOT_TRAINED_ON:
             return place
     return None
-
-
-def hash_of_tokens(tokens: np.ndarray) -> int:
-    """Return a hash of 63 bits (xxh3), since datasets stores signed 64-bit integers."""
-    return xxhash.xxh3_64_intdigest(tokens.tobytes()) >> 1
 
 
 def show_trained_tokens(row: Mapping[str, Any], tokenizer: Any) -> str:

@@ -41,6 +41,8 @@ PROGRESS = "progress.json"
 MANIFEST = "manifest.json"
 FILES = (STATE, PROGRESS)
 NAME = re.compile(r"checkpoint-([0-9]{1,18})")
+# What reading a damaged file raises
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError)
 
 
 # ---- Finding ----
@@ -120,25 +122,45 @@ def find_damage(checkpoint: Path) -> str | None:
 
     Both files must have the size and the hash of the manifest, and be readable.
     """
-    name = MANIFEST
     try:
         manifest = json.loads((checkpoint / MANIFEST).read_text())
-        written = [(file, manifest[file]["size"], manifest[file]["xxh3_128"]) for file in FILES]
-        for name, size, written_hash in written:
-            size_now = (checkpoint / name).stat().st_size
-            if size_now != size:
-                return f"{name} has {size_now:,} bytes, not the {size} that were written"
-            if size == 0 or hash_of(checkpoint / name) != written_hash:
-                return f"{name} is not what was written"
-        name = PROGRESS
-        read_progress(checkpoint)["step"]
-        name = STATE
-        with safe_open(checkpoint / STATE, "pt"):
-            return None
-    except OSError as error:
+        written = {name: (manifest[name]["size"], manifest[name]["xxh3_128"]) for name in FILES}
+    except UNREADABLE as error:
+        return in_words(MANIFEST, error)
+    for name in FILES:
+        damage = damage_of(checkpoint / name, *written[name])
+        if damage is not None:
+            return damage
+    return None
+
+
+def damage_of(file: Path, size: int, written_hash: str) -> str | None:
+    """Return why a file of a checkpoint cannot be trusted, or None if it can.
+
+    Args:
+        size: in bytes, when the file was written, as is its hash.
+    """
+    try:
+        size_now = file.stat().st_size
+        if size_now != size:
+            return f"{file.name} has {size_now:,} bytes, not the {size} that were written"
+        if size == 0 or hash_of(file) != written_hash:
+            return f"{file.name} is not what was written"
+        if file.name == PROGRESS:
+            read_progress(file.parent)["step"]
+        else:
+            with safe_open(file, "pt"):
+                pass
+    except UNREADABLE as error:
+        return in_words(file.name, error)
+    return None
+
+
+def in_words(name: str, error: Exception) -> str:
+    """Return what is wrong with a file, from the error that reading it raised."""
+    if isinstance(error, OSError):
         return f"{name}: {error.strerror}"
-    except (ValueError, LookupError, TypeError, RecursionError, SafetensorError):
-        return f"{name} is damaged"
+    return f"{name} is damaged"
 
 
 # ---- Writing ----

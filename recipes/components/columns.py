@@ -52,7 +52,7 @@ def validate_texts(row: Row, text_columns: Sequence[str], label_column: str) -> 
     texts = [row[name] for name in text_columns]
     are_texts = all(isinstance(text, str) for text in texts)
     if not are_texts or not "".join(texts).strip():
-        values = str(texts)[1:]
+        values = ", ".join("null" if text is None else repr(text) for text in texts)
         raise ValueError(f"has no text in {' and '.join(text_columns)}: {values[:MAX_SHOWN]}")
 
 

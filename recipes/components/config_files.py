@@ -153,7 +153,7 @@ def find_faults(
     deepspeed = file.deepspeed.content if file.deepspeed else None
     findings, config = check(content, deepspeed, for_recipes)
     own = [
-        finding(IGNORED, path, "written twice: the last one counts", "one of them")
+        finding(IGNORED, path, "written twice: the last one counts", "keep one of them")
         for path in file.positions.written_twice
     ]
     if file.deepspeed and not os.path.isfile(Path(folder, str(named_json(content)))):

@@ -64,7 +64,7 @@ def sections_of_json_hold_keys(data: dict) -> Iterator[Finding]:
         fix = f'{{"{first_key}": ...}}, or delete it'
         if path in keys.OWNED_BY_THE_RECIPE:
             fix = [delete(path)]
-        yield finding(STOPS, path, "is a section", fix)
+        yield finding(STOPS, path, "must be a mapping", fix)
 
 
 def command_line_owns_it_in_json(data: dict) -> Iterator[Finding]:
@@ -122,7 +122,7 @@ def one_precision_is_on(data: dict) -> Iterator[Finding]:
     bf16 = json_value(data, "bf16.enabled")
     fp16 = json_value(data, "fp16.enabled")
     if bf16 is True and fp16 is True:
-        yield finding(STOPS, "fp16.enabled", "bf16 and fp16 at once", "one of them")
+        yield finding(STOPS, "fp16.enabled", "bf16 and fp16 at once", "keep one of them")
     elif bf16 is not True and fp16 is not True and "auto" in (bf16, fp16):
         path = "bf16.enabled" if bf16 == "auto" else "fp16.enabled"
         reason = "auto is fp32 here, unless --mixed_precision is passed"

@@ -17,7 +17,7 @@ from components.config_findings import (
     set_value,
 )
 from components.config_reading import Config
-from components.config_strategy import SHARDING_KEY, mesh_sizes, strategy_run
+from components.config_strategy import OTHER_VERSION, SHARDING_KEY, mesh_sizes, strategy_run
 
 VERSION = "fsdp_config.fsdp_version"
 WRAP = "fsdp_config.fsdp_auto_wrap_policy"
@@ -38,7 +38,7 @@ def rules_of_fsdp(config: Config) -> Iterator[Finding]:
     if "fsdp_version" not in config.fsdp_written and means_fsdp2(config):
         # Under the right version, everything else may be correct
         fix = [set_value(VERSION, 2)]
-        yield finding(IGNORED, VERSION, "missing: FSDP1 runs, FULL_SHARD", fix)
+        yield finding(IGNORED, VERSION, "missing, so FSDP1 runs with FULL_SHARD", fix)
         return
     yield from version_is_written(config)
     yield from strategy_is_under_the_key_of_the_version(config)
@@ -65,7 +65,7 @@ def holds_whole_model(config: Config) -> bool:
 def version_is_written(config: Config) -> Iterator[Finding]:
     """The default is FSDP1, although `accelerate config` writes 2."""
     if "fsdp_version" not in config.fsdp_written:
-        reason = "missing: FSDP1 runs; `accelerate config` writes 2"
+        reason = "missing, so FSDP1 runs; `accelerate config` writes 2"
         yield finding(COSTS, VERSION, reason, [set_value(VERSION, 1)])
 
 
@@ -151,18 +151,18 @@ def strategy_is_under_the_key_of_the_version(config: Config) -> Iterator[Finding
     """accelerate exports both sharding keys, but each version of FSDP reads only one of them."""
     version = config.fsdp_version
     written = config.fsdp_written
-    read, unread = SHARDING_KEY[version], SHARDING_KEY[3 - version]
+    read, unread = SHARDING_KEY[version], SHARDING_KEY[OTHER_VERSION[version]]
     if not keys.is_readable(read, written.get(read, True), keys.STRATEGY):
         return  # rules_of_values reports it
-    if read in written and is_in_words_of_the_other_version(written[read], version):
-        yield said_as_to_the_other_version(config, read)
+    if read in written and is_value_of_the_other_version(written[read], version):
+        yield value_of_the_other_version(config, read)
     elif unread in written and read in written:
         yield from keys_agree(config, read, unread)
     elif unread in written:
         yield under_the_other_key(config, unread)
 
 
-def is_in_words_of_the_other_version(value: object, version: int) -> bool:
+def is_value_of_the_other_version(value: object, version: int) -> bool:
     """Return whether a strategy is true or false under FSDP1, or a name or number under FSDP2.
 
     1 is valid in both: FSDP1 reads it as FULL_SHARD, and FSDP2 as true.
@@ -173,12 +173,13 @@ def is_in_words_of_the_other_version(value: object, version: int) -> bool:
     return (word in keys.TRUTHS) == (version == 1)
 
 
-def said_as_to_the_other_version(config: Config, key: str) -> Finding:
+def value_of_the_other_version(config: Config, key: str) -> Finding:
     """Return the finding on a strategy in the form of the other version, under the right key."""
-    reason = f"{config.fsdp_written[key]} is how FSDP{3 - config.fsdp_version} says it"
+    other = OTHER_VERSION[config.fsdp_version]
+    reason = f"{config.fsdp_written[key]} is a value of FSDP{other}'s {SHARDING_KEY[other]}"
     if config.fsdp[key] == "NO_SHARD":
         reason += NO_SHARD_IN_FSDP2
-    return finding(STOPS, f"fsdp_config.{key}", reason, in_words_of_the_version(config, key))
+    return finding(STOPS, f"fsdp_config.{key}", reason, as_the_version_reads_it(config, key))
 
 
 def keys_agree(config: Config, read: str, unread: str) -> Iterator[Finding]:
@@ -197,7 +198,7 @@ def under_the_other_key(config: Config, key: str) -> Finding:
     wanted = config.fsdp[key]
     runs = strategy_run(config.read)
     path = f"fsdp_config.{key}"
-    fix = in_words_of_the_version(config, key)
+    fix = as_the_version_reads_it(config, key)
     reason = f"FSDP{version} does not read it: {runs} runs"
     # On a mesh, FSDP2's FULL_SHARD runs as HYBRID_SHARD
     if wanted in (runs, config.fsdp[SHARDING_KEY[version]]):
@@ -208,7 +209,7 @@ def under_the_other_key(config: Config, key: str) -> Finding:
     return finding(IGNORED, path, reason, fix)
 
 
-def in_words_of_the_version(config: Config, key: str) -> list[Edit] | str:
+def as_the_version_reads_it(config: Config, key: str) -> list[Edit] | str:
     """Return the edits that write the strategy under `key` as the file's version of FSDP reads it.
 
     If a person has to choose, the fix is returned in words.

@@ -88,7 +88,7 @@ def is_known(path: KeyPath) -> bool:
 def sections_hold_keys(config: Config, key: str) -> Iterator[Finding]:
     """A section has keys, or is empty."""
     if key in keys.SECTIONS and not isinstance(config.written[key], dict | None):
-        yield finding(STOPS, (key,), "is a section", "keys below it, indented")
+        yield finding(STOPS, (key,), "must be a mapping", "indent its keys below it")
 
 
 def names_are_complete(config: Config, section: str, key: Any) -> Iterator[Finding]:
@@ -99,7 +99,7 @@ def names_are_complete(config: Config, section: str, key: Any) -> Iterator[Findi
     path = (section, key)
     if name in config.written[section]:
         reason = f"{name} is written too: the last one counts"
-        yield finding(IGNORED, path, reason, "one of them")
+        yield finding(IGNORED, path, reason, "keep one of them")
     else:
         reason = "only the launcher completes this name"
         yield finding(COSTS, path, reason, [rename(path, name)])

@@ -131,7 +131,7 @@ def machines_have_an_address(config: Config) -> Iterator[Finding]:
         address.append("main_process_port")
     if config.machines > 1 and not all(config.read.get(key) for key in address):
         fix = f"{' and '.join(address)}, or the flags"
-        yield finding(COSTS, "num_machines", "no address to meet at", fix)
+        yield finding(COSTS, "num_machines", "the machines have no address to connect to", fix)
 
 
 def deepspeed_reaches_all_machines(config: Config) -> Iterator[Finding]:

@@ -7,14 +7,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
-import xxhash
 from PIL import Image
 
 from components.data_files import Source, load_rows
 from components.exits import Exit
 from components.fingerprints import prepared_fingerprint
 from components.labels import NO_LABELS
-from components.rows import RowArguments, Split, evaluation_source, require, training_source
+from components.rows import (
+    RowArguments,
+    Split,
+    evaluation_source,
+    hash_of_row,
+    require,
+    training_source,
+)
 from components.status import fail
 
 if TYPE_CHECKING:
@@ -123,12 +129,12 @@ def find_label_column(dataset: "Dataset", source: Source, args: ImageArguments) 
             f"{args.image_column_name} and {' or '.join(names)}: "
             "see --image_column_name and --label_column_name",
         )
-    return found[-1]
+    return found[0]
 
 
 # ---- Check ----
-def check_image(image: EncodedImage, label: object) -> int:
-    """Return a hash of an image and its label: of its content, or of its file's size and path.
+def check_image(image: EncodedImage, label: object) -> None:
+    """Check that an image has a label and can be decoded without loss.
 
     Only the header and the last bytes of a file are read, unless those are not the end of a PNG or
     JPEG file: then the whole image is decoded, since it may be cut off.
@@ -136,15 +142,12 @@ def check_image(image: EncodedImage, label: object) -> int:
     Raises:
         ValueError: the image has no label, is incomplete, or has more than 8 bits per color.
     """
-    name = "an image without a path"
-    if image and image["path"]:
-        name = image["path"]
+    name = (image and image["path"]) or "an image without a path"
     if label is None or str(label).strip() in NO_LABELS:
         raise ValueError(f"{name}: has no class, or is not in FOLDER/CLASS")
     try:
         with open_image(image) as file:
-            size = file.seek(0, os.SEEK_END)
-            mode = read_mode(file, size)
+            mode = read_mode(file)
     except Exception as error:  # Each decoder raises exceptions of its own.
         reason = str(error)
         if "cannot identify" in reason:
@@ -155,11 +158,15 @@ def check_image(image: EncodedImage, label: object) -> int:
             f"{name}: has more than 8 bits per color ({mode}), and decoding would keep 8 of them: "
             "save it with 8 bits per color"
         )
+
+
+def hash_of_image(image: EncodedImage, label: object) -> int:
+    """Return a hash of an image and its label: of its content, or of its file's size and path."""
     content = image["bytes"]
     if not content:
-        place = "/".join(Path(name).parts[-2:])
-        content = f"{size} {place}".encode()
-    return xxhash.xxh3_64_intdigest(content + str(label).encode()) >> 1
+        place = "/".join(Path(image["path"]).parts[-2:])
+        content = f"{os.path.getsize(image['path'])} {place}".encode()
+    return hash_of_row(content + str(label).encode())
 
 
 def open_image(image: EncodedImage) -> BinaryIO:
@@ -169,8 +176,9 @@ def open_image(image: EncodedImage) -> BinaryIO:
     return open(image["path"], "rb")
 
 
-def read_mode(file: BinaryIO, size: int) -> str:
+def read_mode(file: BinaryIO) -> str:
     """Return Pillow's mode of an image; decode it if its last bytes are not those of an image."""
+    size = file.seek(0, os.SEEK_END)
     file.seek(max(size - 16, 0))
     is_whole = file.read().endswith(ENDS_OF_FILES)
     file.seek(0)

@@ -20,7 +20,7 @@ NO_LABELS = ("", "nan", "inf", "-inf")
 
 # ---- One label ----
 def class_of(value: Any, names: Sequence[str] | None) -> Any:
-    """Return the name of the class that a value numbers, None for -1; without names, the value.
+    """Return the name of the class whose index is the value, None for -1; the value if no names.
 
     Args:
         names: the names of the classes, in order; None if the data set does not number them.
@@ -62,7 +62,7 @@ class Classes:
     """The classes of the training rows, ordered by number, then alphabetically.
 
     Attributes:
-        num_rows: {name: number of training rows}; {} if the labels are numbers to predict.
+        num_rows: {name: number of training rows}; {} if the labels are regression targets.
     """
 
     num_rows: Mapping[str, int]
@@ -89,7 +89,7 @@ class Classes:
 def find_classes(rows: Rows, args: LabelArguments, name: str, column: str) -> Classes:
     """Return the classes that the labels of the training rows name.
 
-    There are none if the labels are numbers to predict. Ends with 65 if all rows have the same
+    There are none if the labels are regression targets. Ends with 65 if all rows have the same
     label.
 
     Args:
@@ -99,9 +99,9 @@ def find_classes(rows: Rows, args: LabelArguments, name: str, column: str) -> Cl
     numbers = rows.column("number").tolist()
     texts = rows.column("label_text").tolist()
     labels = Counter(zip(numbers, texts, strict=True))
-    if are_to_predict(numbers, args.problem_type):
+    if are_regression_targets(numbers, args.problem_type):
         if args.class_weights == "balanced":
-            problem = f"{column} has numbers to predict, not classes"
+            problem = f"{column} has regression targets, not classes"
             fail(Exit.USAGE, f"--class_weights balanced: {problem}")
         return Classes({})
     classes = Classes(
@@ -116,8 +116,8 @@ def find_classes(rows: Rows, args: LabelArguments, name: str, column: str) -> Cl
     return classes
 
 
-def are_to_predict(numbers: Sequence[float], problem_type: str | None) -> bool:
-    """Return whether labels are numbers to predict: --problem_type decides, or one with a fraction.
+def are_regression_targets(numbers: Sequence[float], problem_type: str | None) -> bool:
+    """Return whether labels are regression targets: --problem_type decides, or a fraction.
 
     Args:
         numbers: the labels as `label_as_number` returns them.

@@ -71,15 +71,18 @@ class TokenCollator:
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
         """Return a batch of the rows of `source` whose numbers are in `lines`, which may be []."""
-        rows = self._read(source, lines)
-        laid_out = self._lay_out(rows, lines)
+        numbers = [row for line in lines for row in line]
+        rows = source.__getitems__(numbers) if numbers else []
         lengths = [len(row["input_ids"]) for row in rows]
+        # A rank without rows runs the model on one token, so that collective calls still match
+        nothing = {"input_ids": [self.pad_token_id], "labels": [NOT_TRAINED_ON]}
+        laid_out = self._lay_out(rows, lines) if rows else [[nothing]]
         ids, labels, positions = self._fill(laid_out)
         inputs: dict[str, Any] = {"input_ids": torch.from_numpy(ids)}
         if len(rows) > len(laid_out):
             inputs["position_ids"] = torch.from_numpy(positions)
         if self.one_line:
-            inputs |= ends_of_rows(lengths)
+            inputs |= ends_of_rows(lengths or [1])
         trained_on = np.flatnonzero(labels != NOT_TRAINED_ON)
         return {
             "inputs": inputs,
@@ -90,19 +93,11 @@ class TokenCollator:
             "row": [int(row["row"]) for row in rows],
         }
 
-    def _read(self, source: Any, lines: Sequence[Line]) -> list[Mapping[str, Any]]:
-        """Return the rows of all lines in order; on a rank without any, one that trains nothing."""
-        numbers = [row for line in lines for row in line]
-        if not numbers:
-            label = NOT_TRAINED_ON
-            return [{"input_ids": [self.pad_token_id], "labels": [label], "row": 0}]
-        return source.__getitems__(numbers)
-
     def _lay_out(
         self, rows: Sequence[Mapping[str, Any]], lines: Sequence[Line]
     ) -> list[list[Mapping[str, Any]]]:
         """Return the rows of each line of the batch."""
-        if self.one_line or not lines:
+        if self.one_line:
             return [list(rows)]
         if self.refit:
             lengths = [len(row["input_ids"]) for row in rows]

@@ -11,9 +11,11 @@ from datasets import concatenate_datasets
 from torch.nn.utils.rnn import pad_sequence
 
 from components.batches import Line
-from components.chat import hash_of_tokens
 from components.packing import ends_of_rows
-from components.rows import Rows
+from components.rows import (
+    Rows,
+    hash_of_row,
+)
 
 BETWEEN_PARTS = -1  # In the hash of a pair, between its parts: no token has this number.
 
@@ -74,7 +76,7 @@ def tokenize_pair(
         "length": min(longest, max_length),
         "truncated": longest > max_length,
         "largest": max(max(ids) for ids in whole),
-        "hash": hash_of_tokens(np.array(parts)),
+        "hash": hash_of_row(np.array(parts).tobytes()),
     }
 
 

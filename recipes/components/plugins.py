@@ -1,4 +1,4 @@
-"""Accelerate's settings of the engine in force."""
+"""Accelerate's settings of the engine and the precision in force."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -16,3 +16,8 @@ def fsdp_plugin(accelerator: "Accelerator") -> Any:
     if accelerator.distributed_type != DistributedType.FSDP:
         return None
     return accelerator.state.fsdp_plugin
+
+
+def mixed_dtype(accelerator: "Accelerator") -> str | None:
+    """Return torch's name of mixed precision's dtype, or None without mixed precision."""
+    return {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision)

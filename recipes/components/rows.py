@@ -128,6 +128,11 @@ class Rows:
         return f"{self.prefix} {self.dataset[index]['row']}"
 
 
+def hash_of_row(content: bytes) -> int:
+    """Return a hash of 63 bits (xxh3), since datasets stores signed 64-bit integers."""
+    return xxhash.xxh3_64_intdigest(content) >> 1
+
+
 def describe_rows(train_rows: Rows, eval_rows: Rows | None) -> dict[str, str]:
     """Return the start summary's lines: {"train rows": notes, "eval rows": notes}."""
     notes = {"train rows": train_rows.notes, "eval rows": "none"}

@@ -63,8 +63,9 @@ class Stateful(Protocol):
 class Run:
     """One training run in --output_dir, under any strategy. Every rank makes every call.
 
-    Before the loop: join, check_plan, summarize, resume, owes_evaluation. In the loop: steps,
-    guard, log_step, log_evaluation. In an evaluation: interruptible. At the end: finish.
+    Before the loop: start, check_plan, summarize, resume, owes_evaluation. In the loop: steps,
+    skip_if_not_finite, finish_step, log_evaluation. In an evaluation: interruptible. At the end:
+    finish.
 
     Attributes:
         step: the number of steps done so far, those before the checkpoint included.
@@ -74,8 +75,8 @@ class Run:
         """Handle signals, and from now on record in status.json how the run ends.
 
         Args:
-            counts: what `log_step` counts, "tokens" or "images".
-            shows: a metric of `log_step` that the progress bar shows beside the loss.
+            counts: what `finish_step` counts, "tokens" or "images".
+            shows: a metric of `finish_step` that the progress bar shows beside the loss.
         """
         imports_are_done()
         folder.check_output_dir(args.output_dir)
@@ -103,7 +104,7 @@ class Run:
         self.step = 0
 
     # ---- Before the loop ----
-    def join(self, accelerator: Accelerator) -> None:
+    def start(self, accelerator: Accelerator) -> None:
         """Watch the other ranks, create the output folder, and find the newest checkpoint."""
         self._accelerator = accelerator
         self._watch.join(accelerator, self._args.ddp_timeout)
@@ -187,7 +188,7 @@ class Run:
         """Return whether the state that the loop begins with has to be evaluated and was not."""
         return self.step in evaluate_after and not self._evaluated
 
-    def remember(self, name: str, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def compute_once(self, name: str, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return what `compute` returned when this run called it first.
 
         The tensor is kept in OUTPUT_DIR/NAME.table, on the file system that all hosts share.
@@ -207,7 +208,7 @@ class Run:
     def steps(self) -> Iterator[int]:
         """Yield the numbers of the steps that are left; the first step of a run is 1.
 
-        The body of the loop has to call `log_step` once in each. Between steps a checkpoint is
+        The body of the loop has to call `finish_step` once in each. Between steps a checkpoint is
         written if one is due, and if any rank was asked to stop, the run is saved and ends with 75.
         Dropout is drawn from seed, step and rank, so that no random state has to be saved.
         """
@@ -220,7 +221,7 @@ class Run:
         # Writing the result may take long: from here on no sign of life is expected.
         self._watch.sign_of_life = float("inf")
 
-    def guard(
+    def skip_if_not_finite(
         self, grad_norm: Any, losses: Sequence[torch.Tensor], batches: Sequence[Mapping[str, Any]]
     ) -> None:
         """Have the next optimizer.step change nothing if the gradient is not finite.
@@ -240,7 +241,7 @@ class Run:
         if held_back or step.is_known_not_finite():
             self._schedule.hold()
 
-    def log_step(
+    def finish_step(
         self,
         losses: Sequence[torch.Tensor] | None,
         grad_norm: Any,
@@ -253,7 +254,7 @@ class Run:
         Only then does it wait for the device.
 
         Args:
-            losses: this rank's parts of the loss, as `guard` takes them; None if `more` has it.
+            losses: this rank's parts of the loss, one for each micro-batch; None if `more` has it.
             num_seen: tokens or images of the step, over all ranks.
             epoch: passes over the data so far.
             more: a function that returns further metrics. Every rank calls it.
@@ -506,7 +507,7 @@ class Run:
         done = broadcast_object_list([is_main and self._has_finished()])[0]
         if self.step < self._total_steps or not done:
             return
-        name = argument_of_length(self._args)
+        name = length_argument(self._args)
         end_as_done(
             self._accelerator,
             f"Nothing is left to do: all {self._total_steps} steps are done, and the model is in "
@@ -543,7 +544,7 @@ class Run:
         end_all_ranks(self._accelerator, code, message)
 
 
-def argument_of_length(args: CommonArguments) -> str:
+def length_argument(args: CommonArguments) -> str:
     """Return the name of the argument that decides how long the run is."""
     if args.max_steps > 0:
         return "max_steps"

@@ -15,7 +15,7 @@ from accelerate.utils.dataclasses import DynamoBackend, TorchDynamoPlugin
 
 from components import upstream
 from components.arguments import CommonArguments, CompileArguments
-from components.plugins import fsdp_plugin
+from components.plugins import fsdp_plugin, mixed_dtype
 
 FSDP2_NAMES = {  # by (hybrid, reshards after the forward pass)
     (False, True): "FULL_SHARD",
@@ -77,7 +77,7 @@ def fsdp1_name(accelerator: Accelerator) -> str:
 
 def compute_dtype(dtype: str, accelerator: Accelerator) -> str:
     """Return the name of the dtype of matrix products: mixed precision's, or else the weights'."""
-    return {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision, dtype)
+    return mixed_dtype(accelerator) or dtype
 
 
 def new_accelerator(args: CommonArguments) -> Accelerator:

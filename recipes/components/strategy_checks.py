@@ -26,12 +26,12 @@ from components.arguments import (
     LoraVariantArguments,
     QuantizationArguments,
 )
+from components.config_strategy import OTHER_VERSION, SHARDING_KEY
 from components.launch_command import find_launch
+from components.plugins import fsdp_plugin
 from components.status import RANK
 from components.strategy import Strategy, compute_dtype
 
-# The key that each version of FSDP ignores; FULL_SHARD, its default, does no harm there.
-IGNORED_FSDP_KEYS = {1: "fsdp_reshard_after_forward", 2: "fsdp_sharding_strategy"}
 # Other values of these keys that stand for a strategy
 FORMS_OF_FSDP_STRATEGIES = {"TRUE": "FULL_SHARD", "1": "FULL_SHARD", "FALSE": "SHARD_GRAD_OP"}
 # The keys of a DeepSpeed config that only the command line may set
@@ -95,6 +95,14 @@ def find_dropped_settings(accelerator: Accelerator, strategy: Strategy) -> Itera
 
     See huggingface/accelerate#2741.
     """
+    yield from find_dropped_engine(accelerator, strategy)
+    if strategy.fsdp_version > 0:
+        yield from find_ignored_sharding(strategy)
+        yield from find_lost_shards(accelerator, strategy)
+
+
+def find_dropped_engine(accelerator: Accelerator, strategy: Strategy) -> Iterator[str]:
+    """Yield a problem if FSDP, DeepSpeed or processes were requested and are not in force."""
     if runs_less_than_requested(accelerator, strategy):
         runs = f"{strategy.name} on {accelerator.num_processes} x {accelerator.device.type}"
         if accelerator.device.type == "cpu":
@@ -103,25 +111,30 @@ def find_dropped_settings(accelerator: Accelerator, strategy: Strategy) -> Itera
             f"the launcher requested more than accelerate runs here, which is {runs}; "
             f"{how_to_rehearse()}; {what_it_does()}"
         )
-    key = IGNORED_FSDP_KEYS.get(strategy.fsdp_version)
-    if key is not None:
-        requested = os.environ.get(key.upper(), "FULL_SHARD").upper()
-        requested = FORMS_OF_FSDP_STRATEGIES.get(requested, requested)
-        if requested not in ("FULL_SHARD", strategy.name.split()[-1]):
-            yield (
-                f"{key} {requested} has no effect, accelerate runs {strategy.name}; "
-                f"{what_it_does()}"
-            )
-    plugin = getattr(accelerator.state, "fsdp_plugin", None)  # It is missing without FSDP.
-    several = accelerator.num_processes > 1
-    if plugin is not None and strategy.name == "FSDP1 NO_SHARD" and several:
-        requested = plugin.sharding_strategy.name
-        if requested != "NO_SHARD":
-            yield (
-                f"{requested} shards over the GPUs of one host, and here each host has one: torch "
-                "would neither shard nor average gradients between the hosts. Use "
-                "fsdp2_full_shard.yaml"
-            )
+
+
+def find_ignored_sharding(strategy: Strategy) -> Iterator[str]:
+    """Yield a problem if the key that this version of FSDP ignores requests another strategy.
+
+    FULL_SHARD, the default of that key, does no harm.
+    """
+    key = SHARDING_KEY[OTHER_VERSION[strategy.fsdp_version]]
+    requested = os.environ.get(key.upper(), "FULL_SHARD").upper()
+    requested = FORMS_OF_FSDP_STRATEGIES.get(requested, requested)
+    if requested not in ("FULL_SHARD", strategy.name.split()[-1]):
+        yield f"{key} {requested} has no effect, accelerate runs {strategy.name}; {what_it_does()}"
+
+
+def find_lost_shards(accelerator: Accelerator, strategy: Strategy) -> Iterator[str]:
+    """Yield a problem if FSDP1 would shard over the only GPU of each of several hosts."""
+    requested = fsdp_plugin(accelerator).sharding_strategy
+    runs_whole = strategy.name == "FSDP1 NO_SHARD" and accelerator.num_processes > 1
+    if runs_whole and requested.name != "NO_SHARD":
+        yield (
+            f"{requested.name} shards over the GPUs of one host, and here each host has one: torch "
+            "would neither shard nor average gradients between the hosts. Use "
+            "fsdp2_full_shard.yaml"
+        )
 
 
 def runs_less_than_requested(accelerator: Accelerator, strategy: Strategy) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from components.plugins import fsdp_plugin
+from components.plugins import fsdp_plugin, mixed_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -340,12 +340,12 @@ def cast_for_zero3(model: "torch.nn.Module", accelerator: "Accelerator") -> None
     import torch
 
     plugin = accelerator.state.deepspeed_plugin
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
+    dtype = mixed_dtype(accelerator)
     if not plugin or plugin.zero_stage != 3 or dtype is None:
         return
     for weight in model.parameters():
         if weight.requires_grad and not hasattr(weight, "ds_id"):
-            weight.data = weight.data.to(dtype)
+            weight.data = weight.data.to(getattr(torch, dtype))
 
 
 @workaround("peft/tuners/tuners_utils.py, cast_input_dtype_enabled", seen="peft 0.21")

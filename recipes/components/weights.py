@@ -10,7 +10,7 @@ from accelerate import Accelerator, init_empty_weights
 from accelerate.utils import broadcast_object_list
 from transformers import AutoConfig
 
-from components.plugins import fsdp_plugin
+from components.plugins import fsdp_plugin, mixed_dtype
 
 # Options of from_pretrained that from_config does not take
 ONLY_FOR_LOADING = ("quantization_config", "output_loading_info", "ignore_mismatched_sizes")
@@ -33,15 +33,16 @@ def load_pretrained(auto_class: Any, accelerator: Accelerator, name: str, **opti
         options: further arguments of from_pretrained; dtype and attn_implementation are needed
             under FSDP.
     """
-    if may_broadcast(accelerator, options):
-        skeleton = make_skeleton(auto_class, name, options)
-        has_quantized_files = getattr(skeleton.config, "quantization_config", None)
-        if not has_quantized_files and can_be_broadcast(skeleton, accelerator):
-            return load_on_rank_0(auto_class, accelerator, name, options, skeleton)
-        if not has_quantized_files:
-            read_on_every_rank(accelerator)
-    elif stays_whole(accelerator) and not options.get("output_loading_info"):
-        options |= options_of_whole_model(accelerator, options)
+    if not may_broadcast(accelerator, options):
+        if stays_whole(accelerator) and not options.get("output_loading_info"):
+            options |= options_of_whole_model(accelerator, options)
+        return auto_class.from_pretrained(name, **options)
+    skeleton = make_skeleton(auto_class, name, options)
+    if getattr(skeleton.config, "quantization_config", None):  # The files are quantized.
+        return auto_class.from_pretrained(name, **options)
+    if can_be_broadcast(skeleton, accelerator):
+        return load_on_rank_0(auto_class, accelerator, name, options, skeleton)
+    read_on_every_rank(accelerator)
     return auto_class.from_pretrained(name, **options)
 
 
@@ -85,7 +86,7 @@ def stays_whole(accelerator: Accelerator) -> bool:
 def options_of_whole_model(accelerator: Accelerator, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of from_pretrained that load weights straight to where they are used."""
     found: dict[str, Any] = {}
-    dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision)
+    dtype = mixed_dtype(accelerator)
     is_quantized = options.get("quantization_config") is not None
     if accelerator.state.deepspeed_plugin and dtype and not is_quantized:
         found["dtype"] = dtype

@@ -1,6 +1,6 @@
 """How the planner ends early: with one line for the user and an exit code."""
 
-from usage import USAGE
+from exits import Exit
 
 NO_HUB = 69
 CANNOT_WRITE = 73
@@ -17,7 +17,7 @@ class PlannerError(Exception):
 class UnplannableError(PlannerError):
     """The request cannot be planned: it is wrong, or the planner does not support it."""
 
-    def __init__(self, message: str, code: int = USAGE) -> None:
+    def __init__(self, message: str, code: int = Exit.USAGE) -> None:
         super().__init__(message, code)
 
 

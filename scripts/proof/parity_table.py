@@ -4,12 +4,12 @@ import dataclasses
 import json
 from pathlib import Path
 
+from exits import Exit
 from paths import ROOT
 from proof.compare import BOUNDS, NAMES, bounds_of, compare, within
 from proof.jobs import WEIGHTS, Run, all_runs, is_refused
 from proof.launch import launch
 from proof.markdown import table
-from usage import USAGE
 
 HEADER = [
     "YAML",
@@ -33,7 +33,7 @@ def measure(run: Run, tiny: Path, folder: Path, reference: Path, root: Path = RO
     code, output = launch(run, tiny, folder, root)
     row = dataclasses.asdict(run) | {"exit_code": code}
     errors = [line for line in output.splitlines() if line.startswith(ERROR)]
-    if code == USAGE and is_refused(run) and errors:
+    if code == Exit.USAGE and is_refused(run) and errors:
         return row | {"verdict": "refused", "reason": errors[0].removeprefix(ERROR)}
     if code or is_refused(run):
         return row | {"verdict": "FAILED", "reason": output[-1000:]}

@@ -100,7 +100,7 @@ def ended_with_reason(launch: Launch, why: str, seconds: float, stacks: int = 0)
 def places_of(rank: int) -> dict[str, Place]:
     """Where a rank may be lost. While rank 0 saves, the others wait for it."""
     saving = Place("publish") if rank == 0 else Place("broadcast_object_list", call=2)
-    return {"training": TRAINING, "evaluation": Place("evaluate"), "saving": saving}
+    return {"training": TRAINING, "evaluation": Place("evaluate_perplexity"), "saving": saving}
 
 
 def trials() -> list[Trial]:

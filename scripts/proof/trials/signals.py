@@ -34,7 +34,7 @@ PLACES = {
     "data preparation": Place("load_data", saved=0),
     "the first step": Place("summed_loss", saved=1, step=1),
     "training": Place("summed_loss", saved=7, step=7),
-    "evaluation": Place("evaluate", saved=EPOCH),
+    "evaluation": Place("evaluate_perplexity", saved=EPOCH),
     "saving": Place("gather_state", saved=6, flags=("--save_steps", "5")),
 }
 
@@ -193,7 +193,7 @@ def is_killed(ended: Ended) -> bool:
 def kill_after_evaluation(lab: Lab, folder: Path, config: str) -> Result:
     """A run that is stopped in an evaluation, resumed, and killed after it evaluates once."""
     job = make_job(config)
-    stopped = lab.run(job, folder, [Fault("SIGTERM", "evaluate", rank=0)])
+    stopped = lab.run(job, folder, [Fault("SIGTERM", "evaluate_perplexity", rank=0)])
     killed = lab.run(job, folder, [Fault("SIGKILL", "summed_loss", rank=0, step=20)])
     wrong = ""
     if stopped.code != STOPPED or not is_killed(killed):

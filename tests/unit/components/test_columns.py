@@ -11,9 +11,9 @@ from components.columns import TrackedRow, is_empty, note_unread, shorten, valid
     [
         ({"text": "a"}, "has the columns text; needs text, label: see --text_columns and --label"),
         ({"label": 1}, "has the columns label; needs text, label"),
-        ({"text": 5, "label": 1}, "has no text in text: 5"),
-        ({"text": " ", "label": 1}, "has no text in text: ' '"),
-        ({"text": None, "label": 1}, "has no text in text: None"),
+        ({"text": 5, "label": 1}, "has no text in text: 5$"),
+        ({"text": " ", "label": 1}, "has no text in text: ' '$"),
+        ({"text": None, "label": 1}, "has no text in text: null$"),
     ],
 )
 def test_texts_and_labels_have_to_be_there(row, says):
@@ -25,7 +25,7 @@ def test_texts_and_labels_have_to_be_there(row, says):
 
 def test_a_text_that_is_missing_in_a_pair_is_named_with_both_columns():
     row = {"sentence1": "a", "sentence2": None, "label": "a"}
-    with pytest.raises(ValueError, match="has no text in sentence1 and sentence2"):
+    with pytest.raises(ValueError, match="in sentence1 and sentence2: 'a', null$"):
         validate_texts(row, ["sentence1", "sentence2"], "label")
 
 

@@ -19,7 +19,7 @@ class TestOutputFolder:
         def problem(folder):
             arguments.output_dir = str(folder)
             with pytest.raises(SystemExit) as ended:
-                start_run(arguments).join(alone(1))
+                start_run(arguments).start(alone(1))
             return ended.value.code, capsys.readouterr().err
 
         return problem

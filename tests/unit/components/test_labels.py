@@ -113,7 +113,7 @@ def test_classes_that_a_data_set_numbers_keep_their_order():
         ([1.5, "b", 2.5], None, {}, "65", ["train.jsonl, line 2", "'b'", "is not a number"]),
         ([1.5, 2.5], ["x"], {}, "65", ["test.jsonl, line 1", "'x'", "is not a number"]),
         (["a", "a"], None, {}, "65", ["all rows have the label 'a'", "nothing to tell apart"]),
-        ([1.5, 2.5], None, {"class_weights": "balanced"}, "64", ["has numbers to predict"]),
+        ([1.5, 2.5], None, {"class_weights": "balanced"}, "64", ["has regression targets"]),
     ],
     ids=[
         "class of no training row",

@@ -181,7 +181,7 @@ def test_it_counts_a_step_that_is_not_finite_only_where_the_device_leaves_it_out
     before = model.weight.clone()
     for weight in model.parameters():
         weight.grad = torch.full_like(weight, float("nan"))
-    run.guard(torch.tensor(float("nan")), [torch.tensor(1.0)], [{"row": [1]}])
+    run.skip_if_not_finite(torch.tensor(float("nan")), [torch.tensor(1.0)], [{"row": [1]}])
     inner.step()
     schedule.step()
     assert model.weight.equal(before) and schedule.steps == counted

@@ -75,9 +75,11 @@ def test_padding_free_batches_have_fewer_and_no_longer_lines(rows):
     assert free["counts"].equal(padded["counts"])
 
 
-def test_a_rank_without_rows_gets_one_token_that_is_not_trained_on(rows):
-    batch = collate(rows, [], 3)
-    assert batch["inputs"]["input_ids"].tolist() == [[3]] and batch["counts"][0] == 0
+@pytest.mark.parametrize("one_line", [False, True])
+def test_a_rank_without_rows_gets_one_token_that_counts_nowhere(rows, one_line):
+    batch = collate(rows, [], 3, one_line=one_line)
+    assert batch["inputs"]["input_ids"].tolist() == [[3]]
+    assert batch["counts"].tolist() == [0, 0] and batch["lengths"] == batch["row"] == []
 
 
 # ---- In one line ----
