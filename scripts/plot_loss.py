@@ -9,34 +9,20 @@ Exit codes: 0 done, 64 usage, 65 data, 73 cannot write.
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-USAGE = 64
-DATA = 65
-CANNOT_WRITE = 73
+from exits import Exit, stop
+from usage import Parser
+
 NAMES = ("loss", "eval_loss", "learning_rate")
 
 Metrics = list[dict[str, Any]]  # lines of metrics.jsonl
-
-
-def stop(code: int, message: str) -> NoReturn:
-    """Exit with a code after one line on stderr."""
-    print(f"error: {message}", file=sys.stderr)
-    raise SystemExit(code)
-
-
-class Parser(argparse.ArgumentParser):
-    """Reports a wrong call in the same form as this command's other errors."""
-
-    def error(self, message: str) -> NoReturn:
-        stop(USAGE, message)
 
 
 # ---- Reading ----
@@ -49,15 +35,15 @@ def read_metrics(run_dir: str) -> Metrics:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        stop(DATA, f"cannot read {path}: {reason}; give the --output_dir of a run")
+        stop(Exit.DATA, f"cannot read {path}: {reason}; give the --output_dir of a run")
     metrics = []
     for number, line in enumerate(lines, 1):
         try:
             metrics.append(parse_line(line))
         except ValueError as problem:
-            stop(DATA, f"{path}, line {number}: {problem}")
+            stop(Exit.DATA, f"{path}, line {number}: {problem}")
     if not any("loss" in entry for entry in metrics):
-        stop(DATA, f"{path}: no line with a loss")
+        stop(Exit.DATA, f"{path}: no line with a loss")
     return metrics
 
 
@@ -141,7 +127,7 @@ def main() -> None:
     try:
         figure.savefig(args.output, dpi=150)
     except (OSError, ValueError) as error:
-        stop(CANNOT_WRITE, f"cannot write {args.output}: {error}")
+        stop(Exit.CANNOT_WRITE, f"cannot write {args.output}: {error}")
     print(args.output)
 
 
