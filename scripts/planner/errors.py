@@ -1,9 +1,9 @@
 """How the planner ends early: with one line for the user and an exit code."""
 
+import exits
 from exits import Exit
 
-NO_HUB = 69
-CANNOT_WRITE = 73
+LONGEST_REASON = 200  # characters
 
 
 class PlannerError(Exception):
@@ -25,12 +25,9 @@ class CannotWriteError(PlannerError):
     """A plan cannot be written to the requested path."""
 
     def __init__(self, path: str, error: Exception) -> None:
-        super().__init__(f"cannot write {path}: {error}", CANNOT_WRITE)
+        super().__init__(f"cannot write {path}: {error}", Exit.CANNOT_WRITE)
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's text, at most 200 characters of it."""
-    lines = str(error).splitlines()
-    if not lines:
-        return type(error).__name__
-    return lines[0][:200]
+    """Return the first line of an error's text, at most LONGEST_REASON characters of it."""
+    return exits.first_line(error)[:LONGEST_REASON]

@@ -18,7 +18,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.quantizers.base import get_keys_to_not_convert
 
-from .errors import NO_HUB, UnplannableError, first_line
+from exits import Exit
+
+from .errors import UnplannableError, first_line
 from .recipe import RecipeArguments
 
 # bitsandbytes' block sizes
@@ -40,7 +42,7 @@ def read_model_config(name: str) -> PretrainedConfig:
     except OSError as error:
         raise UnplannableError(
             f"{name}: not a folder, and the hub does not provide its config: {first_line(error)}",
-            NO_HUB,
+            Exit.NO_HUB,
         ) from None
     except Exception as error:  # Each config class checks its own fields in its own way.
         raise UnplannableError(
