@@ -7,7 +7,6 @@ they are one.
 
 import itertools
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,7 +36,6 @@ MODEL = {
     "num_key_value_heads": 4,
     "vocab_size": 8000,
 }
-LOW_PRECISION = 2  # bytes per element
 SEQUENCES = 2  # of a micro-batch
 LONGEST = 256  # tokens
 IGNORED = -100  # the label of a token that the loss leaves out
@@ -153,7 +151,7 @@ def compare(row: Row) -> Row:
     """
     size = sum(planned(row).values())
     measured = max(row["measured"])
-    bucket = bucket_of(row)
+    bucket = bucket_of(plan_of_row(row))
     if min(size, measured) < bucket:
         bucket = 0
     return row | {
@@ -163,13 +161,13 @@ def compare(row: Row) -> Row:
     }
 
 
-def bucket_of(row: Row) -> int:
+def bucket_of(plan: Plan) -> int:
     """Return the bytes of ZeRO's bucket; stage 3 has it in the precision of reductions, fp32."""
-    if re.search("zero[123]", row["config"]) is None:
+    if plan.stage == 0:
         return 0
-    if JOBS[row["job"]].precision == "no" or "zero3" in row["config"]:
+    if plan.stage == 3 or plan.low_itemsize is None:
         return BUCKET * FP32
-    return BUCKET * LOW_PRECISION
+    return BUCKET * plan.low_itemsize
 
 
 def kept_rows(path: Path) -> list[Row]:
