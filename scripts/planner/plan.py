@@ -197,11 +197,11 @@ def refuse_unknown_keys(plan: Plan, config: Config) -> None:
 def refuse_as_the_recipe(plan: Plan, config: Config) -> None:
     """Raise UnplannableError if the recipe would refuse to start, with its reasons."""
     fsdp_version = {"fsdp1": 1, "fsdp2": 2}.get(plan.engine, 0)
-    zero_stage = plan.stage if plan.engine == "zero" else -1
+    zero_stage = plan.stage if plan.engine == "zero" else None
     use_orig_params = config.get("fsdp_config", {}).get("fsdp_use_orig_params", True)
     problems = recipe.refusals(
         plan.args,
-        (plan.name, fsdp_version, zero_stage),
+        recipe.Strategy(plan.name, fsdp_version, zero_stage),
         plan.ranks,
         plan.mixed_precision,
         use_orig_params is not False,

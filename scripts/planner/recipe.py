@@ -47,7 +47,7 @@ def with_values(args: RecipeArguments, **values: Any) -> RecipeArguments:
 
 def refusals(
     args: RecipeArguments,
-    strategy: tuple[str, int, int],
+    strategy: Strategy,
     ranks: int,
     mixed_precision: str,
     use_orig_params: bool,
@@ -56,7 +56,7 @@ def refusals(
 
     Args:
         args: the recipe's arguments.
-        strategy: its name, FSDP's version or 0, and ZeRO's stage or -1.
+        strategy: what would be in force.
         ranks: number of processes.
         mixed_precision: no, bf16 or fp16.
         use_orig_params: FSDP1's setting of this name.
@@ -67,11 +67,9 @@ def refusals(
         fsdp_plugin=SimpleNamespace(use_orig_params=use_orig_params),
     )
     accelerator = SimpleNamespace(mixed_precision=mixed_precision, num_processes=ranks, state=state)
-    name, fsdp_version, stage = strategy
-    in_force = Strategy(name, fsdp_version, stage if stage >= 0 else None)
     return [
         problem
-        for problem in problems_of(args, accelerator, in_force)
+        for problem in problems_of(args, accelerator, strategy)
         if not problem.startswith(ABOUT_THIS_MACHINE)
     ]
 
