@@ -7,6 +7,7 @@ the last are alike), the optimizer's step, and a batch of evaluation. The plan i
 held at the worst moment.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -87,7 +88,7 @@ def evaluation_batch_of(args: RecipeArguments, batch: Batch) -> Batch:
     Evaluation does not pack.
     """
     sequences = args.per_device_eval_batch_size
-    supervised = -(-sequences * batch.supervised // batch.sequences)  # rounded up
+    supervised = math.ceil(sequences * batch.supervised / batch.sequences)
     return Batch(sequences, batch.length, supervised)
 
 

@@ -10,6 +10,7 @@ not have. Nor can bitsandbytes' kernels: `shapes.Quantized` stands in for them.
 
 import contextlib
 import logging
+import math
 import warnings
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -198,7 +199,7 @@ def tensors_of(batch: Batch) -> dict[str, Any]:
     shape = batch.sequences, batch.length
     inputs = {"input_ids": torch.zeros(shape, dtype=torch.long)}
     if batch.packed:
-        half = -(-batch.length // 2)  # rounded up
+        half = math.ceil(batch.length / 2)
         positions = torch.arange(batch.length) % half
         inputs["position_ids"] = positions.repeat(batch.sequences, 1)
     trained = torch.zeros(batch.supervised, dtype=torch.long)
