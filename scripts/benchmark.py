@@ -147,8 +147,9 @@ def main() -> int:
             "download GSM8K from https://github.com/openai/grade-school-math"
         )
     settings = settings_of(args)
+    models = {name for cell in args.chosen for name in cell.models()}
     try:
-        make_models(sorted({name for cell in args.chosen for name in cell.models()}), settings)
+        make_models(sorted(models), settings)
     except NoModelError as error:
         sys.exit(f"benchmark.py: {error}")
     runs = []

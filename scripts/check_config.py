@@ -24,7 +24,6 @@ Exit codes: 0 no error, 64 usage, 65 an error in a file, or with --strict a warn
 import argparse
 import io
 import json
-import os.path
 import sys
 from pathlib import Path
 
@@ -63,7 +62,7 @@ def check_call(parser: Parser, args: argparse.Namespace) -> None:
     if args.num_processes is not None and args.num_processes < 1:
         parser.error("--num_processes must be at least 1")
     for path in args.files:
-        if not os.path.isfile(path):
+        if not Path(path).is_file():
             parser.error(f"{path} is not a file")
         if args.output and Path(args.output).exists() and Path(args.output).samefile(path):
             parser.error(f"--output must not be {path} itself")

@@ -23,6 +23,7 @@ import shlex
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from proof.trials.groups import GROUPS, trials_of
@@ -107,10 +108,8 @@ def do_all(args: argparse.Namespace, planned: dict[str, list[Trial]], results: d
     facts = facts_of_now()
     lab = Lab(args.output_dir)
     for group, trials in planned.items():
-        numbers = range(len(trials))
-        groups = [group] * len(trials)
         with ThreadPoolExecutor(args.jobs) as pool:
-            done = list(pool.map(attempt, [lab] * len(trials), groups, numbers, trials))
+            done = list(pool.map(partial(attempt, lab, group), range(len(trials)), trials))
         before = results.get(group, {}) if args.only else {}
         results[group] = with_earlier(facts, done, before, trials_of(group, args.kills))
         args.json.parent.mkdir(parents=True, exist_ok=True)

@@ -61,7 +61,9 @@ def main() -> None:
         parameters = host_memory.make_model_and_rows(tiny)
         for config, ranks in launches(args):
             resumes = ranks == ranks_of(config, 2)
-            row = host_memory.measure(config, ranks, tiny, parameters, folder, resumes)
+            row = host_memory.measure(
+                config, ranks, tiny, parameters, folder=folder, resumes=resumes
+            )
             print(json.dumps(row), flush=True)
             rows.append(row)
             if args.json:

@@ -110,7 +110,8 @@ def main() -> None:
     print(f"\n{tables(rows)}")
     if args.json:
         write_rows(args.json, rows)
-    sys.exit(any(row["verdict"] not in ("ok", "refused") for row in rows))
+    failed = any(row["verdict"] not in ("ok", "refused") for row in rows)
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":

@@ -102,8 +102,10 @@ def report(folder: Path, rehearsal: Rehearsal) -> tuple[list[dict], str]:
     measurements = [json.loads(path.read_text()) for path in paths]
     rows = judge(measurements, rehearsal.facts, rehearsal.ranks_per_node)
     verdict = "ok" if all(row["verdict"] == "ok" for row in rows) else "NOT AS PROMISED"
-    is_single = rehearsal.facts.engine == "single"
-    print(f"shard report: {verdict}" + (" (one process: nothing to shard)" if is_single else ""))
+    note = ""
+    if rehearsal.facts.engine == "single":
+        note = " (one process: nothing to shard)"
+    print(f"shard report: {verdict}{note}")
     print(table(rows))
     return rows, verdict
 
