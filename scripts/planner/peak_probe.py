@@ -4,12 +4,15 @@ import gc
 import json
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from torch._C._distributed_c10d import FakeWork, Work
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from proof.step_hooks import around_steps, when_prepared
 
@@ -19,9 +22,8 @@ STEPS = 3  # of the recipe; the last one is tracked
 class TensorTracker(MemTracker):
     """torch's tracker without its hooks on modules and parameters, which must be leaves for it.
 
-    FSDP1's views of flat parameters are not, nor are ZeRO-3's empty parameters. The copy that gloo
-    makes of what it reduces and scatters is not counted, since NCCL makes none. It is recognized by
-    a split of a tensor that no op has made.
+    FSDP1's views of flat parameters are not, nor are ZeRO-3's empty parameters. What gloo holds
+    itself is not counted either: see `run_on_copies`.
     """
 
     def __enter__(self) -> Self:
@@ -41,15 +43,48 @@ class TensorTracker(MemTracker):
         args: tuple = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        is_split = func is torch.ops.aten.split.Tensor
-        if is_split and args[0].untyped_storage() not in self._WINFO:
-            return func(*args, **kwargs or {})
+        if is_blocking_collective(func, args):
+            func = partial(run_on_copies, func)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def peak(self) -> int:
         """Return the bytes at the peak, of all devices together."""
         snapshots = self.get_tracker_snapshot("peak").values()
         return sum(snapshot["Total"] for snapshot in snapshots)
+
+
+def is_blocking_collective(op: Any, args: tuple) -> bool:
+    """Return whether an op is a collective that its caller waits for at once."""
+    if op.namespace != "c10d":
+        return False
+    names = [argument.name for argument in op._schema.arguments]
+    return dict(zip(names, args, strict=False)).get("async_op") is False
+
+
+def run_on_copies(collective: Callable[..., Any], *args: Any) -> Any:
+    """Run a collective to its end on copies of its tensors; return what it returns.
+
+    A gloo thread lets go of a collective's tensors only after it has told the caller that they are
+    ready. On a busy machine that takes longer than the caller needs to drop them and to allocate
+    the next ones, and both would be counted. gloo also copies what it reduces and scatters. NCCL
+    does neither. Ops in here are not tracked, so that nothing of either is counted.
+    """
+    copied: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+        copy = tensor.detach().clone()
+        copied.append((tensor, copy))
+        return copy
+
+    result = collective(*tree_map_only(torch.Tensor, copy_of, args))
+    returns_tensors = isinstance(result, tuple)
+    work = result[-1] if returns_tensors else result
+    Work.unbox(work).wait()
+    # An output may overlap an input. It comes first among the arguments, hence it is written last.
+    for tensor, copy in reversed(copied):
+        tensor.data.copy_(copy)  # `data`, since a collective leaves autograd's version as it is
+    done = FakeWork().boxed()
+    return (args[0], done) if returns_tensors else done
 
 
 class Probe:
