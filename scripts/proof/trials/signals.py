@@ -105,7 +105,7 @@ def stop_a_group_that_tokenizes(lab: Lab, folder: Path, name: str) -> Result:
     One of them has finished its share and holds a lock.
     """
     job = make_job("single")
-    mark = lab.folder / f"{folder.name}_tokenises"
+    mark = lab.folder / f"{folder.name}_tokenizes"
     fault = Fault("wait", "row_to_messages", file=mark, seconds=20)
     # With the cache of other runs nothing would be left to tokenize.
     cache = {"HF_DATASETS_CACHE": str(lab.folder / f"{folder.name}_cache")}
