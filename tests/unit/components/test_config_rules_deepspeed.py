@@ -10,7 +10,7 @@ from accelerate.utils import DeepSpeedPlugin
 from deepspeed.runtime.config import DeepSpeedConfig
 
 from accelerate_judge import deepspeed_run, pretend_gpu, write
-from broken_configs import DEEPSPEED_JSON, ZERO_BY_JSON
+from broken_configs import DEEPSPEED_JSON, ZERO_WITHOUT_PRECISION
 from components import accelerate_keys, config_rules, deepspeed_keys
 from components.config_files import find_faults, load
 from components.config_findings import STOPS, split
@@ -31,7 +31,7 @@ def gpu(monkeypatch):
 
 def yaml_for(path):
     """A YAML that points to a DeepSpeed JSON."""
-    return ZERO_BY_JSON + f"  deepspeed_config_file: {path}\n"
+    return ZERO_WITHOUT_PRECISION + f"  deepspeed_config_file: {path}\n"
 
 
 @pytest.mark.parametrize("key", list(accelerate_keys.DEEPSPEED))
