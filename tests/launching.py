@@ -71,8 +71,8 @@ def rehearse(
 
 
 def quickstart(recipe, out):
-    """Run a recipe's quick start into `out` in the environment of the tests; return its output."""
-    (Path(sys.prefix) / ".installed").touch()  # it holds what the quick start would install
+    """Run a recipe's quickstart into `out` in the environment of the tests; return its output."""
+    (Path(sys.prefix) / ".installed").touch()  # it holds what the quickstart would install
     words = [f"RECIPE={recipe}", f"VENV={sys.prefix}", f"OUT={out}", "THREADS=1"]
     done = run("make", "quickstart", *words, timeout=900)
     assert done.returncode == 0, done.output[-4000:]

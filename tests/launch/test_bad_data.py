@@ -15,8 +15,7 @@ from transformers import AutoTokenizer
 import llama
 from components.cli import parse_arguments
 from launching import recipe
-
-GOOD = '{"prompt": "Spell the word lamp.", "completion": "l-a-m-p"}'
+from row_files import GOOD
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 
 from components.exits import Exit
 from launching import recipe
+from row_files import GOOD
 
-GOOD = json.dumps({"prompt": "Spell the word lamp.", "completion": "l-a-m-p"})
 WITH_BAD_LINE = f'{GOOD}\n{{"prompt": "a", \n{GOOD}\n'
 
 

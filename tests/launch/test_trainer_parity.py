@@ -11,7 +11,7 @@ STEPS, BATCH, RATE, LENGTH = 20, 4, 5e-4, 512
 
 
 def trainer_losses(model_dir, rows_path, output_dir):
-    """Losses of 20 steps of transformers' Trainer; rows are tokenised here, not by the recipe."""
+    """Losses of 20 steps of transformers' Trainer; rows are tokenized here, not by the recipe."""
     from datasets import Dataset
     from transformers import (
         AutoModelForCausalLM,

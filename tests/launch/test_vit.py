@@ -1,4 +1,4 @@
-"""recipes/vit.py as a user runs it: the quick start learns and its result loads; resume, ranks and
+"""recipes/vit.py as a user runs it: the quickstart learns and its result loads; resume, ranks and
 bad images."""
 
 import json
@@ -38,7 +38,7 @@ def copied(tiny, folder):
     ]
 
 
-def test_the_quick_start_learns_and_its_result_does_as_well_outside_of_the_recipe(tmp_path):
+def test_the_quickstart_learns_and_its_result_does_as_well_outside_of_the_recipe(tmp_path):
     quickstart("vit", tmp_path)
     evaluations = read_metrics(tmp_path / "run")[1]
     assert [line["step"] for line in evaluations] == list(
