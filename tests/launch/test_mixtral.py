@@ -1,5 +1,7 @@
-"""recipes/mixtral.py as started: it learns, no loss depends on the ranks, no run is lost, its
-result loads."""
+"""recipes/mixtral.py as a user runs it: it learns, its results load, and a bad row is named.
+
+Ranks and resume: test_recipes.py.
+"""
 
 import json
 import sys

@@ -1,5 +1,7 @@
-"""recipes/t5.py as a user starts it: it learns, writes the same texts at any number of ranks, stops
-and goes on."""
+"""recipes/t5.py as a user starts it: it learns, ranks agree on texts, and bad rows are named.
+
+Resume: test_recipes.py.
+"""
 
 import json
 import sys
@@ -29,9 +31,11 @@ def texts_of(folder):
 
 
 def test_two_ranks_write_the_texts_of_one_process(tiny, one_process, tmp_path):
-    """Under FSDP1, where generation needs what is in no layer gathered; of others
-    tests/launch/test_recipes.py sees to it that ROUGE, BLEU and exact match are those of one
-    process."""
+    """Under FSDP1, where generation needs gathered what is in no layer.
+
+    Under others test_recipes.py sees to it that ROUGE, BLEU and exact match are those of one
+    process.
+    """
     job = Run("t5", "fsdp1_full_shard", 2, *CUT[2], recipe="t5")
     reference = one_process("full", "t5")
     row = measure(job, tiny, tmp_path / "run", reference)

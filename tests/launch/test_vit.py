@@ -1,5 +1,7 @@
-"""recipes/vit.py as a user runs it: the quickstart learns and its result loads; resume, ranks and
-bad images."""
+"""recipes/vit.py as a user runs it: it learns, its result loads, and bad images are named.
+
+Ranks and resume: test_recipes.py.
+"""
 
 import json
 import shutil
@@ -79,13 +81,11 @@ def test_an_image_that_breaks_in_a_loader_in_mid_training_is_named_and_a_checkpo
 ):
     arguments = copied(tiny_of("vit"), tmp_path)
     images = sorted((tmp_path / "data" / "train").glob("*/*.png"))
-    bad = images[
-        np.random.default_rng((42, 0)).permutation(210)[160]
-    ]  # it comes in step 21, 8 rows a step
+    number = np.random.default_rng((42, 0)).permutation(210)[160]
+    bad = images[number]  # it comes in step 21, 8 rows a step
     content = bad.read_bytes()
-    bad.write_bytes(
-        content[:100] + bytes(len(content) - 112) + content[-12:]
-    )  # head and end are sound
+    # Head and end are sound.
+    bad.write_bytes(content[:100] + bytes(len(content) - 112) + content[-12:])
     flags = ["--max_steps", 40, "--save_steps", 10, "--dataloader_num_workers", 1]
     done = run(sys.executable, RECIPE, *arguments, *flags)
     assert done.returncode == 65 and f"{bad}: cannot be decoded" in done.output, done.output[-3000:]
