@@ -16,12 +16,9 @@ import mixtral
 from bench.recipe import Rows
 from components.head_loss import LossInHead
 from launching import REPO, read_metrics, run
-from proof.jobs import CUT, Run, reference_of
 
 RECIPE = REPO / "recipes" / "mixtral.py"
 EXPERTS, TOP_K = 4, 2
-DDP = Run("mixtral", "ddp", 2, *CUT[2], recipe="mixtral")
-ONE = reference_of(DDP)
 
 
 @pytest.fixture(scope="module")

@@ -18,15 +18,6 @@ from launching import REPO, quickstart, read_metrics, run
 RECIPE = REPO / "recipes" / "vit.py"
 
 
-def lines_of(folder):
-    """The lines of metrics.jsonl without what depends on the machine."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {k: v for k, v in line.items() if k not in ("images_per_second", "peak_memory_gib")}
-        for line in lines
-    ]
-
-
 def copied(tiny, folder):
     """The tiny model's images, to spoil."""
     shutil.copytree(tiny / "data", folder / "data")
