@@ -21,12 +21,6 @@ def write(folder: Path, text: str, name: str = "config.yaml") -> Path:
     return path
 
 
-def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let accelerate see a GPU: FSDP1 asks which one it is on."""
-    monkeypatch.setattr("accelerate.utils.dataclasses.is_cuda_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
-
-
 @dataclass(frozen=True)
 class Launched:
     """What the launcher makes of a file.

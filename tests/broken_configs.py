@@ -14,9 +14,15 @@ FULL2 = FSDP2 + "  fsdp_reshard_after_forward: true\n"
 ZERO = "distributed_type: DEEPSPEED\nnum_processes: 8\nmixed_precision: bf16\ndeepspeed_config:\n"
 ZERO2 = ZERO + "  zero_stage: 2\n"
 ZERO3 = ZERO + "  zero_stage: 3\n  zero3_save_16bit_model: true\n"
-# Beside a DeepSpeed JSON, which has a precision of its own
-ZERO_BY_JSON = ZERO.replace("mixed_precision: bf16\n", "")
+# Without a precision, as beside a DeepSpeed JSON, which has its own
+ZERO_WITHOUT_PRECISION = ZERO.replace("mixed_precision: bf16\n", "")
 DDP = "distributed_type: MULTI_GPU\nnum_processes: 8\nmixed_precision: bf16\n"
+# A key that accelerate ignores, and what is said of it
+TYPO = FSDP2 + "  fsdp_reshard_after_foward: false\n"
+TYPO_SAID = (
+    "config.yaml:7: fsdp_config.fsdp_reshard_after_foward: no such key: accelerate ignores it "
+    "silently; fix: fsdp_reshard_after_forward"
+)
 # The number of shards follows.
 MESH = (
     "parallelism_config:\n  parallelism_config_dp_replicate_size: 2\n"

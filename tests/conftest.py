@@ -1,5 +1,4 @@
-"""Fixtures of all tests: a tiny model with its rows, made once a run, and the real rows where they
-are at hand."""
+"""Fixtures of all tests: tiny models and runs that are made once a test run, and real rows."""
 
 import gc
 import json
@@ -41,10 +40,13 @@ def shared_tmp(tmp_path_factory, worker_id):
 @pytest.fixture(scope="session")
 def once(shared_tmp):
     """A function from a name, and a function that fills a folder, to that folder of the test run.
-    The folder is filled by the worker that asks first; the others wait."""
+
+    The folder is filled by the worker that asks first; the others wait.
+    """
 
     def folder_of(name, fill):
-        folder, done = shared_tmp / name, shared_tmp / f"{name}.done"
+        folder = shared_tmp / name
+        done = shared_tmp / f"{name}.done"
         with FileLock(f"{folder}.lock"):
             if not done.exists():
                 shutil.rmtree(folder, ignore_errors=True)  # of an attempt that failed
@@ -57,9 +59,10 @@ def once(shared_tmp):
 
 @pytest.fixture(scope="session")
 def tiny_of(once):
-    """A function from a recipe's name to the folder of its tiny model and few rows, made once a
-    test run: model/, data/train.jsonl, data/test.jsonl (MAKERS of scripts/proof/jobs.py)."""
+    """A function from a recipe's name to the folder of its tiny model and few rows.
 
+    The folder has model/, data/train.jsonl and data/test.jsonl (MAKERS of scripts/proof/jobs.py).
+    """
     return lambda recipe: once(f"tiny_{recipe}", partial(make_tiny, MAKERS[recipe]))
 
 
@@ -84,8 +87,10 @@ def tiny(tiny_of):
 
 @pytest.fixture(scope="session")
 def one_process(tiny_of, once):
-    """A function from kind of weights, and recipe, to the folder of its job in scripts/parity.py in
-    one process, run once a test run."""
+    """A function from kind of weights, and recipe, to the folder of a finished run in one process.
+
+    The run is that of scripts/parity.py.
+    """
 
     def folder_of(weights, recipe="llama"):
         return run_once(once, reference(weights, recipe), tiny_of(recipe))
@@ -131,19 +136,15 @@ def gsm8k():
 @pytest.fixture(scope="session")
 def gsm8k_model(gsm8k, once):
     """A 2M-parameter Llama with a tokenizer trained on the GSM8K rows."""
+    shape = (
+        "--vocab_size 4096 --hidden_size 192 --num_hidden_layers 3 --num_attention_heads 6 "
+        "--num_key_value_heads 6 --intermediate_size 512 --max_position_embeddings 1024"
+    ).split()
 
     def make(folder):
-        shape = "--vocab_size 4096 --hidden_size 192 --num_hidden_layers 3 "
-        shape += "--num_attention_heads 6 --num_key_value_heads 6 --intermediate_size 512 "
-        shape += "--max_position_embeddings 1024"
-        script = [
-            str(REPO / "scripts" / "make_tiny.py"),
-            "llama",
-            str(folder),
-            "--text",
-            str(gsm8k / "train.jsonl"),
-        ]
-        subprocess.run([sys.executable, *script, *shape.split()], check=True, capture_output=True)
+        script = REPO / "scripts" / "make_tiny.py"
+        command = [sys.executable, script, "llama", folder, "--text", gsm8k / "train.jsonl", *shape]
+        subprocess.run([str(word) for word in command], check=True, capture_output=True)
 
     return once("gsm8k", make) / "model"
 

@@ -1,13 +1,11 @@
 """Run a recipe and record each time that Python waits for a number on the device.
 
-A record has the step, the file and the line.
-
     python tests/count_syncs.py OUT.json recipes/llama.py ...
 
-What makes a GPU's queue run dry is an operation whose result Python needs: item and what calls it
-(bool, float, int, an `if` on a tensor), tolist, numpy, cpu, nonzero and masks as indices. They are
-the same operations on a CPU, so they can be counted there. Collating a batch is not counted: it
-works on arrays of the host.
+A record has the step, the file and the line. What makes a GPU's queue run dry is an operation whose
+result Python needs: item and what calls it (bool, float, int, an `if` on a tensor), tolist, numpy,
+cpu, nonzero and masks as indices. They are the same operations on a CPU, so they can be counted
+there. Collating a batch is not counted: it works on arrays of the host.
 """
 
 import json
@@ -19,8 +17,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
-from proof.faults import load
+from proof.faults import current_step, load
 
+# Operations that torch dispatches, and methods of a tensor, that read from the device
 READS = {
     "_local_scalar_dense",
     "nonzero",
@@ -30,46 +29,52 @@ READS = {
     "_unique2",
     "is_nonzero",
 }
-found = []
-
-
-def note():
-    """Who asked: the innermost frame that is neither torch nor this file."""
-    frames = [frame for frame in traceback.extract_stack() if "/torch/" not in frame.filename]
-    frame = next(frame for frame in reversed(frames) if frame.filename != __file__)
-    if not any(frame.name == "__call__" and "packing" in frame.filename for frame in frames):
-        from components.status import process_status
-
-        step = process_status().step
-        found.append(
-            {"step": step, "file": "/".join(Path(frame.filename).parts[-2:]), "line": frame.line}
-        )
+METHODS = ("tolist", "numpy", "cpu")
 
 
 class Reads(TorchDispatchMode):
+    """Collects a record of each read, as long as the mode is entered."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         if function.overloadpacket.__name__ in READS:
-            note()
+            self.note()
         return function(*arguments, **(options or {}))
 
+    def noted(self, method):
+        """The method of a tensor, with a record of each call."""
 
-def noted(method):
-    def call(*arguments, **options):
-        note()
-        return method(*arguments, **options)
+        def call(*arguments, **options):
+            self.note()
+            return method(*arguments, **options)
 
-    return call
+        return call
+
+    def note(self):
+        """Record who asked: the innermost frame that is neither torch's nor of this file."""
+        frames = [frame for frame in traceback.extract_stack() if "/torch/" not in frame.filename]
+        if any(frame.name == "__call__" and "packing" in frame.filename for frame in frames):
+            return  # a batch is collated
+        asked = [frame for frame in frames if frame.filename != __file__][-1]
+        file = "/".join(Path(asked.filename).parts[-2:])
+        self.found.append({"step": current_step(), "file": file, "line": asked.line})
 
 
 def main():
-    out, sys.argv = sys.argv[1], sys.argv[2:]
-    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
-    recipe = load(sys.argv[0])
-    for name in ("tolist", "numpy", "cpu"):
-        setattr(torch.Tensor, name, noted(getattr(torch.Tensor, name)))
-    with Reads():
-        recipe.main(recipe.start(recipe.Arguments, ""))
-    Path(out).write_text(json.dumps(found))
+    """Run the recipe as `python RECIPE ...` would, and write down what was found."""
+    out, recipe, *arguments = sys.argv[1:]
+    sys.argv = [recipe, *arguments]
+    sys.path[0] = str(Path(recipe).resolve().parent)
+    module = load(recipe)
+    reads = Reads()
+    for name in METHODS:
+        setattr(torch.Tensor, name, reads.noted(getattr(torch.Tensor, name)))
+    with reads:
+        module.main(module.start(module.Arguments, ""))
+    Path(out).write_text(json.dumps(reads.found))
 
 
 if __name__ == "__main__":

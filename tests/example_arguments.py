@@ -64,3 +64,31 @@ class ClassifierArguments(CommonArguments, QuantizationArguments, LoraVariantArg
 def language_model_arguments(*flags: str) -> LanguageModelArguments:
     """Return the arguments of a call with these flags."""
     return parse_arguments(LanguageModelArguments, words=flags)
+
+
+@dataclass(frozen=True)
+class DataFlags:
+    """What the functions that open rows ask of a recipe's arguments."""
+
+    dataset_name: str
+    dataset_config: str | None = None
+    dataset_train_split: str = "train"
+    dataset_test_split: str = "test"
+    eval_dataset_name: str | None = None
+    skip_bad_rows: bool = False
+
+
+@dataclass(frozen=True)
+class RowFlags(DataFlags):
+    """The same of recipes that prepare rows in several processes."""
+
+    dataset_num_proc: int | None = None
+
+
+@dataclass(frozen=True)
+class DocumentFlags(DataFlags):
+    """The same of recipes/mistral_pretrain.py."""
+
+    text_column: str = "text"
+    streaming: bool = False
+    num_eval_documents: int = 0

@@ -70,6 +70,15 @@ def rehearse(
     return run(*command, script, *arguments)
 
 
+def quickstart(recipe, out):
+    """Run a recipe's quickstart into `out` in the environment of the tests; return its output."""
+    (Path(sys.prefix) / ".installed").touch()  # it holds what the quickstart would install
+    words = [f"RECIPE={recipe}", f"VENV={sys.prefix}", f"OUT={out}", "THREADS=1"]
+    done = run("make", "quickstart", *words, timeout=900)
+    assert done.returncode == 0, done.output[-4000:]
+    return done.output
+
+
 def read_json(path):
     return json.loads(path.read_text())
 

@@ -26,7 +26,7 @@ SHAPE = {
 ARCHITECTURES = {
     "llama": LlamaConfig(**SHAPE),
     "mistral": MistralConfig(**SHAPE, sliding_window=5),  # shorter than the documents below
-    "qwen3": Qwen3Config(**SHAPE, tie_word_embeddings=True),  # it also normalises queries and keys
+    "qwen3": Qwen3Config(**SHAPE, tie_word_embeddings=True),  # it also normalizes queries and keys
 }
 
 
@@ -36,19 +36,29 @@ def leak(model, batch, owners):
 
     Exactly 0 where the mask is right: what is masked has weight 0, in any precision.
     """
-    ids, logits, changes = batch["input_ids"], model(**batch).logits, []
+    ids = batch["input_ids"]
+    logits = model(**batch).logits
+    changes = []
     for owner in owners.unique():
-        replaced = torch.where(owners == owner, (ids + 1) % model.config.vocab_size, ids)
-        change = (model(**batch | {"input_ids": replaced}).logits - logits).abs().amax(-1)
-        changes.append(change.masked_fill((owners == owner) | (owners == PADDING), 0).max())
+        is_own = owners == owner
+        replaced = torch.where(is_own, (ids + 1) % model.config.vocab_size, ids)
+        logits_then = model(**batch | {"input_ids": replaced}).logits
+        change = (logits_then - logits).abs().amax(-1)  # of each token
+        of_others = change.masked_fill(is_own | (owners == PADDING), 0)
+        changes.append(of_others.max())
     return torch.stack(changes).max().item()
 
 
 @torch.no_grad()
 def distance_from_alone(model, batch, owners):
     """Largest difference between a document's logits in the batch and in a batch of its own."""
-    ids, logits, distances = batch["input_ids"], model(**batch).logits, []
-    for own in (owners == owner for owner in owners.unique() if owner != PADDING):
+    ids = batch["input_ids"]
+    logits = model(**batch).logits
+    distances = []
+    for owner in owners.unique():
+        if owner == PADDING:
+            continue
+        own = owners == owner
         ends = ends_of_rows([int(own.sum())]) if "cu_seq_lens_q" in batch else {}
         alone = model(input_ids=ids[own][None], use_cache=False, **ends).logits[0]
         distances.append((logits[own] - alone).abs().max())
@@ -56,13 +66,11 @@ def distance_from_alone(model, batch, owners):
 
 
 def random_model(architecture, attention, dtype=torch.float32, device="cpu"):
+    """A model with random weights, the same in each call."""
     torch.manual_seed(0)
     config = copy.deepcopy(ARCHITECTURES[architecture])  # which keeps its model's attention
-    return (
-        AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)
-        .to(device)
-        .eval()
-    )
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)
+    return model.to(device).eval()
 
 
 def packed_batch(*rows, device="cpu"):

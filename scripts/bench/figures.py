@@ -43,11 +43,12 @@ def name_of(cell: Result, label: str) -> str:
 
 def reasons_of(cell: Result, label: str) -> list[str]:
     """Return why runs of a contestant are not valid, each reason once."""
-    reasons = {}
+    reasons = []
     for run in cell["runs"]:
-        if run["contestant"] == label and run["void"]:
-            reasons[run["void"]] = True
-    return list(reasons)
+        reason = run["void"]
+        if run["contestant"] == label and reason and reason not in reasons:
+            reasons.append(reason)
+    return reasons
 
 
 def values(cell: Result, label: str, key: str) -> dict[int, float]:

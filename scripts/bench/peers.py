@@ -44,8 +44,12 @@ def with_adapters(model: Any, args: argparse.Namespace) -> Any:
     """Return the model with LoRA on all of its linear layers."""
     from peft import LoraConfig, get_peft_model
 
-    size = {"r": args.lora_r, "lora_alpha": args.lora_alpha}
-    config = LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear", **size)
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        target_modules="all-linear",
+        r=args.lora_r,
+        lora_alpha=args.lora_alpha,
+    )
     return get_peft_model(model, config)
 
 

@@ -65,8 +65,7 @@ def run_example(recipe: str, folder: Path) -> Row:
     begun = time.monotonic()
     command = ["make", "-C", str(ROOT), "quickstart", f"RECIPE={recipe}"]
     command += [f"VENV={venv}", f"OUT={folder}"]
-    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    done = subprocess.run(command, text=True, **output)
+    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if done.returncode:
         raise ExampleError(f"the quickstart ended with {done.returncode}: {done.stdout[-2000:]}")
     taught = read_taught(recipe, folder)

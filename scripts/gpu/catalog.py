@@ -403,6 +403,18 @@ def other_speed_cells() -> Iterator[Cell]:
     )
 
 
+# Topics whose cells prove the recipes right; the others measure speed and memory.
+PROVING_TOPICS = (
+    "micro",
+    "strategies",
+    "masks",
+    "parity",
+    "resume",
+    "quantized",
+    "optimizers",
+    "signals",
+    "recipes",
+)
 CELLS = (
     *micro_cells(),
     *strategy_cells(),
@@ -416,3 +428,5 @@ CELLS = (
     *planner_cells(),
     *other_speed_cells(),
 )
+# tests/gpu holds these to their bounds.
+PROVING_CELLS = [cell for cell in CELLS if cell.name.split(".")[0] in PROVING_TOPICS]

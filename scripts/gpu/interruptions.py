@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from bench import machine
+from exits import Exit
 from paths import ROOT
 from proof.launch import data_of
 
 from . import launches
 from .cell import Outcome, Setup
-from .runner import FREE_AGAIN_MIB, MEMORY_BACK
+from .runner import wait_for_memory
 
-STOPPED_AND_SAVED = 75  # exit code of a recipe
-EXIT_CODES = {signal.SIGUSR1: STOPPED_AND_SAVED, signal.SIGKILL: -9}
+EXIT_CODES = {signal.SIGUSR1: Exit.STOPPED, signal.SIGKILL: -9}
 POLL = 0.2  # seconds
 STEPS_BEFORE = 12  # steps that a run does before it is interrupted
 STEPS_AFTER = 2  # steps that it does after it has resumed
@@ -126,7 +126,7 @@ def stop_and_resume(
     run.wait_for_step(process, last_done + STEPS_BEFORE)
     process.send_signal(number)
     code = process.wait(timeout=max(run.setup.seconds_left(), 1))
-    seconds = wait_for_memory(memory_before)
+    seconds = seconds_until_free(memory_before)
     saved = run.checkpoints()
     newest = saved[-1] if saved else None
 
@@ -155,17 +155,12 @@ def whole_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text[:end].splitlines()]
 
 
-def wait_for_memory(before: float | None) -> float | None:
-    """Return the seconds until the GPU's memory in use is what it was.
+def seconds_until_free(before: float | None) -> float | None:
+    """Return the seconds until the GPU's memory in use is what it was, None if it stays in use.
 
-    before: MiB, None without a GPU. Returns None if memory is not freed within MEMORY_BACK seconds.
+    before: MiB, None without a GPU.
     """
     begun = time.monotonic()
-    while before is not None:
-        used = machine.gpu_memory_used() or 0
-        if used - before <= FREE_AGAIN_MIB:
-            break
-        if time.monotonic() - begun > MEMORY_BACK:
-            return None
-        time.sleep(POLL)
+    if wait_for_memory(before):
+        return None
     return round(time.monotonic() - begun, 1)

@@ -38,7 +38,7 @@ RAGGED_LEVERS = (
     Lever("packed, flex", PACKING | FLEX),
     Lever("packed, varlen", PACKING | VARLEN),
     Lever("packed, flash", PACKING | FLASH, "flash-attn"),
-    Lever("packed, compiled", {"packing": True, "torch_compile": True}),
+    Lever("packed, compiled", PACKING | {"torch_compile": True}),
 )
 LONG_LEVERS = (
     Lever("flex", FLEX),

@@ -141,7 +141,9 @@ def reasons(rows: list[dict]) -> list[str]:
     places_of = {}
     for row in rows:
         for reason, where in reasons_of(row).items():
-            places_of.setdefault(reason, {})[where] = True
+            places = places_of.setdefault(reason, [])
+            if where not in places:
+                places.append(where)
     lines = []
     for reason, places in places_of.items():
         where = ", ".join(places) if len(places) <= FEW_NAMES else "full weights, sharded"

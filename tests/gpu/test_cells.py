@@ -10,25 +10,14 @@ import torch
 
 from bench import machine
 from gpu import runner
-from gpu.catalog import CELLS
+from gpu.catalog import PROVING_CELLS
 from gpu.cell import MEASURED, OK, SKIPPED
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="there is no GPU on this machine"
 )
-TOPICS = (
-    "micro",
-    "strategies",
-    "masks",
-    "parity",
-    "resume",
-    "quantized",
-    "optimizers",
-    "signals",
-    "recipes",
-)
 HERE = "masks.documents"
-CHOSEN = [cell for cell in CELLS if cell.name.split(".")[0] in TOPICS and cell.name != HERE]
+CHOSEN = [cell for cell in PROVING_CELLS if cell.name != HERE]
 
 
 @pytest.fixture(scope="session")

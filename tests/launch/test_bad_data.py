@@ -15,8 +15,7 @@ from transformers import AutoTokenizer
 import llama
 from components.cli import parse_arguments
 from launching import recipe
-
-GOOD = '{"prompt": "Spell the word lamp.", "completion": "l-a-m-p"}'
+from row_files import GOOD
 
 
 @pytest.fixture
@@ -146,12 +145,16 @@ WORDS = [
 
 
 def mangled(line, chance):
-    """A line with one to three changes: a byte replaced, bytes deleted or doubled, a token put in
-    or swapped."""
+    """A line with one to three changes.
+
+    A byte is replaced, bytes are deleted or doubled, or a token is put in or swapped.
+    """
     for _ in range(chance.choice([1, 1, 1, 2, 3])):
         i = chance.randrange(len(line) + 1)
         j = min(len(line), i + chance.choice([1, 1, 2, 5, 20, 80]))
-        token, other, word = chance.choice(TOKENS), chance.choice(TOKENS), chance.choice(WORDS)
+        token = chance.choice(TOKENS)
+        other = chance.choice(TOKENS)
+        word = chance.choice(WORDS)
         line = chance.choice(
             [
                 line[:i] + bytes([chance.randrange(256)]) + line[i + 1 :],
@@ -167,9 +170,12 @@ def mangled(line, chance):
 
 def test_ten_thousand_mangled_rows_break_nothing(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    tokenizer, kept, left_out = AutoTokenizer.from_pretrained(tiny / "model"), 0, 0
+    tokenizer = AutoTokenizer.from_pretrained(tiny / "model")
+    kept = 0
+    left_out = 0
     for seed in range(4):
-        chance, path = random.Random(seed), tmp_path / f"rows{seed}.jsonl"
+        chance = random.Random(seed)
+        path = tmp_path / f"rows{seed}.jsonl"
         path.write_bytes(b"\n".join(mangled(chance.choice(SEEDS), chance) for _ in range(2500)))
         words = ["--dataset_name", str(path), "--skip_bad_rows", "--max_length", "64"]
         args = parse_arguments(llama.Arguments, words=words)
@@ -181,8 +187,6 @@ def test_ten_thousand_mangled_rows_break_nothing(tiny, tmp_path, monkeypatch):
             line = lines[row["row"] - 1].decode()  # UTF-8, and the very line that the number says
             expected = llama.tokenize_row(json.loads(line.removeprefix("\ufeff")), tokenizer, 64)
             assert (row["input_ids"], row["labels"]) == (expected["input_ids"], expected["labels"])
-        kept, left_out = (
-            kept + len(rows),
-            left_out + int(re.search(r"(\d+) left out", rows.notes)[1]),
-        )
+        kept += len(rows)
+        left_out += int(re.search(r"(\d+) left out", rows.notes)[1])
     assert kept > 2000 and left_out > 4000  # changes in a text leave a good row

@@ -15,14 +15,8 @@ def test_a_dry_run_prints_summary_and_plan_and_writes_nothing(tiny, tmp_path):
     for file in (tiny / "model").iterdir():
         if file.suffix != ".safetensors":
             (tmp_path / "no_weights" / file.name).write_bytes(file.read_bytes())
-    command = [
-        "--config_file",
-        CONFIGS / "single.yaml",
-        "--mixed_precision",
-        "no",
-        "recipes/llama.py",
-        *data_of(tiny),
-    ]
+    command = ["--config_file", CONFIGS / "single.yaml", "--mixed_precision", "no"]
+    command += ["recipes/llama.py", *data_of(tiny)]
     command[command.index(tiny / "model")] = tmp_path / "no_weights"
     done = accelerate_launch(*command, "--use_peft", "--output_dir", tmp_path / "run", "--dry_run")
     assert done.returncode == 0, done.output[-3000:]

@@ -73,28 +73,11 @@ def test_compiled_layers_train_alike_and_are_saved_under_their_own_names(tiny, t
 
 
 def test_a_step_that_does_not_log_waits_for_nothing(tiny, tmp_path):
-    flags = [
-        "--max_steps",
-        12,
-        "--logging_steps",
-        5,
-        "--gradient_accumulation_steps",
-        2,
-        "--eval_strategy",
-        "no",
-        "--save_steps",
-        0,
-        "--output_dir",
-        tmp_path / "run",
-    ]
-    command = [
-        sys.executable,
-        REPO / "tests" / "count_syncs.py",
-        tmp_path / "syncs.json",
-        RECIPE,
-        *data_of(tiny),
-    ]
-    done = run(*command, *flags)
+    flags = "--max_steps 12 --logging_steps 5 --gradient_accumulation_steps 2 "
+    flags += "--eval_strategy no --save_steps 0"
+    words = [*data_of(tiny), *flags.split(), "--output_dir", tmp_path / "run"]
+    program = REPO / "tests" / "count_syncs.py"
+    done = run(sys.executable, program, tmp_path / "syncs.json", RECIPE, *words)
     assert done.returncode == 0, done.output[-3000:]
     found = json.loads((tmp_path / "syncs.json").read_text())
     steps = {step: [read for read in found if read["step"] == step] for step in range(1, 13)}

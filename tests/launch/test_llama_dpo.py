@@ -52,23 +52,15 @@ def test_it_learns_to_prefer_and_the_result_loads(whole_run):
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(whole_run, tiny, tmp_path):
     fault = json.dumps({"do": "SIGTERM", "at": "answer_logps", "step": 5, "rank": 0})
     command = [*data_of(tiny), *SHORT, "--output_dir", tmp_path]
-    stopped = run(
-        sys.executable,
-        REPO / "scripts" / "proof" / "faults.py",
-        RECIPE,
-        *command,
-        env=os.environ | {"FAULT": fault},
-    )
+    program = REPO / "scripts" / "proof" / "faults.py"
+    environment = os.environ | {"FAULT": fault}
+    stopped = run(sys.executable, program, RECIPE, *command, env=environment)
     assert stopped.returncode == 75, stopped.output[-3000:]
     kept = list(tmp_path.glob("reference-*.table"))
     assert len(kept) == 1 and list(tmp_path.glob("checkpoint-*"))
     # On two ranks, whose weights are shards; the reference is read, not run with trained weights
-    flags = [
-        "--per_device_train_batch_size",
-        3,
-        "--max_logits_mib",
-        0.02,
-    ]  # and in pieces of 16 tokens
+    # The loss is computed in pieces of 16 tokens.
+    flags = ["--per_device_train_batch_size", 3, "--max_logits_mib", 0.02]
     done = rehearse("fsdp2_full_shard", *command, *flags, num_processes=2, script=RECIPE)
     assert done.returncode == 0 and "Reference:" not in done.output, done.output[-3000:]
     ours, theirs = read_metrics(tmp_path), read_metrics(whole_run[0])

@@ -1,5 +1,7 @@
-"""recipes/mixtral.py as started: it learns, no loss depends on the ranks, no run is lost, its
-result loads."""
+"""recipes/mixtral.py as a user runs it: it learns, its results load, and a bad row is named.
+
+Ranks and resume: test_recipes.py.
+"""
 
 import json
 import sys
@@ -14,12 +16,9 @@ import mixtral
 from bench.recipe import Rows
 from components.head_loss import LossInHead
 from launching import REPO, read_metrics, run
-from proof.jobs import CUT, Run, reference_of
 
 RECIPE = REPO / "recipes" / "mixtral.py"
 EXPERTS, TOP_K = 4, 2
-DDP = Run("mixtral", "ddp", 2, *CUT[2], recipe="mixtral")
-ONE = reference_of(DDP)
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,8 @@ JOB = ["--max_steps", "6", "--per_device_train_batch_size", "8", "--learning_rat
 
 def train(tiny, output_dir, *options, rows=None, held_out=None):
     data = ["--dataset_name", rows or tiny / "data" / "train.jsonl"]
-    data += (
-        []
-        if held_out == "in the folder"
-        else ["--eval_dataset_name", held_out or tiny / "data" / "test.jsonl"]
-    )
+    if held_out != "in the folder":
+        data += ["--eval_dataset_name", held_out or tiny / "data" / "test.jsonl"]
     done = recipe(
         "--model_name_or_path", tiny / "model", *data, *JOB, "--output_dir", output_dir, *options
     )

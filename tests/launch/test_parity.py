@@ -19,9 +19,8 @@ SHORT_FORM = [
     Run("cuts", "fsdp2_full_shard", 4, 1, 3),
     Run("checkpointing", "single", flags=("--gradient_checkpointing",)),
     Run("checkpointing", "fsdp2_full_shard", 2, 3, 2, flags=("--gradient_checkpointing",)),
-    Run(
-        "bf16", "deepspeed_zero0", 2, 3, 2, precision="bf16"
-    ),  # its engine steps before the first step
+    # Its engine steps before the first step.
+    Run("bf16", "deepspeed_zero0", 2, 3, 2, precision="bf16"),
     Run("attention", "single", flags=("--attn_implementation", "eager")),
 ]
 
@@ -32,10 +31,8 @@ def test_the_numbers_are_those_of_one_process(run, short_of, short_in_one_proces
     row = measure(short(run), short_of("llama"), tmp_path / "run", whole)
     assert row["verdict"] == "ok", row
     if run.group == "attention":
-        assert (
-            json.loads((tmp_path / "run" / "run.json").read_text())["summary"]["kernels"]
-            == "attention eager"
-        )
+        record = json.loads((tmp_path / "run" / "run.json").read_text())
+        assert record["summary"]["kernels"] == "attention eager"
 
 
 @pytest.mark.parametrize("form", ["whole", "short"])

@@ -23,7 +23,7 @@ from planner.shapes import MemoizedBuild, read_model_config
 from planner.validation import BASE, config_of
 
 LAUNCHER = launch_command_parser()
-read_model_config = functools.cache(read_model_config)
+read_config_once = functools.cache(read_model_config)
 BUILD = MemoizedBuild()
 # One layer: hundreds of plans are made in each test, and more layers would be more of the same
 SMALL = config_of(BASE | {"width": 128, "depth": 1, "vocab": 1000})
@@ -79,7 +79,7 @@ def plan_command(command, card, **values):
     args = recipe.with_values(args, **values)
     config = yaml_files.read(REPO / launch.config_file)
     plan = plan_of(args, config, launch.num_processes, launch.num_machines, launch.mixed_precision)
-    model = read_model_config(args.model_name_or_path)
+    model = read_config_once(args.model_name_or_path)
     device, _ = closed_form(plan, model, batch_of(args, Request()), BUILD)
     return Planned(sum(with_constants(device, plan.ranks).values()), args)
 

@@ -2,18 +2,8 @@
 
 import json
 import sys
-from pathlib import Path
 
-from launching import REPO, read_metrics, run
-
-
-def quickstart(recipe, out):
-    """Run a recipe's quick start into `out` in the environment of the tests; return its output."""
-    (Path(sys.prefix) / ".installed").touch()  # it holds what the quick start would install
-    words = [f"RECIPE={recipe}", f"VENV={sys.prefix}", f"OUT={out}", "THREADS=1"]
-    done = run("make", "quickstart", *words, timeout=900)
-    assert done.returncode == 0, done.output[-4000:]
-    return done.output
+from launching import REPO, quickstart, read_metrics, run
 
 
 def test_llama_learns_its_skills_and_answers(tmp_path):

@@ -8,35 +8,18 @@ import pytest
 
 from launching import read_metrics, rehearse
 
-CUTS = {"single": (1, ["8", "1"]), "fsdp": (2, ["2", "2"]), "deepspeed_zero3": (2, ["4", "1"])}
+# {config: (ranks, rows per device, accumulation steps)}
+CUTS = {"single": (1, 8, 1), "fsdp": (2, 2, 2), "deepspeed_zero3": (2, 4, 1)}
+JOB = "--max_length 512 --max_steps 20 --learning_rate 1e-3 --warmup_steps 5".split()
 
 
 def train(config, gsm8k, model, output_dir, held_out):
-    ranks, (batch, accumulation) = CUTS[config]
-    done = rehearse(
-        config,
-        "--model_name_or_path",
-        model,
-        "--dataset_name",
-        gsm8k / "train.jsonl",
-        "--eval_dataset_name",
-        held_out,
-        "--max_length",
-        512,
-        "--max_steps",
-        20,
-        "--learning_rate",
-        "1e-3",
-        "--warmup_steps",
-        5,
-        "--per_device_train_batch_size",
-        batch,
-        "--gradient_accumulation_steps",
-        accumulation,
-        "--output_dir",
-        output_dir,
-        num_processes=ranks,
-    )
+    ranks, batch, accumulation = CUTS[config]
+    words = ["--model_name_or_path", model, "--dataset_name", gsm8k / "train.jsonl"]
+    words += ["--eval_dataset_name", held_out, "--output_dir", output_dir, *JOB]
+    words += ["--per_device_train_batch_size", batch]
+    words += ["--gradient_accumulation_steps", accumulation]
+    done = rehearse(config, *words, num_processes=ranks)
     assert done.returncode == 0, done.output[-3000:]
     return done.output
 

@@ -1,27 +1,15 @@
 """Rows that several processes prepare are those that one prepares."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import datasets
 import pytest
 
 from components.rows import read_splits
+from example_arguments import RowFlags
 from row_files import GOOD, row
 
 LINES = [GOOD, "{", "", GOOD, GOOD, row("a", 5), GOOD, "[]", GOOD]
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """What a recipe's arguments have."""
-
-    dataset_name: str
-    dataset_config: str | None = None
-    dataset_train_split: str = "train"
-    dataset_test_split: str = "test"
-    eval_dataset_name: str | None = None
-    skip_bad_rows: bool = False
-    dataset_num_proc: int | None = None
 
 
 def answer_of(row):
@@ -33,7 +21,7 @@ def answer_of(row):
 def test_two_processes_find_the_same_rows(tmp_path, monkeypatch, capsys):
     path = tmp_path / "rows.jsonl"
     path.write_bytes("\r\n".join(LINES).encode())
-    args = Arguments(str(path))
+    args = RowFlags(str(path))
     messages = []
     for num_proc in (None, 2):
         cache = tmp_path / f"cache of {num_proc}"

@@ -1,5 +1,7 @@
-"""recipes/t5.py as a user starts it: it learns, writes the same texts at any number of ranks, stops
-and goes on."""
+"""recipes/t5.py as a user starts it: it learns, ranks agree on texts, and bad rows are named.
+
+Resume: test_recipes.py.
+"""
 
 import json
 import sys
@@ -29,13 +31,13 @@ def texts_of(folder):
 
 
 def test_two_ranks_write_the_texts_of_one_process(tiny, one_process, tmp_path):
-    """Under FSDP1, where generation needs what is in no layer gathered; of others
-    tests/launch/test_recipes.py sees to it that ROUGE, BLEU and exact match are those of one
-    process."""
-    job, reference = (
-        Run("t5", "fsdp1_full_shard", 2, *CUT[2], recipe="t5"),
-        one_process("full", "t5"),
-    )
+    """Under FSDP1, where generation needs gathered what is in no layer.
+
+    Under others test_recipes.py sees to it that ROUGE, BLEU and exact match are those of one
+    process.
+    """
+    job = Run("t5", "fsdp1_full_shard", 2, *CUT[2], recipe="t5")
+    reference = one_process("full", "t5")
     row = measure(job, tiny, tmp_path / "run", reference)
     assert row["verdict"] == "ok", row
     ours, theirs = (texts_of(folder) for folder in (tmp_path / "run", reference))
@@ -57,17 +59,10 @@ def test_it_learns_to_translate_and_the_folder_writes_what_was_evaluated(tmp_pat
         4000,
         check=True,
     )
-    flags = ["--learning_rate", 2e-3, "--warmup_steps", 0.05, "--per_device_train_batch_size", 32]
-    flags += [
-        "--num_train_epochs",
-        2,
-        "--max_target_length",
-        16,
-        "--eval_on_start",
-        "--output_dir",
-        tmp_path / "run",
-    ]
-    done = run(sys.executable, RECIPE, *data_of(tmp_path), *flags)
+    flags = "--learning_rate 2e-3 --warmup_steps 0.05 --per_device_train_batch_size 32 "
+    flags += "--num_train_epochs 2 --max_target_length 16 --eval_on_start"
+    words = [*data_of(tmp_path), *flags.split(), "--output_dir", tmp_path / "run"]
+    done = run(sys.executable, RECIPE, *words)
     assert done.returncode == 0, done.output[-3000:]
     before, *_, after = read_metrics(tmp_path / "run")[1]
     assert before["eval_exact_match"] == 0 and before["eval_bleu"] < 5

@@ -11,7 +11,7 @@ STEPS, BATCH, RATE, LENGTH = 20, 4, 5e-4, 512
 
 
 def trainer_losses(model_dir, rows_path, output_dir):
-    """Losses of 20 steps of transformers' Trainer; rows are tokenised here, not by the recipe."""
+    """Losses of 20 steps of transformers' Trainer; rows are tokenized here, not by the recipe."""
     from datasets import Dataset
     from transformers import (
         AutoModelForCausalLM,
@@ -32,9 +32,7 @@ def trainer_losses(model_dir, rows_path, output_dir):
         prompt = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
         turns.append({"role": "assistant", "content": row["answer"]})
         full = tokenizer.apply_chat_template(turns, return_dict=False)
-        end = (
-            max(i for i, token in enumerate(full) if token in tokenizer.all_special_ids) + 1
-        )  # end of the turn
+        end = max(i for i, token in enumerate(full) if token in tokenizer.all_special_ids) + 1
         assert full[: len(prompt)] == prompt
         labels = [-100] * len(prompt) + full[len(prompt) : end] + [-100] * (len(full) - end)
         rows.append({"input_ids": full[:LENGTH], "labels": labels[:LENGTH]})
@@ -59,28 +57,12 @@ def trainer_losses(model_dir, rows_path, output_dir):
 
 def test_losses_equal_those_of_the_trainer(gsm8k, gsm8k_model, tmp_path):
     rows = gsm8k / "train.jsonl"
-    done = recipe(
-        "--model_name_or_path",
-        gsm8k_model,
-        "--dataset_name",
-        rows,
-        "--output_dir",
-        tmp_path / "run",
-        "--train_sampling_strategy",
-        "sequential",
-        "--per_device_train_batch_size",
-        BATCH,
-        "--max_steps",
-        STEPS,
-        "--learning_rate",
-        RATE,
-        "--lr_scheduler_type",
-        "constant",
-        "--max_length",
-        LENGTH,
-        "--optim",
-        "adamw_torch",
-    )
+    words = ["--model_name_or_path", gsm8k_model, "--dataset_name", rows]
+    words += ["--output_dir", tmp_path / "run", "--train_sampling_strategy", "sequential"]
+    words += ["--per_device_train_batch_size", BATCH, "--max_steps", STEPS]
+    words += ["--learning_rate", RATE, "--lr_scheduler_type", "constant"]
+    words += ["--max_length", LENGTH, "--optim", "adamw_torch"]
+    done = recipe(*words)
     assert done.returncode == 0, done.output[-3000:]
     ours = [line["loss"] for line in read_metrics(tmp_path / "run")[0]]
     theirs = trainer_losses(gsm8k_model, rows, tmp_path / "trainer")

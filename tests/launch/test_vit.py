@@ -1,10 +1,11 @@
-"""recipes/vit.py as a user runs it: the quick start learns and its result loads; resume, ranks and
-bad images."""
+"""recipes/vit.py as a user runs it: it learns, its result loads, and bad images are named.
+
+Ranks and resume: test_recipes.py.
+"""
 
 import json
 import shutil
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,18 +13,9 @@ import torch
 from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
-from launching import REPO, read_metrics, run
+from launching import REPO, quickstart, read_metrics, run
 
 RECIPE = REPO / "recipes" / "vit.py"
-
-
-def lines_of(folder):
-    """The lines of metrics.jsonl without what depends on the machine."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {k: v for k, v in line.items() if k not in ("images_per_second", "peak_memory_gib")}
-        for line in lines
-    ]
 
 
 def copied(tiny, folder):
@@ -39,19 +31,8 @@ def copied(tiny, folder):
     ]
 
 
-def test_the_quick_start_learns_and_its_result_does_as_well_outside_of_the_recipe(tmp_path):
-    venv = Path(sys.prefix)
-    (venv / ".installed").touch()  # the tests' environment holds what the quick start would install
-    done = run(
-        "make",
-        "quickstart",
-        "RECIPE=vit",
-        f"VENV={venv}",
-        f"OUT={tmp_path}",
-        "THREADS=1",
-        timeout=900,
-    )
-    assert done.returncode == 0, done.output[-4000:]
+def test_the_quickstart_learns_and_its_result_does_as_well_outside_of_the_recipe(tmp_path):
+    quickstart("vit", tmp_path)
     evaluations = read_metrics(tmp_path / "run")[1]
     assert [line["step"] for line in evaluations] == list(
         range(0, 505, 63)
@@ -91,13 +72,11 @@ def test_an_image_that_breaks_in_a_loader_in_mid_training_is_named_and_a_checkpo
 ):
     arguments = copied(tiny_of("vit"), tmp_path)
     images = sorted((tmp_path / "data" / "train").glob("*/*.png"))
-    bad = images[
-        np.random.default_rng((42, 0)).permutation(210)[160]
-    ]  # it comes in step 21, 8 rows a step
+    number = np.random.default_rng((42, 0)).permutation(210)[160]
+    bad = images[number]  # it comes in step 21, 8 rows a step
     content = bad.read_bytes()
-    bad.write_bytes(
-        content[:100] + bytes(len(content) - 112) + content[-12:]
-    )  # head and end are sound
+    # Head and end are sound.
+    bad.write_bytes(content[:100] + bytes(len(content) - 112) + content[-12:])
     flags = ["--max_steps", 40, "--save_steps", 10, "--dataloader_num_workers", 1]
     done = run(sys.executable, RECIPE, *arguments, *flags)
     assert done.returncode == 65 and f"{bad}: cannot be decoded" in done.output, done.output[-3000:]

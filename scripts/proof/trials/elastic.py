@@ -6,9 +6,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from exits import Exit
 from proof.faults import Fault
 from proof.jobs import Run
-from proof.trials.lab import STOPPED, Lab
+from proof.trials.lab import Lab
 from proof.trials.outcome import difference_in_loss
 from proof.trials.trial import EPOCH, LOSS, ROWS, Group, Result, Trial, failed, make_job
 
@@ -43,7 +44,7 @@ def resume_elsewhere(lab: Lab, folder: Path, jobs: Sequence[Run], stops: Sequenc
     faults = [Fault("SIGTERM", "summed_loss", rank=0, step=step) for step in stops]
     faults.append(Fault("record rows", "summed_loss", file=folder / "rows"))
     whole = lab.uninterrupted(make_job("single"))
-    codes = [STOPPED] * len(stops) + [0]
+    codes = [Exit.STOPPED] * len(stops) + [0]
     for job_now, code in zip(jobs, codes, strict=True):
         ended = lab.run(job_now, folder, faults)
         if ended.code != code:
@@ -69,7 +70,7 @@ def refuse_other_rows(lab: Lab, folder: Path, config: str) -> Result:
     """Another number of rows per step is refused, and the flags that fit are named."""
     lab.run(make_job("single"), folder, [Fault("SIGTERM", "summed_loss", step=2)])
     ended = lab.run(replace(make_job(config), batch=5, accumulation=1), folder)
-    if ended.code == 64 and all(word in ended.output for word in REFUSAL):
+    if ended.code == Exit.USAGE and all(word in ended.output for word in REFUSAL):
         return Result(True)
     return failed(f"{ended.code}: {ended.tail}")
 

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from exits import Exit
 from proof import damage
 from proof.faults import Fault
 from proof.trials.lab import Lab
@@ -24,11 +25,11 @@ PICKLES = (
 PICKLES_OF_MODELS = ("training_args.bin", "optimizer.bin", "scheduler.bin", "tokenizer.pkl")
 # {file of a checkpoint that is replaced by a pickle: the exit code that the run must have}
 FORGED = {
-    None: 0,
-    "latest": 0,
-    "manifest.json": 65,
-    "state.safetensors": 65,
-    "progress.json": 65,
+    None: Exit.DONE,
+    "latest": Exit.DONE,
+    "manifest.json": Exit.DATA,
+    "state.safetensors": Exit.DATA,
+    "progress.json": Exit.DATA,
 }
 SECRETS = (
     "HF_TOKEN",
@@ -87,7 +88,7 @@ def code_in_a_model(lab: Lab, folder: Path, name: str) -> Result:
     put_code(lab, model, name, mark)
     flags = ("--model_name_or_path", model, "--max_steps", "1")
     ended = lab.run(make_job(), folder, flags=flags)
-    ok = ended.code in (0, 64) and not mark.exists()
+    ok = ended.code in (Exit.DONE, Exit.USAGE) and not mark.exists()
     return Result(ok, note=f"{ended.code}: {ended.tail}")
 
 

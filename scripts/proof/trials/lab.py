@@ -15,6 +15,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from exits import Exit
 from paths import RECIPES, SCRIPTS
 from proof.faults import Fault
 from proof.jobs import Run
@@ -23,7 +24,6 @@ from proof.trials.processes import kill_all
 
 TIMEOUT = 300  # seconds for a launch: a run that hangs is not as promised
 MOST_LAUNCHES = 9  # of the same command, one after the other
-STOPPED = 75  # exit code of a run that was stopped and saved
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Lab:
     ) -> list[Ended]:
         """Run the same command until it does not end as stopped; return all ends."""
         ends = [self.run(job, folder, faults, flags=flags)]
-        while ends[-1].code == STOPPED and len(ends) < MOST_LAUNCHES:
+        while ends[-1].code == Exit.STOPPED and len(ends) < MOST_LAUNCHES:
             ends.append(self.run(job, folder, faults, flags=flags))
         return ends
 

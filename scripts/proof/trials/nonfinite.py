@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
+from exits import Exit
 from proof.faults import Fault
 from proof.jobs import Run
-from proof.trials.lab import STOPPED, Ended, Lab
+from proof.trials.lab import Ended, Lab
 from proof.trials.outcome import equal_to, hash_of_state, nonfinite_weights, verified
 from proof.trials.trial import BROKEN, ROWS, STEPS, Group, Result, Trial, failed, make_job
 
-NOT_FINITE = 70  # exit code
 SEED = 42  # of the job
 ROWS_PER_STEP = 12
 ROWS_OF_EVALUATION = 21
@@ -108,7 +108,7 @@ def wrong_skip(folder: Path, ended: Ended) -> list[str]:
 def wrong_end(folder: Path, ended: Ended) -> list[str]:
     """What is wrong with a run that must end at the step, with the state before it saved."""
     wrong = []
-    if ended.code != NOT_FINITE:
+    if ended.code != Exit.NOT_FINITE:
         wrong.append(f"ended with {ended.code}: {ended.tail}")
     if max(verified(folder)) != STEP - 1:
         wrong.append(f"saved {verified(folder)}")
@@ -131,7 +131,7 @@ def skip_the_first_step(lab: Lab, folder: Path, job: Run) -> Result:
         ends.append(lab.run(job, resumed, [fault, stop], flags=saving))
     ends.append(lab.run(job, resumed, [fault], flags=saving))
     codes = [ended.code for ended in ends]
-    if codes != [0, STOPPED, STOPPED, 0]:
+    if codes != [0, Exit.STOPPED, Exit.STOPPED, 0]:
         return failed(f"exit codes {codes}: {ends[-1].tail}")
     return equal_to(resumed, whole)
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from exits import Exit
 from proof.faults import Fault
 from proof.jobs import Run
-from proof.trials.lab import STOPPED, Ended, Lab
+from proof.trials.lab import Ended, Lab
 from proof.trials.outcome import last_line, resume_and_compare, status_of, verified
 from proof.trials.processes import processes_of
 from proof.trials.trial import DIFFERENCES, EPOCH, Group, Result, Trial, make_job
@@ -64,7 +65,7 @@ def stop_by_signal(
     last = last_line(ended.output)
     wrong = ""
     if not (
-        ended.code == STOPPED
+        ended.code == Exit.STOPPED
         and status["state"] == "stopped"
         and last.endswith(LAST_WORDS)
         and max(verified(folder), default=0) == at.saved
@@ -95,7 +96,7 @@ def stop_a_rank_that_waits(lab: Lab, folder: Path, name: str) -> Result:
 
 def is_stopped(ended: Ended, folder: Path) -> bool:
     """Whether a run ended as stopped, and recorded it."""
-    return ended.code == STOPPED and status_of(folder)["state"] == "stopped"
+    return ended.code == Exit.STOPPED and status_of(folder)["state"] == "stopped"
 
 
 def stop_a_group_that_tokenizes(lab: Lab, folder: Path, name: str) -> Result:
@@ -104,7 +105,7 @@ def stop_a_group_that_tokenizes(lab: Lab, folder: Path, name: str) -> Result:
     One of them has finished its share and holds a lock.
     """
     job = make_job("single")
-    mark = lab.folder / f"{folder.name}_tokenises"
+    mark = lab.folder / f"{folder.name}_tokenizes"
     fault = Fault("wait", "row_to_messages", file=mark, seconds=20)
     # With the cache of other runs nothing would be left to tokenize.
     cache = {"HF_DATASETS_CACHE": str(lab.folder / f"{folder.name}_cache")}
@@ -126,7 +127,7 @@ def stop_a_group_with_loaders(lab: Lab, folder: Path, job: Run, name: str) -> Re
     fault = Fault(name, "summed_loss", rank=0, step=7, group=True)
     ended = lab.run(job, folder, [fault], flags=flags)
     wrong = ""
-    if ended.code != STOPPED or verified(folder) != [7]:
+    if ended.code != Exit.STOPPED or verified(folder) != [7]:
         wrong = f"{ended.code}: {ended.tail}"
     return resume_and_compare(lab, folder, job, wrong, flags=flags)
 
@@ -187,7 +188,7 @@ def kill_while_saving(lab: Lab, folder: Path, config: str, change: int) -> Resul
 
 def is_killed(ended: Ended) -> bool:
     """Whether a run neither finished nor stopped."""
-    return ended.code not in (0, STOPPED)
+    return ended.code not in (0, Exit.STOPPED)
 
 
 def kill_after_evaluation(lab: Lab, folder: Path, config: str) -> Result:
@@ -196,7 +197,7 @@ def kill_after_evaluation(lab: Lab, folder: Path, config: str) -> Result:
     stopped = lab.run(job, folder, [Fault("SIGTERM", "evaluate_perplexity", rank=0)])
     killed = lab.run(job, folder, [Fault("SIGKILL", "summed_loss", rank=0, step=20)])
     wrong = ""
-    if stopped.code != STOPPED or not is_killed(killed):
+    if stopped.code != Exit.STOPPED or not is_killed(killed):
         wrong = f"{stopped.code}, {killed.code}"
     return resume_and_compare(lab, folder, job, wrong)
 

@@ -4,9 +4,10 @@ import itertools
 from functools import partial
 from pathlib import Path
 
+from exits import Exit
 from proof.faults import Fault
 from proof.jobs import Run, configs
-from proof.trials.lab import STOPPED, Lab
+from proof.trials.lab import Lab
 from proof.trials.outcome import equal_to
 from proof.trials.trial import DIFFERENCES, STEPS, Group, Result, Trial, failed, make_job
 
@@ -21,7 +22,7 @@ def stop_and_resume(lab: Lab, folder: Path, job: Run, steps: tuple[int, ...]) ->
     faults = [Fault("SIGTERM", "summed_loss", rank=last_rank, step=step) for step in steps]
     ends = lab.run_until_done(job, folder, faults)
     codes = [ended.code for ended in ends]
-    if codes != [STOPPED] * len(steps) + [0]:
+    if codes != [Exit.STOPPED] * len(steps) + [0]:
         return failed(f"exit codes {codes}: {ends[-1].tail}")
     return equal_to(folder, whole)
 

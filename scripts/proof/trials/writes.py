@@ -7,6 +7,7 @@ import subprocess
 from functools import partial
 from pathlib import Path
 
+from exits import Exit
 from proof.faults import Fault
 from proof.trials.lab import Lab
 from proof.trials.outcome import resume_and_compare, status_of, verified
@@ -17,7 +18,6 @@ from proof.trials.trial import DIFFERENCES, Group, Result, Trial, make_job
 CHANGES = 24
 STATE_SIZE = 27_062_484  # bytes of the state file
 CHECKPOINT_SIZE = 27_100_000  # bytes of a checkpoint, rounded up
-CANNOT_WRITE = 73  # exit code
 SECOND_SAVE = {"at": "publish", "call": 2}
 # Runs a command with its output folder on a small tmpfs, and keeps what was written there.
 ON_SMALL_DISK = (
@@ -59,7 +59,7 @@ def interrupted() -> list[Trial]:
     attempt = partial(save_in_danger, fault=fault, code=0, what="")
     trials.append(Trial("no change is left out", f"change {CHANGES + 1}", attempt))
     trials += in_writes("crash", -signal.SIGXFSZ)
-    trials += in_writes("refuse", CANNOT_WRITE)
+    trials += in_writes("refuse", Exit.CANNOT_WRITE)
     return trials
 
 
@@ -107,10 +107,10 @@ def fill_the_disk(lab: Lab, folder: Path, quarter: int | None) -> Result:
     reported = re.search(r"it needs ([\d,]+) bytes, ([\d,]+) are free", ended.output)
     wrong = ""
     if not (
-        ended.code == CANNOT_WRITE
+        ended.code == Exit.CANNOT_WRITE
         and reported
         and verified(folder) == [3]
-        and status_of(folder)["exit_code"] == CANNOT_WRITE
+        and status_of(folder)["exit_code"] == Exit.CANNOT_WRITE
     ):
         wrong = f"{ended.code}, {verified(folder)}: {ended.tail}"
     return resume_and_compare(lab, folder, job, wrong, flags=flags)

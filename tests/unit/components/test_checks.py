@@ -8,22 +8,12 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from broken_configs import FSDP2, TYPO, TYPO_SAID, ZERO_WITHOUT_PRECISION
 from components.arguments import CommonArguments
 from components.checks import check_launch, find_conflicts
 from components.cli import parse_arguments
 from components.summary import plan_command
 from example_arguments import MixtureArguments, language_model_arguments
-
-FSDP2 = (
-    "distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16\nfsdp_config:\n"
-    "  fsdp_version: 2\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
-)
-TYPO = FSDP2 + "  fsdp_reshard_after_foward: false\n"
-TYPO_SAID = (
-    "config.yaml:7: fsdp_config.fsdp_reshard_after_foward: no such key: accelerate ignores it "
-    "silently; fix: fsdp_reshard_after_forward"
-)
-ZERO = "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n"
 
 
 def conflicts(*flags):
@@ -173,12 +163,14 @@ class TestLaunch:
         ]
 
     def test_what_the_recipes_do_not_run_under_ends_it(self, start):
-        code, said = start(ZERO + "  zero_stage: 2\n  gradient_accumulation_steps: 4\n")
+        code, said = start(
+            ZERO_WITHOUT_PRECISION + "  zero_stage: 2\n  gradient_accumulation_steps: 4\n"
+        )
         assert code == 64 and "command line: --gradient_accumulation_steps; fix: delete" in said
 
     def test_what_only_costs_is_a_warning(self, start):
         code, said = start(FSDP2.replace("fsdp_version", "version"))
-        says = "warning: config.yaml:5: fsdp_config.version: only the launcher completes this name"
+        says = "warning: config.yaml:6: fsdp_config.version: only the launcher completes this name"
         assert code == 0 and said.startswith(says)
 
     def test_a_file_that_cannot_be_read_again_is_said(self, start):

@@ -6,7 +6,7 @@ that accelerate stops.
 
 import pytest
 
-from accelerate_judge import deepspeed_run, fsdp_run, launched, pretend_gpu, write
+from accelerate_judge import deepspeed_run, fsdp_run, launched, write
 from broken_configs import (
     BROKEN,
     DDP,
@@ -18,6 +18,7 @@ from broken_configs import (
 from components.config_files import find_faults, load
 from components.config_findings import Finding
 
+pytestmark = pytest.mark.usefixtures("pretended_gpu")
 # Wishes of the recipes, and how bad the same is for anybody else
 WISHES = {
     "accumulation in the file": "info",
@@ -25,11 +26,6 @@ WISHES = {
     "tensor parallel mesh": "info",
     "ZeRO-3 that cannot save": "warning",
 }
-
-
-@pytest.fixture(autouse=True)
-def gpu(monkeypatch):
-    pretend_gpu(monkeypatch)
 
 
 def findings_on(folder, text, for_recipes=False) -> list[Finding]:

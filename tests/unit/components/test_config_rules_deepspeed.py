@@ -9,13 +9,14 @@ import yaml
 from accelerate.utils import DeepSpeedPlugin
 from deepspeed.runtime.config import DeepSpeedConfig
 
-from accelerate_judge import deepspeed_run, pretend_gpu, write
-from broken_configs import DEEPSPEED_JSON, ZERO_BY_JSON
+from accelerate_judge import deepspeed_run, write
+from broken_configs import DEEPSPEED_JSON, ZERO_WITHOUT_PRECISION
 from components import accelerate_keys, config_rules, deepspeed_keys
 from components.config_files import find_faults, load
 from components.config_findings import STOPS, split
 from components.config_rules_deepspeed_json import rules_of_json
 
+pytestmark = pytest.mark.usefixtures("pretended_gpu")
 OTHER_VALUES = {
     "zero_stage": 3,
     "zero3_init_flag": "true",
@@ -24,14 +25,9 @@ OTHER_VALUES = {
 SAVE = "stage3_gather_16bit_weights_on_model_save"
 
 
-@pytest.fixture(autouse=True)
-def gpu(monkeypatch):
-    pretend_gpu(monkeypatch)
-
-
 def yaml_for(path):
     """A YAML that points to a DeepSpeed JSON."""
-    return ZERO_BY_JSON + f"  deepspeed_config_file: {path}\n"
+    return ZERO_WITHOUT_PRECISION + f"  deepspeed_config_file: {path}\n"
 
 
 @pytest.mark.parametrize("key", list(accelerate_keys.DEEPSPEED))

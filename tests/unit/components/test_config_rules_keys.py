@@ -12,7 +12,6 @@ from accelerate_judge import (
     deepspeed_run,
     fsdp_run,
     launched,
-    pretend_gpu,
     questionnaire,
     write,
 )
@@ -25,6 +24,7 @@ from components.config_findings import rename
 from components.config_rules_deepspeed_json import names_in_json
 from launching import CONFIGS
 
+pytestmark = pytest.mark.usefixtures("pretended_gpu")
 SHIPPED = sorted(CONFIGS.glob("*.yaml"))
 PREFIXES = (
     "fsdp_",
@@ -36,11 +36,6 @@ PREFIXES = (
     "distributed_",
     "zero_",
 )
-
-
-@pytest.fixture(autouse=True)
-def gpu(monkeypatch):
-    pretend_gpu(monkeypatch)
 
 
 def misspellings(key: str) -> set[str]:

@@ -5,18 +5,14 @@ import yaml
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env
 
-from accelerate_judge import launched, pretend_gpu, write
+from accelerate_judge import launched, write
 from broken_configs import DDP, FULL1, FULL2, ZERO2
 from components import config_rules
 from components.config_findings import COSTS
 
+pytestmark = pytest.mark.usefixtures("pretended_gpu")
 TWO_MACHINES = "num_machines: 2\nmain_process_ip: a\nmachine_rank: 1\n"
 ON_CPUS = DDP.replace("MULTI_GPU", "MULTI_CPU")
-
-
-@pytest.fixture(autouse=True)
-def gpu(monkeypatch):
-    pretend_gpu(monkeypatch)
 
 
 def kinds_of_findings(text):

@@ -1,13 +1,13 @@
 """Documents are read as they are; one that cannot be used is named by file, line, cause and fix."""
 
 import json
-from dataclasses import dataclass
 
 import datasets
 import pytest
 from datasets import Dataset, IterableDataset
 
 from components.documents import open_documents
+from example_arguments import DocumentFlags
 
 GOOD = '{"text": "w1 w2 w3"}\n'
 BAD_LINES = {  # line, and what is said of it
@@ -20,21 +20,6 @@ BAD_LINES = {  # line, and what is said of it
 }
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """What the arguments of recipes/mistral_pretrain.py have."""
-
-    dataset_name: str
-    dataset_config: str | None = None
-    dataset_train_split: str = "train"
-    dataset_test_split: str = "test"
-    eval_dataset_name: str | None = None
-    skip_bad_rows: bool = False
-    text_column: str = "text"
-    streaming: bool = False
-    num_eval_documents: int = 0
-
-
 @pytest.fixture(autouse=True)
 def data(tmp_path, monkeypatch):
     """A folder for documents; datasets' cache is empty at first."""
@@ -45,7 +30,7 @@ def data(tmp_path, monkeypatch):
 
 def opened(source, evaluate=False, **changes):
     """Return the documents to train on and those to evaluate on."""
-    return open_documents(Arguments(str(source), **changes), evaluate=evaluate)
+    return open_documents(DocumentFlags(str(source), **changes), evaluate=evaluate)
 
 
 def texts_of(documents):

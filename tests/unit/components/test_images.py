@@ -12,6 +12,7 @@ from PIL import Image as Pillow
 
 from components.images import check_image, decode_image, hash_of_image, open_image_splits
 from components.rows import prepare_rows
+from example_arguments import RowFlags
 
 
 def encoded(picture, kind="PNG", **options):
@@ -41,16 +42,9 @@ DEEP = encoded(Pillow.fromarray(np.full((8, 8), 40000, dtype=np.uint16)))
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(RowFlags):
     """What the arguments of recipes/vit.py have."""
 
-    dataset_name: str
-    dataset_config: str | None = None
-    dataset_train_split: str = "train"
-    dataset_test_split: str = "test"
-    eval_dataset_name: str | None = None
-    skip_bad_rows: bool = False
-    dataset_num_proc: int | None = None
     image_column_name: str = "image"
     label_column_name: str | None = None
 

@@ -5,20 +5,11 @@ import json
 import psutil
 import pytest
 
+from broken_configs import FSDP2, TYPO, TYPO_SAID, ZERO_WITHOUT_PRECISION
 from components import launch_command
 from launching import CONFIGS
 
 SHIPPED = sorted(CONFIGS.glob("*.yaml"))
-FSDP2 = (
-    "distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16\nfsdp_config:\n"
-    "  fsdp_version: 2\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
-)
-TYPO = FSDP2 + "  fsdp_reshard_after_foward: false\n"
-TYPO_SAID = (
-    "config.yaml:7: fsdp_config.fsdp_reshard_after_foward: no such key: accelerate ignores it "
-    "silently; fix: fsdp_reshard_after_forward"
-)
-ZERO = "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n"
 PYTHON = "/env/bin/python"
 BIN = "/env/bin/accelerate"
 COMMANDS = {
@@ -125,11 +116,15 @@ def test_a_misspelt_key_is_found_with_its_line_and_the_fix(tmp_path):
         ),
         (FSDP2 + "deepspeed_config:\n  zero_stage: 2\n", "--multi_gpu", "deepspeed_config"),
         (
-            ZERO + "  zero_stage: 2\n  offload_param_device: cpu\n",
+            ZERO_WITHOUT_PRECISION + "  zero_stage: 2\n  offload_param_device: cpu\n",
             "--zero_stage 3 --zero3_save_16bit_model true",
             "offload_param_device",
         ),
-        (ZERO + "  zero_stage: 3\n", "--zero3_save_16bit_model true", "zero3_save_16bit_model"),
+        (
+            ZERO_WITHOUT_PRECISION + "  zero_stage: 3\n",
+            "--zero3_save_16bit_model true",
+            "zero3_save_16bit_model",
+        ),
         ("distributed_type: 'NO'\nnum_processes: 2\n", "--num_processes 1", "distributed_type"),
         ("distributed_type: 'NO'\nnum_processes: 2\n", "--cpu", "distributed_type"),
         (
@@ -178,7 +173,7 @@ class TestDeepSpeedJson:
         "train_micro_batch_size_per_gpu": "auto",
         "train_batch_size": "auto",
     }
-    YAML = ZERO + "  deepspeed_config_file: ds.json\n"
+    YAML = ZERO_WITHOUT_PRECISION + "  deepspeed_config_file: ds.json\n"
 
     def test_it_is_checked_too(self, tmp_path):
         wrong = self.CONTENT | {"gradient_cliping": 1.0}

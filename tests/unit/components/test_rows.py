@@ -5,7 +5,7 @@
 import ast
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from components.rows import (
     prepare_rows,
     read_splits,
 )
+from example_arguments import RowFlags
 from row_files import (
     ASSISTANT,
     BAD_FILES,
@@ -50,19 +51,6 @@ ALL_BAD_LINES = b"\n".join(
     + (bad.content if isinstance(bad.content, bytes) else bad.content.encode())
     for bad in BAD_LINES.values()
 )
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """What a recipe's arguments have."""
-
-    dataset_name: str
-    dataset_config: str | None = None
-    dataset_train_split: str = "train"
-    dataset_test_split: str = "test"
-    eval_dataset_name: str | None = None
-    skip_bad_rows: bool = False
-    dataset_num_proc: int | None = None
 
 
 def tokenize(row, tokenizer, max_length=MAX_LENGTH):
@@ -110,7 +98,7 @@ def load(tmp_path, tokenizer):
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(content if isinstance(content, bytes) else content.encode())
         alone = [name.split("/")[0] for name in files if name.startswith("rows")]
-        args = Arguments(str(tmp_path / "data" / "".join(alone)))  # the folder without such a file
+        args = RowFlags(str(tmp_path / "data" / "".join(alone)))  # the folder without such a file
         prepare = prepare or partial(tokenize, tokenizer=tokenizer)
         return read_splits(replace(args, **changes), prepare, evaluate=evaluate)
 
@@ -145,7 +133,7 @@ def problem_of(tmp_path_factory, tokenizer):
     (folder / "rows.jsonl").write_bytes(ALL_BAD_LINES)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
-        split, _ = open_splits(Arguments(str(folder / "rows.jsonl")), evaluate=False)
+        split, _ = open_splits(RowFlags(str(folder / "rows.jsonl")), evaluate=False)
         problems = attempt_rows(split, partial(tokenize, tokenizer=tokenizer), None)["problem"][:]
     assert len(problems) == 2 * len(BAD_LINES) and set(problems[::2]) == {""}
     return dict(zip(BAD_LINES, problems[1::2], strict=True))
@@ -411,7 +399,7 @@ def test_rows_know_their_lengths_places_and_hash(load, tmp_path):
 
 
 def test_two_limits_are_both_named(load, tmp_path, tokenizer):
-    args = Arguments(str(tmp_path / "data"))
+    args = RowFlags(str(tmp_path / "data"))
     load({"train.jsonl": GOOD})
     limits = ["max_source_length", "max_target_length"]
     prepare = partial(tokenize, tokenizer=tokenizer)
@@ -422,14 +410,14 @@ def test_two_limits_are_both_named(load, tmp_path, tokenizer):
 # ---- Columns of texts and labels ----
 def test_texts_that_look_like_numbers_stay_texts(tmp_path):
     (tmp_path / "train.csv").write_text("report,headline,label\n007,1e3,2\n")
-    args = Arguments(str(tmp_path))
+    args = RowFlags(str(tmp_path))
     split, _ = open_splits(args, evaluate=False, text_columns=["report"])
     assert split.dataset[0] == {"report": "007", "headline": 1000.0, "label": 2}
 
 
 def test_numbers_in_pairs_of_answers_are_texts(tmp_path):
     (tmp_path / "train.csv").write_text("prompt,chosen,rejected\n1 + 1 =,2,3\n")
-    split, _ = open_splits(Arguments(str(tmp_path)), evaluate=False)
+    split, _ = open_splits(RowFlags(str(tmp_path)), evaluate=False)
     assert split.dataset[0] == {"prompt": "1 + 1 =", "chosen": "2", "rejected": "3"}
 
 
@@ -437,13 +425,13 @@ def test_a_data_set_that_numbers_its_classes_tells_their_names(tmp_path):
     features = datasets.Features({"label": datasets.ClassLabel(names=["no", "yes"])})
     table = datasets.Dataset.from_dict({"label": [1, 0]}, features=features)
     table.to_parquet(tmp_path / "train.parquet")
-    split, _ = open_splits(Arguments(str(tmp_path)), evaluate=False)
+    split, _ = open_splits(RowFlags(str(tmp_path)), evaluate=False)
     assert split.class_names("label") == ["no", "yes"] and split.class_names("text") is None
 
 
 def test_a_split_can_be_prepared_by_itself(tmp_path, tokenizer):
     (tmp_path / "train.jsonl").write_text(GOOD)
-    args = Arguments(str(tmp_path))
+    args = RowFlags(str(tmp_path))
     split, _ = open_splits(args, evaluate=False)
     assert isinstance(split.dataset[0], Mapping) and split.is_training
     rows = prepare_rows(split, partial(tokenize, tokenizer=tokenizer), args)

@@ -11,6 +11,7 @@ import torch
 import mistral_pretrain
 from components.documents import open_documents
 from components.stream import START, Position, cut_blocks, first_blocks, read_documents
+from example_arguments import DocumentFlags
 
 END, LENGTH = 1, 8
 WORDS = [f"w{i}" for i in range(100)]
@@ -27,18 +28,10 @@ class Tokenizer:
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(DocumentFlags):
     """What the arguments of recipes/mistral_pretrain.py have."""
 
     dataset_name: str = ""
-    dataset_config: str | None = None
-    dataset_train_split: str = "train"
-    dataset_test_split: str = "test"
-    eval_dataset_name: str | None = None
-    skip_bad_rows: bool = False
-    text_column: str = "text"
-    streaming: bool = False
-    num_eval_documents: int = 0
     shuffle_buffer_size: int = 4
     seed: int = 3
     max_length: int = LENGTH

@@ -10,7 +10,7 @@ import pytest
 
 import check_config
 from accelerate_judge import write
-from broken_configs import DDP, DEEPSPEED_JSON, FSDP, FSDP1, FSDP2, FULL2, ZERO_BY_JSON
+from broken_configs import DDP, DEEPSPEED_JSON, FSDP, FSDP1, FSDP2, FULL2, ZERO_WITHOUT_PRECISION
 from launching import CONFIGS
 
 SHIPPED = sorted(CONFIGS.glob("*.yaml"))
@@ -225,7 +225,7 @@ class TestDeepSpeedJson:
         return write(tmp_path, json.dumps(data, indent=1), "ds.json")
 
     def test_it_is_checked_with_its_yaml(self, named, tmp_path, check, capsys):
-        path = write(tmp_path, ZERO_BY_JSON + f"  deepspeed_config_file: {named}\n")
+        path = write(tmp_path, ZERO_WITHOUT_PRECISION + f"  deepspeed_config_file: {named}\n")
         assert check(path) == 65
         said = capsys.readouterr().out
         for words in ("DeepSpeed ZeRO-3", "parameters on cpu", "bf16 weights"):

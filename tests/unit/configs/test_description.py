@@ -5,7 +5,7 @@ import copy
 import pytest
 import yaml
 
-from accelerate_judge import fsdp_run, launched, pretend_gpu, run, write
+from accelerate_judge import fsdp_run, launched, run, write
 from broken_configs import BROKEN, DDP, DEEPSPEED_JSON, FSDP1, FSDP2, FULL2, MESH, ZERO
 from components import accelerate_keys as keys
 from components import config_rules
@@ -16,6 +16,7 @@ from configs.edits import edit_content
 from configs.reports import check_file
 from launching import CONFIGS
 
+pytestmark = pytest.mark.usefixtures("pretended_gpu")
 SHIPPED = sorted(CONFIGS.glob("*.yaml"))
 # Of parameters, gradients and optimizer state, with 4 processes
 SHARES = {
@@ -37,11 +38,6 @@ SHARES = {
     "deepspeed_zero2_offload": "whole 1/4 1/4",
     "deepspeed_zero3_offload": "1/4 1/4 1/4",
 }
-
-
-@pytest.fixture(autouse=True)
-def gpu(monkeypatch):
-    pretend_gpu(monkeypatch)
 
 
 def does(path, num_processes=None):

@@ -3,17 +3,14 @@
 import pytest
 import yaml
 
-from accelerate_judge import GPUS, fsdp_run, pretend_gpu, questionnaire, write
+from accelerate_judge import GPUS, fsdp_run, questionnaire, write
 from broken_configs import BROKEN, FULL2, ZERO2
 from components.config_files import ConfigFile, load
 from configs.fixes import fix
 from configs.reports import check_file
 from launching import CONFIGS
 
-
-@pytest.fixture(autouse=True)
-def gpu(monkeypatch):
-    pretend_gpu(monkeypatch)
+pytestmark = pytest.mark.usefixtures("pretended_gpu")
 
 
 def flat(content):
