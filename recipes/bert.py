@@ -76,7 +76,6 @@ from transformers import AutoModelForSequenceClassification, DataCollatorWithPad
 
 from components.accelerator import make_accelerator
 from components.batches import BatchPlan, Line, OnePerLine
-from components.chat import load_text_tokenizer, without_lone_surrogates
 from components.classifier import evaluate_classifier, load_classifier, weighted_row_losses
 from components.columns import validate_texts
 from components.export import save_model
@@ -94,6 +93,7 @@ from components.rows import (
 )
 from components.run import Run
 from components.strategy import backward_of_sum
+from components.tokens import load_text_tokenizer, without_lone_surrogates
 
 # EDIT: your columns, of a text or of a pair of texts
 TEXT_COLUMNS = [

@@ -72,13 +72,11 @@ from transformers import AutoConfig, AutoModelForTokenClassification, DataCollat
 
 from components.accelerator import make_accelerator
 from components.batches import BatchPlan, Line, OnePerLine
-from components.chat import load_text_tokenizer
 from components.classifier import load_classifier
 from components.export import save_model
 from components.loading import loading
 from components.model_checks import base_model_of, check_model
 from components.optimizer import make_optimizer
-from components.packing import NOT_TRAINED_ON
 from components.padding import pad_texts
 from components.rows import (
     Rows,
@@ -104,6 +102,7 @@ from components.tags import (
     show_tags,
     without_unknown_tags,
 )
+from components.tokens import NOT_TRAINED_ON, load_text_tokenizer
 
 # EDIT: your columns of tags
 TAG_COLUMNS = ["ner_tags", "labels", "tags"]

@@ -114,7 +114,6 @@ from transformers import AutoModelForSeq2SeqLM
 from components import upstream
 from components.accelerator import make_accelerator
 from components.batches import BatchPlan, OnePerLine
-from components.chat import load_text_tokenizer, without_lone_surrogates
 from components.columns import MAX_SHOWN, list_columns
 from components.exits import Exit
 from components.export import save_model
@@ -133,6 +132,7 @@ from components.run import Run
 from components.seq2seq import Seq2SeqCollator, cut_tokens
 from components.status import fail
 from components.strategy import backward_of_sum
+from components.tokens import load_text_tokenizer, without_lone_surrogates
 
 # EDIT: your columns, {source: target}; a column named translation needs --source_lang instead
 SOURCE_AND_TARGET = {

@@ -8,7 +8,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from components.batches import Line
-from components.packing import NOT_TRAINED_ON
+from components.tokens import NOT_TRAINED_ON
 
 
 def cut_tokens(tokenizer: Any, max_length: int, **text: str) -> tuple[list[int], bool]:
