@@ -20,15 +20,15 @@ from components.data_files import (
     parse_line,
 )
 from components.exits import Exit
-from components.rows import SplitArguments, evaluation_source, require, training_source
+from components.rows import HasDataArguments, evaluation_source, require, training_source
 from components.status import fail
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
 
-class DocumentArguments(SplitArguments, Protocol):
-    """Arguments that say where the documents are, and how many of them are held out."""
+class HasDocumentArguments(HasDataArguments, Protocol):
+    """What also has the arguments of documents: their column, and how many are held out."""
 
     @property
     def text_column(self) -> str: ...
@@ -137,7 +137,7 @@ class Documents:
 
 
 def open_documents(
-    args: DocumentArguments, *, evaluate: bool
+    args: HasDocumentArguments, *, evaluate: bool
 ) -> tuple[Documents, Documents | None]:
     """Return the documents to train on, and those to evaluate on or None.
 
@@ -156,7 +156,7 @@ def open_documents(
     return documents, load_documents(source, args)
 
 
-def load_documents(source: Source, args: DocumentArguments) -> Documents | None:
+def load_documents(source: Source, args: HasDocumentArguments) -> Documents | None:
     """Return the documents of a source, or None if it has none and does not need any."""
     source = replace(source, files=find_document_files(source))
     load = load_stream if args.streaming else load_rows

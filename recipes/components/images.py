@@ -14,7 +14,7 @@ from components.exits import Exit
 from components.fingerprints import prepared_fingerprint
 from components.labels import NO_LABELS
 from components.rows import (
-    RowArguments,
+    HasPreparationArguments,
     Split,
     evaluation_source,
     hash_of_row,
@@ -31,8 +31,8 @@ ENDS_OF_FILES = (b"IEND\xaeB`\x82", b"\xff\xd9")  # of PNG and JPEG
 DEEP_MODES = ("I", "F")  # beginnings of Pillow's modes with more than 8 bits per color
 
 
-class ImageArguments(RowArguments, Protocol):
-    """The arguments that say where images are, and which columns hold an image and its label."""
+class HasImageArguments(HasPreparationArguments, Protocol):
+    """What also has the names of the columns that hold an image and its label."""
 
     @property
     def image_column_name(self) -> str: ...
@@ -41,7 +41,7 @@ class ImageArguments(RowArguments, Protocol):
 
 
 # ---- Find ----
-def open_image_splits(args: ImageArguments, *, evaluate: bool) -> tuple[Split, Split | None]:
+def open_image_splits(args: HasImageArguments, *, evaluate: bool) -> tuple[Split, Split | None]:
     """Return the images to train on and those to evaluate on, with their labels.
 
     This is `components.rows.open_splits` for images: a folder may also hold SPLIT/CLASS/IMAGE or
@@ -56,7 +56,7 @@ def open_image_splits(args: ImageArguments, *, evaluate: bool) -> tuple[Split, S
     return train_split, open_images(source, args, is_training=False)
 
 
-def open_images(source: Source, args: ImageArguments, is_training: bool) -> Split | None:
+def open_images(source: Source, args: HasImageArguments, is_training: bool) -> Split | None:
     """Return the images of a source and their labels; None if it has none and needs none."""
     from datasets import Image as ImageColumn
 
@@ -116,7 +116,7 @@ def list_images(folder: str, files: Sequence[str]) -> Iterator[dict[str, Any]]:
         yield {"image": {"bytes": None, "path": f"{folder}/{file}"}, "label": label}
 
 
-def find_label_column(dataset: "Dataset", source: Source, args: ImageArguments) -> str:
+def find_label_column(dataset: "Dataset", source: Source, args: HasImageArguments) -> str:
     """Return the name of the column of labels; end with 65 without it or a column of images."""
     names = ["label", "labels"]
     if args.label_column_name:
