@@ -4,9 +4,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import xxhash
+from datasets import Dataset, IterableDataset
 
 from components.bad_rows import explain
 from components.columns import MAX_SHOWN, Row, list_columns, note_unread
@@ -22,9 +23,6 @@ from components.data_files import (
 from components.exits import Exit
 from components.rows import HasDataArguments, evaluation_source, require, training_source
 from components.status import fail
-
-if TYPE_CHECKING:
-    from datasets import Dataset, IterableDataset
 
 
 class HasDocumentArguments(HasDataArguments, Protocol):
@@ -51,7 +49,7 @@ class Documents:
         unread: the columns that nothing reads.
     """
 
-    dataset: "Dataset | IterableDataset"
+    dataset: Dataset | IterableDataset
     source: Source
     text_column: str
     skip_bad_rows: bool
@@ -185,7 +183,7 @@ def find_document_files(source: Source) -> tuple[Path, ...]:
     return files
 
 
-def columns_of_documents(dataset: "Dataset | IterableDataset", source: Source) -> Sequence[str]:
+def columns_of_documents(dataset: Dataset | IterableDataset, source: Source) -> Sequence[str]:
     """Return the names of the columns; where each row has its own, those of the first row."""
     if source.file_type == ".txt":
         return []
@@ -202,8 +200,6 @@ def columns_of_documents(dataset: "Dataset | IterableDataset", source: Source) -
 
 def hold_out(documents: Documents, number: int) -> tuple[Documents, Documents]:
     """Return the first documents and the remaining ones; end with 65 if none remain."""
-    from datasets import Dataset
-
     dataset = documents.dataset
     if isinstance(dataset, Dataset) and len(dataset) <= number:
         fail(

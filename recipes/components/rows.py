@@ -78,7 +78,7 @@ class Split:
         unread: the columns that were dropped because nothing reads them.
     """
 
-    dataset: "Dataset"
+    dataset: Dataset
     source: Source
     is_training: bool
     unread: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ class Rows:
         prefix: the text before the number of a row in messages: "train.jsonl, line".
     """
 
-    dataset: "Dataset"
+    dataset: Dataset
     notes: str
     prefix: str
 
@@ -257,7 +257,7 @@ def prepare_rows(
     return Rows(rows, notes, source.prefix)
 
 
-def attempt_rows(split: Split, prepare: Prepare, num_proc: int | None) -> "Dataset":
+def attempt_rows(split: Split, prepare: Prepare, num_proc: int | None) -> Dataset:
     """Return all rows of a split as `attempt` makes them, from the cache if it has them."""
     dataset: Any = split.dataset
     fingerprint = prepared_fingerprint(dataset._fingerprint, prepare, attempt)
@@ -343,7 +343,7 @@ def leave_out(rows: Rows, problems: Mapping[int, str], skip_bad_rows: bool, reas
     return replace(rows, dataset=dataset.select(kept), notes=notes)
 
 
-def note_counts(rows: "Dataset", num_left_out: int, limits: Sequence[str]) -> str:
+def note_counts(rows: Dataset, num_left_out: int, limits: Sequence[str]) -> str:
     """Return the numbers of rows, of truncated ones and of those left out, for the summary."""
     notes = [str(len(rows))]
     if TRUNCATED in rows.column_names:
@@ -353,7 +353,7 @@ def note_counts(rows: "Dataset", num_left_out: int, limits: Sequence[str]) -> st
     return ", ".join(notes)
 
 
-def count_unread(split: Split, rows: "Dataset") -> dict[str, int]:
+def count_unread(split: Split, rows: Dataset) -> dict[str, int]:
     """Return {column or message key that nothing reads: number of rows that have it}."""
     counts = Counter(dict.fromkeys(split.unread, len(rows)))
     for names, num_rows in Counter(rows[UNREAD][:]).items():
