@@ -86,6 +86,7 @@ from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import base_model_of, check_model
 from components.optimizer import make_optimizer
 from components.packing import TokenCollator, takes_one_line
+from components.perplexity import perplexity_of
 from components.rows import Rows, describe_rows, read_splits
 from components.run import Run
 from components.status import fail
@@ -290,7 +291,7 @@ def evaluate(
     model.train()
     means = mean_losses(accelerator, sums, load, accelerator.reduce(counts))
     metrics = {f"eval_{name}": mean for name, mean in means.items()}
-    metrics["eval_perplexity"] = math.exp(min(means["loss"], 700))
+    metrics["eval_perplexity"] = perplexity_of(means["loss"])
     run.log_evaluation(
         metrics,
         f"loss {means['loss']:.4f}, perplexity {metrics['eval_perplexity']:.2f} on held-out rows",
