@@ -75,7 +75,7 @@ from accelerate.utils import set_seed
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding
 
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan, Line, OnePerLine
+from components.batches import BatchPlan, Line
 from components.classifier import evaluate_classifier, load_classifier, weighted_row_losses
 from components.columns import validate_texts
 from components.export import save_model
@@ -216,9 +216,7 @@ def main(args: Arguments) -> None:
     plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
     collator = TextCollator(DataCollatorWithPadding(tokenizer))
-    train_loader = plan.training_loader(
-        train_rows, OnePerLine(len(train_rows)), collator, first_step=run.step
-    )
+    train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----

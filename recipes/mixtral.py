@@ -71,7 +71,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan, Line, OnePerLine
+from components.batches import BatchPlan, Line
 from components.chat import load_tokenizer, show_trained_tokens, tokenize_conversation
 from components.conversations import (
     Message,
@@ -315,9 +315,7 @@ def main(args: Arguments) -> None:
     collator = RoutedCollator(
         pad_token_id=tokenizer.pad_token_id, one_line=takes_one_line(args.attn_implementation)
     )
-    train_loader = plan.training_loader(
-        train_rows, OnePerLine(len(train_rows)), collator, first_step=run.step
-    )
+    train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----
