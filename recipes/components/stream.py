@@ -276,7 +276,7 @@ class BlockStream:
                 blocks = self._ahead.result()
             except ValueError as error:
                 problem = str(error)
-        sent = [blocks, problem]
+        sent: list[Any] = [blocks, problem]
         if self._group is not None:
             torch.distributed.broadcast_object_list(sent, group=self._group)
         blocks, problem = sent

@@ -131,6 +131,6 @@ def test_a_weight_that_is_not_finite_is_never_saved(lab, tmp_path):
     flags = ("--save_steps", "1", "--learning_rate", "1e39", "--warmup_steps", "0")
     ended = lab.run(make_job("ddp"), tmp_path, [], flags=flags)
     assert ended.code == nonfinite.NOT_FINITE
-    assert "is not finite after step 1: no checkpoint is made" in ended.tail
+    assert "is not finite after step 1: no checkpoint is made" in ended.output
     assert verified(tmp_path) == []
     assert not (tmp_path / "model.safetensors").exists()
