@@ -75,8 +75,7 @@ from accelerate.utils import set_seed
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding
 
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan, Line, OnePerLine
-from components.chat import load_text_tokenizer, without_lone_surrogates
+from components.batches import BatchPlan, Line
 from components.classifier import evaluate_classifier, load_classifier, weighted_row_losses
 from components.columns import validate_texts
 from components.export import save_model
@@ -94,6 +93,7 @@ from components.rows import (
 )
 from components.run import Run
 from components.strategy import backward_of_sum
+from components.tokens import load_text_tokenizer, without_lone_surrogates
 
 # EDIT: your columns, of a text or of a pair of texts
 TEXT_COLUMNS = [
@@ -216,9 +216,7 @@ def main(args: Arguments) -> None:
     plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
     collator = TextCollator(DataCollatorWithPadding(tokenizer))
-    train_loader = plan.training_loader(
-        train_rows, OnePerLine(len(train_rows)), collator, first_step=run.step
-    )
+    train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----

@@ -71,14 +71,12 @@ from accelerate.utils import set_seed
 from transformers import AutoConfig, AutoModelForTokenClassification, DataCollatorWithPadding
 
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan, Line, OnePerLine
-from components.chat import load_text_tokenizer
+from components.batches import BatchPlan, Line
 from components.classifier import load_classifier
 from components.export import save_model
 from components.loading import loading
 from components.model_checks import base_model_of, check_model
 from components.optimizer import make_optimizer
-from components.packing import NOT_TRAINED_ON
 from components.padding import pad_texts
 from components.rows import (
     Rows,
@@ -104,6 +102,7 @@ from components.tags import (
     show_tags,
     without_unknown_tags,
 )
+from components.tokens import NOT_TRAINED_ON, load_text_tokenizer
 
 # EDIT: your columns of tags
 TAG_COLUMNS = ["ner_tags", "labels", "tags"]
@@ -248,9 +247,7 @@ def main(args: Arguments) -> None:
     plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
     collator = TagCollator(DataCollatorWithPadding(tokenizer), tag_ids, args.label_all_tokens)
-    train_loader = plan.training_loader(
-        train_rows, OnePerLine(len(train_rows)), collator, first_step=run.step
-    )
+    train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----

@@ -154,7 +154,7 @@ def main(args: Arguments) -> None:
     packer = collator
     if args.packing:
         packer = dataclasses.replace(collator, width=args.max_length)
-    train_loader = plan.training_loader(train_rows, lines, packer, first_step=run.step)
+    train_loader = plan.training_loader(train_rows, packer, first_step=run.step, lines=lines)
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----

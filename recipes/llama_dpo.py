@@ -75,7 +75,7 @@ from transformers import AutoModelForCausalLM
 
 from components import upstream
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan, OnePerLine
+from components.batches import BatchPlan
 from components.chat import load_tokenizer
 from components.conversations import validate_message_keys, validate_pair
 from components.export import save_model
@@ -362,7 +362,7 @@ def main(args: Arguments) -> None:
         one_line=takes_one_line(args.attn_implementation),
     )
     both = join_splits(train_rows, eval_rows)  # one numbering, for the table of the reference
-    train_loader = plan.training_loader(both, OnePerLine(len(both)), collator, first_step=run.step)
+    train_loader = plan.training_loader(both, collator, first_step=run.step)
     whole_loader = plan.ordered_loader(both, collator, range(len(both)))
     eval_loader = plan.evaluation_loader(both, collator, range(len(train_rows), len(both)))
 

@@ -95,7 +95,6 @@ from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
 from components.batches import evaluation_steps
-from components.chat import load_text_tokenizer
 from components.documents import Documents, open_documents
 from components.exits import Exit
 from components.export import save_model
@@ -117,6 +116,7 @@ from components.stream import (
     first_blocks,
     read_documents,
 )
+from components.tokens import load_text_tokenizer
 
 SHOWN_TOKENS = 200  # of the first block, in the start summary
 

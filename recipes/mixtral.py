@@ -71,7 +71,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan, Line, OnePerLine
+from components.batches import BatchPlan, Line
 from components.chat import load_tokenizer, show_trained_tokens, tokenize_conversation
 from components.conversations import (
     Message,
@@ -86,6 +86,7 @@ from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import base_model_of, check_model
 from components.optimizer import make_optimizer
 from components.packing import TokenCollator, takes_one_line
+from components.perplexity import perplexity_of
 from components.rows import Rows, describe_rows, read_splits
 from components.run import Run
 from components.status import fail
@@ -290,7 +291,7 @@ def evaluate(
     model.train()
     means = mean_losses(accelerator, sums, load, accelerator.reduce(counts))
     metrics = {f"eval_{name}": mean for name, mean in means.items()}
-    metrics["eval_perplexity"] = math.exp(min(means["loss"], 700))
+    metrics["eval_perplexity"] = perplexity_of(means["loss"])
     run.log_evaluation(
         metrics,
         f"loss {means['loss']:.4f}, perplexity {metrics['eval_perplexity']:.2f} on held-out rows",
@@ -314,9 +315,7 @@ def main(args: Arguments) -> None:
     collator = RoutedCollator(
         pad_token_id=tokenizer.pad_token_id, one_line=takes_one_line(args.attn_implementation)
     )
-    train_loader = plan.training_loader(
-        train_rows, OnePerLine(len(train_rows)), collator, first_step=run.step
-    )
+    train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----

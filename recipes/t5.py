@@ -113,8 +113,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from components import upstream
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan, OnePerLine
-from components.chat import load_text_tokenizer, without_lone_surrogates
+from components.batches import BatchPlan
 from components.columns import MAX_SHOWN, list_columns
 from components.exits import Exit
 from components.export import save_model
@@ -133,6 +132,7 @@ from components.run import Run
 from components.seq2seq import Seq2SeqCollator, cut_tokens
 from components.status import fail
 from components.strategy import backward_of_sum
+from components.tokens import load_text_tokenizer, without_lone_surrogates
 
 # EDIT: your columns, {source: target}; a column named translation needs --source_lang instead
 SOURCE_AND_TARGET = {
@@ -391,9 +391,7 @@ def main(args: Arguments) -> None:
     plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
     collator = Seq2SeqCollator(tokenizer.pad_token_id)
-    train_loader = plan.training_loader(
-        train_rows, OnePerLine(len(train_rows)), collator, first_step=run.step
-    )
+    train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----

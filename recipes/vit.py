@@ -74,7 +74,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from components import upstream
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan, Line, OnePerLine
+from components.batches import BatchPlan, EpochRow, Line
 from components.classifier import evaluate_classifier, load_classifier, weighted_row_losses
 from components.export import save_model
 from components.images import check_image, decode_image, hash_of_image, open_image_splits
@@ -178,8 +178,8 @@ def augment(
 class ImageCollator:
     """Make a batch of labeled images.
 
-    A line is one number, row + epoch x rows: an image's augmentation depends only on seed, epoch
-    and row. A batch has these entries:
+    An image's augmentation depends only on seed, epoch and row, so that a line is the number of an
+    EpochRow. A batch has these entries:
         inputs: pixel_values, [rows, channels, height, width].
         labels, weights: [rows].
         counts: the sum of the weights, and the number of rows.
@@ -199,13 +199,11 @@ class ImageCollator:
     seed: int = 0
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
-        numbers = [number for line in lines for number in line]
-        rows = []
-        if numbers:
-            rows = source.__getitems__([number % len(source) for number in numbers])
+        drawn = [EpochRow.of_number(number, len(source)) for line in lines for number in line]
+        rows = source.__getitems__([one.row for one in drawn]) if drawn else []
         pictures = []
-        for number, row in zip(numbers, rows, strict=True):
-            pictures.append(self._draw(int(row["row"]), epoch=number // len(source)))
+        for one, row in zip(drawn, rows, strict=True):
+            pictures.append(self._draw(int(row["row"]), one.epoch))
         options = {}
         if "crop" in self.augmentation:  # the crops have the model's size already
             options = {"do_resize": False, "do_center_crop": False}
@@ -277,12 +275,10 @@ def main(args: Arguments) -> None:
     num_workers = choose_num_workers(args, accelerator, size)
     plan = BatchPlan(args, accelerator, len(train_rows), num_workers=num_workers)
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
-    train_loader = plan.training_loader(
+    train_loader = plan.augmenting_loader(
         train_rows,
-        OnePerLine(len(train_rows) * plan.num_epochs),
         ImageCollator(train_images.encoded, processor, size, args.augmentation, args.seed),
         first_step=run.step,
-        number_epochs=True,
     )
     eval_loader = None
     if eval_images is not None:

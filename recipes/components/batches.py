@@ -8,7 +8,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -50,6 +50,31 @@ class OnePerLine(Sequence[Line]):
     # pyrefly: ignore[bad-override]  # no slices: loaders read one line at a time
     def __getitem__(self, number: int) -> Line:
         return [number]
+
+
+class EpochRow(NamedTuple):
+    """A row in one pass over the data, for a collator that augments it in each pass differently.
+
+    A loader gives its collator only numbers. So row and epoch are in one: the number of the row if
+    the rows of all epochs are counted, epoch after epoch.
+
+    Attributes:
+        epoch: the pass over the data, from 0.
+        row: the number of the row in its data set, from 0.
+    """
+
+    epoch: int
+    row: int
+
+    def number(self, num_rows: int) -> int:
+        """Return the number that stands for both; the data set has `num_rows` rows."""
+        return self.epoch * num_rows + self.row
+
+    @classmethod
+    def of_number(cls, number: int, num_rows: int) -> "EpochRow":
+        """Return the epoch and the row for which `number` stands."""
+        epoch, row = divmod(number, num_rows)
+        return cls(epoch, row)
 
 
 def best_fit(lengths: Sequence[int] | np.ndarray, capacity: int) -> list[Line]:
@@ -167,13 +192,8 @@ class BatchPlan:
         """The passes over the data that the run begins."""
         return math.ceil(self.total_steps / self.steps_per_epoch)
 
-    def batches_from(self, first_step: int, number_epochs: bool = False) -> list[list[int]]:
-        """Return the batches of all ranks from a step to the end of the run.
-
-        Args:
-            number_epochs: number lines as line + epoch x lines, so that an augmentation of a row
-                can differ from epoch to epoch.
-        """
+    def batches_from(self, first_step: int) -> list[list[int]]:
+        """Return the batches of all ranks from a step to the end of the run."""
         order = "random"
         if isinstance(self._args, SamplingArguments):
             order = self._args.train_sampling_strategy
@@ -185,31 +205,38 @@ class BatchPlan:
             seed=None if order == "sequential" else self._args.seed,
             lengths=self._lengths if order == "group_by_length" else None,
         )
-        if number_epochs:
-            batches_per_epoch = self.steps_per_epoch * self._batches_per_step
-            for number, batch in enumerate(batches):
-                offset = number // batches_per_epoch * self._num_lines
-                batch[:] = [line + offset for line in batch]
         first = first_step * self._batches_per_step
         return batches[first : self.total_steps * self._batches_per_step]
 
     def training_loader(
         self,
         rows: Rows,
-        lines: Sequence[Line],
         collate: Collator,
         first_step: int,
-        number_epochs: bool = False,
+        lines: Sequence[Line] | None = None,
     ) -> DataLoader:
         """Return a loader of this rank's micro-batches to the end of the run, on its device.
 
         Args:
-            lines: numbers of the rows that stand in each line.
             first_step: steps that are done already.
-            number_epochs: as in `batches_from`; `lines` then covers all epochs.
+            lines: numbers of the rows that stand in each line; None for one row per line.
         """
-        batches = self.batches_from(first_step, number_epochs)
-        return self._loader(rows, lines, batches, collate)
+        if lines is None:
+            lines = OnePerLine(len(rows))
+        return self._loader(rows, lines, self.batches_from(first_step), collate)
+
+    def augmenting_loader(self, rows: Rows, collate: Collator, first_step: int) -> DataLoader:
+        """Return a loader like `training_loader`, for a collator that augments rows.
+
+        Each line is the number of an EpochRow.
+        """
+        batches = self.batches_from(first_step)
+        first = first_step * self._batches_per_step
+        batches_per_epoch = self.steps_per_epoch * self._batches_per_step
+        for place, batch in enumerate(batches, first):
+            epoch = place // batches_per_epoch
+            batch[:] = [EpochRow(epoch, row).number(len(rows)) for row in batch]
+        return self._loader(rows, OnePerLine(len(rows) * self.num_epochs), batches, collate)
 
     def evaluation_loader(
         self, rows: Rows | None, collate: Collator, numbers: range | None = None

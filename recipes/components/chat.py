@@ -4,13 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import transformers
 
-from components.loading import loading
+from components.conversations import Message
 from components.rows import hash_of_row
+from components.tokens import NOT_TRAINED_ON, load_text_tokenizer, without_lone_surrogates
 
-Message = Mapping[str, Any]
-NOT_TRAINED_ON = -100
 # For tokenizers without a template of their own
 DEFAULT_CHAT_TEMPLATE = (
     "{{ bos_token or '' }}"
@@ -31,21 +29,6 @@ def load_tokenizer(name: str) -> Any:
     tokenizer = load_text_tokenizer(name)
     if not tokenizer.chat_template:
         tokenizer.chat_template = DEFAULT_CHAT_TEMPLATE
-    return tokenizer
-
-
-def load_text_tokenizer(name: str, **options: Any) -> Any:
-    """Return the tokenizer of a folder or hub id, with a pad token and padding on the right.
-
-    Args:
-        options: further arguments of from_pretrained, such as src_lang.
-    """
-    with loading("tokenizer", name):
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
-            name, padding_side="right", trust_remote_code=False, **options
-        )
-    if not tokenizer.pad_token:
-        tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
@@ -134,11 +117,6 @@ def close_last_turn(text: str, is_trained_on: np.ndarray, tokenizer: Any) -> tup
         return text, is_trained_on
     ending = np.ones(len(tokenizer.eos_token) + 1, dtype=bool)
     return text[:end] + tokenizer.eos_token, np.concatenate([is_trained_on[:end], ending])
-
-
-def without_lone_surrogates(text: str) -> str:
-    """Return a text unchanged, or raise the UnicodeEncodeError that locates a lone surrogate."""
-    return text.encode().decode()
 
 
 def first_trained_on(labels: Sequence[int]) -> int | None:

@@ -34,6 +34,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from components.exits import Exit
+from components.folder import LATEST
 from components.status import fail, write_file
 
 STATE = "state.safetensors"
@@ -191,7 +192,7 @@ def publish(
     for path in (*staging.iterdir(), staging):
         flush(path)
     staging.rename(final)
-    write_file(folder / "latest", final.name)
+    write_file(folder / LATEST, final.name)
     flush(folder)
     delete_old(folder, limit)
 

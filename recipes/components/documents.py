@@ -4,9 +4,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import xxhash
+from datasets import Dataset, IterableDataset
 
 from components.bad_rows import explain
 from components.columns import MAX_SHOWN, Row, list_columns, note_unread
@@ -20,15 +21,12 @@ from components.data_files import (
     parse_line,
 )
 from components.exits import Exit
-from components.rows import SplitArguments, evaluation_source, require, training_source
+from components.rows import HasDataArguments, evaluation_source, require, training_source
 from components.status import fail
 
-if TYPE_CHECKING:
-    from datasets import Dataset, IterableDataset
 
-
-class DocumentArguments(SplitArguments, Protocol):
-    """Arguments that say where the documents are, and how many of them are held out."""
+class HasDocumentArguments(HasDataArguments, Protocol):
+    """What also has the arguments of documents: their column, and how many are held out."""
 
     @property
     def text_column(self) -> str: ...
@@ -51,7 +49,7 @@ class Documents:
         unread: the columns that nothing reads.
     """
 
-    dataset: "Dataset | IterableDataset"
+    dataset: Dataset | IterableDataset
     source: Source
     text_column: str
     skip_bad_rows: bool
@@ -137,7 +135,7 @@ class Documents:
 
 
 def open_documents(
-    args: DocumentArguments, *, evaluate: bool
+    args: HasDocumentArguments, *, evaluate: bool
 ) -> tuple[Documents, Documents | None]:
     """Return the documents to train on, and those to evaluate on or None.
 
@@ -156,7 +154,7 @@ def open_documents(
     return documents, load_documents(source, args)
 
 
-def load_documents(source: Source, args: DocumentArguments) -> Documents | None:
+def load_documents(source: Source, args: HasDocumentArguments) -> Documents | None:
     """Return the documents of a source, or None if it has none and does not need any."""
     source = replace(source, files=find_document_files(source))
     load = load_stream if args.streaming else load_rows
@@ -185,7 +183,7 @@ def find_document_files(source: Source) -> tuple[Path, ...]:
     return files
 
 
-def columns_of_documents(dataset: "Dataset | IterableDataset", source: Source) -> Sequence[str]:
+def columns_of_documents(dataset: Dataset | IterableDataset, source: Source) -> Sequence[str]:
     """Return the names of the columns; where each row has its own, those of the first row."""
     if source.file_type == ".txt":
         return []
@@ -202,8 +200,6 @@ def columns_of_documents(dataset: "Dataset | IterableDataset", source: Source) -
 
 def hold_out(documents: Documents, number: int) -> tuple[Documents, Documents]:
     """Return the first documents and the remaining ones; end with 65 if none remain."""
-    from datasets import Dataset
-
     dataset = documents.dataset
     if isinstance(dataset, Dataset) and len(dataset) <= number:
         fail(

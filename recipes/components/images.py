@@ -5,8 +5,10 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
+from datasets import Dataset, Features, Value
+from datasets import Image as ImageColumn
 from PIL import Image
 
 from components.data_files import Source, load_rows
@@ -14,7 +16,7 @@ from components.exits import Exit
 from components.fingerprints import prepared_fingerprint
 from components.labels import NO_LABELS
 from components.rows import (
-    RowArguments,
+    HasPreparationArguments,
     Split,
     evaluation_source,
     hash_of_row,
@@ -23,16 +25,13 @@ from components.rows import (
 )
 from components.status import fail
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
 EncodedImage = dict[str, Any]  # {"bytes": content or None, "path": of the file or None}
 ENDS_OF_FILES = (b"IEND\xaeB`\x82", b"\xff\xd9")  # of PNG and JPEG
 DEEP_MODES = ("I", "F")  # beginnings of Pillow's modes with more than 8 bits per color
 
 
-class ImageArguments(RowArguments, Protocol):
-    """The arguments that say where images are, and which columns hold an image and its label."""
+class HasImageArguments(HasPreparationArguments, Protocol):
+    """What also has the names of the columns that hold an image and its label."""
 
     @property
     def image_column_name(self) -> str: ...
@@ -41,7 +40,7 @@ class ImageArguments(RowArguments, Protocol):
 
 
 # ---- Find ----
-def open_image_splits(args: ImageArguments, *, evaluate: bool) -> tuple[Split, Split | None]:
+def open_image_splits(args: HasImageArguments, *, evaluate: bool) -> tuple[Split, Split | None]:
     """Return the images to train on and those to evaluate on, with their labels.
 
     This is `components.rows.open_splits` for images: a folder may also hold SPLIT/CLASS/IMAGE or
@@ -56,10 +55,8 @@ def open_image_splits(args: ImageArguments, *, evaluate: bool) -> tuple[Split, S
     return train_split, open_images(source, args, is_training=False)
 
 
-def open_images(source: Source, args: ImageArguments, is_training: bool) -> Split | None:
+def open_images(source: Source, args: HasImageArguments, is_training: bool) -> Split | None:
     """Return the images of a source and their labels; None if it has none and needs none."""
-    from datasets import Image as ImageColumn
-
     has_tables = any(file.suffix == ".parquet" for file in source.files)
     if Path(source.name).is_dir() and not has_tables:
         folder = load_folder(source)
@@ -76,11 +73,8 @@ def open_images(source: Source, args: ImageArguments, is_training: bool) -> Spli
     return Split(dataset, source, is_training, unread)
 
 
-def load_folder(source: Source) -> "Dataset | None":
+def load_folder(source: Source) -> Dataset | None:
     """Return the images in FOLDER/SPLIT/CLASS or, if the source is required, in FOLDER/CLASS."""
-    from datasets import Dataset, Features, Value
-    from datasets import Image as ImageColumn
-
     folder = Path(source.name, source.split)
     if source.is_required and not folder.is_dir():
         folder = Path(source.name)
@@ -116,7 +110,7 @@ def list_images(folder: str, files: Sequence[str]) -> Iterator[dict[str, Any]]:
         yield {"image": {"bytes": None, "path": f"{folder}/{file}"}, "label": label}
 
 
-def find_label_column(dataset: "Dataset", source: Source, args: ImageArguments) -> str:
+def find_label_column(dataset: Dataset, source: Source, args: HasImageArguments) -> str:
     """Return the name of the column of labels; end with 65 without it or a column of images."""
     names = ["label", "labels"]
     if args.label_column_name:
@@ -142,7 +136,9 @@ def check_image(image: EncodedImage, label: object) -> None:
     Raises:
         ValueError: the image has no label, is incomplete, or has more than 8 bits per color.
     """
-    name = (image and image["path"]) or "an image without a path"
+    name = "an image without a path"
+    if image and image["path"]:
+        name = image["path"]
     if label is None or str(label).strip() in NO_LABELS:
         raise ValueError(f"{name}: has no class, or is not in FOLDER/CLASS")
     try:
@@ -192,8 +188,6 @@ def read_mode(file: BinaryIO) -> str:
 # ---- Decode ----
 def decode_image(image: EncodedImage) -> Image.Image:
     """Return an image in RGB and upright; end with 65 if it is broken after its header."""
-    from datasets import Image as ImageColumn
-
     try:
         return ImageColumn(mode="RGB").decode_example(image)
     except Exception as error:  # Each decoder raises exceptions of its own.

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from components.batches import Line, best_fit
-
-NOT_TRAINED_ON = -100
+from components.tokens import NOT_TRAINED_ON
 
 
 def describe_packing(lines: Sequence[Line], lengths: np.ndarray, capacity: int) -> str:

@@ -32,8 +32,16 @@ def evaluate_perplexity(
     model.train()
     loss, num_trained_on = accelerator.reduce(total).tolist()
     mean = loss / num_trained_on
-    perplexity = math.exp(min(mean, 700))
+    perplexity = perplexity_of(mean)
     run.log_evaluation(
         {"eval_loss": mean, "eval_perplexity": perplexity},
         f"loss {mean:.4f}, perplexity {perplexity:.2f} per token of held-out text",
     )
+
+
+def perplexity_of(loss: float) -> float:
+    """Return the perplexity of a mean loss in nats; a loss above 700 counts as 700.
+
+    A float holds no number above e to the power of 709.
+    """
+    return math.exp(min(loss, 700))

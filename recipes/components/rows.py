@@ -40,8 +40,11 @@ UNREAD = "not_read"  # the columns and message keys that nothing has read, as JS
 TRUNCATED = "truncated"  # whether `prepare` has cut the row
 
 
-class SplitArguments(Protocol):
-    """The arguments that say where rows are. A recipe's dataclass has them."""
+class HasDataArguments(Protocol):
+    """What has the arguments of components.arguments.DataArguments.
+
+    It is a protocol, so that documents.py and images.py can ask for arguments of one recipe too.
+    """
 
     @property
     def dataset_name(self) -> str: ...
@@ -57,8 +60,8 @@ class SplitArguments(Protocol):
     def skip_bad_rows(self) -> bool: ...
 
 
-class RowArguments(SplitArguments, Protocol):
-    """The arguments of a split, and how its rows are prepared before training."""
+class HasPreparationArguments(HasDataArguments, Protocol):
+    """What also has those of components.arguments.PreparationArguments."""
 
     @property
     def dataset_num_proc(self) -> int | None: ...
@@ -75,7 +78,7 @@ class Split:
         unread: the columns that were dropped because nothing reads them.
     """
 
-    dataset: "Dataset"
+    dataset: Dataset
     source: Source
     is_training: bool
     unread: tuple[str, ...] = ()
@@ -98,7 +101,7 @@ class Rows:
         prefix: the text before the number of a row in messages: "train.jsonl, line".
     """
 
-    dataset: "Dataset"
+    dataset: Dataset
     notes: str
     prefix: str
 
@@ -142,7 +145,7 @@ def describe_rows(train_rows: Rows, eval_rows: Rows | None) -> dict[str, str]:
 
 
 def read_splits(
-    args: RowArguments,
+    args: HasPreparationArguments,
     prepare: Prepare,
     *,
     evaluate: bool,
@@ -162,7 +165,7 @@ def read_splits(
 
 # ---- Splits ----
 def open_splits(
-    args: SplitArguments, *, evaluate: bool, text_columns: Sequence[str] = ()
+    args: HasDataArguments, *, evaluate: bool, text_columns: Sequence[str] = ()
 ) -> tuple[Split, Split | None]:
     """Return the split to train on and the one to evaluate on.
 
@@ -187,14 +190,14 @@ def open_splits(
     return train_split, Split(dataset, source, is_training=False)
 
 
-def training_source(args: SplitArguments) -> Source:
+def training_source(args: HasDataArguments) -> Source:
     """Return where the rows to train on are."""
     name = args.dataset_name
     split = args.dataset_train_split
     return Source(name, args.dataset_config, split, find_files(name, split), is_required=True)
 
 
-def evaluation_source(args: SplitArguments) -> Source | None:
+def evaluation_source(args: HasDataArguments) -> Source | None:
     """Return where the rows to evaluate on are, or None if local files have none."""
     split = args.dataset_test_split
     if args.eval_dataset_name:
@@ -217,7 +220,7 @@ def require(found: T | None, source: Source) -> T:
 def prepare_rows(
     split: Split,
     prepare: Prepare,
-    args: RowArguments,
+    args: HasPreparationArguments,
     *,
     limits: Sequence[str] = ("max_length",),
 ) -> Rows:
@@ -254,7 +257,7 @@ def prepare_rows(
     return Rows(rows, notes, source.prefix)
 
 
-def attempt_rows(split: Split, prepare: Prepare, num_proc: int | None) -> "Dataset":
+def attempt_rows(split: Split, prepare: Prepare, num_proc: int | None) -> Dataset:
     """Return all rows of a split as `attempt` makes them, from the cache if it has them."""
     dataset: Any = split.dataset
     fingerprint = prepared_fingerprint(dataset._fingerprint, prepare, attempt)
@@ -340,7 +343,7 @@ def leave_out(rows: Rows, problems: Mapping[int, str], skip_bad_rows: bool, reas
     return replace(rows, dataset=dataset.select(kept), notes=notes)
 
 
-def note_counts(rows: "Dataset", num_left_out: int, limits: Sequence[str]) -> str:
+def note_counts(rows: Dataset, num_left_out: int, limits: Sequence[str]) -> str:
     """Return the numbers of rows, of truncated ones and of those left out, for the summary."""
     notes = [str(len(rows))]
     if TRUNCATED in rows.column_names:
@@ -350,7 +353,7 @@ def note_counts(rows: "Dataset", num_left_out: int, limits: Sequence[str]) -> st
     return ", ".join(notes)
 
 
-def count_unread(split: Split, rows: "Dataset") -> dict[str, int]:
+def count_unread(split: Split, rows: Dataset) -> dict[str, int]:
     """Return {column or message key that nothing reads: number of rows that have it}."""
     counts = Counter(dict.fromkeys(split.unread, len(rows)))
     for names, num_rows in Counter(rows[UNREAD][:]).items():

@@ -63,9 +63,9 @@ class Stateful(Protocol):
 class Run:
     """One training run in --output_dir, under any strategy. Every rank makes every call.
 
-    Before the loop: start, check_plan, summarize, resume, owes_evaluation. In the loop: steps,
-    skip_if_not_finite, finish_step, log_evaluation. In an evaluation: interruptible. At the end:
-    finish.
+    Before the loop: start, check_plan, summarize, compute_once, resume, owes_evaluation. In the
+    loop: steps, skip_if_not_finite, finish_step, save_and_end. In an evaluation: interruptible,
+    log_evaluation. At the end: finish.
 
     Attributes:
         step: the number of steps done so far, those before the checkpoint included.
@@ -414,33 +414,40 @@ class Run:
             "ranks": accelerator.num_processes,
             "strategy": Strategy.of(accelerator).name,
         }
-        code, problem = Exit.DONE, ""
-        broken = first_nonfinite(state)
-        if broken:
-            code = Exit.NOT_FINITE
-            problem = f"{broken} is not finite after step {progress['step']}: no checkpoint is made"
-        elif accelerator.is_main_process:
-            problem = self._publish(state, progress)
-            code = Exit.CANNOT_WRITE if problem else Exit.DONE
+        code = Exit.DONE
+        problem = ""
+        if accelerator.is_main_process:
+            code, problem = self._publish(state, progress)
         code, problem = broadcast_object_list([(code, problem)])[0]
         if problem:
             self._end(code, problem)
         self._saved_step = progress["step"]
 
-    def _publish(self, state: Mapping[str, torch.Tensor], progress: Mapping[str, Any]) -> str:
-        """Write a checkpoint, on the main process. Returns why it could not be written, or ""."""
+    def _publish(
+        self, state: Mapping[str, torch.Tensor], progress: Mapping[str, Any]
+    ) -> tuple[int, str]:
+        """Write a checkpoint, on the main process, which has the state.
+
+        Returns:
+            The code with which the run has to end and why, or Exit.DONE and "".
+        """
         step = progress["step"]
+        broken = first_nonfinite(state)
+        if broken is not None:
+            problem = f"{broken} is not finite after step {step}: no checkpoint is made"
+            return Exit.NOT_FINITE, problem
         try:
             checkpoint.publish(self._folder, state, progress, self._args.save_total_limit)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(checkpoint.staging_folder(self._folder, step), ignore_errors=True)
             free = shutil.disk_usage(self._folder).free
-            return (
+            problem = (
                 f"the checkpoint after step {step} could not be finished: {error}: it needs "
                 f"{checkpoint.size_of_state(state):,} bytes, {free:,} are free in {self._folder}; "
                 "older checkpoints, if there are any, are whole"
             )
-        return ""
+            return Exit.CANNOT_WRITE, problem
+        return Exit.DONE, ""
 
     def _find_checkpoint(self) -> None:
         """Choose the checkpoint to resume from, on rank 0 for all. Every host must see it."""

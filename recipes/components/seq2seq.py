@@ -8,7 +8,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from components.batches import Line
-from components.packing import NOT_TRAINED_ON
+from components.tokens import NOT_TRAINED_ON
 
 
 def cut_tokens(tokenizer: Any, max_length: int, **text: str) -> tuple[list[int], bool]:
@@ -21,8 +21,9 @@ def cut_tokens(tokenizer: Any, max_length: int, **text: str) -> tuple[list[int],
     was_cut = False
     if len(tokens) == max_length:
         was_cut = len(tokenizer(**text, verbose=False)["input_ids"]) > max_length
-    if tokenizer.eos_token_id not in [None, *tokens]:  # The tokenizers of decoders add none.
-        tokens = [*tokens[: max_length - 1], tokenizer.eos_token_id]
+    eos = tokenizer.eos_token_id
+    if eos is not None and eos not in tokens:  # The tokenizers of decoders add none.
+        tokens = [*tokens[: max_length - 1], eos]
     return tokens, was_cut
 
 
@@ -53,10 +54,10 @@ class Seq2SeqCollator:
         num_sources = sum(len(row["input_ids"]) for row in rows)
         return {
             "inputs": {
-                "input_ids": pad_sequence(ids, True, self.pad_token_id),
-                "attention_mask": pad_sequence(masks, True),
+                "input_ids": pad_sequence(ids, batch_first=True, padding_value=self.pad_token_id),
+                "attention_mask": pad_sequence(masks, batch_first=True),
             },
-            "labels": pad_sequence(labels, True, NOT_TRAINED_ON),
+            "labels": pad_sequence(labels, batch_first=True, padding_value=NOT_TRAINED_ON),
             "counts": torch.tensor([num_targets, num_targets + num_sources]),
             "row": [int(row["row"]) for row in rows],
         }

@@ -252,30 +252,37 @@ class BlockStream:
             ValueError: on every rank, if a document cannot be used.
         """
         dealt = self._deal()
-        if isinstance(dealt, str):
-            raise ValueError(dealt)
         if not is_last:
             self._read_ahead()
-        self.position = dealt[-1][1]
+        _, self.position = dealt[-1]
         size = self._args.per_device_train_batch_size
         rank = self._accelerator.process_index
         # Micro-batch j goes to rank j % ranks.
         starts = range(0, self._blocks_per_step, size)[rank :: self._accelerator.num_processes]
         return [[block for block, _ in dealt[start : start + size]] for start in starts]
 
-    def _deal(self) -> list[PlacedBlock] | str:
-        """Return the blocks of the next step on every rank, or why a document cannot be used."""
+    def _deal(self) -> list[PlacedBlock]:
+        """Return the blocks of the next step on every rank.
+
+        Raises:
+            ValueError: on every rank, if a document cannot be used.
+        """
         if self._thread is not None and self._ahead is None:
             self._read_ahead()
-        dealt: list[Any] = [None]
+        blocks = []
+        problem = ""
         if self._ahead is not None:
             try:
-                dealt = [self._ahead.result()]
+                blocks = self._ahead.result()
             except ValueError as error:
-                dealt = [str(error)]
+                problem = str(error)
+        sent: list[Any] = [blocks, problem]
         if self._group is not None:
-            torch.distributed.broadcast_object_list(dealt, group=self._group)
-        return dealt[0]
+            torch.distributed.broadcast_object_list(sent, group=self._group)
+        blocks, problem = sent
+        if problem:
+            raise ValueError(problem)
+        return blocks
 
     def _read_ahead(self) -> None:
         """Begin to read the blocks of the next step, on the rank that reads."""

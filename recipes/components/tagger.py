@@ -10,9 +10,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from components.entities import are_of_entities, count_matches, tag_metrics
-from components.packing import NOT_TRAINED_ON
 from components.run import Run
 from components.tags import tag_words
+from components.tokens import NOT_TRAINED_ON
 
 
 def summed_tag_loss(

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 from transformers import PretrainedConfig
 
-from components.chat import without_lone_surrogates
 from components.columns import MAX_SHOWN, list_columns
 from components.entities import OUTSIDE
 from components.exits import Exit
-from components.packing import NOT_TRAINED_ON
 from components.rows import Rows, Split, leave_out
 from components.status import fail
+from components.tokens import NOT_TRAINED_ON, without_lone_surrogates
 
 NO_WORD = -1  # The number of the word of a special token, which has none
 ROWS_AT_A_TIME = 1000

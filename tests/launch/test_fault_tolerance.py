@@ -124,3 +124,13 @@ def test_another_strategy_on_another_number_of_ranks_goes_on(lab, tmp_path):
     assert ended.code == 0, ended.output[-3000:]
     assert f"Continuing from {folder / 'checkpoint-7'}, made with DDP on 2 ranks" in ended.output
     assert difference_in_loss(folder, whole) <= 1e-4
+
+
+def test_a_weight_that_is_not_finite_is_never_saved(lab, tmp_path):
+    """Loss and gradient of the step are finite, and so it is applied: its rate is beyond fp32."""
+    flags = ("--save_steps", "1", "--learning_rate", "1e39", "--warmup_steps", "0")
+    ended = lab.run(make_job("ddp"), tmp_path, [], flags=flags)
+    assert ended.code == nonfinite.NOT_FINITE
+    assert "is not finite after step 1: no checkpoint is made" in ended.output
+    assert verified(tmp_path) == []
+    assert not (tmp_path / "model.safetensors").exists()

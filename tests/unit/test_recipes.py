@@ -45,8 +45,8 @@ VERBS = [  # of each main, in order
 # Calls in which every rank has to take part
 COLLECTIVES = set(
     """
-    accumulate answer_logps any_rank_must_stop backward backward_of_sum barrier broadcast
-    broadcast_object_list self._nonfinite.check check_plan clip_grad_norm_ compare_answers
+    accumulate answer_logps any_rank_must_stop augmenting_loader backward backward_of_sum barrier
+    broadcast broadcast_object_list self._nonfinite.check check_plan clip_grad_norm_ compare_answers
     compute_once conclude end_all_ranks end_as_done evaluate evaluate_classifier
     evaluate_perplexity evaluate_tags evaluation_loader find_cause finish finish_step gather
     gather_for_metrics gather_object gather_state generate get_model_state_dict get_state_dict

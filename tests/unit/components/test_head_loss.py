@@ -34,7 +34,8 @@ from components.head_loss import (
     replaced_forward,
     tokens_per_piece,
 )
-from components.packing import NOT_TRAINED_ON, TokenCollator
+from components.packing import TokenCollator
+from components.tokens import NOT_TRAINED_ON
 
 CPU = torch.device("cpu")
 SHAPE = {
