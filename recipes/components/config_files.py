@@ -1,6 +1,6 @@
 """Read an accelerate config, with the DeepSpeed JSON it points to, and find its faults by line.
 
-`scripts/check_config.py` does so for any file, launch_command.py for the file that a recipe's
+`scripts/check_config.py` does so for any file, launch_file.py for the file that a recipe's
 launcher has read. The rules are in config_rules.py. No package but PyYAML is loaded.
 """
 

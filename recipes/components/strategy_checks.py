@@ -6,7 +6,6 @@ for that `check_launch` of checks.py reads the file.
 """
 
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -27,7 +26,7 @@ from components.arguments import (
     QuantizationArguments,
 )
 from components.config_strategy import OTHER_VERSION, SHARDING_KEY
-from components.launch_command import find_launch
+from components.launch_command import find_readable_launch, started_one_of_several_processes
 from components.plugins import fsdp_plugin
 from components.status import RANK
 from components.strategy import Strategy, compute_dtype
@@ -146,40 +145,12 @@ def runs_less_than_requested(accelerator: Accelerator, strategy: Strategy) -> bo
         return True
     if "WORLD_SIZE" in env:
         return env["WORLD_SIZE"] != str(accelerator.num_processes)
-    return accelerator.num_processes > 1 or should_be_several_processes()
-
-
-def should_be_several_processes() -> bool:
-    """Return whether accelerate's launcher was to start several processes but started only one.
-
-    The only trace is an address in the environment that the launcher does not have in its own.
-    """
-    try:
-        launcher = psutil.Process().parent()
-        if launcher is None:
-            return False
-        command = launcher.cmdline()
-        before = launcher.environ()
-    except (psutil.Error, OSError):  # It has ended, or belongs to another user.
-        return False
-    if "ACCELERATE_USE_CPU" not in os.environ or not is_accelerate(command):
-        return False
-    names = ("MASTER_ADDR", "MASTER_PORT")
-    return any(os.environ.get(name) != before.get(name) for name in names)
-
-
-def is_accelerate(command: list[str]) -> bool:
-    """Return whether a command line is that of accelerate's launcher."""
-    program = re.compile(r"(.*/)?accelerate(-launch)?|accelerate\.commands\.\w+")
-    return any(program.fullmatch(word) for word in command)
+    return accelerator.num_processes > 1 or started_one_of_several_processes()
 
 
 def launched_file() -> str:
     """Return the launcher's config file, quoted for a shell, or "YAML" if it is not known."""
-    try:
-        launch = find_launch()
-    except ValueError:  # The launcher's command line cannot be read.
-        return "YAML"
+    launch = find_readable_launch()
     if launch is None or not launch.config_file:
         return "YAML"
     return shlex.quote(str(launch.config_file))

@@ -12,7 +12,7 @@ from accelerate import DistributedType
 from accelerate.utils import FullyShardedDataParallelPlugin
 from torch.utils import cpp_extension
 
-from components import strategy_checks
+from components import launch_command, strategy_checks
 from components.cli import parse_arguments
 from components.strategy import Strategy
 from components.strategy_checks import (
@@ -149,14 +149,16 @@ def test_fewer_processes_than_asked_for_are_refused(monkeypatch):
 def test_a_launcher_that_started_one_of_several_processes_is_found_by_the_address(monkeypatch):
     def problems(command, **before):
         launcher = SimpleNamespace(cmdline=lambda: command, environ=lambda: before)
-        monkeypatch.setattr(psutil.Process, "parent", lambda self: launcher)
+        monkeypatch.setattr(psutil.Process, "parents", lambda self: [launcher])
         return list(find_dropped_settings(fake_accelerator(), ONE_PROCESS))
 
-    monkeypatch.setattr(strategy_checks, "find_launch", lambda: None)
+    monkeypatch.setattr(launch_command, "find_launch", lambda: None)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    for command in (["python", "/env/bin/accelerate"], ["-m", "accelerate.commands.launch"]):
+    console_script = ["python", "/env/bin/accelerate", "launch", "train.py"]
+    module = ["python", "-m", "accelerate.commands.launch", "train.py"]
+    for command in (console_script, module):
         assert "requested more" in problems(command)[0]
         assert problems(command, MASTER_ADDR="127.0.0.1") == []  # the cluster exports it
     assert problems(["bash"]) == []
@@ -164,7 +166,7 @@ def test_a_launcher_that_started_one_of_several_processes_is_found_by_the_addres
 
 def test_the_way_out_names_the_files_of_this_launch(monkeypatch):
     launch = SimpleNamespace(config_file="my configs/fsdp.yaml")
-    monkeypatch.setattr(strategy_checks, "find_launch", lambda: launch)
+    monkeypatch.setattr(launch_command, "find_launch", lambda: launch)
     monkeypatch.setattr(sys, "argv", ["recipes/llama.py"])
     (problem,) = dropped(monkeypatch, 1, "FULL_SHARD", "no_shard")
     assert problem.endswith("python scripts/check_config.py 'my configs/fsdp.yaml'")
@@ -178,7 +180,7 @@ def test_where_the_files_are_not_known_it_says_what_to_put_there(monkeypatch):
         raise ValueError("the launcher's command line cannot be read")
 
     for find_launch in (lambda: None, unreadable):
-        monkeypatch.setattr(strategy_checks, "find_launch", find_launch)
+        monkeypatch.setattr(launch_command, "find_launch", find_launch)
         assert "--config_file YAML recipes/RECIPE.py ..." in strategy_checks.how_to_rehearse()
 
 
