@@ -41,6 +41,11 @@ class ConfigFile:
     content: dict
     deepspeed: "ConfigFile | None" = None
 
+    @property
+    def is_deepspeed_json(self) -> bool:
+        """Whether this is a DeepSpeed JSON by itself, to which no YAML points."""
+        return self.deepspeed is self
+
     @cached_property
     def positions(self) -> Positions:
         """Where the keys are in the text. JSON with tabs is not YAML, and gets no positions."""
@@ -146,7 +151,7 @@ def find_faults(
         folder: where the launcher is started.
     """
     content = file.content
-    if file.deepspeed is file:
+    if file.is_deepspeed_json:
         content = yaml_pointing_to(file)
     if num_processes:
         content = content | {"num_processes": num_processes}
