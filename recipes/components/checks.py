@@ -19,7 +19,7 @@ from components.arguments import (
 from components.cli import find_out_of_bounds
 from components.device_checks import find_device_problems
 from components.exits import Exit
-from components.launch_command import find_launch_faults
+from components.launch_file import find_launch_faults
 from components.status import RANK, fail
 from components.strategy_checks import find_missing_device, find_strategy_problems
 

@@ -1,6 +1,6 @@
 """Read an accelerate config, with the DeepSpeed JSON it points to, and find its faults by line.
 
-`scripts/check_config.py` does so for any file, launch_command.py for the file that a recipe's
+`scripts/check_config.py` does so for any file, launch_file.py for the file that a recipe's
 launcher has read. The rules are in config_rules.py. No package but PyYAML is loaded.
 """
 
@@ -40,6 +40,11 @@ class ConfigFile:
     text: str
     content: dict
     deepspeed: "ConfigFile | None" = None
+
+    @property
+    def is_deepspeed_json(self) -> bool:
+        """Whether this is a DeepSpeed JSON by itself, to which no YAML points."""
+        return self.deepspeed is self
 
     @cached_property
     def positions(self) -> Positions:
@@ -146,7 +151,7 @@ def find_faults(
         folder: where the launcher is started.
     """
     content = file.content
-    if file.deepspeed is file:
+    if file.is_deepspeed_json:
         content = yaml_pointing_to(file)
     if num_processes:
         content = content | {"num_processes": num_processes}

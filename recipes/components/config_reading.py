@@ -22,14 +22,20 @@ class KnownSetting:
     kind: Kind
 
 
-def written_in(content: Any, *path: str) -> dict:
-    """Return the section at a path as written, but with full names; {} if there is none."""
+def value_at(content: Any, path: KeyPath) -> Any:
+    """Return the value at a path of nested mappings, or None if there is none."""
     for key in path:
         content = content.get(key) if isinstance(content, dict) else None
-    if not isinstance(content, dict):
+    return content
+
+
+def written_in(content: Any, *path: str) -> dict:
+    """Return the section at a path as written, but with full names; {} if there is none."""
+    section = value_at(content, path)
+    if not isinstance(section, dict):
         return {}
-    section = path[0] if path else ""
-    return {full_name(section, key): value for key, value in content.items()}
+    name = path[0] if path else ""
+    return {full_name(name, key): value for key, value in section.items()}
 
 
 def known_settings(content: dict) -> Iterator[KnownSetting]:
@@ -86,7 +92,7 @@ def zero_of_json(deepspeed: dict) -> dict:
     """Return the ZeRO stage and the offload devices of a DeepSpeed JSON, by their YAML names."""
     settings = {}
     for key, missing in deepspeed_keys.WHEN_MISSING.items():
-        auto = deepspeed_keys.WHEN_AUTO[key]
+        auto = keys.DEEPSPEED_DEFAULTS[key]
         value = json_value(deepspeed, deepspeed_keys.IN_JSON[key], auto, missing)
         known = value in keys.DEEPSPEED[key]
         settings[key] = value if known else missing
@@ -108,13 +114,12 @@ def json_value(data: Any, path: str, auto: Any = "auto", missing: Any = None) ->
         auto: what to return for the value "auto".
         missing: what to return if there is no value.
     """
-    for key in path.split("."):
-        data = data.get(key) if isinstance(data, dict) else None
-    if data is None:
+    value = value_at(data, tuple(path.split(".")))
+    if value is None:
         return missing
-    if data == "auto":
+    if value == "auto":
         return auto
-    return data
+    return value
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from components.config_findings import (
     set_value,
     split,
 )
-from components.config_reading import as_read, json_value, written_in
+from components.config_reading import as_read, json_value, value_at, written_in
 from components.config_rules_deepspeed import LOST_SAVE
 from components.config_rules_keys import (
     MAX_SEARCHES,
@@ -88,7 +88,7 @@ def accumulation_is_left_open(data: dict) -> Iterator[Finding]:
 
 def values_of_json_are_readable(data: dict) -> Iterator[Finding]:
     """DeepSpeed has this stage and these devices."""
-    for key in deepspeed_keys.WHEN_AUTO:
+    for key in deepspeed_keys.WHEN_MISSING:
         path = deepspeed_keys.IN_JSON[key]
         choices = keys.DEEPSPEED[key]
         if json_value(data, path, auto=None) not in (None, *choices):
@@ -112,7 +112,7 @@ def stage_offloads_it_by_json(data: dict) -> Iterator[Finding]:
     stage = zero_stage_of(data)
     for what, first in OFFLOADED_FROM_STAGE.items():
         path = f"zero_optimization.{what}.device"
-        if stage < first and json_value(data, path, "none", "none") != "none":
+        if stage < first and json_value(data, path, auto="none", missing="none") != "none":
             reason = f"ZeRO-{stage} does not offload this"
             yield finding(IGNORED, path, reason, f"stage {first}, or delete it")
 
@@ -166,9 +166,7 @@ def names_in_json(data: dict) -> Iterator[Finding]:
 def unknown_in_json(data: dict) -> Iterator[KeyPath]:
     """Yield the paths of the keys that DeepSpeed knows neither as written nor with `stage3_`."""
     for section, known in deepspeed_keys.KEYS.items():
-        inner = data
-        for key in section:
-            inner = inner.get(key) if isinstance(inner, dict) else None
+        inner = value_at(data, section)
         if not isinstance(inner, dict):
             continue
         for key in inner:
@@ -178,12 +176,9 @@ def unknown_in_json(data: dict) -> Iterator[KeyPath]:
 
 def unknown_key_of_json(data: dict, path: KeyPath, names: Names) -> UnknownKey:
     """Return a key that DeepSpeed does not know, with its effect and what it may mean."""
-    value = data
-    for key in path:
-        value = value[key]
     kind = IGNORED
     reason = "no such key: DeepSpeed ignores it silently"
     if len(path) > 1:
         kind = STOPS
         reason = "no such key: DeepSpeed stops once the model is loaded"
-    return UnknownKey(path, value, kind, reason, names, data)
+    return UnknownKey(path, value_at(data, path), kind, reason, names, data)

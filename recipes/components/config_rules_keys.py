@@ -19,7 +19,7 @@ from components.config_findings import (
     rename,
     set_value,
 )
-from components.config_reading import Config, known_settings, written_in
+from components.config_reading import Config, known_settings, value_at, written_in
 from components.yaml_text import KeyPath, as_yaml
 
 # (section, names in it): what an unknown key may mean
@@ -144,9 +144,7 @@ class UnknownKey:
 
 def unknown_in_yaml(config: Config, path: KeyPath, search: bool) -> UnknownKey:
     """Return a key that accelerate does not know, with its effect and what it may mean."""
-    value = config.written
-    for key in path:
-        value = value[key]
+    value = value_at(config.written, path)
     kind = IGNORED
     reason = "no such key: accelerate ignores it silently"
     names = YAML_NAMES

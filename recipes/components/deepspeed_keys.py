@@ -232,6 +232,5 @@ IN_JSON = {
     "offload_param_nvme_path": "zero_optimization.offload_param.nvme_path",
     "zero3_save_16bit_model": "zero_optimization.stage3_gather_16bit_weights_on_model_save",
 }
-# What accelerate assumes if the JSON says "auto", and if it lacks the key
-WHEN_AUTO = {"zero_stage": 2, "offload_optimizer_device": "none", "offload_param_device": "none"}
+# What DeepSpeed assumes if the JSON lacks the key. For "auto" accelerate fills in its own defaults.
 WHEN_MISSING = {"zero_stage": 0, "offload_optimizer_device": "none", "offload_param_device": "none"}

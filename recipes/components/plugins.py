@@ -1,5 +1,6 @@
 """Accelerate's settings of the engine and the precision in force."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # upstream.py imports this module before any library.
@@ -21,3 +22,8 @@ def fsdp_plugin(accelerator: "Accelerator") -> Any:
 def mixed_dtype(accelerator: "Accelerator") -> str | None:
     """Return torch's name of mixed precision's dtype, or None without mixed precision."""
     return {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision)
+
+
+def deepspeed_config(accelerator: "Accelerator") -> Mapping[str, Any]:
+    """Return the config that DeepSpeed was given, {} without DeepSpeed."""
+    return getattr(accelerator.state.deepspeed_plugin, "deepspeed_config", {})

@@ -161,7 +161,9 @@ class Status:
 def process_status() -> Status:
     """Return the status of this process: there is one, as there is one exit code.
 
-    Signal handlers, exception hooks and `fail` get it here.
+    It is looked up and not passed along, since a run can end where nobody could pass it: in `fail`,
+    which readers of arguments, files and rows call before there is a Run, and in functions whose
+    signatures Python dictates, such as signal handlers. The first call makes it.
     """
     return Status()
 

@@ -6,19 +6,15 @@ for that `check_launch` of checks.py reads the file.
 """
 
 import os
-import re
 import shlex
 import shutil
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
-import psutil
 import torch
 from accelerate import Accelerator
 
+from components.accelerate_keys import OWNED_BY_THE_RECIPE
 from components.arguments import (
     CommonArguments,
     CompileArguments,
@@ -27,37 +23,13 @@ from components.arguments import (
     QuantizationArguments,
 )
 from components.config_strategy import OTHER_VERSION, SHARDING_KEY
-from components.launch_command import find_launch
-from components.plugins import fsdp_plugin
-from components.status import RANK
+from components.deepspeed_builds import find_locked_builds
+from components.launch_command import find_readable_launch, started_one_of_several_processes
+from components.plugins import deepspeed_config, fsdp_plugin
 from components.strategy import Strategy, compute_dtype
 
 # Other values of these keys that stand for a strategy
 FORMS_OF_FSDP_STRATEGIES = {"TRUE": "FULL_SHARD", "1": "FULL_SHARD", "FALSE": "SHARD_GRAD_OP"}
-# The keys of a DeepSpeed config that only the command line may set
-OWNED_BY_COMMAND_LINE = (
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "optimizer",
-    "scheduler",
-)
-MINUTES_OF_A_BUILD = 5  # Building one of DeepSpeed's ops takes one or two.
-COMPILERS = (
-    "ninja",
-    "c++",
-    "g++",
-    "gcc",
-    "clang",
-    "clang++",
-    "cc1plus",
-    "nvcc",
-    "cicc",
-    "ptxas",
-    "hipcc",
-    "icpx",
-)
 
 
 def find_strategy_problems(args: CommonArguments, accelerator: Accelerator) -> Iterator[str]:
@@ -146,40 +118,12 @@ def runs_less_than_requested(accelerator: Accelerator, strategy: Strategy) -> bo
         return True
     if "WORLD_SIZE" in env:
         return env["WORLD_SIZE"] != str(accelerator.num_processes)
-    return accelerator.num_processes > 1 or should_be_several_processes()
-
-
-def should_be_several_processes() -> bool:
-    """Return whether accelerate's launcher was to start several processes but started only one.
-
-    The only trace is an address in the environment that the launcher does not have in its own.
-    """
-    try:
-        launcher = psutil.Process().parent()
-        if launcher is None:
-            return False
-        command = launcher.cmdline()
-        before = launcher.environ()
-    except (psutil.Error, OSError):  # It has ended, or belongs to another user.
-        return False
-    if "ACCELERATE_USE_CPU" not in os.environ or not is_accelerate(command):
-        return False
-    names = ("MASTER_ADDR", "MASTER_PORT")
-    return any(os.environ.get(name) != before.get(name) for name in names)
-
-
-def is_accelerate(command: list[str]) -> bool:
-    """Return whether a command line is that of accelerate's launcher."""
-    program = re.compile(r"(.*/)?accelerate(-launch)?|accelerate\.commands\.\w+")
-    return any(program.fullmatch(word) for word in command)
+    return accelerator.num_processes > 1 or started_one_of_several_processes()
 
 
 def launched_file() -> str:
     """Return the launcher's config file, quoted for a shell, or "YAML" if it is not known."""
-    try:
-        launch = find_launch()
-    except ValueError:  # The launcher's command line cannot be read.
-        return "YAML"
+    launch = find_readable_launch()
     if launch is None or not launch.config_file:
         return "YAML"
     return shlex.quote(str(launch.config_file))
@@ -311,17 +255,12 @@ def find_deepspeed_misfits(accelerator: Accelerator, strategy: Strategy) -> Iter
                 "zero3_save_16bit_model: true in the YAML, or "
                 "stage3_gather_16bit_weights_on_model_save in the DeepSpeed config"
             )
-    doubled = [key for key in OWNED_BY_COMMAND_LINE if config.get(key, "auto") != "auto"]
+    doubled = [key for key in OWNED_BY_THE_RECIPE if config.get(key, "auto") != "auto"]
     if doubled:
         yield (
             f"the command line owns {', '.join(doubled)}: delete that from the YAML, or set it to "
             "auto in the DeepSpeed config"
         )
-
-
-def deepspeed_config(accelerator: Accelerator) -> Mapping[str, Any]:
-    """Return the config that DeepSpeed was given, {} without DeepSpeed."""
-    return getattr(accelerator.state.deepspeed_plugin, "deepspeed_config", {})
 
 
 def find_problems_of_environment(args: CommonArguments, strategy: Strategy) -> Iterator[str]:
@@ -348,63 +287,3 @@ def find_problems_of_environment(args: CommonArguments, strategy: Strategy) -> I
             "DeepSpeed compiles its CPU optimizer at first use: put ninja (pip install ninja) and "
             "a C++ compiler (g++) on the PATH"
         )
-
-
-# ---- DeepSpeed's builds ----
-def find_locked_builds(accelerator: Accelerator) -> Iterator[str]:
-    """Yield a problem for each lock that a killed build of a DeepSpeed op has left behind.
-
-    torch would wait forever for such a lock (torch.utils.file_baton). A recent lock may be that of
-    a running build, and only gets a warning.
-    """
-    if accelerator.device.type == "cpu":
-        return
-    for op in ops_to_build(deepspeed_config(accelerator)):
-        lock = Path(build_folder(op), "lock")
-        try:
-            minutes = (time.time() - lock.stat().st_mtime) / 60
-        except OSError:  # There is no lock.
-            continue
-        if minutes < MINUTES_OF_A_BUILD:
-            warn_of_lock(op, lock)
-        elif not is_compiling():
-            yield (
-                f"a build of DeepSpeed's {op} was killed {minutes:,.0f} minutes ago and left "
-                f"{lock}, for which this run would wait forever: delete that file"
-            )
-
-
-def ops_to_build(config: Mapping[str, Any]) -> list[str]:
-    """Return the ops that DeepSpeed builds at first use, in order to offload from a GPU."""
-    zero = config.get("zero_optimization", {})
-    optimizer = (zero.get("offload_optimizer") or {}).get("device")
-    parameters = (zero.get("offload_param") or {}).get("device")
-    ops = []
-    if optimizer in ("cpu", "nvme"):
-        ops.append("cpu_adam")
-    if "nvme" in (optimizer, parameters):
-        ops += ["async_io", "pin_memory"]
-    return ops
-
-
-def build_folder(op: str) -> str:
-    """Return the folder in which torch builds an extension of this name."""
-    from torch.utils.cpp_extension import _get_build_directory  # It loads setuptools.
-
-    return _get_build_directory(op, verbose=False)
-
-
-def warn_of_lock(op: str, lock: Path) -> None:
-    """Print on rank 0 that DeepSpeed may be waiting for a lock."""
-    if RANK == 0:
-        print(
-            f"warning: DeepSpeed waits until {lock} is gone; if no other run is building {op}, "
-            "delete that file",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
-def is_compiling() -> bool:
-    """Return whether a compiler runs on this host."""
-    return any(process.info["name"] in COMPILERS for process in psutil.process_iter(["name"]))

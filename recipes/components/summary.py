@@ -28,7 +28,7 @@ from components.arguments import (
 )
 from components.ending import conclude, end_all_ranks
 from components.exits import Exit
-from components.launch_command import Launch, find_launch
+from components.launch_command import find_readable_launch
 from components.model_checks import share_of_experts, size_of
 from components.strategy import Strategy, compute_dtype
 
@@ -300,7 +300,7 @@ def plan_command(accelerator: Accelerator, longest_row: int) -> str:
         "--config_file": "YAML",
         "--num_processes": accelerator.num_processes,
     }
-    launch = readable_launch()
+    launch = find_readable_launch()
     if launch is not None:
         if launch.config_file:
             words["--config_file"] = launch.config_file
@@ -312,11 +312,3 @@ def plan_command(accelerator: Accelerator, longest_row: int) -> str:
     return shlex.join(
         ["python", "scripts/plan_memory.py", *options, "--longest", str(longest_row), *recipe]
     )
-
-
-def readable_launch() -> Launch | None:
-    """Return how accelerate's launcher was called, or None if that is not known."""
-    try:
-        return find_launch()
-    except ValueError:  # check_launch has warned that the call cannot be read.
-        return None

@@ -5,7 +5,8 @@ shows the harm without it (most are in tests/launch/test_upstream.py): once ther
 more, the library is fixed and the workaround is removed.
 `python scripts/workarounds.py` lists them with their tests, and runs the tests with --check.
 
-Other libraries are imported inside the functions, since the first of these must run before that.
+Other libraries are imported inside the functions, since `start_faster` must run before they are
+imported.
 """
 
 import contextlib
@@ -466,19 +467,6 @@ def link_optimizer_states(zero: Any) -> None:
         zero._lazy_init_hp_params_optimizer_state()
 
 
-# ---- Export ----
-@workaround("peft/utils/save_and_load.py, get_peft_model_state_dict", seen="peft 0.21")
-def remove_fsdp1_wrappers(model: "torch.nn.Module") -> None:
-    """Remove FSDP1's wrappers from a model, since peft finds no adapters to save inside them."""
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, FullyShardedDataParallel):
-                module._modules[name] = child.module
-
-
-# ---- 8-bit optimizers ----
 @workaround("bitsandbytes/optim/optimizer.py, GlobalOptimManager", seen="bitsandbytes 0.50")
 def keep_embeddings_in_32_bits(model: "torch.nn.Module") -> None:
     """Have bitsandbytes' 8-bit optimizers keep 32-bit state for embeddings.
@@ -495,3 +483,15 @@ def keep_embeddings_in_32_bits(model: "torch.nn.Module") -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Embedding):
             manager.register_module_override(module, "weight", {"optim_bits": 32})
+
+
+# ---- Export ----
+@workaround("peft/utils/save_and_load.py, get_peft_model_state_dict", seen="peft 0.21")
+def remove_fsdp1_wrappers(model: "torch.nn.Module") -> None:
+    """Remove FSDP1's wrappers from a model, since peft finds no adapters to save inside them."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, FullyShardedDataParallel):
+                module._modules[name] = child.module

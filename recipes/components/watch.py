@@ -45,6 +45,7 @@ class Watch:
         self.stop_requested = False
         self.sign_of_life = math.inf
         self.peers: dict[int, tuple[int, int]] = {}
+        self._status = process_status()
         self._output_dir = output_dir
         self._woken = -1
         # On a GPU: the answer of the previous vote, which needs no waiting, and its event
@@ -64,7 +65,7 @@ class Watch:
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Request a stop after the current step; end at once if no step has begun."""
         self.stop_requested = True
-        if process_status().state != "starting":
+        if self._status.state != "starting":
             return
         code: int = Exit.STOPPED
         try:
@@ -79,8 +80,7 @@ class Watch:
 
     def _report_end_before_first_step(self, number: int) -> int:
         """Report why a signal ends this process before its first step. Returns the exit code."""
-        status = process_status()
-        report = status.reported_by_others()
+        report = self._status.reported_by_others()
         gone = self.gone_peers()
         if report:  # The launcher ends all ranks when one has ended, and that one said why.
             code = report["exit_code"] or Exit.FAILED
@@ -91,12 +91,12 @@ class Watch:
             rank, process = gone[0]
             why = f"rank {rank} (process {process}) is gone on {HOST}"
             print(f"error: {why}", file=sys.stderr, flush=True)
-            status.set("failed", Exit.FAILED, why)
+            self._status.set("failed", Exit.FAILED, why)
             report_to_launcher("failed", Exit.FAILED, why, f"error: {why}")
             return Exit.FAILED
         name = signal.Signals(number).name
         message = f"Stopped by {name} before the first step: run the same command again"
-        status.set("stopped", Exit.STOPPED, message)
+        self._status.set("stopped", Exit.STOPPED, message)
         print(message, flush=True)
         report_to_launcher("stopped", Exit.STOPPED, message, message)
         return Exit.STOPPED
@@ -147,8 +147,7 @@ class Watch:
 
     def _look_after_ranks(self, timeout: float) -> None:
         """End this rank when a peer is gone, or after `timeout` seconds without a sign of life."""
-        status = process_status()
-        while status.is_training:
+        while self._status.is_training:
             ready = wait([*self.peers, self._woken], SECONDS_BETWEEN_LOOKS)
             gone = [self.peers[descriptor] for descriptor in ready if descriptor in self.peers]
             if self._woken in ready and not gone:
@@ -162,13 +161,12 @@ class Watch:
         number = os.read(self._woken, 1)[0]
         if signal.getsignal(number) != self.on_signal:
             return
-        if process_status().state == "starting":
+        if self._status.state == "starting":
             time.sleep(SECONDS_FOR_MAIN_THREAD)
         self.on_signal(number, None)
 
     def _end_this_rank(self, gone: list[tuple[int, int]], hangs: bool, timeout: float) -> None:
         """End this process with one line for all ranks; return if the run has ended meanwhile."""
-        status = process_status()
         if hangs:
             why = f"no sign of life for {timeout} s"
             faulthandler.dump_traceback()
@@ -179,18 +177,18 @@ class Watch:
             rank, process = gone[0]
             why = f"rank {rank} (process {process}) is gone"
         time.sleep(0.05 * (RANK % 16))  # The first rank reports, and the others see its report.
-        if not status.is_training:
+        if not self._status.is_training:
             return
-        report = status.reported_by_others()
+        report = self._status.reported_by_others()
         if report.get("state") == "stopped":  # The peer was stopped before its first step.
             print(report["why"], flush=True)
         elif not report:
             ending = (
-                f"error: {why} on {HOST} in step {status.step}; "
+                f"error: {why} on {HOST} in step {self._status.step}; "
                 "the same command continues from the newest checkpoint"
             )
             print(ending, file=sys.stderr, flush=True)
-            status.set("failed", Exit.FAILED, f"{why} on {HOST}")
+            self._status.set("failed", Exit.FAILED, f"{why} on {HOST}")
             report_to_launcher("failed", Exit.FAILED, f"{why} on {HOST}", ending)
         os._exit(report.get("exit_code") or Exit.FAILED)
 
@@ -202,8 +200,7 @@ class Watch:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # The launcher sends it to end all ranks.
         if os.environ.get("WORLD_SIZE", "1") != "1":
             time.sleep(SECONDS_FOR_OTHER_RANKS)  # This may only follow from another rank's end.
-        status = process_status()
-        report = status.reported_by_others()
+        report = self._status.reported_by_others()
         if report.get("state") == "failed":  # Another rank, or a process that loads data, failed.
             os._exit(report.get("exit_code") or Exit.FAILED)
         why = f"{kind.__name__}: {error}"
@@ -212,7 +209,7 @@ class Watch:
             sys.__excepthook__(kind, error, trace)
         else:
             print(text, file=sys.stderr)
-        status.set("failed", code, why)
+        self._status.set("failed", code, why)
         report_to_launcher("failed", code, why, text)
         sys.stdout.flush()
         os._exit(code)

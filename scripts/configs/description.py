@@ -7,6 +7,7 @@ from components.config_findings import STOPS, Finding
 from components.config_reading import written_in
 from components.config_strategy import (
     OFFLOADED_FROM_STAGE,
+    OTHER_VERSION,
     ConfigStrategy,
     shards_of,
     strategy_of,
@@ -235,7 +236,7 @@ def keys_without_effect(
     content: dict, config: dict, deepspeed: dict | None
 ) -> dict[str, list[str]]:
     """Return the written keys that change nothing in this run, as {reason: keys}."""
-    other_version = 3 - config["fsdp_config"]["fsdp_version"]
+    other_version = OTHER_VERSION[config["fsdp_config"]["fsdp_version"]]
     return {
         "only read from the command line": [key for key in COMMAND_LINE_ONLY if key in content],
         "for TPUs": keys_for_tpus(content, config),

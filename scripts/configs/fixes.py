@@ -47,7 +47,7 @@ def fix(file: ConfigFile, num_processes: int | None = None, for_recipes: bool = 
 
 def is_fixable(item: Finding, file: ConfigFile) -> bool:
     """Return whether a finding has edits of this file that overwrite nothing of its author's."""
-    if not item.edits or (item.in_json and file.deepspeed is not file):
+    if not item.edits or (item.in_json and not file.is_deepspeed_json):
         return False
     return all(is_possible(edit, file.content) for edit in item.edits)
 
@@ -76,6 +76,6 @@ def edited(file: ConfigFile, edit: Edit) -> ConfigFile:
     else:
         text = edit_text(file.text, edit)
     fixed = replace(file, text=text, content=content)
-    if file.deepspeed is file:
+    if file.is_deepspeed_json:
         fixed.deepspeed = fixed
     return fixed

@@ -30,7 +30,7 @@ def check_file(
     """Return what is wrong with a file and what it does; the arguments are those of find_faults."""
     findings, config = find_faults(file, num_processes, for_recipes)
     content = file.content
-    if file.deepspeed is file:
+    if file.is_deepspeed_json:
         content = {"deepspeed_config": {}}
     deepspeed = file.deepspeed.content if file.deepspeed else None
     return Checked(findings, describe(content, config, findings, deepspeed, for_recipes))

@@ -1,8 +1,6 @@
 """What accelerate runs is told from what was asked, for every form that FSDP's keys take."""
 
-import os
 import sys
-import time
 from types import SimpleNamespace
 
 import psutil
@@ -10,18 +8,16 @@ import pytest
 import torch
 from accelerate import DistributedType
 from accelerate.utils import FullyShardedDataParallelPlugin
-from torch.utils import cpp_extension
 
-from components import strategy_checks
+from components import launch_command
 from components.cli import parse_arguments
 from components.strategy import Strategy
 from components.strategy_checks import (
     find_dropped_settings,
-    find_locked_builds,
     find_misfits,
     find_missing_device,
     find_problems_of_environment,
-    find_strategy_problems,
+    how_to_rehearse,
 )
 from example_arguments import MixtureArguments, language_model_arguments
 from fakes import fake_accelerator
@@ -149,14 +145,16 @@ def test_fewer_processes_than_asked_for_are_refused(monkeypatch):
 def test_a_launcher_that_started_one_of_several_processes_is_found_by_the_address(monkeypatch):
     def problems(command, **before):
         launcher = SimpleNamespace(cmdline=lambda: command, environ=lambda: before)
-        monkeypatch.setattr(psutil.Process, "parent", lambda self: launcher)
+        monkeypatch.setattr(psutil.Process, "parents", lambda self: [launcher])
         return list(find_dropped_settings(fake_accelerator(), ONE_PROCESS))
 
-    monkeypatch.setattr(strategy_checks, "find_launch", lambda: None)
+    monkeypatch.setattr(launch_command, "find_launch", lambda: None)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    for command in (["python", "/env/bin/accelerate"], ["-m", "accelerate.commands.launch"]):
+    console_script = ["python", "/env/bin/accelerate", "launch", "train.py"]
+    module = ["python", "-m", "accelerate.commands.launch", "train.py"]
+    for command in (console_script, module):
         assert "requested more" in problems(command)[0]
         assert problems(command, MASTER_ADDR="127.0.0.1") == []  # the cluster exports it
     assert problems(["bash"]) == []
@@ -164,13 +162,11 @@ def test_a_launcher_that_started_one_of_several_processes_is_found_by_the_addres
 
 def test_the_way_out_names_the_files_of_this_launch(monkeypatch):
     launch = SimpleNamespace(config_file="my configs/fsdp.yaml")
-    monkeypatch.setattr(strategy_checks, "find_launch", lambda: launch)
+    monkeypatch.setattr(launch_command, "find_launch", lambda: launch)
     monkeypatch.setattr(sys, "argv", ["recipes/llama.py"])
     (problem,) = dropped(monkeypatch, 1, "FULL_SHARD", "no_shard")
     assert problem.endswith("python scripts/check_config.py 'my configs/fsdp.yaml'")
-    assert strategy_checks.how_to_rehearse().endswith(
-        "--config_file 'my configs/fsdp.yaml' recipes/llama.py ..."
-    )
+    assert how_to_rehearse().endswith("--config_file 'my configs/fsdp.yaml' recipes/llama.py ...")
 
 
 def test_where_the_files_are_not_known_it_says_what_to_put_there(monkeypatch):
@@ -178,8 +174,8 @@ def test_where_the_files_are_not_known_it_says_what_to_put_there(monkeypatch):
         raise ValueError("the launcher's command line cannot be read")
 
     for find_launch in (lambda: None, unreadable):
-        monkeypatch.setattr(strategy_checks, "find_launch", find_launch)
-        assert "--config_file YAML recipes/RECIPE.py ..." in strategy_checks.how_to_rehearse()
+        monkeypatch.setattr(launch_command, "find_launch", find_launch)
+        assert "--config_file YAML recipes/RECIPE.py ..." in how_to_rehearse()
 
 
 @pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"])
@@ -300,75 +296,3 @@ def test_deepspeed_without_a_gpu_is_named_before_it_compiles(
     found = list(find_missing_device())
     assert len(found) == problems
     assert all("rehearse: python scripts/rehearse.py" in problem for problem in found)
-
-
-class TestStaleLock:
-    """A lock of a build that was killed is named, not waited for: torch.utils.file_baton."""
-
-    @pytest.fixture
-    def problems_of(self, monkeypatch, tmp_path, capsys):
-        monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-
-        def problems_of(minutes, device="cuda", offload="cpu", running="python", op="cpu_adam"):
-            (tmp_path / op).mkdir(exist_ok=True)
-            lock = tmp_path / op / "lock"
-            lock.touch()
-            os.utime(lock, (time.time() - 60 * minutes,) * 2)
-            process = SimpleNamespace(info={"name": running})
-            monkeypatch.setattr(psutil, "process_iter", lambda names: [process])
-            zero = {"offload_optimizer": {"device": offload}}
-            plugin = SimpleNamespace(zero_stage=2, deepspeed_config={"zero_optimization": zero})
-            accelerator = fake_accelerator(
-                distributed_type=DistributedType.DEEPSPEED,
-                device=SimpleNamespace(type=device),
-                state=SimpleNamespace(deepspeed_plugin=plugin, fsdp_plugin=None, backend="nccl"),
-            )
-            found = list(find_strategy_problems(language_model_arguments(), accelerator))
-            assert found == list(find_locked_builds(accelerator))
-            lock.unlink()
-            return found, capsys.readouterr().err
-
-        return problems_of
-
-    @pytest.mark.parametrize("case", [{}, {"offload": "nvme", "op": "async_io"}], ids=str)
-    def test_an_old_one_is_refused_and_named(self, case, problems_of, tmp_path):
-        (found,), said = problems_of(90, **case)
-        op = case.get("op", "cpu_adam")
-        assert (
-            f"{tmp_path / op / 'lock'}" in found
-            and "90 minutes ago" in found
-            and "delete that file" in found
-        )
-        assert said == ""
-
-    @pytest.mark.parametrize(
-        "case",
-        [
-            {"device": "cpu"},
-            {"offload": "none"},
-            {"running": "cc1plus"},
-            {"op": "another_extension"},
-        ],
-        ids=str,
-    )
-    def test_one_that_is_not_in_the_way_is_not(self, case, problems_of):
-        assert problems_of(90, **case) == ([], "")
-
-    def test_a_young_one_may_be_of_a_build_that_runs_and_is_only_named(self, problems_of, tmp_path):
-        found, said = problems_of(1)
-        assert (
-            found == []
-            and said.startswith("warning: ")
-            and str(tmp_path / "cpu_adam" / "lock") in said
-        )
-
-    def test_it_is_the_folder_that_torch_locks(self, tmp_path, monkeypatch):
-        locked = []
-        monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-        monkeypatch.setattr(
-            cpp_extension, "FileBaton", lambda path, *_, **__: locked.append(path) or 1 / 0
-        )
-        (tmp_path / "a.cpp").touch()
-        with pytest.raises(ZeroDivisionError):
-            cpp_extension.load("cpu_adam", [str(tmp_path / "a.cpp")])
-        assert locked == [f"{strategy_checks.build_folder('cpu_adam')}/lock"]

@@ -11,7 +11,7 @@ from accelerate import DistributedType
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MixtralConfig
 
-from components import summary
+from components import launch_command, summary
 from components.status import process_status
 from components.strategy import Strategy
 from components.summary import ModelSize, bytes_on_disk, plan_command, summarize, unused_gpus
@@ -282,7 +282,7 @@ class TestDryRun:
     def end(self, monkeypatch, tmp_path, capsys):
         """A function from free bytes and options to exit code and output of a dry run."""
         monkeypatch.setattr(sys, "argv", ["recipes/llama.py", "--dry_run", "--seed", "7"])
-        monkeypatch.setattr(summary, "find_launch", lambda: None)
+        monkeypatch.setattr(launch_command, "find_launch", lambda: None)
         ended = []
 
         def end(free, flags=(), planned_row=None):
@@ -345,7 +345,7 @@ def test_checkpoints_and_result_are_counted_in_bytes(flags, elements):
 def test_the_plan_has_what_the_launcher_was_given(monkeypatch):
     given = {"num_machines": 2, "mixed_precision": "fp16", "gpu_ids": "all"}
     launch = SimpleNamespace(config_file="my configs/fsdp.yaml", given=given)
-    monkeypatch.setattr(summary, "find_launch", lambda: launch)
+    monkeypatch.setattr(launch_command, "find_launch", lambda: launch)
     monkeypatch.setattr(sys, "argv", ["train.py"])
     words = shlex.split(plan_command(SimpleNamespace(num_processes=16), 5))
     assert words[2:] == [
