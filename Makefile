@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Some containers set it. Without bytecode each process compiles all that it imports from here.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install install-dev quickstart proof bench test check fix test-gpu gpu-proof gpu-wheels clean
+.PHONY: help install install-dev docs quickstart proof bench test check fix test-gpu gpu-proof gpu-wheels clean
 .PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-bert_ner quickstart-t5 quickstart-llama_dpo quickstart-vit quickstart-mixtral
 
 help:  ## list the targets
@@ -159,6 +159,14 @@ quickstart-mixtral:
 	@printf '\nThe model is in $(OUT)/run, its rows in $(OUT)/data, the loss curve in $(OUT)/loss.png.\n'
 	@printf 'Ask it: $(VENV)/bin/python scripts/generate.py $(OUT)/run --prompt "Spell the word tiger."\n'
 
+$(VENV)/.installed-docs: requirements-docs.txt | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install --quiet -r requirements-docs.txt
+	touch $@
+
+docs: $(VENV)/.installed-docs  ## build the site of docs/ into site/, with links and anchors checked
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --quiet
+	@printf 'The site is in site/index.html.\n'
+
 check: install-dev  ## lint, types and what runs in process, in a minute
 	ruff check .
 	ruff format --check .
@@ -172,7 +180,7 @@ fix: install-dev  ## let the linter fix what it can, and format
 test: check  ## all tests that need no GPU; gpu tests show as skipped
 	python -m pytest -q -rs -n 3 --dist worksteal tests/launch tests/gpu
 
-proof: install  ## measure every strategy and the planner, about 90 minutes on two cores; write the README's tables
+proof: install  ## measure every strategy and the planner, about 90 minutes on two cores; write the tables of the documents
 	python scripts/parity.py --json results/parity.json
 	python scripts/validate_planner.py --json results/planner.json
 	python scripts/track_ranks.py --json results/planner_ranks.json

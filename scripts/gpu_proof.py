@@ -14,7 +14,7 @@ that need a missing package are skipped, and say so; `make gpu-wheels` collects 
 folder.
 
 To publish the results, commit the JSON files to results/gpu/ and run
-`python scripts/readme_tables.py`, which writes the tables of the README.
+`python scripts/readme_tables.py`, which writes the tables of the documents.
 
 Exit codes: 0 every cell that ran is within its bound, 1 one is not, 64 usage, 73 --output cannot be
 written.

@@ -13,8 +13,8 @@ recipe's own. No weights are loaded.
 
 The plan covers the worst case: one optimizer step in which every row has --max_length tokens, all
 supervised (--longest and --supervised_share change that), and one batch of evaluation. --simulate
-traces the real model on fake tensors and fake ranks instead of counting op by op. README, "Will it
-fit?", states the errors of both; scripts/planner/__init__.py explains how they work.
+traces the real model on fake tensors and fake ranks instead of counting op by op. docs/planning.md
+states the errors of both; scripts/planner/__init__.py explains how they work.
 
 Exit codes: 0 planned; 1 with --gpu: does not fit; 64 usage; 69 no hub; 73 cannot write.
 """

@@ -1,17 +1,17 @@
-"""Write the tables of README.md and results/README.md from the measurements in results/*.json.
+"""Write the tables of README.md, docs/ and results/README.md from the results in results/*.json.
 
     python scripts/readme_tables.py            # after parity.py, benchmark.py and others
     python scripts/readme_tables.py --check    # exit with 1 if they differ; the tests call this
 
 What scripts/gpu_proof.py measured on a GPU is read from results/gpu/*.json; without such files the
-tables say so. Each table of README.md stands between `<!-- NAME -->` and `<!-- end of NAME -->`.
+tables say so. Each table of a document is between `<!-- NAME -->` and `<!-- end of NAME -->`.
 """
 
 import argparse
 import sys
 
 from paths import ROOT
-from publish.pages import fill, read_results, whole
+from publish.pages import fill_documents, read_results, whole
 from usage import Parser
 
 
@@ -29,11 +29,10 @@ def main() -> int:
         sys.exit("readme_tables.py: results/parity.json is missing; make proof writes it")
     try:
         results = read_results()
+        wanted = fill_documents(results)
     except ValueError as error:
         sys.exit(f"readme_tables.py: {error}")
-    readme = ROOT / "README.md"
-    page = ROOT / "results" / "README.md"
-    wanted = {readme: fill(readme.read_text(), results), page: whole(results)}
+    wanted[ROOT / "results" / "README.md"] = whole(results)
     differ = False
     for path, text in wanted.items():
         if path.is_file() and path.read_text() == text:

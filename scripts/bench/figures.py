@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from .cells import Result, Results
 
 NAMES = {
-    "floor": "bare PyTorch loop",
-    "lean": "lean loop",
+    "floor": "plain PyTorch loop",
+    "lean": "plain loop without unneeded logits",
     "ours": "this recipe",
     "trainer": "Trainer",
     "trl": "SFTTrainer",

@@ -33,7 +33,7 @@ SLOW_IN_BF16 = ("t4", "v100", "v100-32gb")
 USUAL_CARD = 80 * GIB
 
 # Memory that no tensor holds. Each number is an assumption, at the upper end of public reports;
-# none was measured here (README, "Will it fit?").
+# none was measured here (docs/planning.md).
 CONTEXT = 0.8 * GIB  # CUDA's context and the kernels that are loaded into it
 COMMUNICATOR = 0.5 * GIB  # NCCL's buffers, once there are several ranks
 ROUNDING = 0.05  # of all tensors: what the allocator rounds up or cannot reuse

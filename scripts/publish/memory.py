@@ -10,6 +10,7 @@ from proof.markdown import table
 from .strategies import Results, Row, rank_of
 
 GIB = 2**30
+PLANNED_BY = {"closed form": "formulas (default)", "traced": "tracer (`--simulate`)"}
 NO_HOST_MEMORY = (
     "Not measured yet: `python scripts/host_memory.py --json results/host_memory.json`."
 )
@@ -25,10 +26,10 @@ class Compared:
 
 
 COMPARED = (
-    Compared("one thing", "real CPU tensors, one thing changed at a time", METHODS),
-    Compared("drawn", "real CPU tensors, all drawn at random", METHODS),
-    Compared("ranks", "real tensors of CPU ranks, every YAML", METHODS[:1]),
-    Compared("shapes", "the trace, 1B to 70B parameters, up to 1,024 ranks", METHODS[:1]),
+    Compared("one thing", "one CPU process, one setting changed at a time", METHODS),
+    Compared("drawn", "one CPU process, random settings", METHODS),
+    Compared("ranks", "2 and 4 CPU processes, every YAML", METHODS[:1]),
+    Compared("shapes", "the tracer, 1B to 70B parameters, up to 1,024 GPUs", METHODS[:1]),
 )
 
 
@@ -69,8 +70,8 @@ def planner_block(results: Results) -> str:
         for method in compared.methods:
             number, mean, above, below = errors_of(of_kind, method)
             errors = [f"{abs(error):.2%}" for error in (mean, max(above, 0), min(below, 0))]
-            lines.append([method, compared.text, str(number), *errors])
-    header = ["planned by", "compared with", "cells", "mean error", "most above", "most below"]
+            lines.append([PLANNED_BY[method], compared.text, str(number), *errors])
+    header = ["planned by", "compared with", "jobs", "mean error", "most above", "most below"]
     return table(header, lines)
 
 

@@ -1,7 +1,9 @@
-"""README.md with its tables, and results/README.md, from the measurements in results/."""
+"""The tables of README.md and docs/, and results/README.md, from the measurements in results/."""
 
 import json
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 from bench import tables as speed
 from gpu import tables as gpu
@@ -11,7 +13,8 @@ from proof.markdown import table
 from proof.parity_table import tables
 
 from .memory import host_memory_block, planner_block, shapes_table, tracked_table
-from .strategies import Results, bytes_block, parity_block
+from .proof import proof_block
+from .strategies import Results, bytes_block, parity_block, shares_block
 
 MADE_BY = "Made by `scripts/readme_tables.py` from the JSON files beside it."
 ABOUT_PARITY = (
@@ -20,8 +23,8 @@ ABOUT_PARITY = (
     "what the YAML promises."
 )
 ABOUT_BYTES = (
-    "Live tensors of the fullest rank after a step, and the share of the whole that the YAML "
-    "promises."
+    "Live tensors of the rank with the most of them after one step, and the share of the whole "
+    "that the YAML promises."
 )
 ABOUT_SPEED = (
     "`scripts/benchmark.py` says how each kind of cell is measured. Numbers are medians and, in "
@@ -59,11 +62,13 @@ def gpu_block(results: Results) -> str:
     return gpu.block(results["gpu"])
 
 
-# The tables of README.md, by the NAME of the marks around them
+MARK = re.compile(r"^<!-- (\w+) -->$", re.MULTILINE)
+# The tables of the documents, by the NAME of the marks around them
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "quickstarts": quickstarts_block,
     "parity": parity_block,
-    "bytes": bytes_block,
+    "shares": shares_block,
+    "proof": proof_block,
     "speed": speed_block,
     "planner": planner_block,
     "host_memory": host_memory_block,
@@ -83,19 +88,38 @@ def read_results() -> Results:
     return results
 
 
-def fill(text: str, results: Results) -> str:
-    """Return README.md's text with each block made from the results.
+def documents() -> list[Path]:
+    """Return README.md and the pages of docs/."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-    Raises ValueError if a mark is missing.
+
+def fill_documents(results: Results) -> dict[Path, str]:
+    """Return the text of each document that has tables, with each table made from the results.
+
+    Raises ValueError if a table is in no document, or in several.
     """
-    for name, block_of in BLOCKS.items():
+    texts = {path: path.read_text() for path in documents()}
+    for name in BLOCKS:
+        marked = [path for path, text in texts.items() if f"<!-- {name} -->" in text]
+        if len(marked) != 1:
+            places = ", ".join(path.name for path in marked) or "none"
+            raise ValueError(f"<!-- {name} --> belongs in one document, and is in {places}")
+    return {path: fill(text, results) for path, text in texts.items() if MARK.search(text)}
+
+
+def fill(text: str, results: Results) -> str:
+    """Return a document's text with each of its tables made from the results.
+
+    Raises ValueError if a mark has no end, or no table has its name.
+    """
+    for name in MARK.findall(text):
         start = f"<!-- {name} -->\n"
         end = f"<!-- end of {name} -->"
-        if text.count(start) != 1 or text.count(end) != 1:
-            raise ValueError(f"README.md needs one {start.strip()} and one {end}")
+        if name not in BLOCKS or text.count(start) != 1 or text.count(end) != 1:
+            raise ValueError(f"a table needs one {start.strip()} and one {end}")
         before, rest = text.split(start)
         after = rest.split(end)[1]
-        text = f"{before}{start}{block_of(results)}\n{end}{after}"
+        text = f"{before}{start}{BLOCKS[name](results)}\n{end}{after}"
     return text
 
 

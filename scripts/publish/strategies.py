@@ -1,9 +1,10 @@
-"""Tables of parity and of bytes held, from results/parity.json."""
+"""Tables of parity and of sharding, from results/parity.json."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
-from proof.compare import BF16_BOUNDS, BOUNDS, NAMES
+from proof.compare import BOUNDS, NAMES
 from proof.jobs import MAKERS, WEIGHTS
 from proof.markdown import table
 from proof.parity_table import reasons
@@ -11,18 +12,18 @@ from proof.parity_table import reasons
 Row = dict[str, Any]  # of scripts/parity.py
 Results = dict[str, Any]  # what was measured, by the name of its file
 
-# {group of scripts/parity.py: the line of the summary that it counts for}
-OTHER_RECIPES = "the other recipes, every YAML, 2 ranks"
+# {group of scripts/parity.py: the row of the summary that it counts for}
+OTHER_RECIPES = "the other recipes, every YAML, 2 processes"
 GROUPS = {
-    "strategies": "every YAML, 2 and 4 ranks",
-    "cuts": "every split of one global batch, 1, 2 and 4 ranks",
+    "strategies": "llama.py, every YAML, 2 and 4 processes",
+    "cuts": "the global batch split differently, 1, 2 and 4 processes",
     "checkpointing": "gradient checkpointing",
     "attention": "eager attention",
-    "bf16": "bf16 under each engine, against one process in fp32",
-    "levers": "padding-free batches, loss in pieces",
-    "packing": "packed lines, against one process's",
+    "bf16": "bf16 under each engine, against a single process in fp32",
+    "levers": "padding-free batches, loss in chunks",
+    "packing": "packed sequences, against a single packed process",
     **{recipe: OTHER_RECIPES for recipe in MAKERS if recipe != "llama"},
-    "quantized": "the other recipes, under ZeRO-2 and FSDP2",
+    "quantized": "the other recipes, ZeRO-2 and FSDP2",
 }
 CLASSES = ("parameters", "gradients", "optimizer")
 ORDER = ("single", "ddp", "fsdp2", "fsdp1", "deepspeed")
@@ -36,23 +37,30 @@ def rank_of(config: str) -> tuple[int, str]:
     raise ValueError(f"{config}: a new kind of YAML; add it to ORDER")
 
 
+SHARES = {1: "1", 2: "1/2", 4: "1/4"}  # of ranks; what is measured is within 1 % of one of them
+
 # ---- Parity ----
 
 
 def parity_block(results: Results) -> str:
-    """Return the largest differences from one process, by kind of run, weights and bound."""
-    measured = []
-    for row in results["parity"]["rows"]:
-        if row["verdict"] == "ok" and not is_reference(row):
-            measured.append(row)
+    """Return the largest differences from a single process, by kind of run, weights and bound."""
+    measured = compared_runs(results)
     lines = []
     for text in dict.fromkeys(GROUPS.values()):
         for weights in WEIGHTS:
             lines += lines_of(text, weights, measured)
-    lines.append(["bound", "", "", *bounds_row(BOUNDS)])
-    lines.append(["bound in bf16", "", "", *bounds_row(BF16_BOUNDS)])
-    header = ["what differs from one process", "weights", "runs", *NAMES.values()]
+    header = ["what was compared", "weights", "runs"]
+    header += [f"{name} (bound)" for name in NAMES.values()]
     return "\n\n".join([table(header, lines), "\n".join(reasons(measured))])
+
+
+def compared_runs(results: Results) -> list[Row]:
+    """Return the runs that were compared with another one, without those that were refused."""
+    measured = []
+    for row in results["parity"]["rows"]:
+        if row["verdict"] == "ok" and not is_reference(row):
+            measured.append(row)
+    return measured
 
 
 def is_reference(row: Row) -> bool:
@@ -61,7 +69,7 @@ def is_reference(row: Row) -> bool:
 
 
 def lines_of(text: str, weights: str, measured: Sequence[Row]) -> list[list[str]]:
-    """Return a line for the runs of one kind with the usual bounds, and one for those beyond."""
+    """Return a row for the runs of one kind with the usual bounds, and one for wider bounds."""
     usual = []
     wider = []
     for row in measured:
@@ -79,40 +87,84 @@ def lines_of(text: str, weights: str, measured: Sequence[Row]) -> list[list[str]
 
 
 def has_wider_norm(row: Row) -> bool:
-    """Return whether a run in fp32 is held to a wider bound of the gradient norm than usual."""
+    """Return whether a run in fp32 has a wider bound for the gradient norm than usual."""
     bound = row["bounds"]["grad_norm"]
     return row["precision"] == "no" and bound is not None and bound != BOUNDS["grad_norm"]
 
 
 def summary_line(text: str, weights: str, rows: Sequence[Row]) -> list[str]:
-    """Return how many runs there are, and the largest difference in each number."""
-    return [text, weights, str(len(rows)), *(largest(rows, key) for key in NAMES)]
+    """Return how many runs there are, and the largest difference in each number with its bound."""
+    bounds = next((row["bounds"] for row in rows if None not in row["bounds"].values()), BOUNDS)
+    return [text, weights, str(len(rows)), *(with_bound(rows, key, bounds) for key in NAMES)]
 
 
-def largest(rows: Iterable[Row], key: str) -> str:
-    """Return the largest difference of some rows in one number, as text."""
+def with_bound(rows: Iterable[Row], key: str, bounds: Mapping[str, float]) -> str:
+    """Return the largest difference of some rows in one number, with its bound in brackets."""
+    difference = largest(rows, key)
+    return "" if difference is None else f"{decimal(difference)} ({decimal(bounds[key])})"
+
+
+def largest(rows: Iterable[Row], key: str) -> float | None:
+    """Return the largest difference of some rows in one number, None if no row reports it."""
     differences = [row["differences"][key] for row in rows]
-    reported = [difference for difference in differences if difference is not None]
-    return f"{max(reported):.0e}" if reported else ""
+    return max((found for found in differences if found is not None), default=None)
 
 
-def bounds_row(bounds: dict[str, float]) -> list[str]:
-    """Return bounds as text, in the order of the columns."""
-    return [f"{bounds[key]:.0e}" for key in NAMES]
+def decimal(number: float) -> str:
+    """Return a number with one significant digit and without an exponent, such as 0.0000002."""
+    return f"{Decimal(f'{number:.0e}'):f}"
 
 
-# ---- Bytes ----
+# ---- Sharding ----
+
+
+def shares_block(results: Results) -> str:
+    """Return the share of each class that the fullest rank has; one row for YAMLs that agree."""
+    held = held_by_run(results, "full")
+    whole = {kind: most_bytes(held["single", 1][kind]) for kind in CLASSES}
+    names: dict[tuple[str, ...], list[str]] = {}
+    for config in sorted({config for config, _ in held} - {"single"}, key=rank_of):
+        cells = []
+        for ranks in (2, 4):
+            of_ranks = held.get((config, ranks), {})
+            cells += [share_text(of_ranks.get(kind), whole[kind]) for kind in CLASSES]
+        names.setdefault(tuple(cells), []).append(f"`{config}.yaml`")
+    lines = [[", ".join(configs), *cells] for cells, configs in names.items()]
+    headings = [f"{name}, {ranks} processes" for ranks in (2, 4) for name in CLASSES]
+    return table(["YAML", *headings], lines)
+
+
+def share_text(held: dict[str, Any] | None, whole: int) -> str:
+    """Return the measured share of one class as a fraction, as a decimal if it is none of them."""
+    if not held:
+        return ""
+    share = most_bytes(held) / whole
+    for parts, text in SHARES.items():
+        if abs(share * parts - 1) < 0.01:
+            return text
+    return f"{share:.2f}"
+
+
+def most_bytes(held: dict[str, Any]) -> int:
+    """Return the bytes of one class on the fullest rank."""
+    return max(size for size, _ in held["ranks"])
+
+
+def held_by_run(results: Results, weights: str) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return what the ranks of llama.py have, by YAML and number of ranks."""
+    held = {}
+    for row in results["parity"]["rows"]:
+        if row["group"] == "strategies" and row["weights"] == weights and "held" in row:
+            held[row["config"], row["ranks"]] = row["held"]
+    return held
 
 
 def bytes_block(results: Results, weights: str = "full") -> str:
     """Return the table of bytes of each class on the fullest rank of 2 and of 4, by YAML.
 
-    Beside the bytes stands the share of the whole that the YAML promises.
+    After the bytes comes the share of the whole that the YAML promises.
     """
-    held = {}
-    for row in results["parity"]["rows"]:
-        if row["group"] == "strategies" and row["weights"] == weights and "held" in row:
-            held[row["config"], row["ranks"]] = row["held"]
+    held = held_by_run(results, weights)
     lines = []
     for config in sorted({config for config, _ in held}, key=rank_of):
         few = 1 if config == "single" else 2
@@ -131,9 +183,9 @@ def bytes_block(results: Results, weights: str = "full") -> str:
 def bytes_text(held: dict[str, Any] | None) -> str:
     """Return the bytes of one class on the fullest rank, "" if they were not measured.
 
-    Beside them stands the share that the YAML promises, if it is not the whole.
+    After them comes the share that the YAML promises, if it is not the whole.
     """
     if not held:
         return ""
     share = "" if held["shards"] == 1 else f" (1/{held['shards']})"
-    return f"{max(size for size, _ in held['ranks']):,}{share}"
+    return f"{most_bytes(held):,}{share}"

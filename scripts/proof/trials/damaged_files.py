@@ -68,6 +68,6 @@ def hashed() -> list[Trial]:
 
 
 GROUPS = [
-    Group("hashing", "of the save", hashed),
-    Group("damage", "not found", damaged),
+    Group("hashing", "share of the time of a save", hashed),
+    Group("damage", "missed", damaged),
 ]

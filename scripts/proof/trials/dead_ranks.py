@@ -128,4 +128,4 @@ def kills_of(job: Run, rank: int) -> list[Trial]:
     return found
 
 
-GROUPS = [Group("dead ranks", "seconds", trials)]
+GROUPS = [Group("dead ranks", "seconds until the other ranks ended", trials)]

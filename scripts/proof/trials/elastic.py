@@ -84,7 +84,7 @@ def on_other_ranks() -> list[Trial]:
             attempt = partial(resume_elsewhere, jobs=jobs, stops=[5, 10, 15])
             trials.append(Trial("other numbers of ranks", f"{config} {order}", attempt))
         attempt = partial(refuse_other_rows, config=config)
-        trials.append(Trial("other rows a step are refused", config, attempt))
+        trials.append(Trial("a different global batch size is refused", config, attempt))
     return trials
 
 

@@ -36,7 +36,7 @@ POLICIES = {
     "budget": ("--nonfinite", "skip", "--nonfinite_budget", "0"),
 }
 # What happens under each policy, as named in the table
-DONE = {"skip": "skipped", "stop": "stopped", "budget": "stopped for want of budget"}
+DONE = {"skip": "skipped", "stop": "stopped", "budget": "stopped when the budget is used up"}
 
 
 def row_of_step(step: int) -> int:

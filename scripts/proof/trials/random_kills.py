@@ -63,7 +63,9 @@ def trials(kills: int = KILLS) -> list[Trial]:
                 kills=KILLS_PER_TRIAL,
                 seed=seed,
             )
-            found.append(Trial(f"kill -9 of all at random, {config}", f"seed {seed}", attempt))
+            found.append(
+                Trial(f"kill -9 of all processes at random, {config}", f"seed {seed}", attempt)
+            )
     return found
 
 

@@ -1,14 +1,24 @@
 """The results of all trials as a table, and as docs/fault_injection.md."""
 
+from decimal import Decimal
+
 from proof.markdown import table
 from proof.trials.groups import GROUPS
 
-HEADER = ["group", "what was done", "trials", "as promised", "worst"]
+HEADER = ["group", "what was done", "trials", "as promised", "worst outcome"]
+ABOUT = (
+    "`python scripts/fault_injection.py` interrupts the shipped recipes under the shipped YAML "
+    "files in every way listed here, resumes them, and compares the result with a run that was "
+    "never interrupted. A trial is as promised if the run behaves as "
+    "[Checkpoints](checkpoints.md) says. The last column is the worst outcome over all trials of "
+    "a row; all numbers in it are bounds that were kept. This page is generated from "
+    "`results/fault_injection.json`."
+)
 CASES = 8  # cases of a group that are named, approximately
 
 
 def summary(groups: dict) -> str:
-    """The table: one line for each `what` of each group."""
+    """The table: one row for each `what` of each group."""
     lines = []
     for group, found in groups.items():
         trials = found["trials"]
@@ -20,12 +30,17 @@ def summary(groups: dict) -> str:
 
 
 def line_of(group: str, what: str, trials: list[dict]) -> list[str]:
-    """The line of one `what`: how many were tried, how many as promised, and the worst figure."""
+    """The row of one `what`: how many were tried, how many as promised, and the worst outcome."""
     same = [trial for trial in trials if trial["what"] == what]
     good = [trial for trial in same if trial["ok"]]
     worst = max(trial["figure"] for trial in same)
-    figure = f"{worst:.3g} {GROUPS[group].unit}"
+    figure = f"{GROUPS[group].unit}: {number_text(worst)}"
     return [group, what, number_tried(same), number_tried(good), figure]
+
+
+def number_text(number: float) -> str:
+    """A number with two significant digits and without an exponent."""
+    return f"{Decimal(f'{number:.2g}'):f}"
 
 
 def number_tried(trials: list[dict]) -> str:
@@ -37,11 +52,11 @@ def report(groups: dict) -> str:
     """The text of docs/fault_injection.md."""
     parts = [
         "# Fault injection",
-        "Written by `scripts/fault_injection.py`, which says what each group is.",
+        ABOUT,
         summary(groups),
     ]
     for group, found in groups.items():
-        parts += [f"## {group}", *paragraphs_of(found)]
+        parts += [f"## {group.capitalize()}", *paragraphs_of(found)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -49,11 +64,14 @@ def paragraphs_of(found: dict) -> list[str]:
     """The report on a group: how it was measured, some cases, and what failed."""
     versions = [f"{name} {version}" for name, version in found["versions"].items()]
     measured = [found["date"], found["device"], *versions]
-    parts = [f"{', '.join(measured)}: `{found['command']}`"]
+    parts = [f"Measured on {', '.join(measured)}, with `{found['command']}`."]
     details = sorted({trial["detail"] for trial in found["trials"]} - {""})
     if details:
         some = "; ".join(details[:: len(details) // CASES + 1])
-        parts.append(f"{len(details)} cases, among them {some}.")
+        if len(details) == 1:
+            parts.append(f"One case: {some}.")
+        else:
+            parts.append(f"{len(details)} cases, including {some}.")
     for trial in found["trials"]:
         if not trial["ok"]:
             note = trial["note"][:300]

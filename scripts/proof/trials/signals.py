@@ -146,7 +146,9 @@ def of_every_kind() -> list[Trial]:
     for config in ("single", "ddp"):
         for name in SIGNALS_TO_GROUPS:
             attempt = partial(stop_a_group_with_loaders, job=make_job(config), name=name)
-            trials.append(Trial(f"{name} to a group with loaders of data", config, attempt))
+            trials.append(
+                Trial(f"{name} to a process group with data loader workers", config, attempt)
+            )
     for name in SIGNALS_TO_GROUPS:
         attempt = partial(stop_a_group_that_tokenizes, name=name)
         detail = "single, two processes that tokenise"

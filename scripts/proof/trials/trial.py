@@ -13,9 +13,9 @@ STEPS = 20
 EPOCH = 18  # steps of the first epoch
 ROWS = 210
 # Units of figures
-DIFFERENCES = "lines, tensors unequal"
-LOSS = "relative difference of the loss"
-BROKEN = "not as promised"
+DIFFERENCES = "differences from an uninterrupted run"
+LOSS = "largest relative difference in loss"
+BROKEN = "broken promises"
 CUT = jobs.CUT | {3: (2, 2)}
 
 

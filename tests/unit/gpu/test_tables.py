@@ -26,6 +26,7 @@ ok = {"speed.8b_lora": True, "resume.engines": False}.get(name)
 with open(os.path.join(output, "work", name, "outcome.json"), "w") as file:
     json.dump({"rows": rows, "ok": ok, "commands": ["python x.py"]}, file)
 """
+PAGE = REPO / "docs" / "gpu.md"
 FACTS = {
     "device": "a made-up GPU",
     "driver": "1.2.3",
@@ -82,8 +83,8 @@ def test_without_results_there_is_no_figure(tmp_path):
     assert tables.details([]).startswith("Not measured yet")
 
 
-def test_the_readme_says_so_too_unless_results_are_there():
-    text = (REPO / "README.md").read_text().split("<!-- gpu -->")[1].split("<!-- end of gpu -->")[0]
+def test_the_page_says_so_too_unless_results_are_there():
+    text = PAGE.read_text().split("<!-- gpu -->")[1].split("<!-- end of gpu -->")[0]
     measured = tables.read_records(REPO / "results" / "gpu")
     assert text.strip() == tables.block(measured)
 
@@ -109,9 +110,9 @@ def test_details_have_every_number_and_command(records):
     assert "not installed: no-such-package" in text
 
 
-def test_the_readme_is_filled_from_records(records):
+def test_the_page_is_filled_from_records(records):
     results = pages.read_results() | {"gpu": tables.read_records(records)}
-    filled = pages.fill((REPO / "README.md").read_text(), results)
+    filled = pages.fill(PAGE.read_text(), results)
     assert "a made-up GPU" in filled
     assert "Not measured yet: no results of a GPU" not in filled
     assert "12,345" in pages.whole(results)

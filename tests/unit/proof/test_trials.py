@@ -62,8 +62,8 @@ def test_faults_are_planted_in_functions_that_exist(name):
 @pytest.mark.parametrize(("kills", "of_groups"), [(200, (30, 10)), (40, (6, 2)), (0, (0, 0))])
 def test_three_quarters_of_the_random_kills_are_of_one_process(kills, of_groups):
     details = [one.what for one in trials_of("random kills", kills)]
-    assert details.count("kill -9 of all at random, single") == of_groups[0]
-    assert details.count("kill -9 of all at random, ddp") == of_groups[1]
+    assert details.count("kill -9 of all processes at random, single") == of_groups[0]
+    assert details.count("kill -9 of all processes at random, ddp") == of_groups[1]
 
 
 def test_a_limit_spreads_over_the_trials_of_each_kind():
@@ -153,7 +153,10 @@ def test_a_trial_as_promised_leaves_no_folder(tmp_path, capsys):
     }
     assert not (tmp_path / "resume" / "3").exists()
     printed = capsys.readouterr().out
-    assert printed == "    ok  resume: stopped, step 1 (0 s, lines, tensors unequal: 0)\n"
+    assert (
+        printed
+        == "    ok  resume: stopped, step 1 (0 s, differences from an uninterrupted run: 0)\n"
+    )
 
 
 def test_a_trial_that_fails_keeps_its_folder_and_tells_no_path_of_this_machine(tmp_path, capsys):

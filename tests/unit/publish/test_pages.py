@@ -3,12 +3,27 @@
 import pytest
 
 from bench.quickstarts import read_rows, read_taught, write_rows
-from publish import memory, pages, strategies
+from publish import memory, pages, proof, strategies
 
 
-def test_a_readme_without_a_mark_is_refused():
-    with pytest.raises(ValueError, match="needs one <!-- quickstarts -->"):
-        pages.fill("no marks", pages.read_results())
+@pytest.mark.parametrize(
+    "text", ["<!-- proof -->\n", "<!-- proof -->\n<!-- proof -->\n<!-- end of proof -->"]
+)
+def test_a_table_without_one_end_is_refused(text):
+    with pytest.raises(ValueError, match="needs one <!-- proof --> and one <!-- end of proof -->"):
+        pages.fill(text, pages.read_results())
+
+
+@pytest.mark.parametrize(("copies", "places"), [(0, "none"), (2, "a.md, b.md")])
+def test_each_table_is_in_one_document(copies, places, tmp_path, monkeypatch):
+    found = [tmp_path / name for name in ("a.md", "b.md")]
+    marks = {name: f"<!-- {name} -->\n<!-- end of {name} -->\n" for name in pages.BLOCKS}
+    others = "".join(text for name, text in marks.items() if name != "proof")
+    for number, path in enumerate(found):
+        path.write_text(others * (number == 0) + marks["proof"] * (number < copies))
+    monkeypatch.setattr(pages, "documents", lambda: found)
+    with pytest.raises(ValueError, match=rf"proof --> belongs in one document, and is in {places}"):
+        pages.fill_documents(pages.read_results())
 
 
 def test_a_yaml_has_its_place_by_its_kind():
@@ -21,8 +36,35 @@ def test_a_yaml_has_its_place_by_its_kind():
 
 def test_the_largest_difference_is_of_the_runs_that_report_one():
     rows = [{"differences": {"loss": value}} for value in (1e-7, None, 3e-6)]
-    assert strategies.largest(rows, "loss") == "3e-06"
-    assert strategies.largest(rows[1:2], "loss") == ""
+    assert strategies.largest(rows, "loss") == 3e-6
+    assert strategies.largest(rows[1:2], "loss") is None
+    assert strategies.with_bound(rows, "loss", {"loss": 1e-5}) == "0.000003 (0.00001)"
+    assert strategies.with_bound(rows[1:2], "loss", {"loss": 1e-5}) == ""
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(2.4e-7, "0.0000002"), (0.0, "0"), (0.02, "0.02"), (9.6e-7, "0.000001")]
+)
+def test_a_small_number_is_written_without_an_exponent(number, text):
+    assert strategies.decimal(number) == text
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [([100, 100], "1"), ([50, 51], "0.51"), ([50, 50], "1/2"), ([20, 32], "0.32")],
+)
+def test_a_share_is_what_was_measured_on_the_fullest_rank(sizes, text):
+    held = {"shards": 4, "ranks": [[size, 25] for size in sizes]}
+    assert strategies.share_text(held, whole=100) == text
+    assert strategies.share_text(None, whole=100) == ""
+
+
+def test_the_table_of_proof_tells_what_failed():
+    results = pages.read_results()
+    kills = [{"figure": 3, "count": 5, "ok": ok} for ok in (True, True, False)]
+    changed = dict(results["fault_injection"], **{"random kills": {"trials": kills}})
+    text = proof.proof_block(results | {"fault_injection": changed})
+    assert "10 of 15 kills, at most 3 steps lost" in text
 
 
 def test_bytes_show_the_fullest_rank_and_its_share():
