@@ -35,20 +35,20 @@ class Arguments(SamplingArguments, RowArguments, CausalLMArguments):
     output_dir: str = "runs/llama"
     packing: bool = arg(
         False,
-        "fill lines of --max_length tokens with whole rows that do not see each other; batch sizes "
-        "then count lines",
+        "pack whole rows into sequences of --max_length tokens; attention never crosses rows, and "
+        "batch sizes count packed sequences",
     )
     padding_free: Annotated[bool, MAY_CHANGE] = arg(
-        False, "put the rows of each batch into lines without padding; rows and loss stay the same"
+        False, "concatenate the rows of each batch to avoid padding; rows and loss stay the same"
     )
 
     def find_own_conflicts(self) -> Iterator[str]:
         if self.packing and self.padding_free:
-            yield "--packing and --padding_free: choose one; packed rows have next to no padding"
+            yield "--packing and --padding_free: choose one; packed rows have almost no padding"
         if self.packing and self.train_sampling_strategy == "group_by_length":
             yield (
-                "--train_sampling_strategy group_by_length is for padded rows, and packed lines "
-                "are all of one length: use random"
+                "--train_sampling_strategy group_by_length is for padded rows, and packed "
+                "sequences all have one length: use random"
             )
 
     def __post_init__(self) -> None:

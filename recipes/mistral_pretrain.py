@@ -118,7 +118,7 @@ from components.stream import (
 )
 from components.tokens import load_text_tokenizer
 
-SHOWN_TOKENS = 200  # of the first block, in the start summary
+SHOWN_TOKENS = 200  # tokens of the first block that the start summary shows
 
 
 # ---- Data ----

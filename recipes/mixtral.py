@@ -121,7 +121,7 @@ class RoutedCollator(TokenCollator):
     """Make a batch of rows, and record which of its tokens belong to which row.
 
     In addition to the entries of TokenCollator, a batch has "routed":
-        places: [m], where the tokens that are no padding stand in the flattened batch.
+        places: [m], where the tokens that are not padding are in the flattened batch.
         row: [m], the row of each of these tokens, from 0.
         lengths: [rows], the number of tokens of each row.
     """
@@ -280,7 +280,7 @@ def evaluate(
 ) -> None:
     """Log the losses and the perplexity of exactly the evaluation rows."""
     model.eval()
-    sums = torch.zeros(2, device=accelerator.device)  # of cross-entropy and router loss
+    sums = torch.zeros(2, device=accelerator.device)  # cross-entropy and router loss
     load = torch.zeros((), device=accelerator.device)  # becomes [layers, experts]
     counts = torch.zeros(2, dtype=torch.long, device=accelerator.device)
     for batch in run.interruptible(loader):
@@ -354,7 +354,7 @@ def main(args: Arguments) -> None:
         counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
         num_trained_on, num_tokens = counts
         losses = []
-        sums = torch.zeros(2, device=accelerator.device)  # of cross-entropy and router loss
+        sums = torch.zeros(2, device=accelerator.device)  # cross-entropy and router loss
         load = torch.zeros((), device=accelerator.device)  # becomes [layers, experts]
         grad_norm = None
         for batch in micro_batches:

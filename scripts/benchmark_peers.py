@@ -44,7 +44,7 @@ def add_files(parser: argparse.ArgumentParser) -> None:
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     """Add the precision of the model, its quantization, attention and adapters."""
-    parser.add_argument("--dtype", default="float32", help="of the weights")
+    parser.add_argument("--dtype", default="float32", help="type of the weights")
     parser.add_argument(
         "--mixed_precision", default="no", choices=["no", "bf16"], help="bf16: autocast"
     )

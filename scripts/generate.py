@@ -52,7 +52,7 @@ def parse_args() -> argparse.Namespace:
         "--dtype",
         default="auto",
         choices=["auto", "float32", "bfloat16", "float16"],
-        help="of the weights; auto: as they were saved [%(default)s]",
+        help="type of the weights; auto: as they were saved [%(default)s]",
     )
     add("--device", default=loading.default_device(), help="cpu, cuda, cuda:1 [%(default)s]")
     add("--load_in_4bit", action="store_true", help="nf4 weights (bitsandbytes)")

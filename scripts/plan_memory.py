@@ -59,7 +59,7 @@ def make_parser() -> Parser:
     parser.add_argument("--mixed_precision", choices=["no", "bf16", "fp16"], help="[the YAML's]")
     parser.add_argument(
         "--gpu",
-        help="the card, such as h200, a100 or 4090, or its memory, such as 24GB or 80GiB "
+        help="the card (e.g. h200, a100 or 4090) or its memory (e.g. 24GB or 80GiB) "
         "[none; the loss is computed in pieces as on 80GiB]",
     )
     parser.add_argument(

@@ -292,7 +292,8 @@ class RunArguments:
         "auto", "auto (the newest that is intact), none (start over) or a checkpoint's folder"
     )
     allow_change: Annotated[list[str], ReadBy(without_dashes), MAY_CHANGE] = arg(
-        [], "arguments that may differ from the checkpoint's, although this changes the run"
+        [],
+        "arguments that are allowed to differ from the checkpoint's, even though they affect training",
     )
     nonfinite: Annotated[Literal["stop", "skip"], MAY_CHANGE] = arg(
         "stop",

@@ -19,7 +19,7 @@ from components.arguments import CommonArguments, EvalOnStartArguments, Sampling
 from components.rows import Rows
 from components.watch import leave_process_group
 
-Line = list[int]  # numbers of the rows that stand in one line of a batch
+Line = list[int]  # numbers of the rows in one line of a batch
 SORTED_STEPS = 50  # optimizer steps whose rows group_by_length sorts at a time
 
 
@@ -219,7 +219,7 @@ class BatchPlan:
 
         Args:
             first_step: steps that are done already.
-            lines: numbers of the rows that stand in each line; None for one row per line.
+            lines: numbers of the rows in each line; None for one row per line.
         """
         if lines is None:
             lines = OnePerLine(len(rows))

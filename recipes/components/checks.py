@@ -74,8 +74,7 @@ def find_quantization_conflicts(args: CommonArguments) -> Iterator[str]:
     given = flags_given(args, "load_in_8bit", "load_in_4bit")
     if given and not args.use_peft:
         yield (
-            f"{given}: a quantized base cannot be trained itself: add --use_peft to train adapters "
-            "on it"
+            f"{given} needs --use_peft: a quantized base can only be trained through LoRA adapters"
         )
 
 

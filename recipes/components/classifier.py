@@ -80,7 +80,9 @@ def find_new_modules(report: Mapping[str, Any]) -> list[str]:
     missing += [name for name, *_ in report["mismatched_keys"]]
     modules = set()
     for name in missing:
-        if name.startswith("classifier."):  # of several layers, which peft trains as one module
+        if name.startswith(
+            "classifier."
+        ):  # peft trains a classifier of several layers as one module
             modules.add("classifier")
         else:
             modules.add(name.rpartition(".")[0])

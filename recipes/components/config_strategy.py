@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 # The sharding key that each version of FSDP reads; it ignores the other one
 SHARDING_KEY = {1: "fsdp_sharding_strategy", 2: "fsdp_reshard_after_forward"}
-OTHER_VERSION = {1: 2, 2: 1}  # of FSDP
+OTHER_VERSION = {1: 2, 2: 1}  # {version of FSDP: the other one}
 # The lowest ZeRO stage that offloads each of these
 OFFLOADED_FROM_STAGE = {"offload_optimizer": 1, "offload_param": 3}
 MESH_KINDS = ("dp_replicate", "dp_shard", "tp", "cp", "sp")

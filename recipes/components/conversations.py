@@ -10,8 +10,8 @@ from components.columns import MAX_SHOWN, Row, TrackedRow, is_empty, list_column
 
 Message = dict[str, Any]  # {"role": ..., "content": ...}, and possibly more keys
 
-TOOL_COLUMNS = ("tools", "functions")  # of a row: the tools that the assistant may call
-TOOL_KEYS = ("tool_calls", "function_call", "tool_call_id")  # of a message
+TOOL_COLUMNS = ("tools", "functions")  # columns with the tools that the assistant may call
+TOOL_KEYS = ("tool_calls", "function_call", "tool_call_id")  # keys of a message
 TOOL_ROLES = ("tool", "function")
 # Keys of a message that say whether it is trained on. The recipes train on everything that the
 # assistant says and on nothing else.

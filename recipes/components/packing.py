@@ -12,7 +12,7 @@ from components.tokens import NOT_TRAINED_ON
 
 
 def describe_packing(lines: Sequence[Line], lengths: np.ndarray, capacity: int) -> str:
-    """Return how full packed lines are, for the summary."""
+    """Return how full the packed sequences are, for the summary."""
     full = lengths.sum() / (len(lines) * capacity)
     return f"{len(lengths)} rows in {len(lines)} lines of {capacity} tokens, {full:.1%} full"
 

@@ -85,7 +85,7 @@ def tokenize_texts(prompt: str, chosen: str, rejected: str, tokenizer: Any) -> l
     end = tokenizer.eos_token
     texts = [prompt]
     for answer in (chosen, rejected):
-        texts.append(prompt + answer.removesuffix(end) + end)  # The end stands there once.
+        texts.append(prompt + answer.removesuffix(end) + end)  # The end-of-turn text is there once.
     return [tokenizer(text)["input_ids"] for text in texts]
 
 

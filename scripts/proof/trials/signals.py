@@ -160,7 +160,7 @@ def of_every_kind() -> list[Trial]:
 
 def one_signal(config: str, name: str, rank: int | None, place: str) -> Trial:
     """The trial of one signal to one rank, or to all."""
-    to = "all ranks" if rank is None else f"rank {rank} alone"
+    to = "all ranks" if rank is None else f"only rank {rank}"
     attempt = partial(stop_by_signal, job=make_job(config), name=name, rank=rank, place=place)
     return Trial(f"{name} in {place}", f"{config}, {to}", attempt)
 

@@ -1,0 +1,151 @@
+"""Words and turns of phrase that the documents, help texts, docstrings and comments do not use.
+
+Each rule was taken from sentences that readers had to read twice. A rule names what to write
+instead. Code in Markdown is not prose; in Python every comment and every string with a space is.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+UNITS = (
+    r"bytes|bits|flags?|GiB|iterations|lines?|loss|MiB|ms|objects?|rows|seconds|steps|times|tokens"
+    r"|traffic"
+)
+OF_WHAT = r"batch|character|GPU|logged|parameter|rank|row|save|second|step|trained"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A pattern of prose (case does not count), and what to write instead."""
+
+    pattern: str
+    instead: str
+
+
+RULES = (
+    Rule(r"\blearnt\b", "trained on, learned"),
+    Rule(r"\b(?:go|goes|going|went) on\b", "resume, continue"),
+    Rule(r"\bmend(?:s|ed|ing)?\b", "fix"),
+    Rule(r"\banew\b", "from scratch, again"),
+    Rule(r"\bfor want of\b", "for lack of"),
+    Rule(r"\bcannot be had\b", "is not possible"),
+    Rule(rf"\b(?:{UNITS}) an? (?:{OF_WHAT})\b", "per step, per GPU, per parameter"),
+    Rule(r"\balone\b", "only, on its own"),
+    Rule(r"\bsuch as\b[^.:;]*\bsuch as\b", "e.g., or two sentences"),
+    Rule(r"^(?:counted|made|measured|planned|told|trained) (?:is|are|in)\b", "a subject first"),
+    Rule(
+        r"\bwhat (?:became of|holds them|is no tensor|it brings|keeps a run|the fullest|two recipes)\b"
+        r"(?! need)",
+        "name the thing",
+    ),
+    Rule(r"^(?:else|of)\b(?!.*\?$)", "a full clause"),
+    Rule(
+        r"\bpacked lines?\b|\blines of `?(?:--max_length|code)`? tokens"
+        r"|\bbatch\w*( \w+)* counts? lines\b",
+        "packed sequences",
+    ),
+    Rule(r"\b(?:lie|lies|stand|stands) (?:beside|in|on|there|under)\b", "is, is stored"),
+    Rule(
+        r"\w*(?:behaviou|colou)r|\b(?:initial|normal|optim|serial|token)is(?:e|ed|es|ing)\b", "US"
+    ),
+    Rule(r"\bnext to no\b", "almost no"),
+    Rule(r"\bat the floor\b", "no overhead"),
+    Rule(r"\b(?:is|are) found out\b", "is detected"),
+    Rule(r"\bto work on,", "to keep working"),
+    Rule(r"\brows and some GPUs\b", "a dataset and a few GPUs"),
+    Rule(r"(?:^|: )its place is\b", "use ... instead"),
+    Rule(r"\bdata are\b", "datasets can be, data is"),
+    Rule(r"\bwrites no line\b|\bread about later\b", "is not logged, is reported later"),
+    Rule(r"\bis whole tensors\b", "full, unsharded tensors"),
+    Rule(r"\bless computed\b|\band nor do(?:es)?\b", "a full clause"),
+    Rule(r", or rehearse\b", "a full sentence"),
+    Rule(r"\b(?:reason|reasons) beside it\b", "justify it in a comment"),
+    Rule(r"\binside of\b", "inside, of each"),
+    Rule(r"\badapters want\b|(?:^|: )do not$", "use, disables"),
+    Rule(
+        r"\bat a step whose\b|\bmay differ from the checkpoint's\b", "what to do when, is allowed"
+    ),
+    Rule(r"\bnothing behind it\b|\bso (?:many|much) \w+ at most\b|\bonly so many\b", "at most N"),
+    Rule(r"\bwas asked for more\b", "no GPU found"),
+    Rule(r"\bcannot be trained itself\b", "name the flag that is missing"),
+    Rule(r"\bStopped by Terminated\b", "Stopped by SIGTERM"),
+    Rule(r"\btensors unequal\b", "differences: 0"),
+    Rule(r"\bleads past\b", "the reason for the code"),
+)
+
+
+@dataclass(frozen=True)
+class Prose:
+    """A piece of prose, and the number of its first line."""
+
+    line: int
+    text: str
+
+
+def findings(pieces: Iterator[Prose], name: str) -> list[str]:
+    """`FILE:LINE: what was found: what to write instead`, one for each match of a rule."""
+    found = []
+    for piece in pieces:
+        for rule in RULES:
+            for match in re.finditer(rule.pattern, piece.text, re.IGNORECASE):
+                found.append(f"{name}:{piece.line}: {match[0]!r}: {rule.instead}")
+    return found
+
+
+def read(path: Path) -> Iterator[Prose]:
+    """The prose of a Markdown or Python file."""
+    text = path.read_text()
+    return of_python(text) if path.suffix == ".py" else of_markdown(text)
+
+
+def of_markdown(text: str) -> Iterator[Prose]:
+    """The paragraphs, items and cells of a document without their code, each on one line."""
+
+    def blank(found: re.Match) -> str:
+        return "\n" * found[0].count("\n")
+
+    text = re.sub(r"^```.*?^```", blank, text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"<[^>]*>", blank, text)
+    line = 1
+    for paragraph in re.split(r"(\n\n+|\n(?=\s*(?:[-*|]|\d+\.) ))", text):
+        words = " ".join(re.sub(r"`[^`]*`", "`code`", paragraph).split())
+        for sentence in re.split(r"(?<=[.:|]) +", words):
+            yield Prose(line, sentence.lstrip("-*|# "))
+        line += paragraph.count("\n")
+
+
+def of_python(text: str) -> Iterator[Prose]:
+    """The comments, and the strings that have a space; a comment of several lines is one piece."""
+    tree = ast.parse(text)
+    parts = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in node.values
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            words = " ".join(node.value.split())
+            if id(node) in parts or node.value[0].isspace():
+                words = f"... {words}"  # a part of a sentence, which does not begin here
+            yield Prose(node.lineno, words)
+    comment: list[str] = []
+    first = last = 0
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        line = token.start[0]
+        if comment and line != last + 1:
+            yield Prose(first, " ".join(comment))
+            comment = []
+        if not comment:
+            first = line
+        comment.append(token.string.lstrip("#: "))
+        last = line
+    if comment:
+        yield Prose(first, " ".join(comment))

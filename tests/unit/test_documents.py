@@ -1,0 +1,120 @@
+"""The documents name what is there: their links, pictures, recipes and YAML files exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launching import REPO
+
+DOCS = REPO / "docs"
+PAGES = [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+README_LINES = 170  # most lines of the README, its tables included: what is longer belongs in docs/
+
+
+def without_code(text):
+    """The text of a document without blocks and spans of code, which hold no links."""
+    return re.sub(
+        r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    )
+
+
+def links_of(text):
+    """The targets of links in a document that are files or anchors."""
+    found = re.findall(r"\]\(([^)\s]+)\)", without_code(text))
+    return [target for target in found if not target.startswith(("https://", "http://"))]
+
+
+def pictures_of(text):
+    return re.findall(r'(?:src|srcset)="([^"]+)"', without_code(text))
+
+
+def anchors_of(text):
+    """The anchors of the headings, as GitHub and MkDocs both make them."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(page, text):
+    """The links of a page whose file or anchor does not exist."""
+    broken = []
+    for link in links_of(text):
+        name, _, anchor = link.partition("#")
+        path = page.parent / name if name else page
+        if not path.exists() or (anchor and anchor not in anchors_of(path.read_text())):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_link_and_anchor_exists(page):
+    assert broken_links(page, page.read_text()) == []
+
+
+@pytest.mark.parametrize("link", ["docs/no_page.md", "docs/data.md#no-heading", "#no-heading"])
+def test_a_broken_link_is_found(link):
+    assert broken_links(REPO / "README.md", f"See [this]({link}).") == [link]
+
+
+WITH_PICTURES = [page for page in PAGES if pictures_of(page.read_text())]
+
+
+@pytest.mark.parametrize("page", WITH_PICTURES, ids=lambda page: page.name)
+def test_each_picture_exists_in_both_colors(page):
+    pictures = pictures_of(page.read_text())
+    dark = [name for name in pictures if name.endswith("_dark.svg")]
+    assert [name.replace("_dark", "_light") for name in dark] == [
+        name for name in pictures if name not in dark
+    ]
+    if not (DOCS / "pictures").is_dir():
+        pytest.skip("no pictures were drawn yet")
+    assert [name for name in pictures if not (page.parent / name).is_file()] == []
+
+
+def test_the_first_picture_is_in_the_first_screen():
+    first = (REPO / "README.md").read_text().split("## Quick start")[0]
+    assert pictures_of(first) == [
+        "docs/pictures/memory_dark.svg",
+        "docs/pictures/memory_light.svg",
+    ]
+
+
+def test_the_readme_stays_short():
+    assert len((REPO / "README.md").read_text().splitlines()) <= README_LINES
+
+
+def test_the_readme_leads_to_each_page():
+    linked = {Path(link).name for link in links_of((REPO / "README.md").read_text())}
+    pages = {page.name for page in DOCS.glob("*.md")} - {"index.md"}
+    assert pages <= linked
+
+
+def pages_of(entries):
+    """The pages in a navigation of MkDocs, in their order."""
+    pages = []
+    for entry in entries:
+        for value in entry.values():
+            pages += [value] if isinstance(value, str) else pages_of(value)
+    return pages
+
+
+def test_each_page_is_in_the_navigation_of_the_site():
+    site = yaml.safe_load((REPO / "mkdocs.yml").read_text())
+    assert sorted(pages_of(site["nav"])) == sorted(page.name for page in DOCS.glob("*.md"))
+    assert site["strict"] and site["theme"]["font"] is False
+
+
+@pytest.mark.parametrize(
+    "page", [REPO / "README.md", DOCS / "recipes.md"], ids=lambda page: page.name
+)
+def test_each_recipe_has_its_row(page):
+    rows = set(re.findall(r"^\| `recipes/(\w+\.py)` \|", page.read_text(), re.MULTILINE))
+    assert rows == {path.name for path in (REPO / "recipes").glob("*.py")}
+
+
+def test_each_yaml_has_its_row():
+    table = re.findall(r"^\| `.*", (DOCS / "strategies.md").read_text(), re.MULTILINE)
+    named = {name for row in table for name in re.findall(r"`(\w+\.yaml)`", row.split(" | ")[0])}
+    assert named == {path.name for path in (REPO / "accelerate_configs").glob("*.yaml")}
