@@ -39,8 +39,8 @@ RULES = (
     Rule(r"\bsuch as\b[^.:;]*\bsuch as\b", "e.g., or two sentences"),
     Rule(r"^(?:counted|made|measured|planned|told|trained) (?:is|are|in)\b", "a subject first"),
     Rule(
-        r"\bwhat (?:became of|holds them|is no tensor|it brings|keeps a run|the fullest|two recipes)\b"
-        r"(?! need)",
+        r"\bwhat (?:became of|holds them|is no tensor|it brings|keeps a run|the fullest"
+        r"|two recipes have)\b",
         "name the thing",
     ),
     Rule(r"^(?:else|of)\b(?!.*\?$)", "a full clause"),

@@ -293,7 +293,8 @@ class RunArguments:
     )
     allow_change: Annotated[list[str], ReadBy(without_dashes), MAY_CHANGE] = arg(
         [],
-        "arguments that are allowed to differ from the checkpoint's, even though they affect training",
+        "arguments that are allowed to differ from the checkpoint's, even though they affect "
+        "training",
     )
     nonfinite: Annotated[Literal["stop", "skip"], MAY_CHANGE] = arg(
         "stop",

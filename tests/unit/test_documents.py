@@ -1,5 +1,6 @@
 """The documents name what is there: their links, pictures, recipes and YAML files exist."""
 
+import json
 import re
 from pathlib import Path
 
@@ -79,6 +80,14 @@ def test_the_first_picture_is_in_the_first_screen():
         "docs/pictures/memory_dark.svg",
         "docs/pictures/memory_light.svg",
     ]
+
+
+def test_the_readme_tells_what_the_quick_start_measured():
+    text = (REPO / "README.md").read_text()
+    rows = json.loads((REPO / "results" / "quickstarts.json").read_text())["rows"]
+    llama = next(row for row in rows if row["recipe"] == "llama")
+    assert f"takes {llama['seconds']:.0f} seconds" in text
+    assert f"from {llama['before']:.0%} to {llama['after']:.0%}" in text
 
 
 def test_the_readme_stays_short():
