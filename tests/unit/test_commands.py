@@ -35,8 +35,8 @@ PLAIN = {
 
 
 DOCUMENTS = [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").glob("*.md"))]
-# Commands in a sentence may be the name of a program only: `python scripts/parity.py`, or have a
-# `...` or a placeholder in them
+# In sentences. Left out are names of programs without arguments, and commands with a placeholder.
+PLACEHOLDERS = ("...", "X", "yours")
 INLINE = re.compile(r"(source|pip|apt|make|accelerate launch|python (scripts|recipes)/\w+\.py)\b ?")
 
 
@@ -55,7 +55,9 @@ def commands_of(text):
 
 def is_command(code):
     found = INLINE.match(code)
-    return bool(found) and code != found[0].strip() and "..." not in code and "X" not in code
+    if not found or code == found[0].strip():
+        return False
+    return not any(word in code for word in PLACEHOLDERS)
 
 
 def commands_of_documents():
