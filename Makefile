@@ -202,5 +202,5 @@ gpu-proof: install  ## every claim that only a GPU can show; PROOF="--minutes 10
 gpu-wheels: install  ## put what a machine with a GPU and no network may lack into runs/gpu_wheels
 	python scripts/gpu_wheels.py --python_version $(PYTHON) --cuda $(CUDA)
 
-clean:  ## remove the environment and the runs
-	rm -rf .venv runs
+clean:  ## remove the environment, the runs and the site
+	rm -rf .venv runs site

@@ -10,8 +10,8 @@ ABOUT = (
     "`python scripts/fault_injection.py` interrupts the shipped recipes under the shipped YAML "
     "files in every way listed here, resumes them, and compares the result with a run that was "
     "never interrupted. A trial is as promised if the run behaves as "
-    "[Checkpoints](checkpoints.md) says. The last column is the worst outcome over all trials of "
-    "a row; all numbers in it are bounds that were kept. This page is generated from "
+    "[Checkpoints](checkpoints.md) says. The last column is the worst outcome of all trials of a "
+    "row: 0 differences means that losses and weights are equal bit for bit. Generated from "
     "`results/fault_injection.json`."
 )
 CASES = 8  # cases of a group that are named, approximately
