@@ -57,12 +57,12 @@ def draw_what_is_split(theme: Theme) -> str:
         "Filled: the part that this GPU keeps. Checked in bytes on 4 CPU ranks for each strategy "
         "(results/parity.json).",
     )
-    axes = axes_in(figure, left=0.13, right=0.1, top=0.75, bottom=0.5)
+    axes = axes_in(figure, left=0.13, right=0.25, top=0.75, bottom=0.5)
     axes.set_xlim(0, 100)
     axes.set_ylim(-0.5 - len(GRID), 0.75)
     bare(axes)
     for column, state in enumerate(STATES):
-        left = 27 + 25 * column
+        left = 26.5 + 25 * column
         name = STATE_NAMES.get(state, state)
         axes.text(left + 10.6, 0.42, name, ha="center", va="center", weight="bold")
         for gpu in range(GPUS):
@@ -162,9 +162,9 @@ def draw_which_yaml(theme: Theme) -> str:
     draw_answer(axes, theme, -len(QUESTIONS), LAST, QUESTION_LEFT, QUESTION_RIGHT)
     figure.text(
         0.015,
-        0.22 / 5.2,
-        "With DeepSpeed: deepspeed_zero0.yaml for ddp.yaml, deepspeed_zero3.yaml for fsdp.yaml, "
-        "deepspeed_zero3_offload.yaml on the host.",
+        0.27 / 5.2,
+        "DeepSpeed's counterparts: deepspeed_zero0.yaml for ddp.yaml, deepspeed_zero3.yaml for "
+        "fsdp.yaml,\nand deepspeed_zero3_offload.yaml for fsdp2_cpu_offload.yaml.",
         fontsize=8.5,
         color=theme.muted,
         va="center",

@@ -69,7 +69,8 @@ def subtitle_of(cell: Result) -> str:
     """Return the setting: model, rows, precision, hardware, versions, and what is missing."""
     versions = cell["versions"]
     libraries = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers", "trl"))
+    device = cell["device"].replace("a process", "per process")
     return (
-        f"36M-parameter Llama on GSM8K, fp32, each tool with its own defaults. {cell['device']}.\n"
+        f"36M-parameter Llama on GSM8K, fp32, each tool with its own defaults. {device}.\n"
         f"{libraries}; measured {cell['date']}. Not yet measured on a GPU."
     )
