@@ -21,6 +21,7 @@ from usage import Parser
 NAMES = (
     "memory",
     "parity",
+    "agreement",
     "resume",
     "what_is_split",
     "which_yaml",
@@ -61,19 +62,27 @@ def main() -> None:
     from pictures.recordings import NotRecordedError
     from pictures.style import THEMES
 
+    missing = []
     for name in args.names or NAMES:
-        for theme in THEMES:
-            path = args.output_dir / f"{name}_{theme.name}.svg"
-            try:
-                text = draw(name, theme)
-            except NotRecordedError as error:
-                stop(Exit.DATA, f"{name}: {error}")
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8")
-            except OSError as error:
-                stop(Exit.CANNOT_WRITE, f"cannot write {path}: {error.strerror or error}")
-            print(path)
+        try:
+            texts = {theme.name: draw(name, theme) for theme in THEMES}
+        except NotRecordedError as error:
+            missing.append(f"{name}: {error}")
+            continue
+        for theme, text in texts.items():
+            write(args.output_dir / f"{name}_{theme}.svg", text)
+    if missing:
+        stop(Exit.DATA, "; ".join(missing))
+
+
+def write(path: Path, text: str) -> None:
+    """Write a picture and print its path; exit with 73 if it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        stop(Exit.CANNOT_WRITE, f"cannot write {path}: {error.strerror or error}")
+    print(path)
 
 
 if __name__ == "__main__":

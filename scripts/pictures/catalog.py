@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from .agreement import draw_agreement
 from .curves import draw_parity, draw_quickstart_curve, draw_resume
 from .diagrams import draw_what_is_split, draw_which_yaml
 from .memory import draw_memory
@@ -12,6 +13,7 @@ from .terminal import draw_quickstart_terminal
 PICTURES: dict[str, Callable[[Theme], str]] = {
     "memory": draw_memory,
     "parity": draw_parity,
+    "agreement": draw_agreement,
     "resume": draw_resume,
     "what_is_split": draw_what_is_split,
     "which_yaml": draw_which_yaml,

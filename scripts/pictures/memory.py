@@ -41,7 +41,7 @@ def draw_memory(theme: Theme) -> str:
         f"mixed precision,\nactivation checkpointing, 1 sequence of {LENGTH:,} tokens per GPU; "
         "single.yaml uses one GPU.",
     )
-    axes = axes_in(figure, left=2.0, right=1.55, top=1.4, bottom=0.5)
+    axes = axes_in(figure, left=2.3, right=1.35, top=1.4, bottom=0.5)
     draw_bars(axes, theme, peaks, order)
     label_bars(axes, theme, peaks, order, card)
     style: dict[str, Any] = {"color": theme.text, "linestyle": "--", "linewidth": 1.3}
