@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Some containers set it. Without bytecode each process compiles all that it imports from here.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install install-dev docs quickstart proof bench test check fix test-gpu gpu-proof gpu-wheels clean
+.PHONY: help install install-dev docs quickstart proof bench pictures test check fix test-gpu gpu-proof gpu-wheels clean
 .PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-bert_ner quickstart-t5 quickstart-llama_dpo quickstart-vit quickstart-mixtral
 
 help:  ## list the targets
@@ -192,6 +192,9 @@ bench: install-dev  ## speed against a bare loop, Trainer and SFTTrainer: hours 
 	python scripts/benchmark.py
 	python scripts/benchmark_tables.py --picture results/speed.png
 	python scripts/readme_tables.py
+
+pictures: install  ## draw the pictures of README.md and docs/ from results/
+	python scripts/draw.py
 
 test-gpu: install-dev  ## the tests that need a GPU
 	python -m pytest -q -rs tests/gpu

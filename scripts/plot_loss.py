@@ -9,6 +9,7 @@ Exit codes: 0 done, 64 usage, 65 data, 73 cannot write.
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FormatStrFormatter
 
 from exits import Exit, stop
 from usage import Parser
 
 NAMES = ("loss", "eval_loss", "learning_rate")
+LOG_SCALE_FROM = 5  # the largest loss over the smallest
 
 Metrics = list[dict[str, Any]]  # lines of metrics.jsonl
 
@@ -68,32 +71,71 @@ def draw(runs: dict[str, Metrics]) -> Figure:
     """Return the picture of all runs: the loss above, the learning rate below."""
     layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)  # inches
     figure = Figure(figsize=(8, 5.5), layout=layout)
+    figure.suptitle(title_of(runs), x=0.02, ha="left", weight="bold")
     loss_axes, rate_axes = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
+    names = short_names(list(runs))
     for number, (run_dir, metrics) in enumerate(runs.items()):
         color = f"C{number % 10}"
-        draw_losses(loss_axes, run_dir, metrics, color)
+        draw_losses(loss_axes, names[run_dir], metrics, color)
         rate_axes.plot(*column(metrics, "learning_rate"), color=color, linewidth=1.4)
-    loss_axes.set_ylabel("loss (nats)")
+    loss_axes.set_ylabel("loss (nats per token)")
+    if needs_log_scale(runs):
+        loss_axes.set_yscale("log")
+        loss_axes.set_ylabel("loss (nats per token), log scale")
+        loss_axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
     loss_axes.legend(frameon=False)
     rate_axes.set_ylabel("learning rate")
     rate_axes.set_xlabel("optimizer step")
-    rate_axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
+    rate_axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0), useMathText=True)
     for axes in (loss_axes, rate_axes):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
+def title_of(runs: dict[str, Metrics]) -> str:
+    """Return the point of the picture: how far the loss of each run fell, or how many runs."""
+    if len(runs) > 1:
+        return f"Loss of {len(runs)} runs"
+    (metrics,) = runs.values()
+    steps, losses = column(metrics, "loss")
+    smoothed = smooth(losses)
+    direction = "fell" if smoothed[-1] < smoothed[0] else "did not fall:"
+    return f"The loss {direction} from {smoothed[0]:.3g} to {smoothed[-1]:.3g} in {steps[-1]} steps"
+
+
+def short_names(run_dirs: Sequence[str]) -> dict[str, str]:
+    """Return {run_dir: the part of its path in which it differs from the others}; "" for one."""
+    if len(run_dirs) == 1:
+        return {run_dirs[0]: ""}
+    paths = [list(Path(run_dir).parts) for run_dir in run_dirs]
+    for end in (0, -1):
+        while all(len(parts) > 1 and parts[end] == paths[0][end] for parts in paths):
+            for parts in paths:
+                del parts[end]
+    return {run_dir: "/".join(parts) for run_dir, parts in zip(run_dirs, paths, strict=True)}
+
+
+def needs_log_scale(runs: dict[str, Metrics]) -> bool:
+    """Whether a linear axis would show the end of a run as a flat line, and a log axis can be."""
+    losses = []
+    for metrics in runs.values():
+        losses += column(metrics, "loss")[1] + column(metrics, "eval_loss")[1]
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    return bool(finite) and 0 < LOG_SCALE_FROM * min(finite) < max(finite)
+
+
 def draw_losses(axes: Axes, name: str, metrics: Metrics, color: str) -> None:
     """Draw a run's training loss, as it is and smoothed, and its evaluations."""
+    prefix = f"{name}: " if name else ""
     steps, losses = column(metrics, "loss")
     axes.plot(steps, losses, color=color, alpha=0.25, linewidth=0.8)
-    label = f"{name}: train, smoothed"
+    label = f"{prefix}training, smoothed"
     axes.plot(steps, smooth(losses), color=color, linewidth=1.8, label=label)
     steps, losses = column(metrics, "eval_loss")
     if steps:
         style = {"color": color, "markeredgecolor": "black", "zorder": 3}
-        axes.plot(steps, losses, "o", label=f"{name}: eval", **style)
+        axes.plot(steps, losses, "o", label=f"{prefix}evaluation", **style)
 
 
 def column(metrics: Metrics, name: str) -> tuple[list[float], list[float]]:

@@ -1,0 +1,127 @@
+"""Launch the real runs whose curves and output are drawn.
+
+Each function launches runs in a folder and returns what is kept of them.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.quickstarts import read_taught
+from paths import ROOT
+from proof.compare import read_steps
+from proof.faults import Fault
+from proof.jobs import configs, ranks_of, run_on_ranks
+from proof.launch import launch, make_model
+from proof.trials.lab import Lab
+from proof.trials.outcome import unequal, verified
+from proof.trials.trial import make_job
+
+from .recordings import Recording
+
+RESUMED_CONFIG = "fsdp2_full_shard"
+RESUMED_FLAGS = (*"--max_steps 40 --num_train_epochs 4 --save_steps 10".split(),)
+KILLED_IN_STEP = 27  # between the checkpoints of steps 20 and 30
+ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # colors and movements of a terminal's cursor
+
+
+class RecordingError(Exception):
+    """A launch failed; the message says which one and ends with the end of its output."""
+
+
+def curve_of(folder: Path) -> dict[str, list[float]]:
+    """Return the steps and the losses, in nats per token, of a run's metrics.jsonl."""
+    entries = read_steps(folder)
+    return {
+        "steps": [entry["step"] for entry in entries],
+        "losses": [entry["loss"] for entry in entries],
+    }
+
+
+def record_parity(folder: Path) -> Recording:
+    """Return the loss curve of the job of scripts/parity.py under every YAML.
+
+    Raises RecordingError if a launch fails.
+    """
+    tiny = folder / "tiny"
+    make_model(tiny)
+    runs = {}
+    for config in configs():
+        run = run_on_ranks("strategies", config, ranks_of(config, 2))
+        output_dir = folder / config
+        code, output = launch(run, tiny, output_dir)
+        if code:
+            raise RecordingError(f"{config}.yaml ended with {code}: {output[-1500:]}")
+        runs[config] = {"ranks": run.ranks, **curve_of(output_dir)}
+        print(f"parity: {config}, last loss {runs[config]['losses'][-1]}", flush=True)
+    return {"runs": runs}
+
+
+def record_resume(folder: Path) -> Recording:
+    """Return the curves of a run that was killed, of its continuation, and of an unharmed run.
+
+    Raises RecordingError if a launch ends in an unexpected way.
+    """
+    lab = Lab(folder)
+    job = make_job(RESUMED_CONFIG)
+    whole = lab.uninterrupted(job, flags=RESUMED_FLAGS)
+    output_dir = folder / "killed"
+    faults = [Fault("SIGKILL", "summed_loss", step=KILLED_IN_STEP)]
+    ended = lab.run(job, output_dir, faults, flags=RESUMED_FLAGS)
+    if ended.code == 0:
+        raise RecordingError(f"the run was not killed: {ended.tail}")
+    killed = curve_of(output_dir)
+    checkpoint = max(verified(output_dir))
+    ended = lab.run(job, output_dir, flags=RESUMED_FLAGS)
+    if ended.code != 0:
+        raise RecordingError(f"the continuation ended with {ended.code}: {ended.tail}")
+    print(f"resume: killed after step {killed['steps'][-1]}, checkpoint {checkpoint}", flush=True)
+    return {
+        "config": job.config,
+        "ranks": job.ranks,
+        "checkpoint": checkpoint,
+        "killed": killed,
+        "resumed": curve_of(output_dir),
+        "uninterrupted": curve_of(whole),
+        "unequal": unequal(output_dir, whole),
+    }
+
+
+def record_quickstart(folder: Path) -> Recording:
+    """Return what `make quickstart` printed, its loss curve, and its score before and after.
+
+    Raises RecordingError if it fails.
+    """
+    output_dir = folder / "quickstart"
+    command = ["make", "-C", str(ROOT), "quickstart-llama"]
+    command += [f"VENV={sys.prefix}", f"OUT={output_dir}"]
+    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if done.returncode:
+        raise RecordingError(f"quickstart ended with {done.returncode}: {done.stdout[-1500:]}")
+    taught = read_taught("llama", output_dir)
+    print(f"quickstart: {taught}", flush=True)
+    return {
+        "cores": os.cpu_count(),
+        "exact_match": {"before": taught.before, "after": taught.after},
+        "curve": curve_of(output_dir / "run"),
+        "output": printed_lines(done.stdout, output_dir),
+    }
+
+
+def printed_lines(output: str, output_dir: Path) -> list[str]:
+    """Return what a terminal shows of an output, with the folders that a user would see."""
+    lines = []
+    for line in ESCAPES.sub("", output).split("\n"):
+        shown = line.rstrip("\r").rpartition("\r")[2]  # A progress bar overwrites its line.
+        shown = shown.replace(str(output_dir), "runs/quickstart")
+        lines.append(shown.replace(sys.prefix, ".venv").rstrip())
+    return lines
+
+
+RECORDERS = {
+    "parity": record_parity,
+    "resume": record_resume,
+    "quickstart": record_quickstart,
+}

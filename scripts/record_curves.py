@@ -1,0 +1,57 @@
+"""Record real runs for the pictures: loss curves under every YAML, a resumed run, the quick start.
+
+    python scripts/record_curves.py             # about ten minutes on two CPU cores
+    python scripts/record_curves.py resume      # one of them; the others in the file stay
+
+All runs are on CPU, with tiny models that are made offline. `parity` launches the job of
+scripts/parity.py under every YAML, `resume` kills a run with SIGKILL and continues it, and
+`quickstart` runs `make quickstart-llama`. scripts/draw.py draws the pictures from the file.
+
+Exit codes: 0 done, 1 a run failed, 64 usage.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from pictures.recordings import CURVES, NAMES, write_recording
+from usage import Parser
+
+
+def parse_args() -> argparse.Namespace:
+    """Return the command line."""
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"{', '.join(NAMES)} (default: all)",
+    )
+    parser.add_argument(
+        "--json", type=Path, default=CURVES, metavar="PATH", help="file to write to (%(default)s)"
+    )
+    args = parser.parse_args()
+    for name in args.names:
+        if name not in NAMES:
+            parser.error(f"{name}: no such recording; choose from {', '.join(NAMES)}")
+    return args
+
+
+def main() -> None:
+    """Record the chosen runs, one after the other."""
+    args = parse_args()
+    # Imported here, since it takes seconds and a wrong call should be refused at once.
+    from pictures.real_runs import RECORDERS, RecordingError
+
+    for name in args.names or NAMES:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                recording = RECORDERS[name](Path(folder))
+            except RecordingError as error:
+                sys.exit(f"record_curves.py: {name}: {error}")
+        write_recording(args.json, name, recording)
+
+
+if __name__ == "__main__":
+    main()
