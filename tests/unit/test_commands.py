@@ -34,7 +34,8 @@ PLAIN = {
 
 
 def commands_of_readme():
-    text = (REPO / "README.md").read_text()
+    pages = ["README.md", "examples/README.md"]
+    text = "\n".join((REPO / page).read_text() for page in pages)
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     inline = [
         code for code in re.findall(r"`([^`\n]+)`", text) if re.match(r"(source|pip|make) ", code)
