@@ -65,7 +65,7 @@ def test_a_changed_flag_wins_over_the_run_json_and_all_else_is_kept(recipe, tmp_
     before = parse("--seed", 7, "--use_peft", "--lora_target_modules", "q", "v", recipe=recipe)
     path = tmp_path / "run.json"
     path.write_text(json.dumps({"arguments": vars(before)}))
-    changed = ["--no_use_peft", "--lora_target_modules", "k"]
+    changed = ["--use_peft", "false", "--lora_target_modules", "k"]
     again = parse("--seed", 8, "--config", path, *changed, recipe=recipe)
     wanted = {"seed": 8, "use_peft": False, "lora_target_modules": ["k"]}
     assert again == dataclasses.replace(before, **wanted)
@@ -80,10 +80,12 @@ def test_of_several_configs_the_last_wins(tmp_path):
 
 def test_values_of_a_config_are_read_as_on_the_command_line(tmp_path):
     path = tmp_path / "run.yaml"
-    path.write_text("eval_strategy: no\npacking: yes\nmax_steps: -1\ndataset_config: null\nseed:\n")
+    path.write_text(
+        "eval_strategy: no\npacking: yes\nmax_steps: -1\neval_dataset_name: null\nseed:\n"
+    )
     args = parse("--config", path, "--output_dir=-o")
     assert (args.eval_strategy, args.packing, args.max_steps) == ("no", True, -1)
-    assert (args.dataset_config, args.seed) == (None, 42)
+    assert (args.eval_dataset_name, args.seed) == (None, 42)
     path.write_text(json.dumps(vars(args)))
     assert parse("--config", path) == args
 
