@@ -24,7 +24,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import yaml
 from transformers.hf_argparser import HfArgumentParser
@@ -294,7 +294,7 @@ def words_of_file(parser: RecipeParser, path: str) -> list[str]:
 class PlainLoader(yaml.SafeLoader):
     """Reads values as text, as the command line does: otherwise YAML takes `no` for false."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+    yaml_implicit_resolvers: dict[str, Any] = {}  # of this class, not of its parent
 
 
 PlainLoader.add_implicit_resolver(

@@ -10,6 +10,7 @@ from publish import examples, public_models
 
 EXAMPLES = {example.path.stem: example for example in examples.read_examples()}
 MOST_RANKS = 2  # CPU ranks that a rehearsal starts for eight GPUs
+FEW_ROWS = {"mistral_pretrain": ["--num_eval_documents", "20"]}  # of the tiny data
 
 
 @pytest.fixture
@@ -39,6 +40,7 @@ def test_an_example_passes_a_dry_run(name, shaped, tiny_of, tmp_path):
         (REPO / example.config_file).stem,
         *("--config", example.path, "--dry_run", "--output_dir", tmp_path / "run"),
         *("--model_name_or_path", shaped(example), "--dataset_name", rows),
+        *FEW_ROWS.get(example.recipe, []),
         num_processes=min(example.num_processes, MOST_RANKS),
         script=f"recipes/{example.recipe}.py",
     )
