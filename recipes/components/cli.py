@@ -18,6 +18,7 @@ import difflib
 import json
 import math
 import os
+import re
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -104,9 +105,9 @@ def may_change(kind: type) -> set[str]:
 def parse_arguments(kind: type[A], description: str = "", words: Sequence[str] | None = None) -> A:
     """Return `kind` filled from the command line, or from `words`.
 
-    `--config FILE` first reads arguments from a YAML or JSON file, such as a run.json; those on the
-    command line override them. A wrong call ends with one line and code 64. The bounds of numbers
-    are checked later by components.checks, together with everything else that can be wrong.
+    `--config FILE` first reads arguments from a YAML or JSON file, also from a run.json; those on
+    the command line override them. A wrong call ends with one line and code 64. The bounds of
+    numbers are checked later by components.checks, together with everything else that can be wrong.
     """
     words = list(sys.argv[1:] if words is None else words)
     parser = RecipeParser(kind, description=description)
@@ -144,6 +145,7 @@ class RecipeParser(HfArgumentParser):
     """HfArgumentParser with groups by topic, which ends a wrong call with one line and code 64."""
 
     def __init__(self, kind: type, description: str = "") -> None:
+        self.kind = kind
         super().__init__(
             kind,
             description=description,
@@ -179,7 +181,8 @@ class RecipeParser(HfArgumentParser):
             CONFIG_FLAG,
             metavar="FILE",
             default=argparse.SUPPRESS,  # not an argument of the recipe: take_config reads it
-            help="read arguments from this YAML or JSON",
+            help="read arguments from this YAML or JSON file, or from a run.json, to repeat its "
+            "run; flags on the command line override the file",
         )
 
     def error(self, message: str) -> NoReturn:
@@ -246,42 +249,67 @@ def broken_rule(value: float, marker: Any) -> str | None:
 
 # ---- Arguments from a file ----
 def take_config(parser: RecipeParser, words: list[str]) -> tuple[list[str], list[str]]:
-    """Return the words that `--config FILE` stands for, and the words without it."""
-    for place, word in enumerate(words):
+    """Return the words that `--config FILE` stands for, and the words without it.
+
+    Of several files, the later ones override the earlier ones.
+    """
+    from_files: list[str] = []
+    others: list[str] = []
+    remaining = iter(words)
+    for word in remaining:
         flag, equals, path = word.partition("=")
         if flag != CONFIG_FLAG:
+            others.append(word)
             continue
-        rest = words[place + 1 :]
         if not equals:
-            if not rest:
-                fail(Exit.USAGE, f"argument {CONFIG_FLAG}: expected one argument")
-            path, *rest = rest
-        return words_of_file(parser, path), words[:place] + rest
-    return [], words
+            path = next(remaining, "")
+        if not path or path.startswith("--"):
+            fail(Exit.USAGE, f"argument {CONFIG_FLAG}: expected one argument")
+        from_files += words_of_file(parser, path)
+    return from_files, others
 
 
 def words_of_file(parser: RecipeParser, path: str) -> list[str]:
     """Return the arguments in a YAML or JSON file as words of the command line."""
+    known = {field.name for field in dataclasses.fields(parser.kind)}
     words = []
-    for name, value in read_arguments(path).items():
-        flag = f"--{name}"
-        action = parser._option_string_actions.get(flag)
-        if action is None:
-            close = difflib.get_close_matches(flag, parser._option_string_actions, 1)
-            meaning = f"; did you mean {close[0].lstrip('-')}?" if close else ""
-            fail(Exit.USAGE, f"{CONFIG_FLAG} {path}: {name} is not an argument{meaning}")
+    for key, value in read_arguments(path).items():
+        name = str(key).replace("-", "_")
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            meaning = f"; did you mean {close[0]}?" if close else ""
+            fail(Exit.USAGE, f"{CONFIG_FLAG} {path}: {key} is not an argument{meaning}")
+        if isinstance(value, dict):
+            fail(Exit.USAGE, f"{CONFIG_FLAG} {path}: {key} needs a value or a list, not a mapping")
+        action = parser._option_string_actions[f"--{name}"]
         if value is None or (value == [] and action.nargs != "*"):
             continue
-        values = value if isinstance(value, list) else [value]
-        words += [flag, *map(str, values)]
+        if isinstance(value, list):
+            words += [f"--{name}", *map(str, value)]
+        else:
+            words.append(f"--{name}={value}")  # one word, since a value may begin with a dash
     return words
+
+
+class PlainLoader(yaml.SafeLoader):
+    """Reads values as text, as the command line does: otherwise YAML takes `no` for false."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # of this class, not of its parent
+
+
+PlainLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:null", re.compile(r"(~|null|)$"), ["~", "n", ""]
+)
 
 
 def read_arguments(path: str) -> Mapping[str, Any]:
     """Return the arguments in a file: its top level, or what a run.json has under "arguments"."""
     try:
         with open(path, encoding="utf-8") as file:
-            content = json.load(file) if path.endswith(".json") else yaml.safe_load(file)
+            if path.endswith(".json"):
+                content = json.load(file)
+            else:
+                content = yaml.load(file, Loader=PlainLoader)
     except OSError as error:
         fail(Exit.USAGE, f"{CONFIG_FLAG} {path}: {os.strerror(error.errno or 0)}")
     except (ValueError, yaml.YAMLError) as error:

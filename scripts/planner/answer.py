@@ -1,7 +1,7 @@
 """From a request to its answer: the plan of one config, or what fits a card."""
 
 import gc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transformers import PretrainedConfig
 
@@ -38,6 +38,8 @@ def read_question(request: Request) -> Question:
         UnplannableError: if it cannot be planned.
         SystemExit: after the recipe's refusal.
     """
+    # What a file gives counts as given, so that the planner proposes nothing else for it
+    request = replace(request, words=recipe.with_config_read(request.words))
     args = recipe_arguments(request)
     card = bytes_of(request.gpu)
     config = read_model_config(args.model_name_or_path)

@@ -7,7 +7,7 @@ and the optimizer that are traced. Importing this module takes as long as import
 import dataclasses
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedModel
@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 import llama
 from components import head_loss, optimizer, upstream
 from components.checks import find_conflicts
-from components.cli import parse_arguments
+from components.cli import RecipeParser, parse_arguments, take_config
 from components.head_loss import LossInHead
 from components.status import process_status
 from components.strategy import Strategy
@@ -23,6 +23,7 @@ from components.strategy_checks import find_misfits
 
 # The recipe's arguments; `with_values` copies them
 RecipeArguments = llama.Arguments
+A = TypeVar("A")
 MIB = 2**20
 CPU = torch.device("cpu")
 # Refusals that depend on this machine, which is not the one that is planned for
@@ -35,9 +36,21 @@ def parse_words(words: Sequence[str]) -> RecipeArguments:
 
     Raises SystemExit, after the recipe's own one-line message, if a word is wrong.
     """
+    return parse_words_of(llama.Arguments, words)
+
+
+def parse_words_of(kind: type[A], words: Sequence[str]) -> A:
+    """Do what `parse_words` does for a recipe with another class of arguments."""
     # The recipe would record a wrong call in its output folder, but planning is not a run.
     process_status().open(None)
-    return parse_arguments(llama.Arguments, words=words)
+    return parse_arguments(kind, words=words)
+
+
+def with_config_read(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with the arguments of its `--config` in its place."""
+    process_status().open(None)  # as in parse_words_of
+    from_config, others = take_config(RecipeParser(llama.Arguments), list(words))
+    return [*from_config, *others]
 
 
 def with_values(args: RecipeArguments, **values: Any) -> RecipeArguments:

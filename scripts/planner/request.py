@@ -51,8 +51,6 @@ class Request:
             )
         if self.longest is not None and self.longest < 1:
             raise UnplannableError(f"--longest {self.longest}: must be at least 1")
-        if self.longest is not None and "--packing" in self.words:
-            raise UnplannableError("--longest: packed sequences are filled to --max_length")
         if not self.config_file and not self.gpu:
             raise UnplannableError(
                 "give --config_file to plan one strategy, or --gpu to choose among all strategies"
@@ -110,10 +108,15 @@ class BatchArguments(Protocol):
 
 
 def batch_of(args: BatchArguments, request: Request) -> Batch:
-    """Return the largest micro-batch of the recipe's arguments."""
+    """Return the largest micro-batch of the recipe's arguments.
+
+    Raises UnplannableError for packed sequences that are not full.
+    """
     length = args.max_length
-    if request.longest is not None:
-        length = min(request.longest, length)
+    if request.longest is not None and request.longest < length:
+        if args.packing:
+            raise UnplannableError("--longest: packed sequences are filled to --max_length")
+        length = request.longest
     sequences = args.per_device_train_batch_size
     supervised = max(round(sequences * length * request.supervised_share), 1)
     return Batch(sequences, length, supervised, args.packing or args.padding_free)

@@ -1,1 +1,5 @@
-"""Library of scripts/readme_tables.py: the published tables of the measurements in results/."""
+"""Library of commands that write published pages.
+
+scripts/readme_tables.py writes the tables of the measurements in results/.
+scripts/write_examples.py writes the planned memory of examples/.
+"""

@@ -34,7 +34,10 @@ PLAIN = {
 }
 
 
-DOCUMENTS = [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").glob("*.md"))]
+DOCUMENTS = [
+    *(REPO / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
+    *sorted((REPO / "docs").glob("*.md")),
+]
 # In sentences. Left out are names of programs without arguments, and commands with a placeholder.
 PLACEHOLDERS = ("...", "X", "yours")
 INLINE = re.compile(r"(source|pip|apt|make|accelerate launch|python (scripts|recipes)/\w+\.py)\b ?")

@@ -60,9 +60,42 @@ def test_a_run_json_gives_the_arguments_of_that_run(recipe, tmp_path):
     assert parse(f"--config={path}", recipe=recipe) == before
 
 
+@pytest.mark.parametrize("recipe", MAKERS)
+def test_a_changed_flag_wins_over_the_run_json_and_all_else_is_kept(recipe, tmp_path):
+    before = parse("--seed", 7, "--use_peft", "--lora_target_modules", "q", "v", recipe=recipe)
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"arguments": vars(before)}))
+    changed = ["--use_peft", "false", "--lora_target_modules", "k"]
+    again = parse("--seed", 8, "--config", path, *changed, recipe=recipe)
+    wanted = {"seed": 8, "use_peft": False, "lora_target_modules": ["k"]}
+    assert again == dataclasses.replace(before, **wanted)
+
+
+def test_of_several_configs_the_last_wins(tmp_path):
+    (tmp_path / "model.yaml").write_text("lora_r: 8\nlearning_rate: 1e-4\n")
+    (tmp_path / "data.yaml").write_text("dataset-name: rows.jsonl\nlearning_rate: 3e-4\n")
+    args = parse("--config", tmp_path / "model.yaml", "--config", tmp_path / "data.yaml")
+    assert (args.lora_r, args.dataset_name, args.learning_rate) == (8, "rows.jsonl", 3e-4)
+
+
+def test_values_of_a_config_are_read_as_on_the_command_line(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "eval_strategy: no\npacking: yes\nmax_steps: -1\neval_dataset_name: null\nseed:\n"
+    )
+    args = parse("--config", path, "--output_dir=-o")
+    assert (args.eval_strategy, args.packing, args.max_steps) == ("no", True, -1)
+    assert (args.eval_dataset_name, args.seed) == (None, 42)
+    path.write_text(json.dumps(vars(args)))
+    assert parse("--config", path) == args
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
+        ("a.yaml", "config: b.yaml", "config is not an argument"),
+        ("a.yaml", "help: yes", "help is not an argument"),
+        ("a.yaml", "output_dir: {a: 1}", "needs a value or a list, not a mapping"),
         (
             "a.yaml",
             "learning_rat: 1",
@@ -84,6 +117,8 @@ def test_a_config_that_is_not_there_is_one_line(tmp_path, capsys):
     [line] = refused(capsys, "--config", tmp_path / "none.yaml")
     assert "No such file" in line
     [line] = refused(capsys, "--config")
+    assert "expected one argument" in line
+    [line] = refused(capsys, "--config", "--seed", 3)
     assert "expected one argument" in line
 
 

@@ -7,7 +7,9 @@ import pytest
 
 import plan_memory
 from launching import CONFIGS
-from planner.request import without_launcher_options
+from planner.answer import read_question
+from planner.candidates import launch_of
+from planner.request import Request, without_launcher_options
 from planner.validation import BASE, config_of
 
 SMALL = BASE | {"width": 128, "depth": 2, "vocab": 1000}
@@ -96,3 +98,23 @@ def test_what_only_the_launcher_reads_is_left_out():
     words = "--multi_gpu --main_process_port 0 recipes/llama.py --machine_rank 1 --max_length 8"
     kept = without_launcher_options(words.split())
     assert kept == ["recipes/llama.py", "--max_length", "8"]
+
+
+def test_arguments_of_a_config_count_as_given(places, tmp_path):
+    config = tmp_path / "run.yaml"
+    config.write_text("dtype: bfloat16\nmax_length: 64\nuse_peft: true\n")
+    words = ["--config", str(config), "--lora_r", "4"]
+    question = read_question(Request(model=str(places["model"]), words=words, gpu="24GB"))
+    assert (question.args.dtype, question.args.max_length, question.args.lora_r) == (
+        "bfloat16",
+        64,
+        4,
+    )
+    launch = launch_of(question.request, question.args, question.config, question.card)
+    assert launch.given == {"dtype", "max_length", "use_peft", "lora_r"}
+
+
+def test_the_plan_of_a_dry_run_with_packing_is_accepted(places):
+    words = ["--packing", "--max_length", "64"]
+    request = Request(model=str(places["model"]), words=words, gpu="24GB", longest=64)
+    assert read_question(request).batch.length == 64
