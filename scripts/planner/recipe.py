@@ -17,6 +17,7 @@ from components import head_loss, optimizer, upstream
 from components.checks import find_conflicts
 from components.cli import parse_arguments
 from components.head_loss import LossInHead
+from components.learning_rate import rate_for_adapters
 from components.status import process_status
 from components.strategy import Strategy
 from components.strategy_checks import find_misfits
