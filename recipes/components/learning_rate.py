@@ -19,8 +19,8 @@ def rate_for_weights(args: CommonArguments) -> float:
 
 
 def rate_for_adapters(args: CommonArguments) -> float:
-    """Return a rate to start from when adapters are trained."""
-    return ADAPTERS_TO_WEIGHTS * rate_for_weights(args)
+    """Return a rate to start from when adapters are trained, rounded to two digits."""
+    return float(f"{ADAPTERS_TO_WEIGHTS * rate_for_weights(args):.2g}")
 
 
 def is_low_for_adapters(args: CommonArguments) -> bool:

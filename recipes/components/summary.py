@@ -141,7 +141,8 @@ def summary_lines(
             lines[name] = notes[name]
     if args.gradient_accumulation_steps > 1 and accelerator.num_processes > 1:
         lines["gradients"] = when_gradients_are_reduced(accelerator, strategy)
-    warnings = [*find_hints(accelerator, args, strategy), *find_slow_paths(accelerator, args, model)]
+    warnings = find_hints(accelerator, args, strategy)
+    warnings += find_slow_paths(accelerator, args, model)
     if warnings:
         lines["warning"] = "\n".join(warnings)
     return lines

@@ -26,8 +26,8 @@ def command(launch: Launch, way: Way) -> list[str]:
     if request.mixed_precision:
         words += ["--mixed_precision", request.mixed_precision]
     words += ["recipes/llama.py", "--model_name_or_path", model_to_load(args.model_name_or_path)]
-    words += ["--dataset_name", args.dataset_name if chosen(launch, "dataset_name") else PLACEHOLDER]
-    words += ["--learning_rate", f"{learning_rate(launch, way):g}"]
+    words += ["--dataset_name", data_set(launch)]
+    words += ["--learning_rate", str(learning_rate(launch, way))]
     return words + recipe_flags(launch, way)
 
 
@@ -36,11 +36,18 @@ def chosen(launch: Launch, name: str) -> bool:
     return name in launch.given or getattr(launch.args, name) != launch.defaults[name]
 
 
+def data_set(launch: Launch) -> str:
+    """Return the user's data set, or a placeholder for it."""
+    if chosen(launch, "dataset_name"):
+        return launch.args.dataset_name
+    return PLACEHOLDER
+
+
 def learning_rate(launch: Launch, way: Way) -> float:
     """Return the user's learning rate, or else one that fits what the way trains."""
     args = way.plan.args
     if args.use_peft and not chosen(launch, "learning_rate"):
-        return recipe.rate_for_adapters(args)
+        return recipe.adapter_rate(args)
     return args.learning_rate
 
 

@@ -46,6 +46,11 @@ def with_values(args: RecipeArguments, **values: Any) -> RecipeArguments:
     return dataclasses.replace(args, **values)
 
 
+def adapter_rate(args: RecipeArguments) -> float:
+    """Return the learning rate to start from when adapters are trained."""
+    return rate_for_adapters(args)
+
+
 def refusals(
     args: RecipeArguments,
     strategy: Strategy,
