@@ -416,7 +416,7 @@ class TestDryRun:
         _, said = end(free=2**31, planned_row=12)
         assert said.out.splitlines()[-3:-1] == [
             "       plan: python scripts/plan_memory.py --config_file YAML \\",
-            "                 --num_processes 1 --longest 12 recipes/llama.py --seed 7",
+            "    --num_processes 1 --longest 12 recipes/llama.py --seed 7",
         ]
 
 
