@@ -94,7 +94,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
-from components.batches import evaluation_steps
+from components.batches import describe_batch, evaluation_steps
 from components.documents import Documents, open_documents
 from components.exits import Exit
 from components.export import save_model
@@ -284,9 +284,7 @@ def main(args: Arguments) -> None:
         in_one_line=one_line,
     )
     notes = corpus.notes()
-    notes["batch"] = (
-        f"{rows_per_step} blocks, about {tokens_per_step:,} tokens; {total_steps} steps"
-    )
+    notes["batch"] = describe_batch(args, accelerator, "blocks", args.max_length)
     notes["loss"] = str(token_loss)
     notes["sample"] = tokenizer.decode(corpus.first_block[0, :SHOWN_TOKENS].tolist())
     run.summarize(model, notes)

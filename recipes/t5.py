@@ -401,6 +401,10 @@ def main(args: Arguments) -> None:
     check_model(args, model, train_rows.largest_token(tokenizer), longest_row)
     notes = describe_rows(train_rows, eval_rows)
     notes["batch"] = plan.describe("rows", lengths.mean())
+    notes["length"] = (
+        f"at most {args.max_source_length:,} tokens of a source (--max_source_length), "
+        f"{args.max_target_length:,} of a target (--max_target_length)"
+    )
     notes["sample"] = " -> ".join(tokenizer.decode(first[name]) for name in ("input_ids", "labels"))
     run.summarize(model, notes)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)

@@ -177,15 +177,12 @@ class BatchPlan:
         self.evaluate_after = evaluation_steps(args, self.steps_per_epoch, self.total_steps)
 
     def describe(self, unit: str, tokens_per_line: float = 0) -> str:
-        """Return a line of the start summary about the batches.
+        """Return a line of the start summary about the effective batch.
 
         Args:
             unit: what a step is counted in: rows, lines or pairs.
         """
-        text = f"{self.rows_per_step} {unit}"
-        if tokens_per_line:
-            text += f", about {tokens_per_line * self.rows_per_step:,.0f} tokens"
-        return f"{text}; {self.total_steps} steps"
+        return describe_batch(self._args, self._accelerator, unit, tokens_per_line)
 
     @property
     def num_epochs(self) -> int:
@@ -283,6 +280,34 @@ class BatchPlan:
             generator=torch.Generator(),
         )
         return self._accelerator.prepare(loader)
+
+
+def describe_batch(
+    args: CommonArguments, accelerator: Accelerator, unit: str, tokens_per_line: float = 0
+) -> str:
+    """Return the effective batch as a product, and about how many tokens it has.
+
+    Args:
+        unit: what a step is counted in: rows, lines or pairs.
+    """
+    processes = "process" if accelerator.device.type == "cpu" else "GPU"
+    micro_batches = args.gradient_accumulation_steps
+    number = args.per_device_train_batch_size * micro_batches * accelerator.num_processes
+    text = (
+        f"{args.per_device_train_batch_size} {unit} x {counted(micro_batches, 'micro-batch')} x "
+        f"{counted(accelerator.num_processes, processes)} = {number:,} {unit} per step"
+    )
+    if tokens_per_line:
+        text += f", about {tokens_per_line * number:,.0f} tokens"
+    return text
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number and its noun, in the plural unless it is 1."""
+    if number == 1:
+        return f"1 {noun}"
+    ending = "es" if noun.endswith(("s", "ch")) else "s"
+    return f"{number} {noun}{ending}"
 
 
 def evaluation_steps(

@@ -152,7 +152,15 @@ class Run:
             planned_row: tokens of the longest row, if the planner knows the recipe's models.
         """
         check_under_strategy(self._accelerator, self._args, model)
-        summarize(self._accelerator, self._args, model, notes, self._identity, planned_row)
+        summarize(
+            self._accelerator,
+            self._args,
+            model,
+            notes,
+            self._identity,
+            self._total_steps,
+            planned_row,
+        )
 
     def resume(
         self,

@@ -7,9 +7,9 @@ disk space that is needed and the command that plans the memory.
 import contextlib
 import json
 import os
-import shlex
 import shutil
 import sys
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -23,16 +23,23 @@ from components import folder
 from components.arguments import (
     CommonArguments,
     CompileArguments,
+    LengthArguments,
     LigerArguments,
     QuantizationArguments,
 )
 from components.ending import conclude, end_all_ranks
 from components.exits import Exit
 from components.launch_command import find_readable_launch
+from components.learning_rate import is_low_for_adapters, rate_for_adapters
 from components.model_checks import share_of_experts, size_of
+from components.optimizer import warmup_steps
+from components.plugins import mixed_dtype
+from components.shell_text import folded
 from components.strategy import Strategy, compute_dtype
 
 GIB = 2**30
+WIDTH = 80  # columns of a line on the screen
+INDENT = 13  # columns before the text of a line of the summary
 LAST_NOTES = ("sample", "packing")  # A sample may take several lines.
 LIBRARIES = ("torch", "accelerate", "transformers", "datasets", "peft", "bitsandbytes", "deepspeed")
 LAUNCHERS_VARIABLES = ("ACCELERATE_", "FSDP_", "PARALLELISM_")
@@ -70,6 +77,7 @@ def summarize(
     model: torch.nn.Module,
     notes: Mapping[str, str],
     identity: Mapping[str, Any],
+    total_steps: int,
     planned_row: int | None = None,
 ) -> None:
     """Print what is in force, and write it to run.json. Every rank takes part.
@@ -80,13 +88,14 @@ def summarize(
         notes: the recipe's lines of the summary by their names: always "batch", and others such as
             rows, the loss, and "sample", one row as it is trained on.
         identity: `rows_per_step` and `data`, which are compared when the run resumes.
+        total_steps: optimizer steps of the run.
         planned_row: tokens of the longest row, with which scripts/plan_memory.py can plan the
             memory; None if it does not know the recipe's models.
     """
     size = ModelSize.of(model)
-    lines = summary_lines(accelerator, args, model, size, notes)
+    lines = summary_lines(accelerator, args, model, size, notes, total_steps)
     if accelerator.is_main_process:
-        print("\n".join(f"{name:>11}: {text}" for name, text in lines.items()), flush=True)
+        print("\n".join(wrapped(name, text) for name, text in lines.items()), flush=True)
         if not args.dry_run:
             write_run_json(args, lines, identity)
     if args.dry_run:
@@ -100,6 +109,7 @@ def summary_lines(
     model: torch.nn.Module,
     size: ModelSize,
     notes: Mapping[str, str],
+    total_steps: int,
 ) -> dict[str, str]:
     """Return the lines of the summary by their names, in order."""
     strategy = Strategy.of(accelerator)
@@ -107,7 +117,8 @@ def summary_lines(
     warning = unused_gpus(accelerator, strategy)
     if warning:
         lines["WARNING"] = warning
-    lines["model"] = describe_model(args, size)
+    lines["model"] = f"{args.model_name_or_path}, {size.total:,} parameters"
+    lines["trained"] = describe_trained(args, size)
     lines["strategy"] = f"{strategy.name}, {accelerator.num_processes} x {accelerator.device.type}"
     lines["precision"] = (
         f"weights {args.dtype}, mixed precision {accelerator.mixed_precision}, "
@@ -115,6 +126,10 @@ def summary_lines(
     )
     lines["kernels"] = ", ".join(kernels_in_use(args, model))
     lines["batch"] = notes["batch"]
+    if isinstance(args, LengthArguments):
+        lines["length"] = f"at most {args.max_length:,} tokens (--max_length)"
+    lines["steps"] = describe_steps(args, total_steps)
+    lines["schedule"] = describe_schedule(args, total_steps)
     lines["checkpoints"] = "when the run is stopped"
     if args.save_steps:
         lines["checkpoints"] = f"every {args.save_steps} steps"
@@ -126,18 +141,59 @@ def summary_lines(
             lines[name] = notes[name]
     if args.gradient_accumulation_steps > 1 and accelerator.num_processes > 1:
         lines["gradients"] = when_gradients_are_reduced(accelerator, strategy)
-    slow_paths = find_slow_paths(accelerator, args, model)
-    if slow_paths:
-        lines["warning"] = "; ".join(slow_paths)
+    warnings = find_hints(accelerator, args, strategy)
+    warnings += find_slow_paths(accelerator, args, model)
+    if warnings:
+        lines["warning"] = "\n".join(warnings)
     return lines
 
 
-def describe_model(args: CommonArguments, size: ModelSize) -> str:
-    """Return the name of the model, its size, and how much of it is trained."""
-    return (
-        f"{args.model_name_or_path}, {size.total:,} parameters, {size.trained:,} trained "
-        f"({size.trained / size.total:.2%})"
-    )
+def wrapped(name: str, text: str) -> str:
+    """Return a line of the summary, continued below its text where it is wider than the screen.
+
+    Words that are wider, such as paths, are kept whole, so that they can be copied.
+    """
+    parts = []
+    for line in text.split("\n"):
+        parts += textwrap.wrap(
+            line,
+            WIDTH - INDENT,
+            break_long_words=False,
+            break_on_hyphens=False,
+            replace_whitespace=False,
+        ) or [""]
+    continued = "\n" + INDENT * " "
+    return f"{name:>{INDENT - 2}}: {continued.join(parts)}".rstrip()
+
+
+def describe_trained(args: CommonArguments, size: ModelSize) -> str:
+    """Return what is trained, and its share of all parameters."""
+    what = "weights"
+    if args.use_peft:
+        what = "LoRA adapters"
+    elif size.trained == size.total:
+        return "all weights"
+    share = size.trained / size.total
+    return f"{what}, {size.trained:,} parameters ({share:.2%} of all)"
+
+
+def describe_steps(args: CommonArguments, total_steps: int) -> str:
+    """Return how long the run is."""
+    if args.max_steps > 0:
+        return f"{total_steps:,} (--max_steps)"
+    if args.num_train_epochs is None:
+        return f"{total_steps:,}"
+    epochs = "1 epoch" if args.num_train_epochs == 1 else f"{args.num_train_epochs:g} epochs"
+    return f"{total_steps:,} in {epochs}"
+
+
+def describe_schedule(args: CommonArguments, total_steps: int) -> str:
+    """Return the peak of the learning rate and how it changes."""
+    text = f"learning rate {args.learning_rate:g}, {args.lr_scheduler_type}"
+    warmup = warmup_steps(args, total_steps)
+    if warmup:
+        return f"{text}, {warmup:,} warmup steps"
+    return f"{text}, no warmup"
 
 
 def name_of_quantization(args: CommonArguments) -> str:
@@ -170,7 +226,39 @@ def when_gradients_are_reduced(accelerator: Accelerator, strategy: Strategy) -> 
     return "reduced once per step"
 
 
-# ---- What could be faster ----
+# ---- What could be better ----
+def find_hints(accelerator: Accelerator, args: CommonArguments, strategy: Strategy) -> list[str]:
+    """Return a line, with the flag to pass, for each default that does not suit adapters."""
+    hints = []
+    if is_low_for_adapters(args):
+        hints.append(
+            f"a learning rate of {args.learning_rate:g} is low for adapters: "
+            f"pass --learning_rate {rate_for_adapters(args):g}"
+        )
+    if could_halve_the_base(accelerator, args, strategy):
+        dtype = mixed_dtype(accelerator) or "bfloat16"
+        hints.append(
+            f"the frozen base is loaded in float32: pass --dtype {dtype} to halve its memory"
+        )
+    return hints
+
+
+def could_halve_the_base(
+    accelerator: Accelerator, args: CommonArguments, strategy: Strategy
+) -> bool:
+    """Return whether a frozen base takes more memory than training adapters needs.
+
+    DeepSpeed casts the model to mixed precision by itself. A CPU without mixed precision computes
+    faster in fp32.
+    """
+    mixed = mixed_dtype(accelerator)
+    if not args.use_peft or args.dtype != "float32":
+        return False
+    if strategy.zero_stage is not None and mixed:
+        return False
+    return accelerator.device.type != "cpu" or mixed is not None
+
+
 def unused_gpus(accelerator: Accelerator, strategy: Strategy) -> str | None:
     """Return a warning if a YAML for several processes leaves GPUs of this host unused, or None.
 
@@ -261,11 +349,11 @@ def end_dry_run(
     """
     needed = bytes_on_disk(args, size)
     free = shutil.disk_usage(folder.nearest_folder(args.output_dir)).free
-    accelerator.print(
-        f"{'disk':>11}: checkpoints and result take up to {needed / GIB:.3g} GiB, "
-        f"{free / GIB:,.0f} GiB are free in {args.output_dir}",
-        flush=True,
+    disk = (
+        f"checkpoints and result take up to {needed / GIB:.3g} GiB, "
+        f"{free / GIB:,.0f} GiB are free in {args.output_dir}"
     )
+    accelerator.print(wrapped("disk", disk), flush=True)
     if needed > free:
         end_all_ranks(
             accelerator,
@@ -274,7 +362,9 @@ def end_dry_run(
             f"{args.output_dir}: lower --save_total_limit, or choose another --output_dir",
         )
     if planned_row is not None:
-        accelerator.print(f"{'plan':>11}: {plan_command(accelerator, planned_row)}")
+        words = plan_command(accelerator, planned_row)
+        command = folded(words, WIDTH - INDENT)
+        accelerator.print(f"{'plan':>{INDENT - 2}}: {command}")
     accelerator.print(
         "Dry run: all of this fits together; nothing was trained or written.", flush=True
     )
@@ -291,8 +381,8 @@ def bytes_on_disk(args: CommonArguments, size: ModelSize) -> int:
     return CHECKPOINT_BYTES * size.trained * (args.save_total_limit + 1) + result
 
 
-def plan_command(accelerator: Accelerator, longest_row: int) -> str:
-    """Return the launch command with scripts/plan_memory.py in place of the launcher.
+def plan_command(accelerator: Accelerator, longest_row: int) -> list[str]:
+    """Return the words of the launch command with scripts/plan_memory.py in place of the launcher.
 
     That prints how much of each GPU's memory the run takes.
     """
@@ -309,6 +399,4 @@ def plan_command(accelerator: Accelerator, longest_row: int) -> str:
                 words[f"--{name}"] = launch.given[name]
     options = [str(word) for option in words.items() for word in option]
     recipe = [sys.argv[0], *(word for word in sys.argv[1:] if word != "--dry_run")]
-    return shlex.join(
-        ["python", "scripts/plan_memory.py", *options, "--longest", str(longest_row), *recipe]
-    )
+    return ["python", "scripts/plan_memory.py", *options, "--longest", str(longest_row), *recipe]

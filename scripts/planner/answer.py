@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from transformers import PretrainedConfig
 
 from . import candidates, recipe, remedies, table, yaml_files
-from .cards import USUAL_CARD, bytes_of, with_constants
+from .cards import USUAL_CARD, bytes_of, describe, with_constants
 from .closed_form import closed_form
 from .errors import CannotWriteError, UnplannableError
 from .ledger import Sizes
@@ -94,6 +94,7 @@ def plan_one(question: Question, yaml: Config) -> Report:
         device={category: size for category, size in device.items() if size},
         host=host,
         card=question.card,
+        card_note=describe(request.gpu) if request.gpu else "",
     )
 
 

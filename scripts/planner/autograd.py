@@ -128,8 +128,9 @@ class Autograd:
 
     def touch(self, numel: float, itemsize: int, category: str = "activations") -> None:
         """Allocate memory and free it at once: it counts if this is the peak."""
-        with self.ledger.holding(category, math.ceil(numel) * itemsize):
-            pass
+        size = math.ceil(numel) * itemsize
+        self.ledger.add(category, size)
+        self.ledger.add(category, -size)
 
     # ---- Ops ----
     def op(
@@ -349,12 +350,13 @@ class BackwardRun:
         """Compute the gradients of an op's inputs; the gradient of its result is then freed."""
         gradient = self.waiting.pop(node)
         made = []
-        with self.autograd.ledger.holding("activations", node.scratch):
-            for flow in node.gives:
-                if flow.itemsize is None:
-                    made.append((flow.target, gradient))
-                else:
-                    made.append((flow.target, self.autograd.new(flow.numel, flow.itemsize)))
+        self.autograd.ledger.add("activations", node.scratch)
+        for flow in node.gives:
+            if flow.itemsize is None:
+                made.append((flow.target, gradient))
+            else:
+                made.append((flow.target, self.autograd.new(flow.numel, flow.itemsize)))
+        self.autograd.ledger.add("activations", -node.scratch)
         del gradient
         node.keeps = []
         node.before = None

@@ -66,7 +66,9 @@ def launch_of(
 ) -> Launch:
     """Return the Launch of a request. card: bytes."""
     given = {
-        word.removeprefix("--").partition("=")[0] for word in request.words if word.startswith("--")
+        word.removeprefix("--").partition("=")[0].replace("-", "_")
+        for word in request.words
+        if word.startswith("--")
     }
     build = MemoizedBuild()
     plain = recipe.with_values(args, use_peft=False, load_in_4bit=False, load_in_8bit=False)

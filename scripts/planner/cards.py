@@ -46,7 +46,7 @@ def bytes_of(card: str | None) -> int | None:
     """
     if card is None:
         return None
-    name = card.lower().replace("rtx", "").strip(" -_")
+    name = known_name(card)
     if name in CARDS:
         return bytes_of_known(name)
     size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(gb|gib|g)?", name)
@@ -56,6 +56,22 @@ def bytes_of(card: str | None) -> int | None:
         )
     unit = GIB if size[2] == "gib" else GB
     return int(float(size[1]) * unit)
+
+
+def describe(card: str) -> str:
+    """Return a sentence on how many GiB of a card count, and why."""
+    size = bytes_of(card)
+    assert size is not None
+    counts = f"--gpu {card} counts as {size / GIB:.1f} GiB"
+    if known_name(card) in CARDS:
+        return f"{counts}, which torch reports as the capacity of this card."
+    unit = "1 GiB is 2^30 bytes" if card.lower().endswith("gib") else "1 GB is 10^9 bytes"
+    return f"{counts} ({unit}); the name of a card, as in --gpu 4090, counts what torch reports."
+
+
+def known_name(card: str) -> str:
+    """Return a card's name as CARDS has it, if it has it."""
+    return card.lower().replace("rtx", "").strip(" -_")
 
 
 def bytes_of_known(name: str) -> int:

@@ -1,26 +1,54 @@
 """The command that launches a way to run."""
 
-import shlex
 from pathlib import Path
 
+from . import recipe
 from .candidates import Launch, Way
 
-WIDTH = 112  # characters of a folded command
+WIDTH = 112  # characters of a line of a folded command
+PLACEHOLDER = "YOUR_ROWS.jsonl"  # if the command line names no data set
+# The arguments that `command` places itself
+PLACED = {"model_name_or_path", "dataset_name", "learning_rate"}
 
 
-def command(launch: Launch, way: Way) -> str:
-    """Return the command that launches a way: the user's arguments and what the way adds."""
+def command(launch: Launch, way: Way) -> list[str]:
+    """Return the words of the command that launches a way.
+
+    These are the user's arguments and what the way adds, with a learning rate that fits what is
+    trained, and a placeholder for the data, if the user gave none.
+    """
     request = launch.request
+    args = way.plan.args
     words = ["accelerate", "launch", "--config_file", way.path]
     words += ["--num_processes", str(way.plan.ranks)]
     if launch.machines > 1:
         words += ["--num_machines", str(request.num_machines)]
     if request.mixed_precision:
         words += ["--mixed_precision", request.mixed_precision]
-    words += ["recipes/llama.py", "--model_name_or_path"]
-    words.append(model_to_load(way.plan.args.model_name_or_path))
-    words += recipe_flags(launch, way)
-    return shlex.join(words)
+    words += ["recipes/llama.py", "--model_name_or_path", model_to_load(args.model_name_or_path)]
+    words += ["--dataset_name", data_set(launch)]
+    words += ["--learning_rate", str(learning_rate(launch, way))]
+    return words + recipe_flags(launch, way)
+
+
+def chosen(launch: Launch, name: str) -> bool:
+    """Return whether the user gave an argument of the recipe, also in a file of arguments."""
+    return name in launch.given or getattr(launch.args, name) != launch.defaults[name]
+
+
+def data_set(launch: Launch) -> str:
+    """Return the user's data set, or a placeholder for it."""
+    if chosen(launch, "dataset_name"):
+        return launch.args.dataset_name
+    return PLACEHOLDER
+
+
+def learning_rate(launch: Launch, way: Way) -> float:
+    """Return the user's learning rate, or else one that fits what the way trains."""
+    args = way.plan.args
+    if args.use_peft and not chosen(launch, "learning_rate"):
+        return recipe.adapter_rate(args)
+    return args.learning_rate
 
 
 def model_to_load(name: str) -> str:
@@ -33,7 +61,7 @@ def model_to_load(name: str) -> str:
 
 def recipe_flags(launch: Launch, way: Way) -> list[str]:
     """Return the recipe's arguments that differ from its defaults, as words."""
-    left_out = {"model_name_or_path"}
+    left_out = set(PLACED)
     if "max_logits_mib" not in launch.given:
         left_out.add("max_logits_mib")  # The recipe chooses the same value on this card.
     words = []
@@ -46,25 +74,3 @@ def recipe_flags(launch: Launch, way: Way) -> list[str]:
         elif value is not True:
             words.append(str(value))
     return words
-
-
-def folded(text: str) -> str:
-    """Return a command folded between its flags to lines of at most WIDTH characters."""
-    lines: list[str] = []
-    for part in flags_with_values(text):
-        if lines and len(lines[-1]) + 1 + len(part) <= WIDTH:
-            lines[-1] += f" {part}"
-        else:
-            lines.append(part)
-    return " \\\n    ".join(lines)
-
-
-def flags_with_values(text: str) -> list[str]:
-    """Return the parts of a command: the program, and each flag with its values."""
-    parts: list[str] = []
-    for word in map(shlex.quote, shlex.split(text)):
-        if word.startswith("--") or not parts:
-            parts.append(word)
-        else:
-            parts[-1] += f" {word}"
-    return parts

@@ -34,21 +34,42 @@ def both(device: Sizes, host: Sizes) -> Sizes:
 
 
 class Ledger:
-    """Bytes held now and at the peak, in all and by category."""
+    """Bytes held now and at the peak, in all and by category.
+
+    What is held at the peak is copied when something is freed, not at each new peak on the way up:
+    a plan makes millions of entries.
+    """
 
     def __init__(self) -> None:
         self.held: Sizes = {}
         self.total = 0
-        self.peak = 0
-        self.at_peak: Sizes = {}
+        self._peak = 0
+        self._at_peak: Sizes = {}
 
     def add(self, category: str, size: int) -> None:
         """Hold more bytes, or fewer if `size` is negative."""
+        if size < 0 and self.total > self._peak:
+            self._note_peak()
         self.held[category] = self.held.get(category, 0) + size
         self.total += size
-        if self.total > self.peak:
-            self.peak = self.total
-            self.at_peak = dict(self.held)
+
+    def _note_peak(self) -> None:
+        """Remember what is held now, if it is more than ever before."""
+        if self.total > self._peak:
+            self._peak = self.total
+            self._at_peak = dict(self.held)
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that were held at once."""
+        self._note_peak()
+        return self._peak
+
+    @property
+    def at_peak(self) -> Sizes:
+        """What was held then, by category."""
+        self._note_peak()
+        return self._at_peak
 
     @contextmanager
     def holding(self, category: str, size: int) -> Generator[None]:

@@ -21,6 +21,7 @@ class Report:
     device: Sizes  # of a GPU at its peak, by category
     host: Sizes  # of the host, for each rank
     card: int | None = None
+    card_note: str = ""  # how many GiB of the card count
 
     @property
     def peak(self) -> int:
@@ -55,6 +56,7 @@ class Report:
             lines.append(f"{whole} GiB: {', '.join(self.host)}")
         if self.card:
             lines.append(f"{line('card', self.card)} GiB: {self.verdict(self.card)}")
+            lines.append(self.card_note)
         return "\n".join(lines)
 
     def verdict(self, card: int) -> str:

@@ -17,6 +17,7 @@ from components import head_loss, optimizer, upstream
 from components.checks import find_conflicts
 from components.cli import RecipeParser, parse_arguments, take_config
 from components.head_loss import LossInHead
+from components.learning_rate import rate_for_adapters
 from components.status import process_status
 from components.strategy import Strategy
 from components.strategy_checks import find_misfits
@@ -56,6 +57,11 @@ def with_config_read(words: Sequence[str]) -> list[str]:
 def with_values(args: RecipeArguments, **values: Any) -> RecipeArguments:
     """Return a copy of the arguments in which some have other values."""
     return dataclasses.replace(args, **values)
+
+
+def adapter_rate(args: RecipeArguments) -> float:
+    """Return the learning rate to start from when adapters are trained."""
+    return rate_for_adapters(args)
 
 
 def refusals(

@@ -10,11 +10,10 @@ import math
 import os
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.quantizers.base import get_keys_to_not_convert
 
@@ -22,6 +21,9 @@ from exits import Exit
 
 from .errors import UnplannableError, first_line
 from .recipe import RecipeArguments
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
 
 # bitsandbytes' block sizes
 WEIGHTS_PER_SCALE = 64
@@ -181,6 +183,9 @@ def build(args: RecipeArguments, config: PretrainedConfig, device: str = "meta")
     with naming_bad_configs(), torch.device(device), quiet():
         model: Any = make_base(args, config)
         if args.use_peft:
+            # Only a traced plan needs peft, whose import takes seconds.
+            from peft import get_peft_model
+
             model = get_peft_model(model, adapters_of(args))
         return model.train()
 
@@ -198,8 +203,10 @@ def make_base(args: RecipeArguments, config: PretrainedConfig) -> PreTrainedMode
     return model
 
 
-def adapters_of(args: RecipeArguments) -> LoraConfig:
+def adapters_of(args: RecipeArguments) -> "LoraConfig":
     """Return peft's description of the adapters."""
+    from peft import LoraConfig
+
     targets = args.lora_target_modules
     if targets == ["all-linear"]:
         targets = "all-linear"

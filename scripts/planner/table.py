@@ -1,23 +1,27 @@
 """The ways that fit a card, as text and as JSON."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from components.shell_text import folded
+
 from .candidates import Launch, Way
-from .cards import GIB
-from .commands import command, folded
+from .cards import GIB, describe
+from .commands import WIDTH, command
 from .remedies import NOT_ENOUGH, Change, Remedy
 from .request import Batch
 
 SHOWN = 12  # ways in a terminal, besides the first of each kind of weights
 HEADER = ("#", "config", "weights", "ckpt", "GiB", "batch", "length", "cost", "why")
 ALIGNMENT = "><<<>>>><"
+FIRST = "Sorted by a rule of thumb, probably the fastest first: nothing was timed."
 LEGEND = (
     "\nckpt: with --gradient_checkpointing. GiB: peak per GPU. "
     "batch, length: the largest that fits, with the other as given.\n"
     "cost: per step, relative to the first row; +: and what host and bus take. "
-    "It ranks the rows and is no measured time.\n"
+    "It is a rule of thumb, no measured time.\n"
     "Number 1:\n"
 )
 
@@ -73,7 +77,7 @@ class Choice:
             "reasons": way.reasons,
             "largest_per_device_train_batch_size": way.largest_batch,
             "largest_max_length": way.largest_length,
-            "command": command(self.launch, way),
+            "command": shlex.join(command(self.launch, way)),
         }
 
     def change(self, change: Change) -> dict[str, Any]:
@@ -84,14 +88,16 @@ class Choice:
             "config_file": way.path,
             "peak": way.peak,
             "weights": way.weights,
-            "command": command(self.launch, way),
+            "command": shlex.join(command(self.launch, way)),
         }
 
     # ---- Text ----
     def __str__(self) -> str:
-        lines = [f"{self.title}\n"]
+        lines = [self.title, describe(self.launch.request.gpu)]
         if self.fitting:
-            lines = [f"{self.title}, the fastest first\n", *self.lines_on_what_fits()]
+            lines += [FIRST, "", *self.lines_on_what_fits()]
+        else:
+            lines.append("")
         if self.remedy is not None:
             lines += self.lines_on_what_to_change(self.remedy)
         return "\n".join(lines)
@@ -109,11 +115,11 @@ class Choice:
         if left:
             lines.append(f"... and {left} more: --json -")
         lines += self.lines_on_what_does_not_fit()
-        lines += [LEGEND, folded(command(launch, first))]
+        lines += [LEGEND, folded(command(launch, first), WIDTH)]
         full = next((way for way in ways if way.weights == "full"), first)
         if full is not first:
             lines.append(f"\nNumber {full.number}, the first with full weights:\n")
-            lines.append(folded(command(launch, full)))
+            lines.append(folded(command(launch, full), WIDTH))
         if launch.machines > 1:
             lines.append(
                 "\nRun it on each machine with its own --machine_rank "
@@ -151,7 +157,7 @@ class Choice:
         for change in remedy.changes:
             way = change.way
             lines.append(f"\n{change.words} ({way.weights}, {in_gib(way.peak)})")
-            lines.append(folded(command(self.launch, way)))
+            lines.append(folded(command(self.launch, way), WIDTH))
         return lines
 
     def excess(self, way: Way) -> int:

@@ -22,7 +22,8 @@ def test_a_dry_run_prints_summary_and_plan_and_writes_nothing(tiny, tmp_path):
     assert done.returncode == 0, done.output[-3000:]
     assert "one process, 1 x cpu" in done.output and "[[" in done.output and "disk: " in done.output
     assert not (tmp_path / "run").exists()
-    plan = shlex.split(done.output.split("plan: python ")[1].splitlines()[0])
+    whole_lines = done.output.replace("\\\n", "")
+    plan = shlex.split(whole_lines.split("plan: python ")[1].splitlines()[0])
     assert plan[:3] == ["scripts/plan_memory.py", "--config_file", str(CONFIGS / "single.yaml")]
     planned = run(sys.executable, *plan, "--json", tmp_path / "plan.json")
     assert planned.returncode == 0, planned.output[-3000:]

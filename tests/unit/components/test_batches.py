@@ -4,8 +4,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 
-from components.batches import best_fit, global_batches
+from components.batches import best_fit, describe_batch, global_batches
+from example_arguments import language_model_arguments
+from fakes import fake_accelerator
 
 
 def lengths_of(kind, number=3000):
@@ -68,3 +71,13 @@ def test_rows_of_one_length_come_together_and_each_comes_once():
     assert np.mean(fill) > 0.97
     assert batches == global_batches(1000, 4, 6, 2, seed=0, lengths=lengths)
     assert len(batches) == len(global_batches(1000, 4, 6, 2, seed=0))  # as many steps
+
+
+# ---- Summary ----
+def test_the_effective_batch_is_told_as_a_product():
+    flags = "--per_device_train_batch_size 4 --gradient_accumulation_steps 2".split()
+    gpus = fake_accelerator(num_processes=8, device=torch.device("cuda"))
+    says = "4 rows x 2 micro-batches x 8 GPUs = 64 rows per step, about 6,400 tokens"
+    assert describe_batch(language_model_arguments(*flags), gpus, "rows", 100) == says
+    one = describe_batch(language_model_arguments(), fake_accelerator(), "pairs")
+    assert one == "8 pairs x 1 micro-batch x 1 process = 8 pairs per step"

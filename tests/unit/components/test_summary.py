@@ -1,7 +1,6 @@
 """The start summary says what is in force, in one order; run.json and a dry run follow from it."""
 
 import json
-import shlex
 import sys
 from types import SimpleNamespace
 
@@ -14,7 +13,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Mi
 from components import launch_command, summary
 from components.status import process_status
 from components.strategy import Strategy
-from components.summary import ModelSize, bytes_on_disk, plan_command, summarize, unused_gpus
+from components.summary import (
+    ModelSize,
+    bytes_on_disk,
+    plan_command,
+    summarize,
+    unused_gpus,
+    wrapped,
+)
 from example_arguments import language_model_arguments
 from fakes import fake_accelerator
 
@@ -37,7 +43,7 @@ ONE_PROCESS = Strategy("one process")
 DDP = Strategy("DDP")
 FSDP2 = Strategy("FSDP2 FULL_SHARD", fsdp_version=2)
 ZERO3 = Strategy("DeepSpeed ZeRO-3", zero_stage=3)
-NOTES = {"sample": "one [[row]]", "batch": "8 rows; 3 steps", "train rows": "24", "loss": "whole"}
+NOTES = {"sample": "one [[row]]", "batch": "8 rows per step", "train rows": "24", "loss": "whole"}
 IDENTITY = {"rows_per_step": 8, "data": "abc"}
 
 
@@ -64,7 +70,7 @@ def start(monkeypatch, tmp_path):
             **settings,
         )
         args = language_model_arguments("--output_dir", str(tmp_path), *flags)
-        summarize(accelerator, args, model, notes, IDENTITY)
+        summarize(accelerator, args, model, notes, IDENTITY, 3)
         return json.loads((tmp_path / "run.json").read_text())["summary"]
 
     return start
@@ -72,27 +78,35 @@ def start(monkeypatch, tmp_path):
 
 class TestLines:
     def test_they_are_printed_in_one_order_and_aligned(self, start, capsys):
-        lines = start(LLAMA, ["--use_peft"], notes={"packing": "full", **NOTES})
+        lines = start(LLAMA, notes={"packing": "full", **NOTES})
         printed = capsys.readouterr().out.splitlines()
         assert [line.split(":")[0].strip() for line in printed] == list(lines)
         assert list(lines) == [
             "model",
+            "trained",
             "strategy",
             "precision",
             "kernels",
             "batch",
+            "length",
+            "steps",
+            "schedule",
             "checkpoints",
             "train rows",
             "loss",
             "sample",
             "packing",
         ]
-        assert printed[0] == "      model: gpt2, 728 parameters, 728 trained (100.00%)"
-        assert printed[1] == "   strategy: one process, 1 x cpu"
-        assert printed[2] == "  precision: weights float32, mixed precision no, quantization no"
-        assert printed[3] == "    kernels: attention sdpa"
-        assert printed[4] == "      batch: 8 rows; 3 steps"
-        assert printed[5] == "checkpoints: every 500 steps"
+        assert printed[0] == "      model: gpt2, 728 parameters"
+        assert printed[1] == "    trained: all weights"
+        assert printed[2] == "   strategy: one process, 1 x cpu"
+        assert printed[3] == "  precision: weights float32, mixed precision no, quantization no"
+        assert printed[4] == "    kernels: attention sdpa"
+        assert printed[5] == "      batch: 8 rows per step"
+        assert printed[6] == "     length: at most 1,024 tokens (--max_length)"
+        assert printed[7] == "      steps: 3 in 3 epochs"
+        assert printed[8] == "   schedule: learning rate 2e-05, linear, no warmup"
+        assert printed[9] == "checkpoints: every 500 steps"
         assert printed[-2:] == ["     sample: one [[row]]", "    packing: full"]
 
     @pytest.mark.parametrize(
@@ -132,6 +146,83 @@ class TestLines:
         assert "gradients" not in start(LLAMA, [], strategy, **several)
 
 
+class TestWidth:
+    def test_lines_wrap_at_80_columns_below_their_text(self):
+        text = "word " * 40
+        lines = wrapped("warning", text).splitlines()
+        assert len(lines) > 2 and max(map(len, lines)) <= 80
+        assert lines[0].startswith("    warning: word")
+        assert all(line.startswith(13 * " " + "word") for line in lines[1:])
+        assert " ".join(" ".join(lines).split()[1:]) == text.strip()
+
+    def test_a_path_is_not_cut_and_lines_of_a_sample_stay_lines(self):
+        path = "/a/" + 90 * "b"
+        assert path in wrapped("model", f"{path}, 3 parameters")
+        assert wrapped("sample", "one\n  two") == "     sample: one\n" + 13 * " " + "  two"
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ([], "learning rate 2e-05, linear, no warmup"),
+        (
+            ["--lr_scheduler_type", "cosine", "--warmup_steps", "0.1"],
+            "learning rate 2e-05, cosine, 20 warmup steps",
+        ),
+    ],
+)
+def test_the_schedule_is_told(flags, says):
+    assert summary.describe_schedule(language_model_arguments(*flags), 200) == says
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ([], "1,200 in 3 epochs"),
+        (["--num_train_epochs", "1"], "1,200 in 1 epoch"),
+        (["--max_steps", "1200"], "1,200 (--max_steps)"),
+    ],
+)
+def test_the_length_of_the_run_is_told(flags, says):
+    assert summary.describe_steps(language_model_arguments(*flags), 1200) == says
+
+
+def test_adapters_are_told_with_their_share():
+    args = language_model_arguments("--use_peft")
+    says = "LoRA adapters, 32 parameters (4.21% of all)"
+    assert summary.describe_trained(args, ModelSize(760, 32)) == says
+
+
+class TestHints:
+    """Defaults that suit all weights, and not adapters."""
+
+    RATE = "a learning rate of 2e-05 is low for adapters: pass --learning_rate 0.0002"
+    BASE = "the frozen base is loaded in float32: pass --dtype bfloat16 to halve its memory"
+
+    @pytest.mark.parametrize(
+        ("flags", "settings", "says"),
+        [
+            (["--use_peft"], {"device": "cuda"}, [RATE, BASE]),
+            (["--use_peft"], {"device": "cpu"}, [RATE]),
+            (["--use_peft"], {"device": "cpu", "mixed_precision": "bf16"}, [RATE, BASE]),
+            (["--use_peft", "--learning_rate", "4e-5"], {}, [RATE.replace("2e-05", "4e-05")]),
+            (["--use_peft", "--learning_rate", "5e-5"], {"device": "cuda"}, [BASE]),
+            (["--use_peft", "--dtype", "bfloat16"], {"device": "cuda"}, [RATE]),
+            (["--learning_rate", "1e-6"], {"device": "cuda"}, []),
+        ],
+    )
+    def test_they_are_told_with_the_flag_to_pass(self, flags, settings, says, start):
+        assert start(LLAMA, flags, **settings).get("warning", "").splitlines() == says
+
+    def test_fp16_is_proposed_where_that_is_the_mixed_precision(self, start):
+        lines = start(LLAMA, ["--use_peft"], device="cuda", mixed_precision="fp16")
+        assert "pass --dtype float16 to" in lines["warning"]
+
+    def test_deepspeed_casts_the_base_by_itself(self, start):
+        lines = start(LLAMA, ["--use_peft"], ZERO3, device="cuda", mixed_precision="bf16")
+        assert lines["warning"] == self.RATE
+
+
 def test_the_size_counts_what_is_trained():
     model = LlamaForCausalLM(LLAMA)
     total = model.num_parameters()
@@ -159,7 +250,7 @@ class TestRunJson:
     def test_only_the_main_process_writes_and_prints(self, tmp_path, capsys):
         args = language_model_arguments("--output_dir", str(tmp_path))
         accelerator = fake_accelerator(is_main_process=False)
-        summarize(accelerator, args, LlamaForCausalLM(LLAMA), NOTES, IDENTITY)
+        summarize(accelerator, args, LlamaForCausalLM(LLAMA), NOTES, IDENTITY, 3)
         assert not (tmp_path / "run.json").exists() and capsys.readouterr().out == ""
 
 
@@ -194,7 +285,7 @@ class TestExperts:
     )
     def test_nothing_is_told_where_they_have_one(self, config, flags, device, strategy, start):
         lines = start(config, flags, strategy, device=device, mixed_precision="bf16")
-        assert "warning" not in lines
+        assert "experts" not in lines.get("warning", "")
 
 
 class TestUnusedGpus:
@@ -273,7 +364,7 @@ class TestUnusedGpus:
             (1, "      model: "),
         ):
             fsdp = accelerator(DistributedType.FSDP, 1, 1, gpus)
-            summarize(fsdp, args, model, NOTES, IDENTITY)
+            summarize(fsdp, args, model, NOTES, IDENTITY, 3)
             assert capsys.readouterr().out.startswith(first)
 
 
@@ -296,7 +387,9 @@ class TestDryRun:
                 end_training=lambda: ended.append(True),
             )
             with pytest.raises(SystemExit) as error:
-                summarize(accelerator, args, LlamaForCausalLM(LLAMA), NOTES, IDENTITY, planned_row)
+                summarize(
+                    accelerator, args, LlamaForCausalLM(LLAMA), NOTES, IDENTITY, 3, planned_row
+                )
             assert ended.pop() and not folder.parent.exists()
             return error.value.code, capsys.readouterr()
 
@@ -321,11 +414,10 @@ class TestDryRun:
 
     def test_the_plan_is_the_call_with_another_first_word(self, end):
         _, said = end(free=2**31, planned_row=12)
-        plan = said.out.splitlines()[-2]
-        assert plan == (
-            "       plan: python scripts/plan_memory.py --config_file YAML --num_processes 1 "
-            "--longest 12 recipes/llama.py --seed 7"
-        )
+        assert said.out.splitlines()[-3:-1] == [
+            "       plan: python scripts/plan_memory.py --config_file YAML \\",
+            "    --num_processes 1 --longest 12 recipes/llama.py --seed 7",
+        ]
 
 
 @pytest.mark.parametrize(
@@ -347,7 +439,7 @@ def test_the_plan_has_what_the_launcher_was_given(monkeypatch):
     launch = SimpleNamespace(config_file="my configs/fsdp.yaml", given=given)
     monkeypatch.setattr(launch_command, "find_launch", lambda: launch)
     monkeypatch.setattr(sys, "argv", ["train.py"])
-    words = shlex.split(plan_command(SimpleNamespace(num_processes=16), 5))
+    words = plan_command(SimpleNamespace(num_processes=16), 5)
     assert words[2:] == [
         *["--config_file", "my configs/fsdp.yaml", "--num_processes", "16"],
         *["--num_machines", "2", "--mixed_precision", "fp16", "--longest", "5", "train.py"],

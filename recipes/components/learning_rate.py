@@ -1,0 +1,28 @@
+"""Which learning rate fits what is trained: adapters need a higher one than all weights."""
+
+import dataclasses
+
+from components.arguments import CommonArguments
+
+# LoRA's best rate is about ten times that of full fine-tuning (Schulman et al., "LoRA Without
+# Regret", Thinking Machines Lab, 2025).
+ADAPTERS_TO_WEIGHTS = 10
+LOW_FOR_ADAPTERS = 2.5  # times the rate for all weights: 5e-5 where that is 2e-5
+
+
+def rate_for_weights(args: CommonArguments) -> float:
+    """Return the recipe's default, which is chosen for training all weights."""
+    for field in dataclasses.fields(args):
+        if field.name == "learning_rate":
+            return float(field.default)  # pyrefly: ignore[bad-argument-type]  # it has a default
+    raise TypeError(f"{type(args).__name__} has no learning rate")
+
+
+def rate_for_adapters(args: CommonArguments) -> float:
+    """Return a rate to start from when adapters are trained, rounded to two digits."""
+    return float(f"{ADAPTERS_TO_WEIGHTS * rate_for_weights(args):.2g}")
+
+
+def is_low_for_adapters(args: CommonArguments) -> bool:
+    """Return whether adapters are trained at a rate that only suits all weights."""
+    return args.use_peft and args.learning_rate < LOW_FOR_ADAPTERS * rate_for_weights(args)
