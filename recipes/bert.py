@@ -13,7 +13,7 @@ continues from the newest checkpoint. Exit codes: components/exits.py. To make i
 python scripts/copy_recipe.py bert my_project, then look for EDIT.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -45,6 +45,16 @@ class Arguments(
     # EDIT: your data set. Default: 10,003 rows, 77 intents (CC-BY-4.0 license)
     dataset_name: str = "legacy-datasets/banking77"
     output_dir: str = "runs/bert"
+    COLUMN_ROLES: ClassVar[Mapping[str, str]] = {
+        "text": "text_columns",
+        "text_pair": "text_columns",
+        "label": "label_column",
+    }
+    columns: list[str] = arg(
+        [],
+        "your columns as ROLE=COLUMN, as in text=body label=topic, the same as --text_columns "
+        "and --label_column; text_pair is the second text of a pair",
+    )
     max_length: int = 512
     text_columns: list[str] | None = arg(
         None,
@@ -56,6 +66,8 @@ class Arguments(
     )
 
     def find_own_conflicts(self) -> Iterator[str]:
+        if "text_pair" in self.columns_by_role and "text" not in self.columns_by_role:
+            yield "--columns text_pair: name the first text too, as text=COLUMN"
         if len(self.text_columns or []) > 2:
             yield "--text_columns: name one column, or both columns of a pair"
 
@@ -65,7 +77,7 @@ if __name__ == "__main__":
     args = start(Arguments, __doc__)
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 

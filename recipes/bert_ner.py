@@ -13,6 +13,7 @@ continues from the newest checkpoint. Exit codes: components/exits.py. To make i
 python scripts/copy_recipe.py bert_ner my_project, then look for EDIT.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -42,6 +43,15 @@ class Arguments(
     # EDIT: your data set. Default: 14,041 sentences, 4 kinds of entities (for research only)
     dataset_name: str = "lhoestq/conll2003"
     output_dir: str = "runs/bert_ner"
+    COLUMN_ROLES: ClassVar[Mapping[str, str]] = {
+        "tokens": "text_column_name",
+        "tags": "label_column_name",
+    }
+    columns: list[str] = arg(
+        [],
+        "your columns as ROLE=COLUMN, as in tokens=words tags=entities, the same as "
+        "--text_column_name and --label_column_name",
+    )
     max_length: Annotated[int, Above(0)] = arg(
         512, "tokens per row; longer rows cannot be used, since their tags would be lost"
     )
@@ -61,7 +71,7 @@ if __name__ == "__main__":
     args = start(Arguments, __doc__)
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 

@@ -19,7 +19,7 @@ loads. The same command again continues from the newest checkpoint. Exit codes: 
 To make it yours: python scripts/copy_recipe.py mistral_pretrain my_project, then look for EDIT.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -41,6 +41,11 @@ class Arguments(EvalOnStartArguments, CausalLMArguments):
         "hub id, folder, or .txt (one document per file), .jsonl, .json, .csv or .parquet file",
     )
     output_dir: str = "runs/mistral_pretrain"
+    COLUMN_ROLES: ClassVar[Mapping[str, str]] = {"text": "text_column"}
+    columns: list[str] = arg(
+        [],
+        "your columns as ROLE=COLUMN, as in text=body, the same as --text_column body",
+    )
     text_column: str = arg("text", "column of the text; .txt files have none")
     streaming: bool = arg(
         False,

@@ -14,6 +14,7 @@ components/exits.py. To make it yours: python scripts/copy_recipe.py vit my_proj
 EDIT.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -39,6 +40,15 @@ class Arguments(EvalOnStartArguments, LabelArguments, PreparationArguments, Dens
         "hub id, .parquet file, or folder of CLASS/IMAGE, which may be inside train/ and test/",
     )
     output_dir: str = "runs/vit"
+    COLUMN_ROLES: ClassVar[Mapping[str, str]] = {
+        "image": "image_column_name",
+        "label": "label_column_name",
+    }
+    columns: list[str] = arg(
+        [],
+        "your columns as ROLE=COLUMN, as in image=photo label=species, the same as "
+        "--image_column_name and --label_column_name",
+    )
     image_column_name: str = arg("image", "column of the image; folders of images have none")
     label_column_name: str | None = arg(
         None,
@@ -61,7 +71,7 @@ if __name__ == "__main__":
 import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 

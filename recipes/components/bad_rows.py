@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 BLANK = "is blank"  # the problem of a line with nothing but spaces
-MAX_LENGTH = 300  # characters of a cause
+MAX_LENGTH = 400  # characters of a cause
 NUM_NAMED = 3  # rows that a message names; it only counts the others
 TOO_LONG = re.compile(r"(\d+) tokens are prompt")
 

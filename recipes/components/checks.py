@@ -4,6 +4,7 @@ This module checks arguments by themselves; strategy_checks.py and device_checks
 together with the launch and the machine. model_checks.py follows once the model is there.
 """
 
+import difflib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from accelerate import Accelerator
 
 from components.arguments import (
     CommonArguments,
+    DataArguments,
     ExpertAdapterArguments,
     LoraVariantArguments,
     QuantizationArguments,
@@ -59,6 +61,7 @@ def find_conflicts(args: CommonArguments) -> Iterator[str]:
             "with mixed_precision: fp16 in the YAML"
         )
     yield from find_path_problems(args)
+    yield from find_column_conflicts(args)
     unknown = set(args.allow_change) - set(vars(args)) - {"data"}
     if unknown:
         yield f"--allow_change {' '.join(sorted(unknown))}: not the name of an argument"
@@ -91,6 +94,39 @@ def find_adapter_conflicts(args: CommonArguments) -> Iterator[str]:
                 "--lora_dropout is for adapters of linear layers (peft): leave it out, or pass "
                 "--lora_target_parameters without a value, which leaves the others out"
             )
+
+
+def find_column_conflicts(args: DataArguments) -> Iterator[str]:
+    """Yield a line for each pair in --columns that cannot be meant, and for each that conflicts."""
+    seen = set()
+    for pair in args.columns:
+        role, _, column = pair.partition("=")
+        problem = find_pair_problem(role, column, list(args.COLUMN_ROLES))
+        if role in seen:
+            problem = f"{role} is given twice"
+        if problem:
+            yield f"--columns {pair}: {problem}"
+        seen.add(role)
+    for name, value in args.columns_by_argument.items():
+        given = getattr(args, name)
+        if given != value:
+            columns = " ".join(args.columns)
+            named = given if isinstance(given, str) else " ".join(given)
+            yield f"--columns {columns} and --{name} {named} name different columns: leave one out"
+
+
+def find_pair_problem(role: str, column: str, roles: list[str]) -> str:
+    """Return what is wrong with a pair ROLE=COLUMN in --columns, or ""."""
+    if role in roles and column:
+        return ""
+    known = f"the roles are {', '.join(roles)}"
+    if column in roles:
+        return f"the role comes first: {column}={role}"
+    if not column:
+        return f"has to be ROLE=COLUMN; {known}"
+    close = difflib.get_close_matches(role, roles, 1)
+    meaning = f"did you mean {close[0]}={column}? " if close else ""
+    return f"no such role: {meaning}{known[0].upper()}{known[1:]}"
 
 
 def flags_given(args: CommonArguments, *names: str) -> str:

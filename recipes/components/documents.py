@@ -10,7 +10,7 @@ import xxhash
 from datasets import Dataset, IterableDataset
 
 from components.bad_rows import explain
-from components.columns import MAX_SHOWN, Row, list_columns, note_unread
+from components.columns import MAX_SHOWN, Row, advise_columns, list_columns, note_unread
 from components.data_files import (
     DOCUMENT_TYPES,
     Source,
@@ -124,14 +124,18 @@ class Documents:
             row = parse_line(line)
         column = self.text_column
         if column not in row:
-            raise ValueError(
-                f"has the columns {list_columns(row)}; needs {column}: see --text_column"
-            )
+            raise ValueError(missing_column(row, column))
         text = row[column]
         if not isinstance(text, str):
             raise ValueError(f"has no text in {column}: {str(text)[:MAX_SHOWN]}")
         text.encode()  # tokenizers refuse lone surrogates
         return text
+
+
+def missing_column(row: Row, column: str) -> str:
+    """Return what is said of a row without the column of the text."""
+    fix = advise_columns(row, {"text": column})
+    return f"has the columns {list_columns(row)}; needs {column}: {fix}"
 
 
 def open_documents(
