@@ -100,6 +100,7 @@ from components.rows import (
     Split,
     describe_rows,
     hash_of_row,
+    hold_out_rows,
     open_splits,
     prepare_rows,
 )
@@ -175,14 +176,16 @@ def tokenize_split(split: Split, args: Arguments, tokenizer: Any) -> Rows:
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, Classes]:
     """Return the rows to train on, those to evaluate on, and the classes. EDIT: add filters."""
     known = [name for columns in TEXT_COLUMNS for name in columns]
+    evaluate = args.eval_strategy != "no"
     train_split, eval_split = open_splits(
-        args, evaluate=args.eval_strategy != "no", text_columns=args.text_columns or known
+        args, evaluate=evaluate, text_columns=args.text_columns or known
     )
     train_rows = tokenize_split(train_split, args, tokenizer)
     classes = find_classes(train_rows, args, args.dataset_name, args.label_column)
     train_rows = add_labels(train_rows, classes, args)
+    train_rows, held_out = hold_out_rows(train_rows, args, evaluate=evaluate)
     if eval_split is None:
-        return train_rows, None, classes
+        return train_rows, held_out, classes
     eval_rows = tokenize_split(eval_split, args, tokenizer)
     return train_rows, add_labels(eval_rows, classes, args), classes
 

@@ -93,6 +93,7 @@ from components.rows import (
     Split,
     describe_rows,
     hash_of_row,
+    hold_out_rows,
     open_splits,
     prepare_rows,
 )
@@ -194,12 +195,14 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, dict[
     with loading("model", args.model_name_or_path):
         config = AutoConfig.from_pretrained(args.model_name_or_path)
     model_names = names_in_config(config)
-    train_split, eval_split = open_splits(args, evaluate=args.eval_strategy != "no")
+    evaluate = args.eval_strategy != "no"
+    train_split, eval_split = open_splits(args, evaluate=evaluate)
     train_rows = tokenize_split(train_split, args, tokenizer, model_names)
     data_names = names_of_tags(train_split, tag_columns(args))
     tag_ids = order_tags(count_tags(train_rows), args.dataset_name, model_names, data_names)
+    train_rows, held_out = hold_out_rows(train_rows, args, evaluate=evaluate)
     if eval_split is None:
-        return train_rows, None, tag_ids
+        return train_rows, held_out, tag_ids
     eval_rows = tokenize_split(eval_split, args, tokenizer, model_names)
     return train_rows, without_unknown_tags(eval_rows, tag_ids, args.skip_bad_rows), tag_ids
 

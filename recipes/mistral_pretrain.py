@@ -55,6 +55,9 @@ class Arguments(EvalOnStartArguments, CausalLMArguments):
     shuffle_buffer_size: Annotated[int, Above(0)] = arg(
         1000, "documents that --streaming holds in memory and shuffles at a time"
     )
+    eval_split: Annotated[float, AtLeast(0)] = arg(
+        0, "for rows; documents are held out with --num_eval_documents"
+    )
     num_eval_documents: Annotated[int, AtLeast(0)] = arg(
         0, "hold out this many documents from the start of the data and evaluate on them"
     )
@@ -79,6 +82,11 @@ class Arguments(EvalOnStartArguments, CausalLMArguments):
     )
 
     def find_own_conflicts(self) -> Iterator[str]:
+        if self.eval_split:
+            yield (
+                "--eval_split: documents are too many to be drawn from, so they are held out from "
+                "the start of the data: use --num_eval_documents"
+            )
         if self.num_eval_documents and self.eval_dataset_name:
             yield "--num_eval_documents and --eval_dataset_name: choose one"
 

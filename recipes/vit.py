@@ -99,7 +99,7 @@ from components.labels import (
 )
 from components.loading import loading
 from components.optimizer import make_optimizer
-from components.rows import Rows, Split, describe_rows, prepare_rows
+from components.rows import Rows, Split, describe_rows, hold_out_rows, prepare_rows
 from components.run import Run
 from components.strategy import backward_of_sum
 
@@ -147,11 +147,16 @@ def label_split(split: Split, args: Arguments) -> Rows:
 
 def load_data(args: Arguments) -> tuple[Images, Images | None, Classes]:
     """Return the images to train on, those to evaluate on, and the classes. EDIT: add filters."""
-    train_split, eval_split = open_image_splits(args, evaluate=args.eval_strategy != "no")
+    evaluate = args.eval_strategy != "no"
+    train_split, eval_split = open_image_splits(args, evaluate=evaluate)
     train_rows = label_split(train_split, args)
     column = args.label_column_name or "label"
     classes = find_classes(train_rows, args, args.dataset_name, column)
-    train_images = Images(add_labels(train_rows, classes, args), train_split.dataset)
+    train_rows = add_labels(train_rows, classes, args)
+    train_rows, held_out = hold_out_rows(train_rows, args, evaluate=evaluate)
+    train_images = Images(train_rows, train_split.dataset)
+    if held_out is not None:
+        return train_images, Images(held_out, train_split.dataset), classes
     if eval_split is None:
         return train_images, None, classes
     eval_rows = add_labels(label_split(eval_split, args), classes, args)

@@ -171,6 +171,11 @@ class DataArguments:
     eval_dataset_name: Annotated[str | None, MAY_CHANGE] = arg(
         None, "evaluate on this file or data set instead of a split"
     )
+    eval_split: Annotated[float, AtLeast(0)] = arg(
+        0,
+        "hold out this share (below 1) or number of the training rows, drawn by --seed, and "
+        "evaluate on them instead",
+    )
     columns: list[str] = arg(
         [], "names of your columns as ROLE=COLUMN, where they differ from those of the recipe"
     )

@@ -62,6 +62,7 @@ def find_conflicts(args: CommonArguments) -> Iterator[str]:
         )
     yield from find_path_problems(args)
     yield from find_column_conflicts(args)
+    yield from find_eval_split_problems(args)
     unknown = set(args.allow_change) - set(vars(args)) - {"data"}
     if unknown:
         yield f"--allow_change {' '.join(sorted(unknown))}: not the name of an argument"
@@ -94,6 +95,14 @@ def find_adapter_conflicts(args: CommonArguments) -> Iterator[str]:
                 "--lora_dropout is for adapters of linear layers (peft): leave it out, or pass "
                 "--lora_target_parameters without a value, which leaves the others out"
             )
+
+
+def find_eval_split_problems(args: DataArguments) -> Iterator[str]:
+    """Yield a line for each reason why --eval_split cannot be meant."""
+    if args.eval_split > 1 and args.eval_split % 1:
+        yield f"--eval_split {args.eval_split}: use a share below 1, or a whole number of rows"
+    if args.eval_split and args.eval_dataset_name:
+        yield "--eval_split and --eval_dataset_name: choose one"
 
 
 def find_column_conflicts(args: DataArguments) -> Iterator[str]:

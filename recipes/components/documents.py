@@ -124,18 +124,12 @@ class Documents:
             row = parse_line(line)
         column = self.text_column
         if column not in row:
-            raise ValueError(missing_column(row, column))
+            raise ValueError(f"has the columns {list_columns(row)}; needs {column}")
         text = row[column]
         if not isinstance(text, str):
             raise ValueError(f"has no text in {column}: {str(text)[:MAX_SHOWN]}")
         text.encode()  # tokenizers refuse lone surrogates
         return text
-
-
-def missing_column(row: Row, column: str) -> str:
-    """Return what is said of a row without the column of the text."""
-    fix = advise_columns(row, {"text": column})
-    return f"has the columns {list_columns(row)}; needs {column}: {fix}"
 
 
 def open_documents(
@@ -168,6 +162,10 @@ def load_documents(source: Source, args: HasDocumentArguments) -> Documents | No
     if dataset is None:
         return None
     columns = columns_of_documents(dataset, source)
+    if columns and args.text_column not in columns and not args.skip_bad_rows:
+        fix = advise_columns(dict.fromkeys(columns), {"text": args.text_column})
+        problem = f"has the columns {list_columns(columns)}; needs {args.text_column}: {fix}"
+        fail(Exit.DATA, f"{source.prefix} 1: {problem}")
     unread = tuple(name for name in columns if name != args.text_column)
     if args.text_column in (dataset.column_names or []):
         dataset = dataset.select_columns([args.text_column])  # others would cost time and memory

@@ -13,7 +13,7 @@ GOOD = '{"text": "w1 w2 w3"}\n'
 BAD_LINES = {  # line, and what is said of it
     "not JSON": ('{"text": "w1', "is not JSON"),
     "no object": ("[1, 2]", "is not a JSON object"),
-    "no text column": ('{"body": "w1"}', "has the columns body; needs text: see --text_column"),
+    "no text column": ('{"body": "w1"}', "has the columns body; needs text"),
     "a number": ('{"text": 5}', "has no text in text: 5"),
     "null": ('{"text": null}', "has no text in text: None"),
     "half a character": (r'{"text": "w1\ud800"}', "surrogates not allowed"),
