@@ -19,6 +19,7 @@ from components.arguments import (
     QuantizationArguments,
 )
 from components.cli import find_out_of_bounds
+from components.data_files import is_path
 from components.device_checks import find_device_problems
 from components.exits import Exit
 from components.launch_file import find_launch_faults
@@ -147,9 +148,7 @@ def find_path_problems(args: CommonArguments) -> Iterator[str]:
     """Yield a line for each path in the arguments that is not what it should be."""
     name = args.model_name_or_path
     model = Path(name)
-    # A hub id begins with neither dot, slash nor tilde, and has at most one slash
-    is_folder = name.startswith((".", "/", "~")) or name.count("/") > 1
-    if is_folder and not model.exists():
+    if is_path(name) and not model.exists():
         yield f"--model_name_or_path {model}: no such folder"
     if model.exists() and not (model / "config.json").is_file():
         yield f"--model_name_or_path {model}: no config.json in it"

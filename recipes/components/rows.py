@@ -292,7 +292,7 @@ def reading(source: Source) -> Generator[None]:
     try:
         yield
     except Exception as error:  # Each reader and writer raises exceptions of its own.
-        fail(Exit.DATA, f"{source.name}: {explain_cause(error)}")
+        fail(Exit.DATA, f"{source.name}: {explain_cause(error, source.name)}")
 
 
 def first_usable_row(split: Split, prepare: Prepare) -> dict[str, Any]:

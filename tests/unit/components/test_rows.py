@@ -203,7 +203,7 @@ def test_an_unreadable_file_is_named(problems_of, monkeypatch):
         raise PermissionError(13, "Permission denied", "rows.jsonl")
 
     monkeypatch.setattr("datasets.load_dataset", refuse)
-    assert "rows.jsonl: [Errno 13] Permission denied" in problems_of({"rows.jsonl": GOOD})[0]
+    assert "rows.jsonl: Permission denied" in problems_of({"rows.jsonl": GOOD})[0]
 
 
 def test_without_the_hub_a_rehearsal_is_offered(load, monkeypatch, capsys):
@@ -226,7 +226,7 @@ def test_evaluation_rows_are_read_with_the_same_care(load, problems_of, tmp_path
     assert "test.jsonl, line 2: " in problems_of({"train.jsonl": GOOD}, evaluate=True)[0]
     missing = str(tmp_path / "held_out.jsonl")
     problem = problems_of({}, evaluate=True, eval_dataset_name=missing)[0]
-    assert "held_out.jsonl: [Errno 2] No such file" in problem
+    assert "held_out.jsonl: no such file" in problem
 
 
 def test_without_evaluation_rows_the_training_rows_are_not_read_anew_for_them(load, tmp_path):
@@ -303,7 +303,7 @@ def test_where_all_rows_lack_columns_one_line_has_the_fix(problems_of, tmp_path,
     file = tmp_path / "data" / "rows.csv"
     monkeypatch.chdir(Path(__file__).parent)
     assert problems_of({"rows.csv": "frage,antwort\na,b\nc,d\n"}) == [
-        f"error: {file}: none of the 2 rows {SAME_REASON}{file}, row 1: has the columns frage, "
+        f"error: {file}: none of the 2 rows {SAME_REASON}row 1: has the columns frage, "
         "antwort; needs messages | prompt, completion | instruction, output | question, answer: "
         "pass --columns prompt=frage completion=antwort, or edit PROMPT_AND_ANSWER in test_rows.py"
     ]
@@ -315,7 +315,7 @@ def test_where_all_rows_are_too_long_the_longest_is_named(problems_of, tmp_path,
         [{"role": "user", "content": "a" * 600}], add_generation_prompt=True, return_dict=False
     )
     assert problems_of({"rows.jsonl": f"{row('a' * 500)}\n\n{row('a' * 600)}\n"}) == [
-        f"error: {file}: none of the 2 lines {SAME_REASON}{file}, line 1: has no answer within "
+        f"error: {file}: none of the 2 lines {SAME_REASON}line 1: has no answer within "
         f"--max_length 200: raise --max_length, the longest prompt has {len(prompt)} tokens"
     ]
 
@@ -324,7 +324,7 @@ def test_where_all_rows_have_tools_it_is_told_once(problems_of, tmp_path):
     file = tmp_path / "data" / "rows.jsonl"
     lines = {"rows.jsonl": f"{row(tools=['a'])}\n" * 3}
     assert problems_of(lines, skip_bad_rows=True) == [
-        f"error: {file}: none of the 3 lines {SAME_REASON}{file}, line 1: has tools, which this "
+        f"error: {file}: none of the 3 lines {SAME_REASON}line 1: has tools, which this "
         "recipe does not pass to the chat template yet: remove the column if the answers do not "
         "need it, or leave out the row"
     ]
