@@ -166,7 +166,7 @@ def guess_columns(row: Row, wanted: Mapping[str, str]) -> dict[str, str]:
 
     Columns that already have the name of their role are found but left out.
     """
-    free = [name for name in row if not name.endswith("id")]
+    free = [name for name in row if not is_number_of_row(name)]
     found = {}
     for role, name in wanted.items():
         fitting = [column for column in free if could_have_role(row[column], role)]
@@ -176,6 +176,11 @@ def guess_columns(row: Row, wanted: Mapping[str, str]) -> dict[str, str]:
         free.remove(column)
         found[role] = column
     return {role: column for role, column in found.items() if role != column}
+
+
+def is_number_of_row(name: str) -> bool:
+    """Return whether a column with this name only numbers the rows."""
+    return name.lower() in ("id", "idx", "index", "uuid") or name.lower().endswith("_id")
 
 
 def guess_column(names: Sequence[str], role: str, wanted: str) -> str | None:

@@ -108,7 +108,9 @@ def validate_conversation(messages: Any, row: Row, formats: Mapping[str, str]) -
 
 
 def advise_conversation_columns(row: Row) -> str:
-    """Return what to do about a row that has none of the columns of a conversation."""
+    """Return what to do about a row that has no conversation in its columns."""
+    if "messages" in row:
+        return "messages is a list of objects with role and content"
     for name in row:
         value = row[name]
         if isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]:
