@@ -121,8 +121,7 @@ def find_column_conflicts(args: DataArguments) -> Iterator[str]:
         given = getattr(args, name)
         if given != value:
             columns = " ".join(args.columns)
-            named = given if isinstance(given, str) else " ".join(given)
-            yield f"--columns {columns} and --{name} {named} name different columns: leave one out"
+            yield f"--columns {columns} and --{name} name different columns: leave one out"
 
 
 def find_pair_problem(role: str, column: str, roles: list[str]) -> str:

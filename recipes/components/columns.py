@@ -94,11 +94,12 @@ def rename_columns(row: Row, columns: Mapping[str, str]) -> Row:
         return row
     for role, column in columns.items():
         if column not in row:
-            close = difflib.get_close_matches(column, row, 1)
-            meaning = f", did you mean {close[0]}?" if close else ""
+            meaning = ""
+            for close in difflib.get_close_matches(column, row, 1):
+                meaning = f"did you mean {close}? "
             raise ValueError(
-                f"has no column {column}, which --columns names as {role}{meaning} "
-                f"It has {list_columns(row)}"
+                f"has no column {column}, which --columns names as {role}: {meaning}"
+                f"it has {list_columns(row)}"
             )
     return RenamedRow(row, columns)
 
@@ -185,8 +186,10 @@ def is_number_of_row(name: str) -> bool:
 
 def guess_column(names: Sequence[str], role: str, wanted: str) -> str | None:
     """Return the name that is most likely meant for a role; the first if none looks like it."""
-    if not names or wanted in names:
-        return wanted if names else None
+    if not names:
+        return None
+    if wanted in names:
+        return wanted
     close = difflib.get_close_matches(wanted, names, 1)
     if close:
         return close[0]

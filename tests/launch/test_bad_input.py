@@ -55,7 +55,7 @@ CALLS = {
     "a column that there is not": BadCall(
         "--dataset_name {tmp}/spells.csv --columns prompt=spel completion=letters",
         Exit.DATA,
-        ["has no column spel, which --columns names as prompt, did you mean spell?"],
+        ["has no column spel, which --columns names as prompt: did you mean spell?"],
     ),
     "rows that are all too long": BadCall(
         "--dataset_name {tmp}/two.jsonl --max_length 5",

@@ -91,7 +91,7 @@ def test_without_columns_a_row_stays_as_it_is():
 
 
 def test_a_column_that_a_row_lacks_is_named_with_the_nearest():
-    says = "has no column qestion, which --columns names as prompt, did you mean question?"
+    says = "has no column qestion, which --columns names as prompt: did you mean question?"
     with pytest.raises(ValueError, match=says):
         rename_columns({"question": "a", "answer": "b"}, {"prompt": "qestion"})
 
