@@ -133,9 +133,10 @@ def find_pair_problem(role: str, column: str, roles: list[str]) -> str:
         return f"the role comes first: {column}={role}"
     if not column:
         return f"has to be ROLE=COLUMN; {known}"
-    close = difflib.get_close_matches(role, roles, 1)
-    meaning = f"did you mean {close[0]}={column}? " if close else ""
-    return f"no such role: {meaning}{known[0].upper()}{known[1:]}"
+    problem = f"no such role; {known}"
+    for close in difflib.get_close_matches(role, roles, 1):
+        problem += f"; did you mean {close}={column}?"
+    return problem
 
 
 def flags_given(args: CommonArguments, *names: str) -> str:

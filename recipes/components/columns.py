@@ -16,7 +16,7 @@ USUAL_NAMES = {
     "prompt": ("prompt", "question", "query", "instruction", "problem", "input", "user"),
     "completion": ("completion", "answer", "response", "reply", "output", "solution", "assistant"),
     "chosen": ("chosen", "preferred", "accepted", "better", "good", "win"),
-    "rejected": ("rejected", "worse", "bad", "lose", "loss"),
+    "rejected": ("rejected", "worse", "bad", "lose"),
     "text": ("text", "content", "body", "document", "sentence", "review", "article"),
     "text_pair": ("text", "sentence", "hypothesis"),
     "label": ("label", "class", "category", "target", "score", "rating", "sentiment", "intent"),

@@ -106,10 +106,10 @@ def load_split(source: Source, text_columns: Sequence[str], streaming: bool) -> 
     """Return a split as datasets loads it, or None if it does not exist."""
     import datasets
 
-    refuse_missing_files(source)
     key = source.split
     place: dict[str, Any]
     try:
+        refuse_missing_files(source)
         if source.file_type is None:
             place = {"path": source.name, "name": source.config}
         else:

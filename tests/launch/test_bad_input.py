@@ -50,7 +50,9 @@ CALLS = {
         ],
     ),
     "a role that there is not": BadCall(
-        "--columns promt=spell", Exit.USAGE, ["no such role: did you mean prompt=spell?"]
+        "--columns promt=spell",
+        Exit.USAGE,
+        ["no such role; the roles are", "did you mean prompt=spell?"],
     ),
     "a column that there is not": BadCall(
         "--dataset_name {tmp}/spells.csv --columns prompt=spel completion=letters",

@@ -213,9 +213,9 @@ def column_problems(name, *words):
         (
             "llama",
             "promt=a completion=b",
-            "--columns promt=a: no such role: did you mean prompt=a?",
+            "instruction, input, output; did you mean prompt=a?",
         ),
-        ("llama_dpo", "good=a", "no such role: The roles are prompt, chosen, rejected"),
+        ("llama_dpo", "good=a", "no such role; the roles are prompt, chosen, rejected"),
         ("t5", "question=source", "--columns question=source: the role comes first: source=quest"),
         ("llama", "prompt", "--columns prompt: has to be ROLE=COLUMN; the roles are messages, "),
         ("llama", "prompt=", "--columns prompt=: has to be ROLE=COLUMN"),
