@@ -13,7 +13,7 @@ continues from the newest checkpoint. Exit codes: components/exits.py. To make i
 python scripts/copy_recipe.py bert my_project, then look for EDIT.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -45,6 +45,16 @@ class Arguments(
     # EDIT: your data set. Default: 10,003 rows, 77 intents (CC-BY-4.0 license)
     dataset_name: str = "legacy-datasets/banking77"
     output_dir: str = "runs/bert"
+    COLUMN_ROLES: ClassVar[Mapping[str, str]] = {
+        "text": "text_columns",
+        "text_pair": "text_columns",
+        "label": "label_column",
+    }
+    columns: list[str] = arg(
+        [],
+        "your columns as ROLE=COLUMN, as in text=body label=topic, the same as --text_columns "
+        "and --label_column; text_pair is the second text of a pair",
+    )
     max_length: int = 512
     text_columns: list[str] | None = arg(
         None,
@@ -56,6 +66,8 @@ class Arguments(
     )
 
     def find_own_conflicts(self) -> Iterator[str]:
+        if "text_pair" in self.columns_by_role and "text" not in self.columns_by_role:
+            yield "--columns text_pair: name the first text too, as text=COLUMN"
         if len(self.text_columns or []) > 2:
             yield "--text_columns: name one column, or both columns of a pair"
 
@@ -65,7 +77,7 @@ if __name__ == "__main__":
     args = start(Arguments, __doc__)
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -88,6 +100,7 @@ from components.rows import (
     Split,
     describe_rows,
     hash_of_row,
+    hold_out_rows,
     open_splits,
     prepare_rows,
 )
@@ -163,14 +176,16 @@ def tokenize_split(split: Split, args: Arguments, tokenizer: Any) -> Rows:
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, Classes]:
     """Return the rows to train on, those to evaluate on, and the classes. EDIT: add filters."""
     known = [name for columns in TEXT_COLUMNS for name in columns]
+    evaluate = args.eval_strategy != "no"
     train_split, eval_split = open_splits(
-        args, evaluate=args.eval_strategy != "no", text_columns=args.text_columns or known
+        args, evaluate=evaluate, text_columns=args.text_columns or known
     )
     train_rows = tokenize_split(train_split, args, tokenizer)
     classes = find_classes(train_rows, args, args.dataset_name, args.label_column)
     train_rows = add_labels(train_rows, classes, args)
+    train_rows, held_out = hold_out_rows(train_rows, args, evaluate=evaluate)
     if eval_split is None:
-        return train_rows, None, classes
+        return train_rows, held_out, classes
     eval_rows = tokenize_split(eval_split, args, tokenizer)
     return train_rows, add_labels(eval_rows, classes, args), classes
 

@@ -13,6 +13,7 @@ continues from the newest checkpoint. Exit codes: components/exits.py. To make i
 python scripts/copy_recipe.py bert_ner my_project, then look for EDIT.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -42,6 +43,15 @@ class Arguments(
     # EDIT: your data set. Default: 14,041 sentences, 4 kinds of entities (for research only)
     dataset_name: str = "lhoestq/conll2003"
     output_dir: str = "runs/bert_ner"
+    COLUMN_ROLES: ClassVar[Mapping[str, str]] = {
+        "tokens": "text_column_name",
+        "tags": "label_column_name",
+    }
+    columns: list[str] = arg(
+        [],
+        "your columns as ROLE=COLUMN, as in tokens=words tags=entities, the same as "
+        "--text_column_name and --label_column_name",
+    )
     max_length: Annotated[int, Above(0)] = arg(
         512, "tokens per row; longer rows cannot be used, since their tags would be lost"
     )
@@ -61,7 +71,7 @@ if __name__ == "__main__":
     args = start(Arguments, __doc__)
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -83,6 +93,7 @@ from components.rows import (
     Split,
     describe_rows,
     hash_of_row,
+    hold_out_rows,
     open_splits,
     prepare_rows,
 )
@@ -184,12 +195,14 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, dict[
     with loading("model", args.model_name_or_path):
         config = AutoConfig.from_pretrained(args.model_name_or_path)
     model_names = names_in_config(config)
-    train_split, eval_split = open_splits(args, evaluate=args.eval_strategy != "no")
+    evaluate = args.eval_strategy != "no"
+    train_split, eval_split = open_splits(args, evaluate=evaluate)
     train_rows = tokenize_split(train_split, args, tokenizer, model_names)
     data_names = names_of_tags(train_split, tag_columns(args))
     tag_ids = order_tags(count_tags(train_rows), args.dataset_name, model_names, data_names)
+    train_rows, held_out = hold_out_rows(train_rows, args, evaluate=evaluate)
     if eval_split is None:
-        return train_rows, None, tag_ids
+        return train_rows, held_out, tag_ids
     eval_rows = tokenize_split(eval_split, args, tokenizer, model_names)
     return train_rows, without_unknown_tags(eval_rows, tag_ids, args.skip_bad_rows), tag_ids
 

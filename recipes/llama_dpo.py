@@ -15,6 +15,7 @@ newest checkpoint. Exit codes: components/exits.py. To make it yours:
 python scripts/copy_recipe.py llama_dpo my_project, then look for EDIT.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -33,6 +34,12 @@ class Arguments(SamplingArguments, RowArguments, CausalLMArguments):
     # its prompts are too long, so use --skip_bad_rows
     dataset_name: str = "trl-lib/ultrafeedback_binarized"
     output_dir: str = "runs/llama_dpo"
+    COLUMN_ROLES: ClassVar[Mapping[str, str]] = dict.fromkeys(("prompt", "chosen", "rejected"), "")
+    columns: list[str] = arg(
+        [],
+        "your columns as ROLE=COLUMN, as in chosen=better rejected=worse; roles are prompt, "
+        "chosen and rejected",
+    )
     max_length: int = arg(1024, "tokens of a prompt with one answer; longer ones lose their end")
     learning_rate: float = 1e-6
     loss_type: Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "orpo"] = arg(
@@ -61,7 +68,7 @@ if __name__ == "__main__":
     args = start(Arguments, __doc__)
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -77,6 +84,7 @@ from components import upstream
 from components.accelerator import make_accelerator
 from components.batches import BatchPlan
 from components.chat import load_tokenizer
+from components.columns import rename_columns
 from components.conversations import validate_message_keys, validate_pair
 from components.export import save_model
 from components.head_loss import LossInHead
@@ -117,9 +125,18 @@ def row_to_pair(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     return split_shared_prompt(chosen, rejected)
 
 
-def tokenize_answers(row: Mapping[str, Any], tokenizer: Any, max_length: int) -> dict[str, Any]:
-    """Return the tokens of a row's prompt and of both answers, cut to --max_length."""
-    prompt, chosen, rejected = row_to_pair(row)
+def tokenize_answers(
+    row: Mapping[str, Any],
+    tokenizer: Any,
+    max_length: int,
+    columns: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Return the tokens of a row's prompt and of both answers, cut to --max_length.
+
+    Args:
+        columns: {role: name of its column}, from --columns.
+    """
+    prompt, chosen, rejected = row_to_pair(rename_columns(row, columns or {}))
     if not isinstance(prompt, str):
         for answer in (chosen, rejected):
             validate_message_keys(row, prompt + answer, tokenizer)
@@ -128,8 +145,16 @@ def tokenize_answers(row: Mapping[str, Any], tokenizer: Any, max_length: int) ->
 
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
     """Return the pairs to train on and those to evaluate on. EDIT: add filters or sources."""
-    prepare = partial(tokenize_answers, tokenizer=tokenizer, max_length=args.max_length)
-    return read_splits(args, prepare, evaluate=args.eval_strategy != "no")
+    columns = args.columns_by_role
+    prepare = partial(
+        tokenize_answers, tokenizer=tokenizer, max_length=args.max_length, columns=columns
+    )
+    return read_splits(
+        args,
+        prepare,
+        evaluate=args.eval_strategy != "no",
+        text_columns=list(columns.values()),
+    )
 
 
 # ---- Model ----

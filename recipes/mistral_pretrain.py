@@ -19,7 +19,7 @@ loads. The same command again continues from the newest checkpoint. Exit codes: 
 To make it yours: python scripts/copy_recipe.py mistral_pretrain my_project, then look for EDIT.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -41,6 +41,11 @@ class Arguments(EvalOnStartArguments, CausalLMArguments):
         "hub id, folder, or .txt (one document per file), .jsonl, .json, .csv or .parquet file",
     )
     output_dir: str = "runs/mistral_pretrain"
+    COLUMN_ROLES: ClassVar[Mapping[str, str]] = {"text": "text_column"}
+    columns: list[str] = arg(
+        [],
+        "your columns as ROLE=COLUMN, as in text=body, the same as --text_column body",
+    )
     text_column: str = arg("text", "column of the text; .txt files have none")
     streaming: bool = arg(
         False,
@@ -49,6 +54,9 @@ class Arguments(EvalOnStartArguments, CausalLMArguments):
     )
     shuffle_buffer_size: Annotated[int, Above(0)] = arg(
         1000, "documents that --streaming holds in memory and shuffles at a time"
+    )
+    eval_split: Annotated[float, AtLeast(0)] = arg(
+        0, "for rows; documents are held out with --num_eval_documents"
     )
     num_eval_documents: Annotated[int, AtLeast(0)] = arg(
         0, "hold out this many documents from the start of the data and evaluate on them"
@@ -74,6 +82,11 @@ class Arguments(EvalOnStartArguments, CausalLMArguments):
     )
 
     def find_own_conflicts(self) -> Iterator[str]:
+        if self.eval_split:
+            yield (
+                "--eval_split: documents are too many to be drawn from, so they are held out from "
+                "the start of the data: use --num_eval_documents"
+            )
         if self.num_eval_documents and self.eval_dataset_name:
             yield "--num_eval_documents and --eval_dataset_name: choose one"
 

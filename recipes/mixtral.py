@@ -13,6 +13,7 @@ continues from the newest checkpoint. Exit codes: components/exits.py. To make i
 python scripts/copy_recipe.py mixtral my_project, then look for EDIT.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -44,12 +45,21 @@ class Arguments(
     # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)
     dataset_name: str = "HuggingFaceTB/smoltalk"
     output_dir: str = "runs/mixtral"
+    COLUMN_ROLES: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("messages", "prompt", "completion", "instruction", "input", "output"), ""
+    )
+    columns: list[str] = arg(
+        [],
+        "your columns as ROLE=COLUMN, as in prompt=question completion=answer; roles are "
+        "messages, or prompt and completion, or instruction, input and output",
+    )
     router_aux_loss_coef: Annotated[float | None, AtLeast(0)] = arg(
         None,
         "weight of the router's loss; 0 leaves it out of training [that of the model's config]",
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.dataset_name == "HuggingFaceTB/smoltalk" and self.dataset_config is None:
             self.dataset_config = "everyday-conversations"
 
@@ -60,7 +70,7 @@ if __name__ == "__main__":
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -97,23 +107,42 @@ PROMPT_AND_ANSWER = {"prompt": "completion", "instruction": "output", "question"
 
 
 # ---- Data ----
-def row_to_messages(row: Mapping[str, Any]) -> list[Message]:
-    """Return a row as a conversation; a ValueError says why it is not one. EDIT: your columns."""
-    messages = find_messages(row, PROMPT_AND_ANSWER)
+def row_to_messages(
+    row: Mapping[str, Any], columns: Mapping[str, str] | None = None
+) -> list[Message]:
+    """Return a row as a conversation; a ValueError says why it is not one. EDIT: your columns.
+
+    Args:
+        columns: {role: name of its column}, from --columns.
+    """
+    messages = find_messages(row, PROMPT_AND_ANSWER, columns)
     return validate_conversation(messages, row, PROMPT_AND_ANSWER)
 
 
-def tokenize_row(row: Mapping[str, Any], tokenizer: Any, max_length: int) -> dict[str, Any]:
+def tokenize_row(
+    row: Mapping[str, Any],
+    tokenizer: Any,
+    max_length: int,
+    columns: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """Return the tokens of a row and their labels: only the assistant's tokens are trained on."""
-    messages = row_to_messages(row)
+    messages = row_to_messages(row, columns)
     validate_message_keys(row, messages, tokenizer)
     return tokenize_conversation(messages, tokenizer, max_length)
 
 
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
     """Return the rows to train on and those to evaluate on. EDIT: add filters or sources."""
-    prepare = partial(tokenize_row, tokenizer=tokenizer, max_length=args.max_length)
-    return read_splits(args, prepare, evaluate=args.eval_strategy != "no")
+    columns = args.columns_by_role
+    prepare = partial(
+        tokenize_row, tokenizer=tokenizer, max_length=args.max_length, columns=columns
+    )
+    return read_splits(
+        args,
+        prepare,
+        evaluate=args.eval_strategy != "no",
+        text_columns=list(columns.values()),
+    )
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ newest checkpoint. Exit codes: components/exits.py. To make it yours:
 python scripts/copy_recipe.py t5 my_project, then look for EDIT.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -40,6 +40,15 @@ class Arguments(EvalOnStartArguments, SamplingArguments, RowArguments, DenseMode
     # license)
     dataset_name: str = "FiscalNote/billsum"
     output_dir: str = "runs/t5"
+    COLUMN_ROLES: ClassVar[Mapping[str, str]] = {
+        "source": "source_column",
+        "target": "target_column",
+    }
+    columns: list[str] = arg(
+        [],
+        "your columns as ROLE=COLUMN, as in source=body target=title, the same as "
+        "--source_column and --target_column",
+    )
     learning_rate: float = arg(
         1e-4, "peak of the learning rate; BART needs less, 3e-5; adapters need ten times more"
     )
@@ -97,7 +106,7 @@ if __name__ == "__main__":
     args = start(Arguments, __doc__)
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -114,7 +123,7 @@ from transformers import AutoModelForSeq2SeqLM
 from components import upstream
 from components.accelerator import make_accelerator
 from components.batches import BatchPlan
-from components.columns import MAX_SHOWN, list_columns
+from components.columns import MAX_SHOWN, advise_columns, list_columns
 from components.exits import Exit
 from components.export import save_model
 from components.generation import generate
@@ -170,9 +179,12 @@ def source_and_target(
         keys = known_columns(row)
     chosen = [column or key for column, key in zip(columns, keys, strict=True)]
     if not set(chosen) <= set(row):
+        fix = "give --source_lang and --target_lang"
+        if not isinstance(row.get("translation"), dict):
+            wanted = dict(zip(("source", "target"), chosen, strict=True))
+            fix = advise_columns(row, wanted, "SOURCE_AND_TARGET")
         raise ValueError(
-            f"has the columns {list_columns(row)}; needs {' and '.join(chosen)}: "
-            "see --source_column and --source_lang"
+            f"has the columns {list_columns(row)}; needs {' and '.join(chosen)}: {fix}"
         )
     for what, column in zip(("source", "target"), chosen, strict=True):
         if not isinstance(row[column], str) or not row[column].strip():

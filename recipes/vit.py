@@ -14,6 +14,7 @@ components/exits.py. To make it yours: python scripts/copy_recipe.py vit my_proj
 EDIT.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -39,6 +40,15 @@ class Arguments(EvalOnStartArguments, LabelArguments, PreparationArguments, Dens
         "hub id, .parquet file, or folder of CLASS/IMAGE, which may be inside train/ and test/",
     )
     output_dir: str = "runs/vit"
+    COLUMN_ROLES: ClassVar[Mapping[str, str]] = {
+        "image": "image_column_name",
+        "label": "label_column_name",
+    }
+    columns: list[str] = arg(
+        [],
+        "your columns as ROLE=COLUMN, as in image=photo label=species, the same as "
+        "--image_column_name and --label_column_name",
+    )
     image_column_name: str = arg("image", "column of the image; folders of images have none")
     label_column_name: str | None = arg(
         None,
@@ -61,7 +71,7 @@ if __name__ == "__main__":
 import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -89,7 +99,7 @@ from components.labels import (
 )
 from components.loading import loading
 from components.optimizer import make_optimizer
-from components.rows import Rows, Split, describe_rows, prepare_rows
+from components.rows import Rows, Split, describe_rows, hold_out_rows, prepare_rows
 from components.run import Run
 from components.strategy import backward_of_sum
 
@@ -137,11 +147,16 @@ def label_split(split: Split, args: Arguments) -> Rows:
 
 def load_data(args: Arguments) -> tuple[Images, Images | None, Classes]:
     """Return the images to train on, those to evaluate on, and the classes. EDIT: add filters."""
-    train_split, eval_split = open_image_splits(args, evaluate=args.eval_strategy != "no")
+    evaluate = args.eval_strategy != "no"
+    train_split, eval_split = open_image_splits(args, evaluate=evaluate)
     train_rows = label_split(train_split, args)
     column = args.label_column_name or "label"
     classes = find_classes(train_rows, args, args.dataset_name, column)
-    train_images = Images(add_labels(train_rows, classes, args), train_split.dataset)
+    train_rows = add_labels(train_rows, classes, args)
+    train_rows, held_out = hold_out_rows(train_rows, args, evaluate=evaluate)
+    train_images = Images(train_rows, train_split.dataset)
+    if held_out is not None:
+        return train_images, Images(held_out, train_split.dataset), classes
     if eval_split is None:
         return train_images, None, classes
     eval_rows = add_labels(label_split(eval_split, args), classes, args)

@@ -75,6 +75,7 @@ class DataFlags:
     dataset_train_split: str = "train"
     dataset_test_split: str = "test"
     eval_dataset_name: str | None = None
+    eval_split: float = 0
     skip_bad_rows: bool = False
 
 
@@ -83,6 +84,7 @@ class RowFlags(DataFlags):
     """The same of recipes that prepare rows in several processes."""
 
     dataset_num_proc: int | None = None
+    seed: int = 42
 
 
 @dataclass(frozen=True)

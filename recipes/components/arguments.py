@@ -4,9 +4,10 @@ A recipe's own dataclass inherits from CommonArguments and from the groups that 
 and components take the group that they need, so a type checker knows which arguments exist.
 """
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from components.cli import MAY_CHANGE, Above, AnyNumber, AtLeast, Below, ReadBy, arg
 
@@ -153,9 +154,14 @@ class ExpertAdapterArguments:
 
 @dataclass(kw_only=True)
 class DataArguments:
-    """Where the data come from."""
+    """Where the data come from.
+
+    Attributes:
+        COLUMN_ROLES: {role in --columns: the argument that also names its column, "" for none}.
+    """
 
     GROUP: ClassVar[str] = "Data"
+    COLUMN_ROLES: ClassVar[Mapping[str, str]] = {}
     dataset_name: str = arg("", "hub id, folder, or .json, .jsonl, .csv or .parquet file")
     dataset_config: str | None = arg(None, "configuration of a hub data set")
     dataset_train_split: str = arg("train", "split to train on")
@@ -165,7 +171,46 @@ class DataArguments:
     eval_dataset_name: Annotated[str | None, MAY_CHANGE] = arg(
         None, "evaluate on this file or data set instead of a split"
     )
+    eval_split: Annotated[float, AtLeast(0)] = arg(
+        0,
+        "hold out this share (below 1) or number of the training rows, drawn by --seed, and "
+        "evaluate on them instead",
+    )
+    columns: list[str] = arg(
+        [], "names of your columns as ROLE=COLUMN, where they differ from those of the recipe"
+    )
     skip_bad_rows: bool = arg(False, "leave out the rows that cannot be used, and count them")
+
+    def __post_init__(self) -> None:
+        """Let --columns set the arguments that name a column too, where these have defaults."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for name, value in self.columns_by_argument.items():
+            if getattr(self, name) == defaults[name]:
+                setattr(self, name, value)
+
+    @property
+    def columns_by_role(self) -> dict[str, str]:
+        """The pairs in --columns: {role: name of a column}."""
+        pairs = [pair.partition("=") for pair in self.columns]
+        return {role: column for role, _, column in pairs}
+
+    @property
+    def columns_by_argument(self) -> dict[str, Any]:
+        """The same for roles whose column another argument names too: {argument: its value}.
+
+        The value of an argument of several roles is the list of their columns.
+        """
+        values: dict[str, Any] = {}
+        arguments = list(self.COLUMN_ROLES.values())
+        for role, name in self.COLUMN_ROLES.items():
+            column = self.columns_by_role.get(role)
+            if column is None or not name:
+                continue
+            if arguments.count(name) > 1:
+                values.setdefault(name, []).append(column)
+            else:
+                values[name] = column
+        return values
 
 
 @dataclass(kw_only=True)

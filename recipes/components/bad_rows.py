@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 BLANK = "is blank"  # the problem of a line with nothing but spaces
-MAX_LENGTH = 300  # characters of a cause
+MAX_LENGTH = 400  # characters of a cause
 NUM_NAMED = 3  # rows that a message names; it only counts the others
 TOO_LONG = re.compile(r"(\d+) tokens are prompt")
 
@@ -24,9 +24,17 @@ def explain(error: Exception) -> str:
     return in_one_line(printable)
 
 
-def explain_cause(error: BaseException) -> str:
-    """Return in one line why a file cannot be read: the cause of the error, if it has one."""
-    return in_one_line(str(error.__cause__ or error))
+def explain_cause(error: BaseException, name: str) -> str:
+    """Return in one line why a file cannot be read: the cause of the error, if it has one.
+
+    Args:
+        name: of the data set, with which the message begins.
+    """
+    cause = error.__cause__ or error
+    if isinstance(cause, OSError) and cause.strerror:
+        is_named = cause.filename is None or str(cause.filename) == name
+        return cause.strerror if is_named else f"{cause.filename}: {cause.strerror}"
+    return in_one_line(str(cause))
 
 
 def in_one_line(text: str) -> str:
@@ -71,7 +79,8 @@ def report_all(problems: Mapping[int, str], prefix: str, name: str, recipe: str)
         return [f"{prefix} {first}, the only one: {with_fix(texts, recipe)}"]
     none = f"{name}: none of the {len(problems)} {unit}s can be used"
     if are_alike(texts):
-        reason = f"{prefix} {first}: {with_fix(texts, recipe)}"
+        place = prefix.removeprefix(f"{name}, ")
+        reason = f"{place} {first}: {with_fix(texts, recipe)}"
         return [f"{none}, all for the same reason: {reason}"]
     return [*name_first(problems, prefix), f"{none}: fix them"]
 

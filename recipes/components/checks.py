@@ -4,6 +4,7 @@ This module checks arguments by themselves; strategy_checks.py and device_checks
 together with the launch and the machine. model_checks.py follows once the model is there.
 """
 
+import difflib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +13,13 @@ from accelerate import Accelerator
 
 from components.arguments import (
     CommonArguments,
+    DataArguments,
     ExpertAdapterArguments,
     LoraVariantArguments,
     QuantizationArguments,
 )
 from components.cli import find_out_of_bounds
+from components.data_files import is_path
 from components.device_checks import find_device_problems
 from components.exits import Exit
 from components.launch_file import find_launch_faults
@@ -59,6 +62,8 @@ def find_conflicts(args: CommonArguments) -> Iterator[str]:
             "with mixed_precision: fp16 in the YAML"
         )
     yield from find_path_problems(args)
+    yield from find_column_conflicts(args)
+    yield from find_eval_split_problems(args)
     unknown = set(args.allow_change) - set(vars(args)) - {"data"}
     if unknown:
         yield f"--allow_change {' '.join(sorted(unknown))}: not the name of an argument"
@@ -92,6 +97,47 @@ def find_adapter_conflicts(args: CommonArguments) -> Iterator[str]:
             )
 
 
+def find_eval_split_problems(args: DataArguments) -> Iterator[str]:
+    """Yield a line for each reason why --eval_split cannot be meant."""
+    if args.eval_split > 1 and args.eval_split % 1:
+        yield f"--eval_split {args.eval_split}: use a share below 1, or a whole number of rows"
+    if args.eval_split and args.eval_dataset_name:
+        yield "--eval_split and --eval_dataset_name: choose one"
+
+
+def find_column_conflicts(args: DataArguments) -> Iterator[str]:
+    """Yield a line for each pair in --columns that cannot be meant, and for each that conflicts."""
+    seen = set()
+    for pair in args.columns:
+        role, _, column = pair.partition("=")
+        problem = find_pair_problem(role, column, list(args.COLUMN_ROLES))
+        if role in seen:
+            problem = f"{role} is given twice"
+        if problem:
+            yield f"--columns {pair}: {problem}"
+        seen.add(role)
+    for name, value in args.columns_by_argument.items():
+        given = getattr(args, name)
+        if given != value:
+            columns = " ".join(args.columns)
+            yield f"--columns {columns} and --{name} name different columns: leave one out"
+
+
+def find_pair_problem(role: str, column: str, roles: list[str]) -> str:
+    """Return what is wrong with a pair ROLE=COLUMN in --columns, or ""."""
+    if role in roles and column:
+        return ""
+    known = f"the roles are {', '.join(roles)}"
+    if column in roles:
+        return f"the role comes first: {column}={role}"
+    if not column:
+        return f"has to be ROLE=COLUMN; {known}"
+    problem = f"no such role; {known}"
+    for close in difflib.get_close_matches(role, roles, 1):
+        problem += f"; did you mean {close}={column}?"
+    return problem
+
+
 def flags_given(args: CommonArguments, *names: str) -> str:
     """Return those of the named flags that are on, joined by "and"."""
     return " and ".join(f"--{name}" for name in names if getattr(args, name))
@@ -101,9 +147,7 @@ def find_path_problems(args: CommonArguments) -> Iterator[str]:
     """Yield a line for each path in the arguments that is not what it should be."""
     name = args.model_name_or_path
     model = Path(name)
-    # A hub id begins with neither dot, slash nor tilde, and has at most one slash
-    is_folder = name.startswith((".", "/", "~")) or name.count("/") > 1
-    if is_folder and not model.exists():
+    if is_path(name) and not model.exists():
         yield f"--model_name_or_path {model}: no such folder"
     if model.exists() and not (model / "config.json").is_file():
         yield f"--model_name_or_path {model}: no config.json in it"

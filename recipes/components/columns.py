@@ -1,7 +1,9 @@
 """The columns of a row: which are needed, which are read, and which are left unread."""
 
+import difflib
+import shlex
 from collections import UserDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 Row = Mapping[str, Any]  # {name of a column: its value}
@@ -9,6 +11,22 @@ MAX_NAMED = 20  # columns that a message names; rows may have thousands
 MAX_SHOWN = 80  # characters of a value or of a list of columns, in a message
 # A column of tools is often JSON as text, so empty JSON counts too
 EMPTY_VALUES = (None, "", [], {}, "null", "[]", "{}")
+# For advice: what columns of each role are often called, or contain in their names; likely first
+USUAL_NAMES = {
+    "prompt": ("prompt", "question", "query", "instruction", "problem", "input", "user"),
+    "completion": ("completion", "answer", "response", "reply", "output", "solution", "assistant"),
+    "chosen": ("chosen", "preferred", "accepted", "better", "good", "win"),
+    "rejected": ("rejected", "worse", "bad", "lose"),
+    "text": ("text", "content", "body", "document", "sentence", "review", "article"),
+    "text_pair": ("text", "sentence", "hypothesis"),
+    "label": ("label", "class", "category", "target", "score", "rating", "sentiment", "intent"),
+    "source": ("source", "document", "article", "text", "input", "body"),
+    "target": ("target", "summary", "output", "answer", "translation", "title"),
+    "tokens": ("token", "word"),
+    "tags": ("tag", "label", "ner", "entities"),
+    "image": ("image", "img", "picture", "photo"),
+}
+LISTS = ("tokens", "tags")  # roles whose columns hold lists
 
 
 class TrackedRow(UserDict[str, Any]):
@@ -37,18 +55,66 @@ class TrackedRow(UserDict[str, Any]):
         return [*keys, *columns][:MAX_NAMED]
 
 
+class RenamedRow(Mapping[str, Any]):
+    """A row under other names of its columns; reading one reads the column of the row itself."""
+
+    def __init__(self, row: Row, names: Mapping[str, str]) -> None:
+        """Wrap a row.
+
+        Args:
+            names: {new name: name of the column}. All other columns keep their names.
+        """
+        renamed = set(names.values())
+        self._row = row
+        self._names = {name: name for name in row if name not in renamed} | dict(names)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._row[self._names[key]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._names  # Mapping's own way would read the column.
+
+
+def rename_columns(row: Row, columns: Mapping[str, str]) -> Row:
+    """Return a row with its columns under the names of their roles, as --columns gives them.
+
+    Args:
+        columns: {role: name of a column}.
+
+    Raises:
+        ValueError: if the row lacks one of these columns.
+    """
+    if not columns:
+        return row
+    for role, column in columns.items():
+        if column not in row:
+            meaning = ""
+            for close in difflib.get_close_matches(column, row, 1):
+                meaning = f"did you mean {close}? "
+            raise ValueError(
+                f"has no column {column}, which --columns names as {role}: {meaning}"
+                f"it has {list_columns(row)}"
+            )
+    return RenamedRow(row, columns)
+
+
 def validate_texts(row: Row, text_columns: Sequence[str], label_column: str) -> None:
     """Check that a row has these columns, and that the text columns hold text.
 
     Raises:
-        ValueError: what is wrong with the row, and which flags set the columns.
+        ValueError: what is wrong with the row, and what names the columns.
     """
     needed = [*text_columns, label_column]
     if not set(needed) <= set(row):
-        raise ValueError(
-            f"has the columns {list_columns(row)}; needs {', '.join(needed)}: "
-            "see --text_columns and --label_column"
-        )
+        wanted = dict(zip(("text", "text_pair"), text_columns, strict=False))
+        fix = advise_columns(row, {**wanted, "label": label_column}, "TEXT_COLUMNS")
+        raise ValueError(f"has the columns {list_columns(row)}; needs {', '.join(needed)}: {fix}")
     texts = [row[name] for name in text_columns]
     are_texts = all(isinstance(text, str) for text in texts)
     if not are_texts or not "".join(texts).strip():
@@ -76,6 +142,75 @@ def shorten(value: object) -> str:
 def list_columns(names: Iterable[str]) -> str:
     """Return names of columns as text, for a message."""
     return ", ".join(names)[:MAX_SHOWN] or "none"
+
+
+# ---- Advice ----
+def advise_columns(row: Row, wanted: Mapping[str, str], place: str = "") -> str:
+    """Return what to do if a row lacks columns: the --columns that fit it best.
+
+    Args:
+        wanted: {role: name of the column that was looked for}.
+        place: the name in the recipe that can be edited instead.
+    """
+    found = guess_columns(row, wanted)
+    fixes = ["rename your columns"]
+    if found:
+        pairs = [shlex.quote(f"{role}={column}") for role, column in found.items()]
+        fixes = [f"pass --columns {' '.join(pairs)}"]
+    if place:
+        fixes.append(f"edit {place}")
+    return ", or ".join(fixes)
+
+
+def guess_columns(row: Row, wanted: Mapping[str, str]) -> dict[str, str]:
+    """Return {role: the column of a row that is most likely meant}; {} unless all are found.
+
+    Columns that already have the name of their role are found but left out.
+    """
+    free = [name for name in row if not is_number_of_row(name)]
+    found = {}
+    for role, name in wanted.items():
+        fitting = [column for column in free if could_have_role(row[column], role)]
+        column = guess_column(fitting, role, name)
+        if column is None:
+            return {}
+        free.remove(column)
+        found[role] = column
+    return {role: column for role, column in found.items() if role != column}
+
+
+def is_number_of_row(name: str) -> bool:
+    """Return whether a column with this name only numbers the rows."""
+    return name.lower() in ("id", "idx", "index", "uuid") or name.lower().endswith("_id")
+
+
+def guess_column(names: Sequence[str], role: str, wanted: str) -> str | None:
+    """Return the name that is most likely meant for a role; the first if none looks like it."""
+    if not names:
+        return None
+    if wanted in names:
+        return wanted
+    close = difflib.get_close_matches(wanted, names, 1)
+    if close:
+        return close[0]
+    for usual in USUAL_NAMES[role]:
+        for name in names:
+            if usual in name.lower():
+                return name
+    return names[0]
+
+
+def could_have_role(value: object, role: str) -> bool:
+    """Return whether a column with this value could have a role; null says nothing about it."""
+    if value is None or role == "image":
+        return True
+    if role in LISTS:
+        return isinstance(value, list)
+    if role == "label":
+        return isinstance(value, (str, int, float))
+    if role in ("chosen", "rejected") and isinstance(value, list):
+        return True
+    return isinstance(value, str)
 
 
 def note_unread(num_rows_with: Mapping[str, int], num_rows: int) -> str:

@@ -6,7 +6,16 @@ Every problem is raised as a ValueError whose text continues "train.jsonl, line 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from components.columns import MAX_SHOWN, Row, TrackedRow, is_empty, list_columns, shorten
+from components.columns import (
+    MAX_SHOWN,
+    Row,
+    TrackedRow,
+    advise_columns,
+    is_empty,
+    list_columns,
+    rename_columns,
+    shorten,
+)
 
 Message = dict[str, Any]  # {"role": ..., "content": ...}, and possibly more keys
 
@@ -43,7 +52,9 @@ SAID_KEYS = (
 
 
 # ---- Conversations ----
-def find_messages(row: Row, formats: Mapping[str, str]) -> Any:
+def find_messages(
+    row: Row, formats: Mapping[str, str], columns: Mapping[str, str] | None = None
+) -> Any:
     """Return a row as a list of messages, not yet validated; None if it has none of the columns.
 
     The messages are in the column `messages`, or in a column with a question and one with its
@@ -51,8 +62,15 @@ def find_messages(row: Row, formats: Mapping[str, str]) -> Any:
 
     Args:
         formats: {column with a question: column with its answer}.
+        columns: {role: column}, as --columns gives them. Then only the columns of that format are
+            looked at, even if the row has those of another one too.
     """
-    messages = row.get("messages")
+    messages = None
+    if columns:
+        row = rename_columns(row, columns)
+        formats = {key: value for key, value in formats.items() if {key, value} & set(columns)}
+    if not columns or "messages" in columns:
+        messages = row.get("messages")
     if messages:
         return messages
     for question, answer in formats.items():
@@ -82,11 +100,23 @@ def validate_conversation(messages: Any, row: Row, formats: Mapping[str, str]) -
     if not isinstance(messages, list):
         needed = " | ".join(f"{question}, {answer}" for question, answer in formats.items())
         raise ValueError(
-            f"has the columns {list_columns(row)}; needs messages | {needed}; "
-            "messages is a list: rename your columns, or edit PROMPT_AND_ANSWER"
+            f"has the columns {list_columns(row)}; needs messages | {needed}: "
+            f"{advise_conversation_columns(row)}"
         )
     validate_messages(messages, row)
     return messages
+
+
+def advise_conversation_columns(row: Row) -> str:
+    """Return what to do about a row that has no conversation in its columns."""
+    if "messages" in row:
+        return "messages is a list of objects with role and content"
+    for name in row:
+        value = row[name]
+        if isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]:
+            return f"pass --columns messages={name}, or edit PROMPT_AND_ANSWER"
+    wanted = {"prompt": "prompt", "completion": "completion"}
+    return advise_columns(row, wanted, "PROMPT_AND_ANSWER")
 
 
 def validate_messages(messages: Sequence[Any], row: Row) -> None:
@@ -238,7 +268,7 @@ def validate_pair(row: Row) -> tuple[Any, Any, Any]:
         raise ValueError(
             f"has the columns {list_columns(row)}; needs chosen and rejected, both texts or both "
             "lists of messages, and prompt, of the same kind, unless they begin with it: "
-            "edit row_to_pair"
+            f"{advise_pair_columns(row)}"
         )
     refuse_tools(row)
     for name, answer in (("chosen", chosen), ("rejected", rejected)):
@@ -248,6 +278,17 @@ def validate_pair(row: Row) -> tuple[Any, Any, Any]:
         if not last_text(answer).strip():
             raise ValueError(f"has no text in {name}")
     return prompt, chosen, rejected
+
+
+def advise_pair_columns(row: Row) -> str:
+    """Return what to do about a row whose columns are no prompt with two answers."""
+    wanted = {"chosen": "chosen", "rejected": "rejected"}
+    if set(wanted) <= set(row):
+        return "edit row_to_pair"
+    advice = advise_columns(row, {**wanted, "prompt": "prompt"}, "row_to_pair")
+    if "--columns" in advice:
+        return advice
+    return advise_columns(row, wanted, "row_to_pair")
 
 
 def last_text(answer: Any) -> str:

@@ -1,5 +1,6 @@
 """Where the rows of a split are, and how files of each type are read."""
 
+import difflib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -108,6 +109,7 @@ def load_split(source: Source, text_columns: Sequence[str], streaming: bool) -> 
     key = source.split
     place: dict[str, Any]
     try:
+        refuse_missing_files(source)
         if source.file_type is None:
             place = {"path": source.name, "name": source.config}
         else:
@@ -119,8 +121,29 @@ def load_split(source: Source, text_columns: Sequence[str], streaming: bool) -> 
     except ConnectionError as error:
         fail(Exit.NO_HUB, f"{source.name}: {error}", OFFLINE)
     except Exception as error:  # the readers of files may raise anything
-        fail(Exit.DATA, f"{source.name}: {explain_cause(error)}")
+        fail(Exit.DATA, f"{source.name}: {explain_cause(error, source.name)}")
     return splits.get(key)
+
+
+def is_path(name: str) -> bool:
+    """Return whether a name cannot be a hub id, which has at most one slash, inside of it."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
+def refuse_missing_files(source: Source) -> None:
+    """End with 65 if a file or folder does not exist, and suggest one with a similar name."""
+    for file in source.files:
+        if not file.exists():
+            close = difflib.get_close_matches(file.name, list_names(file.parent), 1)
+            meaning = f"; did you mean {file.with_name(close[0])}?" if close else ""
+            fail(Exit.DATA, f"{file}: no such file{meaning}")
+    if not source.files and is_path(source.name) and not Path(source.name).exists():
+        fail(Exit.DATA, f"{source.name}: no such file or folder")
+
+
+def list_names(folder: Path) -> list[str]:
+    """Return the names of what is in a folder; none if it cannot be read."""
+    return [path.name for path in folder.glob("*")]
 
 
 def refuse_odd_files(source: Source) -> None:

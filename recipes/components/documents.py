@@ -10,7 +10,7 @@ import xxhash
 from datasets import Dataset, IterableDataset
 
 from components.bad_rows import explain
-from components.columns import MAX_SHOWN, Row, list_columns, note_unread
+from components.columns import MAX_SHOWN, Row, advise_columns, list_columns, note_unread
 from components.data_files import (
     DOCUMENT_TYPES,
     Source,
@@ -124,9 +124,7 @@ class Documents:
             row = parse_line(line)
         column = self.text_column
         if column not in row:
-            raise ValueError(
-                f"has the columns {list_columns(row)}; needs {column}: see --text_column"
-            )
+            raise ValueError(f"has the columns {list_columns(row)}; needs {column}")
         text = row[column]
         if not isinstance(text, str):
             raise ValueError(f"has no text in {column}: {str(text)[:MAX_SHOWN]}")
@@ -164,6 +162,10 @@ def load_documents(source: Source, args: HasDocumentArguments) -> Documents | No
     if dataset is None:
         return None
     columns = columns_of_documents(dataset, source)
+    if columns and args.text_column not in columns and not args.skip_bad_rows:
+        fix = advise_columns(dict.fromkeys(columns), {"text": args.text_column})
+        problem = f"has the columns {list_columns(columns)}; needs {args.text_column}: {fix}"
+        fail(Exit.DATA, f"{source.prefix} 1: {problem}")
     unread = tuple(name for name in columns if name != args.text_column)
     if args.text_column in (dataset.column_names or []):
         dataset = dataset.select_columns([args.text_column])  # others would cost time and memory

@@ -11,6 +11,7 @@ from datasets import Dataset, Features, Value
 from datasets import Image as ImageColumn
 from PIL import Image
 
+from components.columns import advise_columns
 from components.data_files import Source, load_rows
 from components.exits import Exit
 from components.fingerprints import prepared_fingerprint
@@ -117,11 +118,13 @@ def find_label_column(dataset: Dataset, source: Source, args: HasImageArguments)
         names = [args.label_column_name]
     found = [name for name in names if name in dataset.features]
     if args.image_column_name not in dataset.features or not found:
+        unknown_values = dict.fromkeys(dataset.features)
+        wanted = {"image": args.image_column_name, "label": names[0]}
+        fix = advise_columns(unknown_values, wanted)
         fail(
             Exit.DATA,
             f"{source.name}: has the columns {', '.join(dataset.features)}; needs "
-            f"{args.image_column_name} and {' or '.join(names)}: "
-            "see --image_column_name and --label_column_name",
+            f"{args.image_column_name} and {' or '.join(names)}: {fix}",
         )
     return found[0]
 

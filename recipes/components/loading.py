@@ -50,10 +50,12 @@ def fail_to_load(what: str, name: str, error: Exception) -> NoReturn:
             f"{name}: no tokenizer in this folder:"
             " copy tokenizer.json and tokenizer_config.json of the base model into it",
         )
-    problem = f"{name}: no {what}: {type(error).__name__}: {' '.join(str(error).split())[:400]}"
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+    problem = f"{name}: no {what}: {reason}"
     if "ignore_mismatched_sizes" in str(error):  # transformers advises it although it is set.
         fail(Exit.USAGE, problem, OTHER_HEAD)
     if what != "model" and is_at_hub(name) and isinstance(error, (OSError, ValueError)):
+        problem = f"{name}: no such folder here, and no {what} from the hub: {reason}"
         fail(Exit.NO_HUB, problem, OFFLINE)
     fail(Exit.USAGE, problem)
 

@@ -57,14 +57,18 @@ class HasDataArguments(Protocol):
     @property
     def eval_dataset_name(self) -> str | None: ...
     @property
+    def eval_split(self) -> float: ...
+    @property
     def skip_bad_rows(self) -> bool: ...
 
 
 class HasPreparationArguments(HasDataArguments, Protocol):
-    """What also has those of components.arguments.PreparationArguments."""
+    """What also has those of PreparationArguments, and the seed of TrainingArguments."""
 
     @property
     def dataset_num_proc(self) -> int | None: ...
+    @property
+    def seed(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -154,12 +158,13 @@ def read_splits(
 ) -> tuple[Rows, Rows | None]:
     """Return the rows to train on and those to evaluate on, as `prepare` makes them.
 
-    This is `open_splits`, and `prepare_rows` of each split.
+    This is `open_splits`, `prepare_rows` of each split, and `hold_out_rows`.
     """
     train_split, eval_split = open_splits(args, evaluate=evaluate, text_columns=text_columns)
     train_rows = prepare_rows(train_split, prepare, args, limits=limits)
+    train_rows, held_out = hold_out_rows(train_rows, args, evaluate=evaluate)
     if eval_split is None:
-        return train_rows, None
+        return train_rows, held_out
     return train_rows, prepare_rows(eval_split, prepare, args, limits=limits)
 
 
@@ -169,9 +174,9 @@ def open_splits(
 ) -> tuple[Split, Split | None]:
     """Return the split to train on and the one to evaluate on.
 
-    The latter is None if `evaluate` is false, or if no --eval_dataset_name is given and
-    --dataset_name has no --dataset_test_split. The process ends with 65 if a file cannot be read or
-    has no rows, and with 69 if the hub cannot be reached.
+    The latter is None if `evaluate` is false, with --eval_split, or if no --eval_dataset_name is
+    given and --dataset_name has no --dataset_test_split. The process ends with 65 if a file cannot
+    be read or has no rows, and with 69 if the hub cannot be reached.
 
     Args:
         text_columns: columns that are text in a CSV file even where they look like numbers,
@@ -198,7 +203,12 @@ def training_source(args: HasDataArguments) -> Source:
 
 
 def evaluation_source(args: HasDataArguments) -> Source | None:
-    """Return where the rows to evaluate on are, or None if local files have none."""
+    """Return where the rows to evaluate on are, or None if local files have none.
+
+    There is no such place with --eval_split: `hold_out_rows` draws them from those to train on.
+    """
+    if args.eval_split:
+        return None
     split = args.dataset_test_split
     if args.eval_dataset_name:
         name = args.eval_dataset_name
@@ -282,7 +292,7 @@ def reading(source: Source) -> Generator[None]:
     try:
         yield
     except Exception as error:  # Each reader and writer raises exceptions of its own.
-        fail(Exit.DATA, f"{source.name}: {explain_cause(error)}")
+        fail(Exit.DATA, f"{source.name}: {explain_cause(error, source.name)}")
 
 
 def first_usable_row(split: Split, prepare: Prepare) -> dict[str, Any]:
@@ -318,6 +328,42 @@ def attempt(row: Row, prepare: Prepare, is_line: bool, instead: dict[str, Any]) 
     except Exception as error:  # Chat templates and decoders raise exceptions of their own.
         return {**instead, PROBLEM: explain(error), UNREAD: "[]"}
     return {**prepared, PROBLEM: "", UNREAD: json.dumps(tracked.unread())}
+
+
+def hold_out_rows(
+    rows: Rows, args: HasPreparationArguments, *, evaluate: bool
+) -> tuple[Rows, Rows | None]:
+    """Return the rows to train on, and those that --eval_split holds out to evaluate on or None.
+
+    Which ones are held out depends on nothing but --seed and the number of rows, so that each rank
+    and a resumed run find the same. They are held out even if `evaluate` is false: the rows to
+    train on do not depend on it. Ends with 65 if no row to train on remains.
+    """
+    if not args.eval_split:
+        return rows, None
+    number = int(args.eval_split)
+    if args.eval_split < 1:
+        number = max(1, round(args.eval_split * len(rows)))
+    if number >= len(rows):
+        fail(
+            Exit.DATA,
+            f"--eval_split {args.eval_split:g}: leaves none of the {len(rows)} rows to train on",
+        )
+    drawn = np.random.default_rng(args.seed).permutation(len(rows))
+    dataset: Any = rows.dataset  # datasets annotates its methods as if it were a DatasetDict too
+    train_rows = replace(
+        rows,
+        dataset=dataset.select(np.sort(drawn[number:])),
+        notes=f"{rows.notes}; {number} of these are held out (--eval_split)",
+    )
+    if not evaluate:
+        return train_rows, None
+    held_out = replace(
+        rows,
+        dataset=dataset.select(np.sort(drawn[:number])),
+        notes=f"{number} held out of the training rows (--eval_split)",
+    )
+    return train_rows, held_out
 
 
 def leave_out(rows: Rows, problems: Mapping[int, str], skip_bad_rows: bool, reason: str) -> Rows:

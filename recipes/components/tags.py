@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from transformers import PretrainedConfig
 
-from components.columns import MAX_SHOWN, list_columns
+from components.columns import MAX_SHOWN, advise_columns, list_columns
 from components.entities import OUTSIDE
 from components.exits import Exit
 from components.rows import Rows, Split, leave_out
@@ -26,9 +26,9 @@ def read_words(row: Mapping[str, Any], word_column: str, tag_column: str) -> lis
         ValueError: if there are none, or if the column of tags is missing.
     """
     if word_column not in row or tag_column not in row:
+        fix = advise_columns(row, {"tokens": word_column, "tags": tag_column}, "TAG_COLUMNS")
         raise ValueError(
-            f"has the columns {list_columns(row)}; needs {word_column}, {tag_column}: "
-            "see --text_column_name and --label_column_name"
+            f"has the columns {list_columns(row)}; needs {word_column}, {tag_column}: {fix}"
         )
     words = row[word_column]
     is_list = isinstance(words, list) and len(words) > 0

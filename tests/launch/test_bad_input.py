@@ -33,7 +33,36 @@ class BadCall:
 
 CALLS = {
     "missing file": BadCall(
-        "--dataset_name {tmp}/none.jsonl", Exit.DATA, ["none.jsonl", "No such file"]
+        "--dataset_name {tmp}/rwos.jsonl",
+        Exit.DATA,
+        ["rwos.jsonl: no such file; did you mean", "/rows.jsonl?"],
+    ),
+    "missing folder": BadCall(
+        "--dataset_name {tmp}/none", Exit.DATA, ["none: no such file or folder"]
+    ),
+    "columns of other names": BadCall(
+        "--dataset_name {tmp}/spells.csv",
+        Exit.DATA,
+        [
+            "none of the 2 rows can be used, all for the same reason: row 1: has the columns spell",
+            "pass --columns prompt=spell completion=letters, or edit PROMPT_AND_ANSWER in",
+            "llama.py",
+        ],
+    ),
+    "a role that there is not": BadCall(
+        "--columns promt=spell",
+        Exit.USAGE,
+        ["no such role; the roles are", "did you mean prompt=spell?"],
+    ),
+    "a column that there is not": BadCall(
+        "--dataset_name {tmp}/spells.csv --columns prompt=spel completion=letters",
+        Exit.DATA,
+        ["has no column spel, which --columns names as prompt: did you mean spell?"],
+    ),
+    "rows that are all too long": BadCall(
+        "--dataset_name {tmp}/two.jsonl --max_length 5",
+        Exit.DATA,
+        ["has no answer within --max_length 5: raise --max_length, the longest prompt has"],
     ),
     "empty file": BadCall(
         "--dataset_name {tmp}/nothing.jsonl", Exit.DATA, ["nothing.jsonl", "empty"]
@@ -66,12 +95,16 @@ CALLS = {
         ],
     ),
     "no such choice": BadCall("--optim adam", Exit.USAGE, ["--optim", "adamw_torch_fused"]),
-    "no such model folder": BadCall("--model_name_or_path {tmp}/none", Exit.USAGE, ["none"]),
+    "no such model folder": BadCall(
+        "--model_name_or_path {tmp}/none", Exit.USAGE, ["none: no such folder"]
+    ),
     "model folder without config": BadCall(
         "--model_name_or_path {tmp}", Exit.USAGE, ["no config.json"]
     ),
     "model folder without tokenizer": BadCall(
-        "--model_name_or_path {tmp}/model", Exit.USAGE, ["tokenizer"]
+        "--model_name_or_path {tmp}/model",
+        Exit.USAGE,
+        ["model: no tokenizer in this folder: copy tokenizer.json and tokenizer_config.json"],
     ),
     "five combinations that cannot be": BadCall(
         "--load_in_4bit --load_in_8bit --dtype float16 --attn_implementation flash_attention_2 "
@@ -79,8 +112,13 @@ CALLS = {
         Exit.USAGE,
         ["choose one", "add --use_peft", "--dtype float32", "use sdpa", "adamw_8bit"],
     ),
+    "a 4-bit base without adapters": BadCall(
+        "--load_in_4bit", Exit.USAGE, ["--load_in_4bit: a quantized base cannot be trained itself"]
+    ),
     "layers that the model has not": BadCall(
-        "--use_peft --lora_target_modules q_porj", Exit.USAGE, ["--lora_target_modules", "q_porj"]
+        "--use_peft --lora_target_modules q_prj",
+        Exit.USAGE,
+        ["--lora_target_modules q_prj: no layer", "did you mean q_proj?", "down_proj, gate_proj"],
     ),
     "hub kernel without a GPU": BadCall(
         "--attn_implementation kernels-community/flash-attn2", Exit.USAGE, ["use sdpa"]
@@ -92,14 +130,28 @@ CALLS = {
     "output folder that is a file": BadCall(
         "--output_dir {tmp}/rows.jsonl", Exit.USAGE, ["rows.jsonl", "file"]
     ),
+    "output folder inside of a file": BadCall(
+        "--output_dir {tmp}/rows.jsonl/run",
+        Exit.CANNOT_WRITE,
+        ["rows.jsonl/run: Not a directory"],
+    ),
+    "output folder that cannot be": BadCall(
+        "--output_dir /proc/nope/x", Exit.CANNOT_WRITE, ["No such file or directory"]
+    ),
 }
-WITHOUT_STATUS = ("output folder that is a file",)
+WITHOUT_STATUS = (
+    "output folder that is a file",
+    "output folder inside of a file",
+    "output folder that cannot be",
+)
 
 
 @pytest.fixture
 def inputs(tiny, tmp_path):
     """A folder with rows, a model without its tokenizer, and the status of an earlier run."""
     (tmp_path / "rows.jsonl").write_text(GOOD)
+    (tmp_path / "two.jsonl").write_text(f"{GOOD}\n{GOOD}\n")
+    (tmp_path / "spells.csv").write_text("spell,letters\nlamp,l-a-m-p\nox,o-x\n")
     (tmp_path / "nothing.jsonl").write_text("")
     (tmp_path / "bad.jsonl").write_text(WITH_BAD_LINE)
     no_tokens = shutil.ignore_patterns("*token*")
@@ -124,7 +176,7 @@ def test_bad_input_ends_with_a_message(name, tiny, inputs):
     done = recipe(*words)
     message = done.output[done.output.index("error: ") :]
     assert done.returncode == call.code, done.output
-    assert "Traceback" not in done.output
+    assert "Traceback" not in done.output and "Errno" not in message
     assert len(message.splitlines()) <= 6, message
     assert all(part in message for part in call.says), message
     if name not in WITHOUT_STATUS:

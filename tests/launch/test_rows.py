@@ -1,5 +1,6 @@
-"""Rows that several processes prepare are those that one prepares."""
+"""Rows that several processes prepare are those that one prepares; columns have any names."""
 
+import json
 from dataclasses import replace
 
 import datasets
@@ -7,6 +8,7 @@ import pytest
 
 from components.rows import read_splits
 from example_arguments import RowFlags
+from launching import recipe
 from row_files import GOOD, row
 
 LINES = [GOOD, "{", "", GOOD, GOOD, row("a", 5), GOOD, "[]", GOOD]
@@ -36,3 +38,25 @@ def test_two_processes_find_the_same_rows(tmp_path, monkeypatch, capsys):
     assert rows.dataset["row"][:].tolist() == [1, 4, 5, 7, 9]
     assert rows.dataset["answer"][:].tolist() == ["l-a-m-p"] * 5
     assert " 3 left out" in rows.notes
+
+
+def test_a_run_on_ones_own_columns_holds_rows_out_and_continues_only_as_it_began(tiny, tmp_path):
+    rows = [{"frage": f"{number} + 1?", "antwort": str(number + 1)} for number in range(20)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    call = ["--model_name_or_path", tiny / "model", "--dataset_name", tmp_path / "rows.jsonl"]
+    call += ["--output_dir", tmp_path / "run", "--save_steps", 1, "--max_steps", 2]
+    columns = ["--columns", "prompt=frage", "completion=antwort"]
+    done = recipe(*call, *columns, "--eval_split", 0.1)
+    assert done.returncode == 0, done.output
+    assert "20, 0 truncated to --max_length, 0 left out; 2 of these are held out" in done.output
+    assert (
+        "2 held out of the training rows" in done.output
+        and "eval_loss" in (tmp_path / "run" / "metrics.jsonl").read_text()
+    )
+    again = recipe(*call, *columns, "--eval_split", 0.1)
+    assert again.returncode == 0, again.output
+    swapped = ["--columns", "prompt=antwort", "completion=frage"]
+    other = recipe(*call, *swapped, "--eval_split", 0.2)
+    assert other.returncode == 64, other.output
+    assert "had other values of" in other.output
+    assert "columns" in other.output and "eval_split" in other.output

@@ -107,7 +107,7 @@ def test_other_columns_can_be_named(load):
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({"words": ["a"]}, "has the columns words; needs tokens, ner_tags: see --text_column_name"),
+        ({"words": ["a"]}, "has the columns words; needs tokens, ner_tags: rename your columns"),
         ({"tokens": ["a"]}, "has the columns tokens; needs tokens, ner_tags"),
         ({"tokens": "a b", "ner_tags": ["O"]}, "has no list of words in tokens: a b"),
         ({"tokens": [], "ner_tags": []}, "has no list of words in tokens"),

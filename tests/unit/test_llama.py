@@ -1,10 +1,14 @@
 """The rows of llama.py and mixtral.py, in each form, become the same conversation."""
 
+import json
+
+import datasets
 import pytest
 from transformers import AutoTokenizer
 
 import llama
 import mixtral
+from components.cli import parse_arguments
 
 QUESTION = "Spell the word lamp."
 ANSWER = "l-a-m-p"
@@ -47,3 +51,52 @@ def test_the_input_of_an_instruction_follows_it(recipe):
 def test_half_a_character_is_refused(recipe, tokenizer):
     with pytest.raises(UnicodeEncodeError, match="surrogates not allowed"):
         recipe.tokenize_row({"prompt": QUESTION, "completion": "l\ud800"}, tokenizer, 1024)
+
+
+# ---- Columns with other names ----
+@pytest.fixture
+def load(recipe, tokenizer, tmp_path, monkeypatch):
+    """A function that prepares a row of a file, with these columns, as it was tokenized."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+    def load_row(row, *columns):
+        file = tmp_path / "rows.jsonl"
+        file.write_text(json.dumps(row))
+        words = ["--dataset_name", str(file)]
+        if columns:
+            words += ["--columns", *columns]
+        rows, _ = recipe.load_data(parse_arguments(recipe.Arguments, words=words), tokenizer)
+        return tokenizer.decode(rows.dataset[0]["input_ids"]), rows.notes
+
+    return load_row
+
+
+def test_columns_of_any_name_become_the_same_row(load):
+    expected, _ = load({"prompt": QUESTION, "completion": ANSWER})
+    row = {"frage": QUESTION, "antwort": ANSWER, "quelle": "a"}
+    found, notes = load(row, "prompt=frage", "completion=antwort")
+    assert found == expected and notes.endswith("not read: quelle")
+    assert load({"chat": ROWS["messages"]["messages"]}, "messages=chat")[0] == expected
+    row = {"aufgabe": "Spell the", "input": "word lamp.", "antwort": ANSWER}
+    found, _ = load(row, "instruction=aufgabe", "output=antwort")
+    assert "Spell the\n\nword lamp." in found
+
+
+def test_only_the_columns_that_are_named_count(load):
+    expected, _ = load({"prompt": QUESTION, "completion": ANSWER})
+    row = {**ROWS["messages"], "prompt": "a", "completion": "b", "q": QUESTION, "a": ANSWER}
+    assert load(row, "prompt=q", "completion=a")[0] == expected
+
+
+def test_rows_that_other_columns_made_are_not_read_from_the_cache(load):
+    row = {"question": QUESTION, "answer": ANSWER, "other": "9-9-9"}
+    first, _ = load(row, "prompt=question", "completion=answer")
+    second, _ = load(row, "prompt=question", "completion=other")
+    assert ANSWER in first and "9-9-9" in second and ANSWER not in second
+
+
+def test_a_column_that_no_row_has_is_named_once(load, capsys):
+    with pytest.raises(SystemExit, match="65"):
+        load({"question": QUESTION, "answer": ANSWER}, "prompt=qestion", "completion=answer")
+    message = capsys.readouterr().err
+    assert "has no column qestion" in message and "did you mean question?" in message

@@ -23,7 +23,9 @@ CHANGES_THE_RUN = {
     "AdapterArguments": "use_peft lora_r lora_alpha lora_dropout lora_target_modules",
     "LoraVariantArguments": "use_rslora use_dora",
     "ExpertAdapterArguments": "lora_target_parameters",
-    "DataArguments": "dataset_name dataset_config dataset_train_split skip_bad_rows",
+    "DataArguments": (
+        "dataset_name dataset_config dataset_train_split eval_split columns skip_bad_rows"
+    ),
     "LengthArguments": "max_length",
     "PreparationArguments": "",
     "RowArguments": "",

@@ -8,6 +8,14 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+import bert
+import bert_ner
+import llama
+import llama_dpo
+import mistral_pretrain
+import mixtral
+import t5
+import vit
 from broken_configs import FSDP2, TYPO, TYPO_SAID, ZERO_WITHOUT_PRECISION
 from components.arguments import CommonArguments
 from components.checks import check_launch, find_conflicts
@@ -185,3 +193,82 @@ class TestLaunch:
             "python scripts/plan_memory.py --config_file config.yaml --num_processes 8 --longest 5"
         )
         assert command.startswith(begin)
+
+
+# ---- Columns ----
+RECIPES = {
+    recipe.__name__: recipe
+    for recipe in (bert, bert_ner, llama, llama_dpo, mistral_pretrain, mixtral, t5, vit)
+}
+
+
+def column_problems(name, *words):
+    """The problems that a recipe finds with these words of its command line."""
+    return list(find_conflicts(parse_arguments(RECIPES[name].Arguments, words=words)))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "columns", "problem"),
+    [
+        (
+            "llama",
+            "promt=a completion=b",
+            "instruction, input, output; did you mean prompt=a?",
+        ),
+        ("llama_dpo", "good=a", "no such role; the roles are prompt, chosen, rejected"),
+        ("t5", "question=source", "--columns question=source: the role comes first: source=quest"),
+        ("llama", "prompt", "--columns prompt: has to be ROLE=COLUMN; the roles are messages, "),
+        ("llama", "prompt=", "--columns prompt=: has to be ROLE=COLUMN"),
+        ("llama", "prompt=a prompt=b", "--columns prompt=b: prompt is given twice"),
+        ("bert", "text_pair=b", "--columns text_pair: name the first text too, as text=COLUMN"),
+    ],
+)
+def test_pairs_that_cannot_be_meant_are_refused(recipe, columns, problem):
+    (found,) = column_problems(recipe, "--columns", *columns.split())
+    assert problem in found
+
+
+@pytest.mark.parametrize(
+    ("recipe", "columns", "flags"),
+    [
+        ("bert", "text=a text_pair=b label=c", "--text_columns a b --label_column c"),
+        ("bert", "text=a", "--text_columns a"),
+        ("bert_ner", "tokens=a tags=b", "--text_column_name a --label_column_name b"),
+        ("t5", "target=b source=a", "--source_column a --target_column b"),
+        ("mistral_pretrain", "text=a", "--text_column a"),
+        ("vit", "image=a label=b", "--image_column_name a --label_column_name b"),
+    ],
+)
+def test_columns_are_another_way_to_write_the_flags_of_columns(recipe, columns, flags):
+    kind = RECIPES[recipe].Arguments
+    by_columns = vars(parse_arguments(kind, words=["--columns", *columns.split()]))
+    by_flags = vars(parse_arguments(kind, words=flags.split()))
+    assert by_columns | {"columns": []} == by_flags
+    assert column_problems(recipe, "--columns", *columns.split(), *flags.split()) == []
+
+
+def test_columns_and_a_flag_that_name_different_columns_are_refused():
+    words = ["--columns", "text=a", "label=b", "--label_column", "c"]
+    assert column_problems("bert", *words) == [
+        "--columns text=a label=b and --label_column name different columns: leave one out"
+    ]
+
+
+# ---- Rows that are held out ----
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("--eval_split 0.1 --eval_dataset_name a", "--eval_split and --eval_dataset_name: choose"),
+        ("--eval_split 1.5", "--eval_split 1.5: use a share below 1, or a whole number of rows"),
+        ("--eval_split -1", "--eval_split -1.0: must be 0 or more"),
+    ],
+)
+def test_an_impossible_share_to_hold_out_is_refused(words, problem):
+    (found,) = column_problems("llama", *words.split())
+    assert found.startswith(problem)
+    assert column_problems("llama", "--eval_split", "20") == []
+
+
+def test_documents_are_held_out_by_their_own_flag():
+    (found,) = column_problems("mistral_pretrain", "--eval_split", "0.1")
+    assert found.startswith("--eval_split: ") and found.endswith("use --num_eval_documents")

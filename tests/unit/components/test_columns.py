@@ -2,14 +2,22 @@
 
 import pytest
 
-from components.columns import TrackedRow, is_empty, note_unread, shorten, validate_texts
+from components.columns import (
+    TrackedRow,
+    advise_columns,
+    is_empty,
+    note_unread,
+    rename_columns,
+    shorten,
+    validate_texts,
+)
 
 
 # ---- Texts and labels ----
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({"text": "a"}, "has the columns text; needs text, label: see --text_columns and --label"),
+        ({"text": "a"}, "has the columns text; needs text, label: rename your columns, or edit"),
         ({"label": 1}, "has the columns label; needs text, label"),
         ({"text": 5, "label": 1}, "has no text in text: 5$"),
         ({"text": " ", "label": 1}, "has no text in text: ' '$"),
@@ -60,3 +68,57 @@ def test_values_that_are_not_empty(value):
 )
 def test_values_are_shortened_for_messages(value, text):
     assert shorten(value) == text
+
+
+# ---- Columns under other names ----
+def test_a_row_is_read_under_the_names_of_roles():
+    row = TrackedRow({"question": "a", "answer": "b", "input": "c", "url": "d"})
+    renamed = rename_columns(row, {"prompt": "question", "completion": "answer"})
+    assert renamed["prompt"] == "a" and renamed.get("completion") == "b"
+    assert set(renamed) == {"prompt", "completion", "input", "url"} and "question" not in renamed
+    assert row.unread() == ["input", "url"]  # to look for a column is not to read it
+
+
+def test_columns_may_swap_their_names():
+    row = {"prompt": "a", "completion": "b"}
+    swapped = rename_columns(row, {"prompt": "completion", "completion": "prompt"})
+    assert dict(swapped) == {"prompt": "b", "completion": "a"}
+
+
+def test_without_columns_a_row_stays_as_it_is():
+    row = {"prompt": "a"}
+    assert rename_columns(row, {}) is row
+
+
+def test_a_column_that_a_row_lacks_is_named_with_the_nearest():
+    says = "has no column qestion, which --columns names as prompt: did you mean question?"
+    with pytest.raises(ValueError, match=says):
+        rename_columns({"question": "a", "answer": "b"}, {"prompt": "qestion"})
+
+
+@pytest.mark.parametrize(
+    ("row", "wanted", "advice"),
+    [
+        ({"id": "7", "frage": "a", "antwort": "b"}, "prompt completion", "prompt=frage completion"),
+        (
+            {"Answer": "a", "Question": "b"},
+            "prompt completion",
+            "prompt=Question completion=Answer",
+        ),
+        ({"my question": "a", "reply": "b"}, "prompt completion", "'prompt=my question' comp"),
+        ({"prompt": "a", "reply": "b"}, "prompt completion", "completion=reply"),
+        ({"prompt": "a", "good": [{}], "bad": [{}]}, "chosen rejected", "chosen=good rejected=bad"),
+        ({"review": "a", "stars": 5}, "text label", "text=review label=stars"),
+        ({"words": ["a"], "ner": ["O"]}, "tokens tags", "tokens=words tags=ner"),
+        ({"title": "a", "article": "b"}, "source target", "source=article target=title"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_columns_that_are_most_likely_meant_are_advised(row, wanted, advice):
+    fix = advise_columns(row, {role: role for role in wanted.split()}, "PLACE")
+    assert fix.startswith(f"pass --columns {advice}") and fix.endswith(", or edit PLACE")
+
+
+def test_where_no_column_can_have_a_role_no_flag_is_advised():
+    wanted = {"prompt": "prompt", "completion": "completion"}
+    assert advise_columns({"a": 1, "b": 2}, wanted, "PLACE") == "rename your columns, or edit PLACE"

@@ -13,7 +13,7 @@ GOOD = '{"text": "w1 w2 w3"}\n'
 BAD_LINES = {  # line, and what is said of it
     "not JSON": ('{"text": "w1', "is not JSON"),
     "no object": ("[1, 2]", "is not a JSON object"),
-    "no text column": ('{"body": "w1"}', "has the columns body; needs text: see --text_column"),
+    "no text column": ('{"body": "w1"}', "has the columns body; needs text"),
     "a number": ('{"text": 5}', "has no text in text: 5"),
     "null": ('{"text": null}', "has no text in text: None"),
     "half a character": (r'{"text": "w1\ud800"}', "surrogates not allowed"),
@@ -162,3 +162,14 @@ def test_names_and_sizes_of_files_tell_whether_they_are_others(data):
     assert opened(path)[0].fingerprint != known
     other = path.rename(data / "train-0.jsonl")
     assert opened(other)[0].fingerprint != known
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_documents_in_another_column_are_told_with_the_flag_that_names_it(streaming, data, capsys):
+    (data / "train.jsonl").write_text('{"id": 1, "body": "w1 w2"}\n')
+    with pytest.raises(SystemExit, match="65"):
+        opened(data, streaming=streaming)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("line 1: has the columns id, body; needs text: pass --columns text=body")
+    documents, _ = opened(data, streaming=streaming, text_column="body")
+    assert texts_of(documents) == {1: "w1 w2"}

@@ -30,6 +30,7 @@ class Arguments:
     dataset_train_split: str = "train"
     dataset_test_split: str = "test"
     eval_dataset_name: str | None = None
+    eval_split: float = 0
     skip_bad_rows: bool = False
     dataset_num_proc: int | None = None
 

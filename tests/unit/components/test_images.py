@@ -289,7 +289,7 @@ class TestDataSets:
         file = self.written(data / "train.parquet", ["a", "b"], Value("string"), column="kind")
         with pytest.raises(SystemExit, match="65"):
             load(file)
-        needs = "needs image and label or labels: see --image_column_name"
+        needs = "needs image and label or labels: pass --columns label=kind"
         assert needs in capsys.readouterr().err
         assert labels_of(load(file, label_column_name="kind")[1]) == ["a", "b"]
 
