@@ -36,7 +36,7 @@ def copy_recipe(root: Path, recipe: Path, target: Path, command: str) -> list[Pa
     for source, copy in zip(sources, copies, strict=True):
         (target / copy).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target / copy)
-    shutil.copytree(root / CONFIGS, target / CONFIGS, symlinks=True)
+    shutil.copytree(root / CONFIGS, target / CONFIGS)
     shutil.copyfile(root / REQUIREMENTS, target / REQUIREMENTS)
 
     commit = origin.find_commit(root, [*sources, root / CONFIGS, root / REQUIREMENTS])

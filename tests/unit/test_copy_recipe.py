@@ -50,7 +50,6 @@ def repository(tmp_path):
             "scripts/rehearse.py": "import one\n",
         },
     )
-    (root / "accelerate_configs" / "first.yaml").symlink_to("ddp.yaml")
     author = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
     for words in (["init", "-q"], ["add", "."], [*author, "commit", "-qm", "Begin"]):
         subprocess.run(["git", "-C", root, *words], check=True)
@@ -195,6 +194,7 @@ class TestRecipesOfThisRepository:
         }
         expected = (REPO / "accelerate_configs").iterdir()
         assert configs == {path.name: path.read_bytes() for path in expected}
+        assert configs["fsdp.yaml"] == configs["fsdp2_full_shard.yaml"]
         requirements = (REPO / "requirements.txt").read_text()
         assert (folder / "requirements.txt").read_text() == requirements
 
@@ -209,12 +209,6 @@ class TestCopies:
             "components/loss.py",
             "one.py",
         ]
-
-    def test_links_between_configs_stay_links(self, repository, tmp_path):
-        recipe = repository / "recipes" / "one.py"
-        copying.copy_recipe(repository, recipe, tmp_path / "copy", "command")
-        link = tmp_path / "copy" / "accelerate_configs" / "first.yaml"
-        assert link.is_symlink() and link.read_text() == "num_processes: 2\n"
 
     def test_the_origin_names_commit_and_command(self, repository, tmp_path):
         recipe = repository / "recipes" / "one.py"
