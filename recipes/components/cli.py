@@ -28,6 +28,7 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 from transformers.hf_argparser import HfArgumentParser
 
+from components import __version__
 from components.exits import Exit
 from components.status import fail
 
@@ -181,6 +182,7 @@ class RecipeParser(HfArgumentParser):
             default=argparse.SUPPRESS,  # not an argument of the recipe: take_config reads it
             help="read arguments from this YAML or JSON",
         )
+        self.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
 
     def error(self, message: str) -> NoReturn:
         """End with 64 and one line, and suggest the nearest flag for one that does not exist."""

@@ -14,7 +14,7 @@ from launching import REPO
 from template import copying, imports, origin
 
 RECIPES = copying.find_recipes(REPO)
-OTHERS = {"accelerate_configs", "requirements.txt", "ORIGIN.md"}
+OTHERS = {"accelerate_configs", "requirements.txt", "LICENSE", "ORIGIN.md"}
 
 
 def write_tree(folder: Path, files: dict[str, str]) -> None:
@@ -47,6 +47,7 @@ def repository(tmp_path):
             "recipes/components/rows.py": "import json\n",
             "accelerate_configs/ddp.yaml": "num_processes: 2\n",
             "requirements.txt": "torch\n",
+            "LICENSE": "Apache\n",
             "scripts/rehearse.py": "import one\n",
         },
     )
@@ -195,8 +196,8 @@ class TestRecipesOfThisRepository:
         expected = (REPO / "accelerate_configs").iterdir()
         assert configs == {path.name: path.read_bytes() for path in expected}
         assert configs["fsdp.yaml"] == configs["fsdp2_full_shard.yaml"]
-        requirements = (REPO / "requirements.txt").read_text()
-        assert (folder / "requirements.txt").read_text() == requirements
+        for name in ("requirements.txt", "LICENSE"):
+            assert (folder / name).read_bytes() == (REPO / name).read_bytes()
 
 
 class TestCopies:
