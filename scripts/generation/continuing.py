@@ -19,8 +19,9 @@ def run(args: argparse.Namespace) -> None:
     name = args.model_name_or_path
     device = args.device or loading.default_device()
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(name)
-        model = AutoModelForCausalLM.from_pretrained(name).to(device).eval()
+        tokenizer: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False)
+        model = model.to(device).eval()
     except loading.LOAD_ERRORS as error:
         reason = " ".join(str(error).split())[:LONGEST_REASON]
         stop(Exit.USAGE, f"{name} cannot be loaded: {reason}")
