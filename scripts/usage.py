@@ -3,8 +3,9 @@
 import argparse
 from typing import Any, NoReturn
 
+import paths  # noqa: F401  makes recipes/ importable
 from components import __version__
-from exits import Exit  # makes recipes/ importable
+from exits import Exit
 
 
 class Parser(argparse.ArgumentParser):

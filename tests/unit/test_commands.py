@@ -1,9 +1,10 @@
-"""Every command in the README, in the docstrings and in the Makefile is one that its program
+"""Every command in README.md, AGENTS.md, the docstrings and the Makefile is one that its program
 accepts."""
 
 import importlib
 import re
 import shlex
+import subprocess
 import sys
 
 import pytest
@@ -30,11 +31,12 @@ PLAIN = {
     "source .venv/bin/activate",
     "pip install -r requirements.txt",
     "pip install liger-kernel",
+    "python -m pytest -q tests/unit/components/test_cli.py",
 }
 
 
 def commands_of_readme():
-    text = (REPO / "README.md").read_text()
+    text = (REPO / "README.md").read_text() + (REPO / "AGENTS.md").read_text()
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     inline = [
         code for code in re.findall(r"`([^`\n]+)`", text) if re.match(r"(source|pip|make) ", code)
@@ -105,3 +107,14 @@ def test_the_command_is_accepted(command, monkeypatch):
         args = launch_command_parser().parse_args(words[2:])
         assert args.quiet or (REPO / args.config_file).is_file()
         parse_with(args.training_script, args.training_script_args, monkeypatch)
+
+
+def test_make_help_shows_every_target_whole_and_within_80_columns():
+    targets = re.findall(r"^([a-z-]+):.*##", (REPO / "Makefile").read_text(), re.MULTILINE)
+    lines = subprocess.check_output(["make", "-C", REPO, "--no-print-directory", "help"], text=True)
+    columns = [re.fullmatch(r"(\S+) +(\S.*)", line) for line in lines.splitlines()]
+    assert [column[1] for column in columns] == targets
+    assert len({column.start(2) for column in columns}) == 1  # aligned
+    assert max(map(len, lines.splitlines())) <= 80
+    described = [column[2] for column in columns]
+    assert "offline: train a tiny model, see its answers before and after" in described

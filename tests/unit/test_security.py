@@ -102,6 +102,17 @@ def test_a_pickle_in_the_place_of_weights_is_refused(name, plant, model, mark):
     assert not mark.exists()
 
 
+def test_a_pickle_in_the_place_of_adapters_is_refused(model, mark, tmp_path):
+    adapters = tmp_path / "adapters"
+    adapters.mkdir()
+    config = {"peft_type": "LORA", "r": 2, "target_modules": ["q_proj"]}
+    (adapters / "adapter_config.json").write_text(json.dumps(config))
+    damage.torch_pickle(adapters / "adapter_model.bin", mark)
+    with pytest.raises(SystemExit, match="65"):
+        loading.load_model(loading.Source(str(adapters), str(model)), "auto", "cpu")
+    assert not mark.exists()
+
+
 def test_a_planted_pickle_does_run_where_nothing_forbids_it(tmp_path, mark):
     """Otherwise the tests above would show nothing."""
     damage.torch_pickle(tmp_path / "weights.bin", mark)
