@@ -16,8 +16,8 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help install install-dev docs quickstart proof bench pictures test check fix test-gpu gpu-proof gpu-wheels clean
 .PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-bert_ner quickstart-t5 quickstart-llama_dpo quickstart-vit quickstart-mixtral
 
-help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s:
+help:  ## list these targets
+	@awk -F ':.*## +' '/^[a-z-]+:.*## / {printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/bin/python:
 	$(BASE_PYTHON) -m venv $(VENV)
@@ -32,9 +32,9 @@ $(VENV)/.installed-dev: requirements.txt requirements-dev.txt | $(VENV)/bin/pyth
 
 install: $(VENV)/.installed  ## set up the virtual environment
 
-install-dev: $(VENV)/.installed-dev  ## the same, with what tests and linting need
+install-dev: $(VENV)/.installed-dev  ## the same, and what tests and linting need
 
-quickstart: install quickstart-$(RECIPE)  ## offline: make a tiny model, train it, see its answers before and after
+quickstart: install quickstart-$(RECIPE)  ## offline: train a tiny model, see its answers before and after
 
 # One process on whatever the machine has; accelerate would give it one CPU thread
 quickstart-llama:
@@ -163,24 +163,24 @@ $(VENV)/.installed-docs: requirements-docs.txt | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install --quiet -r requirements-docs.txt
 	touch $@
 
-docs: $(VENV)/.installed-docs  ## build the site of docs/ into site/, with links and anchors checked
+docs: $(VENV)/.installed-docs  ## build the site of docs/ into site/, with links checked
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --quiet
 	@printf 'The site is in site/index.html.\n'
 
-check: install-dev  ## lint, types and what runs in process, in a minute
+check: install-dev  ## lint, types and unit tests
 	ruff check .
 	ruff format --check .
 	pyrefly check
 	python -m pytest -q -n 2 tests/unit
 
-fix: install-dev  ## let the linter fix what it can, and format
+fix: install-dev  ## apply the linter's fixes, and format
 	ruff check --fix .
 	ruff format .
 
-test: check  ## all tests that need no GPU; gpu tests show as skipped
+test: check  ## all tests that need no GPU; tests/gpu shows as skipped
 	python -m pytest -q -rs -n 3 --dist worksteal tests/launch tests/gpu
 
-proof: install  ## measure every strategy and the planner, about 90 minutes on two cores; write the tables of the documents
+proof: install  ## measure every strategy and the planner; write the tables
 	python scripts/parity.py --json results/parity.json
 	python scripts/validate_planner.py --json results/planner.json
 	python scripts/track_ranks.py --json results/planner_ranks.json
@@ -188,7 +188,7 @@ proof: install  ## measure every strategy and the planner, about 90 minutes on t
 	python scripts/time_quickstarts.py --json results/quickstarts.json
 	python scripts/readme_tables.py
 
-bench: install-dev  ## speed against a bare loop, Trainer and SFTTrainer: hours on two idle cores; needs GSM8K's rows
+bench: install-dev  ## speed against other trainers: hours; needs GSM8K's rows
 	python scripts/benchmark.py
 	python scripts/benchmark_tables.py --picture results/speed.png
 	python scripts/readme_tables.py
@@ -199,10 +199,10 @@ pictures: install  ## draw the pictures of README.md and docs/ from results/
 test-gpu: install-dev  ## the tests that need a GPU
 	python -m pytest -q -rs tests/gpu
 
-gpu-proof: install  ## every claim that only a GPU can show; PROOF="--minutes 10" for the best ten minutes
+gpu-proof: install  ## what only a GPU can show; PROOF="--minutes 10" limits it
 	python scripts/gpu_proof.py $(PROOF)
 
-gpu-wheels: install  ## put what a machine with a GPU and no network may lack into runs/gpu_wheels
+gpu-wheels: install  ## download packages for a GPU machine without a network
 	python scripts/gpu_wheels.py --python_version $(PYTHON) --cuda $(CUDA)
 
 clean:  ## remove the environment, the runs and the site

@@ -193,7 +193,7 @@ def tag_columns(args: Arguments) -> list[str]:
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, dict[str, int]]:
     """Return rows to train on, rows to evaluate on, and the id of each tag. EDIT: filters."""
     with loading("model", args.model_name_or_path):
-        config = AutoConfig.from_pretrained(args.model_name_or_path)
+        config = AutoConfig.from_pretrained(args.model_name_or_path, trust_remote_code=False)
     model_names = names_in_config(config)
     evaluate = args.eval_strategy != "no"
     train_split, eval_split = open_splits(args, evaluate=evaluate)

@@ -244,7 +244,7 @@ def load_processor(name: str) -> tuple[Any, tuple[int, int]]:
     """Return the image processor, and the (height, width) of its output."""
     with loading("image processor", name):
         # Pillow, so that pixels are the same with and without torchvision
-        processor = AutoImageProcessor.from_pretrained(name, backend="pil")
+        processor = AutoImageProcessor.from_pretrained(name, backend="pil", trust_remote_code=False)
     pixels = processor(Image.new("RGB", (64, 64)), return_tensors="pt")["pixel_values"]
     height, width = pixels.shape[-2:]
     return processor, (height, width)

@@ -5,8 +5,8 @@
     cd my_project && accelerate launch --config_file accelerate_configs/fsdp.yaml llama.py --help
 
 The folder gets the recipe under its own name, the modules of recipes/ that it imports,
-accelerate_configs/, requirements.txt, and ORIGIN.md, which names the commit. The copy runs there
-and needs nothing else from this repository.
+accelerate_configs/, requirements.txt, LICENSE, and ORIGIN.md, which names the commit. The copy runs
+there and needs nothing else from this repository.
 
 Exit codes: 0 done, 64 usage, 73 cannot write.
 """

@@ -12,6 +12,10 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "scripts"
 RECIPES = ROOT / "recipes"
 CONFIGS = ROOT / "accelerate_configs"
+# The YAML to start with, and the name that says what it does: a copy instead of a link, since a
+# download of a link, or a checkout on Windows, is a file that holds nothing but a name.
+FIRST_CHOICE = CONFIGS / "fsdp.yaml"
+SAME_AS_FIRST_CHOICE = CONFIGS / "fsdp2_full_shard.yaml"
 
 if str(RECIPES) not in sys.path:
     sys.path.append(str(RECIPES))

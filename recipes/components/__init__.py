@@ -5,3 +5,5 @@ puts a script's folder first on its path. `python scripts/copy_recipe.py llama m
 recipe together with the modules that it reaches. A module imports only from layers below its own
 (tests/unit/test_recipes.py holds it to that).
 """
+
+__version__ = "0.1.0"  # of the recipes and commands, and of a copy

@@ -1,5 +1,7 @@
 """Make the Accelerator of a recipe, or end with one line for each reason why it cannot run."""
 
+import datasets
+import transformers
 from accelerate import Accelerator
 
 from components.arguments import CommonArguments
@@ -29,4 +31,12 @@ def make_accelerator(args: CommonArguments) -> Accelerator:
     if problems:
         fail(Exit.USAGE, *problems)
     set_up_engine(args, accelerator)
+    if not accelerator.is_local_main_process:
+        hide_progress_bars()
     return accelerator
+
+
+def hide_progress_bars() -> None:
+    """Have this rank show no progress of loading: one line per host, and not one per rank."""
+    transformers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()

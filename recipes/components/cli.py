@@ -29,6 +29,7 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 from transformers.hf_argparser import HfArgumentParser
 
+from components import __version__
 from components.exits import Exit
 from components.status import fail
 
@@ -184,6 +185,7 @@ class RecipeParser(HfArgumentParser):
             help="read arguments from this YAML or JSON file, or from a run.json, to repeat its "
             "run; flags on the command line override the file",
         )
+        self.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
 
     def error(self, message: str) -> NoReturn:
         """End with 64 and one line, and suggest the nearest flag for one that does not exist."""

@@ -35,7 +35,7 @@ def held_out_loss(model_folder: Path, batches: Sequence[Batch]) -> float:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(model_folder).eval()
+    model = AutoModelForCausalLM.from_pretrained(model_folder, trust_remote_code=False).eval()
     loss = 0.0
     count = 0
     with torch.no_grad():

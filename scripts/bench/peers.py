@@ -15,7 +15,11 @@ def load_model(args: argparse.Namespace) -> Any:
     from transformers import AutoModelForCausalLM, set_seed
 
     set_seed(args.seed)  # adapters start from random numbers
-    options = {"dtype": args.dtype, "attn_implementation": args.attn_implementation}
+    options = {
+        "dtype": args.dtype,
+        "attn_implementation": args.attn_implementation,
+        "trust_remote_code": False,
+    }
     if args.load_in_4bit:
         options["quantization_config"] = quantization(args)
     model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path, **options)

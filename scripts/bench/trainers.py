@@ -36,7 +36,9 @@ def run_trainer(args: argparse.Namespace) -> None:
     """Train with transformers' Trainer."""
     from transformers import AutoTokenizer, DataCollatorForSeq2Seq, Trainer, TrainingArguments
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(args.model_name_or_path, padding_side="right")
+    tokenizer: Any = AutoTokenizer.from_pretrained(
+        args.model_name_or_path, padding_side="right", trust_remote_code=False
+    )
     rows = read_rows(args, tokenizer)
     trainer = Trainer(
         load_model(args),
@@ -54,7 +56,9 @@ def run_trl(args: argparse.Namespace) -> None:
     from transformers import AutoTokenizer
     from trl import SFTConfig, SFTTrainer
 
-    tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path, padding_side="right")
+    tokenizer = AutoTokenizer.from_pretrained(
+        args.model_name_or_path, padding_side="right", trust_remote_code=False
+    )
     config = SFTConfig(**common_settings(args), max_length=args.max_length, packing=args.packing)
     rows = read_rows(args, tokenizer)
     model = load_model(args)

@@ -3,7 +3,10 @@
 loading      a trained folder: the model, or adapters on their base, and the tokenizer
 answering    answers to conversations
 questions    rows of a file as questions with a reference, read as the recipe reads them
+printing     answers on a terminal, without control characters
+continuing   what continue_text.py does with its command line
 scoring      exact match, for all rows and for each skill
+session      what generate.py does with its command line
 """
 
 import paths  # noqa: F401  makes recipes/ importable

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -17,7 +18,16 @@ from transformers import (
 
 from exits import Exit, first_line, stop
 
-LOAD_ERRORS = (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError, SafetensorError)
+LOAD_ERRORS = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    ImportError,
+    KeyError,
+    TypeError,
+    SafetensorError,
+    UnpicklingError,  # a .bin file with more than tensors, which torch refuses
+)
 
 
 @dataclass(frozen=True)
@@ -102,7 +112,9 @@ def load_chat_tokenizer(source: Source) -> Any:
     """Return the tokenizer with its chat template, padding on the left."""
     name = source.tokenizer
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(name, padding_side="left")
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            name, padding_side="left", trust_remote_code=False
+        )
     except LOAD_ERRORS as error:
         if not Path(name).is_dir():
             reason = first_line(error)
@@ -123,7 +135,11 @@ def load_model(source: Source, dtype: str, device: str, load_in_4bit: bool = Fal
     dtype: of the weights, "auto" for that of the files; with 4-bit weights that of the products,
         where "auto" is bfloat16.
     """
-    options: dict[str, Any] = {"dtype": dtype, "device_map": device}
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "device_map": device,
+        "trust_remote_code": False,
+    }
     if load_in_4bit:
         options["quantization_config"] = nf4(dtype)
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from generation.answering import Answerer
+from generation.printing import printable
 from generation.questions import Question
 
 SHOWN = 8  # answers that are printed
@@ -90,7 +91,7 @@ def print_answers(answered: Sequence[Answered]) -> None:
         mark = "right"
         if not one.correct:
             mark = f"wrong, should be: {one.question.reference}"
-        print(f"{one.question.messages[-1]['content']} -> {one.answer} ({mark})")
+        print(printable(f"{one.question.messages[-1]['content']} -> {one.answer} ({mark})"))
 
 
 def print_score(answered: Sequence[Answered]) -> None:

@@ -150,7 +150,7 @@ def planned_tensors(setup: Setup, flags: Flags, data: Path) -> int:
 
     args = recipe.parse_words([str(word) for word in as_words(flags)])
     plan = Plan(args, mixed_precision="bf16" if setup.on_gpu else "no")
-    config = AutoConfig.from_pretrained(args.model_name_or_path)
+    config = AutoConfig.from_pretrained(args.model_name_or_path, trust_remote_code=False)
     rows = flags["per_device_train_batch_size"]
     batch = Batch(rows, flags["max_length"], supervised_tokens(data, rows))
     tensors = closed_form(plan, config, batch)[0]

@@ -113,7 +113,7 @@ def measure(config: str, job: str, tiny: Path, folder: Path) -> Row:
 def supervised_tokens(folder: Path, length: int) -> int:
     """Return the supervised tokens of a micro-batch; the first token of a row is never one."""
     line, *_ = (folder / "rows.jsonl").read_text().splitlines()
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model", trust_remote_code=False)
     labels = recipe.labels_of(json.loads(line), tokenizer, length)
     assert len(labels) == length
     counted = [label for label in labels[1:] if label != IGNORED]

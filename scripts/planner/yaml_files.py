@@ -7,7 +7,7 @@ from typing import Any
 from components import config_files, config_strategy
 from components.config_findings import IGNORED, STOPS
 from components.config_reading import as_read
-from paths import CONFIGS
+from paths import CONFIGS, SAME_AS_FIRST_CHOICE
 
 from .errors import UnplannableError
 
@@ -89,10 +89,8 @@ def as_accelerate_reads(file: config_files.ConfigFile) -> Config:
 
 
 def shipped_files() -> list[Path]:
-    """Return the files of accelerate_configs/ by name; a link replaces the file it points to."""
-    links_last = sorted(CONFIGS.glob("*.yaml"), key=lambda path: (path.is_symlink(), path.name))
-    by_target = {path.resolve(): path for path in links_last}
-    return sorted(by_target.values())
+    """Return the files of accelerate_configs/ by name; of the two that are equal, fsdp.yaml."""
+    return sorted(set(CONFIGS.glob("*.yaml")) - {SAME_AS_FIRST_CHOICE})
 
 
 def makes_sense_on(config: Config, ranks: int, machines: int) -> bool:

@@ -7,7 +7,7 @@ accumulation has fewer rows.
 
 from dataclasses import dataclass, replace
 
-from paths import CONFIGS
+from paths import CONFIGS, FIRST_CHOICE
 
 # Arguments of make_tiny.py for a recipe's tiny model and rows. Its matrices have at least 320 x 320
 # elements, since ZeRO-3 does not shard tensors below 100,000 elements.
@@ -127,8 +127,8 @@ def reference_of(run: Run) -> Run:
 
 
 def configs() -> list[str]:
-    """Names of the shipped YAML files, without those that are links."""
-    return sorted(path.stem for path in CONFIGS.glob("*.yaml") if not path.is_symlink())
+    """Names of the shipped YAML files, without fsdp.yaml, which is a copy of another one."""
+    return sorted(path.stem for path in set(CONFIGS.glob("*.yaml")) - {FIRST_CHOICE})
 
 
 def ranks_of(config: str, wanted: int) -> int:

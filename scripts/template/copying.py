@@ -8,6 +8,7 @@ from template.imports import modules_needed
 
 CONFIGS = "accelerate_configs"
 REQUIREMENTS = "requirements.txt"
+LICENSE = "LICENSE"
 ORIGIN = "ORIGIN.md"
 
 
@@ -36,8 +37,9 @@ def copy_recipe(root: Path, recipe: Path, target: Path, command: str) -> list[Pa
     for source, copy in zip(sources, copies, strict=True):
         (target / copy).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target / copy)
-    shutil.copytree(root / CONFIGS, target / CONFIGS, symlinks=True)
-    shutil.copyfile(root / REQUIREMENTS, target / REQUIREMENTS)
+    shutil.copytree(root / CONFIGS, target / CONFIGS)
+    for name in (REQUIREMENTS, LICENSE):
+        shutil.copyfile(root / name, target / name)
 
     commit = origin.find_commit(root, [*sources, root / CONFIGS, root / REQUIREMENTS])
     names = [copy.as_posix() for copy in copies[1:]]

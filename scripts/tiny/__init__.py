@@ -16,3 +16,5 @@ Every module imports only what is listed above it:
     bert_ner         the BERT, and sentences with names
     makers           all of them by recipe: make(recipe, folder, words)
 """
+
+import paths  # noqa: F401  makes recipes/ importable

@@ -179,7 +179,6 @@ def copy(tmp_path):
                 shutil.copytree(
                     path,
                     folder / path.name,
-                    symlinks=True,
                     ignore=shutil.ignore_patterns("__pycache__"),
                 )
             else:

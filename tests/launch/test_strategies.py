@@ -77,7 +77,7 @@ SAVED = {
 
 
 def test_the_table_is_complete():
-    assert set(TABLE) == {path.stem for path in CONFIGS.glob("*.yaml") if not path.is_symlink()}
+    assert set(TABLE) == {path.stem for path in CONFIGS.glob("*.yaml")} - {"fsdp"}
     assert set(TABLE) == set(jobs.configs())
     assert all(len(row) == len(jobs.WEIGHTS) for row in TABLE.values()) and len(PAIRS) == 64
     refused = [

@@ -4,6 +4,7 @@ accepts."""
 import importlib
 import re
 import shlex
+import subprocess
 import sys
 
 import pytest
@@ -31,11 +32,12 @@ PLAIN = {
     "pip install -r requirements.txt",
     "pip install liger-kernel",
     "apt install g++",
+    "python -m pytest -q tests/unit/components/test_cli.py",
 }
 
 
 DOCUMENTS = [
-    *(REPO / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
+    *(REPO / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md", "examples/README.md")),
     *sorted((REPO / "docs").glob("*.md")),
 ]
 # In sentences. Left out are names of programs without arguments, and commands with a placeholder.
@@ -141,3 +143,14 @@ def test_the_command_is_accepted(command, monkeypatch):
         args = launch_command_parser().parse_args(words[2:])
         assert args.quiet or (REPO / args.config_file).is_file()
         parse_with(args.training_script, args.training_script_args, monkeypatch)
+
+
+def test_make_help_shows_every_target_whole_and_within_80_columns():
+    targets = re.findall(r"^([a-z-]+):.*##", (REPO / "Makefile").read_text(), re.MULTILINE)
+    lines = subprocess.check_output(["make", "-C", REPO, "--no-print-directory", "help"], text=True)
+    columns = [re.fullmatch(r"(\S+) +(\S.*)", line) for line in lines.splitlines()]
+    assert [column[1] for column in columns] == targets
+    assert len({column.start(2) for column in columns}) == 1  # aligned
+    assert max(map(len, lines.splitlines())) <= 80
+    described = [column[2] for column in columns]
+    assert "offline: train a tiny model, see its answers before and after" in described

@@ -14,7 +14,7 @@ from launching import REPO
 from template import copying, imports, origin
 
 RECIPES = copying.find_recipes(REPO)
-OTHERS = {"accelerate_configs", "requirements.txt", "ORIGIN.md"}
+OTHERS = {"accelerate_configs", "requirements.txt", "LICENSE", "ORIGIN.md"}
 
 
 def write_tree(folder: Path, files: dict[str, str]) -> None:
@@ -47,10 +47,10 @@ def repository(tmp_path):
             "recipes/components/rows.py": "import json\n",
             "accelerate_configs/ddp.yaml": "num_processes: 2\n",
             "requirements.txt": "torch\n",
+            "LICENSE": "Apache\n",
             "scripts/rehearse.py": "import one\n",
         },
     )
-    (root / "accelerate_configs" / "first.yaml").symlink_to("ddp.yaml")
     author = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
     for words in (["init", "-q"], ["add", "."], [*author, "commit", "-qm", "Begin"]):
         subprocess.run(["git", "-C", root, *words], check=True)
@@ -195,8 +195,9 @@ class TestRecipesOfThisRepository:
         }
         expected = (REPO / "accelerate_configs").iterdir()
         assert configs == {path.name: path.read_bytes() for path in expected}
-        requirements = (REPO / "requirements.txt").read_text()
-        assert (folder / "requirements.txt").read_text() == requirements
+        assert configs["fsdp.yaml"] == configs["fsdp2_full_shard.yaml"]
+        for name in ("requirements.txt", "LICENSE"):
+            assert (folder / name).read_bytes() == (REPO / name).read_bytes()
 
 
 class TestCopies:
@@ -209,12 +210,6 @@ class TestCopies:
             "components/loss.py",
             "one.py",
         ]
-
-    def test_links_between_configs_stay_links(self, repository, tmp_path):
-        recipe = repository / "recipes" / "one.py"
-        copying.copy_recipe(repository, recipe, tmp_path / "copy", "command")
-        link = tmp_path / "copy" / "accelerate_configs" / "first.yaml"
-        assert link.is_symlink() and link.read_text() == "num_processes: 2\n"
 
     def test_the_origin_names_commit_and_command(self, repository, tmp_path):
         recipe = repository / "recipes" / "one.py"

@@ -1,0 +1,42 @@
+"""What continue_text.py does with its command line: continue texts as they are."""
+
+import argparse
+from typing import Any
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from exits import Exit, stop
+from generation import loading
+from generation.printing import printable
+
+LONGEST_REASON = 300  # characters
+
+
+def run(args: argparse.Namespace) -> None:
+    """Carry out a command line of continue_text.py; exit with 64 if there is no such model."""
+    logging.disable_progress_bar()
+    name = args.model_name_or_path
+    device = args.device or loading.default_device()
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False)
+        model = model.to(device).eval()
+    except loading.LOAD_ERRORS as error:
+        reason = " ".join(str(error).split())[:LONGEST_REASON]
+        stop(Exit.USAGE, f"{name} cannot be loaded: {reason}")
+
+    decoding = {"do_sample": False}
+    if args.temperature > 0:
+        decoding = {"do_sample": True, "temperature": args.temperature}
+    for prompt in args.prompt:
+        inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+        length = inputs["input_ids"].shape[1]
+        output = model.generate(
+            **inputs.to(device),
+            max_new_tokens=args.max_new_tokens,
+            pad_token_id=tokenizer.eos_token_id,
+            **decoding,
+        )
+        text = tokenizer.decode(output[0, length:], skip_special_tokens=True)
+        print(printable(f"{prompt} ->{text}"))
