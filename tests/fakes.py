@@ -14,6 +14,7 @@ def fake_accelerator(**settings):
         "distributed_type": DistributedType.NO,
         "num_processes": 1,
         "is_main_process": True,
+        "is_local_main_process": True,
         "is_fsdp2": False,
         "mixed_precision": "no",
         "native_amp": False,
