@@ -277,7 +277,7 @@ bad_file(
     "blank lines",
     "rows.jsonl",
     "\n \r\n\n",
-    ["rows.jsonl, line 1: is blank", "none of the 3 lines"],
+    ["rows.jsonl: none of the 3 lines", "line 1: is blank"],
 )
 bad_file("only a BOM", "rows.jsonl", "\ufeff", ["rows.jsonl"])
 bad_file(
@@ -354,7 +354,9 @@ bad_file(
     f'{{"data": [{GOOD}]}}',
     ["rows.json, row 1", "columns data", COLUMNS],
 )
-bad_file("json: numbers", "rows.json", "[1, 2]", ["rows.json, row 1", COLUMNS])
+bad_file(
+    "json: numbers", "rows.json", "[1, 2]", ["rows.json: none of the 2 rows", "row 1: ", COLUMNS]
+)
 bad_file(
     "json: mixed types",
     "rows.json",

@@ -134,9 +134,10 @@ def refuse_missing_files(source: Source) -> None:
     """End with 65 if a file or folder does not exist, and suggest one with a similar name."""
     for file in source.files:
         if not file.exists():
-            close = difflib.get_close_matches(file.name, list_names(file.parent), 1)
-            meaning = f"; did you mean {file.with_name(close[0])}?" if close else ""
-            fail(Exit.DATA, f"{file}: no such file{meaning}")
+            problem = f"{file}: no such file"
+            for close in difflib.get_close_matches(file.name, list_names(file.parent), 1):
+                problem += f"; did you mean {file.with_name(close)}?"
+            fail(Exit.DATA, problem)
     if not source.files and is_path(source.name) and not Path(source.name).exists():
         fail(Exit.DATA, f"{source.name}: no such file or folder")
 

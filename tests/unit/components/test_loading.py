@@ -84,7 +84,11 @@ def test_only_a_hub_that_cannot_be_reached_has_its_own_code(what, name, error, c
     ended, lines = told(what, name, error, capsys)
     assert ended == code and len(lines) == 1 + (code == 69)
     text = " ".join(str(error).split())
-    assert lines[0] == f"error: {name}: no {what}: {type(error).__name__}: {text}"
+    reason = f"{type(error).__name__}: {text}"
+    problem = f"no {what}: {reason}"
+    if code == 69:
+        problem = f"no such folder here, and no {what} from the hub: {reason}"
+    assert lines[0] == f"error: {name}: {problem}"
 
 
 def test_a_head_that_cannot_be_changed_is_explained(capsys):
