@@ -81,11 +81,13 @@ def draw_resume(theme: Theme) -> str:
     killed = recording["killed"]
     whole = recording["uninterrupted"]
     checkpoint = recording["checkpoint"]
-    equal = "bit for bit" if recording["unequal"] == 0 else "not bit for bit"
+    title = "Killed and resumed, the run continues bit for bit as if nothing had happened"
+    if recording["unequal"]:
+        title = f"Killed and resumed, the run differs in {recording['unequal']} steps or tensors"
     figure = figure_of(
         theme,
         4.0,
-        f"Killed and resumed, the run continues {equal} as if nothing had happened",
+        title,
         f"Tiny Llama, fp32, {recording['config']}.yaml on {recording['ranks']} CPU ranks, a "
         "checkpoint every 10 steps. SIGKILL to all ranks,\nthen the same command once more: every "
         "loss, gradient norm and final weight is compared. Not yet measured on GPUs.",
