@@ -4,9 +4,11 @@ A recipe's own dataclass inherits from CommonArguments and from the groups that 
 and components take the group that they need, so a type checker knows which arguments exist.
 """
 
+import argparse
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from components.cli import MAY_CHANGE, Above, AnyNumber, AtLeast, Below, ReadBy, arg
 
@@ -14,7 +16,12 @@ Optimizer = Literal[
     "adamw_torch_fused", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"
 ]
 LearningRateSchedule = Literal[
-    "linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"
+    "linear",
+    "cosine",
+    "cosine_with_min_lr",
+    "constant",
+    "constant_with_warmup",
+    "inverse_sqrt",
 ]
 SamplingStrategy = Literal["random", "sequential", "group_by_length"]
 Tracker = Literal[
@@ -37,6 +44,18 @@ def full_name_of_dtype(name: str) -> str:
     return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(name, name)
 
 
+def read_json_object(text: str) -> dict[str, Any]:
+    """Return the object of a JSON text; an ArgumentTypeError refuses anything else."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    if not isinstance(value, dict):
+        example = '{"min_lr": 1e-6}'
+        raise argparse.ArgumentTypeError(f"{text} is not a JSON object, as {example} is")
+    return value
+
+
 def without_dashes(name: str) -> str:
     """Return the name of an argument that may have been written as a flag."""
     return name.lstrip("-")
@@ -48,8 +67,11 @@ class ModelArguments:
 
     GROUP: ClassVar[str] = "Model"
     model_name_or_path: str = arg("", "hub id or folder of the model")
+    model_revision: str = arg("main", "branch, tag or commit of a model on the hub")
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], ReadBy(full_name_of_dtype)] = arg(
-        "float32", "type of the weights; bfloat16 halves a frozen base"
+        "float32",
+        "type of the weights, also as fp32, bf16 or fp16; bfloat16 halves the memory of a frozen "
+        "base",
     )
     no_master_weights: Annotated[bool, MAY_CHANGE] = arg(
         False,
@@ -236,7 +258,21 @@ class TrainingArguments:
     learning_rate: Annotated[float, Above(0)] = arg(
         2e-5, "peak of the learning rate; adapters need about ten times more"
     )
+    adam_beta1: Annotated[float, AtLeast(0), Below(1)] = arg(
+        0.9, "decay of AdamW's running mean of gradients, per step"
+    )
+    adam_beta2: Annotated[float, AtLeast(0), Below(1)] = arg(
+        0.999, "decay of AdamW's running mean of squared gradients, per step"
+    )
+    adam_epsilon: Annotated[float, Above(0)] = arg(
+        1e-8, "number that AdamW adds to the root of the squared gradients, against division by 0"
+    )
     lr_scheduler_type: LearningRateSchedule = arg("linear", "schedule after the warmup")
+    lr_scheduler_kwargs: Annotated[dict[str, Any] | None, ReadBy(read_json_object)] = arg(
+        None,
+        "further settings of the schedule as JSON: cosine_with_min_lr needs min_lr or min_lr_rate, "
+        "the share of the peak that is left at the end, as in '{\"min_lr_rate\": 0.1}'",
+    )
     warmup_steps: Annotated[float, AtLeast(0)] = arg(
         0, "optimizer steps of warmup; a value below 1 is a share of all steps"
     )
@@ -268,6 +304,9 @@ class EvaluationArguments:
         "optimizer steps between lines of metrics.jsonl; only these wait for the device",
     )
     report_to: Annotated[Tracker, MAY_CHANGE] = arg("none", "tracker that also gets the metrics")
+    run_name: Annotated[str | None, MAY_CHANGE] = arg(
+        None, "name of the run in the tracker [the tracker chooses]"
+    )
 
 
 @dataclass(kw_only=True)

@@ -21,12 +21,15 @@ DEFAULT_CHAT_TEMPLATE = (
 )
 
 
-def load_tokenizer(name: str) -> Any:
+def load_tokenizer(name: str, revision: str = "main") -> Any:
     """Return the tokenizer of a folder or hub id, with a chat template and a pad token.
 
     Ends with 64 if there is none, and with 69 if the hub cannot be reached.
+
+    Args:
+        revision: branch, tag or commit on the hub.
     """
-    tokenizer = load_text_tokenizer(name)
+    tokenizer = load_text_tokenizer(name, revision)
     if not tokenizer.chat_template:
         tokenizer.chat_template = DEFAULT_CHAT_TEMPLATE
     return tokenizer

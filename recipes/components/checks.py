@@ -20,6 +20,7 @@ from components.cli import find_out_of_bounds
 from components.device_checks import find_device_problems
 from components.exits import Exit
 from components.launch_file import find_launch_faults
+from components.optimizer import find_schedule_problem
 from components.status import RANK, fail
 from components.strategy_checks import find_missing_device, find_strategy_problems
 
@@ -58,6 +59,9 @@ def find_conflicts(args: CommonArguments) -> Iterator[str]:
             "float16 weights cannot be trained without an fp32 master copy: use --dtype float32 "
             "with mixed_precision: fp16 in the YAML"
         )
+    schedule_problem = find_schedule_problem(args)
+    if schedule_problem is not None:
+        yield schedule_problem
     yield from find_path_problems(args)
     unknown = set(args.allow_change) - set(vars(args)) - {"data"}
     if unknown:

@@ -272,6 +272,8 @@ def words_of_file(parser: RecipeParser, path: str) -> list[str]:
             fail(Exit.USAGE, f"{CONFIG_FLAG} {path}: {name} is not an argument{meaning}")
         if value is None or (value == [] and action.nargs != "*"):
             continue
+        if isinstance(value, dict):
+            value = json.dumps(value)
         values = value if isinstance(value, list) else [value]
         words += [flag, *map(str, values)]
     return words

@@ -52,6 +52,7 @@ def call_from_pretrained(
         "dtype": args.dtype,
         "attn_implementation": args.attn_implementation,
         "quantization_config": quantization(args, accelerator),
+        "revision": args.model_revision,
         "trust_remote_code": False,
         **options,
     }
@@ -121,7 +122,8 @@ def add_adapters(
 
     check_adapters(model, args.lora_target_modules)
     computes_in_16_bits = accelerator.mixed_precision != "no"
-    config = lora_config(args, modules_to_save=list(new_modules) or None, **options)
+    options |= {"modules_to_save": list(new_modules) or None, "revision": args.model_revision}
+    config = lora_config(args, **options)
     # Adapters of a 16-bit base become fp32, except where FSDP2 needs one dtype in a unit.
     to_fp32 = computes_in_16_bits or not accelerator.is_fsdp2 or not new_modules
     model = get_peft_model(model, config, autocast_adapter_dtype=to_fp32)

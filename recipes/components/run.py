@@ -41,6 +41,7 @@ from components.state import (
 from components.status import HOST, fail, process_status
 from components.strategy import Strategy
 from components.summary import summarize
+from components.trackers import start_trackers
 from components.watch import Watch
 
 T = TypeVar("T")
@@ -175,8 +176,7 @@ class Run:
             masters = master_weights(model, optimizer.optimizer).values()
             if masters:
                 upstream.undo_allocating_step(masters, optimizer.optimizer.optimizer)
-        arguments = {name: str(value) for name, value in vars(self._args).items()}
-        accelerator.init_trackers(Path(sys.argv[0]).stem, arguments)
+        start_trackers(accelerator, self._args, Path(sys.argv[0]).stem)
         if self._checkpoint is not None:
             self._restore(self._checkpoint)
         self._metrics = Metrics(

@@ -40,7 +40,7 @@ def read_question(request: Request) -> Question:
     """
     args = recipe_arguments(request)
     card = bytes_of(request.gpu)
-    config = read_model_config(args.model_name_or_path)
+    config = read_model_config(args.model_name_or_path, args.model_revision)
     return Question(request, args, config, batch_of(args, request), card)
 
 

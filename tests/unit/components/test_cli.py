@@ -52,6 +52,17 @@ def test_a_config_gives_arguments_and_the_command_line_overrides_them(tmp_path):
     assert args.lora_target_modules == ["q_proj", "v_proj"]
 
 
+def test_settings_of_a_schedule_are_json_or_a_mapping_of_a_config(tmp_path, capsys):
+    settings = {"min_lr": 1e-6}
+    assert parse("--lr_scheduler_kwargs", '{"min_lr": 1e-6}').lr_scheduler_kwargs == settings
+    path = tmp_path / "run.yaml"
+    path.write_text("lr_scheduler_kwargs:\n  min_lr: 1.0e-6\n")
+    assert parse("--config", path).lr_scheduler_kwargs == settings
+    for wrong in ("min_lr=1e-6", "3"):
+        [line] = refused(capsys, "--lr_scheduler_kwargs", wrong)
+        assert f"{wrong} is not a JSON object" in line
+
+
 @pytest.mark.parametrize("recipe", MAKERS)
 def test_a_run_json_gives_the_arguments_of_that_run(recipe, tmp_path):
     before = parse("--seed", 7, "--use_peft", "--max_steps", 5, recipe=recipe)

@@ -22,7 +22,8 @@ UNSAFE = frozenset(
     bnb_4bit_use_double_quant use_peft lora_r lora_alpha lora_dropout lora_target_modules
     use_rslora use_dora dataset_name dataset_config dataset_train_split max_length skip_bad_rows
     train_sampling_strategy num_train_epochs max_steps optim learning_rate lr_scheduler_type
-    warmup_steps weight_decay max_grad_norm seed packing tf32""".split()
+    warmup_steps lr_scheduler_kwargs adam_beta1 adam_beta2 adam_epsilon model_revision
+    weight_decay max_grad_norm seed packing tf32""".split()
 )
 UNSAFE_OF = {  # recipe: what it has not of these, and what it has besides
     "llama": ("", ""),
