@@ -19,6 +19,7 @@ from typing import Annotated, ClassVar
 from components.arguments import (
     CommonArguments,
     ExpertAdapterArguments,
+    InstructionTuningArguments,
     LengthArguments,
     LossInHeadArguments,
     RowArguments,
@@ -30,6 +31,7 @@ from components.startup import start
 
 @dataclass(kw_only=True)
 class Arguments(
+    InstructionTuningArguments,
     LengthArguments,
     SamplingArguments,
     RowArguments,
@@ -76,6 +78,7 @@ from components.chat import load_tokenizer, show_trained_tokens, tokenize_conver
 from components.conversations import (
     Message,
     find_messages,
+    trains_on_answers_only,
     validate_conversation,
     validate_message_keys,
 )
@@ -84,6 +87,7 @@ from components.export import save_model
 from components.head_loss import LossInHead
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import base_model_of, check_model
+from components.neftune import add_neftune
 from components.optimizer import make_optimizer
 from components.packing import TokenCollator, takes_one_line
 from components.perplexity import perplexity_of
@@ -103,16 +107,29 @@ def row_to_messages(row: Mapping[str, Any]) -> list[Message]:
     return validate_conversation(messages, row, PROMPT_AND_ANSWER)
 
 
-def tokenize_row(row: Mapping[str, Any], tokenizer: Any, max_length: int) -> dict[str, Any]:
-    """Return the tokens of a row and their labels: only the assistant's tokens are trained on."""
+def tokenize_row(
+    row: Mapping[str, Any],
+    tokenizer: Any,
+    max_length: int,
+    completion_only_loss: bool = True,
+    assistant_only_loss: bool = True,
+) -> dict[str, Any]:
+    """Return the tokens of a row and their labels: by default, the answers are trained on."""
     messages = row_to_messages(row)
     validate_message_keys(row, messages, tokenizer)
-    return tokenize_conversation(messages, tokenizer, max_length)
+    answers_only = trains_on_answers_only(row, completion_only_loss, assistant_only_loss)
+    return tokenize_conversation(messages, tokenizer, max_length, answers_only)
 
 
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
     """Return the rows to train on and those to evaluate on. EDIT: add filters or sources."""
-    prepare = partial(tokenize_row, tokenizer=tokenizer, max_length=args.max_length)
+    prepare = partial(
+        tokenize_row,
+        tokenizer=tokenizer,
+        max_length=args.max_length,
+        completion_only_loss=args.completion_only_loss,
+        assistant_only_loss=args.assistant_only_loss,
+    )
     return read_splits(args, prepare, evaluate=args.eval_strategy != "no")
 
 
@@ -154,7 +171,7 @@ def load_model(args: Arguments, accelerator: Accelerator) -> torch.nn.Module:
             "recipes/llama.py",
         )
     set_up_layers(model, args)
-    return add_adapters(
+    model = add_adapters(
         model,
         args,
         accelerator,
@@ -162,6 +179,8 @@ def load_model(args: Arguments, accelerator: Accelerator) -> torch.nn.Module:
         target_modules=lora_layers(model, args.lora_target_modules),
         target_parameters=args.lora_target_parameters,
     )
+    add_neftune(model, args.neftune_noise_alpha)
+    return model
 
 
 def lora_layers(model: torch.nn.Module, names: list[str]) -> list[str]:

@@ -88,7 +88,7 @@ class ModelArguments:
     gradient_checkpointing: Annotated[bool, MAY_CHANGE] = arg(
         False, "recompute activations in the backward pass: much less memory, a third more compute"
     )
-    tf32: bool = arg(False, "multiply fp32 matrices in TF32")
+    tf32: bool = arg(False, "multiply fp32 matrices in TF32: faster and less exact")
 
 
 @dataclass(kw_only=True)
@@ -142,14 +142,22 @@ class AdapterArguments:
 
     GROUP: ClassVar[str] = "Adapters (peft)"
     use_peft: bool = arg(False, "train LoRA adapters on a frozen base")
-    lora_r: Annotated[int, Above(0)] = arg(16, "rank")
+    lora_r: Annotated[int, Above(0)] = arg(16, "rank of the two matrices of an adapter")
     lora_alpha: Annotated[float, Above(0)] = arg(
-        32, "scale: alpha / r, or alpha / sqrt(r) with --use_rslora"
+        32, "adapters are multiplied by alpha / r, or by alpha / sqrt(r) with --use_rslora"
     )
     lora_dropout: Annotated[float, AtLeast(0), Below(1)] = arg(
         0.0, "dropout on the input of the adapters"
     )
-    lora_target_modules: list[str] = arg(["all-linear"], "names of the layers that get adapters")
+    lora_target_modules: list[str] = arg(
+        ["all-linear"],
+        "names of the layers that get adapters; all-linear stands for all linear layers",
+    )
+    modules_to_save: list[str] = arg(
+        [],
+        "names of modules that are trained whole beside the adapters and saved with them, for "
+        "example lm_head",
+    )
 
 
 @dataclass(kw_only=True)
@@ -157,8 +165,8 @@ class LoraVariantArguments:
     """Variants of LoRA for linear layers."""
 
     GROUP: ClassVar[str] = "Adapters (peft)"
-    use_rslora: bool = arg(False, "rank-stabilized scale")
-    use_dora: bool = arg(False, "weight-decomposed LoRA")
+    use_rslora: bool = arg(False, "multiply adapters by alpha / sqrt(r) (rsLoRA)")
+    use_dora: bool = arg(False, "train magnitude and direction of weights apart (DoRA)")
 
 
 @dataclass(kw_only=True)
@@ -179,7 +187,7 @@ class DataArguments:
 
     GROUP: ClassVar[str] = "Data"
     dataset_name: str = arg("", "hub id, folder, or .json, .jsonl, .csv or .parquet file")
-    dataset_config: str | None = arg(None, "configuration of a hub data set")
+    dataset_config: str | None = arg(None, "name of the configuration of a data set on the hub")
     dataset_train_split: str = arg("train", "split to train on")
     dataset_test_split: Annotated[str, MAY_CHANGE] = arg(
         "test", "split to evaluate on, if there is one"
@@ -288,6 +296,25 @@ class TrainingArguments:
 
 
 @dataclass(kw_only=True)
+class InstructionTuningArguments:
+    """Which tokens of a conversation are trained on, and noise on all of them."""
+
+    GROUP: ClassVar[str] = "Training"
+    completion_only_loss: bool = arg(
+        True,
+        "in rows with a prompt and its answer, train only on the answer and not on the prompt",
+    )
+    assistant_only_loss: bool = arg(
+        True, "in rows with messages, train only on what the assistant says"
+    )
+    neftune_noise_alpha: Annotated[float | None, Above(0)] = arg(
+        None,
+        "scale of the uniform noise that NEFTune adds to embeddings in training, for example 5 "
+        "[no noise]",
+    )
+
+
+@dataclass(kw_only=True)
 class EvaluationArguments:
     """When to evaluate."""
 
@@ -299,9 +326,22 @@ class EvaluationArguments:
     eval_steps: Annotated[int, Above(0), MAY_CHANGE] = arg(
         500, "optimizer steps between evaluations"
     )
+    load_best_model_at_end: bool = arg(
+        False,
+        "save the model of the best evaluation at the end, in place of that of the last step; its "
+        "checkpoint is kept beside the newest",
+    )
+    metric_for_best_model: str = arg(
+        "loss", "metric of an evaluation that says which model is best, with or without eval_"
+    )
+    greater_is_better: bool | None = arg(
+        None,
+        "whether a larger value of that metric is better [false for loss, perplexity and mse, "
+        "otherwise true]",
+    )
     logging_steps: Annotated[int, Above(0), MAY_CHANGE] = arg(
         1,
-        "optimizer steps between lines of metrics.jsonl; only these wait for the device",
+        "optimizer steps between logged steps; only a logged step waits for the GPU",
     )
     report_to: Annotated[Tracker, MAY_CHANGE] = arg("none", "tracker that also gets the metrics")
     run_name: Annotated[str | None, MAY_CHANGE] = arg(
@@ -325,6 +365,11 @@ class RunArguments:
     output_dir: Annotated[str, MAY_CHANGE] = arg("", "folder of checkpoints, logs and result")
     save_steps: Annotated[int, AtLeast(0), MAY_CHANGE] = arg(
         500, "optimizer steps between checkpoints; 0: only when the run is stopped"
+    )
+    save_only_model: Annotated[bool, MAY_CHANGE] = arg(
+        False,
+        "leave optimizer state out of checkpoints, which takes a third of the space; a run cannot "
+        "be continued from these, only from the one that is written when it is stopped",
     )
     save_total_limit: Annotated[int, Above(0), MAY_CHANGE] = arg(2, "newest checkpoints to keep")
     resume_from_checkpoint: Annotated[str, MAY_CHANGE] = arg(

@@ -36,7 +36,7 @@ def load_tokenizer(name: str, revision: str = "main") -> Any:
 
 
 def tokenize_conversation(
-    messages: Sequence[Message], tokenizer: Any, max_length: int
+    messages: Sequence[Message], tokenizer: Any, max_length: int, answers_only: bool = True
 ) -> dict[str, Any]:
     """Return the tokens of a conversation and their labels.
 
@@ -46,6 +46,7 @@ def tokenize_conversation(
 
     Args:
         messages: a validated conversation, so that there is an answer.
+        answers_only: whether only the assistant's tokens are trained on, or all of them.
 
     Returns:
         input_ids and labels (-100: not trained on), at most max_length of each; truncated, whether
@@ -59,6 +60,8 @@ def tokenize_conversation(
     for start, end in assistant_spans(messages, text, tokenizer):
         is_trained_on[start:end] = True
     text, is_trained_on = close_last_turn(text, is_trained_on, tokenizer)
+    if not answers_only:
+        is_trained_on[:] = True
     encoded = tokenizer(
         without_lone_surrogates(text), add_special_tokens=False, return_offsets_mapping=True
     )

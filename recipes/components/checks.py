@@ -16,6 +16,7 @@ from components.arguments import (
     LoraVariantArguments,
     QuantizationArguments,
 )
+from components.best import find_best_model_conflicts
 from components.cli import find_out_of_bounds
 from components.device_checks import find_device_problems
 from components.exits import Exit
@@ -62,6 +63,12 @@ def find_conflicts(args: CommonArguments) -> Iterator[str]:
     schedule_problem = find_schedule_problem(args)
     if schedule_problem is not None:
         yield schedule_problem
+    yield from find_best_model_conflicts(args)
+    if args.save_only_model and args.load_best_model_at_end:
+        yield (
+            "--save_only_model leaves out what --load_best_model_at_end restores at the end: "
+            "choose one"
+        )
     yield from find_path_problems(args)
     unknown = set(args.allow_change) - set(vars(args)) - {"data"}
     if unknown:
@@ -89,6 +96,10 @@ def find_adapter_conflicts(args: CommonArguments) -> Iterator[str]:
         given = flags_given(args, "use_rslora", "use_dora")
         if given:
             yield f"{given}: for adapters only: add --use_peft"
+    if args.modules_to_save and not args.use_peft:
+        yield (
+            "--modules_to_save: without adapters all modules are trained and saved: add --use_peft"
+        )
     if isinstance(args, ExpertAdapterArguments) and args.use_peft:
         if args.lora_target_parameters and args.lora_dropout > 0:
             yield (

@@ -129,6 +129,8 @@ class RecipeHelp(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescription
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default is None or action.default is False or action.default == []:
             return action.help
+        if isinstance(action.default, list):
+            return f"{action.help} (default: {' '.join(action.default)})"
         return super()._get_help_string(action)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:

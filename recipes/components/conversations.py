@@ -61,6 +61,13 @@ def find_messages(row: Row, formats: Mapping[str, str]) -> Any:
     return messages
 
 
+def trains_on_answers_only(row: Row, completion_only_loss: bool, assistant_only_loss: bool) -> bool:
+    """Return the flag that applies to a row: one is for prompts and answers, one for messages."""
+    if row.get("messages"):
+        return assistant_only_loss
+    return completion_only_loss
+
+
 def messages_of_pair(row: Row, question: str, answer: str) -> list[Message]:
     """Return the messages in two columns; what is not text raises Python's own error."""
     prompt = row[question]

@@ -39,6 +39,11 @@ def read_question(request: Request) -> Question:
         SystemExit: after the recipe's refusal.
     """
     args = recipe_arguments(request)
+    if args.modules_to_save:
+        raise UnplannableError(
+            "--modules_to_save: modules that are trained whole beside adapters cannot be planned: "
+            "leave it out, and add 12 bytes for each of their parameters"
+        )
     card = bytes_of(request.gpu)
     config = read_model_config(args.model_name_or_path, args.model_revision)
     return Question(request, args, config, batch_of(args, request), card)

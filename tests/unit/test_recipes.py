@@ -226,7 +226,7 @@ class TestRecipe:
                 default = not default
             assert (default, choices) == (expected["default"], expected["choices"]), flag
         written = {flag for flag in actions if flag.startswith("--") and "_" in flag}
-        assert not written - set(known) - {"--no_predict_with_generate"}
+        assert not written - set(known) - {f"--no_{flag[2:]}" for flag in known}
 
 
 def test_the_four_settings_of_4_bit_weights_are_never_left_to_defaults():

@@ -185,3 +185,14 @@ class TestLaunch:
             "python scripts/plan_memory.py --config_file config.yaml --num_processes 8 --longest 5"
         )
         assert command.startswith(begin)
+
+
+def test_the_best_model_is_not_restored_from_checkpoints_without_optimizer_state():
+    (problem,) = conflicts("--save_only_model", "--load_best_model_at_end")
+    assert problem.endswith("choose one")
+
+
+def test_modules_are_trained_whole_only_beside_adapters():
+    (problem,) = conflicts("--modules_to_save", "lm_head")
+    assert problem.endswith("add --use_peft")
+    assert conflicts("--modules_to_save", "lm_head", "--use_peft") == []

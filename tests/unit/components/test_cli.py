@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from components.cli import find_out_of_bounds, may_change, parse_arguments
+from components.cli import RecipeParser, find_out_of_bounds, may_change, parse_arguments
 from components.status import Status
 from proof.jobs import MAKERS
 
@@ -61,6 +61,12 @@ def test_settings_of_a_schedule_are_json_or_a_mapping_of_a_config(tmp_path, caps
     for wrong in ("min_lr=1e-6", "3"):
         [line] = refused(capsys, "--lr_scheduler_kwargs", wrong)
         assert f"{wrong} is not a JSON object" in line
+
+
+def test_a_default_of_several_words_is_shown_as_it_is_typed():
+    kind = importlib.import_module("llama").Arguments
+    shown = " ".join(RecipeParser(kind).format_help().split())
+    assert "(default: all-linear)" in shown and "['all-linear']" not in shown
 
 
 @pytest.mark.parametrize("recipe", MAKERS)
