@@ -176,6 +176,7 @@ class RecipeParser(HfArgumentParser):
                 flags = self._option_string_actions
                 apply_markers(flags[f"--{name}"], markers.get(name, ()))
                 if f"--no_{name}" in flags:  # accept argparse's usual spelling too
+                    flags[f"--no_{name}"].help = f"turn off --{name}"
                     flags[f"--no-{name}"] = flags[f"--no_{name}"]
         self.add_argument(
             CONFIG_FLAG,
