@@ -224,7 +224,7 @@ def main(args: Arguments) -> None:
     set_seed(args.seed)
 
     # ---- Data ----
-    tokenizer = load_text_tokenizer(args.model_name_or_path)
+    tokenizer = load_text_tokenizer(args.model_name_or_path, args.model_revision)
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows, classes = load_data(args, tokenizer)
     lengths = train_rows.lengths

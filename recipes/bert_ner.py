@@ -193,7 +193,9 @@ def tag_columns(args: Arguments) -> list[str]:
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, dict[str, int]]:
     """Return rows to train on, rows to evaluate on, and the id of each tag. EDIT: filters."""
     with loading("model", args.model_name_or_path):
-        config = AutoConfig.from_pretrained(args.model_name_or_path, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(
+            args.model_name_or_path, revision=args.model_revision, trust_remote_code=False
+        )
     model_names = names_in_config(config)
     evaluate = args.eval_strategy != "no"
     train_split, eval_split = open_splits(args, evaluate=evaluate)
@@ -252,7 +254,7 @@ def main(args: Arguments) -> None:
     set_seed(args.seed)
 
     # ---- Data ----
-    tokenizer = load_text_tokenizer(args.model_name_or_path)
+    tokenizer = load_text_tokenizer(args.model_name_or_path, args.model_revision)
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows, tag_ids = load_data(args, tokenizer)
     names = list(tag_ids)

@@ -19,13 +19,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from components.arguments import CausalLMArguments, RowArguments, SamplingArguments
+from components.arguments import (
+    CausalLMArguments,
+    InstructionTuningArguments,
+    RowArguments,
+    SamplingArguments,
+)
 from components.cli import MAY_CHANGE, arg
 from components.startup import start
 
 
 @dataclass(kw_only=True)
-class Arguments(SamplingArguments, RowArguments, CausalLMArguments):
+class Arguments(InstructionTuningArguments, SamplingArguments, RowArguments, CausalLMArguments):
     """Instruction tuning."""
 
     GROUP: ClassVar[str] = "Batches of rows"
@@ -43,11 +48,11 @@ class Arguments(SamplingArguments, RowArguments, CausalLMArguments):
     )
     packing: bool = arg(
         False,
-        "pack whole rows into sequences of --max_length tokens; attention never crosses rows, and "
-        "batch sizes count packed sequences",
+        "pack whole rows into sequences of --max_length tokens, without attention between rows; "
+        "batch sizes then count packed sequences",
     )
     padding_free: Annotated[bool, MAY_CHANGE] = arg(
-        False, "concatenate the rows of each batch to avoid padding; rows and loss stay the same"
+        False, "concatenate the rows of each batch instead of padding them; the loss stays the same"
     )
 
     def find_own_conflicts(self) -> Iterator[str]:
@@ -85,6 +90,7 @@ from components.chat import load_tokenizer, show_trained_tokens, tokenize_conver
 from components.conversations import (
     Message,
     find_messages,
+    trains_on_answers_only,
     validate_conversation,
     validate_message_keys,
 )
@@ -92,6 +98,7 @@ from components.export import save_model
 from components.head_loss import LossInHead
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
+from components.neftune import add_neftune
 from components.optimizer import make_optimizer
 from components.packing import TokenCollator, describe_packing, takes_one_line
 from components.perplexity import evaluate_perplexity
@@ -121,18 +128,26 @@ def tokenize_row(
     tokenizer: Any,
     max_length: int,
     columns: Mapping[str, str] | None = None,
+    completion_only_loss: bool = True,
+    assistant_only_loss: bool = True,
 ) -> dict[str, Any]:
-    """Return the tokens of a row and their labels: only the assistant's tokens are trained on."""
+    """Return the tokens of a row and their labels: by default, the answers are trained on."""
     messages = row_to_messages(row, columns)
     validate_message_keys(row, messages, tokenizer)
-    return tokenize_conversation(messages, tokenizer, max_length)
+    answers_only = trains_on_answers_only(row, columns, completion_only_loss, assistant_only_loss)
+    return tokenize_conversation(messages, tokenizer, max_length, answers_only)
 
 
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
     """Return the rows to train on and those to evaluate on. EDIT: add filters or sources."""
     columns = args.columns_by_role
     prepare = partial(
-        tokenize_row, tokenizer=tokenizer, max_length=args.max_length, columns=columns
+        tokenize_row,
+        tokenizer=tokenizer,
+        max_length=args.max_length,
+        columns=columns,
+        completion_only_loss=args.completion_only_loss,
+        assistant_only_loss=args.assistant_only_loss,
     )
     return read_splits(
         args,
@@ -147,7 +162,9 @@ def load_model(args: Arguments, accelerator: Accelerator) -> torch.nn.Module:
     """Return the model, quantized and with adapters if the arguments request it."""
     model = load_pretrained(AutoModelForCausalLM, args, accelerator)
     set_up_layers(model, args)
-    return add_adapters(model, args, accelerator, task_type="CAUSAL_LM")
+    model = add_adapters(model, args, accelerator, task_type="CAUSAL_LM")
+    add_neftune(model, args.neftune_noise_alpha)
+    return model
 
 
 def main(args: Arguments) -> None:
@@ -158,7 +175,7 @@ def main(args: Arguments) -> None:
     set_seed(args.seed)
 
     # ---- Data ----
-    tokenizer = load_tokenizer(args.model_name_or_path)
+    tokenizer = load_tokenizer(args.model_name_or_path, args.model_revision)
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths

@@ -268,7 +268,7 @@ def main(args: Arguments) -> None:
     set_seed(args.seed)
 
     # ---- Data ----
-    tokenizer = load_text_tokenizer(args.model_name_or_path)
+    tokenizer = load_text_tokenizer(args.model_name_or_path, args.model_revision)
     with accelerator.local_main_process_first():  # the other ranks read its cache
         corpus = load_data(args, tokenizer)
     batches_per_step = args.gradient_accumulation_steps * accelerator.num_processes

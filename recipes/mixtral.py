@@ -20,6 +20,7 @@ from typing import Annotated, ClassVar
 from components.arguments import (
     CommonArguments,
     ExpertAdapterArguments,
+    InstructionTuningArguments,
     LengthArguments,
     LossInHeadArguments,
     RowArguments,
@@ -31,6 +32,7 @@ from components.startup import start
 
 @dataclass(kw_only=True)
 class Arguments(
+    InstructionTuningArguments,
     LengthArguments,
     SamplingArguments,
     RowArguments,
@@ -86,6 +88,7 @@ from components.chat import load_tokenizer, show_trained_tokens, tokenize_conver
 from components.conversations import (
     Message,
     find_messages,
+    trains_on_answers_only,
     validate_conversation,
     validate_message_keys,
 )
@@ -94,6 +97,7 @@ from components.export import save_model
 from components.head_loss import LossInHead
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import base_model_of, check_model
+from components.neftune import add_neftune
 from components.optimizer import make_optimizer
 from components.packing import TokenCollator, takes_one_line
 from components.perplexity import perplexity_of
@@ -124,18 +128,26 @@ def tokenize_row(
     tokenizer: Any,
     max_length: int,
     columns: Mapping[str, str] | None = None,
+    completion_only_loss: bool = True,
+    assistant_only_loss: bool = True,
 ) -> dict[str, Any]:
-    """Return the tokens of a row and their labels: only the assistant's tokens are trained on."""
+    """Return the tokens of a row and their labels: by default, the answers are trained on."""
     messages = row_to_messages(row, columns)
     validate_message_keys(row, messages, tokenizer)
-    return tokenize_conversation(messages, tokenizer, max_length)
+    answers_only = trains_on_answers_only(row, columns, completion_only_loss, assistant_only_loss)
+    return tokenize_conversation(messages, tokenizer, max_length, answers_only)
 
 
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
     """Return the rows to train on and those to evaluate on. EDIT: add filters or sources."""
     columns = args.columns_by_role
     prepare = partial(
-        tokenize_row, tokenizer=tokenizer, max_length=args.max_length, columns=columns
+        tokenize_row,
+        tokenizer=tokenizer,
+        max_length=args.max_length,
+        columns=columns,
+        completion_only_loss=args.completion_only_loss,
+        assistant_only_loss=args.assistant_only_loss,
     )
     return read_splits(
         args,
@@ -183,7 +195,7 @@ def load_model(args: Arguments, accelerator: Accelerator) -> torch.nn.Module:
             "recipes/llama.py",
         )
     set_up_layers(model, args)
-    return add_adapters(
+    model = add_adapters(
         model,
         args,
         accelerator,
@@ -191,6 +203,8 @@ def load_model(args: Arguments, accelerator: Accelerator) -> torch.nn.Module:
         target_modules=lora_layers(model, args.lora_target_modules),
         target_parameters=args.lora_target_parameters,
     )
+    add_neftune(model, args.neftune_noise_alpha)
+    return model
 
 
 def lora_layers(model: torch.nn.Module, names: list[str]) -> list[str]:
@@ -335,7 +349,7 @@ def main(args: Arguments) -> None:
     set_seed(args.seed)
 
     # ---- Data ----
-    tokenizer = load_tokenizer(args.model_name_or_path)
+    tokenizer = load_tokenizer(args.model_name_or_path, args.model_revision)
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths

@@ -396,7 +396,7 @@ def main(args: Arguments) -> None:
     languages = {}
     if args.source_lang:  # mBART and NLLB mark texts with their language
         languages = {"src_lang": args.source_lang, "tgt_lang": args.target_lang}
-    tokenizer = load_text_tokenizer(args.model_name_or_path, **languages)
+    tokenizer = load_text_tokenizer(args.model_name_or_path, args.model_revision, **languages)
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths

@@ -240,11 +240,13 @@ class ImageCollator:
         return augment(picture, self.size, self.augmentation, rng)
 
 
-def load_processor(name: str) -> tuple[Any, tuple[int, int]]:
+def load_processor(name: str, revision: str) -> tuple[Any, tuple[int, int]]:
     """Return the image processor, and the (height, width) of its output."""
     with loading("image processor", name):
         # Pillow, so that pixels are the same with and without torchvision
-        processor = AutoImageProcessor.from_pretrained(name, backend="pil", trust_remote_code=False)
+        processor = AutoImageProcessor.from_pretrained(
+            name, revision=revision, backend="pil", trust_remote_code=False
+        )
     pixels = processor(Image.new("RGB", (64, 64)), return_tensors="pt")["pixel_values"]
     height, width = pixels.shape[-2:]
     return processor, (height, width)
@@ -282,7 +284,7 @@ def main(args: Arguments) -> None:
     set_seed(args.seed)
 
     # ---- Data ----
-    processor, size = load_processor(args.model_name_or_path)
+    processor, size = load_processor(args.model_name_or_path, args.model_revision)
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_images, eval_images, classes = load_data(args)
     train_rows = train_images.rows

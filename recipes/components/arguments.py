@@ -4,7 +4,9 @@ A recipe's own dataclass inherits from CommonArguments and from the groups that 
 and components take the group that they need, so a type checker knows which arguments exist.
 """
 
+import argparse
 import dataclasses
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -15,7 +17,12 @@ Optimizer = Literal[
     "adamw_torch_fused", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"
 ]
 LearningRateSchedule = Literal[
-    "linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"
+    "linear",
+    "cosine",
+    "cosine_with_min_lr",
+    "constant",
+    "constant_with_warmup",
+    "inverse_sqrt",
 ]
 SamplingStrategy = Literal["random", "sequential", "group_by_length"]
 Tracker = Literal[
@@ -38,6 +45,18 @@ def full_name_of_dtype(name: str) -> str:
     return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(name, name)
 
 
+def read_json_object(text: str) -> dict[str, Any]:
+    """Return the object of a JSON text; an ArgumentTypeError refuses anything else."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    if not isinstance(value, dict):
+        example = '{"min_lr": 1e-6}'
+        raise argparse.ArgumentTypeError(f"{text} is not a JSON object, as {example} is")
+    return value
+
+
 def without_dashes(name: str) -> str:
     """Return the name of an argument that may have been written as a flag."""
     return name.lstrip("-")
@@ -49,8 +68,11 @@ class ModelArguments:
 
     GROUP: ClassVar[str] = "Model"
     model_name_or_path: str = arg("", "hub id or folder of the model")
+    model_revision: str = arg("main", "branch, tag or commit of a model on the hub")
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], ReadBy(full_name_of_dtype)] = arg(
-        "float32", "type of the weights; bfloat16 halves a frozen base"
+        "float32",
+        "type of the weights, also as fp32, bf16 or fp16; bfloat16 halves the memory of a frozen "
+        "base",
     )
     no_master_weights: Annotated[bool, MAY_CHANGE] = arg(
         False,
@@ -67,7 +89,7 @@ class ModelArguments:
     gradient_checkpointing: Annotated[bool, MAY_CHANGE] = arg(
         False, "recompute activations in the backward pass: much less memory, a third more compute"
     )
-    tf32: bool = arg(False, "multiply fp32 matrices in TF32")
+    tf32: bool = arg(False, "multiply fp32 matrices in TF32: faster and less exact")
 
 
 @dataclass(kw_only=True)
@@ -121,14 +143,22 @@ class AdapterArguments:
 
     GROUP: ClassVar[str] = "Adapters (peft)"
     use_peft: bool = arg(False, "train LoRA adapters on a frozen base")
-    lora_r: Annotated[int, Above(0)] = arg(16, "rank")
+    lora_r: Annotated[int, Above(0)] = arg(16, "rank of the two matrices of an adapter")
     lora_alpha: Annotated[float, Above(0)] = arg(
-        32, "scale: alpha / r, or alpha / sqrt(r) with --use_rslora"
+        32, "adapters are multiplied by alpha / r, or by alpha / sqrt(r) with --use_rslora"
     )
     lora_dropout: Annotated[float, AtLeast(0), Below(1)] = arg(
         0.0, "dropout on the input of the adapters"
     )
-    lora_target_modules: list[str] = arg(["all-linear"], "names of the layers that get adapters")
+    lora_target_modules: list[str] = arg(
+        ["all-linear"],
+        "names of the layers that get adapters; all-linear stands for all linear layers",
+    )
+    modules_to_save: list[str] = arg(
+        [],
+        "names of modules that are trained whole beside the adapters and saved with them, for "
+        "example lm_head",
+    )
 
 
 @dataclass(kw_only=True)
@@ -136,8 +166,8 @@ class LoraVariantArguments:
     """Variants of LoRA for linear layers."""
 
     GROUP: ClassVar[str] = "Adapters (peft)"
-    use_rslora: bool = arg(False, "rank-stabilized scale")
-    use_dora: bool = arg(False, "weight-decomposed LoRA")
+    use_rslora: bool = arg(False, "multiply adapters by alpha / sqrt(r) (rsLoRA)")
+    use_dora: bool = arg(False, "train magnitude and direction of weights apart (DoRA)")
 
 
 @dataclass(kw_only=True)
@@ -163,7 +193,7 @@ class DataArguments:
     GROUP: ClassVar[str] = "Data"
     COLUMN_ROLES: ClassVar[Mapping[str, str]] = {}
     dataset_name: str = arg("", "hub id, folder, or .json, .jsonl, .csv or .parquet file")
-    dataset_config: str | None = arg(None, "configuration of a hub data set")
+    dataset_config: str | None = arg(None, "name of the configuration of a data set on the hub")
     dataset_train_split: str = arg("train", "split to train on")
     dataset_test_split: Annotated[str, MAY_CHANGE] = arg(
         "test", "split to evaluate on, if there is one"
@@ -281,7 +311,21 @@ class TrainingArguments:
     learning_rate: Annotated[float, Above(0)] = arg(
         2e-5, "peak of the learning rate; adapters need about ten times more"
     )
+    adam_beta1: Annotated[float, AtLeast(0), Below(1)] = arg(
+        0.9, "decay of AdamW's running mean of gradients, per step"
+    )
+    adam_beta2: Annotated[float, AtLeast(0), Below(1)] = arg(
+        0.999, "decay of AdamW's running mean of squared gradients, per step"
+    )
+    adam_epsilon: Annotated[float, Above(0)] = arg(
+        1e-8, "number that AdamW adds to the root of the squared gradients, against division by 0"
+    )
     lr_scheduler_type: LearningRateSchedule = arg("linear", "schedule after the warmup")
+    lr_scheduler_kwargs: Annotated[dict[str, Any] | None, ReadBy(read_json_object)] = arg(
+        None,
+        "further settings of the schedule as JSON: cosine_with_min_lr needs min_lr or min_lr_rate, "
+        "the share of the peak that is left at the end, as in '{\"min_lr_rate\": 0.1}'",
+    )
     warmup_steps: Annotated[float, AtLeast(0)] = arg(
         0, "optimizer steps of warmup; a value below 1 is a share of all steps"
     )
@@ -297,6 +341,25 @@ class TrainingArguments:
 
 
 @dataclass(kw_only=True)
+class InstructionTuningArguments:
+    """Which tokens of a conversation are trained on, and noise on all of them."""
+
+    GROUP: ClassVar[str] = "Training"
+    completion_only_loss: bool = arg(
+        True,
+        "in rows with a prompt and its answer, train only on the answer and not on the prompt",
+    )
+    assistant_only_loss: bool = arg(
+        True, "in rows with messages, train only on what the assistant says"
+    )
+    neftune_noise_alpha: Annotated[float | None, Above(0)] = arg(
+        None,
+        "scale of the uniform noise that NEFTune adds to embeddings in training, for example 5 "
+        "[no noise]",
+    )
+
+
+@dataclass(kw_only=True)
 class EvaluationArguments:
     """When to evaluate."""
 
@@ -308,11 +371,27 @@ class EvaluationArguments:
     eval_steps: Annotated[int, Above(0), MAY_CHANGE] = arg(
         500, "optimizer steps between evaluations"
     )
+    load_best_model_at_end: bool = arg(
+        False,
+        "save the model of the best evaluation at the end, in place of that of the last step; its "
+        "checkpoint is kept beside the newest",
+    )
+    metric_for_best_model: str = arg(
+        "loss", "metric of an evaluation that says which model is best, with or without eval_"
+    )
+    greater_is_better: bool | None = arg(
+        None,
+        "whether a larger value of that metric is better [false for loss, perplexity and mse, "
+        "otherwise true]",
+    )
     logging_steps: Annotated[int, Above(0), MAY_CHANGE] = arg(
         1,
-        "optimizer steps between lines of metrics.jsonl; only these wait for the device",
+        "optimizer steps between logged steps; only a logged step waits for the GPU",
     )
     report_to: Annotated[Tracker, MAY_CHANGE] = arg("none", "tracker that also gets the metrics")
+    run_name: Annotated[str | None, MAY_CHANGE] = arg(
+        None, "name of the run in the tracker [the tracker chooses]"
+    )
 
 
 @dataclass(kw_only=True)
@@ -331,6 +410,11 @@ class RunArguments:
     output_dir: Annotated[str, MAY_CHANGE] = arg("", "folder of checkpoints, logs and result")
     save_steps: Annotated[int, AtLeast(0), MAY_CHANGE] = arg(
         500, "optimizer steps between checkpoints; 0: only when the run is stopped"
+    )
+    save_only_model: Annotated[bool, MAY_CHANGE] = arg(
+        False,
+        "leave optimizer state out of checkpoints, which takes a third of the space; a run cannot "
+        "be continued from these, only from the one that is written when it is stopped",
     )
     save_total_limit: Annotated[int, Above(0), MAY_CHANGE] = arg(2, "newest checkpoints to keep")
     resume_from_checkpoint: Annotated[str, MAY_CHANGE] = arg(

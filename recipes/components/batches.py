@@ -16,7 +16,9 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
 from components.arguments import CommonArguments, EvalOnStartArguments, SamplingArguments
+from components.exits import Exit
 from components.rows import Rows
+from components.status import fail
 from components.watch import leave_process_group
 
 Line = list[int]  # numbers of the rows in one line of a batch
@@ -244,12 +246,18 @@ class BatchPlan:
             numbers: the rows to evaluate on; None for all.
         """
         if rows is None:
-            return None
-        if numbers is None:
+            numbers = range(0)
+        elif numbers is None:
             numbers = range(len(rows))
-        if not numbers:
-            return None
-        return self.ordered_loader(rows, collate, numbers)
+        if rows is not None and numbers:
+            return self.ordered_loader(rows, collate, numbers)
+        if self._args.load_best_model_at_end:
+            fail(
+                Exit.USAGE,
+                "--load_best_model_at_end needs rows to evaluate on: pass --eval_dataset_name, or "
+                "a --dataset_test_split that the data set has",
+            )
+        return None
 
     def ordered_loader(self, rows: Rows, collate: Collator, numbers: range) -> DataLoader:
         """Return a loader of this rank's part of these rows, in their order, one row per line."""

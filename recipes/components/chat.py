@@ -21,19 +21,22 @@ DEFAULT_CHAT_TEMPLATE = (
 )
 
 
-def load_tokenizer(name: str) -> Any:
+def load_tokenizer(name: str, revision: str = "main") -> Any:
     """Return the tokenizer of a folder or hub id, with a chat template and a pad token.
 
     Ends with 64 if there is none, and with 69 if the hub cannot be reached.
+
+    Args:
+        revision: branch, tag or commit on the hub.
     """
-    tokenizer = load_text_tokenizer(name)
+    tokenizer = load_text_tokenizer(name, revision)
     if not tokenizer.chat_template:
         tokenizer.chat_template = DEFAULT_CHAT_TEMPLATE
     return tokenizer
 
 
 def tokenize_conversation(
-    messages: Sequence[Message], tokenizer: Any, max_length: int
+    messages: Sequence[Message], tokenizer: Any, max_length: int, answers_only: bool = True
 ) -> dict[str, Any]:
     """Return the tokens of a conversation and their labels.
 
@@ -43,6 +46,7 @@ def tokenize_conversation(
 
     Args:
         messages: a validated conversation, so that there is an answer.
+        answers_only: whether only the assistant's tokens are trained on, or all of them.
 
     Returns:
         input_ids and labels (-100: not trained on), at most max_length of each; truncated, whether
@@ -56,6 +60,8 @@ def tokenize_conversation(
     for start, end in assistant_spans(messages, text, tokenizer):
         is_trained_on[start:end] = True
     text, is_trained_on = close_last_turn(text, is_trained_on, tokenizer)
+    if not answers_only:
+        is_trained_on[:] = True
     encoded = tokenizer(
         without_lone_surrogates(text), add_special_tokens=False, return_offsets_mapping=True
     )

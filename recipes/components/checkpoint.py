@@ -170,8 +170,12 @@ def publish(
     state: Mapping[str, torch.Tensor],
     progress: Mapping[str, Any],
     limit: int,
+    kept_step: int | None = None,
 ) -> None:
     """Write a checkpoint, and delete all but the newest `limit`.
+
+    Args:
+        kept_step: the step of a checkpoint that is kept in any case.
 
     Raises:
         OSError, SafetensorError: if it cannot be written; earlier checkpoints are then unchanged.
@@ -194,13 +198,20 @@ def publish(
     staging.rename(final)
     write_file(folder / LATEST, final.name)
     flush(folder)
-    delete_old(folder, limit)
+    delete_old(folder, limit, kept_step)
 
 
-def delete_old(folder: Path, limit: int) -> None:
-    """Delete all but the newest `limit` checkpoints; files that are not ours are kept."""
-    ours = [path for path in checkpoints_in(folder).values() if (path / MANIFEST).is_file()]
-    for old in ours[limit:]:
+def delete_old(folder: Path, limit: int, kept_step: int | None) -> None:
+    """Delete all but the newest `limit` checkpoints and that of `kept_step`.
+
+    Files that are not ours are kept.
+    """
+    existing = checkpoints_in(folder)
+    ours = [step for step, path in existing.items() if (path / MANIFEST).is_file()]
+    for step in ours[limit:]:
+        if step == kept_step:
+            continue
+        old = existing[step]
         # The manifest goes last: if a deletion is killed, the next one still knows the rest as ours
         for name in (*FILES, MANIFEST):
             (old / name).unlink(missing_ok=True)

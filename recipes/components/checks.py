@@ -18,11 +18,13 @@ from components.arguments import (
     LoraVariantArguments,
     QuantizationArguments,
 )
+from components.best import find_best_model_conflicts
 from components.cli import find_out_of_bounds
 from components.data_files import is_path
 from components.device_checks import find_device_problems
 from components.exits import Exit
 from components.launch_file import find_launch_faults
+from components.optimizer import find_schedule_problem
 from components.status import RANK, fail
 from components.strategy_checks import find_missing_device, find_strategy_problems
 
@@ -61,6 +63,15 @@ def find_conflicts(args: CommonArguments) -> Iterator[str]:
             "float16 weights cannot be trained without an fp32 master copy: use --dtype float32 "
             "with mixed_precision: fp16 in the YAML"
         )
+    schedule_problem = find_schedule_problem(args)
+    if schedule_problem is not None:
+        yield schedule_problem
+    yield from find_best_model_conflicts(args)
+    if args.save_only_model and args.load_best_model_at_end:
+        yield (
+            "--save_only_model leaves out what --load_best_model_at_end restores at the end: "
+            "choose one"
+        )
     yield from find_path_problems(args)
     yield from find_column_conflicts(args)
     yield from find_eval_split_problems(args)
@@ -89,6 +100,10 @@ def find_adapter_conflicts(args: CommonArguments) -> Iterator[str]:
         given = flags_given(args, "use_rslora", "use_dora")
         if given:
             yield f"{given}: for adapters only: add --use_peft"
+    if args.modules_to_save and not args.use_peft:
+        yield (
+            "--modules_to_save: without adapters all modules are trained and saved: add --use_peft"
+        )
     if isinstance(args, ExpertAdapterArguments) and args.use_peft:
         if args.lora_target_parameters and args.lora_dropout > 0:
             yield (

@@ -131,6 +131,8 @@ class RecipeHelp(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescription
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default is None or action.default is False or action.default == []:
             return action.help
+        if isinstance(action.default, list):
+            return f"{action.help} (default: {' '.join(action.default)})"
         return super()._get_help_string(action)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
@@ -177,6 +179,7 @@ class RecipeParser(HfArgumentParser):
                 flags = self._option_string_actions
                 apply_markers(flags[f"--{name}"], markers.get(name, ()))
                 if f"--no_{name}" in flags:  # accept argparse's usual spelling too
+                    flags[f"--no_{name}"].help = f"turn off --{name}"
                     flags[f"--no-{name}"] = flags[f"--no_{name}"]
         self.add_argument(
             CONFIG_FLAG,
@@ -271,6 +274,12 @@ def take_config(parser: RecipeParser, words: list[str]) -> tuple[list[str], list
     return from_files, others
 
 
+def takes_mapping(kind: type, name: str) -> bool:
+    """Return whether the value of an argument is a mapping, written as JSON on the command line."""
+    hint = typing.get_type_hints(kind)[name]
+    return any(typing.get_origin(part) is dict for part in (hint, *typing.get_args(hint)))
+
+
 def words_of_file(parser: RecipeParser, path: str) -> list[str]:
     """Return the arguments in a YAML or JSON file as words of the command line."""
     known = {field.name for field in dataclasses.fields(parser.kind)}
@@ -281,9 +290,12 @@ def words_of_file(parser: RecipeParser, path: str) -> list[str]:
             close = difflib.get_close_matches(name, known, 1)
             meaning = f"; did you mean {close[0]}?" if close else ""
             fail(Exit.USAGE, f"{CONFIG_FLAG} {path}: {key} is not an argument{meaning}")
-        if isinstance(value, dict):
-            fail(Exit.USAGE, f"{CONFIG_FLAG} {path}: {key} needs a value or a list, not a mapping")
         action = parser._option_string_actions[f"--{name}"]
+        if isinstance(value, dict):
+            if not takes_mapping(parser.kind, name):
+                reason = f"{key} needs a value or a list, not a mapping"
+                fail(Exit.USAGE, f"{CONFIG_FLAG} {path}: {reason}")
+            value = json.dumps(value)
         if value is None or (value == [] and action.nargs != "*"):
             continue
         if isinstance(value, list):

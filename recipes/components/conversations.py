@@ -79,6 +79,25 @@ def find_messages(
     return messages
 
 
+def trains_on_answers_only(
+    row: Row,
+    columns: Mapping[str, str] | None,
+    completion_only_loss: bool,
+    assistant_only_loss: bool,
+) -> bool:
+    """Return the flag that applies to a row: one is for prompts and answers, one for messages.
+
+    Args:
+        columns: as in `find_messages`.
+    """
+    column_of_messages: str | None = "messages"
+    if columns:
+        column_of_messages = columns.get("messages")
+    if column_of_messages and row.get(column_of_messages):
+        return assistant_only_loss
+    return completion_only_loss
+
+
 def messages_of_pair(row: Row, question: str, answer: str) -> list[Message]:
     """Return the messages in two columns; what is not text raises Python's own error."""
     prompt = row[question]

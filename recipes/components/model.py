@@ -16,7 +16,7 @@ from components.arguments import (
     QuantizationArguments,
 )
 from components.loading import build_without_weights, loading
-from components.model_checks import check_adapters
+from components.model_checks import check_adapters, check_modules_to_save
 from components.strategy import compute_dtype
 
 
@@ -52,6 +52,7 @@ def call_from_pretrained(
         "dtype": args.dtype,
         "attn_implementation": args.attn_implementation,
         "quantization_config": quantization(args, accelerator),
+        "revision": args.model_revision,
         "trust_remote_code": False,
         **options,
     }
@@ -120,8 +121,11 @@ def add_adapters(
     from peft import get_peft_model
 
     check_adapters(model, args.lora_target_modules)
+    check_modules_to_save(model, args.modules_to_save)
+    new_modules = [*new_modules, *args.modules_to_save]
     computes_in_16_bits = accelerator.mixed_precision != "no"
-    config = lora_config(args, modules_to_save=list(new_modules) or None, **options)
+    options |= {"modules_to_save": new_modules or None, "revision": args.model_revision}
+    config = lora_config(args, **options)
     # Adapters of a 16-bit base become fp32, except where FSDP2 needs one dtype in a unit.
     to_fp32 = computes_in_16_bits or not accelerator.is_fsdp2 or not new_modules
     model = get_peft_model(model, config, autocast_adapter_dtype=to_fp32)

@@ -219,6 +219,46 @@ def check_adapters(model: torch.nn.Module, names: Sequence[str]) -> None:
             fail(Exit.USAGE, f"--lora_target_modules {name}: {problem}")
 
 
+def check_modules_to_save(model: Any, names: Sequence[str]) -> None:
+    """End with 64 if a name in --modules_to_save fits no module, or one that cannot be trained.
+
+    Args:
+        model: of transformers, before adapters are added.
+        names: names of modules, or ends of their paths.
+    """
+    ends = {path.rpartition(".")[2] for path, _ in model.named_modules() if path}
+    for name in names:
+        problem = find_problem_of_whole_module(model, name, ends)
+        if problem:
+            fail(Exit.USAGE, f"--modules_to_save {name}: {problem}")
+
+
+def find_problem_of_whole_module(model: Any, name: str, ends: set[str]) -> str:
+    """Return why the modules with a name cannot be trained whole, or "".
+
+    Args:
+        ends: the last parts of the paths of the model's modules.
+    """
+    found = [module for path, module in model.named_modules() if f".{path}".endswith(f".{name}")]
+    if not found:
+        close = difflib.get_close_matches(name, sorted(ends), 1)
+        meaning = f": did you mean {close[0]}?" if close else ""
+        return f"no module of {type(model).__name__} has this name{meaning}"
+    weights = [weight for module in found for weight in module.parameters()]
+    if not weights:
+        return "it has no weights"
+    if not all(weight.is_floating_point() for weight in weights):
+        return "it is quantized, and only its adapters can be trained: leave it out"
+    tied = (model.get_input_embeddings(), model.get_output_embeddings())
+    if None not in tied and tied[0].weight is tied[1].weight:
+        if any(weight is tied[0].weight for weight in weights):
+            return (
+                "the embeddings and the output head of this model share their weight, and only a "
+                "copy of one of them would be trained: leave it out, or train all weights"
+            )
+    return ""
+
+
 def find_adapter_problem(model: torch.nn.Module, name: str, linear: set[str]) -> str:
     """Return why the layers with a name cannot get adapters, or "".
 

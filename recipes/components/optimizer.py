@@ -1,11 +1,13 @@
 """AdamW, and a schedule that stays at steps known to be left out."""
 
+import inspect
 import math
 from typing import Any
 
 import torch
 import transformers
 from accelerate import Accelerator
+from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
 from components import upstream
 from components.arguments import TrainingArguments
@@ -16,6 +18,8 @@ BITSANDBYTES = {
     "paged_adamw_8bit": "PagedAdamW8bit",
     "paged_adamw_32bit": "PagedAdamW32bit",
 }
+# Parameters of transformers' functions of schedules that the recipes give themselves
+NOT_SETTINGS = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")
 
 
 class Schedule:
@@ -87,7 +91,11 @@ def make_optimizer(
     optimizer = make_adamw(model, args)
     upstream.check_gradients_of_zero0(optimizer, accelerator)
     schedule = transformers.get_scheduler(
-        args.lr_scheduler_type, optimizer, warmup_steps(args, total_steps), total_steps
+        args.lr_scheduler_type,
+        optimizer,
+        warmup_steps(args, total_steps),
+        total_steps,
+        args.lr_scheduler_kwargs,
     )
     return optimizer, Schedule(schedule, accelerator)
 
@@ -102,15 +110,52 @@ def warmup_steps(args: TrainingArguments, total_steps: int) -> int:
 def make_adamw(model: torch.nn.Module, args: TrainingArguments) -> torch.optim.Optimizer:
     """Return AdamW of torch or bitsandbytes over what is trained."""
     groups = parameter_groups(model, args.weight_decay)
+    settings: dict[str, Any] = {
+        "lr": args.learning_rate,
+        "betas": (args.adam_beta1, args.adam_beta2),
+        "eps": args.adam_epsilon,
+    }
     if args.optim not in BITSANDBYTES:
         is_fused = args.optim == "adamw_torch_fused"
-        return torch.optim.AdamW(groups, lr=args.learning_rate, fused=is_fused)
+        return torch.optim.AdamW(groups, fused=is_fused, **settings)
     import bitsandbytes
 
     if args.optim.endswith("8bit"):
         upstream.keep_embeddings_in_32_bits(model)
     kind = getattr(bitsandbytes.optim, BITSANDBYTES[args.optim])
-    return kind(groups, lr=args.learning_rate)
+    return kind(groups, **settings)
+
+
+def find_schedule_problem(args: TrainingArguments) -> str | None:
+    """Return why transformers cannot make the requested schedule, or None if it can."""
+    settings = args.lr_scheduler_kwargs or {}
+    name = args.lr_scheduler_type
+    takes = settings_of_schedule(name)
+    unknown = sorted(settings.keys() - takes)
+    if unknown:
+        known = f"it takes {', '.join(takes)}" if takes else "it takes none"
+        return f"--lr_scheduler_kwargs: {name} has no setting {', '.join(unknown)}: {known}"
+    for key, value in settings.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            return f"--lr_scheduler_kwargs: {key} {value!r}: must be a number, 0 or more"
+    if name != "cosine_with_min_lr":
+        return None
+    given = [key for key in ("min_lr", "min_lr_rate") if key in settings]
+    if len(given) != 1:
+        return (
+            "--lr_scheduler_type cosine_with_min_lr needs one of min_lr and min_lr_rate: pass "
+            "--lr_scheduler_kwargs '{\"min_lr_rate\": 0.1}' to end at a tenth of the peak"
+        )
+    largest = args.learning_rate if given == ["min_lr"] else 1
+    if settings[given[0]] > largest:
+        return f"--lr_scheduler_kwargs: {given[0]} {settings[given[0]]}: must be at most {largest}"
+    return None
+
+
+def settings_of_schedule(name: str) -> list[str]:
+    """Return the names of the settings that --lr_scheduler_kwargs may have for a schedule."""
+    function = TYPE_TO_SCHEDULER_FUNCTION[transformers.SchedulerType(name)]
+    return [key for key in inspect.signature(function).parameters if key not in NOT_SETTINGS]
 
 
 def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict]:

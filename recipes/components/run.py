@@ -5,6 +5,7 @@ dead and hanging ranks), checkpoint.py (files), state.py (whole tensors of any s
 nonfinite.py and metrics.py.
 """
 
+import dataclasses
 import os
 import shutil
 import sys
@@ -23,6 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from components import checkpoint, folder, nonfinite, upstream
 from components.arguments import CommonArguments, EvalOnStartArguments
+from components.best import BestEvaluation, is_better, metric_name
 from components.changes import find_changes
 from components.deepspeed_state import master_weights
 from components.ending import conclude, end_all_ranks, end_as_done
@@ -35,12 +37,15 @@ from components.state import (
     first_nonfinite,
     gather_state,
     get_loss_scale,
+    restore_after_training,
     restore_loss_scale,
     restore_state,
+    without_optimizer_state,
 )
 from components.status import HOST, fail, process_status
 from components.strategy import Strategy
 from components.summary import summarize
+from components.trackers import start_trackers
 from components.watch import Watch
 
 T = TypeVar("T")
@@ -101,6 +106,7 @@ class Run:
         self._saved_step = 0
         evaluates_first = isinstance(args, EvalOnStartArguments) and args.eval_on_start
         self._evaluated = not evaluates_first
+        self._best: BestEvaluation | None = None  # Only with --load_best_model_at_end
         self.step = 0
 
     # ---- Before the loop ----
@@ -183,8 +189,7 @@ class Run:
             masters = master_weights(model, optimizer.optimizer).values()
             if masters:
                 upstream.undo_allocating_step(masters, optimizer.optimizer.optimizer)
-        arguments = {name: str(value) for name, value in vars(self._args).items()}
-        accelerator.init_trackers(Path(sys.argv[0]).stem, arguments)
+        start_trackers(accelerator, self._args, Path(sys.argv[0]).stem)
         if self._checkpoint is not None:
             self._restore(self._checkpoint)
         self._metrics = Metrics(
@@ -225,6 +230,7 @@ class Run:
             self._seed_dropout(self.step + 1)
             yield self.step + 1
             self._between_steps()
+        self._load_best()
         self._metrics.close()
         # Writing the result may take long: from here on no sign of life is expected.
         self._watch.sign_of_life = float("inf")
@@ -279,6 +285,8 @@ class Run:
         self._metrics.write({"step": self.step, **metrics}, self.step)
         self._metrics.say(f"step {self.step}: {text}")
         self._evaluated = True
+        if self._args.load_best_model_at_end:
+            self._note_if_best(metrics)
 
     def interruptible(self, items: Iterable[T]) -> Iterator[T]:
         """Yield the items of an evaluation; if any rank has to stop meanwhile, save and end."""
@@ -313,11 +321,13 @@ class Run:
         self._mark_as_running()
         is_last = self.step == self._total_steps
         due = args.save_steps > 0 and (self.step % args.save_steps == 0 or is_last)
+        if self._best is not None and self._best.step == self.step:
+            due = True
         if due or is_last or self.step % args.logging_steps == 0:
             self._check_nonfinite()
         progress = self._progress()
         if due:
-            self._save_if_new(progress)
+            self._save_if_new(progress, only_model=args.save_only_model)
         self._status.step = min(self.step + 1, self._total_steps)
         self._progress_before = progress
 
@@ -402,11 +412,15 @@ class Run:
             self._counted: self._num_seen,
             "nonfinite_steps": self._nonfinite.left_out,
             "evaluated": self._evaluated,
+            "best": dataclasses.asdict(self._best) if self._best else None,
             **{name: other.state_dict() for name, other in self._others.items()},
         }
 
-    def _save_if_new(self, progress: dict[str, Any]) -> None:
+    def _save_if_new(self, progress: dict[str, Any], only_model: bool = False) -> None:
         """Publish a checkpoint, unless that step has one. Every rank takes part.
+
+        Args:
+            only_model: leave out the optimizer state; the run cannot be continued from that.
 
         All ranks end with 73 if it cannot be written, and with 70 if a weight is not finite.
         """
@@ -415,7 +429,10 @@ class Run:
             return
         accelerator = self._accelerator
         state = gather_state(accelerator, self._model, self._optimizer)
+        if only_model:
+            state = without_optimizer_state(state)
         progress = progress | {
+            "only_model": only_model,
             self._counted: int(progress[self._counted]),
             "arguments": vars(self._args) | self._identity,
             "loss_scale": get_loss_scale(accelerator, self._optimizer),
@@ -445,7 +462,9 @@ class Run:
             problem = f"{broken} is not finite after step {step}: no checkpoint is made"
             return Exit.NOT_FINITE, problem
         try:
-            checkpoint.publish(self._folder, state, progress, self._args.save_total_limit)
+            best_step = self._best.step if self._best else None
+            limit = self._args.save_total_limit
+            checkpoint.publish(self._folder, state, progress, limit, best_step)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(checkpoint.staging_folder(self._folder, step), ignore_errors=True)
             free = shutil.disk_usage(self._folder).free
@@ -477,14 +496,23 @@ class Run:
                 f"{found} is not on {missing[0]}: --output_dir must be on a file system that all "
                 "hosts share",
             )
-        self._checkpoint = found
         self._restored = checkpoint.read_progress(found)
+        if self._restored.get("only_model"):
+            self._keep_finished_model()
+            end_all_ranks(
+                accelerator,
+                Exit.USAGE,
+                f"{found} has no optimizer state (--save_only_model), so the run cannot be "
+                f"continued: choose another --output_dir, or move {found.parent} away",
+            )
+        self._checkpoint = found
         self.step = self._restored["step"]
         self._saved_step = self.step
         self._evaluated = self._restored["evaluated"]
         self._num_seen = self._restored[self._counted]
         self._nonfinite.left_out = self._restored["nonfinite_steps"]
         self._status.step = self.step
+        self._find_best()
 
     def _keep_finished_model(self) -> None:
         """End all ranks if the run is done but has no checkpoint left, since it would start over.
@@ -552,6 +580,73 @@ class Run:
             "ranks",
             flush=True,
         )
+
+    # ---- The best evaluation ----
+    def _note_if_best(self, metrics: Mapping[str, float]) -> None:
+        """Remember the evaluation after the current step if it is the best. Every rank takes part.
+
+        Saves and ends with 64 if it has no such metric. The model before the first step is none to
+        choose: it has no checkpoint.
+        """
+        name = metric_name(self._args)
+        value = broadcast_object_list([metrics.get(name)])[0]  # The ranks must agree.
+        if value is None:
+            known = ", ".join(key for key in metrics if key.startswith("eval_"))
+            message = (
+                f"--metric_for_best_model {self._args.metric_for_best_model}: an evaluation has "
+                f"{known}: choose one, with --allow_change metric_for_best_model to continue"
+            )
+            self._evaluated = False  # The resumed run evaluates again, by another metric.
+            self.save_and_end(Exit.USAGE, message)
+        if self._schedule.steps > 0 and is_better(value, self._best, self._args):
+            self._best = BestEvaluation(self.step, name, value)
+
+    def _find_best(self) -> None:
+        """Take over the best evaluation before the checkpoint, if this folder has its model."""
+        best = BestEvaluation.of_progress(self._restored, self._args)
+        if best is None:
+            return
+        path = self._folder / f"checkpoint-{best.step}"
+        is_there = broadcast_object_list([(path / checkpoint.MANIFEST).is_file()])[0]
+        if is_there:
+            self._best = best
+            return
+        self._accelerator.print(
+            f"The best evaluation so far was after step {best.step}, but {path} is not there: the "
+            "best model is chosen from the evaluations that follow.",
+            flush=True,
+        )
+
+    def _load_best(self) -> None:
+        """Put the weights of the best evaluation in place of the last. Every rank takes part."""
+        best = self._best
+        if not self._args.load_best_model_at_end:
+            return
+        if best is None:
+            self._metrics.say("No evaluation can be chosen as the best: the last model is saved")
+            return
+        accelerator = self._accelerator
+        self._metrics.say(
+            f"Best evaluation: {best.metric} {best.value:.4f} after step {best.step}, whose model "
+            "is saved"
+        )
+        if best.step == self.step:
+            return
+        path = self._folder / f"checkpoint-{best.step}"
+        damage = None
+        if accelerator.is_main_process:
+            damage = checkpoint.find_damage(path)
+        damage = broadcast_object_list([damage])[0]
+        if damage is not None:
+            self._end(
+                Exit.DATA,
+                f"the model of the best evaluation cannot be trusted: {path}: {damage}; to save "
+                "that of the last step, leave out --load_best_model_at_end and pass "
+                "--allow_change load_best_model_at_end",
+            )
+        state = load_file(path / checkpoint.STATE)
+        if not restore_after_training(accelerator, self._model, self._optimizer, state):
+            fail(Exit.DATA, f"not all of {path} could be restored as it was saved")
 
     def _end(self, code: int, message: str) -> NoReturn:
         """End all ranks alike; the message is the last line."""

@@ -15,7 +15,8 @@ from torch.distributed.checkpoint.state_dict import (
     _init_optim_state,
     get_state_dict,
 )
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.fsdp._runtime_utils import _reshard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from components.deepspeed_state import (
@@ -59,6 +60,11 @@ def gather_state(
         state[name] = buffer.cpu()
     kept = state if accelerator.is_main_process else {}
     return {name: storable(tensor) for name, tensor in kept.items()}
+
+
+def without_optimizer_state(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return what `gather_state` returned except the state of the optimizer."""
+    return {name: tensor for name, tensor in state.items() if not name.startswith("state.")}
 
 
 def gather_trained(
@@ -194,6 +200,41 @@ def restore_state(
         restore_master_state(masters, inner, trained)
         return are_restored(master_parts(masters, inner), trained)
     return restore_in_place(model, optimizer.optimizer, trained)
+
+
+def restore_after_training(
+    accelerator: Accelerator,
+    model: torch.nn.Module,
+    optimizer: AcceleratedOptimizer,
+    state: Tensors,
+) -> bool:
+    """Restore a gathered state over the one that training has reached, as `restore_state` does.
+
+    Call it between steps. Optimizer state is made from scratch where restore_in_place does so:
+    FSDP1 keeps it only for weights of which the rank has a part, and the checkpoint has it for all.
+    """
+    has_masters = bool(master_weights(model, optimizer.optimizer))
+    if not has_flat_parts(Strategy.of(accelerator)) and not has_masters:
+        free_whole_weights(model)
+        optimizer.optimizer.zero_grad(set_to_none=True)
+        optimizer.optimizer.state.clear()
+    return restore_state(accelerator, model, optimizer, state)
+
+
+def free_whole_weights(model: torch.nn.Module) -> None:
+    """Have FSDP drop the whole weights that an evaluation leaves behind.
+
+    A forward pass without a backward pass keeps those of the root, or of all layers under
+    SHARD_GRAD_OP. FSDP2 would have no sharded weights to restore, and FSDP1 would save the old
+    whole ones.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    for module in FullyShardedDataParallel.fsdp_modules(model):
+        handle: Any = module._handle
+        if handle is not None and handle.uses_sharded_strategy:
+            _reshard(module, handle, free_unsharded_flat_param=True)
 
 
 def are_restored(parts: Iterable[tuple[str, torch.Tensor]], state: Tensors) -> bool:

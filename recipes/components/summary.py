@@ -44,6 +44,7 @@ LAST_NOTES = ("sample", "packing")  # A sample may take several lines.
 LIBRARIES = ("torch", "accelerate", "transformers", "datasets", "peft", "bitsandbytes", "deepspeed")
 LAUNCHERS_VARIABLES = ("ACCELERATE_", "FSDP_", "PARALLELISM_")
 SECRETS = ("TOKEN", "KEY", "SECRET", "PASS")
+WEIGHT_BYTES = 4  # Per trained element in a checkpoint without optimizer state
 CHECKPOINT_BYTES = 12  # Per trained element: the weight and two moments, in fp32
 
 
@@ -375,10 +376,18 @@ def end_dry_run(
 
 def bytes_on_disk(args: CommonArguments, size: ModelSize) -> int:
     """Return the bytes of checkpoints and result. While one is written, all older ones are kept."""
+    checkpoints = args.save_total_limit + 1
+    if args.load_best_model_at_end:
+        checkpoints += 1
     result = 4 * size.trained
     if not args.use_peft:
         result = getattr(torch, args.dtype).itemsize * size.total
-    return CHECKPOINT_BYTES * size.trained * (args.save_total_limit + 1) + result
+    weights_only = 0
+    if args.save_only_model:  # All but one, which is written when the run is stopped
+        weights_only = checkpoints - 1
+        checkpoints = 1
+    per_element = CHECKPOINT_BYTES * checkpoints + WEIGHT_BYTES * weights_only
+    return per_element * size.trained + result
 
 
 def plan_command(accelerator: Accelerator, longest_row: int) -> list[str]:

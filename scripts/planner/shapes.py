@@ -31,14 +31,14 @@ SCALES_PER_SCALE = 256  # in double quantization
 
 
 # ---- Configs ----
-def read_model_config(name: str) -> PretrainedConfig:
+def read_model_config(name: str, revision: str = "main") -> PretrainedConfig:
     """Return the transformers config of a hub id, a folder or a config.json.
 
     Raises UnplannableError: with 69 if the hub cannot be reached, with 64 for a file that is not
     the config of a known model.
     """
     try:
-        return find_model_config(name)
+        return find_model_config(name, revision)
     except UnplannableError:
         raise
     except OSError as error:
@@ -52,7 +52,7 @@ def read_model_config(name: str) -> PretrainedConfig:
         ) from None
 
 
-def find_model_config(name: str) -> PretrainedConfig:
+def find_model_config(name: str, revision: str) -> PretrainedConfig:
     """Return the config of a model. Raises whatever transformers raises."""
     path = Path(name)
     if path.is_dir():
@@ -69,7 +69,7 @@ def find_model_config(name: str) -> PretrainedConfig:
             f"{path}: no such file; MODEL is a hub id, a folder with a config.json, "
             "or a config.json"
         )
-    return AutoConfig.from_pretrained(name, trust_remote_code=False)
+    return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
 
 
 # ---- Quantized layers ----

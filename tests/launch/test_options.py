@@ -2,10 +2,13 @@
 save."""
 
 import json
+import shutil
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from launching import read_metrics, recipe
+from launching import read_metrics, recipe, rehearse
 
 JOB = ["--max_steps", "6", "--per_device_train_batch_size", "8", "--learning_rate", "1e-3"]
 
@@ -69,6 +72,7 @@ def test_all_file_types_give_the_same_rows(kind, tiny, plain, tmp_path):
         ["--use_peft", "--load_in_4bit", "--bnb_4bit_quant_type", "fp4"],
         ["--use_peft", "--load_in_4bit", "--gradient_checkpointing"],
         ["--dtype", "bfloat16", "--no_master_weights"],
+        ["--no_completion_only_loss", "--no_assistant_only_loss"],
     ],
     ids=lambda options: " ".join(options),
 )
@@ -97,3 +101,58 @@ def test_tokenising_runs_once(tiny, tmp_path):
     first = train(tiny, tmp_path / "run", rows=rows)[2]
     again = train(tiny, tmp_path / "other", "--seed", "1", rows=rows)[2]
     assert f"Tokenizing {rows}" in first and f"Tokenizing {rows}" not in again
+
+
+def test_noise_and_a_schedule_with_settings_are_the_same_in_a_resumed_run(tiny, tmp_path):
+    folder = tmp_path / "run"
+    options = [
+        *["--neftune_noise_alpha", "5", "--adam_beta2", "0.95", "--save_steps", "2"],
+        *["--lr_scheduler_type", "cosine_with_min_lr"],
+        *["--lr_scheduler_kwargs", '{"min_lr_rate": 0.1}'],
+    ]
+    losses, eval_loss, _ = train(tiny, folder, *options)
+    for path in (folder / "checkpoint-6", folder / "model.safetensors"):  # as if killed after 4
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    again, eval_again, output = train(tiny, folder, *options)
+    assert "Continuing from" in output
+    assert (again, eval_again) == (losses, eval_loss)
+
+
+def test_checkpoints_without_optimizer_state_are_small_and_no_run_continues_from_them(
+    tiny, tmp_path
+):
+    folder = tmp_path / "run"
+    train(tiny, folder, "--save_only_model", "--save_steps", "3")
+    for step in (3, 6):
+        names = load_file(folder / f"checkpoint-{step}" / "state.safetensors").keys()
+        assert names and not [name for name in names if name.startswith("state.")]
+    data = ["--dataset_name", tiny / "data" / "train.jsonl"]
+    data += ["--eval_dataset_name", tiny / "data" / "test.jsonl"]
+    words = ["--model_name_or_path", tiny / "model", *data, *JOB, "--output_dir", folder]
+    words += ["--save_only_model", "--save_steps", "3"]
+    assert "Nothing is left to do" in recipe(*words).output
+    (folder / "model.safetensors").unlink()  # as if killed before the result was written
+    done = recipe(*words)
+    assert done.returncode == 64 and "has no optimizer state (--save_only_model)" in done.output
+
+
+def test_a_module_that_is_trained_whole_is_saved_beside_the_adapters(tiny, tmp_path):
+    options = ["--use_peft", "--modules_to_save", "lm_head"]
+    losses, eval_loss, _ = train(tiny, tmp_path / "run", *options)
+    saved = load_file(tmp_path / "run" / "adapter_model.safetensors")
+    [name] = [name for name in saved if "lora" not in name]
+    assert "lm_head" in name
+    base = load_file(tiny / "model" / "model.safetensors")["lm_head.weight"]
+    assert saved[name].shape == base.shape and not torch.equal(saved[name], base)
+
+    data = tiny / "data"
+    done = rehearse(
+        *["ddp", "--model_name_or_path", tiny / "model", "--dataset_name", data / "train.jsonl"],
+        *["--eval_dataset_name", data / "test.jsonl", "--output_dir", tmp_path / "ddp"],
+        *[*JOB, *options, "--per_device_train_batch_size", "4"],
+        num_processes=2,
+    )
+    assert done.returncode == 0, done.output[-3000:]
+    steps, evaluations = read_metrics(tmp_path / "ddp")
+    assert [line["loss"] for line in steps] == pytest.approx(losses, rel=1e-4)
+    assert evaluations[-1]["eval_loss"] == pytest.approx(eval_loss, rel=1e-4)

@@ -160,3 +160,10 @@ def test_an_answer_cut_to_nothing_is_a_problem_and_one_cut_to_a_token_is_not(tok
     with pytest.raises(ValueError, match=f"within --max_length {prompt}: {prompt} tokens are pro"):
         tokenize("one answer", tokenizer, prompt)
     assert tokenize("one answer", tokenizer, prompt + 1)["truncated"]
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_on_request_every_token_is_trained_on(name, tokenizer):
+    plain = tokenize(name, tokenizer)
+    whole = tokenize_conversation(messages_of(name), tokenizer, 1024, answers_only=False)
+    assert whole["labels"] == whole["input_ids"] == plain["input_ids"] != plain["labels"]

@@ -272,3 +272,14 @@ def test_an_impossible_share_to_hold_out_is_refused(words, problem):
 def test_documents_are_held_out_by_their_own_flag():
     (found,) = column_problems("mistral_pretrain", "--eval_split", "0.1")
     assert found.startswith("--eval_split: ") and found.endswith("use --num_eval_documents")
+
+
+def test_the_best_model_is_not_restored_from_checkpoints_without_optimizer_state():
+    (problem,) = conflicts("--save_only_model", "--load_best_model_at_end")
+    assert problem.endswith("choose one")
+
+
+def test_modules_are_trained_whole_only_beside_adapters():
+    (problem,) = conflicts("--modules_to_save", "lm_head")
+    assert problem.endswith("add --use_peft")
+    assert conflicts("--modules_to_save", "lm_head", "--use_peft") == []

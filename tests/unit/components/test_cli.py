@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from components.cli import find_out_of_bounds, may_change, parse_arguments
+from components.cli import RecipeParser, find_out_of_bounds, may_change, parse_arguments
 from components.status import Status
 from proof.jobs import MAKERS
 
@@ -50,6 +50,23 @@ def test_a_config_gives_arguments_and_the_command_line_overrides_them(tmp_path):
     args = parse("--config", path, "--learning_rate", "1e-3")
     assert (args.learning_rate, args.packing) == (1e-3, True)
     assert args.lora_target_modules == ["q_proj", "v_proj"]
+
+
+def test_settings_of_a_schedule_are_json_or_a_mapping_of_a_config(tmp_path, capsys):
+    settings = {"min_lr": 1e-6}
+    assert parse("--lr_scheduler_kwargs", '{"min_lr": 1e-6}').lr_scheduler_kwargs == settings
+    path = tmp_path / "run.yaml"
+    path.write_text("lr_scheduler_kwargs:\n  min_lr: 1.0e-6\n")
+    assert parse("--config", path).lr_scheduler_kwargs == settings
+    for wrong in ("min_lr=1e-6", "3"):
+        [line] = refused(capsys, "--lr_scheduler_kwargs", wrong)
+        assert f"{wrong} is not a JSON object" in line
+
+
+def test_a_default_of_several_words_is_shown_as_it_is_typed():
+    kind = importlib.import_module("llama").Arguments
+    shown = " ".join(RecipeParser(kind).format_help().split())
+    assert "(default: all-linear)" in shown and "['all-linear']" not in shown
 
 
 @pytest.mark.parametrize("recipe", MAKERS)

@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 from components.columns import TrackedRow
 from components.conversations import (
     find_messages,
+    trains_on_answers_only,
     validate_conversation,
     validate_message_keys,
     validate_pair,
@@ -238,3 +239,11 @@ def test_preferences_are_checked_like_conversations(keys):
     row = TURNS_OF_A_PAIR | {"rejected": [rejected]}
     with pytest.raises(ValueError, match="message 2 .assistant. has " + next(iter(keys))):
         validate_pair(row)
+
+
+@pytest.mark.parametrize(("completion", "assistant"), [(True, False), (False, True)])
+def test_which_tokens_are_trained_on_depends_on_the_form_of_the_row(completion, assistant):
+    pair = {"prompt": "a", "completion": "b"}
+    messages = {"messages": [{"role": "user", "content": "a"}]}
+    assert trains_on_answers_only(pair, None, completion, assistant) == completion
+    assert trains_on_answers_only(messages, None, completion, assistant) == assistant

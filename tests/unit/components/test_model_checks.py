@@ -29,6 +29,7 @@ from components.cli import parse_arguments
 from components.model_checks import (
     check_adapters,
     check_model,
+    check_modules_to_save,
     check_output_head,
     check_running_statistics,
     check_under_strategy,
@@ -261,6 +262,29 @@ def test_layers_that_the_model_has_not_are_named_with_those_it_has(names, says, 
 )
 def test_layers_that_it_has_are_not(names):
     check_adapters(shapes_of(LlamaConfig(num_hidden_layers=1)), names)
+
+
+@pytest.mark.parametrize(
+    ("name", "tied", "says"),
+    [
+        ("lm_haed", False, "no module of LlamaForCausalLM has this name: did you mean lm_head?"),
+        ("act_fn", False, "it has no weights"),
+        ("lm_head", True, "share their weight"),
+        ("embed_tokens", True, "share their weight"),
+    ],
+)
+def test_modules_that_cannot_be_trained_whole_are_told(name, tied, says, capsys):
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**TINY, tie_word_embeddings=tied))
+    with pytest.raises(SystemExit, match="64"):
+        check_modules_to_save(model, [name])
+    message = capsys.readouterr().err
+    assert f"--modules_to_save {name}: " in message and says in message
+
+
+@pytest.mark.parametrize("name", ["lm_head", "embed_tokens", "model.norm"])
+def test_modules_that_can_be_trained_whole_are_not(name):
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**TINY, tie_word_embeddings=False))
+    check_modules_to_save(model, [name])
 
 
 class TestStrategy:

@@ -1,5 +1,7 @@
 """What decays and what does not; a schedule that stays at steps known to be left out."""
 
+import dataclasses
+import typing
 from types import SimpleNamespace
 
 import pytest
@@ -7,10 +9,17 @@ import torch
 from bitsandbytes.optim import AdamW8bit, GlobalOptimManager, PagedAdamW8bit, PagedAdamW32bit
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaConfig
+from transformers import TrainingArguments as TheirArguments
 
 from components import upstream
-from components.arguments import TrainingArguments
-from components.optimizer import make_adamw, make_optimizer, warmup_steps
+from components.arguments import LearningRateSchedule, Optimizer, TrainingArguments
+from components.optimizer import (
+    find_schedule_problem,
+    make_adamw,
+    make_optimizer,
+    settings_of_schedule,
+    warmup_steps,
+)
 from fakes import fake_accelerator
 from harm import shows_harm_without
 
@@ -28,6 +37,20 @@ def test_biases_and_norms_do_not_decay(config):
     assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
     assert {weight.dim() for weight in decayed["params"]} == {2}
     assert {weight.dim() for weight in kept["params"]} == {1}
+
+
+@pytest.mark.parametrize("optim", typing.get_args(Optimizer))
+def test_every_optimizer_gets_the_moments_decays_and_epsilon(optim):
+    args = TrainingArguments(optim=optim, adam_beta1=0.8, adam_beta2=0.95, adam_epsilon=1e-6)
+    for group in make_adamw(AutoModelForCausalLM.from_config(LLAMA), args).param_groups:
+        assert (tuple(group["betas"]), group["eps"]) == ((0.8, 0.95), 1e-6)
+
+
+def test_by_default_they_are_those_of_transformers():
+    ours = TrainingArguments()
+    theirs = {field.name: field.default for field in dataclasses.fields(TheirArguments)}
+    for name in ("adam_beta1", "adam_beta2", "adam_epsilon", "lr_scheduler_kwargs"):
+        assert getattr(ours, name) == theirs[name]
 
 
 def names_of(model, optimizer):
@@ -211,3 +234,58 @@ def test_a_step_of_zero_0_whose_gradients_are_not_finite_changes_nothing():
         weight.grad = torch.full_like(weight, float("nan"))
     optimizer.step()
     assert optimizer.overflow and model.weight.equal(before)
+
+
+# ---- Settings of a schedule ----
+def rates_of(args, steps):
+    """The learning rate of each step of a run of so many."""
+    accelerator = fake_accelerator(sync_gradients=True, optimizer_step_was_skipped=False)
+    optimizer, schedule = make_optimizer(torch.nn.Linear(2, 2), args, accelerator, steps)
+    rates = []
+    for _ in range(steps):
+        optimizer.step()
+        schedule.step()
+        rates.append(schedule.learning_rate)
+    return rates, schedule.get_last_lr()[0]
+
+
+@pytest.mark.parametrize("settings", [{"min_lr": 1e-4}, {"min_lr_rate": 0.1}])
+def test_cosine_with_min_lr_ends_at_the_smallest_rate(settings):
+    args = TrainingArguments(
+        learning_rate=1e-3, lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs=settings
+    )
+    rates, last = rates_of(args, steps=10)
+    assert rates[0] == 1e-3 and last == pytest.approx(1e-4)
+    assert rates == sorted(rates, reverse=True) and min(rates) > 1e-4
+
+
+def test_a_resumed_cosine_with_min_lr_has_the_same_rates():
+    args = TrainingArguments(
+        lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs={"min_lr_rate": 0.1}
+    )
+    rates, _ = rates_of(args, steps=10)
+    _, resumed = make_optimizer(torch.nn.Linear(2, 2), args, fake_accelerator(), 10)
+    resumed.advance(4)
+    assert resumed.learning_rate == rates[4]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "settings", "says"),
+    [
+        ("cosine_with_min_lr", None, "needs one of min_lr and min_lr_rate"),
+        ("cosine_with_min_lr", {"min_lr": 1e-6, "min_lr_rate": 0.1}, "needs one of"),
+        ("cosine_with_min_lr", {"min_lr": 1.0}, "min_lr 1.0: must be at most 2e-05"),
+        ("cosine_with_min_lr", {"min_lr_rate": "x"}, "min_lr_rate 'x': must be a number"),
+        ("cosine", {"min_lr": 1e-6}, "cosine has no setting min_lr: it takes num_cycles"),
+        ("linear", {"min_lr": 1e-6}, "linear has no setting min_lr: it takes none"),
+    ],
+)
+def test_settings_that_a_schedule_cannot_have_are_refused(schedule, settings, says):
+    args = TrainingArguments(lr_scheduler_type=schedule, lr_scheduler_kwargs=settings)
+    problem = find_schedule_problem(args)
+    assert problem is not None and says in problem
+
+
+@pytest.mark.parametrize("schedule", typing.get_args(LearningRateSchedule))
+def test_every_schedule_is_one_that_transformers_knows(schedule):
+    assert "num_warmup_steps" not in settings_of_schedule(schedule)

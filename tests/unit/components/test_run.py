@@ -20,12 +20,16 @@ UNSAFE = frozenset(
     """
     model_name_or_path dtype load_in_8bit load_in_4bit bnb_4bit_quant_type
     bnb_4bit_use_double_quant use_peft lora_r lora_alpha lora_dropout lora_target_modules
+    modules_to_save
     use_rslora use_dora dataset_name dataset_config dataset_train_split max_length skip_bad_rows
     train_sampling_strategy num_train_epochs max_steps optim learning_rate lr_scheduler_type
-    warmup_steps weight_decay max_grad_norm seed packing tf32""".split()
+    warmup_steps lr_scheduler_kwargs adam_beta1 adam_beta2 adam_epsilon model_revision
+    load_best_model_at_end metric_for_best_model greater_is_better
+    weight_decay max_grad_norm seed packing tf32""".split()
 )
+INSTRUCTIONS = "completion_only_loss assistant_only_loss neftune_noise_alpha"
 UNSAFE_OF = {  # recipe: what it has not of these, and what it has besides
-    "llama": ("", ""),
+    "llama": ("", INSTRUCTIONS),
     "llama_dpo": ("packing", "loss_type beta"),
     "mistral_pretrain": (
         "packing train_sampling_strategy",
@@ -34,7 +38,7 @@ UNSAFE_OF = {  # recipe: what it has not of these, and what it has besides
     "mixtral": (
         """packing load_in_8bit load_in_4bit bnb_4bit_quant_type bnb_4bit_use_double_quant
            use_rslora use_dora""",
-        "lora_target_parameters router_aux_loss_coef",
+        f"lora_target_parameters router_aux_loss_coef {INSTRUCTIONS}",
     ),
     "t5": (
         "packing max_length",

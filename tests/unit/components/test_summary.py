@@ -427,6 +427,8 @@ class TestDryRun:
         (["--save_total_limit", "5"], 12 * 10 * 6 + 4 * 1000),
         (["--dtype", "bfloat16"], 12 * 10 * 3 + 2 * 1000),
         (["--use_peft"], 12 * 10 * 3 + 4 * 10),
+        (["--load_best_model_at_end"], 12 * 10 * 4 + 4 * 1000),
+        (["--save_only_model"], (12 + 4 * 2) * 10 + 4 * 1000),
     ],
 )
 def test_checkpoints_and_result_are_counted_in_bytes(flags, elements):

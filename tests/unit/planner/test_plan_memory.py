@@ -38,6 +38,7 @@ REFUSED = {
     "{model} --config_file nowhere.yaml": "nowhere.yaml",
     "{model}": "--gpu",
     "{model} --config_file {ddp} --use_peft --use_dora": "add --simulate",
+    "{model} --config_file {ddp} --use_peft --modules_to_save lm_head": "--modules_to_save",
     "{model} --config_file {ddp} --lora_target_modules w1 --use_peft": "no such layers",
     "{model} --config_file {deepspeed_zero2} --simulate": "--simulate",
     "{unknown} --config_file {ddp}": "no field model_type",

@@ -1,0 +1,74 @@
+"""The best evaluation of a run, whose model --load_best_model_at_end saves at the end."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from components.arguments import EvaluationArguments
+
+SMALLER_IS_BETTER = ("loss", "perplexity", "mse")
+
+
+@dataclass(frozen=True)
+class BestEvaluation:
+    """An evaluation that is better than all before it.
+
+    Attributes:
+        step: the number of steps done before it, which is also that of its checkpoint.
+        metric: the name of what was compared, as in metrics.jsonl.
+        value: the metric's value.
+    """
+
+    step: int
+    metric: str
+    value: float
+
+    @classmethod
+    def of_progress(cls, saved: Mapping[str, Any], args: EvaluationArguments) -> Any:
+        """Return the best evaluation in a checkpoint's progress.json, or None.
+
+        It is also None if this call asks for another metric, or for none.
+        """
+        best = saved.get("best")
+        if best is None or not args.load_best_model_at_end or best["metric"] != metric_name(args):
+            return None
+        return cls(**best)
+
+
+def metric_name(args: EvaluationArguments) -> str:
+    """Return --metric_for_best_model as metrics.jsonl has it."""
+    return f"eval_{args.metric_for_best_model.removeprefix('eval_')}"
+
+
+def is_greater_better(args: EvaluationArguments) -> bool:
+    """Return --greater_is_better, which by default follows from the metric's name."""
+    if args.greater_is_better is not None:
+        return args.greater_is_better
+    return not args.metric_for_best_model.endswith(SMALLER_IS_BETTER)
+
+
+def is_better(value: float, best: BestEvaluation | None, args: EvaluationArguments) -> bool:
+    """Return whether a value is better than the best so far. One that is not finite never is."""
+    if not math.isfinite(value):
+        return False
+    if best is None:
+        return True
+    if is_greater_better(args):
+        return value > best.value
+    return value < best.value
+
+
+def find_best_model_conflicts(args: EvaluationArguments) -> Iterator[str]:
+    """Yield a line with the fix for each reason why no model can be chosen as the best."""
+    if args.load_best_model_at_end and args.eval_strategy == "no":
+        yield (
+            "--load_best_model_at_end compares evaluations, and --eval_strategy no makes none: use "
+            "steps or epoch"
+        )
+    chooses = args.metric_for_best_model != "loss" or args.greater_is_better is not None
+    if chooses and not args.load_best_model_at_end:
+        yield (
+            "--metric_for_best_model and --greater_is_better have no effect without "
+            "--load_best_model_at_end: add it"
+        )
