@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Token classification, such as named entities, with any encoder or decoder, BERT as the example.
 
 The YAML file owns the strategy, the command line everything about learning:

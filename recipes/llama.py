@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Instruction tuning of any causal language model, Llama as the example: full, LoRA or QLoRA.
 
 The YAML file owns the strategy, the command line everything about learning:

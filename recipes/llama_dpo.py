@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Preference tuning of any causal language model from chosen and rejected answers: DPO and others.
 
 The YAML file owns the strategy, the command line everything about learning:

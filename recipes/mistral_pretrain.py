@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Continued pretraining of any causal language model on raw text, Mistral as the example.
 
 The YAML file owns the strategy, the command line everything about learning:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Instruction tuning of mixtures of experts, Mixtral as the example, with the router's loss.
 
 The YAML file owns the strategy, the command line everything about learning:

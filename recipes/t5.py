@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Sequence to sequence with any encoder-decoder, T5 here: summaries, translations, answers.
 
 The YAML file owns the strategy, the command line everything about learning:

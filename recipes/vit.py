@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Image classification and regression with any model of AutoModelForImageClassification, ViT here.
 
 The YAML file owns the strategy, the command line everything about learning:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Benchmark: the recipe against a bare PyTorch loop, transformers' Trainer and TRL's SFTTrainer.
 
     python scripts/benchmark.py                                # all cells of this device: hours

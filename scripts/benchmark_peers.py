@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The other contestants of scripts/benchmark.py, each in its own process.
 
     python scripts/benchmark_peers.py floor --model_name_or_path M --data D --output_dir O

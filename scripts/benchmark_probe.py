@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run a script unmodified, and record when its optimizer steps ended and their peak memory.
 
     python scripts/benchmark_probe.py OUT.json recipes/llama.py --max_steps 25

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Print the results of scripts/benchmark.py as tables, and optionally draw them.
 
     python scripts/benchmark_tables.py                              # of results/benchmark.json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Describe in plain words what an accelerate config really does, and find what is wrong with it.
 
     python scripts/check_config.py accelerate_configs/fsdp.yaml --num_processes 8

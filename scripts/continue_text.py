@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """Continue a text with a model, or adapters, that recipes/mistral_pretrain.py trained.
 
     python scripts/continue_text.py runs/tiny_text/run --prompt "Lamo is a baker in Frim."

@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """Copy a recipe, and only what it imports, into a new folder: a template that is yours.
 
     python scripts/copy_recipe.py llama my_project

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draw the pictures of README.md and docs/ as SVG, for light and dark pages.
 
     python scripts/draw.py                   # all of them, into docs/pictures/

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a command ends when it cannot do what was requested: one line on stderr, and an exit code."""
 
 import sys

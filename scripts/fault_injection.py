@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fault injection: no run can be lost, whatever is stopped, killed, cut short or damaged.
 
     python scripts/fault_injection.py                        # all groups: more than three hours

@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 r"""Answer prompts with a trained folder: a model, or adapters, which are loaded on their base.
 
     python scripts/generate.py runs/tiny/run --prompt "Spell the word lamp."

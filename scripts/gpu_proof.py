@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prove every claim of this project that only a GPU can prove, the most valuable ones first.
 
     python scripts/gpu_proof.py --list

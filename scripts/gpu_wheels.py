@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collect in one folder the packages that a machine with a GPU and no network may lack.
 
     python scripts/gpu_wheels.py                       # runs/gpu_wheels, for Python 3.12

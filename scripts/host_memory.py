@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measure in real processes how much host memory each rank takes to load a model and to resume.
 
     python scripts/host_memory.py --json results/host_memory.json

@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 r"""Make, offline, a tiny random model that a recipe can train, and rows for it.
 
     python scripts/make_tiny.py llama runs/tiny

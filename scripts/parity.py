@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parity: one job gives the same numbers under every YAML, batch split and kind of weights.
 
     python scripts/parity.py                                  # all runs: about an hour on two cores

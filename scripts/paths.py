@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where things are in this repository, and the one place that makes recipes/ importable.
 
 A command finds the modules beside it, since Python puts a script's folder first on its path. What

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Will it fit? Plan the peak memory of a training run, by what takes it, before loading anything.
 
     python scripts/plan_memory.py --config_file accelerate_configs/fsdp.yaml --num_processes 8 \

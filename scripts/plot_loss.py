@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
 """Draw the loss and the learning rate of one or more runs from RUN_DIR/metrics.jsonl.
 
     python scripts/plot_loss.py runs/tiny/run

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write the tables of README.md, docs/ and results/README.md from the results in results/*.json.
 
     python scripts/readme_tables.py            # after parity.py, benchmark.py and others

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Record real runs for the pictures: loss curves under every YAML, a resumed run, the quick start.
 
     python scripts/record_curves.py             # about ten minutes on two CPU cores

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rehearse a recipe under a production YAML on CPU ranks, and prove that it shards as promised.
 
     python scripts/rehearse.py --config_file YAML recipes/llama.py --max_steps 3 ...

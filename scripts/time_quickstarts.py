@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run every quickstart, and record what the model learned and how long it took, for the README.
 
     python scripts/time_quickstarts.py --json results/quickstarts.json   # about ten minutes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compare the planner's peaks under each YAML with those of live tensors on real CPU ranks.
 
     python scripts/track_ranks.py --json results/planner_ranks.json

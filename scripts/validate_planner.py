@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compare the planner's peaks with those of torch's MemTracker on real CPU tensors.
 
     python scripts/validate_planner.py --json results/planner.json

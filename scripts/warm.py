@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Warm starts: fork processes in which torch and the other libraries are already imported.
 
     python scripts/rehearse.py --warm --config_file YAML recipes/llama.py ...

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """List the workarounds for other libraries, and check which are no longer needed.
 
     python scripts/workarounds.py

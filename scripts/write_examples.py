@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write the planned memory into the head of each file of examples/, and the table of their page.
 
     python scripts/write_examples.py            # after a change to an example or to the planner

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What accelerate itself makes of a config: its launcher, its plugins and its questionnaire."""
 
 from argparse import Namespace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configs that are wrong in one way each: what must be found, and what their author meant."""
 
 from dataclasses import dataclass

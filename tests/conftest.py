@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fixtures of all tests: tiny models and runs that are made once a test run, and real rows."""
 
 import gc

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run a recipe and count, in each optimizer step, gradients and the storages in which they are.
 
     python -m torch.distributed.run --standalone --nproc_per_node 2 tests/count_gradients.py \\

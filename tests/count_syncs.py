@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run a recipe and record each time that Python waits for a number on the device.
 
     python tests/count_syncs.py OUT.json recipes/llama.py ...

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How dense Python code is by its syntax tree, which no formatter changes and no line count sees.
 
 A bound on the lines of a file or of a function is met by putting more into each statement, so there

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arguments of recipes that no recipe has: one of causal language models, one of classifiers."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stand-ins for what a launch would make."""
 
 from types import SimpleNamespace

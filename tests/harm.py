@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The mark of a test that shows the harm for which components/upstream.py has a workaround."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Start the shipped recipe under the shipped YAML files as a user would, and read what it wrote."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Probe of attention masks: on which tokens do the logits of a document depend?
 
 It looks at logits alone, so it serves every architecture, attention implementation and way to make

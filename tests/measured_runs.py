@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs and cells as scripts/benchmark.py measures them, with made-up numbers."""
 
 from bench.gates import judge

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Words and turns of phrase that the documents, help texts, docstrings and comments do not use.
 
 Each rule was taken from sentences that readers had to read twice. A rule names what to write

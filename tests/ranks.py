@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CPU ranks that are forks of the test's process, so that they start without importing anything."""
 
 import multiprocessing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of rows: bad lines and bad files with what is said of them, and good ones that look odd."""
 
 import io

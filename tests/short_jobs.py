@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The job of scripts/parity.py at half its size, for tests that launch many strategies.
 
 It keeps what makes the job hard. Its steps still cross the end of an epoch, and the rows do not

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small bitsandbytes, to be trimmed."""
 
 import zipfile

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What recipes are made of: one topic per module, in layers.
 
 A recipe imports what it needs by name, `from components.chat import load_tokenizer`, since Python

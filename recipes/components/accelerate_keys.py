@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The keys of accelerate's YAML file, the values they take, and how accelerate reads those.
 
 Sources: accelerate 1.15 `commands/config/config_args.py` (ClusterConfig), `commands/launch.py` (the

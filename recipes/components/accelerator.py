@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Make the Accelerator of a recipe, or end with one line for each reason why it cannot run."""
 
 import datasets

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The arguments that recipes share, in groups; names and meanings are transformers' and TRL's.
 
 A recipe's own dataclass inherits from CommonArguments and from the groups that it supports. Checks

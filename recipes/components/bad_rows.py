@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows that cannot be used: the cause in one line, and the message that names them."""
 
 import json

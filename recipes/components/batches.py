@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which rows form which batch of a run: a function of seed and epoch only.
 
 A run can therefore continue at any step without reading what lies before it, and an optimizer step

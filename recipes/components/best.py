@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The best evaluation of a run, whose model --load_best_model_at_end saves at the end."""
 
 import math

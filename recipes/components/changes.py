@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What differs between a checkpoint's run and this call, and whether it may differ."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Conversations as tokens, of which only those of the assistant are trained on."""
 
 from collections.abc import Mapping, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints as files. Once one is written, there is a complete one at every instant.
 
     OUTPUT_DIR/checkpoint-STEP/state.safetensors   trained weights and optimizer state, whole

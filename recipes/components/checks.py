@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Find what makes a run impossible before anything is loaded: all problems at once, with fixes.
 
 This module checks arguments by themselves; strategy_checks.py and device_checks.py check them

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A classifier: a model with a new head, which is trained as a whole even beside adapters."""
 
 from collections.abc import Mapping, Sequence

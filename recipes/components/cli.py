@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A recipe's command line, read into a dataclass by transformers' HfArgumentParser.
 
     @dataclass(kw_only=True)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The columns of a row: which are needed, which are read, and which are left unread."""
 
 import difflib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read an accelerate config, with the DeepSpeed JSON it points to, and find its faults by line.
 
 `scripts/check_config.py` does so for any file, launch_file.py for the file that a recipe's

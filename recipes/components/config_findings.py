@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Findings: what is wrong at one key of a config, how severe that is, and how to fix it."""
 
 from collections.abc import Iterable, Sequence

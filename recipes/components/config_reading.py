@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What accelerate makes of a config: defaults filled in, full names, values as it reads them."""
 
 from collections.abc import Iterator

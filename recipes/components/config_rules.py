@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Check an accelerate config against all rules.
 
 `scripts/check_config.py` checks any file, and each recipe checks the file that its launcher read

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules on deepspeed_config, whose settings are in the YAML or in a JSON, but not in both."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules on a DeepSpeed JSON to which a config of accelerate points."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules on fsdp_config: settings that only one version of FSDP reads, and conflicting ones."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules on keys that are misspelled, misplaced or unknown, and on values that cannot be read."""
 
 import os.path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules on what is launched: engine, processes, machines, GPUs, mesh and mixed precision."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The strategy that a config requests: engine, sharding, mesh, offload and number of shards."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Check that a conversation has messages with a role and a text, and an answer to train on.
 
 Every problem is raised as a ValueError whose text continues "train.jsonl, line 7: ".

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the rows of a split are, and how files of each type are read."""
 
 import difflib

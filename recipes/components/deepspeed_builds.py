@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Find locks that killed builds of DeepSpeed's ops have left behind."""
 
 import sys

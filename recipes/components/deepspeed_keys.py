@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The keys of a DeepSpeed JSON, and how accelerate reads those that its YAML also has.
 
 Sources: deepspeed 0.19 `runtime/config.py`, `runtime/precision_config.py` and `runtime/zero/`;

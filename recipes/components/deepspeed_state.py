@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gather what DeepSpeed trains as whole tensors by name, and restore it into its engine.
 
 components/state.py calls this. ZeRO-1 to 3 hold flat fp32 parts of the weights and of their

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Find what this machine cannot run, for lack of a GPU, of its capability, or of a package."""
 
 import difflib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Documents to pretrain on, which may be too many to be prepared before training."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How all ranks end a run together."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entities in sequences of tags, and how many were found, as seqeval counts them.
 
 The tags are those of IOB2, IOB1 and IOBES: B-PER, I-PER, E-PER, S-PER and O. A sequence need not be

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exit codes of every recipe and command, taken from sysexits.h where it has a fitting one."""
 
 import enum

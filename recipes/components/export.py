@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The folder that `from_pretrained` loads."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fingerprint that is the key of prepared rows in the cache.
 
 datasets identifies a function of an imported module by its name only: after an edit it would

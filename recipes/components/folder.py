@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The output folder of a run: whether it can be written to, and what an earlier run left in it."""
 
 import json

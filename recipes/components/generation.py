@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text generation during training, under every strategy."""
 
 from collections.abc import Mapping

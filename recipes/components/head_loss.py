@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loss of causal language models, computed inside their output head.
 
 Only the logits of tokens that are trained on are computed, and never more of them at a time than

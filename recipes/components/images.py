@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Find images in a folder or a data set, check them before training, decode them for a batch."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Labels of rows: the classes that they name, or the numbers that they are."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Find the call of `accelerate launch` that started this process.
 
 The launcher does not pass on to its processes how it was called. Its command line is therefore

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Check the config file that accelerate's launcher read, before accelerate is used.
 
 accelerate silently ignores a misspelled key in a section and trains under another strategy. The

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which learning rate fits what is trained: adapters need a higher one than all weights."""
 
 import dataclasses

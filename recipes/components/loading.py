@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Load tokenizers, processors and models from a folder or the hub; failures end in one line.
 
 A dry run makes the model from its config, with shapes only, and reads no weights.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """metrics.jsonl, trackers and the progress bar.
 
 Each logged step and each evaluation is one JSON object on a line of OUTPUT_DIR/metrics.jsonl, in

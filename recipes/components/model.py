@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The model: a quantized base, adapters, kernels, and what saves memory."""
 
 from collections.abc import Mapping, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Check whether a loaded model can be trained on the rows, as requested, under the strategy."""
 
 import difflib

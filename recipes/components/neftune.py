@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NEFTune: noise on the embeddings of instruction tuning (arXiv 2310.05914)."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps that are not finite: they change no weight, and their rows are recorded.
 
 Before the optimizer's step the norm of the gradient decides, on all ranks alike, since they share

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """AdamW, and a schedule that stays at steps known to be left out."""
 
 import inspect

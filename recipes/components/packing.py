@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batches of rows of tokens: padded, packed into lines, or in one line for FlashAttention."""
 
 from collections.abc import Mapping, Sequence

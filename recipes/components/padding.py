@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Texts of different lengths as one batch of an encoder."""
 
 from collections.abc import Mapping, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pairs of answers to one prompt for preference tuning: their tokens, and batches of them."""
 
 from collections.abc import Mapping, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How well a causal language model predicts the evaluation text: loss and perplexity."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Accelerate's settings of the engine and the precision in force."""
 
 from collections.abc import Mapping

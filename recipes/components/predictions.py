@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Texts that a model has generated for evaluation rows: kept in a file, and some of them shown."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of a file, a folder or a hub id, prepared by a function of the recipe.
 
 A row that cannot be used is reported with its file, its line, the cause and the fix. Prepared rows

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run is a folder: it can be stopped, killed or run out of disk space, and resumes where it was.
 
 A recipe's loop uses one object, `Run`. Behind it are status.py (how a run ends), watch.py (signals,

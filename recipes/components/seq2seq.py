@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sources and targets of encoder-decoder models: their tokens, and batches of them."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commands as text that is read on a screen and pasted into a shell."""
 
 import shlex

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is done before and after a recipe's imports, so that a wrong call is refused at once."""
 
 import gc

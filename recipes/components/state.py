@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training state as whole tensors by name, gathered from any strategy and restored under any.
 
 Checkpoints hold these tensors, so that they fit every YAML and number of ranks.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The status of a run: status.json, errors that end it, and the message that a launcher repeats.
 
     OUTPUT_DIR/status.json    starting, running, done, stopped or failed, and why; `later_call` is

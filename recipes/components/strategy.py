@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The strategy of YAML and launcher: the Accelerator, and what is really in force."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compare what accelerate runs with what was requested: dropped settings, and what does not fit.
 
 The same rules serve `accelerate launch`, torchrun and scripts/rehearse.py, since they read what

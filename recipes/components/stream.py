@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Documents as blocks of tokens, read ahead on one rank, and resumed where a run stopped.
 
 Documents come in an order that follows from the seed, each with an end of sequence after it, and

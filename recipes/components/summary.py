@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The start summary of a run: what is really in force, and one row as the model sees it.
 
 run.json has the same lines, all arguments and versions. A dry run ends after the summary, with the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tagger, a classifier of tokens: its loss, and how well it tags words."""
 
 from collections.abc import Mapping, Sequence

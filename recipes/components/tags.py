@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tags of words: their names, from the rows, the data set or the model, and what tokens carry."""
 
 from collections import Counter

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Texts as tokens: a model's tokenizer, and the label of a token that is not trained on."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Start the trackers that --report_to names, under the name that --run_name gives."""
 
 from typing import Any

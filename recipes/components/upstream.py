@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Workarounds for other libraries: what is wrong, where it is reported, and what is done.
 
 Each is one function, called by its name where it is needed. A test that is marked with that name

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashAttention without a package: `--attn_implementation varlen`.
 
 It is the kernel of torch.nn.attention.varlen (torch 2.11 and newer). torch's sdpa keeps packed rows

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Signals to this process, exceptions in it, and the other ranks of its host.
 
 Without this a rank that dies would leave the others waiting forever in a collective call, and a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pretrained model's weights, read once per host where possible."""
 
 import os

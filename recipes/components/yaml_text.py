@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The text of YAML: how values are written, and where the keys of a file are."""
 
 import json

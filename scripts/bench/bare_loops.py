@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two bare loops of plain PyTorch.
 
 Both read batches that were prepared in advance and do nothing but compute: no accelerate, no data

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a comparison is: a cell, its contestants, and the settings of all its runs."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Contestants and flags that many cells share."""
 
 from .cells import Contestant

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What two CPU cores can show: ratios."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Numbers of a measured cell: of its valid runs, and ratios between contestants.
 
 A ratio is taken within a repeat, between processes that ran one after the other. Tables show the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which runs are valid: those that trained as the bare loop did."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one GPU can show: absolute numbers.
 
 Weights are random, and rows have exactly --max_length tokens except for the ladder's. All

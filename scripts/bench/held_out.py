@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loss of a trained model on rows that no contestant was trained on."""
 
 from collections.abc import Sequence

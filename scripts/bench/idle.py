@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether the machine is busy with something other than a run."""
 
 import os

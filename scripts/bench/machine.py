@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Facts about the machine: device, driver, versions, commit, users of the GPU. Loads no torch."""
 
 import importlib.metadata

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measure a cell: every contestant in turn, several times, with what is needed to repeat it."""
 
 import shlex

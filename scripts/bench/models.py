@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The models that are benchmarked, as arguments of the script that makes a tiny model."""
 
 from typing import Any

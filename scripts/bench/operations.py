@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Floating-point operations of training, and a GPU's peak."""
 
 from .models import Shape

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the bare loops, Trainer and SFTTrainer have in common: the model and metrics.jsonl.
 
 `args` is the command line of scripts/benchmark_peers.py.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prepare what contestants read: a model, and its rows in the form of each contestant."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Record when each optimizer step of a script ended, and its memory, without changing the script.
 
 The same few lines watch every contestant: a hook that torch calls after `step` of any optimizer.

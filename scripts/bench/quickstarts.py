@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run and time the quickstarts, and read what each model learned from held-out rows."""
 
 import importlib.metadata

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the benchmarks need from the recipes; no other module here imports them.
 
 The recipe is imported when a function is called, since it loads torch.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One run of one contestant: started, watched, and read."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tiny versions of all cells, to check on a CPU that they work."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Markdown tables of the results of scripts/benchmark.py, and the text of their file."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """transformers' Trainer and TRL's SFTTrainer on the rows of a cell."""
 
 import argparse

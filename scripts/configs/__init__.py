@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an accelerate config does, what is wrong with it, and how to fix it: for check_config.py.
 
 edits          edits of YAML text that leave everything else as it is

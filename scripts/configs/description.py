@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Describe in words what a config does: what runs, who holds what, which keys have no effect."""
 
 from dataclasses import dataclass

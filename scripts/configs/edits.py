@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edit single keys in the text of a YAML file; comments, order and blank lines stay."""
 
 import re

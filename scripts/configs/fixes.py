@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fix a config by the edits of the findings on it, one finding after the other."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Everything that is reported about a config file: an object for programs, lines for people."""
 
 from collections import Counter

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text from trained models: the library of generate.py and continue_text.py.
 
 loading      a trained folder: the model, or adapters on their base, and the tokenizer

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What continue_text.py does with its command line: continue texts as they are."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A trained folder: a model, or adapters and the base that they belong to."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text of a model on a terminal, which must not obey it."""
 
 import unicodedata

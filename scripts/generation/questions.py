@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of a file as questions, read and interpreted as recipes/llama.py does in training."""
 
 import json

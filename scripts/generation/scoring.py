@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many answers are right: exact match, for all rows and for each skill."""
 
 import dataclasses

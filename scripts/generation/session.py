@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What generate.py does with its command line: score a file, answer prompts, or chat."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LoRA under autocast, with peft's cast of its input and without it."""
 
 from typing import Any

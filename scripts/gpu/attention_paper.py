@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The FlashAttention paper's figures, measured again.
 
 They are in arXiv 2205.14135 and in the README of Dao-AILab/flash-attention. Attention is measured

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All cells, the most valuable first, so that a short time on a GPU proves as much as possible.
 
 A cell's function is named and not imported, since only the process of a cell loads torch.

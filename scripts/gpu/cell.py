@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a cell of the GPU proof is, what it is given and what it returns.
 
 A cell is one question to a GPU. It runs in its own process (scripts/gpu/runner.py), is given a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of tables about launches, and the differences between two runs."""
 
 from collections.abc import Sequence

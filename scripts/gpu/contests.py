@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Contests of the benchmark on a GPU: contestants one after another, within the time of a cell."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory that the allocator holds above what tensors take."""
 
 from . import probed

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The recipe's loss in pieces preserves the gradient of the output head."""
 
 from dataclasses import dataclass

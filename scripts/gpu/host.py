@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the host does for a run: optimizer steps of offloaded state, and reading images."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run on a GPU that is stopped by a signal, or killed.
 
 It saves if it can, it resumes, and no process keeps memory of the GPU.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launches of the shipped recipes under the shipped YAML files.
 
 The launches of a cell are variants of one job.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The effect of single options on one job."""
 
 from dataclasses import dataclass, field

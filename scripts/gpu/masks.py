@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packed and padding-free rows do not see each other, under any attention."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cells of a second or two, each about a property of a library that the recipes rely on."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention kernels over rows that are packed into one line."""
 
 import inspect

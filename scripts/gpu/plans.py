@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The planner's constants, fitted to one half of measured runs and judged on the other.
 
 The planner counts tensors. What a process takes in addition, CUDA's context and what the allocator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Precisions, engines and kernels give the losses of fp32 in one process."""
 
 from collections.abc import Iterator, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs of a recipe under the benchmark's probe."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights and optimizer state in fewer bits train equally well, and take fewer bytes."""
 
 from . import launches

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The quickstart of every recipe, in bf16."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs that lost their second half resume from their checkpoint with the same losses."""
 
 import json

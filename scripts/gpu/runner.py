@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run cells one after another, each in its own process, and write one JSON file for each.
 
 All processes of a cell inherit a mark in their environment. At the end of a cell every process with

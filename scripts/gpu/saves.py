@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the seconds of a save go."""
 
 import pstats

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The recipe next to bare loops, Trainer and SFTTrainer on the same batches, at real sizes.
 
 Published figures for one Hopper GPU are bounds; the cells use the settings of each source.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every YAML for one GPU trains full weights and QLoRA, and holds what it promises."""
 
 from . import launches

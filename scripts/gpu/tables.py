@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Markdown tables of the results of scripts/gpu_proof.py, from the records under results/gpu/."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wheels for a machine with a GPU and no network: fetched or built, trimmed, and checked."""
 
 import base64

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pictures of README.md and docs/, drawn from results/ by scripts/draw.py.
 
     style         colors, sizes and SVG files that all pictures share

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How far the loss under each YAML is from that of one process, from results/parity.json."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All pictures by name."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loss curves of real runs, from results/curves.json."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each GPU keeps under a strategy, and which YAML to choose."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The planned peak memory of Llama-3.1-8B on each GPU, under every YAML, against a card."""
 
 from collections.abc import Mapping
@@ -49,7 +50,7 @@ def draw_memory(theme: Theme) -> str:
     top = len(order) - 0.35
     axes.text(card, top, f"{CARD_NAME}: {card:.1f} GiB", ha="center", va="bottom", fontsize=9)
     handles, names = axes.get_legend_handles_labels()
-    place = {"loc": "upper left", "bbox_to_anchor": (0.01, 1 - 0.72 / 6.3)}
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0.01, 1 - 0.72 / 6.3)}
     figure.legend(handles, names, ncols=5, fontsize=8.5, columnspacing=1.2, **place)
     return to_svg(figure)
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launch the real runs whose curves and output are drawn.
 
 Each function launches runs in a folder and returns what is kept of them.
@@ -54,8 +55,9 @@ def record_parity(folder: Path) -> Recording:
         code, output = launch(run, tiny, output_dir)
         if code:
             raise RecordingError(f"{config}.yaml ended with {code}: {output[-1500:]}")
-        runs[config] = {"ranks": run.ranks, **curve_of(output_dir)}
-        print(f"parity: {config}, last loss {runs[config]['losses'][-1]}", flush=True)
+        curve = curve_of(output_dir)
+        runs[config] = {"ranks": run.ranks, **curve}
+        print(f"parity: {config}, last loss {curve['losses'][-1]}", flush=True)
     return {"runs": runs}
 
 

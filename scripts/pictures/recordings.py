@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The recordings of real runs in results/curves.json: loss curves, and what a command printed."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How fast the recipe is beside other tools, from results/benchmark.json."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What all pictures share: two themes, colors, sizes, and SVG files that are equal when redrawn."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The terminal of a quick start: lines that a real run has printed, as text in an SVG."""
 
 from xml.sax.saxutils import escape

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much memory a training run takes, worked out before anything is loaded.
 
 The package answers one question for `scripts/plan_memory.py`: what does each GPU hold at the worst

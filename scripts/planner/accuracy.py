@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How far the planner is off: errors of planned peaks, relative to what was measured."""
 
 from collections.abc import Mapping, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a request to its answer: the plan of one config, or what fits a card."""
 
 import gc

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An autograd over sizes instead of values.
 
 The closed form follows a training step op by op, as PyTorch runs it. Each op states what it

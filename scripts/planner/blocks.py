@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The forward pass of a decoder over sizes, as transformers' models compute it.
 
 Each op is described by what determines memory: the size of its result, and what it keeps for the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which ways to run fit a card, the cheapest first: plan_memory.py without --config_file.
 
 It tries every YAML of accelerate_configs/ that the number of GPUs allows, with full weights, with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The memory of GPUs, and what a process takes of it besides tensors. All sizes are in bytes."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The closed form: one optimizer step of the recipe, written into a ledger.
 
     device, host = closed_form(plan, config, batch)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command that launches a way to run."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cost of a micro-batch, which ranks ways to run. It is not an estimate of time.
 
 The unit is the forward pass of a micro-batch:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which weights a decoder has, and what each is for.
 
 The closed form covers decoders like Llama: norm, attention with separate q, k and v (grouped or

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the planner ends early: with one line for the user and an exit code."""
 
 import exits

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a rank holds under PyTorch's FSDP, in both versions.
 
 At rest a rank has 1/N of parameters, gradients and state (ranks.py). What it holds on top of that

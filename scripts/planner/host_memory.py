@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much host memory each rank takes to load a model and to resume, in copies of the model.
 
 Each launch is a rehearsal of recipes/llama.py on a model whose files are in bf16, as on the hub,

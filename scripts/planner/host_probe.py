@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """In a rank of a rehearsal: how its host memory grows when it loads a model and when it resumes."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A ledger of bytes: what is held now and what was held at the peak, by category.
 
 A plan lists these categories:

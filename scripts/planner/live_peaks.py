@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compare the planner's peaks under each YAML with those of live tensors on real CPU ranks.
 
 Each launch rehearses three optimizer steps of the recipe, and every rank measures the third

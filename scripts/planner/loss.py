@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The recipe's loss: cross-entropy of the supervised tokens, computed in the model's head.
 
 Logits take 4 bytes x vocabulary per token, and the loss briefly holds about three times that. The

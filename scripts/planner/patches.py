@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the trace changes in other libraries while it runs, so that they accept fake tensors.
 
 Seen in transformers 5.23. tests/unit/planner/test_patches.py shows what happens without it.

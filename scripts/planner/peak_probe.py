@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """In a rank of a rehearsal: the peak of all live tensors during an optimizer step."""
 
 import gc

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What determines memory: the recipe's arguments, and what an accelerate config makes of them.
 
 `plan_of` reads both and refuses what the recipe or the launcher would refuse.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pictures of a plan: every strategy against the card, and the peak against the length."""
 
 from collections.abc import Mapping, Sequence

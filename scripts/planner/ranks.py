@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a rank holds: `Replica` under one process and DDP, `Gathered` where parameters are sharded.
 
 A strategy states what is held at rest, what it does around each part of a forward and backward

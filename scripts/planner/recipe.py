@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the planner needs from recipes/llama.py. No other module of the package imports the recipe.
 
 The recipe parses its own arguments, refuses what it would refuse in a launch, and provides the loss

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rehearsals that measure memory: recipes/llama.py on CPU ranks, with a hook in each rank.
 
 The planner's measurements reach the other packages of scripts/ only through this module.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What to change if nothing fits, or only what offloads.
 
 Each remedy suffices by itself: a smaller batch, shorter rows, more GPUs, or a larger card.

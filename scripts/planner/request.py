@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A call of scripts/plan_memory.py, and the micro-batch that it asks about."""
 
 from dataclasses import dataclass, field

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Find the largest number of something that fits."""
 
 import math

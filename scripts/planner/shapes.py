@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model as its config describes it, on the meta device: tensors have shapes, but no bytes.
 
 `build_base` makes what the recipe's `load_model` would load, quantized layers included, from only a

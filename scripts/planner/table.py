@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ways that fit a card, as text and as JSON."""
 
 import shlex
@@ -93,7 +94,9 @@ class Choice:
 
     # ---- Text ----
     def __str__(self) -> str:
-        lines = [self.title, describe(self.launch.request.gpu)]
+        card = self.launch.request.gpu
+        assert card is not None  # without a card there is nothing to choose for
+        lines = [self.title, describe(card)]
         if self.fitting:
             lines += [FIRST, "", *self.lines_on_what_fits()]
         else:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trace one optimizer step of the real model on fake tensors, which have shapes but no bytes.
 
 Under torch's FakeTensorMode tensors are allocated and freed as real ones are. The process group is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch's memory trackers, adapted to the planner.
 
 `MemTracker` and `FSDPMemTracker` see every tensor, real or fake, that modules, autograd, FSDP2 and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compare the planner's peaks with those of torch's MemTracker on real CPU tensors.
 
 A cell is a random model and a batch. It runs two optimizer steps with the recipe's own loss and

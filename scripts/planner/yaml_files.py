@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the planner needs from accelerate configs. No other module here imports their reader."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a rank holds under DeepSpeed's ZeRO, stages 0 to 2, which keep parameters whole.
 
 With P trained parameters, mixed precision and N ranks, a rank holds at rest, in bytes (arXiv

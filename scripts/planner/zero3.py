@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a rank holds under DeepSpeed's ZeRO-3, which also shards parameters.
 
 Sources: DeepSpeed's zero/stage3.py, zero/partition_parameters.py and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What proves the recipes' promises on CPU ranks: parity, rehearsals, faults, warm starts.
 
 scripts/parity.py uses `jobs`, `launch`, `compare` and `parity_table`, scripts/fault_injection.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much two finished runs of one job differ, and how much they may."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What makes accelerate, torch and deepspeed treat gloo CPU ranks as they treat GPUs.
 
 Apart from the hooks that measure, this is the only place in scripts/ that changes accelerate, torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Start one rank of a rehearsal: a program that `accelerate launch` starts instead of the recipe.
 
 Not called by hand. `scripts/rehearse.py` lets `accelerate launch` start this file in every rank,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Damage to checkpoints, in this process, for trials and unit tests.
 
 Each function that damages returns a `Tried`: the number of trials, and the damage that was missed.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the ranks of a rehearsal and scripts/rehearse.py agree on one exit code.
 
 A launcher turns every failure into 1 and a traceback. Each rank therefore records its code in a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run a recipe with planted faults: a program that tests and trials run instead of the recipe.
 
     FAULT='{"do": "SIGTERM", "at": "summed_loss", "step": 5, "rank": 1}' \\

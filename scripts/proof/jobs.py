@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The job on which every strategy must agree, and all runs of it that scripts/parity.py makes.
 
 The job has rows of different lengths, accumulation, gradient clipping that takes effect, warm-up

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launch a run of the job on CPU ranks, as a user would rehearse it."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bytes that one rank really holds, measured from live tensors at its first optimizer step.
 
 Gradients are measured just before the step, parameters and optimizer state just after it, and each

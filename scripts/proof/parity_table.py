@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rows of scripts/parity.py, one per run, and their tables."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank of a rehearsal: what happens in it before and after the recipe."""
 
 import importlib

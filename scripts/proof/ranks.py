@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Start the ranks of a rehearsal, forward signals to them, and end all of them if one refuses."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plan of a rehearsal: how many ranks it starts, and what it has to change in the YAML."""
 
 import os

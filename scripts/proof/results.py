@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of results: one JSON object, with one row per line, so that diffs are readable."""
 
 import importlib.metadata

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shard report: compare the bytes that each rank really holds with what the YAML promises.
 
 `proof.live_tensors` measures in every rank; `judge` and `table` compare the measurements with the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hooks on `Accelerator.prepare` and on the optimizer steps of a recipe."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the server of warm starts imports: the libraries of the recipes, but no project files."""
 
 import ast

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process of a warm start: a fork of the server that runs as `python SCRIPT ...` would."""
 
 import atexit

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The program that replaces `python` in a warm start: it requests a process from the server.
 
 Not called by hand: `proof.warm_start` writes a program `python` that calls this file. It forwards

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The server of warm starts, which has imported the libraries and forks for each request."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Start and stop the server of warm starts, from outside."""
 
 import contextlib

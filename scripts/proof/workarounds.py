@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The workarounds of recipes/components/upstream.py, and the tests that show why each is there."""
 
 import ast

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The run files of examples/: how each is launched, and the memory that the planner expects.
 
 A run file is a YAML of a recipe's arguments. The comments at its head hold the launch command and a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables of host memory, and of the errors of the memory planner."""
 
 from collections.abc import Iterable, Sequence

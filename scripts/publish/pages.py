@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tables of README.md and docs/, and results/README.md, from the measurements in results/."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of README.md that sums up what was checked, from all results."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shapes of public models, so that examples are planned and tested without the hub.
 
 Each entry has those fields of https://huggingface.co/MODEL/blob/main/config.json that decide the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables of parity and of sharding, from results/parity.json."""
 
 from collections.abc import Iterable, Mapping, Sequence

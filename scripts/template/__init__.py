@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A recipe as a template: the library of copy_recipe.py.
 
 imports    the files that a recipe reaches, read from its source

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The modules that a program imports from its own folder, found without running it.
 
 Imports inside functions count. What is imported by a name that is only known when the program runs

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a copy comes from, so that its owner can look up what has changed since then."""
 
 import subprocess

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tiny random models, their tokenizers and rows, made offline: the library of make_tiny.py.
 
 Every module imports only what is listed above it:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tiny BERT, and made-up reviews whose class and stars follow from their words."""
 
 import random

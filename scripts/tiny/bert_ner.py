@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sentences with made-up names of people, organizations and places, for a tiny BERT."""
 
 import random

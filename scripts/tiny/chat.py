@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a tiny chat model writes a conversation: its special tokens and its chat template."""
 
 PAD = "<|pad|>"

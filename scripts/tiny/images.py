@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small images of bright shapes on dark noise, in which only the shape determines the class."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tiny Llama or Mixtral, and rows of skills."""
 
 import json

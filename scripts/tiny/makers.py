@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The makers, by the recipe that trains on what they write."""
 
 import importlib

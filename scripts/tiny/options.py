@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The options of each maker, and what it refuses.
 
 Each field of a dataclass is a flag of the command, and the docstring is the maker's --help. Nothing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tiny Llama, and for each question a right and a wrong answer.
 
 Demonstrations come first, half of them wrong; preferences then teach which half.

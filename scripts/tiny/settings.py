@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings that the configurations of several models share."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Skills that a tiny language model can learn: each asks something about a word or a number.
 
 The split is by word and by number: no training prompt of any skill asks about what a test prompt

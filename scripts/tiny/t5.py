@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tiny T5, and English sentences with their translation into a made-up language."""
 
 import random

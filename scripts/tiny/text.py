@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tiny Mistral with a sliding window, and short stories about people with made-up names."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tokenizers of the tiny models."""
 
 from collections import Counter

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tiny ViT, and generated images."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Made-up words: short, easy to read, and in no vocabulary."""
 
 import random

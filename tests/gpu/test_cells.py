@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cells of scripts/gpu_proof.py that prove the recipes right hold their bounds on this GPU.
 
 Among them: every YAML in bf16, full and QLoRA; packed rows under each attention; bf16, fp16 and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels of a GPU, flash attention among them, keep packed documents apart as those of a CPU."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launches of these tests start warm: from processes that have imported the libraries before.
 
 A test that is marked as cold, with the reason, starts them as a user does, and COLD=1 does so for

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bad rows stop the recipe itself before the model loads, and no mangled row gets past the reader
 or breaks it.
 

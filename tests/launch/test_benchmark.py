@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A cell of scripts/benchmark.py in small: all contestants train alike, another one is void."""
 
 import json

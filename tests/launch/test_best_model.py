@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The folder at the end is the model of the best evaluation, under every way to hold its state.
 
 Each job calls the largest loss the best, which the first evaluation has: so the best model is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """On the same pairs recipes/llama_dpo.py has the losses, rewards and log-probabilities of TRL's DPO
 and ORPO.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """--dry_run tells all that a start can tell, loads no weights and writes nothing; its plan is a
 command that runs."""
 

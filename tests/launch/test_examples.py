@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every file of examples/ passes a dry run under its YAML, with a model of the true shape, and a
 finished run is repeated from its run.json."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The short form of scripts/fault_injection.py: no fault loses a run, under each engine once.
 
 For each engine one run that nothing stopped leaves its checkpoints. The others start from a copy of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A fault planted in a process changes nothing on other ranks, and crashes where it should."""
 
 import json

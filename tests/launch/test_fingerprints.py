@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prepared rows are found again by another process, and prepared again after an edit."""
 
 import os

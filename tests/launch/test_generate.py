@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """scripts/generate.py answers with what the recipe wrote, adapters too, and says what is wrong with
 its input."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commands that cells of the GPU proof start: within their time, and files of tests as a cell."""
 
 import time

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """scripts/gpu_proof.py as far as a CPU allows: cells in their own processes, or why not."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The runner of the GPU proof limits, kills, records and resumes.
 
 It starts a small program instead of a real cell, so that each test takes a second.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Under FSDP a host holds one copy of the model while it loads: measured with real ranks."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What makes a run fast changes nothing that is learned, also sharded, and makes nobody wait."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """recipes/llama_dpo.py as a user runs it: it learns, the same on several ranks, stops and goes on,
 names bad pairs."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Continued pre-training as a user starts it: it learns, goes on with the next token on any number
 of ranks, names a bad document in the middle of a run, and a copy of the file alone trains.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """recipes/mixtral.py as a user runs it: it learns, its results load, and a bad row is named.
 
 Ranks and resume: test_recipes.py.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """examples/quickstart.ipynb runs from its first cell to its last on a machine without a GPU."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each toggle does what it says: those that must not change the losses do not, the others train and
 save."""
 

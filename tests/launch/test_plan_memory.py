@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """scripts/plan_memory.py as a user calls it: a launch command with another first word; a trace."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """plan_memory.py without --config_file: what it lists fits, nothing more would, and its commands
 are launches."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The planner's closed form gives the peak that torch's own trackers see.
 
 They track real tensors of one process, or the real model on fake tensors and fake ranks.

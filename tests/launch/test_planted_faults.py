@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A test of the tests: each fault that users meet, planted in a copy of the repository, is found by
 a check.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`make quickstart` teaches a tiny model, offline and on a CPU, and the result can be asked."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A 2M-parameter Llama trains on GSM8K under one process, FSDP and ZeRO-3: the loss falls, alike
 in all."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every recipe keeps the promises that recipes/llama.py makes: the same numbers under every engine,
 bytes as promised, and a run that a signal stopped continues as if it had not.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What accelerate would drop without a word, and what cannot work, stops before the model loads,
 with a way out."""
 

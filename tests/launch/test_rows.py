@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows that several processes prepare are those that one prepares; columns have any names."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A program imports what takes seconds only when it needs it: each is its own, cold process."""
 
 import subprocess

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every YAML with every kind of weights: it gives one process's loss and a result that loads, or it
 refuses.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """recipes/t5.py as a user starts it: it learns, ranks agree on texts, and bad rows are named.
 
 Resume: test_recipes.py.

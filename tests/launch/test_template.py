@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A recipe is a template: one command copies it into a folder that needs nothing of this
 repository."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The planner's peak under three engines, against the live tensors of two ranks."""
 
 import pytest

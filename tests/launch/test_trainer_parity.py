@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """On real rows the recipe's losses are those of transformers' Trainer: same rows, order, optimizer
 and rate."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each workaround against the harm for which it is there, in the library as it is installed.
 
 Ranks are forks of the test's process (tests/ranks.py), which takes a second or less for each.

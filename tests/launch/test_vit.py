@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """recipes/vit.py as a user runs it: it learns, its result loads, and bad images are named.
 
 Ranks and resume: test_recipes.py.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A warm start is what a cold one would have been.
 
 The same bits under each engine, and the same arguments, streams, limits and ends of a process.

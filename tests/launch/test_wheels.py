@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """pip installs a wheel that was trimmed."""
 
 import subprocess

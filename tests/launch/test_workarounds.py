@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests of workarounds, run by pytest in a process of its own, say of each workaround."""
 
 import shutil

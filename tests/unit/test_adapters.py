@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """With adapters the adapters are trained and nothing else; without them, every weight."""
 
 import importlib

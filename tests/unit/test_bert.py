@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """recipes/bert.py: texts and pairs of texts become tokens with a label, and batches of them."""
 
 import json

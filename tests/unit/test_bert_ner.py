@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Words become tokens that carry their tags, and a row that does not fit is named; the loss is that
 of all labeled tokens, however rows are cut into batches (recipes/bert_ner.py).
 

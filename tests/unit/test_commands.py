@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every command in the documents, in the docstrings and in the Makefile is one that its program
 accepts."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """scripts/copy_recipe.py copies a recipe and exactly what it imports, or refuses in one line."""
 
 import functools

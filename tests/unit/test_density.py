@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The code of recipes and scripts is no denser than that of the projects it is measured by.
 
 tests/density.py has the rules, their bounds, and what those projects have. tests/ is not held to

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The documents name what is there: their links, pictures, recipes and YAML files exist."""
 
 import json

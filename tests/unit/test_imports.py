@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Imports lead down: commands stand at the top, and components reach nothing but components.
 
 tests/unit/test_recipes.py has the rest: the layers of the components, and that no recipe imports

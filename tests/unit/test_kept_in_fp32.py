@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What stays in fp32 beside mixed precision: gradients, frequencies, embeddings' state."""
 
 from types import SimpleNamespace

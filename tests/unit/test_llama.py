@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rows of llama.py and mixtral.py, in each form, become the same conversation."""
 
 import json

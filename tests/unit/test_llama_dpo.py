@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """recipes/llama_dpo.py: pairs of every form, batches, and losses and metrics worked out by hand."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No token reaches the logits of another document, whatever the attention.
 
 Neither in packed rows nor from padding. Tiny random models in fp32, in process; flash attention

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """recipes/mistral_pretrain.py: what a batch of blocks has, and what a token of a block sees."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mixed precision reaches adapters and quantized bases: no products in fp32 and no needless copies.
 
 All of it runs in process, since autocast works on a CPU too.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """recipes/mixtral.py: the router's loss, adapters on the experts, and what is refused.
 
 The router's loss is transformers' for one row, and a sum over rows however they are cut.

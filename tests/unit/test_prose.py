@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The documents, help texts, docstrings and comments are written in plain, idiomatic English.
 
 tests/prose.py has the words that are not used, and what to write instead.

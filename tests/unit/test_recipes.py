@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A recipe shows its work in one order, hides nothing behind the rank or the strategy, and imports
 only components and required packages; components know no recipe, and import lower ones only."""
 

@@ -1,9 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a repository is expected to have: a license, a workflow, and forms for issues."""
 
+import pytest
 import yaml
 
 from launching import REPO
 
+SPDX = "# SPDX-License-Identifier: Apache-2.0"
+CODE = ["recipes", "scripts", "tests", "accelerate_configs", ".github", ".ci"]
+SUFFIXES = (".py", ".yaml", ".yml", ".sh")
 FORMS = sorted((REPO / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 
 
@@ -22,3 +27,18 @@ def test_the_forms_of_issues_are_complete():
             assert form["name"] and form["description"] and form["body"]
             labels = [part["attributes"]["label"] for part in form["body"]]
             assert len(set(labels)) == len(labels)
+
+
+@pytest.mark.parametrize("folder", CODE)
+def test_every_file_of_code_names_its_license_first(folder):
+    paths = [path for path in (REPO / folder).rglob("*") if path.suffix in SUFFIXES]
+    assert paths or folder == ".ci"
+    for path in [*paths, REPO / ".ci" / "run"]:
+        lines = path.read_text().splitlines()
+        first = lines[1] if lines[0].startswith("#!") else lines[0]
+        assert first == SPDX, path.relative_to(REPO)
+
+
+def test_the_license_is_that_of_the_lines():
+    text = (REPO / "LICENSE").read_text()
+    assert "Apache License\n" in text and "Version 2.0, January 2004" in text

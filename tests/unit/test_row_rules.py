@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cache of prepared rows knows the rules by which each recipe refuses a row."""
 
 from pathlib import Path

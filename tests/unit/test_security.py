@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What SECURITY.md says a model folder and a data set cannot do: run code of theirs."""
 
 import ast

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pairs of texts become tokens, tokens a loss, and texts metrics, as by hand or by the libraries.
 
 In process, on tiny random models in fp32.

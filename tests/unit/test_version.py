@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The version is that of one place everywhere, and every command tells it without heavy imports."""
 
 import importlib

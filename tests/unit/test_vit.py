@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """recipes/vit.py: images become batches, of which a run's seed draws the same on any rank."""
 
 import io

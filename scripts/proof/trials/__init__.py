@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trials of scripts/fault_injection.py: promises about runs that something stops, kills or damages.
 
 `lab` starts runs, `outcome` compares what they left, and `trial` defines what a trial is. Each

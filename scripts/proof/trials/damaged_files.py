@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Damage to a checkpoint's files is found, and finding it costs little. No run is started."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """If a rank is killed, or hangs, all ranks end within seconds and say why."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run may resume on other numbers of ranks and under other strategies, with the same loss."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Foreign code in a checkpoint or a model is never run, and no secret is written."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All groups of trials, in the order of the report."""
 
 from proof.trials import (

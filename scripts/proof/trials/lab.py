@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The folder in which trials run, and how the recipe is started in it."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A loss or a gradient that is not finite changes nothing on any rank, and its rows are named."""
 
 import json

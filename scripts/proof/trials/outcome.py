@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What runs have left, and how it differs from an uninterrupted run."""
 
 import itertools

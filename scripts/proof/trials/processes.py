@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Processes of a trial: find them, read their state, and kill all of them."""
 
 import contextlib

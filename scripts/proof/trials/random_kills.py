@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whenever all processes of a run are killed, only the steps since its last save are lost."""
 
 import random

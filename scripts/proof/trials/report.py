@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The results of all trials as a table, and as docs/fault_injection.md."""
 
 from decimal import Decimal

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Choose trials, run them, and merge their results with earlier ones."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A signal at any moment, to any process of a run: the run stops, saves, and resumes exactly."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run that is stopped by a signal and resumed ends as an uninterrupted one."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a trial is: something that is done to a run, and the promise that the run must keep."""
 
 from collections.abc import Callable

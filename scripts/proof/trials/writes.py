@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whatever interrupts a save, there is a checkpoint from which the run resumes exactly."""
 
 import re

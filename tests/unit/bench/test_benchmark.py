@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """scripts/benchmark.py: a wrong call is one line, and results replace older ones of their cell."""
 
 import json

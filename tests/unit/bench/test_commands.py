@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cells are well formed, and every command of theirs is one that its program accepts."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ratios are taken within a repeat, over the runs that count."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run counts only if it trained as the bare loop did."""
 
 import math

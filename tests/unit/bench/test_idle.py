@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run beside other work is noticed: on a CPU by its load, on a GPU by another process there."""
 
 import pytest

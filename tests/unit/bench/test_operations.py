@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operation counts are those of the model."""
 
 import pytest

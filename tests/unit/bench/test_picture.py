@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A picture is drawn of whatever was measured."""
 
 import pytest

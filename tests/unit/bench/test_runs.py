@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a contestant gets, what its run leaves, and which contestants run at all."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables show what was measured, and no figure of a run that does not count."""
 
 import json

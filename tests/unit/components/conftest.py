@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fixtures of tests of a run: this process as one that has just started, or as a rank."""
 
 import os

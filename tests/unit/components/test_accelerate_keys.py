@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tables of keys are those of the installed accelerate."""
 
 from accelerate.commands.config.config_args import BaseConfig, ClusterConfig

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Only one rank of each host shows the progress of loading."""
 
 import datasets

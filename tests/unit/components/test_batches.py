@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batches cover every row once in each epoch, however they are cut; lines are nearly full."""
 
 from collections import Counter

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which evaluation is the best, and that its checkpoint is never deleted."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run continues only with the arguments that it began with, if they change what it does."""
 
 import dataclasses

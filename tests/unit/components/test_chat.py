@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Conversations become tokens, of which those of the assistant are trained on and no others."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints in this process: damage is found, foreign files stay, and one is always whole."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What arguments forbid by themselves, and faults of the launcher's file, are told all at once."""
 
 import sys

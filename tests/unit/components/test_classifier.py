@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A classifier's loss is that of all rows, however they are cut into batches; its head is new."""
 
 from types import SimpleNamespace

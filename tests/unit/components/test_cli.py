@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A recipe's command line: arguments from a file, flags as people write them, and calls refused in
 one line."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Columns that a row needs are asked for, and those that nothing reads are told."""
 
 import pytest

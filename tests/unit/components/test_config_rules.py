@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every broken config is found with its key, its reason and the way out.
 
 accelerate's launcher and plugins are the judges wherever a rule claims that a key is ignored or

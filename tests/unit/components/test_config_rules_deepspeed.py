@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """accelerate and DeepSpeed do with a DeepSpeed JSON what the rules say."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the rules on FSDP claim about torch."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every misspelling of every key is refused, and the right name is suggested."""
 
 from collections.abc import Iterable, Iterator

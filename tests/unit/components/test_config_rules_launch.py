@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rules on machines, ports and GPUs say what accelerate's launcher does."""
 
 import pytest

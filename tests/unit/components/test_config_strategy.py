@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a config asks for, and into how many shards that splits each kind of state."""
 
 import pytest

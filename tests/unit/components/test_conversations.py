@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A conversation that would be trained on wrongly is refused, with its cause; others are not."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A lock that a killed build of a DeepSpeed op has left is named before a run waits for it."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What this device cannot do is refused before the start, with the reason and what to use instead.
 
 In process, with a GPU that is only told of.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Documents are read as they are; one that cannot be used is named by file, line, cause and fix."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entities are those of seqeval's default mode, and so are precision, recall and F1 of them.
 
 One test compares with the package, where it is installed (requirements-dev.txt); the results of

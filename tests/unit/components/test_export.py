@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The exported folder has each weight once, under the name that `from_pretrained` knows."""
 
 from pathlib import Path

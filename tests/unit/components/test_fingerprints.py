@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cache of prepared rows knows all that decides about them, and nothing else."""
 
 import importlib

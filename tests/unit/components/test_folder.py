@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An output folder that cannot be written is found at the start, in one line."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loss in the output head is that of all logits, and never holds them.
 
 In process, on random numbers and tiny random models in fp32.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Images are found in folders and tables, bad ones are named, and any kind is RGB and upright."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Labels become classes or numbers, one that does not fit is named, and metrics are by hand."""
 
 from types import SimpleNamespace

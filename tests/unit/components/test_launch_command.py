@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The call of accelerate's launcher is found and read, in every form that it takes."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A recipe checks the file that its launcher read, as the launcher's own flags change it."""
 
 import json

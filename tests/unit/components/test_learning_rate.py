@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rate that is chosen for all weights is recognized as too low for adapters."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What cannot be read is told in one line with what helps; a dry run reads no weights."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The model that components/model.py loads for a recipe's arguments."""
 
 import pytest

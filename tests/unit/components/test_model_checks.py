@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model that cannot be trained on the rows, or as it is asked for, is refused with a way out."""
 
 from types import SimpleNamespace

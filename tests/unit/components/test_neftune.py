@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NEFTune's noise: in training only, as large as the paper has it, and drawn from the seed."""
 
 import math

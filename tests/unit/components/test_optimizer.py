@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What decays and what does not; a schedule that stays at steps known to be left out."""
 
 import dataclasses

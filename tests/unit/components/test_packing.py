@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows become batches, however they are laid out, without a token lost, doubled, or trained on
 from another row.
 """

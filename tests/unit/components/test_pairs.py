@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pairs of answers are cut where they differ, and become batches of lines with both."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every bad file ends with 65, its name, the line or row, what is wrong and what to do;
 --skip_bad_rows leaves the bad rows out and counts them; and what looks odd is read as it is meant.
 """

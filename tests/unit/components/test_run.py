@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What may change when a run continues, and what a call does to a run that is done."""
 
 import dataclasses

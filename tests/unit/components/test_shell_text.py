@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A folded command pastes into a shell, and fits the screen."""
 
 import subprocess

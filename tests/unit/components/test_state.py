@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A gathered training state is on the host and comes back in place."""
 
 from types import SimpleNamespace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a run ended stands in its status.json, and what is refused leaves others as they are."""
 
 import json

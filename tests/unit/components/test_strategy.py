@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients that add up over micro-batches and ranks, and not finite wherever a loss is not."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What accelerate runs is told from what was asked, for every form that FSDP's keys take."""
 
 import sys

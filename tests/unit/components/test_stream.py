@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Documents are cut into blocks with nothing lost or doubled, and found again after a stop."""
 
 import json

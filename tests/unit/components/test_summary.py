@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The start summary says what is in force, in one order; run.json and a dry run follow from it."""
 
 import json

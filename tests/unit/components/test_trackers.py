@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The name of a run arrives at each tracker under the word that the tracker has for it."""
 
 import inspect

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--attn_implementation varlen`: rows in one line give what each row gives alone.
 
 The kernel runs only on GPUs (tests/gpu/test_masks_on_gpu.py). Here a plain function with its

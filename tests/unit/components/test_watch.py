@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What torchrun prints last, and what ranks know of one that has ended."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights are in host memory as rarely as possible: which rank reads them, and where to."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """scripts/check_config.py: its exit codes, what it prints, and the files that it writes."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What check_config says that a config does is what accelerate does with it."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An edit changes one key of a YAML and leaves everything else as it is."""
 
 import pytest

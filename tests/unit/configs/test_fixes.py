@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A broken config is fixed as its author meant it, or left to a person; all else stays."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """accelerate understands each YAML in full; it says what it is, and owns nothing about learning."""
 
 import pytest

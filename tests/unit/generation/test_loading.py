@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a folder holds: a whole model, or adapters and their base."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a model writes is shown on a terminal, which does not obey it."""
 
 import pytest

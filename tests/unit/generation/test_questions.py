@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of a file become questions; a bad row is named with its file and line."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exact match, of the whole text or of what a pattern finds in it."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cells of the GPU proof are well formed, and all that the README promises is among them."""
 
 import time

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a cell of the GPU proof writes."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every command line that only a GPU runs is one that its programs accept."""
 
 import subprocess

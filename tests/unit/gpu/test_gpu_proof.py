@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """scripts/gpu_proof.py lists its cells and refuses a wrong call in one line."""
 
 import sys

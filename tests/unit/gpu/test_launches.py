@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launches of the GPU proof: what is left out, what went wrong, and how near two runs are."""
 
 import time

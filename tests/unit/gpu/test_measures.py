@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Figures of the GPU proof: constants of the planner, speeds beside bare loops, parts of a save."""
 
 import subprocess

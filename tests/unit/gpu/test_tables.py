@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tables of a GPU: "not measured yet" without results, and with them what the records say.
 
 The records are made here by the runner itself, from a small program in the place of a cell: their

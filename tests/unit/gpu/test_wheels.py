@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A trimmed wheel has a right RECORD, what is missing is named, nothing is above the limit."""
 
 import importlib.metadata

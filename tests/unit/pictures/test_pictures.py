@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each picture is drawn from results/, equal each time, and committed as it is drawn."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The autograd over sizes: what a graph holds, and when it is freed."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a layer of Llama keeps for the backward pass: the formulas of planner/blocks.py."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ways to run that the planner lists: their order, their groups, and which files are tried."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The memory of cards, and what no tensor holds."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The closed form: what it counts, and states by published arithmetic."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands that the planner prints can be pasted: the recipe reads each of them."""
 
 import shlex

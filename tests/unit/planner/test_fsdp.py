@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What FSDP holds around a layer: the table of planner/fsdp.py."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The map of scripts/planner/: it names every module, and each imports only modules above it."""
 
 import ast

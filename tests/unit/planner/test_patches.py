@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the trace changes in other libraries is still needed."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a rank's tracker counts around a collective: the rank's own tensors, not those of gloo."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From an accelerate config and the recipe's arguments to a plan."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """scripts/plan_memory.py: what is refused, in one line and with which exit code."""
 
 import json

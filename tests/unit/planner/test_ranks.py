@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The planner's bytes of each rank: what rehearsals of every YAML measured, states and peaks."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the planner counts at rest: the live tensors' bytes, peft's own counts, and the published
 arithmetic."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ranks of a rehearsal end with the code on which they agree, and with their own otherwise."""
 
 import pytest

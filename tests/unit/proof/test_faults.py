@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A planted fault happens in the function, the call, the step and on the rank that it names."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a rank holds is counted once, whole or split, and at its first real step."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parity calls nothing equal that is not, and what is published is what was measured."""
 
 import json

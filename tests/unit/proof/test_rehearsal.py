@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rehearsal does what the YAML says, or refuses, and tells what it changes and why."""
 
 import json

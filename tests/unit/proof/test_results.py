@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Results of other versions of the libraries are not mixed with new ones, and not lost unsaid."""
 
 import json

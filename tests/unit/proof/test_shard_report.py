@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shard report calls nothing as promised that is not: planted measurements of a small model."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The trials of fault injection are those of the report, and compare what they say they compare."""
 
 import json

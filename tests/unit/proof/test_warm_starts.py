@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a warm start imports, and what it leaves to the interpreter itself."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The list of workarounds, and what their tests say of each."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The files of examples/ say what the planner says, name a command that works, and fit their
 cards."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The published pages: their marks, and tables of what was measured."""
 
 import pytest

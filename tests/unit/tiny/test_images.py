@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Drawn images: the forms differ, and nothing but the form tells the class."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """scripts/make_tiny.py writes a model and rows for each recipe, and refuses a wrong call fast."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the makers refuse: every problem of a call at once, each with the flag's name."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rows of the makers: learnable, and none of the test rows is told by a training row."""
 
 import random
