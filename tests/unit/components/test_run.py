@@ -20,7 +20,8 @@ UNSAFE = frozenset(
     """
     model_name_or_path dtype load_in_8bit load_in_4bit bnb_4bit_quant_type
     bnb_4bit_use_double_quant use_peft lora_r lora_alpha lora_dropout lora_target_modules
-    use_rslora use_dora dataset_name dataset_config dataset_train_split max_length skip_bad_rows
+    use_rslora use_dora dataset_name dataset_config dataset_train_split eval_split columns
+    max_length skip_bad_rows
     train_sampling_strategy num_train_epochs max_steps optim learning_rate lr_scheduler_type
     warmup_steps weight_decay max_grad_norm seed packing tf32""".split()
 )
