@@ -22,7 +22,8 @@ UNSAFE = frozenset(
     model_name_or_path dtype load_in_8bit load_in_4bit bnb_4bit_quant_type
     bnb_4bit_use_double_quant use_peft lora_r lora_alpha lora_dropout lora_target_modules
     modules_to_save
-    use_rslora use_dora dataset_name dataset_config dataset_train_split max_length skip_bad_rows
+    use_rslora use_dora dataset_name dataset_config dataset_train_split eval_split columns
+    max_length skip_bad_rows
     train_sampling_strategy num_train_epochs max_steps optim learning_rate lr_scheduler_type
     warmup_steps lr_scheduler_kwargs adam_beta1 adam_beta2 adam_epsilon model_revision
     load_best_model_at_end metric_for_best_model greater_is_better
