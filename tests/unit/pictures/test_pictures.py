@@ -28,7 +28,10 @@ RECORDED = {
     "quickstart_curve": "quickstart",
     "quickstart_terminal": "quickstart",
 }
-DRAWN = [name for name in PICTURES if RECORDED.get(name) in (None, *read_recordings())]
+# Not drawn yet, though nothing is missing: run python scripts/draw.py memory and empty this set.
+NOT_DRAWN_YET = {"memory"}
+READY = [name for name in PICTURES if RECORDED.get(name) in (None, *read_recordings())]
+DRAWN = [name for name in READY if name not in NOT_DRAWN_YET]
 STEPS = [1, 2, 3, 4]
 CURVE = {"steps": STEPS, "losses": [4.0, 3.0, 2.5, 2.25]}
 KILLED = {"steps": STEPS[:3], "losses": CURVE["losses"][:3]}
