@@ -7,4 +7,5 @@ recipe together with the modules that it reaches. A module imports only from lay
 (tests/unit/test_recipes.py holds it to that).
 """
 
-__version__ = "0.1.0"  # of the recipes and commands, and of a copy
+# The recipes, the commands and each copy of a recipe have this version
+__version__ = "0.1.0"

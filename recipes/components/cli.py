@@ -275,6 +275,16 @@ def take_config(parser: RecipeParser, words: list[str]) -> tuple[list[str], list
     return from_files, others
 
 
+def read_leaf(value: Any) -> Any:
+    """Return a value of a mapping as JSON has it: PlainLoader reads every number as text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
 def takes_mapping(kind: type, name: str) -> bool:
     """Return whether the value of an argument is a mapping, written as JSON on the command line."""
     hint = typing.get_type_hints(kind)[name]
@@ -296,7 +306,7 @@ def words_of_file(parser: RecipeParser, path: str) -> list[str]:
             if not takes_mapping(parser.kind, name):
                 reason = f"{key} needs a value or a list, not a mapping"
                 fail(Exit.USAGE, f"{CONFIG_FLAG} {path}: {reason}")
-            value = json.dumps(value)
+            value = json.dumps({key: read_leaf(leaf) for key, leaf in value.items()})
         if value is None or (value == [] and action.nargs != "*"):
             continue
         if isinstance(value, list):
@@ -309,7 +319,7 @@ def words_of_file(parser: RecipeParser, path: str) -> list[str]:
 class PlainLoader(yaml.SafeLoader):
     """Reads values as text, as the command line does: otherwise YAML takes `no` for false."""
 
-    yaml_implicit_resolvers: dict[str, Any] = {}  # of this class, not of its parent
+    yaml_implicit_resolvers: dict[str, Any] = {}  # Otherwise shared with its parent
 
 
 PlainLoader.add_implicit_resolver(

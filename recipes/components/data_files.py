@@ -127,7 +127,7 @@ def load_split(source: Source, text_columns: Sequence[str], streaming: bool) -> 
 
 
 def is_path(name: str) -> bool:
-    """Return whether a name cannot be a hub id, which has at most one slash, inside of it."""
+    """Return whether a name cannot be a hub id, which has at most one slash."""
     return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 

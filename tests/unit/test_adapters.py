@@ -102,7 +102,7 @@ def test_every_recipe_leaves_the_casts_to_autocast(recipe, tiny_of):
     ("flags", "says"),
     [
         (["--packing", "--padding_free"], "choose one"),
-        (["--packing", "--train_sampling_strategy", "group_by_length"], "all of one length"),
+        (["--packing", "--train_sampling_strategy", "group_by_length"], "all have one length"),
     ],
 )
 def test_levers_that_exclude_each_other_are_refused(flags, says):

@@ -14,29 +14,32 @@ from example_arguments import language_model_arguments
 # Arguments that change what is trained on, or how: a resumed run may have other values only where
 # --allow_change names them
 CHANGES_THE_RUN = {
-    "ModelArguments": "model_name_or_path dtype tf32",
+    "ModelArguments": "model_name_or_path model_revision dtype tf32",
     "CompileArguments": "",
     "LossInHeadArguments": "",
     "LigerArguments": "",
     "QuantizationArguments": (
         "load_in_8bit load_in_4bit bnb_4bit_quant_type bnb_4bit_use_double_quant"
     ),
-    "AdapterArguments": "use_peft lora_r lora_alpha lora_dropout lora_target_modules",
+    "AdapterArguments": (
+        "use_peft lora_r lora_alpha lora_dropout lora_target_modules modules_to_save"
+    ),
     "LoraVariantArguments": "use_rslora use_dora",
     "ExpertAdapterArguments": "lora_target_parameters",
     "DataArguments": (
         "dataset_name dataset_config dataset_train_split eval_split columns skip_bad_rows"
     ),
+    "InstructionTuningArguments": ("completion_only_loss assistant_only_loss neftune_noise_alpha"),
     "LengthArguments": "max_length",
     "PreparationArguments": "",
     "RowArguments": "",
     "LabelArguments": "problem_type class_weights",
     "SamplingArguments": "train_sampling_strategy",
     "TrainingArguments": (
-        "num_train_epochs max_steps optim learning_rate lr_scheduler_type warmup_steps "
-        "weight_decay max_grad_norm seed"
+        "num_train_epochs max_steps optim adam_beta1 adam_beta2 adam_epsilon learning_rate "
+        "lr_scheduler_type lr_scheduler_kwargs warmup_steps weight_decay max_grad_norm seed"
     ),
-    "EvaluationArguments": "",
+    "EvaluationArguments": "load_best_model_at_end metric_for_best_model greater_is_better",
     "EvalOnStartArguments": "",
     "RunArguments": "",
 }

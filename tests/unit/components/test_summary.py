@@ -401,8 +401,9 @@ class TestDryRun:
     def test_it_says_what_the_disk_needs_and_ends_with_0(self, end):
         code, said = end(free=2**31)
         assert code == 0 and process_status().state == "done"
-        disk, last = said.out.splitlines()[-2:]
-        assert disk.startswith("       disk: checkpoints and result take up to 2.71e-05 GiB, 2 GiB")
+        *summary, last = said.out.splitlines()
+        shown = " ".join(" ".join(summary).split())
+        assert "disk: checkpoints and result take up to 2.71e-05 GiB, 2 GiB" in shown
         assert last == "Dry run: all of this fits together; nothing was trained or written."
         assert "plan: " not in said.out
 

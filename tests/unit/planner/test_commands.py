@@ -63,7 +63,7 @@ def test_what_was_given_is_kept(printed):
 
 
 def test_a_change_that_lets_a_way_fit_is_complete_too(printed):
-    text, found = printed(gpu="1GiB", ranks=1)
+    text, found = printed(gpu="0.85GiB", ranks=1)
     assert "is enough by itself" in text and found
     for _, args in map(read, found):
         assert args.dataset_name == commands.PLACEHOLDER
