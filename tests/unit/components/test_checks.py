@@ -63,7 +63,7 @@ def test_rules_about_what_a_recipe_does_not_offer_do_not_run():
 )
 def test_only_the_flags_that_were_given_are_named(flags, names, leaves_out):
     (problem,) = conflicts(*flags)
-    assert problem.startswith(names) and "add --use_peft" in problem
+    assert problem.startswith(names) and "--use_peft" in problem
     assert not any(word in problem for word in leaves_out)
 
 
