@@ -138,7 +138,9 @@ def mark_death(axes: Axes, theme: Theme, killed: Recording) -> None:
     color = theme.series["red"]
     axes.plot([step], [loss], "X", color=color, markersize=9, zorder=4)
     words = f"SIGKILL after step {step}"
-    axes.annotate(words, (step, loss), (8, 8), textcoords="offset points", color=color)
+    place: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": "center"}
+    # Below the falling curve, which the words would cross elsewhere
+    axes.annotate(words, (step, loss), (-10, -4), color=color, **place)
 
 
 # ---- The quick start ----
