@@ -4,7 +4,7 @@
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator, ScalarFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
 from .recordings import Recording, recording_of
 from .style import Theme, axes_in, figure_of, to_svg
@@ -163,7 +163,9 @@ def draw_quickstart_curve(theme: Theme) -> str:
     blue = theme.series["blue"]
     left.plot(curve["steps"], curve["losses"], color=blue, linewidth=1.2)
     left.set_yscale("log")
+    left.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     left.yaxis.set_major_formatter(ScalarFormatter())
+    left.yaxis.set_minor_locator(NullLocator())
     label_axes(left)
     left.set_ylabel(f"training {LOSS}")
     right = axes_in(figure, left=6.6, right=0.3, top=0.8, bottom=0.5)
