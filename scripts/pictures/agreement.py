@@ -17,17 +17,29 @@ Row = dict[str, Any]
 def plain_rows() -> list[Row]:
     """Return the rows of full fine-tuning of the tiny Llama, one per YAML, on the fewest ranks."""
     found: dict[str, Row] = {}
-    for row in json.loads(PARITY.read_text())["rows"]:
-        is_plain = row["recipe"] == "llama" and row["weights"] == "full" and not row["flags"]
-        if row["group"] == "strategies" and is_plain and row["config"] != REFERENCE:
+    results = json.loads(PARITY.read_text())
+    for row in results["rows"]:
+        if is_plain(row) and row["config"] != REFERENCE:
             found.setdefault(row["config"], row)
     return list(found.values())
 
 
+def is_plain(row: Row) -> bool:
+    """Whether a row is of full fine-tuning of the tiny Llama, without further flags."""
+    if row["group"] != "strategies" or row["flags"]:
+        return False
+    return row["recipe"] == "llama" and row["weights"] == "full"
+
+
+def loss_difference(row: Row) -> float:
+    """Return the largest relative difference of the loss."""
+    return row["differences"]["loss"]
+
+
 def draw_agreement(theme: Theme) -> str:
     """Return a bar per YAML: the largest relative difference of the loss over all steps."""
-    rows = sorted(plain_rows(), key=lambda row: row["differences"]["loss"], reverse=True)
-    largest = rows[0]["differences"]["loss"]
+    rows = sorted(plain_rows(), key=loss_difference, reverse=True)
+    largest = loss_difference(rows[0])
     bound = rows[0]["bounds"]["loss"]
     figure = figure_of(
         theme,
@@ -38,13 +50,14 @@ def draw_agreement(theme: Theme) -> str:
     )
     axes = axes_in(figure, left=2.3, right=0.6, top=0.95, bottom=0.5)
     names = [f"{row['config']}.yaml" for row in rows]
-    sizes = [row["differences"]["loss"] for row in rows]
+    sizes = [loss_difference(row) for row in rows]
     bars = axes.barh(names, sizes, 0.66, color=theme.series["blue"])
     axes.bar_label(bars, [f"{size:.1e}" for size in sizes], padding=5, fontsize=9)
-    color = theme.series["red"]
-    axes.axvline(bound, color=color, linestyle="--", linewidth=1.3)
-    axes.text(bound, len(rows) - 0.4, f"bound: {bound:.0e}", ha="center", va="bottom", color=color)
-    axes.set_ylim(-0.6, len(rows) - 0.4)
+    top = len(rows) - 0.4
+    style: dict[str, Any] = {"color": theme.series["red"]}
+    axes.axvline(bound, linestyle="--", linewidth=1.3, **style)
+    axes.text(bound, top, f"bound: {bound:.0e}", ha="center", va="bottom", **style)
+    axes.set_ylim(-0.6, top)
     axes.set_xlabel("largest relative difference of the loss")
     axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 0), useMathText=True)
     axes.tick_params(axis="y", length=0)

@@ -11,17 +11,21 @@ from .speed import draw_speed
 from .style import Theme, under
 from .terminal import draw_quickstart_terminal
 
-PICTURES: dict[str, Callable[[Theme], str]] = {
-    "memory": draw_memory,
-    "parity": draw_parity,
-    "agreement": draw_agreement,
-    "resume": draw_resume,
-    "what_is_split": draw_what_is_split,
-    "which_yaml": draw_which_yaml,
-    "quickstart_terminal": draw_quickstart_terminal,
-    "quickstart_curve": draw_quickstart_curve,
-    "speed": draw_speed,
-}
+FUNCTIONS = (
+    draw_memory,
+    draw_parity,
+    draw_agreement,
+    draw_resume,
+    draw_what_is_split,
+    draw_which_yaml,
+    draw_quickstart_terminal,
+    draw_quickstart_curve,
+    draw_speed,
+)
+PICTURES: dict[str, Callable[[Theme], str]] = {}
+for function in FUNCTIONS:
+    name = function.__name__.removeprefix("draw_")
+    PICTURES[name] = function
 
 
 def draw(name: str, theme: Theme) -> str:

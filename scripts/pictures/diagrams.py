@@ -8,14 +8,16 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from paths import ROOT
-
+from .agreement import PARITY, is_plain
 from .style import Theme, axes_in, bare, figure_of, to_svg
 
-PARITY = ROOT / "results" / "parity.json"
 GPUS = 4
 STATES = {"parameters": "blue", "gradients": "orange", "optimizer": "green"}
 STATE_NAMES = {"optimizer": "optimizer state"}
+# Sizes in the units of the axes
+STRIDE = 5.6  # from one GPU's box to the next
+BOX_WIDTH = 4.4
+BOX_HEIGHT = 0.62
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,11 @@ GRID = (
 def shards_by_yaml() -> dict[str, dict[str, int]]:
     """Return {YAML: {state: GPUs that share one copy of it}} of the runs on 4 ranks."""
     found = {}
-    for row in json.loads(PARITY.read_text())["rows"]:
-        is_plain = row["recipe"] == "llama" and row["weights"] == "full" and not row["flags"]
-        if row["group"] == "strategies" and row["ranks"] == GPUS and is_plain:
-            found[row["config"]] = {state: row["held"][state]["shards"] for state in STATES}
+    results = json.loads(PARITY.read_text())
+    for row in results["rows"]:
+        if is_plain(row) and row["ranks"] == GPUS:
+            held = row["held"]
+            found[row["config"]] = {state: held[state]["shards"] for state in STATES}
     return found
 
 
@@ -62,20 +65,21 @@ def draw_what_is_split(theme: Theme) -> str:
     axes.set_xlim(0, 100)
     axes.set_ylim(-0.5 - len(GRID), 0.75)
     bare(axes)
+    small: dict[str, Any] = {"color": theme.muted, "fontsize": 8, "va": "center"}
     for column, state in enumerate(STATES):
         left = 26.5 + 25 * column
         name = STATE_NAMES.get(state, state)
         axes.text(left + 10.6, 0.42, name, ha="center", va="center", weight="bold")
         for gpu in range(GPUS):
-            center = left + 5.6 * gpu + 2.2
-            style: dict[str, Any] = {"color": theme.muted, "fontsize": 8}
-            axes.text(center, -0.1, f"GPU {gpu}", ha="center", va="center", **style)
+            center = left + STRIDE * gpu + BOX_WIDTH / 2
+            axes.text(center, -0.1, f"GPU {gpu}", ha="center", **small)
+        color = theme.series[STATES[state]]
         for number, row in enumerate(GRID):
             place = (left, -1 - number)
-            draw_state(axes, theme, place, shards[row.yaml][state], theme.series[STATES[state]])
+            draw_state(axes, theme, place, shards[row.yaml][state], color)
     for number, row in enumerate(GRID):
         axes.text(0, -0.57 - number, row.name, va="center", weight="bold")
-        axes.text(0, -0.83 - number, f"{row.yaml}.yaml", va="center", fontsize=8, color=theme.muted)
+        axes.text(0, -0.83 - number, f"{row.yaml}.yaml", **small)
     figure.text(
         0.015,
         0.2 / 4.75,
@@ -93,21 +97,29 @@ def draw_state(
 ) -> None:
     """Draw what each GPU keeps of one state that `shards` GPUs share, and its share in words."""
     left, bottom = place
-    part = 0.62 / shards
+    part = BOX_HEIGHT / shards
     for gpu in range(GPUS):
-        x = left + 5.6 * gpu
-        axes.add_patch(Rectangle((x, bottom), 4.4, 0.62, color=theme.empty, linewidth=0))
-        y = bottom + 0.62 - part * (gpu % shards + 1)
-        axes.add_patch(Rectangle((x, y), 4.4, part, color=color, linewidth=0))
+        x = left + STRIDE * gpu
+        fill(axes, (x, bottom), BOX_HEIGHT, theme.empty)
+        parts_from_top = gpu % shards + 1
+        y = bottom + BOX_HEIGHT - part * parts_from_top
+        fill(axes, (x, y), part, color)
     share = "1" if shards == 1 else f"1/{shards}"
-    axes.text(left + 4 * 5.6 - 0.5, bottom + 0.3, share, va="center", fontsize=9)
+    right = left + GPUS * STRIDE
+    axes.text(right - 0.5, bottom + 0.3, share, va="center", fontsize=9)
+
+
+def fill(axes: Axes, corner: tuple[float, float], height: float, color: str) -> None:
+    """Fill a box or a part of it, from its lower left corner."""
+    axes.add_patch(Rectangle(corner, BOX_WIDTH, height, color=color, linewidth=0))
 
 
 # ---- Which YAML ----
 
-QUESTION_LEFT, QUESTION_RIGHT = 0.0, 47.0
-ANSWER_LEFT, ANSWER_RIGHT = 57.0, 100.0
-BOX_HEIGHT = 0.62
+QUESTION_LEFT = 0.0
+QUESTION_RIGHT = 47.0
+ANSWER_LEFT = 57.0
+ANSWER_RIGHT = 100.0
 
 
 @dataclass(frozen=True)
@@ -181,10 +193,13 @@ def draw_question(axes: Axes, theme: Theme, y: float, question: Question) -> Non
     draw_answer(axes, theme, y, question, ANSWER_LEFT, ANSWER_RIGHT)
     half = BOX_HEIGHT / 2
     draw_arrow(axes, theme, (QUESTION_RIGHT, y), (ANSWER_LEFT, y))
-    draw_arrow(axes, theme, (center, y - half), (center, y - 1 + half))
+    next_top = y - 1 + half
+    draw_arrow(axes, theme, (center, y - half), (center, next_top))
     middle = (QUESTION_RIGHT + ANSWER_LEFT) / 2
-    axes.text(middle, y + 0.04, question.answer, ha="center", va="bottom", weight="bold")
-    axes.text(center + 1.2, y - 0.5, OPPOSITE[question.answer], va="center", weight="bold")
+    bold: dict[str, Any] = {"weight": "bold"}
+    axes.text(middle, y + 0.04, question.answer, ha="center", va="bottom", **bold)
+    opposite = OPPOSITE[question.answer]
+    axes.text(center + 1.2, y - 0.5, opposite, va="center", **bold)
 
 
 def draw_answer(
@@ -202,7 +217,8 @@ def draw_box(axes: Axes, sides: tuple[float, float], y: float, color: str, edge:
     """Draw a box between two sides, its middle at y."""
     left, right = sides
     corner = (left, y - BOX_HEIGHT / 2)
-    box = Rectangle(corner, right - left, BOX_HEIGHT, facecolor=color, edgecolor=edge)
+    width = right - left
+    box = Rectangle(corner, width, BOX_HEIGHT, facecolor=color, edgecolor=edge)
     axes.add_patch(box)
 
 

@@ -23,6 +23,7 @@ PARTS = {
     "activations and buffers": ("activations", "logits", "communication"),
     "CUDA context etc. (assumed)": ("constants",),
 }
+HEIGHT = 6.4  # inches
 COLORS = ("blue", "orange", "purple", "sky", "gray")
 
 Peak = Mapping[str, float]  # GiB by the keys of PARTS
@@ -32,25 +33,29 @@ def draw_memory(theme: Theme) -> str:
     """Return the bars of all YAMLs, the smallest peak first."""
     card = bytes_of_known(CARD) / GIB
     peaks = planned_peaks()
-    order = sorted(peaks, key=lambda name: (sum(peaks[name].values()), name), reverse=True)
-    number = sum(fits(peak, card) for peak in peaks.values())
+    sizes = {name: sum(peak.values()) for name, peak in peaks.items()}
+    order = sorted(sizes, key=lambda name: (sizes[name], name), reverse=True)
+    number = len([peak for peak in peaks.values() if fits(peak, card)])
     figure = figure_of(
         theme,
-        6.3,
+        HEIGHT,
         f"Llama-3.1-8B on {GPUS} GPUs of 80 GB: {number} of {len(peaks)} YAMLs fit",
         f"Peak memory per GPU, planned, not yet measured on a GPU. Full fine-tuning, AdamW, bf16 "
         f"mixed precision,\nactivation checkpointing, 1 sequence of {LENGTH:,} tokens per GPU; "
-        "single.yaml uses one GPU.",
+        "single.yaml uses one GPU;\nfsdp1_hybrid_shard.yaml needs several nodes and is left out; "
+        "fsdp2_full_shard.yaml equals fsdp.yaml.",
     )
-    axes = axes_in(figure, left=2.3, right=1.35, top=1.4, bottom=0.5)
+    axes = axes_in(figure, left=2.3, right=1.5, top=1.4, bottom=0.5)
     draw_bars(axes, theme, peaks, order)
-    label_bars(axes, theme, peaks, order, card)
+    label_bars(axes, theme, [peaks[name] for name in order], card)
     style: dict[str, Any] = {"color": theme.text, "linestyle": "--", "linewidth": 1.3}
     axes.axvline(card, **style)
     top = len(order) - 0.35
-    axes.text(card, top, f"{CARD_NAME}: {card:.1f} GiB", ha="center", va="bottom", fontsize=9)
+    words = f"{CARD_NAME}: {card:.1f} GiB"
+    axes.text(card, top, words, ha="center", va="bottom", fontsize=9)
     handles, names = axes.get_legend_handles_labels()
-    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0.01, 1 - 0.72 / 6.3)}
+    below_subtitle = 1 - 0.9 / HEIGHT
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0.01, below_subtitle)}
     figure.legend(handles, names, ncols=5, fontsize=8.5, columnspacing=1.2, **place)
     return to_svg(figure)
 
@@ -84,7 +89,9 @@ def planned_peaks() -> dict[str, Peak]:
 
 def peak_of(device: Mapping[str, int]) -> Peak:
     """Return the GiB of each part. Raises KeyError if the planner tells of more than PARTS."""
-    part_of = {category: part for part, names in PARTS.items() for category in names}
+    part_of = {}
+    for part, categories in PARTS.items():
+        part_of |= dict.fromkeys(categories, part)
     peak = dict.fromkeys(PARTS, 0.0)
     for category, size in device.items():
         if size:
@@ -103,7 +110,7 @@ def draw_bars(axes: Axes, theme: Theme, peaks: Mapping[str, Peak], order: list[s
     for part, color in zip(PARTS, COLORS, strict=True):
         widths = [peaks[name][part] for name in order]
         axes.barh(order, widths, 0.7, left, color=theme.series[color], label=part)
-        left = [start + width for start, width in zip(left, widths, strict=True)]
+        left = list(map(sum, zip(left, widths, strict=True)))
     axes.set_xlabel("peak memory per GPU (GiB)")
     axes.set_yticks(range(len(order)), [f"{name}.yaml" for name in order])
     axes.tick_params(axis="y", length=0)
@@ -111,13 +118,17 @@ def draw_bars(axes: Axes, theme: Theme, peaks: Mapping[str, Peak], order: list[s
     axes.grid(axis="x")
 
 
-def label_bars(
-    axes: Axes, theme: Theme, peaks: Mapping[str, Peak], order: list[str], card: float
-) -> None:
-    """Write at the end of each bar its size, and whether it fits."""
-    for place, name in enumerate(order):
-        size = sum(peaks[name].values())
-        color, words = theme.series["red"], "does not fit"
-        if fits(peaks[name], card):
-            color, words = theme.series["green"], "fits"
-        axes.text(size + 1.5, place, f"{size:.0f}  {words}", va="center", color=color)
+def label_bars(axes: Axes, theme: Theme, peaks: list[Peak], card: float) -> None:
+    """Write at the end of each bar its size, and whether it fits a card of so many GiB."""
+    # The line of the card passes behind the words.
+    style: dict[str, Any] = {"va": "center", "zorder": 4}
+    box = {"facecolor": theme.background, "linewidth": 0, "pad": 1.5}
+    for place, peak in enumerate(peaks):
+        size = sum(peak.values())
+        color = theme.series["red"]
+        words = "does not fit"
+        if fits(peak, card):
+            color = theme.series["green"]
+            words = "fits"
+        text = f"{size:.0f} GiB, {words}"
+        axes.text(size + 1.5, place, text, color=color, bbox=box, **style)

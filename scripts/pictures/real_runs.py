@@ -23,9 +23,12 @@ from proof.trials.trial import make_job
 from .recordings import Recording
 
 RESUMED_CONFIG = "fsdp2_full_shard"
-RESUMED_FLAGS = (*"--max_steps 40 --num_train_epochs 4 --save_steps 10".split(),)
+RESUMED_FLAGS = ("--max_steps", "40", "--num_train_epochs", "4", "--save_steps", "10")
 KILLED_IN_STEP = 27  # between the checkpoints of steps 20 and 30
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # colors and movements of a terminal's cursor
+
+
+TAIL = 1500  # characters of a failed launch's output that are shown
 
 
 class RecordingError(Exception):
@@ -54,10 +57,11 @@ def record_parity(folder: Path) -> Recording:
         output_dir = folder / config
         code, output = launch(run, tiny, output_dir)
         if code:
-            raise RecordingError(f"{config}.yaml ended with {code}: {output[-1500:]}")
+            raise RecordingError(f"{config}.yaml ended with {code}: {output[-TAIL:]}")
         curve = curve_of(output_dir)
         runs[config] = {"ranks": run.ranks, **curve}
-        print(f"parity: {config}, last loss {curve['losses'][-1]}", flush=True)
+        last = curve["losses"][-1]
+        print(f"parity: {config}, last loss {last}", flush=True)
     return {"runs": runs}
 
 
@@ -79,7 +83,8 @@ def record_resume(folder: Path) -> Recording:
     ended = lab.run(job, output_dir, flags=RESUMED_FLAGS)
     if ended.code != 0:
         raise RecordingError(f"the continuation ended with {ended.code}: {ended.tail}")
-    print(f"resume: killed after step {killed['steps'][-1]}, checkpoint {checkpoint}", flush=True)
+    last = killed["steps"][-1]
+    print(f"resume: killed after step {last}, checkpoint {checkpoint}", flush=True)
     return {
         "config": job.config,
         "ranks": job.ranks,
@@ -99,9 +104,12 @@ def record_quickstart(folder: Path) -> Recording:
     output_dir = folder / "quickstart"
     command = ["make", "-C", str(ROOT), "quickstart-llama"]
     command += [f"VENV={sys.prefix}", f"OUT={output_dir}"]
-    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    if done.returncode:
-        raise RecordingError(f"quickstart ended with {done.returncode}: {done.stdout[-1500:]}")
+    # As in a terminal, where both outputs are one
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(command, text=True, **pipes)
+    code = done.returncode
+    if code:
+        raise RecordingError(f"quickstart ended with {code}: {done.stdout[-TAIL:]}")
     taught = read_taught("llama", output_dir)
     print(f"quickstart: {taught}", flush=True)
     return {

@@ -68,31 +68,31 @@ DARK = Theme(
 )
 THEMES = (LIGHT, DARK)
 
+# matplotlib's settings that are the same under each theme, and those with each of its colors
+FIXED_SETTINGS = {
+    "svg.fonttype": "none",  # text as text: it can be searched, and files stay small
+    "svg.hashsalt": "pictures",  # the same ids in each drawing
+    "font.family": "sans-serif",
+    "font.sans-serif": FONTS,
+    "font.size": FONT_SIZE,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+}
+BACKGROUNDS = ("figure.facecolor", "savefig.facecolor", "axes.facecolor")
+TEXTS = ("axes.labelcolor", "text.color", "xtick.labelcolor", "ytick.labelcolor")
+MUTED = ("axes.edgecolor", "xtick.color", "ytick.color")
+
 
 def settings(theme: Theme) -> dict[str, Any]:
     """Return matplotlib's settings under a theme."""
-    return {
-        "svg.fonttype": "none",  # text as text: it can be searched, and files stay small
-        "svg.hashsalt": "pictures",  # the same ids in each drawing
-        "font.family": "sans-serif",
-        "font.sans-serif": FONTS,
-        "font.size": FONT_SIZE,
-        "figure.facecolor": theme.background,
-        "savefig.facecolor": theme.background,
-        "axes.facecolor": theme.background,
-        "axes.edgecolor": theme.muted,
-        "axes.labelcolor": theme.text,
-        "axes.axisbelow": True,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "grid.color": theme.grid,
-        "legend.frameon": False,
-        "text.color": theme.text,
-        "xtick.color": theme.muted,
-        "ytick.color": theme.muted,
-        "xtick.labelcolor": theme.text,
-        "ytick.labelcolor": theme.text,
-    }
+    found: dict[str, Any] = dict(FIXED_SETTINGS)
+    found |= dict.fromkeys(BACKGROUNDS, theme.background)
+    found |= dict.fromkeys(TEXTS, theme.text)
+    found |= dict.fromkeys(MUTED, theme.muted)
+    found["grid.color"] = theme.grid
+    return found
 
 
 def figure_of(theme: Theme, height: float, title: str, subtitle: str) -> Figure:
@@ -103,11 +103,12 @@ def figure_of(theme: Theme, height: float, title: str, subtitle: str) -> Figure:
         subtitle: one or more lines.
     """
     figure = Figure(figsize=(WIDTH, height))
+    left = 0.015
     top = 1 - 0.12 / height
-    style: dict[str, Any] = {"ha": "left", "va": "top"}
-    figure.text(0.015, top, title, fontsize=13, weight="bold", **style)
     below = top - 0.27 / height
-    figure.text(0.015, below, subtitle, fontsize=9, color=theme.muted, linespacing=1.4, **style)
+    figure.text(left, top, title, fontsize=13, weight="bold", va="top")
+    style: dict[str, Any] = {"fontsize": 9, "color": theme.muted, "linespacing": 1.4}
+    figure.text(left, below, subtitle, va="top", **style)
     return figure
 
 
@@ -116,12 +117,10 @@ def axes_in(
 ) -> Axes:
     """Return axes with these margins in inches."""
     width, height = figure.get_size_inches()
-    place = (
-        left / width,
-        bottom / height,
-        (width - left - right) / width,
-        (height - top - bottom) / height,
-    )
+    inner_width = width - left - right
+    inner_height = height - top - bottom
+    corner = (left / width, bottom / height)
+    place = (*corner, inner_width / width, inner_height / height)
     return figure.add_axes(place, **options)
 
 

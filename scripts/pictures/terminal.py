@@ -43,11 +43,14 @@ def draw_quickstart_terminal(theme: Theme) -> str:
 
 def text_element(theme: Theme, line: str, y: float) -> str:
     """Return one line of the terminal."""
-    color, weight = theme.text, "normal"
+    color = theme.text
+    weight = "normal"
     if line.startswith("$ "):
-        color, weight = theme.series["green"], "bold"
+        color = theme.series["green"]
+        weight = "bold"
     elif line.startswith(SECTION):
-        color, weight = theme.series["blue"], "bold"
+        color = theme.series["blue"]
+        weight = "bold"
     elif line == CUT:
         color = theme.muted
     style = f'fill="{color}" font-weight="{weight}"'

@@ -79,7 +79,14 @@ def answer(request: Request, yaml: Config | None) -> int:
     write_json(request.json, report.as_object())
     if request.json != TERMINAL:
         print(report)
-    return FITS if report.fits else DOES_NOT_FIT
+    return exit_code(report.fits)
+
+
+def exit_code(is_enough: bool) -> int:
+    """Return the exit code for whether a card is enough."""
+    if is_enough:
+        return FITS
+    return DOES_NOT_FIT
 
 
 def plan_one(question: Question, yaml: Config) -> Report:
@@ -94,13 +101,19 @@ def plan_one(question: Question, yaml: Config) -> Report:
     )
     device, host = peak_of(plan, question)
     device = with_constants(device, plan.ranks)
+    method = "closed form"
+    if request.simulate:
+        method = "traced"
+    card_note = ""
+    if request.gpu:
+        card_note = describe(request.gpu)
     return Report(
         title=title_of(plan, question.batch),
-        method="traced" if request.simulate else "closed form",
+        method=method,
         device={category: size for category, size in device.items() if size},
         host=host,
         card=question.card,
-        card_note=describe(request.gpu) if request.gpu else "",
+        card_note=card_note,
     )
 
 
@@ -134,14 +147,17 @@ def choose(question: Question) -> int:
     fitting = [way for way in ways if way.peak <= launch.card]
     for number, way in enumerate(fitting, 1):
         way.number = number
-    for way in fitting if request.json else table.shown(fitting):
+    told = table.shown(fitting)
+    if request.json:
+        told = fitting
+    for way in told:
         candidates.find_limits(launch, way)
     remedy = remedies.remedy_for(launch, ways, fitting)
     choice = table.Choice(launch, question.batch, ways, fitting, remedy)
     write_json(request.json, choice.as_object())
     if request.json != TERMINAL:
         print(choice)
-    return FITS if fitting else DOES_NOT_FIT
+    return exit_code(bool(fitting))
 
 
 def draw(question: Question, yaml: Config | None, path: str) -> None:

@@ -44,13 +44,16 @@ ABOUT_GPU = "`scripts/gpu_proof.py`: every cell with its numbers and commands."
 def quickstarts_block(results: Results) -> str:
     """Return the table of quickstarts: a number of held-out rows before and after, and seconds."""
     lines = []
-    for row in results["quickstarts"]["rows"]:
+    measured = results["quickstarts"]
+    for row in measured["rows"]:
         command = f"`make quickstart RECIPE={row['recipe']}`"
         before = f"{row['before']:.3g}"
         after = f"{row['after']:.3g}"
-        lines.append([command, row["shown"], before, after, f"{row['seconds']:.0f}"])
-    seconds = f"seconds, {results['quickstarts']['cores']} CPU cores"
-    return table(["quickstart", "on held-out rows", "before", "after", seconds], lines)
+        seconds = f"{row['seconds']:.0f}"
+        lines.append([command, row["shown"], before, after, seconds])
+    cores = measured["cores"]
+    header = ["quickstart", "on held-out rows", "before", "after", f"seconds, {cores} CPU cores"]
+    return table(header, lines)
 
 
 def speed_block(results: Results) -> str:
@@ -65,7 +68,8 @@ def gpu_block(results: Results) -> str:
 
 MARK = re.compile(r"^<!-- (\w+) -->$", re.MULTILINE)
 # The tables of the documents, by the NAME of the marks around them
-BLOCKS: dict[str, Callable[[Results], str]] = {
+Block = Callable[[Results], str]
+BLOCKS: dict[str, Block] = {
     "quickstarts": quickstarts_block,
     "parity": parity_block,
     "shares": shares_block,
@@ -126,7 +130,9 @@ def fill(text: str, results: Results) -> str:
 
 def whole(results: Results) -> str:
     """Return the text of results/README.md: every run."""
-    parts = ["# Results", MADE_BY, *parity_section(results), *bytes_section(results)]
+    parts = ["# Results", MADE_BY]
+    parts += parity_section(results)
+    parts += bytes_section(results)
     if "benchmark" in results:
         parts += ["# Speed", ABOUT_SPEED, speed.details(results["benchmark"])]
     parts += planner_section(results)

@@ -30,15 +30,16 @@ def proof_block(results: Results) -> str:
 def parity_line(results: Results) -> list[str]:
     """Return the row on equal losses, of the runs in fp32."""
     runs = [row for row in compared_runs(results) if row["precision"] == "no"]
-    configs = {row["config"] for row in runs} - {"single"}
+    configs = {row["config"] for row in runs if row["config"] != "single"}
     recipes = {row["recipe"] for row in runs}
     difference = largest(runs, "loss")
     if difference is None:
         raise ValueError("results/parity.json has no run that reports a loss")
+    counts = f"{len(runs)} runs, {len(recipes)} recipes, {len(configs)} multi-GPU YAMLs"
+    shown = decimal(difference)
     return [
-        f"Every strategy gives the same loss: {len(runs)} runs, {len(recipes)} recipes, "
-        f"{len(configs)} multi-GPU YAMLs",
-        f"largest relative difference from a single-process run: {decimal(difference)}",
+        f"Every strategy gives the same loss: {counts}",
+        f"largest relative difference from a single-process run: {shown}",
         decimal(BOUNDS["loss"]),
         "`python scripts/parity.py`",
     ]
@@ -48,9 +49,10 @@ def sharding_line(results: Results) -> list[str]:
     """Return the row on the bytes that each rank has."""
     runs = [row for row in results["parity"]["rows"] if row["verdict"] == "ok"]
     kept = sum(row["bytes"] == "ok" for row in runs)
+    counts = f"{kept} of {len(runs)} runs"
     return [
         "Each process has only the share of the training state that its YAML promises",
-        f"{kept} of {len(runs)} runs",
+        counts,
         "all",
         "`python scripts/parity.py`",
     ]
@@ -59,9 +61,11 @@ def sharding_line(results: Results) -> list[str]:
 def resume_line(results: Results) -> list[str]:
     """Return the row on runs that were interrupted and resumed."""
     trials = trials_of(results, INTERRUPTED)
+    kept = kept_of(trials)
+    tried = tried_of(trials)
     return [
         "An interrupted and resumed run equals an uninterrupted one, bit for bit",
-        f"{kept_of(trials)} of {tried_of(trials)} interruptions",
+        f"{kept} of {tried} interruptions",
         "all",
         "`python scripts/fault_injection.py`",
     ]
@@ -70,11 +74,13 @@ def resume_line(results: Results) -> list[str]:
 def kills_line(results: Results) -> list[str]:
     """Return the row on `kill -9` at random moments."""
     trials = trials_of(results, ["random kills"])
-    lost = math.ceil(max(trial["figure"] for trial in trials))
+    most = max(trial["figure"] for trial in trials)
+    lost = math.ceil(most)
+    kept = kept_of(trials)
+    tried = tried_of(trials)
     return [
         "`kill -9` at a random moment loses no more than the steps since the last checkpoint",
-        f"{kept_of(trials)} of {tried_of(trials)} kills, at most {lost} steps lost when saving "
-        "every second step",
+        f"{kept} of {tried} kills, at most {lost} steps lost when saving every second step",
         "all",
         "`python scripts/fault_injection.py --groups 'random kills'`",
     ]
@@ -83,12 +89,14 @@ def kills_line(results: Results) -> list[str]:
 def planner_line(results: Results) -> list[str]:
     """Return the row on the planned peak memory, against real tensors under every YAML."""
     method = METHODS[0]
-    rows = [{method: row["beside_bucket"]} for row in results["planner_ranks"]["rows"]]
+    measured = results["planner_ranks"]
+    rows = [{method: row["beside_bucket"]} for row in measured["rows"]]
     number, mean, above, below = errors_of(rows, method)
     worst = max(above, -below)
+    errors = f"mean error {mean:.2%}, largest {worst:.2%}"
     return [
         f"Planned peak memory equals the measured tensors of {number} CPU jobs, every YAML",
-        f"mean error {mean:.2%}, largest {worst:.2%}",
+        errors,
         PLANNER_BOUND,
         "`python scripts/track_ranks.py`",
     ]
@@ -96,7 +104,8 @@ def planner_line(results: Results) -> list[str]:
 
 def trials_of(results: Results, groups: Iterable[str]) -> list[Row]:
     """Return the trials of some groups of scripts/fault_injection.py."""
-    return [trial for group in groups for trial in results["fault_injection"][group]["trials"]]
+    measured = results["fault_injection"]
+    return [trial for group in groups for trial in measured[group]["trials"]]
 
 
 def tried_of(trials: Iterable[Row]) -> int:
