@@ -91,7 +91,7 @@ def find_quantization_conflicts(args: CommonArguments) -> Iterator[str]:
     given = flags_given(args, "load_in_8bit", "load_in_4bit")
     if given and not args.use_peft:
         yield (
-            f"{given} needs --use_peft: a quantized base can only be trained through LoRA adapters"
+            f"{given}: a quantized base can only be trained through LoRA adapters: add --use_peft"
         )
 
 

@@ -214,8 +214,9 @@ def restore_after_training(
     Call it between steps. Optimizer state is made from scratch where restore_in_place does so:
     FSDP1 keeps it only for weights of which the rank has a part, and the checkpoint has it for all.
     """
-    has_masters = bool(master_weights(model, optimizer.optimizer))
-    if not has_flat_parts(Strategy.of(accelerator)) and not has_masters:
+    if has_flat_parts(Strategy.of(accelerator)):
+        return restore_state(accelerator, model, optimizer, state)
+    if not master_weights(model, optimizer.optimizer):
         free_whole_weights(model)
         optimizer.optimizer.zero_grad(set_to_none=True)
         optimizer.optimizer.state.clear()

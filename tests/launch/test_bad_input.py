@@ -114,7 +114,7 @@ CALLS = {
         ["choose one", "add --use_peft", "--dtype float32", "use sdpa", "adamw_8bit"],
     ),
     "a 4-bit base without adapters": BadCall(
-        "--load_in_4bit", Exit.USAGE, ["--load_in_4bit: a quantized base cannot be trained itself"]
+        "--load_in_4bit", Exit.USAGE, ["--load_in_4bit: a quantized base can only be trained"]
     ),
     "layers that the model has not": BadCall(
         "--use_peft --lora_target_modules q_prj",

@@ -11,6 +11,7 @@ import signal
 
 import pytest
 
+from exits import Exit
 from launching import starting_cold
 from proof.faults import Fault
 from proof.trials import nonfinite, signals, writes
@@ -131,7 +132,7 @@ def test_a_weight_that_is_not_finite_is_never_saved(lab, tmp_path):
     """Loss and gradient of the step are finite, and so it is applied: its rate is beyond fp32."""
     flags = ("--save_steps", "1", "--learning_rate", "1e39", "--warmup_steps", "0")
     ended = lab.run(make_job("ddp"), tmp_path, [], flags=flags)
-    assert ended.code == nonfinite.NOT_FINITE
+    assert ended.code == Exit.NOT_FINITE
     assert "is not finite after step 1: no checkpoint is made" in ended.output
     assert verified(tmp_path) == []
     assert not (tmp_path / "model.safetensors").exists()

@@ -46,7 +46,7 @@ def test_it_learns_to_prefer_and_the_result_loads(whole_run):
     # Of the four skills three are told apart by their letters, in a few steps; which number comes
     # after is not
     assert evaluations[-1]["eval_loss"] < 0.5 and evaluations[-1]["eval_rewards/accuracies"] >= 0.75
-    assert "rather than [[" in output and (folder / "run.json").exists()
+    assert "rather than [[" in " ".join(output.split()) and (folder / "run.json").exists()
     assert AutoModelForCausalLM.from_pretrained(folder).num_parameters() > 0
 
 

@@ -49,7 +49,9 @@ def test_a_run_on_ones_own_columns_holds_rows_out_and_continues_only_as_it_began
     columns = ["--columns", "prompt=frage", "completion=antwort"]
     done = recipe(*call, *columns, "--eval_split", 0.1)
     assert done.returncode == 0, done.output
-    assert "20, 0 truncated to --max_length, 0 left out; 2 of these are held out" in done.output
+    assert "20, 0 truncated to --max_length, 0 left out; 2 of these are held out" in " ".join(
+        done.output.split()
+    )
     assert (
         "2 held out of the training rows" in done.output
         and "eval_loss" in (tmp_path / "run" / "metrics.jsonl").read_text()

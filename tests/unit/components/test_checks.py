@@ -55,15 +55,15 @@ def test_rules_about_what_a_recipe_does_not_offer_do_not_run():
 @pytest.mark.parametrize(
     ("flags", "names", "leaves_out"),
     [
-        (["--load_in_4bit"], "--load_in_4bit needs --use_peft", ["8bit", "rslora", "dora"]),
-        (["--load_in_8bit"], "--load_in_8bit needs --use_peft", ["4bit", "rslora", "dora"]),
+        (["--load_in_4bit"], "--load_in_4bit: a quantized base", ["8bit", "rslora", "dora"]),
+        (["--load_in_8bit"], "--load_in_8bit: a quantized base", ["4bit", "rslora", "dora"]),
         (["--use_dora"], "--use_dora: for adapters only", ["bit", "rslora"]),
         (["--use_rslora", "--use_dora"], "--use_rslora and --use_dora: for adapters only", ["bit"]),
     ],
 )
 def test_only_the_flags_that_were_given_are_named(flags, names, leaves_out):
     (problem,) = conflicts(*flags)
-    assert problem.startswith(names) and "--use_peft" in problem
+    assert problem.startswith(names) and "add --use_peft" in problem
     assert not any(word in problem for word in leaves_out)
 
 
