@@ -26,7 +26,9 @@ class BestEvaluation:
     value: float
 
     @classmethod
-    def of_progress(cls, saved: Mapping[str, Any], args: EvaluationArguments) -> Any:
+    def of_progress(
+        cls, saved: Mapping[str, Any], args: EvaluationArguments
+    ) -> "BestEvaluation | None":
         """Return the best evaluation in a checkpoint's progress.json, or None.
 
         It is also None if this call asks for another metric, or for none.

@@ -420,10 +420,10 @@ class Run:
     def _save_if_new(self, progress: dict[str, Any], only_model: bool = False) -> None:
         """Publish a checkpoint, unless that step has one. Every rank takes part.
 
-        Args:
-            only_model: leave out the optimizer state; the run cannot be continued from that.
-
         All ranks end with 73 if it cannot be written, and with 70 if a weight is not finite.
+
+        Args:
+            only_model: leave out the optimizer state; the run cannot be resumed from that.
         """
         # Before the first update there is no optimizer state.
         if progress["step"] <= self._saved_step or progress["schedule_steps"] == 0:
