@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
-from accelerate.utils import gather_object
+from accelerate.utils import DistributedType, gather_object
 
 from components.folder import NONFINITE_ROWS
 from components.status import RANK
-from components.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ def hold_back(accelerator: Accelerator, optimizer: AcceleratedOptimizer, norm: A
         Whether the step is known to change nothing; False where torch's fused kernels decide on the
         device, since it is not known yet.
     """
-    has_stepped = Strategy.of(accelerator).zero_stage is not None  # DeepSpeed steps in backward.
+    has_stepped = accelerator.distributed_type == DistributedType.DEEPSPEED  # It steps in backward.
     left_out = has_stepped and accelerator.optimizer_step_was_skipped
     if not isinstance(norm, torch.Tensor):
         return left_out

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The strategy of YAML and launcher: the Accelerator, and what is really in force."""
 
-import math
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -130,5 +129,5 @@ def backward_of_sum(accelerator: Accelerator, loss: torch.Tensor) -> None:
     num_parts = accelerator.gradient_accumulation_steps * accelerator.num_processes
     # An infinite loss may have finite gradients. As NaN they spread to all ranks, which share the
     # gradient, and so all of them leave the step out. Nothing here waits for the device.
-    factor = torch.where(loss.isfinite(), num_parts, math.nan)
-    accelerator.backward(loss * factor.to(loss.dtype))
+    nan_unless_finite = 0 * loss.detach()
+    accelerator.backward(loss * (num_parts + nan_unless_finite))
