@@ -12,6 +12,8 @@ Exit codes: 0 done, 64 usage or no model.
 
 import argparse
 
+import paths  # noqa: F401  makes recipes/ importable
+from components import upstream
 from usage import Parser
 
 
@@ -29,6 +31,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     # Imported here since it takes seconds: a wrong flag and --help are answered at once
+    upstream.start_faster()
     from generation.continuing import run
 
     run(args)

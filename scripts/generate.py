@@ -17,6 +17,8 @@ Exit codes: 0 done, 64 usage, 65 data, 69 hub, 73 cannot write.
 import argparse
 from pathlib import Path
 
+import paths  # noqa: F401  makes recipes/ importable
+from components import upstream
 from usage import Parser
 
 
@@ -52,6 +54,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     # Imported here since it takes seconds: a wrong flag and --help are answered at once
+    upstream.start_faster()
     from generation.session import run
 
     run(args)

@@ -129,6 +129,7 @@ def add_adapters(
     config = lora_config(args, **options)
     # Adapters of a 16-bit base become fp32, except where FSDP2 needs one dtype in a unit.
     to_fp32 = computes_in_16_bits or not accelerator.is_fsdp2 or not new_modules
+    upstream.silence_old_name_of_checkpointing()
     model = get_peft_model(model, config, autocast_adapter_dtype=to_fp32)
     if new_modules and computes_in_16_bits:
         for weight in model.parameters():  # The new modules get the dtype of the adapters.

@@ -14,6 +14,7 @@ import contextlib
 import functools
 import logging
 import sys
+import warnings
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -56,7 +57,11 @@ def workarounds() -> dict[str, Callable]:
 
 # ---- At the start ----
 def start_faster() -> None:
-    """Have the libraries import less than they would. Call it before any of them is imported."""
+    """Have the libraries import less than they would, and warn less.
+
+    Call it before any of them is imported.
+    """
+    silence_missing_cpu_kernel()
     import_bitsandbytes_uncompiled()
     ask_for_deepspeed_without_importing_it()
 
@@ -99,6 +104,16 @@ def compiling_at_first_call() -> Generator[None]:
         yield
     finally:
         torch.compile = compile_at_once
+
+
+@workaround("bitsandbytes/backends/cpu/ops.py, get_kernel", seen="bitsandbytes 0.50")
+def silence_missing_cpu_kernel() -> None:
+    """Stop bitsandbytes from warning, while it is imported, that an optional kernel is missing.
+
+    The kernel multiplies 4-bit weights on CPUs with AVX512-BF16, and comes with another package.
+    Call this before anything imports bitsandbytes.
+    """
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 @workaround("accelerate/utils/other.py, extract_model_from_parallel", seen="accelerate 1.15")
@@ -215,6 +230,14 @@ def enable_gradient_checkpointing(model: Any) -> None:
     if enable is None:
         enable = model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
+
+
+@workaround("peft/peft_model.py, is_gradient_checkpointing", seen="peft 0.21")
+def silence_old_name_of_checkpointing() -> None:
+    """Stop transformers from warning that peft asks for gradient checkpointing by its old name."""
+    warnings.filterwarnings(
+        "ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning
+    )
 
 
 @workaround("transformers/modeling_utils.py, initialize_weights", seen="transformers 5.23")

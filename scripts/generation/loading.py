@@ -17,6 +17,7 @@ from transformers import (
     BitsAndBytesConfig,
 )
 
+from components import upstream
 from exits import Exit, first_line, stop
 
 LOAD_ERRORS = (
@@ -146,6 +147,7 @@ def load_model(source: Source, dtype: str, device: str, load_in_4bit: bool = Fal
     try:
         model = AutoModelForCausalLM.from_pretrained(source.weights, **options)
         if source.base is not None:
+            upstream.silence_old_name_of_checkpointing()
             model = PeftModel.from_pretrained(model, source.name)
     except LOAD_ERRORS as error:
         code = Exit.DATA if Path(source.weights).is_dir() else Exit.NO_HUB

@@ -398,6 +398,16 @@ def test_each_int8_layer_warns_of_a_cast(cured, records_of):
     assert any("will be cast" in record.getMessage() for record in records) != cured
 
 
+@shows_harm_without("silence_old_name_of_checkpointing")
+def test_peft_asks_for_gradient_checkpointing_by_its_old_name(cured):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        if cured:
+            upstream.silence_old_name_of_checkpointing()
+        with_adapters(llama())
+    assert any("is_gradient_checkpointing" in str(warning.message) for warning in told) != cured
+
+
 @shows_harm_without("enable_gradient_checkpointing")
 def test_the_name_that_all_versions_of_transformers_know_is_deprecated(cured):
     model = llama()
@@ -784,6 +794,13 @@ def output_of(program, workaround, cured):
 def test_bitsandbytes_imports_the_compiler(cured):
     output = output_of(USE_ADAPTERS, "import_bitsandbytes_uncompiled", cured)
     assert f"compiler {not cured}" in output
+
+
+@pytest.mark.skipif(not has_avx512bf16(), reason="only a CPU with AVX512-BF16 looks for the kernel")
+@shows_harm_without("silence_missing_cpu_kernel")
+def test_bitsandbytes_warns_that_an_optional_kernel_is_missing(cured):
+    output = output_of("import bitsandbytes", "silence_missing_cpu_kernel", cured)
+    assert ("gemm_4bit_forward" in output) != cured
 
 
 @shows_harm_without("ask_for_deepspeed_without_importing_it")
