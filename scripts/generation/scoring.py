@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from generation.answering import Answerer
 from generation.printing import printable
 from generation.questions import Question
+
+T = TypeVar("T")
 
 SHOWN = 8  # answers that are printed
 
@@ -87,12 +89,20 @@ def score(answered: Sequence[Answered]) -> dict[str, Any]:
 
 
 def print_answers(answered: Sequence[Answered]) -> None:
-    """Print the first answers, and the reference where an answer is wrong."""
-    for one in answered[:SHOWN]:
+    """Print some answers from all over the file, and the reference where an answer is wrong."""
+    for one in spread_over(answered, SHOWN):
         mark = "right"
         if not one.correct:
             mark = f"wrong, should be: {one.question.reference}"
         print(printable(f"{one.question.messages[-1]['content']} -> {one.answer} ({mark})"))
+
+
+def spread_over(items: Sequence[T], count: int) -> list[T]:
+    """Return `count` of the items, or all if there are fewer, from the first to the last."""
+    if len(items) <= count:
+        return list(items)
+    last = len(items) - 1
+    return [items[place * last // (count - 1)] for place in range(count)]
 
 
 def print_score(answered: Sequence[Answered]) -> None:

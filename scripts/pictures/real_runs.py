@@ -26,6 +26,7 @@ RESUMED_CONFIG = "fsdp2_full_shard"
 RESUMED_FLAGS = ("--max_steps", "40", "--num_train_epochs", "4", "--save_steps", "10")
 KILLED_IN_STEP = 27  # between the checkpoints of steps 20 and 30
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # colors and movements of a terminal's cursor
+PROGRESS_BAR = re.compile(r"(.+?): +\d+%\|")
 
 
 TAIL = 1500  # characters of a failed launch's output that are shown
@@ -126,8 +127,18 @@ def printed_lines(output: str, output_dir: Path) -> list[str]:
     for line in ESCAPES.sub("", output).split("\n"):
         shown = line.rstrip("\r").rpartition("\r")[2]  # A progress bar overwrites its line.
         shown = shown.replace(str(output_dir), "runs/quickstart")
-        lines.append(shown.replace(sys.prefix, ".venv").rstrip())
+        shown = shown.replace(sys.prefix, ".venv").rstrip()
+        if lines and is_later_state(shown, lines[-1]):
+            lines.pop()
+        lines.append(shown)
     return lines
+
+
+def is_later_state(line: str, before: str) -> bool:
+    """Return whether two lines are one progress bar: without a terminal it may end a line."""
+    bar = PROGRESS_BAR.match(line)
+    bar_before = PROGRESS_BAR.match(before)
+    return bar is not None and bar_before is not None and bar[1] == bar_before[1]
 
 
 RECORDERS = {

@@ -55,6 +55,14 @@ def test_the_last_line_is_the_exact_match(answered, capsys):
     ]
 
 
+def test_the_answers_that_are_printed_are_from_all_over_the_file():
+    assert scoring.spread_over(range(700), 8) == [0, 99, 199, 299, 399, 499, 599, 699]
+
+
+def test_all_answers_of_a_short_file_are_printed():
+    assert scoring.spread_over([1, 2, 3], 8) == [1, 2, 3]
+
+
 def test_answers_are_written_one_per_line(answered, tmp_path):
     scoring.write_answers(tmp_path / "answers.jsonl", answered)
     lines = (tmp_path / "answers.jsonl").read_text().splitlines()

@@ -149,6 +149,12 @@ def test_a_terminal_shows_the_last_state_of_a_progress_bar():
     assert lines == ["bold", "100%", "in runs/quickstart/run", ""]
 
 
+def test_a_terminal_shows_a_progress_bar_once_even_if_it_was_drawn_on_several_lines():
+    output = "text\nWriting:   0%|  | 0/1\nWriting: 100%|##| 1/1\nLoading: 100%|##| 1/1"
+    lines = real_runs.printed_lines(output, Path("/x/out"))
+    assert lines == ["text", "Writing: 100%|##| 1/1", "Loading: 100%|##| 1/1"]
+
+
 def test_a_recording_leaves_the_others_in_the_file(tmp_path):
     path = tmp_path / "curves.json"
     for name, number in (("resume", 1), ("parity", 2), ("resume", 3)):
