@@ -113,6 +113,8 @@ def set_up_engine(args: CommonArguments, accelerator: Accelerator) -> None:
     upstream.configure_deepspeed_for_loop(
         accelerator, args.max_grad_norm, args.per_device_train_batch_size
     )
+    upstream.silence_old_names_of_collectives()
+    upstream.silence_old_way_of_reading_fsdp1()
     torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = args.tf32  # For convolutions torch allows it by default.
 

@@ -199,6 +199,22 @@ def reduce_in_fp32_under_deepspeed(plugin: Any) -> None:
         config.setdefault("data_types", {"grad_accum_dtype": "fp32"})
 
 
+@workaround("deepspeed/comm/torch.py, get_all_gather_function", seen="deepspeed 0.19")
+def silence_old_names_of_collectives() -> None:
+    """Stop torch from warning in each step that DeepSpeed calls collectives by old names."""
+    warnings.filterwarnings(
+        "ignore",
+        message=r"`torch.distributed.(all_gather_into|reduce_scatter)_tensor` is deprecated",
+        category=FutureWarning,
+    )
+
+
+@workaround("accelerate/accelerator.py, get_state_dict", seen="accelerate 1.15")
+def silence_old_way_of_reading_fsdp1() -> None:
+    """Stop torch from warning, on each save, that accelerate reads FSDP1's weights the old way."""
+    warnings.filterwarnings("ignore", message=r"FSDP.state_dict_type\(\)", category=FutureWarning)
+
+
 # ---- Model ----
 @workaround("bitsandbytes/nn/modules.py, Linear4bit", seen="bitsandbytes 0.50")
 def keep_4bit_weights_as_loaded(model: "torch.nn.Module") -> None:

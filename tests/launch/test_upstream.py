@@ -371,6 +371,44 @@ def test_zero_adds_micro_batches_in_the_type_that_is_computed_in(stage, cured):
     assert on_ranks(length_of_step, **ZERO) == [(1 + SMALL) / 2 if cured else 0.5]
 
 
+def warnings_of(function):
+    """The texts of all warnings while a function runs."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        function()
+    return [str(warning.message) for warning in told]
+
+
+@shows_harm_without("silence_old_names_of_collectives")
+def test_zero_3_warns_of_old_names_of_collectives(cured):
+    def warns():
+        def step():
+            if cured:
+                upstream.silence_old_names_of_collectives()
+            accelerator = zero(3)
+            model, _ = prepared(accelerator, linear())
+            accelerator.backward(model(torch.ones(1, 2)).sum())
+
+        return any("_tensor` is deprecated" in text for text in warnings_of(step))
+
+    assert on_ranks(warns, 2, **ZERO) == [not cured] * 2
+
+
+@shows_harm_without("silence_old_way_of_reading_fsdp1")
+def test_fsdp1_warns_that_its_weights_are_read_the_old_way(cured):
+    def warns():
+        def save():
+            if cured:
+                upstream.silence_old_way_of_reading_fsdp1()
+            accelerator = fsdp(1)
+            model, _ = prepared(accelerator, llama())
+            accelerator.get_state_dict(model)
+
+        return any("FSDP.state_dict_type()" in text for text in warnings_of(save))
+
+    assert on_ranks(warns, 2, **FSDP1) == [not cured] * 2
+
+
 # ---- Model ----
 @pytest.mark.skipif(not has_avx512bf16(), reason="only a CPU with AVX512-BF16 repacks")
 @shows_harm_without("keep_4bit_weights_as_loaded")
