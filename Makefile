@@ -190,8 +190,9 @@ proof: install  ## measure every strategy and the planner; write the tables
 
 bench: install-dev  ## speed against other trainers: hours; needs GSM8K's rows
 	python scripts/benchmark.py
-	python scripts/benchmark_tables.py --picture results/speed.png
+	python scripts/benchmark_tables.py
 	python scripts/readme_tables.py
+	python scripts/draw.py speed
 
 pictures: install  ## draw the pictures of README.md and docs/ from results/
 	python scripts/draw.py

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print the results of scripts/benchmark.py as tables, and optionally draw them.
+"""Print the results of scripts/benchmark.py as tables.
 
-    python scripts/benchmark_tables.py                              # of results/benchmark.json
-    python scripts/benchmark_tables.py --picture results/speed.png  # also draw the picture
+    python scripts/benchmark_tables.py                         # of results/benchmark.json
+    python scripts/benchmark_tables.py runs/benchmark/my.json  # of other results
 
 A ratio is taken within a repeat, between processes that ran one after the other. The table shows
 the median of these ratios, never the ratio of two means, which one slow minute of the machine would
@@ -13,7 +13,6 @@ import argparse
 import json
 from pathlib import Path
 
-from bench.picture import draw
 from bench.tables import details
 from usage import Parser
 
@@ -28,19 +27,16 @@ def parse_args() -> tuple[Parser, argparse.Namespace]:
         default=Path("results/benchmark.json"),
         help="the results",
     )
-    parser.add_argument("--picture", type=Path, metavar="PATH.png", help="draw it here")
     return parser, parser.parse_args()
 
 
 def main() -> None:
-    """Print the tables, and draw the picture if it is requested."""
+    """Print the tables."""
     parser, args = parse_args()
     if not args.json.is_file():
         parser.error(f"{args.json} does not exist; scripts/benchmark.py writes it")
     results = json.loads(args.json.read_text())
     print(details(results))
-    if args.picture:
-        draw(results, args.picture)
 
 
 if __name__ == "__main__":
