@@ -16,8 +16,8 @@ first. Afterwards the shard report compares the bytes of parameters, gradients a
 that each rank really held with what the YAML promises (`scripts/proof/shard_report.py`).
 
 Exit codes: that of the recipe if all ranks agree on it (0 done, 70 not finite, 73 cannot write, 75
-stopped and saved) or one of them refuses (64 usage, 65 data, 69 no hub); 70 also if the recipe
-succeeded but the report says NOT AS PROMISED; otherwise 1. A wrong call of this tool ends with 64.
+stopped and saved) or one of them refuses (64 usage, 65 data, 69 no hub); 78 if the recipe succeeded
+but the report says NOT AS PROMISED; otherwise 1. A wrong call of this tool ends with 64.
 """
 
 import argparse

@@ -27,13 +27,12 @@ from pathlib import Path
 
 from proof.warm_server import serve
 from proof.warm_start import start, stop
+from usage import Parser
 
 
 def main() -> None:
     """Start or stop the server, or be it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "command",
         choices=["start", "stop", "serve"],

@@ -18,7 +18,7 @@ from pathlib import Path
 CLEAN_EXITS = (0, 64, 65, 69, 70, 73, 75)
 REFUSALS = (64, 65, 69)  # usage, data, no hub: one rank's word is enough
 FAILED = 1
-NOT_AS_PROMISED = 70
+NOT_AS_PROMISED = 78  # EX_CONFIG of sysexits.h: no recipe ends with it
 # Seconds for the other ranks to reach the same end: after a success, and after anything else
 PATIENCE = 20
 PATIENCE_AFTER_FAILURE = 2
