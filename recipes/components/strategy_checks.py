@@ -32,9 +32,6 @@ from components.strategy import Strategy, compute_dtype
 # Other values of these keys that stand for a strategy
 FORMS_OF_FSDP_STRATEGIES = {"TRUE": "FULL_SHARD", "1": "FULL_SHARD", "FALSE": "SHARD_GRAD_OP"}
 
-# The strategies, by name, under which --modules_to_save is tested
-WHOLE_MODULES = ("one process", "DDP")
-
 
 def find_strategy_problems(args: CommonArguments, accelerator: Accelerator) -> Iterator[str]:
     """Yield a problem, with its fix, for each thing that the strategy in force forbids."""
@@ -226,10 +223,6 @@ def find_adapter_misfits(
     args: CommonArguments, accelerator: Accelerator, strategy: Strategy
 ) -> Iterator[str]:
     """Yield a problem for each kind of adapters that the strategy cannot train or save."""
-    if args.use_peft and args.modules_to_save and strategy.name not in WHOLE_MODULES:
-        yield (
-            f"--modules_to_save is not tested under {strategy.name}: use single.yaml or ddp.yaml"
-        )
     if strategy.fsdp_version != 1:
         return
     name = strategy.name

@@ -297,11 +297,3 @@ def test_deepspeed_without_a_gpu_is_named_before_it_compiles(
     found = list(find_missing_device())
     assert len(found) == problems
     assert all("rehearse: python scripts/rehearse.py" in problem for problem in found)
-
-
-@pytest.mark.parametrize("strategy", [ONE_PROCESS, DDP, FSDP1, FSDP2, ZERO2])
-def test_whole_modules_beside_adapters_are_refused_where_they_are_not_tested(strategy):
-    args = language_model_arguments("--use_peft", "--modules_to_save", "lm_head")
-    found = list(find_misfits(args, fake_accelerator(), strategy))
-    assert (found == []) == (strategy in (ONE_PROCESS, DDP))
-    assert all("--modules_to_save is not tested under" in problem for problem in found)
