@@ -84,6 +84,8 @@ def dropped(monkeypatch, *strategy, **setting):
         (2, "FULL_SHARD", "false", 1),
         (2, "SHARD_GRAD_OP", "false", 1),
         (2, "1", "true", 1),
+        (2, "2", "false", 1),  # SHARD_GRAD_OP by its number
+        (2, "4", "true", 2),  # HYBRID_SHARD
         (2, "FULL_SHARD", "true", 2),
         (2, "HYBRID_SHARD", "true", 2),
         (2, "FULL_SHARD", "false", 2),
@@ -100,6 +102,8 @@ def test_what_is_run_as_asked_is_accepted(version, strategy, reshard, replicas, 
         (1, "FULL_SHARD", "shard_grad_op", "FSDP1 FULL_SHARD"),
         (1, "FULL_SHARD", "false", "FSDP1 FULL_SHARD"),
         (2, "NO_SHARD", "true", "FSDP2 FULL_SHARD"),
+        (2, "3", "true", "FSDP2 FULL_SHARD"),
+        (2, "2", "true", "FSDP2 FULL_SHARD"),
         (2, "SHARD_GRAD_OP", "true", "FSDP2 FULL_SHARD"),
         (2, "HYBRID_SHARD", "true", "FSDP2 FULL_SHARD"),
     ],
