@@ -109,6 +109,7 @@ from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
 from components.batches import describe_batch, evaluation_steps
+from components.best import require_rows_to_choose_by
 from components.documents import Documents, open_documents
 from components.exits import Exit
 from components.export import save_model
@@ -272,6 +273,7 @@ def main(args: Arguments) -> None:
     tokenizer = load_text_tokenizer(args.model_name_or_path, args.model_revision)
     with accelerator.local_main_process_first():  # the other ranks read its cache
         corpus = load_data(args, tokenizer)
+    require_rows_to_choose_by(args, corpus.eval_blocks, "--num_eval_documents")
     batches_per_step = args.gradient_accumulation_steps * accelerator.num_processes
     rows_per_step = args.per_device_train_batch_size * batches_per_step
     tokens_per_step = rows_per_step * args.max_length

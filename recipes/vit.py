@@ -86,6 +86,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 from components import upstream
 from components.accelerator import make_accelerator
 from components.batches import BatchPlan, EpochRow, Line
+from components.best import require_rows_to_choose_by
 from components.classifier import evaluate_classifier, load_classifier, weighted_row_losses
 from components.export import save_model
 from components.images import check_image, decode_image, hash_of_image, open_image_splits
@@ -290,6 +291,7 @@ def main(args: Arguments) -> None:
         train_images, eval_images, classes = load_data(args)
     train_rows = train_images.rows
     eval_rows = eval_images.rows if eval_images else None
+    require_rows_to_choose_by(args, eval_rows, "--eval_split")
     num_workers = choose_num_workers(args, accelerator, size)
     plan = BatchPlan(args, accelerator, len(train_rows), num_workers=num_workers)
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
