@@ -2,6 +2,7 @@
 """Rows that several processes prepare are those that one prepares; columns have any names."""
 
 import json
+import sys
 from dataclasses import replace
 
 import datasets
@@ -9,7 +10,7 @@ import pytest
 
 from components.rows import read_splits
 from example_arguments import RowFlags
-from launching import recipe
+from launching import REPO, recipe, run
 from row_files import GOOD, row
 
 LINES = [GOOD, "{", "", GOOD, GOOD, row("a", 5), GOOD, "[]", GOOD]
@@ -56,6 +57,10 @@ def test_a_run_on_ones_own_columns_holds_rows_out_and_continues_only_as_it_began
         "2 held out of the training rows" in done.output
         and "eval_loss" in (tmp_path / "run" / "metrics.jsonl").read_text()
     )
+    answers = ["--file", tmp_path / "rows.jsonl", "--limit", 3, "--max_new_tokens", 4]
+    answered = run(sys.executable, REPO / "scripts" / "generate.py", tmp_path / "run", *answers)
+    assert answered.returncode == 0, answered.output  # read by the columns that the run names
+    assert "/3)" in answered.output.splitlines()[-1]
     again = recipe(*call, *columns, "--eval_split", 0.1)
     assert again.returncode == 0, again.output
     swapped = ["--columns", "prompt=antwort", "completion=frage"]
