@@ -85,7 +85,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from components import upstream
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan, EpochRow, Line
+from components.batches import BatchPlan, EpochRow, Line, rows_of_lines
 from components.best import require_rows_to_choose_by
 from components.classifier import evaluate_classifier, load_classifier, weighted_row_losses
 from components.export import save_model
@@ -217,7 +217,7 @@ class ImageCollator:
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
         drawn = [EpochRow.of_number(number, len(source)) for line in lines for number in line]
-        rows = source.__getitems__([one.row for one in drawn]) if drawn else []
+        rows = rows_of_lines(source, [[one.row for one in drawn]])
         pictures = []
         for one, row in zip(drawn, rows, strict=True):
             pictures.append(self._draw(int(row["row"]), one.epoch))

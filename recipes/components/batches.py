@@ -54,6 +54,16 @@ class OnePerLine(Sequence[Line]):
         return [number]
 
 
+def rows_of_lines(source: Any, lines: Sequence[Line]) -> list[Any]:
+    """Return the rows of all lines of a batch, one after the other; a rank may have no lines.
+
+    Args:
+        source: a data set of the library datasets, which reads several rows at once.
+    """
+    numbers = [row for line in lines for row in line]
+    return source.__getitems__(numbers) if numbers else []
+
+
 class EpochRow(NamedTuple):
     """A row in one pass over the data, for a collator that augments it in each pass differently.
 
