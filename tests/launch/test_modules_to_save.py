@@ -7,6 +7,7 @@ one process, continues bit for bit, and leaves a folder that peft loads.
 
 import json
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ def one_process_of(short_of, once):
 
     def folder_of(recipe, flags):
         run = job("single", flags, recipe)
-        return once(f"whole_modules_{recipe}", lambda folder: trained(run, short_of(recipe), folder))
+        return once(f"whole_modules_{recipe}", partial(trained, run, short_of(recipe)))
 
     return folder_of
 
