@@ -61,7 +61,9 @@ def rows_of_lines(source: Any, lines: Sequence[Line]) -> list[Any]:
         source: a data set of the library datasets, which reads several rows at once.
     """
     numbers = [row for line in lines for row in line]
-    return source.__getitems__(numbers) if numbers else []
+    if not numbers:
+        return []
+    return source.__getitems__(numbers)
 
 
 class EpochRow(NamedTuple):
