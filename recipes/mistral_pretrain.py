@@ -177,7 +177,8 @@ class Corpus:
 def load_data(args: Arguments, tokenizer: Any) -> Corpus:
     """Return the text to train on and the blocks to evaluate on. EDIT: add filters or sources.
 
-    Ends with 65 if a document cannot be used, or none has text.
+    Ends with 65 if a document cannot be used, or none has text, and with 64 if the best model is to
+    be chosen and there is nothing to evaluate on.
     """
     documents, eval_documents = open_documents(args, evaluate=args.eval_strategy != "no")
     num_eval_blocks = math.ceil(args.max_eval_tokens / args.max_length)
@@ -185,6 +186,7 @@ def load_data(args: Arguments, tokenizer: Any) -> Corpus:
         eval_blocks = []
         if eval_documents is not None:
             eval_blocks = first_blocks(eval_documents, tokenizer, args.max_length, num_eval_blocks)
+        require_rows_to_choose_by(args, eval_blocks, "--num_eval_documents")
         blocks = first_pass(documents, args, tokenizer)
         first_block = next(blocks, None)
         if first_block is None:
@@ -273,7 +275,6 @@ def main(args: Arguments) -> None:
     tokenizer = load_text_tokenizer(args.model_name_or_path, args.model_revision)
     with accelerator.local_main_process_first():  # the other ranks read its cache
         corpus = load_data(args, tokenizer)
-    require_rows_to_choose_by(args, corpus.eval_blocks, "--num_eval_documents")
     batches_per_step = args.gradient_accumulation_steps * accelerator.num_processes
     rows_per_step = args.per_device_train_batch_size * batches_per_step
     tokens_per_step = rows_per_step * args.max_length
