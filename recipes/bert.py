@@ -88,7 +88,7 @@ from accelerate.utils import set_seed
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding
 
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan, Line
+from components.batches import BatchPlan, Line, rows_of_lines
 from components.classifier import evaluate_classifier, load_classifier, weighted_row_losses
 from components.columns import validate_texts
 from components.export import save_model
@@ -206,7 +206,7 @@ class TextCollator:
     pad: DataCollatorWithPadding
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
-        rows = source.__getitems__([row for line in lines for row in line]) if lines else []
+        rows = rows_of_lines(source, lines)
         labels = label_tensors(rows, source)
         num_tokens = sum(len(row["input_ids"]) for row in rows)
         return {

@@ -82,7 +82,7 @@ from accelerate.utils import set_seed
 from transformers import AutoConfig, AutoModelForTokenClassification, DataCollatorWithPadding
 
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan, Line
+from components.batches import BatchPlan, Line, rows_of_lines
 from components.classifier import load_classifier
 from components.export import save_model
 from components.loading import loading
@@ -227,7 +227,7 @@ class TagCollator:
     label_all_tokens: bool
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
-        rows = source.__getitems__([row for line in lines for row in line]) if lines else []
+        rows = rows_of_lines(source, lines)
         inputs = pad_texts(rows, self.pad)
         labels = torch.full(inputs["input_ids"].shape, NOT_TRAINED_ON)
         for place, row in enumerate(rows):

@@ -109,6 +109,7 @@ from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
 from components.batches import describe_batch, evaluation_steps
+from components.best import require_rows_to_choose_by
 from components.documents import Documents, open_documents
 from components.exits import Exit
 from components.export import save_model
@@ -176,7 +177,8 @@ class Corpus:
 def load_data(args: Arguments, tokenizer: Any) -> Corpus:
     """Return the text to train on and the blocks to evaluate on. EDIT: add filters or sources.
 
-    Ends with 65 if a document cannot be used, or none has text.
+    Ends with 65 if a document cannot be used, or none has text, and with 64 if the best model is to
+    be chosen and there is nothing to evaluate on.
     """
     documents, eval_documents = open_documents(args, evaluate=args.eval_strategy != "no")
     num_eval_blocks = math.ceil(args.max_eval_tokens / args.max_length)
@@ -184,6 +186,7 @@ def load_data(args: Arguments, tokenizer: Any) -> Corpus:
         eval_blocks = []
         if eval_documents is not None:
             eval_blocks = first_blocks(eval_documents, tokenizer, args.max_length, num_eval_blocks)
+        require_rows_to_choose_by(args, eval_blocks, "--num_eval_documents")
         blocks = first_pass(documents, args, tokenizer)
         first_block = next(blocks, None)
         if first_block is None:

@@ -85,7 +85,8 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from components import upstream
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan, EpochRow, Line
+from components.batches import BatchPlan, EpochRow, Line, rows_of_lines
+from components.best import require_rows_to_choose_by
 from components.classifier import evaluate_classifier, load_classifier, weighted_row_losses
 from components.export import save_model
 from components.images import check_image, decode_image, hash_of_image, open_image_splits
@@ -216,7 +217,7 @@ class ImageCollator:
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
         drawn = [EpochRow.of_number(number, len(source)) for line in lines for number in line]
-        rows = source.__getitems__([one.row for one in drawn]) if drawn else []
+        rows = rows_of_lines(source, [[one.row for one in drawn]])
         pictures = []
         for one, row in zip(drawn, rows, strict=True):
             pictures.append(self._draw(int(row["row"]), one.epoch))
@@ -290,6 +291,7 @@ def main(args: Arguments) -> None:
         train_images, eval_images, classes = load_data(args)
     train_rows = train_images.rows
     eval_rows = eval_images.rows if eval_images else None
+    require_rows_to_choose_by(args, eval_rows, "--eval_split")
     num_workers = choose_num_workers(args, accelerator, size)
     plan = BatchPlan(args, accelerator, len(train_rows), num_workers=num_workers)
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)

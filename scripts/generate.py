@@ -9,7 +9,8 @@ r"""Answer prompts with a trained folder: a model, or adapters, which are loaded
         --max_new_tokens 256
 
 --file answers every row and scores exact match, per "skill" if the rows have one. The last line
-printed looks like `exact match: 0.9421 (242/257)`. Prompts are built as in training.
+printed looks like `exact match: 0.9421 (242/257)`. Prompts are built as in training,
+from the columns that the run's --columns named.
 
 Exit codes: 0 done, 64 usage, 65 data, 69 hub, 73 cannot write.
 """

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from components.cli import MAY_CHANGE, Above, AnyNumber, AtLeast, Below, ReadBy, arg
+from components.cli import MAY_CHANGE, Above, AlsoNamed, AnyNumber, AtLeast, Below, ReadBy, arg
 
 Optimizer = Literal[
     "adamw_torch_fused", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"
@@ -155,10 +155,10 @@ class AdapterArguments:
         ["all-linear"],
         "names of the layers that get adapters; all-linear stands for all linear layers",
     )
-    modules_to_save: list[str] = arg(
+    modules_to_save: Annotated[list[str], AlsoNamed("lora_modules_to_save")] = arg(
         [],
         "names of modules that are trained whole beside the adapters and saved with them, for "
-        "example lm_head",
+        "example lm_head; also as --lora_modules_to_save",
     )
 
 

@@ -17,9 +17,8 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
 from components.arguments import CommonArguments, EvalOnStartArguments, SamplingArguments
-from components.exits import Exit
+from components.best import require_rows_to_choose_by
 from components.rows import Rows
-from components.status import fail
 from components.watch import leave_process_group
 
 Line = list[int]  # numbers of the rows in one line of a batch
@@ -53,6 +52,18 @@ class OnePerLine(Sequence[Line]):
     # pyrefly: ignore[bad-override]  # no slices: loaders read one line at a time
     def __getitem__(self, number: int) -> Line:
         return [number]
+
+
+def rows_of_lines(source: Any, lines: Sequence[Line]) -> list[Any]:
+    """Return the rows of all lines of a batch, one after the other; a rank may have no lines.
+
+    Args:
+        source: a data set of the library datasets, which reads several rows at once.
+    """
+    numbers = [row for line in lines for row in line]
+    if not numbers:
+        return []
+    return source.__getitems__(numbers)
 
 
 class EpochRow(NamedTuple):
@@ -246,19 +257,12 @@ class BatchPlan:
         Args:
             numbers: the rows to evaluate on; None for all.
         """
-        if rows is None:
-            numbers = range(0)
-        elif numbers is None:
+        if numbers is None and rows is not None:
             numbers = range(len(rows))
-        if rows is not None and numbers:
-            return self.ordered_loader(rows, collate, numbers)
-        if self._args.load_best_model_at_end:
-            fail(
-                Exit.USAGE,
-                "--load_best_model_at_end needs rows to evaluate on: pass --eval_dataset_name, or "
-                "a --dataset_test_split that the data set has",
-            )
-        return None
+        require_rows_to_choose_by(self._args, numbers, "--eval_split")
+        if rows is None or not numbers:
+            return None
+        return self.ordered_loader(rows, collate, numbers)
 
     def ordered_loader(self, rows: Rows, collate: Collator, numbers: range) -> DataLoader:
         """Return a loader of this rank's part of these rows, in their order, one row per line."""

@@ -2,11 +2,13 @@
 """The best evaluation of a run, whose model --load_best_model_at_end saves at the end."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any
 
 from components.arguments import EvaluationArguments
+from components.exits import Exit
+from components.status import fail
 
 SMALLER_IS_BETTER = ("loss", "perplexity", "mse")
 
@@ -60,6 +62,21 @@ def is_better(value: float, best: BestEvaluation | None, args: EvaluationArgumen
     if is_greater_better(args):
         return value > best.value
     return value < best.value
+
+
+def require_rows_to_choose_by(args: EvaluationArguments, rows: Sized | None, flag: str) -> None:
+    """End with 64 if --load_best_model_at_end would have nothing to compare models by.
+
+    Args:
+        rows: those to evaluate on, or the blocks of their text.
+        flag: the one that holds out some of what is trained on.
+    """
+    if args.load_best_model_at_end and not rows:
+        fail(
+            Exit.USAGE,
+            "--load_best_model_at_end needs rows to evaluate on: pass --eval_dataset_name, "
+            f"{flag}, or a --dataset_test_split that the data set has",
+        )
 
 
 def find_best_model_conflicts(args: EvaluationArguments) -> Iterator[str]:

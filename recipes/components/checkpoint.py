@@ -11,7 +11,8 @@ Tensors are whole, so that a checkpoint does not depend on strategy or number of
 JSON and safetensors, so that nothing is unpickled. Random state and the place in a data set of rows
 are not stored, since both are functions of the seed and the step; progress.json has the place in a
 stream of documents. A checkpoint is staged, hashed, flushed and renamed; then the pointer is moved,
-and only then are old checkpoints deleted.
+and only then are old checkpoints deleted. One that replaces a checkpoint of the same step, which
+has only the model, is whole before that one is set aside.
 
 These functions only know files, and neither a process group nor an Accelerator.
 """
@@ -42,6 +43,7 @@ STATE = "state.safetensors"
 PROGRESS = "progress.json"
 MANIFEST = "manifest.json"
 FILES = (STATE, PROGRESS)
+REPLACED = ".replaced"  # Ends the name of a folder whose checkpoint another one replaces
 NAME = re.compile(r"checkpoint-([0-9]{1,18})")
 # What reading a damaged file raises
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError)
@@ -67,6 +69,8 @@ def choose_checkpoint(folder: Path, requested: str, dry_run: bool) -> Path | Non
     Args:
         requested: --resume_from_checkpoint: auto, none, or a checkpoint's folder.
     """
+    if not dry_run:
+        finish_replacements(folder)
     existing = checkpoints_in(folder)
     candidates = list_candidates(folder, requested, existing)
     passed_over = []
@@ -175,6 +179,8 @@ def publish(
 ) -> None:
     """Write a checkpoint, and delete all but the newest `limit`.
 
+    It replaces a checkpoint of the same step.
+
     Args:
         kept_step: the step of a checkpoint that is kept in any case.
 
@@ -196,10 +202,31 @@ def publish(
     (staging / MANIFEST).write_text(json.dumps(manifest, indent=2))
     for path in (*staging.iterdir(), staging):
         flush(path)
+    if final.exists():
+        final.rename(f"{final}{REPLACED}")
     staging.rename(final)
+    finish_replacements(folder)
     write_file(folder / LATEST, final.name)
     flush(folder)
     delete_old(folder, limit, kept_step)
+
+
+def finish_replacements(folder: Path) -> None:
+    """Delete the checkpoints that were set aside for others.
+
+    If the run was killed between the two renames, the other one gets its name first: it was whole
+    before this one was set aside.
+    """
+    for aside in folder.glob(f"checkpoint-*{REPLACED}"):
+        final = folder / aside.name.removesuffix(REPLACED)
+        match = NAME.fullmatch(final.name)
+        if match is None:
+            continue
+        staging = staging_folder(folder, int(match[1]))
+        if staging.is_dir() and not final.exists():
+            staging.rename(final)
+        if final.is_dir():
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 def delete_old(folder: Path, limit: int, kept_step: int | None) -> None:

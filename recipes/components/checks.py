@@ -5,7 +5,6 @@ This module checks arguments by themselves; strategy_checks.py and device_checks
 together with the launch and the machine. model_checks.py follows once the model is there.
 """
 
-import difflib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from components.device_checks import find_device_problems
 from components.exits import Exit
 from components.launch_file import find_launch_faults
 from components.optimizer import find_schedule_problem
+from components.roles import find_column_conflicts
 from components.status import RANK, fail
 from components.strategy_checks import find_missing_device, find_strategy_problems
 
@@ -119,39 +119,6 @@ def find_eval_split_problems(args: DataArguments) -> Iterator[str]:
         yield f"--eval_split {args.eval_split}: use a share below 1, or a whole number of rows"
     if args.eval_split and args.eval_dataset_name:
         yield "--eval_split and --eval_dataset_name: choose one"
-
-
-def find_column_conflicts(args: DataArguments) -> Iterator[str]:
-    """Yield a line for each pair in --columns that cannot be meant, and for each that conflicts."""
-    seen = set()
-    for pair in args.columns:
-        role, _, column = pair.partition("=")
-        problem = find_pair_problem(role, column, list(args.COLUMN_ROLES))
-        if role in seen:
-            problem = f"{role} is given twice"
-        if problem:
-            yield f"--columns {pair}: {problem}"
-        seen.add(role)
-    for name, value in args.columns_by_argument.items():
-        given = getattr(args, name)
-        if given != value:
-            columns = " ".join(args.columns)
-            yield f"--columns {columns} and --{name} name different columns: leave one out"
-
-
-def find_pair_problem(role: str, column: str, roles: list[str]) -> str:
-    """Return what is wrong with a pair ROLE=COLUMN in --columns, or ""."""
-    if role in roles and column:
-        return ""
-    known = f"the roles are {', '.join(roles)}"
-    if column in roles:
-        return f"the role comes first: {column}={role}"
-    if not column:
-        return f"has to be ROLE=COLUMN; {known}"
-    problem = f"no such role; {known}"
-    for close in difflib.get_close_matches(role, roles, 1):
-        problem += f"; did you mean {close}={column}?"
-    return problem
 
 
 def flags_given(args: CommonArguments, *names: str) -> str:

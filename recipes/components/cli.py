@@ -73,6 +73,13 @@ class AnyNumber:
 
 
 @dataclass(frozen=True)
+class AlsoNamed:
+    """The flag has a second name, by which another library's users know it."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class MayChange:
     """A resumed run may have another value, since this does not change what is trained."""
 
@@ -96,6 +103,16 @@ def markers_of(kind: type) -> dict[str, tuple[Any, ...]]:
             if typing.get_origin(hint) is typing.Annotated:
                 markers.setdefault(name, hint.__metadata__)
     return markers
+
+
+def second_names(kind: type) -> dict[str, str]:
+    """Return {second name of an argument: its name}."""
+    names = {}
+    for name, markers in markers_of(kind).items():
+        for marker in markers:
+            if isinstance(marker, AlsoNamed):
+                names[marker.name] = name
+    return names
 
 
 def may_change(kind: type) -> set[str]:
@@ -162,6 +179,7 @@ class RecipeParser(HfArgumentParser):
         """Add a flag for each field, in the group of the class that declares it."""
         hints = typing.get_type_hints(dtype)
         markers = markers_of(dtype)
+        second = {name: other for other, name in second_names(dtype).items()}
         fields = {field.name: field for field in dataclasses.fields(dtype)}
         groups = {}
         for owner in reversed(dtype.__mro__):
@@ -174,7 +192,10 @@ class RecipeParser(HfArgumentParser):
                 field = copy.copy(fields.pop(name))
                 field.type = hints[name]
                 shown_help = help_of(dtype, name).replace("%", "%%")
-                field.metadata = MappingProxyType({"help": shown_help})
+                aliases = []
+                if name in second:
+                    aliases = [f"--{second[name]}", f"--{second[name].replace('_', '-')}"]
+                field.metadata = MappingProxyType({"help": shown_help, "aliases": aliases})
                 # pyrefly: ignore[bad-argument-type]  # transformers itself passes groups too
                 self._parse_dataclass_field(groups[owner.GROUP], field)
                 flags = self._option_string_actions
@@ -294,9 +315,11 @@ def takes_mapping(kind: type, name: str) -> bool:
 def words_of_file(parser: RecipeParser, path: str) -> list[str]:
     """Return the arguments in a YAML or JSON file as words of the command line."""
     known = {field.name for field in dataclasses.fields(parser.kind)}
+    second = second_names(parser.kind)
     words = []
     for key, value in read_arguments(path).items():
         name = str(key).replace("-", "_")
+        name = second.get(name, name)
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             meaning = f"; did you mean {close[0]}?" if close else ""

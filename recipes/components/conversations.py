@@ -51,6 +51,11 @@ SAID_KEYS = (
     "attachments",
 )
 
+SHAREGPT = (
+    "has from and value (ShareGPT): rename them to role and content, and write user for human and "
+    "assistant for gpt"
+)
+
 
 # ---- Conversations ----
 def find_messages(
@@ -133,8 +138,11 @@ def advise_conversation_columns(row: Row) -> str:
         return "messages is a list of objects with role and content"
     for name in row:
         value = row[name]
-        if isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]:
+        first = value[0] if isinstance(value, list) and value else None
+        if isinstance(first, dict) and "role" in first:
             return f"pass --columns messages={name}, or edit PROMPT_AND_ANSWER"
+        if isinstance(first, dict) and is_sharegpt(first):
+            return f"{name} {SHAREGPT}"
     wanted = {"prompt": "prompt", "completion": "completion"}
     return advise_columns(row, wanted, "PROMPT_AND_ANSWER")
 
@@ -183,6 +191,8 @@ def validate_message(message: Any, number: int) -> None:
             f"message {number} is not an object with role and content: {shorten(message)}"
         )
     role = message.get("role")
+    if not isinstance(role, str) and is_sharegpt(message):
+        raise ValueError(f"message {number} {SHAREGPT}")
     if not isinstance(role, str):
         raise ValueError(f"message {number} has no role: {shorten(message)}")
     place = name_message(message, number)
@@ -193,6 +203,11 @@ def validate_message(message: Any, number: int) -> None:
             found = f"its content is {shorten(message['content'])}"
         raise ValueError(f"{place} has no text: {found}; content has to be one text")
     refuse_other_training(message, place)
+
+
+def is_sharegpt(message: Mapping[str, Any]) -> bool:
+    """Return whether a message has the keys of ShareGPT instead of role and content."""
+    return {"from", "value"} <= set(message)
 
 
 def name_message(message: Message, number: int) -> str:

@@ -8,6 +8,7 @@ Only the logits of tokens that are trained on are computed, and never more of th
 import contextlib
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,16 +79,15 @@ class LossInHead:
             max_logits_mib: MiB of fp32 logits that are held at a time; None for the default.
             device: the device that the model will be on. The default is a share of its memory.
         """
-        self._head: Any = model.get_output_embeddings()
-        self._head_forward: Callable[[torch.Tensor], torch.Tensor] = self._head.forward
-        self._is_plain = type(self._head) is torch.nn.Linear  # no adapters, not quantized
         self._model_changes_logits = changes_logits_after_head(model)
         # The embedding has it, while ZeRO-3 has already split the head's weight.
         vocabulary = model.get_input_embeddings().num_embeddings
         self._piece = tokens_per_piece(logits_mib(max_logits_mib, device), vocabulary)
         self._request: LossRequest | None = None
-        # The head is not compiled, since the number of tokens differs from batch to batch.
-        self._head.forward = torch.compiler.disable(self._forward_of_head)
+        for layer in layers_of_head(model):
+            forward = partial(self._forward_of_head, Head(layer, layer.forward))
+            # The head is not compiled, since the number of tokens differs from batch to batch.
+            layer.forward = torch.compiler.disable(forward)
 
     def __call__(self, model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
         """Return the cross-entropy summed over the tokens of a batch, in nats and fp32.
@@ -155,35 +155,66 @@ class LossInHead:
         self._request = None
 
     # ---- Inside the head ----
-    def _forward_of_head(self, hidden: torch.Tensor) -> torch.Tensor:
+    def _forward_of_head(self, head: "Head", hidden: torch.Tensor) -> torch.Tensor:
         """Return the requested losses, or the logits if the model has to change them.
 
         Args:
+            head: the layer whose forward pass this replaces.
             hidden: [rows, tokens, features].
         """
         if self._request is None:
-            return self._head_forward(hidden)
+            return head.forward(hidden)
         targets = self._request.targets
         hidden = hidden.flatten(0, 1)[self._request.positions]
         if self._model_changes_logits:
-            return self._head_forward(hidden)
+            return head.forward(hidden)
         if len(targets) <= self._piece:
-            return self._losses_at_once(hidden, targets)
-        return self._losses_in_pieces(hidden, targets)
+            return head.losses(hidden, targets)
+        return head.losses_in_pieces(hidden, targets, self._piece)
 
-    def _losses_at_once(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return token_losses(self._head_forward(hidden).float(), targets)
 
-    def _losses_in_pieces(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        if self._is_plain:
+@dataclass(frozen=True)
+class Head:
+    """A layer that makes logits, and its own forward pass."""
+
+    layer: Any
+    forward: Callable[[torch.Tensor], torch.Tensor]
+
+    def losses(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the cross-entropy of each token in nats and fp32, [tokens].
+
+        Args:
+            hidden: [tokens, features].
+            targets: [tokens].
+        """
+        return token_losses(self.forward(hidden).float(), targets)
+
+    def losses_in_pieces(
+        self, hidden: torch.Tensor, targets: torch.Tensor, piece: int
+    ) -> torch.Tensor:
+        """Return the same with the logits of at most `piece` tokens at a time."""
+        if type(self.layer) is torch.nn.Linear:  # no adapters, not quantized
             # The weight is read here, since FSDP has it whole only during the forward pass.
-            return LossInPieces.apply(
-                hidden, self._head.weight, self._head.bias, targets, self._piece
-            )
-        parts = zip(hidden.split(self._piece), targets.split(self._piece), strict=True)
-        return torch.cat(
-            [checkpoint(self._losses_at_once, *part, use_reentrant=False) for part in parts]
-        )
+            return LossInPieces.apply(hidden, self.layer.weight, self.layer.bias, targets, piece)
+        parts = zip(hidden.split(piece), targets.split(piece), strict=True)
+        return torch.cat([checkpoint(self.losses, *part, use_reentrant=False) for part in parts])
+
+
+def layers_of_head(model: Any) -> list[Any]:
+    """Return the layers of which the output head runs one: two if --modules_to_save copies it.
+
+    peft's wrapper then runs the copy, or the original where adapters are disabled. The wrapper has
+    no weights of its own: FSDP1 and ZeRO-3 gather those of the layer that runs, around its forward
+    pass.
+
+    Args:
+        model: of transformers, with peft's adapters or without.
+    """
+    head = model.get_output_embeddings()
+    copies = getattr(head, "modules_to_save", None)
+    if copies is None:
+        return [head]
+    return [head.original_module, *copies.values()]
 
 
 # ---- Does the model change its logits after its head? ----

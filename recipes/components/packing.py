@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from components.batches import Line, best_fit
+from components.batches import Line, best_fit, rows_of_lines
 from components.tokens import NOT_TRAINED_ON
 
 
@@ -71,8 +71,7 @@ class TokenCollator:
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
         """Return a batch of the rows of `source` whose numbers are in `lines`, which may be []."""
-        numbers = [row for line in lines for row in line]
-        rows = source.__getitems__(numbers) if numbers else []
+        rows = rows_of_lines(source, lines)
         lengths = [len(row["input_ids"]) for row in rows]
         # A rank without rows runs the model on one token, so that collective calls still match
         nothing = {"input_ids": [self.pad_token_id], "labels": [NOT_TRAINED_ON]}

@@ -11,7 +11,7 @@ import torch
 from datasets import concatenate_datasets
 from torch.nn.utils.rnn import pad_sequence
 
-from components.batches import Line
+from components.batches import Line, rows_of_lines
 from components.packing import ends_of_rows
 from components.rows import (
     Rows,
@@ -147,7 +147,7 @@ class PairCollator:
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
         """Return a batch of the pairs of `source` whose numbers are in `lines`, which may be []."""
         numbers = [number for line in lines for number in line]
-        rows = source.__getitems__(numbers) if numbers else []
+        rows = rows_of_lines(source, lines)
         answers = self._read_answers(rows)
         starts = torch.tensor([len(prompt) for prompt, _ in answers])
         lengths = torch.tensor([len(answer) for _, answer in answers])

@@ -105,6 +105,7 @@ class Run:
         self._shown = ["loss", shows] if shows else ["loss"]
         self._num_seen: Any = 0  # A number, or a tensor that the device may still compute
         self._saved_step = 0
+        self._saved_is_whole = True  # Whether the run can be continued from that checkpoint
         evaluates_first = isinstance(args, EvalOnStartArguments) and args.eval_on_start
         self._evaluated = not evaluates_first
         self._best: BestEvaluation | None = None  # Only with --load_best_model_at_end
@@ -420,13 +421,15 @@ class Run:
     def _save_if_new(self, progress: dict[str, Any], only_model: bool = False) -> None:
         """Publish a checkpoint, unless that step has one. Every rank takes part.
 
-        All ranks end with 73 if it cannot be written, and with 70 if a weight is not finite.
+        A whole one replaces one that has only the model. All ranks end with 73 if it cannot be
+        written, and with 70 if a weight is not finite.
 
         Args:
             only_model: leave out the optimizer state; the run cannot be resumed from that.
         """
+        has_one = progress["step"] <= self._saved_step and (only_model or self._saved_is_whole)
         # Before the first update there is no optimizer state.
-        if progress["step"] <= self._saved_step or progress["schedule_steps"] == 0:
+        if has_one or progress["schedule_steps"] == 0:
             return
         accelerator = self._accelerator
         state = gather_state(accelerator, self._model, self._optimizer)
@@ -448,6 +451,7 @@ class Run:
         if problem:
             self._end(code, problem)
         self._saved_step = progress["step"]
+        self._saved_is_whole = not only_model
 
     def _publish(
         self, state: Mapping[str, torch.Tensor], progress: Mapping[str, Any]

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from components.batches import Line
+from components.batches import Line, rows_of_lines
 from components.tokens import NOT_TRAINED_ON
 
 
@@ -44,7 +44,7 @@ class Seq2SeqCollator:
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
         """Return a batch of the rows of `source` whose numbers are in `lines`, which may be []."""
-        rows = source.__getitems__([row for line in lines for row in line]) if lines else []
+        rows = rows_of_lines(source, lines)
         # A rank without rows takes part with one token.
         nothing = {"input_ids": [self.pad_token_id], "labels": [NOT_TRAINED_ON]}
         pairs = rows or [nothing]

@@ -5,7 +5,11 @@ import gc
 from typing import TypeVar
 
 from components import upstream
+from components.arguments import DataArguments
 from components.cli import parse_arguments
+from components.exits import Exit
+from components.roles import find_column_conflicts
+from components.status import fail
 
 A = TypeVar("A")
 
@@ -17,6 +21,10 @@ def start(kind: type[A], description: str | None) -> A:
     collection, which finds nothing to collect: it pauses until `imports_are_done`.
     """
     arguments = parse_arguments(kind, description or "")
+    if isinstance(arguments, DataArguments):
+        problems = list(find_column_conflicts(arguments))
+        if problems:
+            fail(Exit.USAGE, *problems)
     gc.disable()
     upstream.start_faster()
     return arguments

@@ -6,6 +6,7 @@ accelerate made of YAML and command line. They cannot see what accelerate has ig
 for that `check_launch` of checks.py reads the file.
 """
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 import torch
 from accelerate import Accelerator
 
-from components.accelerate_keys import OWNED_BY_THE_RECIPE
+from components.accelerate_keys import OWNED_BY_THE_RECIPE, read_strategy
 from components.arguments import (
     CommonArguments,
     CompileArguments,
@@ -28,12 +29,6 @@ from components.deepspeed_builds import find_locked_builds
 from components.launch_command import find_readable_launch, started_one_of_several_processes
 from components.plugins import deepspeed_config, fsdp_plugin
 from components.strategy import Strategy, compute_dtype
-
-# Other values of these keys that stand for a strategy
-FORMS_OF_FSDP_STRATEGIES = {"TRUE": "FULL_SHARD", "1": "FULL_SHARD", "FALSE": "SHARD_GRAD_OP"}
-
-# The strategies, by name, under which --modules_to_save is tested
-WHOLE_MODULES = ("one process", "DDP")
 
 
 def find_strategy_problems(args: CommonArguments, accelerator: Accelerator) -> Iterator[str]:
@@ -96,7 +91,8 @@ def find_ignored_sharding(strategy: Strategy) -> Iterator[str]:
     """
     key = SHARDING_KEY[OTHER_VERSION[strategy.fsdp_version]]
     requested = os.environ.get(key.upper(), "FULL_SHARD").upper()
-    requested = FORMS_OF_FSDP_STRATEGIES.get(requested, requested)
+    with contextlib.suppress(ValueError):  # It is no form of a strategy, and is named as it is.
+        requested = read_strategy(key, requested)
     if requested not in ("FULL_SHARD", strategy.name.split()[-1]):
         yield f"{key} {requested} has no effect, accelerate runs {strategy.name}; {what_it_does()}"
 
@@ -226,10 +222,6 @@ def find_adapter_misfits(
     args: CommonArguments, accelerator: Accelerator, strategy: Strategy
 ) -> Iterator[str]:
     """Yield a problem for each kind of adapters that the strategy cannot train or save."""
-    if args.use_peft and args.modules_to_save and strategy.name not in WHOLE_MODULES:
-        yield (
-            f"--modules_to_save is not tested under {strategy.name}: use single.yaml or ddp.yaml"
-        )
     if strategy.fsdp_version != 1:
         return
     name = strategy.name

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Start the trackers that --report_to names, under the name that --run_name gives."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
 
 from components.arguments import CommonArguments
 
@@ -18,6 +20,23 @@ NAME_OF_RUN = {
 }
 # accelerate gives these the project's name as that of the run
 NAMED_AS_PROJECT = ("tensorboard", "aim")
+# The package of a tracker, where it has another name
+PACKAGES = {"comet_ml": "comet-ml"}
+
+
+def find_missing_tracker(args: CommonArguments) -> Iterator[str]:
+    """Yield a line if the tracker is not installed: accelerate would leave it out silently."""
+    name = args.report_to
+    available = [tracker.value for tracker in get_available_trackers()]
+    if name == "none" or name in available or (name == "all" and available):
+        return
+    if name == "all":
+        yield "--report_to all: no tracker is installed: pip install tensorboard, or leave it out"
+        return
+    yield (
+        f"--report_to {name} needs a package that is not installed: "
+        f"pip install {PACKAGES.get(name, name)}, or leave it out"
+    )
 
 
 def start_trackers(accelerator: Accelerator, args: CommonArguments, project: str) -> None:

@@ -427,19 +427,23 @@ def wrap_adapters_for_fsdp1(model: "torch.nn.Module", accelerator: "Accelerator"
 @workaround("peft/peft_model.py, disable_adapter", seen="peft 0.21")
 @contextlib.contextmanager
 def adapters_disabled() -> Generator[None]:
-    """Run models without their adapters within this context.
+    """Run models without their adapters, and without the modules beside them, in this context.
 
     peft's disable_adapter changes requires_grad, which FSDP2 records when a model first runs: in
     bf16 and fp16 the next backward pass would fail.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
 
-    disabled = BaseTunerLayer.disable_adapters
+    of_layers = BaseTunerLayer.disable_adapters
+    of_modules = AuxiliaryTrainingWrapper.disable_adapters  # those of --modules_to_save
     BaseTunerLayer.disable_adapters = True  # pyrefly: ignore[bad-assignment]  # a property
+    AuxiliaryTrainingWrapper.disable_adapters = True  # pyrefly: ignore[bad-assignment]
     try:
         yield
     finally:
-        BaseTunerLayer.disable_adapters = disabled
+        BaseTunerLayer.disable_adapters = of_layers
+        AuxiliaryTrainingWrapper.disable_adapters = of_modules
 
 
 # ---- Optimizer ----

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a file as questions, read and interpreted as recipes/llama.py does in training."""
+"""Rows of a file as questions, read and interpreted as recipes/llama.py does in training.
+
+Columns that the run's --columns named, which its run.json has, need not be named again.
+"""
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from datasets.exceptions import DatasetGenerationError
 from components.data_files import FILE_TYPES, reader_options
 from exits import Exit, first_line, stop
 from generation.answering import Message
-from llama import row_to_messages
+from llama import Arguments, row_to_messages
 
 Row = dict[str, Any]
 
@@ -28,22 +31,43 @@ class Question:
     skill: str | None
 
 
+def columns_of_run(folder: Path) -> dict[str, str]:
+    """Return {role: column} of the run that wrote a folder; {} without its run.json.
+
+    Only roles of conversations count: preference tuning has others too.
+    Raises SystemExit with 65 after a line if the file cannot be read.
+    """
+    path = folder / "run.json"
+    if not path.is_file():
+        return {}
+    try:
+        pairs = json.loads(path.read_text())["arguments"]["columns"]
+        columns = dict(pair.split("=", 1) for pair in pairs)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        stop(Exit.DATA, f"{path}: has no arguments of a run, from which --file takes its columns")
+    return {role: column for role, column in columns.items() if role in Arguments.COLUMN_ROLES}
+
+
 def load_questions(
-    path: Path, limit: int | None = None, answer_pattern: str | None = None
+    path: Path,
+    limit: int | None = None,
+    answer_pattern: str | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> list[Question]:
     """Return the first `limit` rows of a file, by default all.
 
     answer_pattern: regular expression that every reference has to match.
+    columns: {role: column} of the run; a row that lacks one of them is read without them.
     Raises SystemExit with 65 after a line that names the first bad row and its place.
     """
     if not path.is_file():
         stop(Exit.DATA, f"{path}: no such file")
     questions = []
     try:
-        for place, row in read_rows(path):
+        for place, row in read_rows(path, columns or {}):
             if len(questions) == limit:
                 break
-            questions.append(to_question(place, row, answer_pattern))
+            questions.append(to_question(place, row, answer_pattern, columns or {}))
     except (OSError, ValueError, DatasetGenerationError) as error:
         reason = first_line(error.__cause__ or error)
         stop(Exit.DATA, reason if str(path) in reason else f"{path}: {reason}")
@@ -52,14 +76,15 @@ def load_questions(
     return questions
 
 
-def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
+def read_rows(path: Path, columns: Mapping[str, str]) -> Iterator[tuple[str, Row]]:
     """Yield each row with its place, such as `rows.jsonl, line 3`."""
     if path.suffix not in FILE_TYPES:
         raise ValueError(f"{path}: must be {', '.join(FILE_TYPES)}")
     if path.suffix == ".jsonl":
         yield from read_json_lines(path)
         return
-    rows = load_dataset(**reader_options(path.suffix), data_files=str(path), split="train")
+    options = reader_options(path.suffix, list(columns.values()))
+    rows = load_dataset(**options, data_files=str(path), split="train")
     for number, row in enumerate(rows, 1):
         yield f"{path}, row {number}", row
 
@@ -78,10 +103,13 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, Row]]:
         yield place, row
 
 
-def to_question(place: str, row: Row, answer_pattern: str | None) -> Question:
+def to_question(
+    place: str, row: Row, answer_pattern: str | None, columns: Mapping[str, str]
+) -> Question:
     """Return a row as a question. Raises ValueError with the place and what is wrong with it."""
     try:
-        messages = row_to_messages(row)
+        has_columns = isinstance(row, dict) and set(columns.values()) <= row.keys()
+        messages = row_to_messages(row, columns if has_columns else None)
     except AttributeError:
         raise ValueError(f"{place}: not an object") from None
     except (ValueError, TypeError) as error:

@@ -14,7 +14,7 @@ from exits import Exit, first_line, stop
 from generation import loading, scoring
 from generation.answering import Answerer, make_decoding
 from generation.printing import PrintableStreamer
-from generation.questions import Question, load_questions
+from generation.questions import Question, columns_of_run, load_questions
 
 
 def find_problems(args: argparse.Namespace) -> Iterator[str]:
@@ -104,7 +104,8 @@ def run(args: argparse.Namespace) -> None:
     disable_progress_bars()
     questions = []
     if args.file is not None:
-        questions = load_questions(args.file, args.limit, args.answer_pattern)
+        columns = columns_of_run(Path(args.model_name_or_path))
+        questions = load_questions(args.file, args.limit, args.answer_pattern, columns)
     answerer = load_answerer(args)
     try:
         if questions:

@@ -106,7 +106,8 @@ def bounds_of(run: Run) -> tuple[Differences, str]:
         return BF16_BOUNDS, WHY_BF16
     if run.config == "deepspeed_zero0":
         return BOUNDS | {"grad_norm": None}, WHY_NO_NORM
-    if run.weights == "full" and run.config not in ("single", "ddp", "fsdp1_no_shard"):
+    trains_matrices = run.weights == "full" or "--modules_to_save" in run.flags
+    if trains_matrices and run.config not in ("single", "ddp", "fsdp1_no_shard"):
         return BOUNDS | {"grad_norm": SHARDED_GRAD_NORM}, WHY_SHARDED_NORM
     return BOUNDS, ""
 

@@ -6,12 +6,15 @@ neither the last nor the newest checkpoint.
 """
 
 import shutil
+import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from launching import recipe, rehearse
+from launching import REPO, recipe, rehearse, run
+from proof.jobs import MAKERS
+from proof.launch import data_of
 
 JOB = [
     *["--max_steps", "6", "--eval_strategy", "steps", "--eval_steps", "2", "--learning_rate"],
@@ -66,3 +69,21 @@ def test_a_resumed_run_knows_the_best_of_before(tiny, tmp_path):
     check_best_is_saved(folder)
     again = load_file(folder / "model.safetensors")
     assert all(torch.equal(weight, again[name]) for name, weight in first.items())
+
+
+@pytest.mark.parametrize("recipe_name", MAKERS)
+def test_without_rows_to_evaluate_on_it_is_refused_before_the_model_is_loaded(
+    recipe_name, tiny_of, tmp_path
+):
+    words = data_of(tiny_of(recipe_name))
+    without_eval = words[: words.index("--eval_dataset_name")]
+    script = REPO / "recipes" / f"{recipe_name}.py"
+    flags = ["--load_best_model_at_end", "--max_steps", "2", "--output_dir", tmp_path / "run"]
+    done = run(sys.executable, script, *without_eval, *flags)
+    assert done.returncode == 64, done.output[-3000:]
+    held_out = "--num_eval_documents" if recipe_name == "mistral_pretrain" else "--eval_split"
+    assert (
+        "--load_best_model_at_end needs rows to evaluate on: pass --eval_dataset_name, "
+        f"{held_out}, or a --dataset_test_split that the data set has"
+    ) in done.output
+    assert "Loading weights" not in done.output

@@ -11,6 +11,7 @@ import signal
 
 import pytest
 
+from components.checkpoint import read_progress
 from exits import Exit
 from launching import starting_cold
 from proof.faults import Fault
@@ -28,6 +29,7 @@ from proof.trials.trial import STEPS, make_job
 
 SAVES = ("--save_steps", "7", "--save_total_limit", "9")
 INT8 = (*SAVES, "--use_peft", "--load_in_8bit")
+ONLY_MODEL = ("--save_only_model", "--save_steps", "1", "--save_total_limit", "30")
 NAN = ("--save_steps", "1", "--save_total_limit", "30", "--nonfinite", "skip")
 
 
@@ -117,6 +119,28 @@ def test_a_nan_changes_nothing_and_a_killed_rank_ends_all(lab, tmp_path):
     with starting_cold():
         check(kill_a_rank(lab, folder, job, 1, place, NAN))
     check(resume_and_compare(lab, folder, job, flags=NAN, whole=whole))
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "saved"),
+    [
+        (Fault("nan", "summed_loss", row=nonfinite.row_of_step(9)), Exit.NOT_FINITE, 8),
+        (Fault("SIGTERM", "publish", call=8, after=True), Exit.STOPPED, 9),
+    ],
+    ids=["a NaN in the next step", "a signal after the save"],
+)
+def test_a_run_that_ends_after_a_checkpoint_of_the_model_alone_goes_on(
+    fault, code, saved, lab, tmp_path
+):
+    job = make_job("single")
+    folder = tmp_path / "run"
+    ended = lab.run(job, folder, [fault], flags=ONLY_MODEL)
+    assert ended.code == code, ended.output[-3000:]
+    is_only_model = {}
+    for step in verified(folder):
+        is_only_model[step] = read_progress(folder / f"checkpoint-{step}")["only_model"]
+    assert is_only_model == {step: step != saved for step in range(1, saved + 1)}
+    check(resume_and_compare(lab, folder, job, flags=ONLY_MODEL))
 
 
 def test_another_strategy_on_another_number_of_ranks_goes_on(lab, tmp_path):

@@ -7,7 +7,9 @@ import shutil
 
 import pytest
 import torch
+from accelerate.tracking import get_available_trackers
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from launching import read_metrics, recipe, rehearse
 
@@ -91,9 +93,24 @@ def test_options_that_train_otherwise(options, tiny, plain, tmp_path):
         )
 
 
-def test_a_tracker_gets_the_metrics(tiny, tmp_path):
-    train(tiny, tmp_path / "run", "--report_to", "tensorboard")
-    assert list((tmp_path / "run").glob("**/events.out.tfevents*"))
+@pytest.mark.parametrize(
+    ("flags", "name"), [([], "llama"), (["--run_name", "first try"], "first try")], ids=str
+)
+def test_a_tracker_gets_the_metrics_under_the_name_of_the_run(flags, name, tiny, tmp_path):
+    losses, eval_loss, _ = train(tiny, tmp_path / "run", "--report_to", "tensorboard", *flags)
+    events = EventAccumulator(str(tmp_path / "run" / name)).Reload()
+    logged = [event.value for event in events.Scalars("loss")]
+    assert logged == pytest.approx(losses, rel=1e-6)  # tensorboard keeps them in fp32
+    assert events.Scalars("eval_loss")[-1].value == pytest.approx(eval_loss, rel=1e-6)
+
+
+def test_a_tracker_that_is_not_installed_is_told_before_training(tiny, tmp_path):
+    available = {tracker.value for tracker in get_available_trackers()}
+    missing = next(name for name in ("wandb", "aim", "swanlab") if name not in available)
+    data = ["--dataset_name", tiny / "data" / "train.jsonl", "--output_dir", tmp_path / "run"]
+    done = recipe("--model_name_or_path", tiny / "model", *data, "--report_to", missing)
+    assert done.returncode == 64 and "Loading weights" not in done.output
+    assert f"--report_to {missing} needs a package that is not installed" in done.output
 
 
 def test_tokenising_runs_once(tiny, tmp_path):

@@ -2,6 +2,7 @@
 """Rows that several processes prepare are those that one prepares; columns have any names."""
 
 import json
+import sys
 from dataclasses import replace
 
 import datasets
@@ -9,7 +10,7 @@ import pytest
 
 from components.rows import read_splits
 from example_arguments import RowFlags
-from launching import recipe
+from launching import REPO, read_json, read_metrics, recipe, rehearse, run
 from row_files import GOOD, row
 
 LINES = [GOOD, "{", "", GOOD, GOOD, row("a", 5), GOOD, "[]", GOOD]
@@ -56,6 +57,10 @@ def test_a_run_on_ones_own_columns_holds_rows_out_and_continues_only_as_it_began
         "2 held out of the training rows" in done.output
         and "eval_loss" in (tmp_path / "run" / "metrics.jsonl").read_text()
     )
+    answers = ["--file", tmp_path / "rows.jsonl", "--limit", 3, "--max_new_tokens", 4]
+    answered = run(sys.executable, REPO / "scripts" / "generate.py", tmp_path / "run", *answers)
+    assert answered.returncode == 0, answered.output  # read by the columns that the run names
+    assert "/3)" in answered.output.splitlines()[-1]
     again = recipe(*call, *columns, "--eval_split", 0.1)
     assert again.returncode == 0, again.output
     swapped = ["--columns", "prompt=antwort", "completion=frage"]
@@ -63,3 +68,30 @@ def test_a_run_on_ones_own_columns_holds_rows_out_and_continues_only_as_it_began
     assert other.returncode == 64, other.output
     assert "had other values of" in other.output
     assert "columns" in other.output and "eval_split" in other.output
+
+
+def test_two_ranks_hold_out_the_rows_that_one_process_does_and_evaluate_on_each_once(
+    tiny, tmp_path
+):
+    lines = (tiny / "data" / "train.jsonl").read_text().splitlines()[:100]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    words = ["--model_name_or_path", tiny / "model", "--dataset_name", tmp_path / "rows.jsonl"]
+    words += ["--eval_split", 0.05, "--max_steps", 4, "--learning_rate", "1e-3"]
+    words += ["--eval_strategy", "steps", "--eval_steps", 2]
+    one, two = tmp_path / "one", tmp_path / "two"
+    alone = recipe(*words, "--per_device_train_batch_size", 8, "--output_dir", one)
+    assert alone.returncode == 0, alone.output[-3000:]
+    # Five rows in batches of two: the last one has a rank of its own, and a single row
+    ranks = ["--per_device_train_batch_size", 4, "--per_device_eval_batch_size", 2]
+    done = rehearse("ddp", *words, *ranks, "--output_dir", two, num_processes=2)
+    assert done.returncode == 0, done.output[-3000:]
+
+    assert "5 held out of the training rows (--eval_split)" in done.output
+    # A hash of the rows that are left to train on
+    assert read_json(one / "run.json")["data"] == read_json(two / "run.json")["data"]
+    (steps, evaluations), (steps_of_one, evaluations_of_one) = map(read_metrics, (two, one))
+    assert len(steps) == 4 and len(evaluations) == 2
+    for ours, theirs in zip(steps, steps_of_one, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
+    for ours, theirs in zip(evaluations, evaluations_of_one, strict=True):
+        assert ours["eval_loss"] == pytest.approx(theirs["eval_loss"], rel=1e-6)

@@ -13,18 +13,39 @@ RECIPES = sorted((REPO / "recipes").glob("*.py"))
 FEW_ROWS = ["--num_train_rows", "20", "--num_test_rows", "8"]
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_a_wrong_flag_is_told_before_the_imports_that_take_seconds(path, tmp_path):
+def refused_at_once(path, folder, *words):
+    """What a recipe prints that must refuse its words before it imports torch."""
     code = (
         "import atexit, runpy, sys\n"
         "atexit.register(lambda: print('torch' in sys.modules))\n"
-        f"sys.argv = ['x.py', '--output_dir', '{tmp_path}', '--sede', '1']\n"
+        f"sys.argv = ['x.py', '--output_dir', '{folder}', *{words}]\n"
         f"sys.path.insert(0, '{path.parent}')\n"
         f"runpy.run_path('{path}', run_name='__main__')\n"
     )
     done = run(sys.executable, "-c", code)
-    assert done.returncode == 64 and "did you mean --seed?" in done.output, done.output
-    assert done.output.endswith("False\n") and (tmp_path / "status.json").exists()
+    assert done.returncode == 64, done.output
+    assert done.output.endswith("False\n") and (folder / "status.json").exists()
+    return done.output
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_wrong_flag_is_told_before_the_imports_that_take_seconds(path, tmp_path):
+    assert "did you mean --seed?" in refused_at_once(path, tmp_path, "--sede", "1")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "pair", "meaning"),
+    [
+        ("llama", "promt=question", "prompt=question"),
+        ("bert", "lable=stars", "label=stars"),
+        ("vit", "imge=scan", "image=scan"),
+    ],
+)
+def test_a_wrong_role_of_a_column_is_told_before_them_too(recipe, pair, meaning, tmp_path):
+    path = REPO / "recipes" / f"{recipe}.py"
+    output = refused_at_once(path, tmp_path, "--columns", pair)
+    assert f"--columns {pair}: no such role; the roles are " in output
+    assert f"did you mean {meaning}?" in output
 
 
 def test_the_check_of_a_config_loads_neither_torch_nor_accelerate():

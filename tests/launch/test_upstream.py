@@ -153,9 +153,11 @@ def llama(dtype=torch.float32):
     return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
-def with_adapters(base):
+def with_adapters(base, modules_to_save=None):
     """A model with adapters that change what it computes."""
-    config = LoraConfig(target_modules="all-linear", init_lora_weights=False)
+    config = LoraConfig(
+        target_modules="all-linear", init_lora_weights=False, modules_to_save=modules_to_save
+    )
     return get_peft_model(base, config)
 
 
@@ -747,6 +749,19 @@ def test_with_adapters_disabled_a_model_computes_what_its_base_does():
     tokens = torch.arange(16)[None]
     expected = base(input_ids=tokens).logits
     model = with_adapters(base)
+    with upstream.adapters_disabled():
+        assert torch.equal(model(input_ids=tokens).logits, expected)
+    assert not torch.equal(model(input_ids=tokens).logits, expected)
+
+
+def test_with_adapters_disabled_modules_beside_them_are_those_of_the_base_too():
+    base = llama()
+    tokens = torch.arange(16)[None]
+    expected = base(input_ids=tokens).logits
+    model = with_adapters(base, ["lm_head", "embed_tokens"])
+    for name in ("lm_head", "model.embed_tokens"):
+        copied = model.get_base_model().get_submodule(name).modules_to_save["default"]
+        torch.nn.init.normal_(copied.weight)  # as if trained
     with upstream.adapters_disabled():
         assert torch.equal(model(input_ids=tokens).logits, expected)
     assert not torch.equal(model(input_ids=tokens).logits, expected)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints in this process: damage is found, foreign files stay, and one is always whole."""
 
+import shutil
 import sys
 
 import pytest
@@ -82,6 +83,29 @@ class TestFolder:
             polled(look, damage.make_checkpoint, tmp_path, step, limit=1)
         assert len(seen) > 40 and min(seen) == 1, seen
         assert list(checkpoint.checkpoints_in(tmp_path)) == [5]
+
+    def test_one_that_has_only_the_model_is_there_until_a_whole_one_is(self, tmp_path):
+        """At each change a run that is killed there would find one of the two."""
+        run, copy = tmp_path / "run", tmp_path / "copy"
+        run.mkdir()
+        progress = {"step": 5, "only_model": True}
+        checkpoint.publish(run, {"weight": torch.ones(9)}, progress, limit=1)
+        found = []
+
+        def look():
+            shutil.copytree(run, copy)
+            path = checkpoint.choose_checkpoint(copy, "auto", dry_run=False)
+            found.append(checkpoint.read_progress(path)["only_model"])
+            assert len(list(copy.glob("*.replaced"))) == 0
+            shutil.rmtree(copy)
+
+        whole = {"weight": torch.ones(9), "state.weight.exp_avg": torch.ones(9)}
+        arguments = (run, whole, progress | {"only_model": False})
+        polled(look, checkpoint.publish, *arguments, limit=1)
+        look()
+        assert found == sorted(found, reverse=True) and {True, False} == set(found)
+        names = sorted(path.name for path in run.iterdir())
+        assert names == ["checkpoint-5", "latest"]
 
     def test_hashing_costs_at_most_a_tenth_of_a_save(self, tmp_path):
         shares = (damage.share_of_hashing(tmp_path, 20_000_000) for _ in range(3))

@@ -38,6 +38,14 @@ def test_a_flag_may_be_written_with_dashes_or_underscores():
     assert parse("--learning_rate=1e-3").learning_rate == 1e-3
 
 
+@pytest.mark.parametrize("name", ["lora_modules_to_save", "lora-modules-to-save"])
+def test_trls_name_of_a_flag_is_understood_too(name, tmp_path):
+    assert parse(f"--{name}", "lm_head", "norm").modules_to_save == ["lm_head", "norm"]
+    path = tmp_path / "run.yaml"
+    path.write_text(f"{name}: [lm_head]\n")
+    assert parse("--config", path).modules_to_save == ["lm_head"]
+
+
 @pytest.mark.parametrize(
     ("given", "dtype"), [("bf16", "bfloat16"), ("fp32", "float32"), ("float16", "float16")]
 )

@@ -92,6 +92,15 @@ def test_the_first_format_whose_columns_are_there_counts():
         ({"messages": [{"role": "user", "content": "a"}]}, "no answer to train on"),
         ({"messages": [{"role": "user"}]}, "message 1 (user) has no text: it has no content"),
         ({"messages": ["a"]}, "message 1 is not an object with role and content"),
+        (
+            {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+            "conversations has from and value (ShareGPT): rename them to role and content, and "
+            "write user for human",
+        ),
+        (
+            {"messages": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+            "message 1 has from and value (ShareGPT): rename them to role and content",
+        ),
         ({"messages": []}, "no answer to train on after a user's text: its texts are by nobody"),
         ({"messages": MESSAGES[1:] + MESSAGES}, "its texts are by assistant, user, assistant"),
     ],

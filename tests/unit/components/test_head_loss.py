@@ -27,6 +27,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from components import upstream
 from components.head_loss import (
     LossInHead,
     LossInPieces,
@@ -436,8 +437,7 @@ def test_adapters_on_the_head_or_beside_it_get_the_gradient_of_all_logits(target
             model_of("llama"), LoraConfig(target_modules=targets, init_lora_weights=False)
         )
         if mib is None:
-            logits = model(**batch["inputs"]).logits.flatten(0, 1)[batch["positions"]]
-            loss = torch.nn.functional.cross_entropy(logits, batch["targets"], reduction="sum")
+            loss = loss_of_all_logits(model, batch)
         else:
             loss = LossInHead(model, mib, CPU)(model, batch)
         loss.backward()
@@ -445,6 +445,41 @@ def test_adapters_on_the_head_or_beside_it_get_the_gradient_of_all_logits(target
     for plain, *ours in zip(*gradients, strict=True):
         for gradient in ours:
             torch.testing.assert_close(gradient, plain, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mib", [256, 0.02], ids=["at once", "in pieces"])
+def test_a_copied_head_is_run_by_its_own_layer_and_the_original_where_it_is_disabled(mib, batch):
+    """FSDP1 and ZeRO-3 gather weights around the layer that multiplies, not around peft's wrapper.
+
+    So it is that layer that has to run once per batch, whatever number of pieces the batch has.
+    """
+    plain = model_of("llama")
+    expected = loss_of_all_logits(plain, batch)
+    config = LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"])
+    model = get_peft_model(model_of("llama"), config)
+    copied = model.get_output_embeddings().modules_to_save["default"]
+    torch.nn.init.normal_(copied.weight, std=0.1)
+    plain.lm_head.weight = torch.nn.Parameter(copied.weight.detach().clone())
+    token_loss = LossInHead(model, mib, CPU)
+    calls = []
+    copied.register_forward_hook(lambda *_: calls.append(1))
+
+    loss = token_loss(model, batch)
+    loss.backward()
+    assert len(calls) == 1
+    trained = loss_of_all_logits(plain, batch)
+    trained.backward()
+    assert loss.item() == pytest.approx(trained.item(), rel=1e-6)
+    torch.testing.assert_close(copied.weight.grad, plain.lm_head.weight.grad, rtol=1e-4, atol=1e-4)
+    with upstream.adapters_disabled():
+        assert token_loss(model, batch).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert len(calls) == 1
+
+
+def loss_of_all_logits(model, batch):
+    """The loss summed over the tokens of a batch, from transformers' own forward pass."""
+    logits = model(**batch["inputs"]).logits.flatten(0, 1)[batch["positions"]]
+    return torch.nn.functional.cross_entropy(logits, batch["targets"], reduction="sum")
 
 
 def test_a_weight_that_was_multiplied_without_gradients_still_gets_them():

@@ -10,7 +10,12 @@ from accelerate import tracking
 from accelerate.utils import LoggerType
 
 from components.arguments import Tracker
-from components.trackers import NAME_OF_RUN, NAMED_AS_PROJECT, start_trackers
+from components.trackers import (
+    NAME_OF_RUN,
+    NAMED_AS_PROJECT,
+    find_missing_tracker,
+    start_trackers,
+)
 from example_arguments import language_model_arguments
 
 
@@ -54,3 +59,24 @@ def test_comet_is_told_after_its_start():
 def test_without_a_name_the_trackers_choose():
     project, _, settings = started("--report_to", "wandb")
     assert (project, settings) == ("llama", {})
+
+
+@pytest.mark.parametrize(
+    ("installed", "name", "says"),
+    [
+        (["tensorboard"], "none", None),
+        (["tensorboard"], "tensorboard", None),
+        (["tensorboard"], "all", None),
+        ([], "all", "no tracker is installed: pip install tensorboard"),
+        (["tensorboard"], "wandb", "pip install wandb"),
+        ([], "comet_ml", "pip install comet-ml"),
+    ],
+)
+def test_a_tracker_that_is_not_installed_is_told_with_its_package(
+    installed, name, says, monkeypatch
+):
+    available = [LoggerType(tracker) for tracker in installed]
+    monkeypatch.setattr(tracking, "_available_trackers", available)
+    found = list(find_missing_tracker(language_model_arguments("--report_to", name)))
+    assert len(found) == (says is not None)
+    assert all(f"--report_to {name}" in line and says in line for line in found)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from generation.questions import load_questions
+from generation.questions import columns_of_run, load_questions
 
 
 def write(path, *rows):
@@ -63,3 +63,39 @@ def test_a_reference_that_the_pattern_does_not_find_is_named(tmp_path, capsys):
     with pytest.raises(SystemExit):
         load_questions(rows, answer_pattern="#### (.+)")
     assert "rows.jsonl, line 2: its answer does not match" in capsys.readouterr().err
+
+
+def run_with(folder, **arguments):
+    """A folder as a run leaves it: its run.json has its arguments."""
+    (folder / "run.json").write_text(json.dumps({"arguments": arguments}))
+    return folder
+
+
+def test_a_row_is_read_by_the_columns_of_the_run_where_it_has_them(tmp_path):
+    rows = [{"frage": "a", "antwort": "b"}, {"prompt": "c", "completion": "d"}]
+    path = write(tmp_path / "rows.jsonl", *rows)
+    columns = columns_of_run(run_with(tmp_path, columns=["prompt=frage", "completion=antwort"]))
+    questions = load_questions(path, columns=columns)
+    found = [(question.messages[0]["content"], question.reference) for question in questions]
+    assert found == [("a", "b"), ("c", "d")]
+
+
+def test_a_column_that_the_run_names_is_text_even_if_it_looks_like_a_number(tmp_path):
+    (tmp_path / "rows.csv").write_text("frage,antwort\nadd,01\n")
+    columns = {"prompt": "frage", "completion": "antwort"}
+    (question,) = load_questions(tmp_path / "rows.csv", columns=columns)
+    assert question.reference == "01"
+
+
+def test_a_folder_without_a_run_names_no_columns_and_preferences_only_their_prompt(tmp_path):
+    assert columns_of_run(tmp_path) == columns_of_run(tmp_path / "none") == {}
+    folder = run_with(tmp_path, columns=["prompt=frage", "chosen=gut", "rejected=schlecht"])
+    assert columns_of_run(folder) == {"prompt": "frage"}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"arguments": {"columns": [5]}}'])
+def test_a_run_json_without_arguments_is_named(text, tmp_path, capsys):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(SystemExit, match="65"):
+        columns_of_run(tmp_path)
+    assert f"{tmp_path}/run.json: has no arguments of a run" in capsys.readouterr().err
