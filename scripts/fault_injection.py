@@ -16,26 +16,11 @@ Exit codes: 0 all trials are as promised, 1 one is not, 64 usage.
 """
 
 import argparse
-import importlib.metadata
-import json
-import os
-import re
-import shlex
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
-from proof.trials.groups import GROUPS, trials_of
-from proof.trials.lab import Lab
-from proof.trials.random_kills import KILLS
-from proof.trials.report import report, summary
-from proof.trials.running import attempt, line_of, spread, with_earlier
-from proof.trials.trial import Trial
+from proof.trials.trial import KILLS
 from usage import Parser
-
-LIBRARIES = ("torch", "transformers", "accelerate", "deepspeed", "peft", "safetensors")
 
 
 def parse_args() -> argparse.Namespace:
@@ -44,10 +29,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--groups",
         nargs="*",
-        choices=GROUPS,
-        default=list(GROUPS),
         metavar="GROUP",
-        help=f"groups of trials to run (default: all): {', '.join(GROUPS)}",
+        help="groups of trials to run (default: all); --list names them",
     )
     parser.add_argument(
         "--only", default="", metavar="REGEX", help="trials whose lines in --list match"
@@ -80,68 +63,30 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     if args.jobs < 1 or args.limit < 0 or args.kills < 0:
         parser.error("--jobs must be at least 1, --limit and --kills 0 or more")
+    args.groups = chosen_groups(parser, args.groups)
     return args
 
 
-def plan(args: argparse.Namespace) -> dict[str, list[Trial]]:
-    """Return the chosen trials by group, without the groups in which --only matches none."""
-    planned = {}
-    for group in args.groups:
-        trials = trials_of(group, args.kills)
-        chosen = [trial for trial in trials if re.search(args.only, line_of(group, trial))]
-        if chosen or not args.only:
-            planned[group] = spread(chosen, args.limit)
-    return planned
+def chosen_groups(parser: Parser, names: list[str] | None) -> list[str]:
+    """Return the groups of the command line, by default all. A name of none is a usage error."""
+    # Imported here since it takes a second: a wrong flag and --help are answered at once
+    from proof.trials.groups import GROUPS
+
+    if names is None:
+        return list(GROUPS)
+    for name in names:
+        if name not in GROUPS:
+            parser.error(f"--groups {name}: choose from {', '.join(GROUPS)}")
+    return names
 
 
-def facts_of_now() -> dict:
-    """Return when, where and with which versions the trials are run."""
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "device": f"CPU, {os.cpu_count()} cores",
-        "command": f"python {shlex.join(sys.argv)}",
-        "versions": {name: importlib.metadata.version(name) for name in LIBRARIES},
-    }
-
-
-def do_all(args: argparse.Namespace, planned: dict[str, list[Trial]], results: dict) -> None:
-    """Run the planned trials, and write the results after each group."""
-    facts = facts_of_now()
-    lab = Lab(args.output_dir)
-    for group, trials in planned.items():
-        with ThreadPoolExecutor(args.jobs) as pool:
-            done = list(pool.map(partial(attempt, lab, group), range(len(trials)), trials))
-        before = results.get(group, {}) if args.only else {}
-        results[group] = with_earlier(facts, done, before, trials_of(group, args.kills))
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(in_order(results), indent=1))
-
-
-def in_order(results: dict) -> dict:
-    """Return the results in the order of GROUPS."""
-    return {group: results[group] for group in GROUPS if group in results}
-
-
-def main() -> None:
-    """Run the chosen trials; print and write the results of all."""
+def main() -> int:
+    """Run the chosen trials; print and write the results of all. Return the exit code."""
     args = parse_args()
-    planned = plan(args)
-    if args.list:
-        for group, trials in planned.items():
-            for trial in trials:
-                print(line_of(group, trial))
-        return
-    results = json.loads(args.json.read_text()) if args.json.exists() else {}
-    if planned:
-        do_all(args, planned, results)
-    print(summary(results))
-    if args.report:
-        args.report.parent.mkdir(parents=True, exist_ok=True)
-        args.report.write_text(report(in_order(results)))
-    for group in planned or results:
-        if not all(trial["ok"] for trial in results[group]["trials"]):
-            sys.exit(1)
+    from proof.trials.session import run  # takes a second, as above
+
+    return run(args)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -21,11 +21,13 @@ Exit codes: 0 planned; 1 with --gpu: does not fit; 64 usage; 69 no hub; 73 canno
 """
 
 import argparse
+import gc
 import sys
+from collections.abc import Callable
 
 from planner.errors import PlannerError
 from planner.request import Request, without_launcher_options
-from planner.yaml_files import read_without_faults
+from planner.yaml_files import Config, read_without_faults
 from usage import Parser
 
 
@@ -88,6 +90,20 @@ def make_parser() -> Parser:
     return parser
 
 
+def import_answer() -> Callable[[Request, Config | None], int]:
+    """Return the function that answers a request, once a wrong call has been refused.
+
+    Its imports take seconds. A fifth of that time would go to garbage collection, which finds
+    nothing to collect, and what was imported stays until the end.
+    """
+    gc.disable()
+    from planner.answer import answer
+
+    gc.freeze()
+    gc.enable()
+    return answer
+
+
 def main() -> int:
     """Answer the request of the command line; return the exit code."""
     request = parse_args()
@@ -96,10 +112,7 @@ def main() -> int:
         yaml = None
         if request.config_file:
             yaml = read_without_faults(request.config_file)
-        # Imported here, since it takes seconds and a wrong call should be refused at once.
-        from planner.answer import answer
-
-        return answer(request, yaml)
+        return import_answer()(request, yaml)
     except PlannerError as error:
         print(f"plan_memory.py: {error}", file=sys.stderr)
         return error.code

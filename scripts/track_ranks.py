@@ -17,11 +17,13 @@ import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from planner import live_peaks
-from planner.live_peaks import JOBS, Row
 from planner.rehearsals import config_names
+from planner.tracked_jobs import JOBS, is_refused
 from usage import Parser
+
+Row = dict[str, Any]
 
 MIB = 2**20
 
@@ -69,12 +71,14 @@ def measured_rows(args: argparse.Namespace) -> Iterator[Row]:
 
 def launched_rows(args: argparse.Namespace) -> Iterator[Row]:
     """Launch and yield each job under each YAML."""
+    from planner import live_peaks  # takes seconds to import
+
     with tempfile.TemporaryDirectory(prefix="tracked_") as folder:
         tiny = Path(folder) / "tiny"
         live_peaks.make_model_and_rows(tiny)
         for job in args.jobs:
             for config in args.configs:
-                if not live_peaks.is_refused(config, job):
+                if not is_refused(config, job):
                     run = Path(folder) / f"{job}_{config}".replace(" ", "_")
                     yield live_peaks.measure(config, job, tiny, run)
 
@@ -93,6 +97,8 @@ def line_of(row: Row) -> str:
 def main() -> None:
     """Measure, plan, compare."""
     args = parse_args()
+    from planner import live_peaks  # takes seconds to import
+
     for measured in measured_rows(args):
         row = live_peaks.compare(measured)
         print(line_of(row), flush=True)

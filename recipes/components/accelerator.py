@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make the Accelerator of a recipe, or end with one line for each reason why it cannot run."""
 
-import datasets
 import transformers
 from accelerate import Accelerator
 
@@ -39,5 +38,7 @@ def make_accelerator(args: CommonArguments) -> Accelerator:
 
 def hide_progress_bars() -> None:
     """Have this rank show no progress of loading: one line per host, and not one per rank."""
+    import datasets  # A plan of the memory needs this module, but not datasets.
+
     transformers.utils.logging.disable_progress_bar()
     datasets.disable_progress_bars()

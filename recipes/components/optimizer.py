@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import transformers
 from accelerate import Accelerator
-from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
 from components import upstream
 from components.arguments import TrainingArguments
@@ -131,11 +130,12 @@ def find_schedule_problem(args: TrainingArguments) -> str | None:
     """Return why transformers cannot make the requested schedule, or None if it can."""
     settings = args.lr_scheduler_kwargs or {}
     name = args.lr_scheduler_type
-    takes = settings_of_schedule(name)
-    unknown = sorted(settings.keys() - takes)
-    if unknown:
-        known = f"it takes {', '.join(takes)}" if takes else "it takes none"
-        return f"--lr_scheduler_kwargs: {name} has no setting {', '.join(unknown)}: {known}"
+    if settings:
+        takes = settings_of_schedule(name)
+        unknown = sorted(settings.keys() - takes)
+        if unknown:
+            known = f"it takes {', '.join(takes)}" if takes else "it takes none"
+            return f"--lr_scheduler_kwargs: {name} has no setting {', '.join(unknown)}: {known}"
     for key, value in settings.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
             return f"--lr_scheduler_kwargs: {key} {value!r}: must be a number, 0 or more"
@@ -155,6 +155,9 @@ def find_schedule_problem(args: TrainingArguments) -> str | None:
 
 def settings_of_schedule(name: str) -> list[str]:
     """Return the names of the settings that --lr_scheduler_kwargs may have for a schedule."""
+    # Imports peft, which takes up to a second that a plan of the memory does not need
+    from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
+
     function = TYPE_TO_SCHEDULER_FUNCTION[transformers.SchedulerType(name)]
     return [key for key in inspect.signature(function).parameters if key not in NOT_SETTINGS]
 

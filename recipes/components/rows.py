@@ -13,11 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import xxhash
-from datasets import Dataset
 
 from components.bad_rows import (
     NUM_NAMED,
@@ -32,6 +31,9 @@ from components.data_files import Source, find_files, has_files_of, load_rows, p
 from components.exits import Exit
 from components.fingerprints import prepared_fingerprint
 from components.status import fail
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 T = TypeVar("T")
 Prepare = Callable[[Row], dict[str, Any]]
@@ -83,7 +85,7 @@ class Split:
         unread: the columns that were dropped because nothing reads them.
     """
 
-    dataset: Dataset
+    dataset: "Dataset"
     source: Source
     is_training: bool
     unread: tuple[str, ...] = ()
@@ -106,7 +108,7 @@ class Rows:
         prefix: the text before the number of a row in messages: "train.jsonl, line".
     """
 
-    dataset: Dataset
+    dataset: "Dataset"
     notes: str
     prefix: str
 
@@ -268,7 +270,7 @@ def prepare_rows(
     return Rows(rows, notes, source.prefix)
 
 
-def attempt_rows(split: Split, prepare: Prepare, num_proc: int | None) -> Dataset:
+def attempt_rows(split: Split, prepare: Prepare, num_proc: int | None) -> "Dataset":
     """Return all rows of a split as `attempt` makes them, from the cache if it has them."""
     dataset: Any = split.dataset
     fingerprint = prepared_fingerprint(dataset._fingerprint, prepare, attempt)
@@ -390,7 +392,7 @@ def leave_out(rows: Rows, problems: Mapping[int, str], skip_bad_rows: bool, reas
     return replace(rows, dataset=dataset.select(kept), notes=notes)
 
 
-def note_counts(rows: Dataset, num_left_out: int, limits: Sequence[str]) -> str:
+def note_counts(rows: "Dataset", num_left_out: int, limits: Sequence[str]) -> str:
     """Return the numbers of rows, of truncated ones and of those left out, for the summary."""
     notes = [str(len(rows))]
     if TRUNCATED in rows.column_names:
@@ -400,7 +402,7 @@ def note_counts(rows: Dataset, num_left_out: int, limits: Sequence[str]) -> str:
     return ", ".join(notes)
 
 
-def count_unread(split: Split, rows: Dataset) -> dict[str, int]:
+def count_unread(split: Split, rows: "Dataset") -> dict[str, int]:
     """Return {column or message key that nothing reads: number of rows that have it}."""
     counts = Counter(dict.fromkeys(split.unread, len(rows)))
     for names, num_rows in Counter(rows[UNREAD][:]).items():

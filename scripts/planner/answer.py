@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a request to its answer: the plan of one config, or what fits a card."""
 
-import gc
 from dataclasses import dataclass, replace
 
 from transformers import PretrainedConfig
@@ -140,7 +139,6 @@ def choose(question: Question) -> int:
     request = question.request
     if request.simulate:
         raise UnplannableError("--simulate traces one plan: add a --config_file")
-    gc.freeze()  # Objects of imported libraries stay, and slow down each collection.
     assert question.card is not None  # Request.check: without a config there is a card.
     launch = candidates.launch_of(request, question.args, question.config, question.card)
     ways = candidates.ways_on(launch, launch.ranks)

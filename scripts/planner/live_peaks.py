@@ -9,7 +9,7 @@ they are one.
 import itertools
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from .peak_probe import STEPS
 from .plan import Plan, plan_of
 from .rehearsals import config_names, make_model, ranks_of, rehearse, versions, words_of
 from .request import Batch
+from .tracked_jobs import JOBS, LONGEST, SEQUENCES
 from .zero import BUCKET
 
 Row = dict[str, Any]
@@ -37,42 +38,8 @@ MODEL = {
     "num_key_value_heads": 4,
     "vocab_size": 8000,
 }
-SEQUENCES = 2  # of a micro-batch
-LONGEST = 256  # tokens
 IGNORED = -100  # the label of a token that the loss leaves out
 FLAGS = {"max_steps": STEPS, "save_steps": 0, "eval_strategy": "no"}  # of the recipe
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is trained: flags of the recipe, tokens of a sequence, mixed precision."""
-
-    flags: tuple[str, ...] = ()
-    length: int = LONGEST
-    precision: str = "no"
-
-    @property
-    def words(self) -> list[str]:
-        """The flags, with the sizes of the micro-batch."""
-        sizes = {"max_length": self.length, "per_device_train_batch_size": SEQUENCES}
-        return [*self.flags, *words_of(sizes)]
-
-
-JOBS = {
-    "plain": Job(),
-    "short": Job(length=16),  # Hardly any activations: most is what the engines themselves hold.
-    "checkpointed": Job(("--gradient_checkpointing",)),
-    "LoRA": Job(("--use_peft",)),
-    "accumulation": Job(("--gradient_accumulation_steps", "3"), length=16),
-    "bf16": Job(precision="bf16"),
-    "short bf16": Job(length=16, precision="bf16"),
-    "LoRA bf16": Job(("--use_peft",), precision="bf16"),
-}
-
-
-def is_refused(config: str, job: str) -> bool:
-    """Return whether the recipe refuses a job under a YAML."""
-    return config == "fsdp1_no_shard" and "--use_peft" in JOBS[job].flags
 
 
 # ---- Measured ----

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from safetensors.torch import load_file
 
 from proof.jobs import Run
 
@@ -44,6 +43,8 @@ def read_steps(folder: Path | str) -> list[dict]:
 
 def read_weights(folder: Path | str) -> dict[str, np.ndarray]:
     """The exported tensors by name, in float64, without those that have no gradient."""
+    from safetensors.torch import load_file  # Imports torch, which tables do without.
+
     weights = {}
     for path in sorted(Path(folder).glob("*.safetensors")):
         for name, tensor in load_file(path).items():

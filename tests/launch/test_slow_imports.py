@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program imports what takes seconds only when it needs it: each is its own, cold process."""
 
+import os
 import subprocess
 import sys
 
 import pytest
+from transformers import AutoConfig
 
 from launching import REPO, run
 
@@ -54,6 +56,23 @@ def test_the_check_of_a_config_loads_neither_torch_nor_accelerate():
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPO / "scripts"
     )
     assert done.stdout.strip() == "set()"
+
+
+def test_a_plan_loads_no_library_that_only_training_needs(tmp_path):
+    """Those that take a tenth of a second and more: half of the time of a plan would go there."""
+    config = AutoConfig.for_model("llama", hidden_size=64, num_hidden_layers=1, vocab_size=100)
+    config.save_pretrained(tmp_path)
+    code = (
+        "import plan_memory, sys\n"
+        f"sys.argv = ['x.py', '--gpu', '24GB', {str(tmp_path)!r}]\n"
+        "assert plan_memory.main() == 0\n"
+        "print({'peft', 'bitsandbytes', 'datasets', 'pandas', 'deepspeed'} & {*sys.modules})"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(REPO / "scripts")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment
+    )
+    assert done.stdout.endswith("\nset()\n"), done.stdout + done.stderr
 
 
 def test_only_the_process_of_a_cell_of_the_gpu_proof_loads_torch():

@@ -16,20 +16,11 @@ from launching import REPO
 RECIPES = sorted(
     path for path in (REPO / "recipes").glob("*.py") if "Arguments(" in path.read_text()
 )
-# The commands of users; those that measure import what they measure first
+# warm.py imports nothing of this project, so that its server does not keep old code
 COMMANDS = [
-    REPO / "scripts" / f"{name}.py"
-    for name in (
-        "check_config",
-        "continue_text",
-        "copy_recipe",
-        "generate",
-        "make_tiny",
-        "plan_memory",
-        "plot_loss",
-        "rehearse",
-        "workarounds",
-    )
+    path
+    for path in sorted((REPO / "scripts").glob("*.py"))
+    if '__name__ == "__main__"' in path.read_text() and path.stem != "warm"
 ]
 # torch is imported by all that is slow
 WITHOUT_TORCH = """
@@ -59,6 +50,13 @@ def test_a_command_prints_it_before_heavy_imports(path):
     words = [sys.executable, "-c", WITHOUT_TORCH, path, "--version"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [f"{path.name} {__version__}", "False"]
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=lambda path: path.stem)
+def test_a_command_refuses_a_wrong_flag_before_heavy_imports(path):
+    words = [sys.executable, "-c", WITHOUT_TORCH, path, "--no_such_flag"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (64, "False\n"), done.stderr
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

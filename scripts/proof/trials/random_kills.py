@@ -9,9 +9,8 @@ from pathlib import Path
 from proof.jobs import Run
 from proof.trials.lab import Lab
 from proof.trials.outcome import last_step, resume_and_compare, unequal, verified
-from proof.trials.trial import Group, Result, Trial, failed, make_job
+from proof.trials.trial import KILLS, Group, Result, Trial, failed, make_job
 
-KILLS = 200
 KILLS_PER_TRIAL = 5
 SAVE_STEPS = {"single": 1, "ddp": 2}
 

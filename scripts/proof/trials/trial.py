@@ -4,15 +4,19 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from proof import jobs
 from proof.jobs import Run
-from proof.trials.lab import Lab
+
+if TYPE_CHECKING:
+    from proof.trials.lab import Lab  # imports torch
 
 # The job of proof.jobs has 20 steps over two epochs, with 12 rows per step.
 STEPS = 20
 EPOCH = 18  # steps of the first epoch
 ROWS = 210
+KILLS = 200  # at random moments
 # Units of figures
 DIFFERENCES = "differences from an uninterrupted run"
 LOSS = "largest relative difference in loss"
@@ -36,7 +40,7 @@ class Trial:
 
     what: str  # its row of the table
     detail: str
-    attempt: Callable[[Lab, Path], Result]  # in a folder of its own
+    attempt: Callable[["Lab", Path], Result]  # in a folder of its own
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,10 @@ from proof.trials.groups import GROUPS, trials_of
 from proof.trials.lab import Launch
 from proof.trials.nonfinite import row_of_step
 from proof.trials.outcome import last_line, last_step, unequal
-from proof.trials.random_kills import KILLS
 from proof.trials.report import report
 from proof.trials.running import attempt, line_of, spread, with_earlier
 from proof.trials.signals import PLACES
-from proof.trials.trial import Group, Result, Trial, failed
+from proof.trials.trial import KILLS, Group, Result, Trial, failed
 
 RESULTS = json.loads((REPO / "results" / "fault_injection.json").read_text())
 DATES = {"date": "2026-11-23", "device": "CPU", "versions": {}}

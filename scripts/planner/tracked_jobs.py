@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What scripts/track_ranks.py trains under each YAML. It imports nothing slow."""
+
+from dataclasses import dataclass
+
+from .rehearsals import words_of
+
+SEQUENCES = 2  # of a micro-batch
+LONGEST = 256  # tokens
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained: flags of the recipe, tokens of a sequence, mixed precision."""
+
+    flags: tuple[str, ...] = ()
+    length: int = LONGEST
+    precision: str = "no"
+
+    @property
+    def words(self) -> list[str]:
+        """The flags, with the sizes of the micro-batch."""
+        sizes = {"max_length": self.length, "per_device_train_batch_size": SEQUENCES}
+        return [*self.flags, *words_of(sizes)]
+
+
+JOBS = {
+    "plain": Job(),
+    "short": Job(length=16),  # Hardly any activations: most is what the engines themselves hold.
+    "checkpointed": Job(("--gradient_checkpointing",)),
+    "LoRA": Job(("--use_peft",)),
+    "accumulation": Job(("--gradient_accumulation_steps", "3"), length=16),
+    "bf16": Job(precision="bf16"),
+    "short bf16": Job(length=16, precision="bf16"),
+    "LoRA bf16": Job(("--use_peft",), precision="bf16"),
+}
+
+
+def is_refused(config: str, job: str) -> bool:
+    """Return whether the recipe refuses a job under a YAML."""
+    return config == "fsdp1_no_shard" and "--use_peft" in JOBS[job].flags
