@@ -25,7 +25,6 @@ from proof.warm_process import Request, become
 from proof.warm_python import namespaces
 
 IDLE = 30 * 60  # seconds without a request after which a server without an owner ends
-OWN_MODULES = ("paths", "proof")  # top-level names of what this process needs of the project
 # Prefixes of variables that may differ between processes, since no library reads them when it is
 # imported
 FREE_VARIABLES = (
@@ -262,6 +261,7 @@ def leave_project() -> None:
     """
     del sys.path[0]  # the folder of scripts/warm.py
     sys.path.remove(str(RECIPES))
-    for name in list(sys.modules):
-        if name.partition(".")[0] in OWN_MODULES:
+    for name, module in list(sys.modules.items()):
+        file = str(vars(module).get("__file__"))
+        if name != "__main__" and file.startswith((f"{RECIPES}/", f"{SCRIPTS}/")):
             del sys.modules[name]

@@ -16,11 +16,10 @@ from launching import REPO
 RECIPES = sorted(
     path for path in (REPO / "recipes").glob("*.py") if "Arguments(" in path.read_text()
 )
-# warm.py imports nothing of this project, so that its server does not keep old code
 COMMANDS = [
     path
     for path in sorted((REPO / "scripts").glob("*.py"))
-    if '__name__ == "__main__"' in path.read_text() and path.stem != "warm"
+    if '__name__ == "__main__"' in path.read_text()
 ]
 # torch is imported by all that is slow
 WITHOUT_TORCH = """
