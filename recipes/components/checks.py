@@ -28,6 +28,7 @@ from components.optimizer import find_schedule_problem
 from components.roles import find_column_conflicts
 from components.status import RANK, fail
 from components.strategy_checks import find_missing_device, find_strategy_problems
+from components.trackers import NAMED_AS_PROJECT, find_missing_tracker
 
 
 def check_launch(args: CommonArguments) -> None:
@@ -51,6 +52,7 @@ def find_problems(args: CommonArguments, accelerator: Accelerator) -> list[str]:
         *find_conflicts(args),
         *find_strategy_problems(args, accelerator),
         *find_device_problems(args, accelerator),
+        *find_missing_tracker(args),
     ]
 
 
@@ -136,6 +138,10 @@ def find_path_problems(args: CommonArguments) -> Iterator[str]:
         yield f"--model_name_or_path {model}: no config.json in it"
     if Path(args.output_dir).is_file():
         yield f"--output_dir {args.output_dir}: is a file"
+    if args.run_name and args.report_to in NAMED_AS_PROJECT:
+        events = Path(args.output_dir, args.run_name).resolve()
+        if not events.is_relative_to(Path(args.output_dir).resolve()):
+            yield f"--run_name {args.run_name}: has to be a folder inside --output_dir"
     resume = args.resume_from_checkpoint
     if resume not in ("auto", "none") and not Path(resume).is_dir():
         yield f"--resume_from_checkpoint {resume}: neither auto nor none nor a folder"

@@ -21,7 +21,6 @@ from components.arguments import (
     LossInHeadArguments,
 )
 from components.strategy import compute_dtype
-from components.trackers import find_missing_tracker
 
 Capability = tuple[int, int]  # (major, minor) of an NVIDIA GPU; (0, 0) of any other device
 AMPERE = (8, 0)
@@ -57,7 +56,6 @@ def find_device_problems(args: CommonArguments, accelerator: Accelerator) -> Ite
             f"--optim {args.optim} pages between GPU and host: use adamw_8bit or adamw_torch_fused"
         )
     yield from find_liger_problems(args, on_cpu)
-    yield from find_missing_tracker(args)
     if args.tf32:
         yield from find_tf32_problems(capability)
     if accelerator.device.type == "cuda":

@@ -125,6 +125,13 @@ def test_an_output_folder_that_is_a_file_is_refused(tmp_path):
     assert problem == f"--output_dir {tmp_path / 'run'}: is a file"
 
 
+@pytest.mark.parametrize("name", ["../elsewhere", "/elsewhere"])
+def test_a_run_whose_events_would_be_outside_its_folder_is_refused(name):
+    (problem,) = conflicts("--report_to", "tensorboard", "--run_name", name)
+    assert problem == f"--run_name {name}: has to be a folder inside --output_dir"
+    assert conflicts("--report_to", "wandb", "--run_name", name) == []
+
+
 def test_only_a_folder_is_continued_from(tmp_path):
     assert conflicts("--resume_from_checkpoint", str(tmp_path)) == []
     assert conflicts("--resume_from_checkpoint", "none") == []
