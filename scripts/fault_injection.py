@@ -16,6 +16,7 @@ Exit codes: 0 all trials are as promised, 1 one is not, 64 usage.
 """
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
@@ -63,6 +64,10 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     if args.jobs < 1 or args.limit < 0 or args.kills < 0:
         parser.error("--jobs must be at least 1, --limit and --kills 0 or more")
+    try:
+        re.compile(args.only)
+    except re.error as error:
+        parser.error(f"--only {args.only}: {error}")
     args.groups = chosen_groups(parser, args.groups)
     return args
 
