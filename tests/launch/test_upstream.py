@@ -11,6 +11,7 @@ import re
 import sys
 import warnings
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -373,42 +374,40 @@ def test_zero_adds_micro_batches_in_the_type_that_is_computed_in(stage, cured):
     assert on_ranks(length_of_step, **ZERO) == [(1 + SMALL) / 2 if cured else 0.5]
 
 
-def warnings_of(function):
-    """The texts of all warnings while a function runs."""
+def warns(text, function, silence):
+    """Whether a function gives a warning with a text after `silence`, which may be None."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
+        if silence:
+            silence()
         function()
-    return [str(warning.message) for warning in told]
+    return any(text in str(warning.message) for warning in told)
+
+
+def step_under_zero_3():
+    accelerator = zero(3)
+    model, _ = prepared(accelerator, linear())
+    accelerator.backward(model(torch.ones(1, 2)).sum())
+
+
+def read_weights_of_fsdp1():
+    accelerator = fsdp(1)
+    model, _ = prepared(accelerator, llama())
+    accelerator.get_state_dict(model)
 
 
 @shows_harm_without("silence_old_names_of_collectives")
 def test_zero_3_warns_of_old_names_of_collectives(cured):
-    def warns():
-        def step():
-            if cured:
-                upstream.silence_old_names_of_collectives()
-            accelerator = zero(3)
-            model, _ = prepared(accelerator, linear())
-            accelerator.backward(model(torch.ones(1, 2)).sum())
-
-        return any("_tensor` is deprecated" in text for text in warnings_of(step))
-
-    assert on_ranks(warns, 2, **ZERO) == [not cured] * 2
+    silence = upstream.silence_old_names_of_collectives if cured else None
+    told = partial(warns, "_tensor` is deprecated", step_under_zero_3, silence)
+    assert on_ranks(told, 2, **ZERO) == [not cured] * 2
 
 
 @shows_harm_without("silence_old_way_of_reading_fsdp1")
 def test_fsdp1_warns_that_its_weights_are_read_the_old_way(cured):
-    def warns():
-        def save():
-            if cured:
-                upstream.silence_old_way_of_reading_fsdp1()
-            accelerator = fsdp(1)
-            model, _ = prepared(accelerator, llama())
-            accelerator.get_state_dict(model)
-
-        return any("FSDP.state_dict_type()" in text for text in warnings_of(save))
-
-    assert on_ranks(warns, 2, **FSDP1) == [not cured] * 2
+    silence = upstream.silence_old_way_of_reading_fsdp1 if cured else None
+    told = partial(warns, "FSDP.state_dict_type()", read_weights_of_fsdp1, silence)
+    assert on_ranks(told, 2, **FSDP1) == [not cured] * 2
 
 
 # ---- Model ----
@@ -440,12 +439,9 @@ def test_each_int8_layer_warns_of_a_cast(cured, records_of):
 
 @shows_harm_without("silence_old_name_of_checkpointing")
 def test_peft_asks_for_gradient_checkpointing_by_its_old_name(cured):
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        if cured:
-            upstream.silence_old_name_of_checkpointing()
-        with_adapters(llama())
-    assert any("is_gradient_checkpointing" in str(warning.message) for warning in told) != cured
+    silence = upstream.silence_old_name_of_checkpointing if cured else None
+    told = warns("is_gradient_checkpointing", lambda: with_adapters(llama()), silence)
+    assert told != cured
 
 
 @shows_harm_without("enable_gradient_checkpointing")
