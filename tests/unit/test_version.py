@@ -63,10 +63,3 @@ def test_a_recipe_prints_it(path, capsys):
     with pytest.raises(SystemExit, match="0"):
         parse_arguments(importlib.import_module(path.stem).Arguments, words=["--version"])
     assert capsys.readouterr().out.endswith(f" {__version__}\n")
-
-
-def test_a_pattern_that_is_no_regular_expression_is_a_usage_error():
-    words = [sys.executable, REPO / "scripts" / "fault_injection.py", "--list", "--only", "("]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 64
-    assert done.stderr.startswith("fault_injection.py: --only (: missing )")

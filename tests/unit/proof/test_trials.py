@@ -3,6 +3,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -210,3 +212,10 @@ def test_a_group_that_was_not_possible_is_told_so():
     found = DATES | {"command": "python", "trials": []}
     assert "skipped: not possible on this machine" in report({"disk": found})
     assert isinstance(GROUPS["disk"], Group)
+
+
+def test_a_pattern_that_is_no_regular_expression_is_a_usage_error():
+    words = [sys.executable, REPO / "scripts" / "fault_injection.py", "--list", "--only", "("]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 64
+    assert done.stderr.startswith("fault_injection.py: --only (: missing )")
