@@ -20,13 +20,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from components.arguments import CausalLMArguments, RowArguments, SamplingArguments
+from components.arguments import (
+    CausalLMArguments,
+    ChatArguments,
+    RowArguments,
+    SamplingArguments,
+)
 from components.cli import MAY_CHANGE, Above, arg
 from components.startup import start
 
 
 @dataclass(kw_only=True)
-class Arguments(SamplingArguments, RowArguments, CausalLMArguments):
+class Arguments(ChatArguments, SamplingArguments, RowArguments, CausalLMArguments):
     """Preference tuning."""
 
     GROUP: ClassVar[str] = "Preferences"
@@ -35,11 +40,13 @@ class Arguments(SamplingArguments, RowArguments, CausalLMArguments):
     # its prompts are too long, so use --skip_bad_rows
     dataset_name: str = "trl-lib/ultrafeedback_binarized"
     output_dir: str = "runs/llama_dpo"
-    COLUMN_ROLES: ClassVar[Mapping[str, str]] = dict.fromkeys(("prompt", "chosen", "rejected"), "")
+    COLUMN_ROLES: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("prompt", "chosen", "rejected", "tools"), ""
+    )
     columns: list[str] = arg(
         [],
         "your columns as ROLE=COLUMN, as in chosen=better rejected=worse; roles are prompt, "
-        "chosen and rejected",
+        "chosen, rejected and tools",
     )
     max_length: int = arg(1024, "tokens of a prompt with one answer; longer ones lose their end")
     learning_rate: float = 1e-6
@@ -85,8 +92,9 @@ from components import upstream
 from components.accelerator import make_accelerator
 from components.batches import BatchPlan
 from components.chat import load_tokenizer
+from components.chat_template import ChatTemplate
 from components.columns import rename_columns
-from components.conversations import validate_message_keys, validate_pair
+from components.conversations import find_tools, read_pair
 from components.export import save_model
 from components.head_loss import LossInHead
 from components.model import add_adapters, load_pretrained, set_up_layers
@@ -98,7 +106,8 @@ from components.pairs import (
     join_splits,
     show_pair,
     split_shared_prompt,
-    tokenize_pair,
+    tokenize_message_pair,
+    tokenize_text_pair,
 )
 from components.rows import Rows, describe_rows, read_splits
 from components.run import Run
@@ -120,7 +129,7 @@ def row_to_pair(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 
     All three are texts, or all are lists of messages. EDIT: your columns.
     """
-    prompt, chosen, rejected = validate_pair(row)
+    prompt, chosen, rejected = read_pair(row)
     if type(prompt) is type(chosen):
         return prompt, chosen, rejected
     return split_shared_prompt(chosen, rejected)
@@ -128,7 +137,7 @@ def row_to_pair(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 
 def tokenize_answers(
     row: Mapping[str, Any],
-    tokenizer: Any,
+    template: ChatTemplate,
     max_length: int,
     columns: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
@@ -138,17 +147,20 @@ def tokenize_answers(
         columns: {role: name of its column}, from --columns.
     """
     prompt, chosen, rejected = row_to_pair(rename_columns(row, columns or {}))
-    if not isinstance(prompt, str):
-        for answer in (chosen, rejected):
-            validate_message_keys(row, prompt + answer, tokenizer)
-    return tokenize_pair(prompt, chosen, rejected, tokenizer, max_length)
+    if isinstance(prompt, str):
+        return tokenize_text_pair(prompt, chosen, rejected, template.tokenizer, max_length)
+    tools = find_tools(row, columns)
+    return tokenize_message_pair(row, prompt, chosen, rejected, tools, template, max_length)
 
 
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
     """Return the pairs to train on and those to evaluate on. EDIT: add filters or sources."""
     columns = args.columns_by_role
     prepare = partial(
-        tokenize_answers, tokenizer=tokenizer, max_length=args.max_length, columns=columns
+        tokenize_answers,
+        template=ChatTemplate(tokenizer, args.chat_template_kwargs or {}),
+        max_length=args.max_length,
+        columns=columns,
     )
     return read_splits(
         args,
@@ -376,7 +388,7 @@ def main(args: Arguments) -> None:
     set_seed(args.seed)
 
     # ---- Data ----
-    tokenizer = load_tokenizer(args.model_name_or_path, args.model_revision)
+    tokenizer = load_tokenizer(args.model_name_or_path, args.model_revision, args.chat_template)
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths

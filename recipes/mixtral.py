@@ -49,12 +49,14 @@ class Arguments(
     dataset_name: str = "HuggingFaceTB/smoltalk"
     output_dir: str = "runs/mixtral"
     COLUMN_ROLES: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("messages", "prompt", "completion", "instruction", "input", "output"), ""
+        ("messages", "prompt", "completion", "instruction", "input", "output", "system", "tools"),
+        "",
     )
     columns: list[str] = arg(
         [],
         "your columns as ROLE=COLUMN, as in prompt=question completion=answer; roles are "
-        "messages, or prompt and completion, or instruction, input and output",
+        "messages, or prompt and completion, or instruction, input and output; with any of these, "
+        "system and tools",
     )
     router_aux_loss_coef: Annotated[float | None, AtLeast(0)] = arg(
         None,
@@ -86,13 +88,8 @@ from transformers import AutoModelForCausalLM
 from components.accelerator import make_accelerator
 from components.batches import BatchPlan, Line
 from components.chat import load_tokenizer, show_trained_tokens, tokenize_conversation
-from components.conversations import (
-    Message,
-    find_messages,
-    trains_on_answers_only,
-    validate_conversation,
-    validate_message_keys,
-)
+from components.chat_template import ChatTemplate
+from components.conversations import Conversation, read_conversation, trains_on_answers_only
 from components.exits import Exit
 from components.export import save_model
 from components.head_loss import LossInHead
@@ -112,31 +109,32 @@ PROMPT_AND_ANSWER = {"prompt": "completion", "instruction": "output", "question"
 
 
 # ---- Data ----
-def row_to_messages(
+def row_to_conversation(
     row: Mapping[str, Any], columns: Mapping[str, str] | None = None
-) -> list[Message]:
+) -> Conversation:
     """Return a row as a conversation; a ValueError says why it is not one. EDIT: your columns.
 
     Args:
         columns: {role: name of its column}, from --columns.
     """
-    messages = find_messages(row, PROMPT_AND_ANSWER, columns)
-    return validate_conversation(messages, row, PROMPT_AND_ANSWER)
+    return read_conversation(row, PROMPT_AND_ANSWER, columns)
 
 
 def tokenize_row(
     row: Mapping[str, Any],
-    tokenizer: Any,
+    template: ChatTemplate,
     max_length: int,
     columns: Mapping[str, str] | None = None,
+    learn: str = "all",
     completion_only_loss: bool = True,
     assistant_only_loss: bool = True,
 ) -> dict[str, Any]:
     """Return the tokens of a row and their labels: by default, the answers are trained on."""
-    messages = row_to_messages(row, columns)
-    validate_message_keys(row, messages, tokenizer)
+    conversation = row_to_conversation(row, columns)
+    if learn == "last":
+        conversation = conversation.with_last_answer_only()
     answers_only = trains_on_answers_only(row, columns, completion_only_loss, assistant_only_loss)
-    return tokenize_conversation(messages, tokenizer, max_length, answers_only)
+    return tokenize_conversation(row, conversation, template, max_length, answers_only)
 
 
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
@@ -144,9 +142,10 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
     columns = args.columns_by_role
     prepare = partial(
         tokenize_row,
-        tokenizer=tokenizer,
+        template=ChatTemplate(tokenizer, args.chat_template_kwargs or {}),
         max_length=args.max_length,
         columns=columns,
+        learn=args.learn,
         completion_only_loss=args.completion_only_loss,
         assistant_only_loss=args.assistant_only_loss,
     )
@@ -350,7 +349,7 @@ def main(args: Arguments) -> None:
     set_seed(args.seed)
 
     # ---- Data ----
-    tokenizer = load_tokenizer(args.model_name_or_path, args.model_revision)
+    tokenizer = load_tokenizer(args.model_name_or_path, args.model_revision, args.chat_template)
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths

@@ -342,10 +342,29 @@ class TrainingArguments:
 
 
 @dataclass(kw_only=True)
-class InstructionTuningArguments:
+class ChatArguments:
+    """How conversations become text."""
+
+    GROUP: ClassVar[str] = "Data"
+    chat_template: Annotated[str | None, AlsoNamed("chat_template_path")] = arg(
+        None,
+        "file with a Jinja chat template to use, and to save with the model, in place of the "
+        "tokenizer's own",
+    )
+    chat_template_kwargs: Annotated[dict[str, Any] | None, ReadBy(read_json_object)] = arg(
+        None,
+        "variables of the chat template as JSON, as in '{\"enable_thinking\": false}'",
+    )
+
+
+@dataclass(kw_only=True)
+class InstructionTuningArguments(ChatArguments):
     """Which tokens of a conversation are trained on, and noise on all of them."""
 
     GROUP: ClassVar[str] = "Training"
+    learn: Literal["all", "last"] = arg(
+        "all", "which answers of a conversation are trained on: all of them, or only the last"
+    )
     completion_only_loss: bool = arg(
         True,
         "in rows with a prompt and its answer, train only on the answer and not on the prompt",

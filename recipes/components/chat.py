@@ -2,12 +2,27 @@
 """Conversations as tokens, of which only those of the assistant are trained on."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jinja2 import TemplateError
+from transformers.utils.chat_template_utils import render_jinja_template
 
-from components.conversations import Message
+from components.bad_rows import explain_cause
+from components.chat_template import (
+    ChatTemplate,
+    check_nothing_is_lost,
+    check_other_keys,
+    find_answers,
+    fit_arguments,
+)
+from components.columns import Row
+from components.conversations import Conversation
+from components.exits import Exit
+from components.messages import name_message
 from components.rows import hash_of_row
+from components.status import fail
 from components.tokens import NOT_TRAINED_ON, load_text_tokenizer, without_lone_surrogates
 
 # For tokenizers without a template of their own
@@ -22,22 +37,42 @@ DEFAULT_CHAT_TEMPLATE = (
 )
 
 
-def load_tokenizer(name: str, revision: str = "main") -> Any:
+def load_tokenizer(name: str, revision: str = "main", chat_template: str | None = None) -> Any:
     """Return the tokenizer of a folder or hub id, with a chat template and a pad token.
 
     Ends with 64 if there is none, and with 69 if the hub cannot be reached.
 
     Args:
         revision: branch, tag or commit on the hub.
+        chat_template: file with the chat template to use in place of the tokenizer's own.
     """
     tokenizer = load_text_tokenizer(name, revision)
+    if chat_template is not None:
+        tokenizer.chat_template = read_chat_template(Path(chat_template))
     if not tokenizer.chat_template:
         tokenizer.chat_template = DEFAULT_CHAT_TEMPLATE
     return tokenizer
 
 
+def read_chat_template(path: Path) -> str:
+    """Return the chat template in a file; end with 64 if it cannot be read or is no template."""
+    try:
+        template = path.read_text(encoding="utf-8")
+        render_jinja_template([], chat_template=template)
+    except (OSError, UnicodeDecodeError) as error:
+        fail(Exit.USAGE, f"--chat_template {path}: {explain_cause(error, str(path))}")
+    except TemplateError as error:
+        line = getattr(error, "lineno", 1)
+        fail(Exit.USAGE, f"--chat_template {path}, line {line}: {error}")
+    return template
+
+
 def tokenize_conversation(
-    messages: Sequence[Message], tokenizer: Any, max_length: int, answers_only: bool = True
+    row: Row,
+    conversation: Conversation,
+    template: ChatTemplate,
+    max_length: int,
+    answers_only: bool = True,
 ) -> dict[str, Any]:
     """Return the tokens of a conversation and their labels.
 
@@ -46,24 +81,32 @@ def tokenize_conversation(
     (huggingface/trl#976).
 
     Args:
-        messages: a validated conversation, so that there is an answer.
+        row: where the conversation is from, in which keys that the template drops are noted.
+        conversation: with an answer to train on.
         answers_only: whether only the assistant's tokens are trained on, or all of them.
 
     Returns:
         input_ids and labels (-100: not trained on), at most max_length of each; truncated, whether
-        the end is missing; length, largest id and hash of the tokens.
+        the end is missing; rewritten, the number of the assistant's turns that are not trained on,
+        since the template writes them differently once the conversation has moved on; length,
+        largest id and hash of the tokens.
 
     Raises:
-        ValueError: if nothing is left to train on.
+        ValueError: if nothing is left to train on, or the template drops what was said.
     """
-    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    conversation = fit_arguments(conversation, template)
+    text = template.render(conversation)
+    spans, left_out = find_answers(conversation, text, template)
+    check_nothing_is_lost(conversation, text, left_out, template)
+    check_other_keys(row, conversation, text, template)
     is_trained_on = np.zeros(len(text) + 1, dtype=bool)  # one entry per character
-    for start, end in assistant_spans(messages, text, tokenizer):
+    for start, end in spans:
         is_trained_on[start:end] = True
-    text, is_trained_on = close_last_turn(text, is_trained_on, tokenizer)
+    text, is_trained_on = close_last_turn(text, is_trained_on, template)
     if not answers_only:
         is_trained_on[:] = True
-    encoded = tokenizer(
+        left_out = []
+    encoded = template.tokenizer(
         without_lone_surrogates(text), add_special_tokens=False, return_offsets_mapping=True
     )
     labels = []
@@ -71,7 +114,7 @@ def tokenize_conversation(
         labels.append(token if is_trained_on[start] else NOT_TRAINED_ON)
     first = first_trained_on(labels)
     if first is None:
-        raise ValueError("has no answer in the text that the chat template makes of it")
+        raise ValueError(explain_no_answer(conversation, left_out))
     if first >= max_length:
         raise ValueError(
             f"has no answer within --max_length {max_length}: {first} tokens are prompt"
@@ -81,49 +124,45 @@ def tokenize_conversation(
         "input_ids": tokens.tolist(),
         "labels": labels[:max_length],
         "truncated": len(labels) > max_length,
+        "rewritten": len(left_out),
         "length": len(tokens),
         "largest": int(tokens.max()),
         "hash": hash_of_row(tokens.tobytes()),
     }
 
 
-def assistant_spans(
-    messages: Sequence[Message], text: str, tokenizer: Any
-) -> list[tuple[int, int]]:
-    """Return the (start, end) of each of the assistant's turns in the text of a conversation.
+def explain_no_answer(conversation: Conversation, left_out: Sequence[int]) -> str:
+    """Return why a row has nothing to train on, and what to do about it.
 
-    A turn is what the conversation up to and including it has beyond the prompt before it. If the
-    template rewrites earlier turns, this is not in the text, and the turn is not trained on.
+    Args:
+        left_out: places of the messages that the template rewrites.
     """
-    spans = []
-    for place, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        before = tokenizer.apply_chat_template(
-            messages[:place], tokenize=False, add_generation_prompt=True
-        )
-        after = text
-        if place + 1 < len(messages):
-            after = tokenizer.apply_chat_template(messages[: place + 1], tokenize=False)
-        after = after.rstrip()
-        is_in_text = text.startswith(before) and text.startswith(after)
-        if is_in_text and len(after) > len(before):
-            spans.append((len(before), len(after)))
-    return spans
+    problem = "has no answer in the text that the chat template makes of it"
+    if not left_out:
+        return problem
+    place = left_out[-1]
+    return (
+        f"{problem}: {name_message(conversation.messages[place], place + 1)} does not follow from "
+        "the prompt that generation would use; pass another --chat_template, or "
+        "--chat_template_kwargs such as '{\"enable_thinking\": false}'"
+    )
 
 
-def close_last_turn(text: str, is_trained_on: np.ndarray, tokenizer: Any) -> tuple[str, np.ndarray]:
+def close_last_turn(
+    text: str, is_trained_on: np.ndarray, template: ChatTemplate
+) -> tuple[str, np.ndarray]:
     """Append the end-of-sequence token, trained on, if the template leaves the last turn open.
 
     The turn is open if the assistant's text ends without a special token. A model that is trained
     on such turns does not learn to stop.
     """
     end = len(text.rstrip())
-    has_end_of_turn = text[:end].endswith(tuple(tokenizer.get_added_vocab()))
+    has_end_of_turn = text[:end].endswith(template.special_tokens)
     if not is_trained_on[end - 1] or has_end_of_turn:
         return text, is_trained_on
-    ending = np.ones(len(tokenizer.eos_token) + 1, dtype=bool)
-    return text[:end] + tokenizer.eos_token, np.concatenate([is_trained_on[:end], ending])
+    eos_token = template.tokenizer.eos_token
+    ending = np.ones(len(eos_token) + 1, dtype=bool)
+    return text[:end] + eos_token, np.concatenate([is_trained_on[:end], ending])
 
 
 def first_trained_on(labels: Sequence[int]) -> int | None:

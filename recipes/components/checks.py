@@ -12,9 +12,11 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from components.arguments import (
+    ChatArguments,
     CommonArguments,
     DataArguments,
     ExpertAdapterArguments,
+    InstructionTuningArguments,
     LoraVariantArguments,
     QuantizationArguments,
 )
@@ -78,6 +80,7 @@ def find_conflicts(args: CommonArguments) -> Iterator[str]:
     yield from find_path_problems(args)
     yield from find_column_conflicts(args)
     yield from find_eval_split_problems(args)
+    yield from find_chat_conflicts(args)
     unknown = set(args.allow_change) - set(vars(args)) - {"data"}
     if unknown:
         yield f"--allow_change {' '.join(sorted(unknown))}: not the name of an argument"
@@ -121,6 +124,19 @@ def find_eval_split_problems(args: DataArguments) -> Iterator[str]:
         yield f"--eval_split {args.eval_split}: use a share below 1, or a whole number of rows"
     if args.eval_split and args.eval_dataset_name:
         yield "--eval_split and --eval_dataset_name: choose one"
+
+
+def find_chat_conflicts(args: CommonArguments) -> Iterator[str]:
+    """Yield a line for each thing that is wrong with how conversations become text."""
+    if isinstance(args, ChatArguments) and args.chat_template is not None:
+        if not Path(args.chat_template).is_file():
+            yield f"--chat_template {args.chat_template}: no such file"
+    if isinstance(args, InstructionTuningArguments) and args.learn == "last":
+        if not (args.completion_only_loss and args.assistant_only_loss):
+            yield (
+                "--learn last trains on the last answer only, and --no_completion_only_loss "
+                "and --no_assistant_only_loss on the prompts too: leave one out"
+            )
 
 
 def flags_given(args: CommonArguments, *names: str) -> str:

@@ -15,6 +15,7 @@ The code of libraries is not part of it.
 
 import ast
 import copy
+import dataclasses
 import functools
 import inspect
 import json
@@ -69,6 +70,10 @@ def identify(value: Any) -> str:
         return identify_function(value)
     if is_tokenizer(value):
         return identify_tokenizer(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = [type(value).__qualname__]
+        parts += [identify(getattr(value, part.name)) for part in dataclasses.fields(value)]
+        return json.dumps(parts)
     return hash_of(value)
 
 

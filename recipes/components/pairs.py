@@ -3,7 +3,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +11,15 @@ from datasets import concatenate_datasets
 from torch.nn.utils.rnn import pad_sequence
 
 from components.batches import Line, rows_of_lines
+from components.chat_template import (
+    ChatTemplate,
+    check_nothing_is_lost,
+    check_other_keys,
+    fit_arguments,
+)
+from components.columns import Row
+from components.conversations import Conversation, Tool
+from components.messages import Message
 from components.packing import ends_of_rows
 from components.rows import (
     Rows,
@@ -45,20 +53,66 @@ def shared_length(*sequences: Sequence[Any]) -> int:
     return min(len(items) for items in sequences)
 
 
-def tokenize_pair(
-    prompt: Any, chosen: Any, rejected: Any, tokenizer: Any, max_length: int
+def tokenize_text_pair(
+    prompt: str, chosen: str, rejected: str, tokenizer: Any, max_length: int
 ) -> dict[str, Any]:
-    """Return the tokens of a prompt and of both answers, as TRL's DPOTrainer makes them.
+    """Return the tokens of a prompt and of both answers, which are texts.
 
     Args:
-        prompt, chosen, rejected: all texts, or all lists of messages.
         max_length: the most tokens of a prompt with an answer; longer ones lose their end.
 
     Raises:
         ValueError: if nothing is left to compare.
     """
-    tokenize = tokenize_texts if isinstance(prompt, str) else tokenize_messages
-    whole = tokenize(prompt, chosen, rejected, tokenizer)
+    end = tokenizer.eos_token
+    texts = [prompt]
+    for answer in (chosen, rejected):
+        texts.append(prompt + answer.removesuffix(end) + end)  # The end-of-turn text is there once.
+    return split_pair([tokenizer(text)["input_ids"] for text in texts], max_length)
+
+
+def tokenize_message_pair(
+    row: Row,
+    prompt: list[Message],
+    chosen: list[Message],
+    rejected: list[Message],
+    tools: list[Tool],
+    template: ChatTemplate,
+    max_length: int,
+) -> dict[str, Any]:
+    """Return the tokens of a prompt, up to where an answer begins, and of both answers.
+
+    Args:
+        row: where the messages are from, in which keys that the template drops are noted.
+        prompt, chosen, rejected: normalized messages.
+        max_length: as in `tokenize_text_pair`.
+
+    Raises:
+        ValueError: if nothing is left to compare, or the template drops what was said.
+    """
+    asked = fit_arguments(Conversation(prompt, tools, [False] * len(prompt)), template)
+    texts = [template.render(asked, add_generation_prompt=True)]
+    for answer in (chosen, rejected):
+        messages = prompt + answer
+        by_assistant = [message["role"] == "assistant" for message in messages]
+        conversation = fit_arguments(Conversation(messages, tools, by_assistant), template)
+        text = template.render(conversation)
+        # Templates may drop the reasoning of all messages but the last
+        check_nothing_is_lost(conversation, text, range(len(messages) - 1), template)
+        check_other_keys(row, conversation, text, template)
+        texts.append(text)
+    tokenizer = template.tokenizer
+    encoded = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    return split_pair(encoded, max_length)
+
+
+def split_pair(whole: Sequence[list[int]], max_length: int) -> dict[str, Any]:
+    """Return the tokens of a prompt and of what each answer adds to it.
+
+    Args:
+        whole: tokens of the prompt, of it with the chosen and of it with the rejected answer, as
+            TRL's DPOTrainer makes them.
+    """
     # Tokens of prompt and answer may merge, and templates may rewrite the end of a prompt.
     start = shared_length(*whole)
     prompt_ids = whole[0][:start]
@@ -79,27 +133,6 @@ def tokenize_pair(
         "largest": max(max(ids) for ids in whole),
         "hash": hash_of_row(np.array(parts).tobytes()),
     }
-
-
-def tokenize_texts(prompt: str, chosen: str, rejected: str, tokenizer: Any) -> list[list[int]]:
-    """Return the tokens of a prompt, and of it with each answer, which ends the sequence."""
-    end = tokenizer.eos_token
-    texts = [prompt]
-    for answer in (chosen, rejected):
-        texts.append(prompt + answer.removesuffix(end) + end)  # The end-of-turn text is there once.
-    return [tokenizer(text)["input_ids"] for text in texts]
-
-
-def tokenize_messages(
-    prompt: list[Any], chosen: list[Any], rejected: list[Any], tokenizer: Any
-) -> list[list[int]]:
-    """Return the tokens of a prompt up to where an answer begins, and of it with each answer."""
-    tokenize = partial(tokenizer.apply_chat_template, return_dict=False)
-    return [
-        tokenize(prompt, add_generation_prompt=True),
-        tokenize(prompt + chosen),
-        tokenize(prompt + rejected),
-    ]
 
 
 def join_splits(train_rows: Rows, eval_rows: Rows | None) -> Rows:

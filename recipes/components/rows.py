@@ -41,6 +41,7 @@ Prepare = Callable[[Row], dict[str, Any]]
 PROBLEM = "problem"  # why a row cannot be used, "" if it can
 UNREAD = "not_read"  # the columns and message keys that nothing has read, as JSON
 TRUNCATED = "truncated"  # whether `prepare` has cut the row
+REWRITTEN = "rewritten"  # number of answers that are not trained on, as the chat template rewrites
 
 
 class HasDataArguments(Protocol):
@@ -265,7 +266,9 @@ def prepare_rows(
     notes = note_counts(rows, len(bad), limits)
     if split.is_training:  # Rows to evaluate on usually have the same columns.
         notes += note_unread(count_unread(split, rows), len(rows))
-    temporary = [name for name in (PROBLEM, UNREAD, TRUNCATED) if name in rows.column_names]
+    temporary = [
+        name for name in (PROBLEM, UNREAD, TRUNCATED, REWRITTEN) if name in rows.column_names
+    ]
     rows = rows.remove_columns(temporary).with_format("numpy")
     return Rows(rows, notes, source.prefix)
 
@@ -399,6 +402,12 @@ def note_counts(rows: "Dataset", num_left_out: int, limits: Sequence[str]) -> st
         flags = " and ".join(f"--{limit}" for limit in limits)
         notes.append(f"{sum(rows[TRUNCATED][:])} truncated to {flags}")
     notes.append(f"{num_left_out} left out")
+    num_rewritten = sum(rows[REWRITTEN][:]) if REWRITTEN in rows.column_names else 0
+    if num_rewritten:
+        notes.append(
+            f"{num_rewritten} answers before the last are not trained on, since the chat template "
+            "rewrites them (see --chat_template)"
+        )
     return ", ".join(notes)
 
 

@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text that a chat template makes of a conversation, and where in it the assistant speaks.
+
+What a template does with a conversation is up to its author: some drop tools or reasoning, some
+rewrite earlier turns. So what it wrote is compared with what was said, and a row of which something
+is missing is refused with a ValueError whose text continues "train.jsonl, line 7: ".
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from components.columns import Row, TrackedRow
+from components.conversations import Conversation
+from components.messages import REASONING_KEYS, Message, name_message
+
+Span = tuple[int, int]  # start and end of a part of a text, in characters
+
+GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+# Keys of a message that carry part of what was said. A row is refused if the chat template drops
+# one of them. Any other key (id, timestamp, ...) only describes the message. Most logs of
+# conversations have such keys, so they are not refused, but named in the start summary.
+SAID_KEYS = (
+    "name",
+    "refusal",
+    "tools",
+    "documents",
+    "image",
+    "images",
+    "audio",
+    "audios",
+    "video",
+    "videos",
+    "file",
+    "files",
+    "attachments",
+)
+# Keys whose text is looked for in what the template wrote, and the link of a result to its call
+KNOWN_KEYS = ("role", "content", "tool_calls", "tool_call_id", *REASONING_KEYS)
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A tokenizer's chat template, with the settings that it is rendered with.
+
+    Attributes:
+        tokenizer: with a chat template.
+        settings: variables of the template, such as {"enable_thinking": False}.
+    """
+
+    tokenizer: Any
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def render(self, conversation: Conversation, add_generation_prompt: bool = False) -> str:
+        """Return the text of a conversation.
+
+        Args:
+            add_generation_prompt: whether to end with what opens the assistant's next turn.
+        """
+        return self.tokenizer.apply_chat_template(
+            conversation.messages,
+            tools=conversation.tools or None,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            **self.settings,
+        )
+
+    def marks_answers(self, conversation: Conversation) -> bool:
+        """Return whether the template marks with {% generation %} what the assistant says."""
+        return GENERATION_MARK.search(self._source(conversation)) is not None
+
+    def render_marked(self, conversation: Conversation) -> tuple[str, list[Span]]:
+        """Return the text of a conversation, and its parts that the template marks."""
+        texts, spans = render_jinja_template(
+            [conversation.messages],
+            tools=conversation.tools or None,
+            chat_template=self._source(conversation),
+            return_assistant_tokens_mask=True,
+            **{**self.tokenizer.special_tokens_map, **self.settings},
+        )
+        return texts[0], spans[0]
+
+    @cached_property
+    def special_tokens(self) -> tuple[str, ...]:
+        """The texts of the tokens that end turns, among others."""
+        return tuple(self.tokenizer.get_added_vocab())
+
+    def _source(self, conversation: Conversation) -> str:
+        # Some tokenizers have a template of its own for conversations with tools
+        return self.tokenizer.get_chat_template(tools=conversation.tools or None)
+
+
+# ---- Arguments of calls ----
+def fit_arguments(conversation: Conversation, template: ChatTemplate) -> Conversation:
+    """Return a conversation whose calls have their arguments as the template expects them.
+
+    Most templates take an object and write its JSON. Some, such as DeepSeek-V3's, take the JSON:
+    given an object, they fail or write Python's form of it.
+    """
+    objects = []
+    for message in conversation.messages:
+        for call in message.get("tool_calls", ()):
+            objects.append(call["function"]["arguments"])
+    if not any(objects):
+        return conversation
+    try:
+        text = template.render(conversation)
+    except TypeError:
+        return with_json_arguments(conversation)
+    for arguments in objects:
+        if arguments and repr(arguments) in text and json.dumps(arguments) != repr(arguments):
+            return with_json_arguments(conversation)
+    return conversation
+
+
+def with_json_arguments(conversation: Conversation) -> Conversation:
+    """Return a conversation whose calls have their arguments as JSON text."""
+    messages = []
+    for message in conversation.messages:
+        calls = []
+        for call in message.get("tool_calls", ()):
+            arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+            calls.append({**call, "function": {**call["function"], "arguments": arguments}})
+        messages.append({**message, "tool_calls": calls} if calls else message)
+    return replace(conversation, messages=messages)
+
+
+# ---- Where the assistant speaks ----
+def find_answers(
+    conversation: Conversation, text: str, template: ChatTemplate
+) -> tuple[list[Span], list[int]]:
+    """Return the parts of a text that are trained on, and the messages that they leave out.
+
+    If the template marks what the assistant says, its author's marks count. Otherwise a turn is
+    what the conversation up to and including it has beyond the prompt before it, and a turn that
+    the template writes differently once the conversation has moved on is left out: the model would
+    be trained on a text that does not follow from its prompt.
+
+    Args:
+        text: of the conversation, as the template renders it.
+
+    Returns:
+        The spans, and the places of the messages, from 0, that should be trained on but cannot be.
+    """
+    if template.marks_answers(conversation):
+        return find_marked(conversation, template), []
+    spans = []
+    left_out = []
+    for place in places_trained_on(conversation):
+        span = find_turn(conversation, place, text, template)
+        if span is None:
+            left_out.append(place)
+        else:
+            spans.append(span)
+    return spans, left_out
+
+
+def places_trained_on(conversation: Conversation) -> list[int]:
+    """Return the places of the messages that are trained on, from 0."""
+    return [
+        place for place, is_trained_on in enumerate(conversation.is_trained_on) if is_trained_on
+    ]
+
+
+def find_turn(
+    conversation: Conversation, place: int, text: str, template: ChatTemplate
+) -> Span | None:
+    """Return where the text of a message is, with its end of turn; None if it is not there.
+
+    Args:
+        place: of the message, from 0.
+        text: of the whole conversation.
+    """
+    before = template.render(conversation.up_to(place), add_generation_prompt=True)
+    after = text
+    if place + 1 < len(conversation.messages):
+        after = template.render(conversation.up_to(place + 1))
+    after = after.rstrip()
+    is_in_text = text.startswith(before) and text.startswith(after)
+    if not is_in_text or len(after) <= len(before):
+        return None
+    end = len(after)
+    if not after.endswith(template.special_tokens):
+        # In GLM's templates, the token that opens the next turn also ends this one
+        for token in template.special_tokens:
+            if text.startswith(token, end):
+                return len(before), end + len(token)
+    return len(before), end
+
+
+def find_marked(conversation: Conversation, template: ChatTemplate) -> list[Span]:
+    """Return the parts of the text that the template marks, of the messages that are trained on."""
+    text, spans = template.render_marked(conversation)
+    answers = []
+    for place, message in enumerate(conversation.messages):
+        if message["role"] == "assistant":
+            answers.append(place)
+    trained_on = places_trained_on(conversation)
+    if answers == trained_on:
+        return spans
+    if len(spans) == len(answers):
+        return [span for place, span in zip(answers, spans, strict=True) if place in trained_on]
+    # Several marks in one turn, or one mark around several: a mark belongs to the last turn that
+    # begins before it
+    starts = []
+    for place in answers:
+        before = template.render(conversation.up_to(place))
+        if not text.startswith(before):
+            raise ValueError(
+                f"{name_message(conversation.messages[place], place + 1)}: the chat template does "
+                "not show which of its text belongs to this message, and not all of the "
+                "assistant's messages are trained on: use another --chat_template"
+            )
+        starts.append(len(before))
+    kept = []
+    for span in spans:
+        begun = [place for place, start in zip(answers, starts, strict=True) if start <= span[0]]
+        if begun and begun[-1] in trained_on:
+            kept.append(span)
+    return kept
+
+
+# ---- What the template drops ----
+def check_nothing_is_lost(
+    conversation: Conversation, text: str, left_out: Collection[int], template: ChatTemplate
+) -> None:
+    """Raise a ValueError that names what was said and is not in the text of a conversation.
+
+    Args:
+        text: as the template rendered it.
+        left_out: places of messages that are not trained on, since the template rewrites them. It
+            often drops their reasoning on purpose.
+    """
+    fix = "remove it from the data, or use a template that writes it (--chat_template)"
+    for tool in conversation.tools:
+        name = tool["function"]["name"]
+        if name not in text:
+            raise ValueError(f"has the tool {name}, which the chat template drops: {fix}")
+    for place, message in enumerate(conversation.messages):
+        for key, said in parts_of(message):
+            is_dropped_on_purpose = key in REASONING_KEYS and (
+                place in left_out or not conversation.is_trained_on[place]
+            )
+            if said in text or is_dropped_on_purpose:
+                continue
+            if makes_no_difference(conversation, place, key, text, template):
+                raise ValueError(
+                    f"{name_message(message, place + 1)} has {key}, which the chat template "
+                    f"drops: {fix}"
+                )
+
+
+def parts_of(message: Message) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) of everything that a message says."""
+    yield "content", message["content"].strip()
+    for call in message.get("tool_calls", ()):
+        yield "tool_calls", call["function"]["name"]
+    for key in REASONING_KEYS:
+        if isinstance(message.get(key), str):
+            yield key, message[key].strip()
+
+
+def makes_no_difference(
+    conversation: Conversation, place: int, key: str, text: str, template: ChatTemplate
+) -> bool:
+    """Return whether the text stays the same if a key of a message says nothing."""
+    messages = list(conversation.messages)
+    message = dict(messages[place])
+    if key == "content":
+        message["content"] = ""
+    elif key in REASONING_KEYS:
+        message = {name: value for name, value in message.items() if name not in REASONING_KEYS}
+    else:
+        del message[key]
+    messages[place] = message
+    return text_or_none(replace(conversation, messages=messages), template) == text
+
+
+def text_or_none(conversation: Conversation, template: ChatTemplate) -> str | None:
+    """Return the text of a conversation, or None if the template refuses it."""
+    try:
+        return template.render(conversation)
+    except Exception:  # a template may raise anything; if it fails without a key, it uses it
+        return None
+
+
+def check_other_keys(
+    row: Row, conversation: Conversation, text: str, template: ChatTemplate
+) -> None:
+    """Check that the template drops no other key that carries part of what was said.
+
+    Dropped keys that only describe a message, such as an id, are noted in a TrackedRow, from which
+    the start summary names them.
+    """
+    dropped = find_dropped_keys(conversation, text, template)
+    for key in dropped:
+        place = first_with(key, conversation.messages)
+        if key in SAID_KEYS and place is not None:
+            raise ValueError(
+                f"{name_message(conversation.messages[place], place + 1)} has {key}, which the "
+                "chat template drops: remove it from the data, or use a template that writes it "
+                "(--chat_template)"
+            )
+    if isinstance(row, TrackedRow):
+        row.dropped_keys.update(dropped)
+
+
+def first_with(key: str, messages: Sequence[Message]) -> int | None:
+    """Return the place of the first message that says something with a key.
+
+    The name in a result of a tool is that of the tool, which its call has too.
+    """
+    for place, message in enumerate(messages):
+        if key in message and not (key == "name" and message["role"] == "tool"):
+            return place
+    return None
+
+
+def find_dropped_keys(conversation: Conversation, text: str, template: ChatTemplate) -> list[str]:
+    """Return the keys that make no difference to the text that the chat template writes."""
+    others: dict[str, None] = {}  # used as an ordered set
+    for message in conversation.messages:
+        others.update(dict.fromkeys(key for key in message if key not in KNOWN_KEYS))
+    if not others:
+        return []
+    if text_or_none(without_keys(others, conversation), template) == text:
+        return list(others)
+    dropped = []
+    for key in others:
+        if text_or_none(without_keys([key], conversation), template) == text:
+            dropped.append(key)
+    return dropped
+
+
+def without_keys(keys: Collection[str], conversation: Conversation) -> Conversation:
+    """Return a conversation whose messages lack these keys."""
+    fewer = []
+    for message in conversation.messages:
+        fewer.append({key: value for key, value in message.items() if key not in keys})
+    return replace(conversation, messages=fewer)
