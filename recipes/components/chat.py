@@ -157,7 +157,7 @@ def close_last_turn(
     on such turns does not learn to stop.
     """
     end = len(text.rstrip())
-    has_end_of_turn = text[:end].endswith(template.special_tokens)
+    has_end_of_turn = text[:end].endswith(template.end_tokens)
     if not is_trained_on[end - 1] or has_end_of_turn:
         return text, is_trained_on
     eos_token = template.tokenizer.eos_token

@@ -8,6 +8,7 @@ is missing is refused with a ValueError whose text continues "train.jsonl, line 
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,7 +18,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from components.columns import Row, TrackedRow
 from components.conversations import Conversation
-from components.messages import REASONING_KEYS, Message, name_message
+from components.messages import REASONING_KEYS, Message, name_message, reasoning_of
 
 Span = tuple[int, int]  # start and end of a part of a text, in characters
 
@@ -86,9 +87,17 @@ class ChatTemplate:
         return texts[0], spans[0]
 
     @cached_property
-    def special_tokens(self) -> tuple[str, ...]:
-        """The texts of the tokens that end turns, among others."""
-        return tuple(self.tokenizer.get_added_vocab())
+    def end_tokens(self) -> tuple[str, ...]:
+        """The texts of the tokens that may end a turn.
+
+        These are the special ones. Some tokenizers do not flag their end of turn as special, so
+        other added tokens count too, except for tags inside a turn, such as </tool_call>.
+        """
+        ends = []
+        for token in self.tokenizer.added_tokens_decoder.values():
+            if token.special or not token.content.startswith("</"):
+                ends.append(token.content)
+        return tuple(ends)
 
     def _source(self, conversation: Conversation) -> str:
         # Some tokenizers have a template of its own for conversations with tools
@@ -147,11 +156,17 @@ def find_answers(
     Returns:
         The spans, and the places of the messages, from 0, that should be trained on but cannot be.
     """
-    if template.marks_answers(conversation):
-        return find_marked(conversation, template), []
+    trained_on = places_trained_on(conversation)
     spans = []
     left_out = []
-    for place in places_trained_on(conversation):
+    if template.marks_answers(conversation):
+        for place, span in find_marked(conversation, template):
+            if place != trained_on[-1] and lacks_reasoning(conversation, place, text, span):
+                left_out.append(place)
+            else:
+                spans.append(span)
+        return spans, left_out
+    for place in trained_on:
         span = find_turn(conversation, place, text, template)
         if span is None:
             left_out.append(place)
@@ -181,32 +196,60 @@ def find_turn(
     if place + 1 < len(conversation.messages):
         after = template.render(conversation.up_to(place + 1))
     after = after.rstrip()
+    if not text.startswith(after):
+        after = without_closing_token(after, template)
     is_in_text = text.startswith(before) and text.startswith(after)
     if not is_in_text or len(after) <= len(before):
         return None
     end = len(after)
-    if not after.endswith(template.special_tokens):
+    if not after.endswith(template.end_tokens):
         # In GLM's templates, the token that opens the next turn also ends this one
-        for token in template.special_tokens:
+        for token in template.end_tokens:
             if text.startswith(token, end):
                 return len(before), end + len(token)
     return len(before), end
 
 
-def find_marked(conversation: Conversation, template: ChatTemplate) -> list[Span]:
-    """Return the parts of the text that the template marks, of the messages that are trained on."""
+def without_closing_token(text: str, template: ChatTemplate) -> str:
+    """Return the text of a conversation without a token that follows its last end of turn.
+
+    Phi-3's template closes each conversation in this way, and not each turn.
+    """
+    shorter = text.removesuffix(template.tokenizer.eos_token or "").rstrip()
+    return shorter if shorter.endswith(template.end_tokens) else text
+
+
+def find_marked(conversation: Conversation, template: ChatTemplate) -> list[tuple[int, Span]]:
+    """Return the parts of the text that the template marks, with the places of their messages.
+
+    Only those of messages that are trained on are returned.
+    """
     text, spans = template.render_marked(conversation)
     answers = []
     for place, message in enumerate(conversation.messages):
         if message["role"] == "assistant":
             answers.append(place)
-    trained_on = places_trained_on(conversation)
-    if answers == trained_on:
-        return spans
-    if len(spans) == len(answers):
-        return [span for place, span in zip(answers, spans, strict=True) if place in trained_on]
-    # Several marks in one turn, or one mark around several: a mark belongs to the last turn that
-    # begins before it
+    places = answers
+    if len(spans) != len(answers):  # Several marks in one turn, or one mark around several
+        places = find_places(spans, answers, conversation, text, template)
+    marked = list(zip(places, spans, strict=True))
+    return [(place, span) for place, span in marked if conversation.is_trained_on[place]]
+
+
+def find_places(
+    spans: Sequence[Span],
+    answers: Sequence[int],
+    conversation: Conversation,
+    text: str,
+    template: ChatTemplate,
+) -> list[int]:
+    """Return the place of the message to which each mark belongs: the last that begins before it.
+
+    Args:
+        answers: the places of the assistant's messages.
+    """
+    if answers == places_trained_on(conversation):
+        return [answers[-1]] * len(spans)  # All are trained on, so it does not matter
     starts = []
     for place in answers:
         before = template.render(conversation.up_to(place))
@@ -217,12 +260,22 @@ def find_marked(conversation: Conversation, template: ChatTemplate) -> list[Span
                 "assistant's messages are trained on: use another --chat_template"
             )
         starts.append(len(before))
-    kept = []
-    for span in spans:
-        begun = [place for place, start in zip(answers, starts, strict=True) if start <= span[0]]
-        if begun and begun[-1] in trained_on:
-            kept.append(span)
-    return kept
+    places = []
+    for start, _ in spans:
+        number = bisect_right(starts, start)
+        places.append(answers[max(number - 1, 0)])
+    return places
+
+
+def lacks_reasoning(conversation: Conversation, place: int, text: str, span: Span) -> bool:
+    """Return whether a message has reasoning that the template has not written into its span.
+
+    Many templates drop it from all turns but the last. Trained on, such a turn would teach the
+    model to answer without it.
+    """
+    reasoning = reasoning_of(conversation.messages[place])
+    start, end = span
+    return isinstance(reasoning, str) and reasoning.strip() not in text[start:end]
 
 
 # ---- What the template drops ----
@@ -268,11 +321,11 @@ def parts_of(message: Message) -> Iterator[tuple[str, str]]:
 def makes_no_difference(
     conversation: Conversation, place: int, key: str, text: str, template: ChatTemplate
 ) -> bool:
-    """Return whether the text stays the same if a key of a message says nothing."""
+    """Return whether the text stays the same if a key of a message says something else."""
     messages = list(conversation.messages)
     message = dict(messages[place])
     if key == "content":
-        message["content"] = ""
+        message["content"] *= 2  # and not "", which a template may refuse
     elif key in REASONING_KEYS:
         message = {name: value for name, value in message.items() if name not in REASONING_KEYS}
     else:

@@ -33,8 +33,10 @@ def load_tokenizer(folder: Path) -> Any:
 def tokenize(lines: Sequence[str], tokenizer: Any, max_length: int) -> list[TokenRow]:
     """Return rows of text, given as lines of JSON, as the recipe tokenizes them."""
     import llama
+    from components.chat_template import ChatTemplate
 
-    rows = [llama.tokenize_row(json.loads(line), tokenizer, max_length) for line in lines]
+    template = ChatTemplate(tokenizer)
+    rows = [llama.tokenize_row(json.loads(line), template, max_length) for line in lines]
     return [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in rows]
 
 

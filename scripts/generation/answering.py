@@ -8,34 +8,37 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, TextStreamer
 
-Message = dict[str, str]
+from components.chat_template import ChatTemplate, fit_arguments
+from components.conversations import Conversation
+
 NO_LIMIT = 10**9  # tokens, for a model whose configuration has no longest sequence
 
 
 @dataclass(frozen=True)
 class Answerer:
-    """A model, with its tokenizer and its decoding settings."""
+    """A model, with the chat template of its tokenizer and its decoding settings."""
 
     model: Any  # of transformers or, with adapters, of peft
-    tokenizer: Any
+    template: ChatTemplate
     decoding: GenerationConfig
     max_new_tokens: int  # of the longest answer
 
     @torch.inference_mode()
     def answer(
-        self, conversations: list[list[Message]], streamer: TextStreamer | None = None
+        self, conversations: list[Conversation], streamer: TextStreamer | None = None
     ) -> list[str]:
         """Return one answer per conversation, without surrounding white space.
 
         streamer: prints the answer to a single conversation as it is generated.
         Raises ValueError if a conversation leaves no room for an answer.
         """
-        inputs = self.tokenizer.apply_chat_template(
-            conversations,
-            add_generation_prompt=True,
-            padding=True,
-            return_dict=True,
-            return_tensors="pt",
+        prompts = []
+        for conversation in conversations:
+            conversation = fit_arguments(conversation, self.template)
+            prompts.append(self.template.render(conversation, add_generation_prompt=True))
+        tokenizer = self.template.tokenizer
+        inputs = tokenizer(
+            prompts, add_special_tokens=False, padding=True, return_tensors="pt"
         ).to(self.model.device)
         inputs.pop("token_type_ids", None)
         length = inputs["input_ids"].shape[1]
@@ -45,7 +48,7 @@ class Answerer:
         decoding = copy.deepcopy(self.decoding)
         decoding.max_new_tokens = min(self.max_new_tokens, longest - length)
         output = self.model.generate(**inputs, generation_config=decoding, streamer=streamer)
-        texts = self.tokenizer.batch_decode(output[:, length:], skip_special_tokens=True)
+        texts = tokenizer.batch_decode(output[:, length:], skip_special_tokens=True)
         return [text.strip() for text in texts]
 
 

@@ -14,19 +14,19 @@ from typing import Any
 from datasets import load_dataset
 from datasets.exceptions import DatasetGenerationError
 
+from components.conversations import Conversation
 from components.data_files import FILE_TYPES, reader_options
 from exits import Exit, first_line, stop
-from generation.answering import Message
-from llama import Arguments, row_to_messages
+from llama import Arguments, row_to_conversation
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Question:
-    """A conversation up to its last answer, and that answer."""
+    """A conversation up to its last answer in words, and that answer."""
 
-    messages: list[Message]
+    conversation: Conversation
     reference: str
     skill: str | None
 
@@ -37,15 +37,25 @@ def columns_of_run(folder: Path) -> dict[str, str]:
     Only roles of conversations count: preference tuning has others too.
     Raises SystemExit with 65 after a line if the file cannot be read.
     """
+    try:
+        columns = dict(pair.split("=", 1) for pair in arguments_of_run(folder).get("columns", []))
+    except (ValueError, TypeError, AttributeError):
+        stop(Exit.DATA, f"{folder / 'run.json'}: its columns are not a list of ROLE=COLUMN")
+    return {role: column for role, column in columns.items() if role in Arguments.COLUMN_ROLES}
+
+
+def arguments_of_run(folder: Path) -> dict[str, Any]:
+    """Return the arguments of the run that wrote a folder; {} without its run.json.
+
+    Raises SystemExit with 65 after a line if the file cannot be read.
+    """
     path = folder / "run.json"
     if not path.is_file():
         return {}
     try:
-        pairs = json.loads(path.read_text())["arguments"]["columns"]
-        columns = dict(pair.split("=", 1) for pair in pairs)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        stop(Exit.DATA, f"{path}: has no arguments of a run, from which --file takes its columns")
-    return {role: column for role, column in columns.items() if role in Arguments.COLUMN_ROLES}
+        return dict(json.loads(path.read_text())["arguments"])
+    except (OSError, ValueError, LookupError, TypeError):
+        stop(Exit.DATA, f"{path}: has no arguments of a run, from which prompts are built")
 
 
 def load_questions(
@@ -109,20 +119,28 @@ def to_question(
     """Return a row as a question. Raises ValueError with the place and what is wrong with it."""
     try:
         has_columns = isinstance(row, dict) and set(columns.values()) <= row.keys()
-        messages = row_to_messages(row, columns if has_columns else None)
+        conversation = row_to_conversation(row, columns if has_columns else None)
+        last = find_last_answer(conversation)
     except AttributeError:
         raise ValueError(f"{place}: not an object") from None
     except (ValueError, TypeError) as error:
         raise ValueError(f"{place}: {error}") from None
-    last = last_answer(messages)
-    reference = messages[last]["content"].strip()
+    reference = conversation.messages[last]["content"].strip()
     if answer_pattern is not None and re.search(answer_pattern, reference) is None:
         problem = f"its answer does not match --answer_pattern {answer_pattern}"
         raise ValueError(f"{place}: {problem}")
-    return Question(messages[:last], reference, row.get("skill"))
+    return Question(conversation.up_to(last), reference, row.get("skill"))
 
 
-def last_answer(messages: list[Message]) -> int:
-    """Return the index of the assistant's last message, which every conversation has."""
-    indices = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    return indices[-1]
+def find_last_answer(conversation: Conversation) -> int:
+    """Return the place, from 0, of the last message that is trained on and has a text.
+
+    Raises ValueError if there is none, since the assistant only calls tools.
+    """
+    answers = []
+    for place, message in enumerate(conversation.messages):
+        if conversation.is_trained_on[place] and message["content"].strip():
+            answers.append(place)
+    if not answers:
+        raise ValueError("has no answer in words to compare with: the assistant only calls tools")
+    return answers[-1]

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many answers are right: exact match, for all rows and for each skill."""
 
-import dataclasses
 import json
 import re
 from collections import Counter
@@ -29,10 +28,15 @@ class Answered:
 
     def as_row(self) -> dict[str, Any]:
         """Return the JSON object that --output writes."""
-        row: dict[str, Any] = dataclasses.asdict(self.question)
-        row["answer"] = self.answer
-        row["correct"] = self.correct
-        return row
+        row: dict[str, Any] = {"messages": self.question.conversation.messages}
+        if self.question.conversation.tools:
+            row["tools"] = self.question.conversation.tools
+        return row | {
+            "reference": self.question.reference,
+            "skill": self.question.skill,
+            "answer": self.answer,
+            "correct": self.correct,
+        }
 
 
 def find_pattern_problem(pattern: str) -> Iterator[str]:
@@ -54,7 +58,7 @@ def answer_all(
     answered = []
     for start in range(0, len(questions), batch_size):
         batch = questions[start : start + batch_size]
-        answers = answerer.answer([question.messages for question in batch])
+        answers = answerer.answer([question.conversation for question in batch])
         for question, answer in zip(batch, answers, strict=True):
             correct = is_match(answer, question.reference, pattern)
             answered.append(Answered(question, answer, correct))
@@ -94,7 +98,7 @@ def print_answers(answered: Sequence[Answered]) -> None:
         mark = "right"
         if not one.correct:
             mark = f"wrong, should be: {one.question.reference}"
-        print(printable(f"{one.question.messages[-1]['content']} -> {one.answer} ({mark})"))
+        print(printable(f"{one.question.conversation.messages[-1]['content']} -> {one.answer} ({mark})"))
 
 
 def spread_over(items: Sequence[T], count: int) -> list[T]:

@@ -10,11 +10,14 @@ from datasets import disable_progress_bars
 from jinja2 import TemplateError
 from transformers.utils import logging
 
+from components.chat_template import ChatTemplate
+from components.conversations import Conversation
+from components.messages import Message
 from exits import Exit, first_line, stop
 from generation import loading, scoring
 from generation.answering import Answerer, make_decoding
 from generation.printing import PrintableStreamer
-from generation.questions import Question, columns_of_run, load_questions
+from generation.questions import Question, arguments_of_run, columns_of_run, load_questions
 
 
 def find_problems(args: argparse.Namespace) -> Iterator[str]:
@@ -50,25 +53,30 @@ def check_output(path: Path | None) -> None:
 
 def answer_prompts(answerer: Answerer, prompts: list[str]) -> None:
     """Stream an answer to each prompt, on its own."""
-    streamer = PrintableStreamer(answerer.tokenizer)
+    streamer = PrintableStreamer(answerer.template.tokenizer)
     for prompt in prompts:
         print(f"> {prompt}")
         if prompt.strip():
-            answerer.answer([[{"role": "user", "content": prompt}]], streamer)
+            answerer.answer([conversation_of([{"role": "user", "content": prompt}])], streamer)
 
 
 def chat(answerer: Answerer) -> None:
     """Hold a conversation with stdin until it ends; an empty line starts a new one."""
-    streamer = PrintableStreamer(answerer.tokenizer)
-    messages = []
+    streamer = PrintableStreamer(answerer.template.tokenizer)
+    messages: list[Message] = []
     while True:
         prompt = input("> ")
         if not prompt.strip():
             messages = []
             continue
         messages.append({"role": "user", "content": prompt})
-        (text,) = answerer.answer([messages], streamer)
+        (text,) = answerer.answer([conversation_of(messages)], streamer)
         messages.append({"role": "assistant", "content": text})
+
+
+def conversation_of(messages: list[Message]) -> Conversation:
+    """Return messages, without tools, as a conversation to be answered."""
+    return Conversation(messages, tools=[], is_trained_on=[False] * len(messages))
 
 
 def score_file(answerer: Answerer, questions: list[Question], args: argparse.Namespace) -> None:
@@ -90,7 +98,9 @@ def load_answerer(args: argparse.Namespace) -> Answerer:
     device = args.device or loading.default_device()
     model = loading.load_model(source, args.dtype, device, args.load_in_4bit)
     decoding = make_decoding(model, tokenizer, args.temperature)
-    return Answerer(model, tokenizer, decoding, args.max_new_tokens)
+    settings = arguments_of_run(Path(args.model_name_or_path)).get("chat_template_kwargs") or {}
+    template = ChatTemplate(tokenizer, settings)
+    return Answerer(model, template, decoding, args.max_new_tokens)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -140,4 +140,4 @@ def labels_of(row: dict[str, Any], tokenizer: Any, max_length: int) -> list[int]
 
     tokenizer: one of transformers.
     """
-    return llama.tokenize_row(row, tokenizer, max_length)["labels"]
+    return llama.tokenize_row(row, ChatTemplate(tokenizer), max_length)["labels"]

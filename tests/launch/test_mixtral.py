@@ -34,7 +34,7 @@ def evaluated(model, tiny):
     collate = mixtral.RoutedCollator(pad_token_id=0)
     sums, counts = torch.zeros(2), torch.zeros(2)
     for line in (tiny / "data" / "test.jsonl").read_text().splitlines():
-        row = {**mixtral.tokenize_row(json.loads(line), tokenizer, 1024), "row": 1}
+        row = {**mixtral.tokenize_row(json.loads(line), ChatTemplate(tokenizer), 1024), "row": 1}
         batch = collate(Rows([row]), [[0]])
         with torch.no_grad():
             sums += torch.stack(mixtral.summed_losses(model.eval(), token_loss, batch, TOP_K)[:2])

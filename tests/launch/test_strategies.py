@@ -168,7 +168,7 @@ def loss_of_saved(output_dir, kind, tiny):
         module.support_avx512bf16_for_cpu = False  # bitsandbytes' own bf16 path would round
     with torch.no_grad():
         for line in (tiny / "data" / "test.jsonl").read_text().splitlines():
-            row = llama.tokenize_row(json.loads(line), tokenizer, 1024)
+            row = llama.tokenize_row(json.loads(line), ChatTemplate(tokenizer), 1024)
             ids, labels = torch.tensor([row["input_ids"]]), torch.tensor([row["labels"]])
             loss += model(input_ids=ids, labels=labels, num_items_in_batch=1).loss.item()
             count += (labels[:, 1:] != -100).sum().item()

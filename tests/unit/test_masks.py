@@ -52,7 +52,7 @@ def rows(tiny):
     texts = (tiny / "data" / "train.jsonl").read_text().splitlines()
     rows = []
     for number, (text, length) in enumerate(zip(texts, (12, 21, 9), strict=False)):
-        row = llama.tokenize_row(json.loads(text), tokenizer, 1024)
+        row = llama.tokenize_row(json.loads(text), ChatTemplate(tokenizer), 1024)
         last = {key: row[key][-length:] for key in ("input_ids", "labels")}
         rows.append(last | {"row": number})
     return rows

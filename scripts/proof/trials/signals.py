@@ -107,7 +107,7 @@ def stop_a_group_that_tokenizes(lab: Lab, folder: Path, name: str) -> Result:
     """
     job = make_job("single")
     mark = lab.folder / f"{folder.name}_tokenizes"
-    fault = Fault("wait", "row_to_messages", file=mark, seconds=20)
+    fault = Fault("wait", "row_to_conversation", file=mark, seconds=20)
     # With the cache of other runs nothing would be left to tokenize.
     cache = {"HF_DATASETS_CACHE": str(lab.folder / f"{folder.name}_cache")}
     flags = ("--dataset_num_proc", "2")
