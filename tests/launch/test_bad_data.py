@@ -186,7 +186,9 @@ def test_ten_thousand_mangled_rows_break_nothing(tiny, tmp_path, monkeypatch):
             supervised = [label for label in row["labels"] if label != -100]
             assert supervised and 1 < len(row["input_ids"]) == len(row["labels"]) <= 64
             line = lines[row["row"] - 1].decode()  # UTF-8, and the very line that the number says
-            expected = llama.tokenize_row(json.loads(line.removeprefix("\ufeff")), ChatTemplate(tokenizer), 64)
+            expected = llama.tokenize_row(
+                json.loads(line.removeprefix("\ufeff")), ChatTemplate(tokenizer), 64
+            )
             assert (row["input_ids"], row["labels"]) == (expected["input_ids"], expected["labels"])
         kept += len(rows)
         left_out += int(re.search(r"(\d+) left out", rows.notes)[1])
