@@ -16,6 +16,7 @@ COLUMNS = "needs messages | prompt, completion"
 NO_TEXT = "has no text"
 NO_ANSWER = "no answer"
 
+SHAREGPT = [{"from": "human", "value": "c"}, {"from": "gpt", "value": "d"}]
 TURNS_OF_A_PAIR = {
     "prompt": [{"role": "user", "content": "1 + 1?"}],
     "chosen": [{"role": "assistant", "content": "2"}],
@@ -188,9 +189,8 @@ bad_line("completion that is a number", row("a", 5), [NO_TEXT, "5"])
 bad_line("completion that is NaN", row("a", float("nan")), [NO_TEXT, "nan"])
 bad_line("completion that is true", row("a", True), [NO_TEXT, "True"])
 bad_line("completion that is an object", row("a", {"text": "b"}), [NO_TEXT, "{'text': 'b'}"])
-bad_line("completion that is a list", row("a", ["b"]), [NO_TEXT, "a list of 1 part"])
-bad_line("prompt that is a list", row(["a"]), ["can only concatenate list"])
-bad_line("prompt as messages alone", row([USER]), ["can only concatenate list"])
+bad_line("completion that is a list", row("a", ["b"]), ["message 2 is not an object"])
+bad_line("prompt that is a list", row(["a"]), ["message 1 is not an object"])
 bad_line("empty completion", row("a", ""), [NO_ANSWER])
 bad_line("completion of spaces", row("a", " \n\t "), [NO_ANSWER])
 bad_line(
@@ -235,9 +235,9 @@ bad_line(
     "content that is null", conversation(USER, {"role": "assistant", "content": None}), [NO_TEXT]
 )
 bad_line(
-    "content in parts",
-    conversation({"role": "user", "content": [{"text": "a"}]}, ASSISTANT),
-    [NO_TEXT],
+    "content with an image",
+    conversation({"role": "user", "content": [{"type": "image_url"}]}, ASSISTANT),
+    ["message 1 (user)", "not text: image_url"],
 )
 bad_line(
     "role that is a number",
@@ -434,6 +434,20 @@ SEPARATORS = "x\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029y"
 CSV = "prompt,completion\na,b\nc,d\n"
 TWO = f"{FIRST_LINE}\n{SECOND_LINE}\n"
 
+good_file(
+    "messages in other forms",
+    "rows.jsonl",
+    row([USER])
+    + "\n"
+    + json.dumps(
+        {"conversations": [{"from": "human", "value": "c"}, {"from": "gpt", "value": "d"}]}
+    )
+    + "\n"
+    + conversation({"role": "user", "content": [{"type": "text", "text": "a"}]}, ASSISTANT),
+    FIRST,
+    SECOND,
+    (3, "a", "b"),
+)
 good_file("LF", "rows.jsonl", TWO, FIRST, SECOND)
 good_file("CRLF", "rows.jsonl", TWO.replace("\n", "\r\n"), FIRST, SECOND)
 good_file("CR", "rows.jsonl", TWO.replace("\n", "\r"), FIRST, SECOND)

@@ -83,7 +83,8 @@ def find_messages(
         formats = {key: value for key, value in formats.items() if {key, value} & named}
     messages = None
     for name in columns_of_messages(columns):
-        messages = messages or row.get(name)
+        if not messages:
+            messages = row.get(name, messages)
     if not messages:
         for question, answer in formats.items():
             if question in row and answer in row:

@@ -10,7 +10,7 @@ Every problem is raised as a ValueError whose text continues "train.jsonl, line 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from components.columns import is_empty, shorten
@@ -93,7 +93,7 @@ def normalize_content(message: Mapping[str, Any], place: str, may_be_missing: bo
     content = message.get("content")
     if isinstance(content, str):
         return content
-    if isinstance(content, Sequence):
+    if isinstance(content, list):
         return "\n".join(read_part(part, place) for part in content)
     if content is None and may_be_missing:
         return ""

@@ -37,9 +37,9 @@ class Answerer:
             conversation = fit_arguments(conversation, self.template)
             prompts.append(self.template.render(conversation, add_generation_prompt=True))
         tokenizer = self.template.tokenizer
-        inputs = tokenizer(
-            prompts, add_special_tokens=False, padding=True, return_tensors="pt"
-        ).to(self.model.device)
+        inputs = tokenizer(prompts, add_special_tokens=False, padding=True, return_tensors="pt").to(
+            self.model.device
+        )
         inputs.pop("token_type_ids", None)
         length = inputs["input_ids"].shape[1]
         longest = getattr(self.model.config, "max_position_embeddings", NO_LIMIT)

@@ -98,7 +98,11 @@ def print_answers(answered: Sequence[Answered]) -> None:
         mark = "right"
         if not one.correct:
             mark = f"wrong, should be: {one.question.reference}"
-        print(printable(f"{one.question.conversation.messages[-1]['content']} -> {one.answer} ({mark})"))
+        print(
+            printable(
+                f"{one.question.conversation.messages[-1]['content']} -> {one.answer} ({mark})"
+            )
+        )
 
 
 def spread_over(items: Sequence[T], count: int) -> list[T]:

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 import llama
 from components import head_loss, optimizer, upstream
+from components.chat_template import ChatTemplate
 from components.checks import find_conflicts
 from components.cli import RecipeParser, parse_arguments, take_config
 from components.head_loss import LossInHead

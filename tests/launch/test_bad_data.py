@@ -14,6 +14,7 @@ import pytest
 from transformers import AutoTokenizer
 
 import llama
+from components.chat_template import ChatTemplate
 from components.cli import parse_arguments
 from launching import recipe
 from row_files import GOOD

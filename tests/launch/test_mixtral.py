@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import mixtral
 from bench.recipe import Rows
+from components.chat_template import ChatTemplate
 from components.head_loss import LossInHead
 from launching import REPO, read_metrics, run
 

@@ -12,6 +12,7 @@ import json
 import pytest
 import torch
 
+from components.chat_template import ChatTemplate
 from launching import CONFIGS, RECIPE, read_metrics
 from proof import jobs
 from proof.compare import bounds_of, compare, within

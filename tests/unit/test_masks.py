@@ -13,6 +13,7 @@ from datasets import Dataset
 
 import llama
 from components.chat import load_tokenizer
+from components.chat_template import ChatTemplate
 from components.packing import TokenCollator
 from mask_probe import ARCHITECTURES, PADDING, distance_from_alone, leak, packed_batch, random_model
 

@@ -34,6 +34,7 @@ def test_all_rules_of_a_row_are_reached_from_the_recipes():
     ):
         reached.add(Path(function.__code__.co_filename).resolve(), function.__name__)
     known = {code.partition(":")[0] for code in reached.code}
-    rules = rules_in(conversations) | rules_in(columns) | {"check_image", "parse_line", "explain"}
-    assert {"refuse_tools", "is_empty", "TOOL_COLUMNS", "SAID_KEYS"} < rules
+    rules = rules_in(conversations) | rules_in(messages) | rules_in(chat_template)
+    rules |= rules_in(columns) | {"check_image", "parse_line", "explain"}
+    assert {"find_tools", "is_empty", "TOOL_COLUMNS", "normalize_call", "SAID_KEYS"} < rules
     assert rules <= known

@@ -8,6 +8,8 @@ import pytest
 from transformers import AutoTokenizer, ByT5Tokenizer
 
 from components.chat import DEFAULT_CHAT_TEMPLATE, show_trained_tokens, tokenize_conversation
+from components.chat_template import ChatTemplate
+from components.conversations import make_conversation
 
 QUESTION = "Spell the word lamp."
 ANSWER = "l-a-m-p"
@@ -56,7 +58,13 @@ def messages_of(name):
 
 
 def tokenize(name, tokenizer, max_length=1024):
-    return tokenize_conversation(messages_of(name), tokenizer, max_length)
+    return tokenize_messages(messages_of(name), tokenizer, max_length)
+
+
+def tokenize_messages(messages, tokenizer, max_length=1024, row=None, **options):
+    conversation = make_conversation(messages, tools=[])
+    template = ChatTemplate(tokenizer)
+    return tokenize_conversation(row or {}, conversation, template, max_length, **options)
 
 
 def trained_text(row, tokenizer):
@@ -126,16 +134,22 @@ def test_a_key_that_the_template_writes_is_trained_on(tokenizer):
     tokenizer.chat_template = WRITES_REASONING
     question, answer = messages_of("one answer")
     reasoned = [question, answer | {"reasoning_content": "hm", "id": "x7"}]
-    row = tokenize_conversation(reasoned, tokenizer, 1024)
+    row = tokenize_messages(reasoned, tokenizer)
     assert trained_text(row, tokenizer) == "(hm) " + ANSWER + "<|end_of_turn|>"
 
 
 @pytest.mark.parametrize(
-    "template", ["{{ messages[0]['content'] }}", ""], ids=["no answers", "nothing"]
+    ("template", "says"),
+    [
+        ("{{ messages[0]['content'] }}", "message 2 .assistant. has content, which the chat"),
+        ("", "message 1 .user. has content, which the chat template drops"),
+        (ANSWER + QUESTION, "no answer in the text that the chat template makes of it"),
+    ],
+    ids=["no answers", "nothing", "always the same"],
 )
-def test_a_template_without_the_answer_is_a_problem_of_the_row(template, tokenizer):
+def test_a_template_without_the_answer_is_a_problem_of_the_row(template, says, tokenizer):
     tokenizer.chat_template = template
-    with pytest.raises(ValueError, match="no answer in the text that the chat template makes"):
+    with pytest.raises(ValueError, match=says):
         tokenize("one answer", tokenizer)
 
 
@@ -166,5 +180,5 @@ def test_an_answer_cut_to_nothing_is_a_problem_and_one_cut_to_a_token_is_not(tok
 @pytest.mark.parametrize("name", TURNS)
 def test_on_request_every_token_is_trained_on(name, tokenizer):
     plain = tokenize(name, tokenizer)
-    whole = tokenize_conversation(messages_of(name), tokenizer, 1024, answers_only=False)
+    whole = tokenize_messages(messages_of(name), tokenizer, answers_only=False)
     assert whole["labels"] == whole["input_ids"] == plain["input_ids"] != plain["labels"]

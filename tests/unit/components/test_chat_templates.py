@@ -10,11 +10,10 @@ the kind of the difference are in trl_differences.json.
 import json
 from pathlib import Path
 
-import pytest
 import trl
 from trl.chat_template_utils import get_training_chat_template
 
-from chat_templates import CONVERSATIONS, show, tokenizer_of
+from chat_templates import CONVERSATIONS, tokenizer_of
 from components.chat import tokenize_conversation
 from components.chat_template import ChatTemplate
 from components.conversations import make_conversation

@@ -18,11 +18,8 @@ import xxhash
 from transformers import AutoTokenizer
 
 from components import conversations, fingerprints
-from components.conversations import (
-    find_messages,
-    validate_conversation,
-    validate_message_keys,
-)
+from components.chat_template import ChatTemplate, check_other_keys
+from components.conversations import read_conversation
 from components.rows import (
     Rows,
     attempt_rows,
@@ -56,8 +53,10 @@ ALL_BAD_LINES = b"\n".join(
 
 def tokenize(row, tokenizer, max_length=MAX_LENGTH):
     """Prepare a conversation as simply as can be: all after the first message is the answer."""
-    messages = validate_conversation(find_messages(row, FORMATS), row, FORMATS)
-    validate_message_keys(row, messages, tokenizer)
+    conversation = read_conversation(row, FORMATS)
+    template = ChatTemplate(tokenizer)
+    check_other_keys(row, conversation, template.render(conversation), template)
+    messages = conversation.messages
     question = tokenizer.apply_chat_template(
         messages[:1], tokenize=False, add_generation_prompt=True
     )
@@ -325,9 +324,8 @@ def test_where_all_rows_have_tools_it_is_told_once(problems_of, tmp_path):
     file = tmp_path / "data" / "rows.jsonl"
     lines = {"rows.jsonl": f"{row(tools=['a'])}\n" * 3}
     assert problems_of(lines, skip_bad_rows=True) == [
-        f"error: {file}: none of the 3 lines {SAME_REASON}line 1: has tools, which this "
-        "recipe does not pass to the chat template yet: remove the column if the answers do not "
-        "need it, or leave out the row"
+        f"error: {file}: none of the 3 lines {SAME_REASON}line 1: has tools that are not a list of "
+        "functions, each with a name and parameters as a JSON schema: ['a']"
     ]
 
 
@@ -370,7 +368,7 @@ def test_rows_are_prepared_once(load, cache, tokenizer):
 
 def test_the_cache_knows_the_rules_of_a_row(load, monkeypatch):
     """A row that was prepared before a rule was made is read again."""
-    file = {"rows.jsonl": row(tools=["a"])}
+    file = {"rows.jsonl": row(tools=[5])}
     read = fingerprints.read_definitions
 
     def read_without_the_rule(path):

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages in any of the usual forms become the one that chat templates take."""
+
+import json
+import re
+
+import pytest
+
+from components.messages import normalize_message, normalize_tools, pop_weight
+
+CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}
+FUNCTION = {"name": "weather", "parameters": {"type": "object", "properties": {}}}
+TOOL = {"type": "function", "function": FUNCTION}
+
+
+def normalize(**message):
+    return normalize_message(message, 2)
+
+
+def by_assistant(**keys):
+    return normalize(role="assistant", **keys)
+
+
+# ---- Content ----
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("a", "a"),
+        ("", ""),
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "a\nb"),
+        ([{"text": "a"}, "b"], "a\nb"),
+        ([], ""),
+    ],
+)
+def test_content_becomes_one_text(content, text):
+    assert by_assistant(content=content)["content"] == text
+
+
+@pytest.mark.parametrize("keys", [{"tool_calls": [CALL]}, {"reasoning_content": "hm"}], ids=str)
+def test_content_may_be_missing_where_something_else_is_said(keys):
+    assert by_assistant(content=None, **keys)["content"] == ""
+    assert by_assistant(**keys)["content"] == ""
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ("a", "message 2 is not an object with role and content: a"),
+        ({"content": "a"}, "message 2 has no role"),
+        ({"role": "user"}, "message 2 (user) has no text: it has no content"),
+        ({"role": "user", "content": None}, "has no text: its content is null"),
+        ({"role": "user", "content": 5}, "has no text: its content is 5"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": "x"}]},
+            "message 2 (user) has a part of its content that is not text: image_url",
+        ),
+        ({"role": "user", "content": [{"type": "text"}]}, "that is not text: text"),
+    ],
+    ids=str,
+)
+def test_a_message_without_a_text_says_why(message, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        normalize_message(message, 2)
+
+
+def test_what_readers_of_tables_fill_in_is_as_if_absent():
+    filled = by_assistant(content="a", name=None, tool_calls=[], function_call=None, id="x")
+    assert filled == {"role": "assistant", "content": "a", "id": "x"}
+
+
+# ---- Reasoning ----
+@pytest.mark.parametrize("key", ["thoughts", "thought"])
+def test_names_of_reasoning_that_transformers_does_not_know_get_one_that_it_knows(key):
+    assert by_assistant(content="a", **{key: "hm"})["reasoning_content"] == "hm"
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "thinking", "reasoning"])
+def test_names_of_reasoning_that_transformers_knows_stay(key):
+    assert by_assistant(content="a", **{key: "hm"})[key] == "hm"
+
+
+# ---- Calls of tools ----
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [CALL],
+        [{"function": CALL["function"]}],
+        [CALL["function"]],
+        [{"name": "weather", "arguments": '{"city": "Rome"}'}],
+        [{"name": "weather", "parameters": {"city": "Rome"}}],
+        [{"function": {"name": "weather", "arguments": {"city": "Rome", "country": None}}}],
+        json.dumps([CALL]),
+        [json.dumps(CALL)],
+        CALL,
+    ],
+    ids=json.dumps,
+)
+def test_calls_in_all_forms_are_the_same(calls):
+    assert by_assistant(content=None, tool_calls=calls)["tool_calls"] == [CALL]
+
+
+def test_the_older_form_of_a_call_and_its_result_is_read_too():
+    message = by_assistant(content=None, function_call=CALL["function"])
+    assert message == {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    result = normalize(role="function", name="weather", content="Sun")
+    assert result == {"role": "tool", "name": "weather", "content": "Sun"}
+
+
+def test_the_id_of_a_call_stays_since_some_templates_write_it():
+    message = by_assistant(content=None, tool_calls=[CALL | {"id": "call_1"}])
+    assert message["tool_calls"] == [CALL | {"id": "call_1"}]
+
+
+def test_nulls_in_arguments_that_are_text_are_meant():
+    calls = [{"name": "weather", "arguments": '{"city": null}'}]
+    message = by_assistant(content=None, tool_calls=calls)
+    assert message["tool_calls"][0]["function"]["arguments"] == {"city": None}
+
+
+@pytest.mark.parametrize("arguments", ["", None, {}], ids=repr)
+def test_a_call_may_have_no_arguments(arguments):
+    message = by_assistant(content=None, tool_calls=[{"name": "now", "arguments": arguments}])
+    assert message["tool_calls"][0]["function"] == {"name": "now", "arguments": {}}
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [5, "weather", ["weather"], [{}], [{"name": 5}], [{"name": "a", "arguments": "{"}], [[CALL]]],
+    ids=json.dumps,
+)
+def test_calls_without_a_name_or_with_torn_arguments_are_refused(calls):
+    with pytest.raises(ValueError, match=r"message 2 \(assistant\) has tool calls that are not"):
+        by_assistant(content=None, tool_calls=calls)
+
+
+# ---- Tools ----
+@pytest.mark.parametrize(
+    "tools",
+    [[TOOL], [FUNCTION], json.dumps([TOOL]), [json.dumps(FUNCTION)], [TOOL | {"strict": None}]],
+    ids=json.dumps,
+)
+def test_tools_in_all_forms_are_the_same(tools):
+    assert normalize_tools(tools) == [TOOL]
+
+
+@pytest.mark.parametrize("tools", [5, "weather", ["weather"], [{}], [{"function": 5}]], ids=str)
+def test_tools_without_a_name_are_refused(tools):
+    with pytest.raises(ValueError, match="has tools that are not a list of functions"):
+        normalize_tools(tools)
+
+
+# ---- Weights ----
+@pytest.mark.parametrize(
+    ("role", "keys", "is_trained_on"),
+    [
+        ("assistant", {}, True),
+        ("assistant", {"weight": 1}, True),
+        ("assistant", {"weight": 0}, False),
+        ("assistant", {"train": False}, False),
+        ("assistant", {"loss": True}, True),
+        ("user", {}, False),
+        ("user", {"weight": 0}, False),
+        ("tool", {"train": False}, False),
+    ],
+)
+def test_only_what_the_assistant_says_is_trained_on_unless_it_is_left_out(
+    role, keys, is_trained_on
+):
+    message = {"role": role, "content": "a", **keys}
+    assert pop_weight(message, "message 1") == is_trained_on
+    assert message == {"role": role, "content": "a"}
+
+
+@pytest.mark.parametrize(
+    ("role", "keys", "says"),
+    [
+        ("assistant", {"weight": 0.5}, "has weight 0.5: it has to be 0"),
+        ("assistant", {"train": "no"}, "has train no: it has to be 0"),
+        ("user", {"train": True}, "only what the assistant says can be trained on"),
+    ],
+)
+def test_other_weights_are_refused(role, keys, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        pop_weight({"role": role, "content": "a", **keys}, "message 1")
+
+
+# ---- ShareGPT ----
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"from": "human", "value": "a"}, {"role": "user", "content": "a"}),
+        ({"from": "gpt", "value": "a", "weight": 0}, None),
+        ({"from": "system", "value": "a"}, {"role": "system", "content": "a"}),
+        ({"from": "observation", "value": "a"}, {"role": "tool", "content": "a"}),
+        (
+            {"from": "function_call", "value": json.dumps(CALL["function"])},
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        ),
+    ],
+    ids=str,
+)
+def test_messages_of_sharegpt_are_read(message, expected):
+    expected = expected or {"role": "assistant", "content": "a", "weight": 0}
+    assert normalize_message(message, 1) == expected
+
+
+def test_a_speaker_that_sharegpt_does_not_have_is_named():
+    with pytest.raises(ValueError, match="message 1 is from narrator, which is none of human"):
+        normalize_message({"from": "narrator", "value": "a"}, 1)
