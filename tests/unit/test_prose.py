@@ -9,6 +9,7 @@ import re
 import pytest
 
 import prose
+import prose_files
 from launching import REPO
 
 # Sentences that readers of this project had to read twice, shortened to what made them do so
@@ -65,24 +66,18 @@ SENTENCES = (
     "CPU offload cannot be had without a GPU",
     "Speed at the floor.",
 )
-PAGES = [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").glob("*.md"))]
-# Of scripts/ the commands, for their help texts; their libraries are not checked yet
-FILES = [
-    *PAGES,
-    *sorted((REPO / "recipes").rglob("*.py")),
-    *sorted((REPO / "scripts").glob("*.py")),
-]
+FILES = prose_files.files()
 
 
 def findings_in(text):
-    return prose.findings(prose.of_markdown(text), "planted.md")
+    return prose.findings(prose_files.of_markdown(text), "planted.md")
 
 
 @pytest.mark.parametrize("sentence", SENTENCES)
 def test_a_sentence_that_had_to_be_read_twice_is_found(sentence):
     assert findings_in(sentence)
-    assert prose.findings(prose.of_python(f"x = {sentence!r}"), "planted.py")
-    assert prose.findings(prose.of_python(f"x = 1\n# {sentence}"), "planted.py")
+    assert prose.findings(prose_files.of_python(f"x = {sentence!r}"), "planted.py")
+    assert prose.findings(prose_files.of_python(f"x = 1\n# {sentence}"), "planted.py")
 
 
 @pytest.mark.parametrize("rule", prose.RULES, ids=lambda rule: rule.instead)
@@ -93,7 +88,9 @@ def test_every_rule_finds_one_of_these_sentences(rule):
 def test_a_finding_names_its_line_and_what_to_write_instead():
     found = findings_in("# Title\n\nFine.\n\n- Rows are\n  learnt here.\n")
     assert found == ["planted.md:5: 'learnt': trained on, learned"]
-    found = prose.findings(prose.of_python("x = 1\n\n# The rest is\n# learnt.\n"), "planted.py")
+    found = prose.findings(
+        prose_files.of_python("x = 1\n\n# The rest is\n# learnt.\n"), "planted.py"
+    )
     assert found == ["planted.py:3: 'learnt': trained on, learned"]
 
 
@@ -104,4 +101,4 @@ def test_code_and_marks_are_not_prose(text):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(REPO)))
 def test_the_prose_keeps_to_the_vocabulary(path):
-    assert prose.findings(prose.read(path), str(path.relative_to(REPO))) == []
+    assert prose.findings(prose_files.read(path), str(path.relative_to(REPO))) == []
