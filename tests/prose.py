@@ -26,7 +26,7 @@ class Rule:
 
 RULES = (
     Rule(r"\blearnt\b", "trained on, learned"),
-    Rule(r"\b(?:go|goes|going|went) on\b", "resume, continue"),
+    Rule(r"\b(?:goes|going|went) on\b|\bgo on\b(?!\.)", "resume, continue"),
     Rule(r"\bmend(?:s|ed|ing)?\b", "fix"),
     Rule(r"\banew\b", "from scratch, again"),
     Rule(r"\bfor want of\b", "for lack of"),
@@ -46,7 +46,7 @@ RULES = (
         r"|\bbatch\w*( \w+)* counts? lines\b",
         "packed sequences",
     ),
-    Rule(r"\b(?:lie|lies|stand|stands) (?:beside|in|on|there|under)\b", "is, is stored"),
+    Rule(r"\b(?:lie|lies|stand|stands) (?:beside|in|on|there|under)\b(?! for)", "is, is stored"),
     Rule(
         r"\w*(?:behaviou|colou)r|\b(?:initial|normal|optim|serial|token)is(?:e|ed|es|ing)\b", "US"
     ),
