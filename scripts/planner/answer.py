@@ -26,7 +26,7 @@ class Question:
 
     request: Request
     args: RecipeArguments
-    config: PretrainedConfig  # of the model
+    config: PretrainedConfig  # the model's config
     batch: Batch
     card: int | None  # bytes
 

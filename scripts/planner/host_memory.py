@@ -23,7 +23,7 @@ SHAPE = {
     "num_key_value_heads": 12,
     "vocab_size": 8000,
 }
-BYTES_IN_BF16 = 2  # of a parameter
+BYTES_IN_BF16 = 2  # bytes per parameter
 BYTES_IN_FP32 = 4
 # Flags of the recipe: a checkpoint after each step, and more steps in the second launch
 FLAGS = {

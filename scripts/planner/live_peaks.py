@@ -39,7 +39,7 @@ MODEL = {
     "vocab_size": 8000,
 }
 IGNORED = -100  # the label of a token that the loss leaves out
-FLAGS = {"max_steps": STEPS, "save_steps": 0, "eval_strategy": "no"}  # of the recipe
+FLAGS = {"max_steps": STEPS, "save_steps": 0, "eval_strategy": "no"}  # for the recipe
 
 
 # ---- Measured ----

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from proof.step_hooks import around_steps, when_prepared
 
-STEPS = 3  # of the recipe; the last one is tracked
+STEPS = 3  # steps that the recipe takes; the last one is tracked
 
 
 class TensorTracker(MemTracker):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from .rehearsals import words_of
 
-SEQUENCES = 2  # of a micro-batch
+SEQUENCES = 2  # sequences per micro-batch
 LONGEST = 256  # tokens
 
 

@@ -26,7 +26,7 @@ EAGER = ["--attn_implementation", "eager"]
 PACKED = ["--packing"]
 BASE = {
     "width": 256,  # features of a token
-    "ratio": 3.0,  # of the MLP's features to those
+    "ratio": 3.0,  # features of the MLP relative to those
     "depth": 4,  # layers
     "heads": 8,
     "kv_heads": 4,
