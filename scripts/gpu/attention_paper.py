@@ -19,7 +19,7 @@ from .timing import milliseconds, peak_mib
 
 STATED = {2048: 10, 4096: 20}  # length: times less memory
 LEAST_SPEED = 2.0  # times as fast as the standard implementation
-WIDTH = 64  # of a head
+WIDTH = 64  # features of a head
 
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 

@@ -82,7 +82,7 @@ class Contest:
             "what": name,
             "result": "trained, beside another process" if found["loaded"] else "trained",
             "tokens/s": round(found.get("tokens_per_second", 0)),
-            "ms a step": round(found.get("seconds_per_step", 0) * 1e3, 1),
+            "ms per step": round(found.get("seconds_per_step", 0) * 1e3, 1),
         }
         for kind in ("allocated", "reserved"):
             if kind in found["memory_mib"]:

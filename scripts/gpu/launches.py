@@ -83,7 +83,7 @@ class Trained:
     command: str = ""
     folder: Path = Path()
     steps: list[dict[str, Any]] = field(default_factory=list)  # lines of metrics.jsonl
-    report: dict[str, Any] | None = None  # of proof/shard_report.py
+    report: dict[str, Any] | None = None  # as proof/shard_report.py writes it
 
     @property
     def succeeded(self) -> bool:
