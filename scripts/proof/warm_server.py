@@ -58,7 +58,7 @@ FREE_VARIABLES = (
     "TORCH_NCCL_",
     "WORLD_SIZE",
     "TOKENIZERS_PARALLELISM",
-    # Of this project and its tests
+    # These are set by this project and its tests.
     "FAULT",
     "GPU_PROOF_",
     "PYTEST_",

@@ -72,7 +72,7 @@ def start(folder: Path | str | None = None, owner: int | None = None) -> Path:
     if is_served(folder):
         return program
     for path in folder.glob("socket*"):
-        path.unlink()  # of a server that was killed
+        path.unlink()  # left behind by a server that was killed
     write_program(program)
     start_server(folder, owner)
     return program

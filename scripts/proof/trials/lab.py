@@ -24,7 +24,7 @@ from proof.launch import ENVIRONMENT, data_of, make_model, rehearsal
 from proof.trials.processes import kill_all
 
 TIMEOUT = 300  # seconds for a launch: a run that hangs is not as promised
-MOST_LAUNCHES = 9  # of the same command, one after the other
+MOST_LAUNCHES = 9  # times that the same command is started in a row
 
 
 @dataclass(frozen=True)

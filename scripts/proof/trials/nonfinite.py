@@ -14,7 +14,7 @@ from proof.trials.lab import Ended, Lab
 from proof.trials.outcome import equal_to, hash_of_state, nonfinite_weights, verified
 from proof.trials.trial import BROKEN, ROWS, STEPS, Group, Result, Trial, failed, make_job
 
-SEED = 42  # of the job
+SEED = 42  # the job's seed
 ROWS_PER_STEP = 12
 ROWS_OF_EVALUATION = 21
 ROWS_OF_SECOND_EPOCH = 24  # that the job still reads

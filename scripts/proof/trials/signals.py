@@ -152,7 +152,7 @@ def of_every_kind() -> list[Trial]:
             )
     for name in SIGNALS_TO_GROUPS:
         attempt = partial(stop_a_group_that_tokenizes, name=name)
-        detail = "single, two processes that tokenise"
+        detail = "single, two processes that tokenize"
         trials.append(Trial(f"{name} in data preparation", detail, attempt))
     attempt = partial(stop_a_rank_that_waits, name="SIGTERM")
     trials.append(Trial("SIGTERM in data preparation", "ddp, a rank that waits", attempt))

@@ -13,7 +13,7 @@ from proof.trials.outcome import equal_to
 from proof.trials.trial import DIFFERENCES, STEPS, Group, Result, Trial, failed, make_job
 
 QUANTIZED_CONFIGS = ["single", "fsdp2_full_shard", "deepspeed_zero3"]
-FIVE_STEPS = (2, 5, 9, 12, 16)  # of one epoch
+FIVE_STEPS = (2, 5, 9, 12, 16)  # steps of one epoch
 
 
 def stop_and_resume(lab: Lab, folder: Path, job: Run, steps: tuple[int, ...]) -> Result:

@@ -48,7 +48,7 @@ class Group:
     """Trials that measure one thing."""
 
     name: str
-    unit: str  # of a trial's figure
+    unit: str  # the unit of a trial's figure
     trials: Callable[[], list[Trial]]
 
 
