@@ -16,10 +16,10 @@ NO_LIMIT = 10**9  # tokens, for a model whose configuration has no longest seque
 class Answerer:
     """A model, with its tokenizer and its decoding settings."""
 
-    model: Any  # of transformers or, with adapters, of peft
+    model: Any  # a model of transformers or, with adapters, of peft
     tokenizer: Any
     decoding: GenerationConfig
-    max_new_tokens: int  # of the longest answer
+    max_new_tokens: int  # the length of the longest answer
 
     @torch.inference_mode()
     def answer(

@@ -28,7 +28,7 @@ SENTENCES = (
     "nobody was there",
 )
 KINDS = ("PER", "ORG", "LOC")
-NUM_TRAIN_WORDS = 1000  # of names
+NUM_TRAIN_WORDS = 1000  # words that names are made of
 NUM_TEST_WORDS = 200
 
 Row = dict[str, list[str]]
