@@ -67,7 +67,7 @@ def be_rank(function, sender, variables):
 
         from proof.cpu_patches import treat_cpu_as_gpu
 
-        AcceleratorState._reset_state(reset_partial_state=True)  # of tests before this one
+        AcceleratorState._reset_state(reset_partial_state=True)  # forget earlier tests
         GradientState._reset_state()
         treat_cpu_as_gpu(int(variables["WORLD_SIZE"]))
         dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))

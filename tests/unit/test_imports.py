@@ -20,7 +20,7 @@ FILES = [
 
 
 def packages_imported_by(text):
-    """The first names of all modules that a file imports, also inside of functions."""
+    """The first names of all modules that a file imports, including those inside functions."""
     modules = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):

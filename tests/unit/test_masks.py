@@ -16,7 +16,7 @@ from components.chat import load_tokenizer
 from components.packing import TokenCollator
 from mask_probe import ARCHITECTURES, PADDING, distance_from_alone, leak, packed_batch, random_model
 
-# Logits are about 0.5. A document alone is summed in another order, in fp32, which keeps seven
+# Logits are about 0.5. The sums of a single document are in another order, in fp32, which has seven
 # digits
 ALONE = 1e-6
 PLANTED = 0.1  # what a planted leak moves at least

@@ -33,7 +33,7 @@ def arguments(recipe, *flags):
     return parse_arguments(recipe.Arguments, words=flags)
 
 
-class Loaded(BaseException):  # an Exception would be told as a model that cannot be read
+class Loaded(BaseException):  # an Exception would be reported as a model that cannot be read
     """Stands in for the loading of weights, with what they would be loaded as."""
 
 
@@ -177,7 +177,7 @@ def test_int8_products_do_not_log_a_line_each(tiny, records_of):
     state.CB, state.SCB = torch.ones(4, 8, dtype=torch.int8), torch.ones(4)
     MatMul8bitLt.apply(
         torch.ones(2, 8, dtype=torch.bfloat16), torch.ones(4, 8), None, None, state
-    )  # of a GPU
+    )  # as for a GPU
     assert records == []
 
 

@@ -71,7 +71,7 @@ def rows_of(tokenized):
 def models(tiny):
     """Models with tied embeddings under three names, one with scales, one that moves labels itself.
 
-    The last does so in its forward pass alone.
+    The last does so only in its forward pass.
     """
     torch.manual_seed(0)
     yield "T5", AutoModelForSeq2SeqLM.from_pretrained(tiny / "model").eval()

@@ -41,7 +41,7 @@ def test_a_recipes_own_rules_stand_beside_its_arguments():
 
 @dataclass(kw_only=True)
 class PlainArguments(CommonArguments):
-    """Of a recipe that offers neither a quantized base nor variants of LoRA."""
+    """Arguments of a recipe that offers neither a quantized base nor variants of LoRA."""
 
     GROUP = "Example"
     model_name_or_path: str = "gpt2"

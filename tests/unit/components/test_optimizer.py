@@ -226,7 +226,7 @@ def test_a_resumed_schedule_has_the_rates_of_one_that_was_not_stopped():
 
 
 def test_a_step_of_zero_0_whose_gradients_are_not_finite_changes_nothing():
-    """Its engine steps inside of backward, before anybody else can look."""
+    """DeepSpeed's engine steps inside `backward`, before the recipe can check the gradients."""
     state = SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=0), fsdp_plugin=None)
     model = torch.nn.Linear(2, 2)
     optimizer, _ = make_optimizer(model, TrainingArguments(), fake_accelerator(state=state), 10)
