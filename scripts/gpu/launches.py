@@ -58,13 +58,13 @@ class Variant:
 class Finished:
     """A process that has ended, or was killed when the time ran out."""
 
-    code: int | None  # None if it had no time
+    code: int | None  # None if it ran out of time
     output: str  # stdout and stderr together
     seconds: float
 
     @property
     def failure(self) -> str:
-        """Why it did not do its work, "" if it did."""
+        """Why it failed, "" if it succeeded."""
         if self.code is None:
             return NO_TIME
         if self.code:
@@ -77,7 +77,7 @@ class Trained:
     """A finished launch, or one that was not run."""
 
     variant: Variant
-    code: int | None  # exit code, None if it was not run or had no time
+    code: int | None  # exit code, None if it was not run or ran out of time
     why: str = ""  # it did not train, "" if it did
     seconds: float = 0.0
     command: str = ""

@@ -12,7 +12,7 @@ from tiny.bert import make_model
 from tiny.options import BertNerOptions
 from tiny.words import different_words
 
-# What stands around a name tells what it names
+# The words around a name show what kind of name it is
 SENTENCES = (
     "PER works for ORG",
     "PER left ORG for ORG",
