@@ -73,6 +73,23 @@ RULES = (
     Rule(r"\bStopped by Terminated\b", "Stopped by SIGTERM"),
     Rule(r"\btensors unequal\b", "differences: 0"),
     Rule(r"\bleads past\b", "the reason for the code"),
+    Rule(r"\b(?:of|with|on) so many\b", "name the number: `steps` steps"),
+    Rule(
+        r"\btells (?:all|most|of|what|whether|which)\b|\btold (?:after|all|by|in|of)\b",
+        "says, reports, prints",
+    ),
+    Rule(r"\bthat (?:is|are) there\b", "existing"),
+    Rule(r"\b(?:the|a) way out\b", "the fix"),
+    Rule(
+        r"\banybody(?:'s| else)|\bmakes nobody\b|\bnobody (?:else|ever|would|could|listens)\b",
+        "no process, other people's, the passive",
+    ),
+    Rule(r"(?:^|[.:] )not called by hand\b", "it is not meant to be called by hand"),
+    Rule(r"\bhad no time\b", "ran out of time"),
+    Rule(r"\blets go of\b", "releases"),
+    Rule(r"\bneeds nothing of\b|\bcode of theirs\b", "needs nothing else from, their own code"),
+    Rule(r"\bin small\b", "a small one"),
+    Rule(r"\bis no (?:error|finding|reason|tensor)\b", "is not an error"),
 )
 
 

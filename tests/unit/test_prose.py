@@ -66,6 +66,18 @@ SENTENCES = (
     "tokenised with another template",
     "CPU offload cannot be had without a GPU",
     "Speed at the floor.",
+    "Plan a launch on a card of so many bytes.",
+    "`make check` tells most of those that you forget.",
+    "What cannot be read is told in one line with what helps.",
+    "A run that is there would be resumed.",
+    "Every broken config is found with its key, its reason and the way out.",
+    "The losses are equal, and makes nobody wait.",
+    "Not called by hand.",
+    "None if it had no time.",
+    "A gloo thread lets go of a collective's tensors.",
+    "One command copies it into a folder that needs nothing of this repository.",
+    "A cell of the benchmark in small: all contestants train alike.",
+    "It is no error in other files.",
 )
 FILES = prose_files.files()
 
