@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make quickstart` teaches a tiny model, offline and on a CPU, and the result can be asked."""
+"""`make quickstart` teaches a tiny model, offline and on a CPU, and the trained model answers."""
 
 import json
 import re

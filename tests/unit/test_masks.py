@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """No token reaches the logits of another document, whatever the attention.
 
-Neither in packed rows nor from padding. Tiny random models in fp32, in process; flash attention
+This holds for packed rows and for padding. Tiny random models in fp32, in process; flash attention
 needs a GPU: tests/gpu/test_masks_on_gpu.py.
 """
 

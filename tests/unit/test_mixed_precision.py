@@ -159,7 +159,7 @@ def test_nor_are_those_of_experts_and_what_is_beside_them(tiny_of):
     ("flags", "facts"),
     [
         (LORA, {"is_fsdp2": True}),  # casts weights, and does not autocast
-        (LORA, {"native_amp": False}),  # nor does DeepSpeed, nor anybody without mixed precision
+        (LORA, {"native_amp": False}),  # as with DeepSpeed, or without mixed precision
         ((*LORA, "--use_dora"), {}),  # which takes norms in the dtype of its input
     ],
     ids=["FSDP2", "no autocast", "DoRA"],

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pairs of texts become tokens, tokens a loss, and texts metrics, as by hand or by the libraries.
+"""Pairs of texts become tokens, a loss and metrics.
 
-In process, on tiny random models in fp32.
+Expected values are worked out by hand or by the libraries. In process, on tiny random models in
+fp32.
 """
 
 import json

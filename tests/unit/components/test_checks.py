@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What arguments forbid by themselves, and faults of the launcher's file, are told all at once."""
+"""Conflicts between arguments, and faults of the launcher's file, are reported all at once."""
 
 import shlex
 import sys
