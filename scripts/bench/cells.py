@@ -18,10 +18,10 @@ Results = dict[str, Any]
 class Contestant:
     """One side of a comparison."""
 
-    tool: str  # "ours", or one of scripts/benchmark_peers.py
-    flags: Flags = field(default_factory=dict)  # in addition to those of the cell
+    tool: str  # "ours", or a name from scripts/benchmark_peers.py
+    flags: Flags = field(default_factory=dict)  # flags in addition to those of the cell
     ranks: int = 1
-    model: str = ""  # if it is not the cell's
+    model: str = ""  # a model in place of the cell's; "": the cell's
     needs: str = ""  # package without which it is left out
 
 

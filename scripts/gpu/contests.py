@@ -19,7 +19,7 @@ from .launches import NO_TIME
 
 WARMUP = 3  # steps
 STEPS = 10  # timed ones
-# Seconds that a run takes at least; with the 8B model most of them read weights
+# Seconds that a run takes at least; with the 8B model it reads weights for most of that time
 RUN_TIME = 10
 RUN_TIME_8B = 45
 

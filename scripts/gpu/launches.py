@@ -156,7 +156,7 @@ def tiny_model(setup: Setup, recipe: str = "llama") -> Path:
 
 
 def wide_model(setup: Setup) -> Path:
-    """Return a model of 67 million parameters, whose state is most of a process's memory.
+    """Return a model of 67 million parameters, whose state makes up most of a process's memory.
 
     With --tiny it is small.
     """

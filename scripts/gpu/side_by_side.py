@@ -24,7 +24,7 @@ CONTESTANTS = {
 }
 LEAN = NAMES["lean"]
 BARE_LOOPS = (LEAN, NAMES["floor"])
-LOSS_GATE = CURVE["bfloat16"]  # nats, of each step
+LOSS_GATE = CURVE["bfloat16"]  # nats, for each step
 MOST_OVER_LEAN = 1.05  # a step of the recipe to one of the bare loop that computes the same
 
 # NeMo AutoModel, Llama 3 8B LoRA, one H100, TransformerEngine and Triton:

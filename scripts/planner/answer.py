@@ -22,7 +22,7 @@ FITS, DOES_NOT_FIT = 0, 1
 
 @dataclass(frozen=True)
 class Question:
-    """A request whose words have been read."""
+    """A request whose command line has been parsed."""
 
     request: Request
     args: RecipeArguments

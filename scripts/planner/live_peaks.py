@@ -114,7 +114,7 @@ def plan_of_row(row: Row) -> Plan:
 def compare(row: Row) -> Row:
     """Return a measured row with its planned peak and the relative error.
 
-    ZeRO's bucket of 2 GB (in fp32) is the same for every model and would hide everything else. The
+    ZeRO's bucket of 2 GB (in fp32) is the same for every model and would hide all other errors. The
     second error, `beside_bucket`, leaves it out.
     """
     size = sum(planned(row).values())
