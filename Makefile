@@ -42,7 +42,7 @@ quickstart-llama:
 	@printf '\n== Answers before training ==\n'
 	python scripts/generate.py $(OUT)/model --file $(OUT)/data/test.jsonl --max_new_tokens 32 --json $(OUT)/before.json
 	@printf '\n== Training ==\n'
-	rm -rf $(OUT)/run  # a run that is there would be resumed
+	rm -rf $(OUT)/run  # an existing run would be resumed
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/llama.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
@@ -56,21 +56,21 @@ quickstart-llama:
 quickstart-bert:
 	python scripts/make_tiny.py bert $(OUT)
 	@printf '\n== Training, evaluated before its first step ==\n'
-	rm -rf $(OUT)/run  # a run that is there would be resumed
+	rm -rf $(OUT)/run  # an existing run would be resumed
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/bert.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
 	  --per_device_train_batch_size 32 --learning_rate 1e-3 --warmup_steps 0.05 --eval_on_start
-	@printf '\n== Told after training ==\n'
-	@python -c "from transformers import pipeline; tell = pipeline('text-classification', '$(OUT)/run'); \
-	  [print(text, '->', tell(text)[0]) for text in ('the soup was very good', 'the soup was not very good', \
+	@printf '\n== Predictions after training ==\n'
+	@python -c "from transformers import pipeline; classify = pipeline('text-classification', '$(OUT)/run'); \
+	  [print(text, '->', classify(text)[0]) for text in ('the soup was very good', 'the soup was not very good', \
 	  'the waiter was kind and the room was cold')]"
 	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
 
 quickstart-bert_ner:
 	python scripts/make_tiny.py bert_ner $(OUT)
 	@printf '\n== Training, with the F1 of names on held-out rows before (step 0), after each epoch and at the end ==\n'
-	rm -rf $(OUT)/run  # a run that is there would be resumed
+	rm -rf $(OUT)/run  # an existing run would be resumed
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/bert_ner.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
@@ -87,7 +87,7 @@ quickstart-mistral_pretrain:
 	@printf '\n== A text continued before training ==\n'
 	python scripts/continue_text.py $(OUT)/model --prompt "Lamo is a baker in Frim. Every morning" --max_new_tokens 48
 	@printf '\n== Training ==\n'
-	rm -rf $(OUT)/run  # a run that is there would be resumed
+	rm -rf $(OUT)/run  # an existing run would be resumed
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/mistral_pretrain.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
@@ -101,7 +101,7 @@ quickstart-mistral_pretrain:
 quickstart-t5:
 	python scripts/make_tiny.py t5 $(OUT)
 	@printf '\n== Training; at its start, in between and at its end translations of sentences that it never sees ==\n'
-	rm -rf $(OUT)/run  # a run that is there would be resumed
+	rm -rf $(OUT)/run  # an existing run would be resumed
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/t5.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
@@ -115,7 +115,7 @@ quickstart-t5:
 quickstart-llama_dpo:
 	python scripts/make_tiny.py llama_dpo $(OUT) --num_test_rows 300
 	@printf '\n== Learning from demonstrations, every second one a mistake ==\n'
-	rm -rf $(OUT)/base $(OUT)/run  # runs that are there would be resumed
+	rm -rf $(OUT)/base $(OUT)/run  # existing runs would be resumed
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/llama.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/demonstrations.jsonl --output_dir $(OUT)/base \
@@ -135,7 +135,7 @@ quickstart-llama_dpo:
 quickstart-vit:
 	python scripts/make_tiny.py vit $(OUT)
 	@printf '\n== Training, with the accuracy on held-out images before (step 0), after each epoch and at the end ==\n'
-	rm -rf $(OUT)/run  # a run that is there would be resumed
+	rm -rf $(OUT)/run  # an existing run would be resumed
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/vit.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data --output_dir $(OUT)/run --eval_on_start --augmentation flip --num_train_epochs 8 \
@@ -148,7 +148,7 @@ quickstart-mixtral:
 	@printf '\n== Answers before training ==\n'
 	python scripts/generate.py $(OUT)/model --file $(OUT)/data/test.jsonl --max_new_tokens 32 --json $(OUT)/before.json
 	@printf '\n== Training ==\n'
-	rm -rf $(OUT)/run  # a run that is there would be resumed
+	rm -rf $(OUT)/run  # an existing run would be resumed
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/mixtral.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \

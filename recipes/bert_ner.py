@@ -132,7 +132,7 @@ def tokenize_words(
     """Return the tokens of a row's words, the word of each token, and the tags of the words.
 
     Args:
-        tag_columns: the tags are in the first of them that is there.
+        tag_columns: the tags are in the first of these columns that the row has.
         tag_names: of tags that are numbers.
     """
     tag_column = next((name for name in tag_columns if name in row), tag_columns[0])

@@ -54,7 +54,7 @@ def launched(folder: Path, text: str, *flags: str) -> Launched:
 
 
 def fsdp_run(folder: Path, text: str) -> dict[str, str]:
-    """Return what FSDP is told to do."""
+    """Return FSDP's settings."""
     with patch_environment(**launched(folder, text).environment):
         plugin = FullyShardedDataParallelPlugin()
     return {name: str(value) for name, value in vars(plugin).items() if name != "param_init_fn"}

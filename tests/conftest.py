@@ -50,7 +50,7 @@ def once(shared_tmp):
         done = shared_tmp / f"{name}.done"
         with FileLock(f"{folder}.lock"):
             if not done.exists():
-                shutil.rmtree(folder, ignore_errors=True)  # of an attempt that failed
+                shutil.rmtree(folder, ignore_errors=True)  # left behind by an attempt that failed
                 fill(folder)
                 done.touch()
         return folder

@@ -11,14 +11,14 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-# What the projects have that this one takes as its measure: nanochat, torchtitan, OLMo-core, litgpt
-NODES = 15  # of nine in ten statements; 13 to 14 there, 11 in accelerate
-MOST_NODES = 60  # of any statement; the largest of a hundred has 27 to 36 there
+# "There" are the projects that the bounds are taken from: nanochat, torchtitan, OLMo-core, litgpt
+NODES = 15  # bound for nine in ten statements; 13 to 14 there, 11 in accelerate
+MOST_NODES = 60  # bound for any statement; the largest of a hundred has 27 to 36 there
 TERNARIES = 40  # in 1,000 statements; 18 to 21 there, 35 in picotron
 TUPLE_ASSIGNMENTS = 10  # in 1,000 statements; 1 to 10 there, 12 in picotron
-STATEMENTS = 60  # of a function; nine in ten have 18 to 56 there
-WIDTH = 100  # wider are 0.1 % of torchtitan's lines, 1.5 % of OLMo-core's, 4 % of nanochat's
-# A shorter file may have as many ternaries and tuple assignments as one of so many statements
+STATEMENTS = 60  # per function; nine in ten have 18 to 56 there
+WIDTH = 100  # wider lines: 0.1 % of torchtitan's lines, 1.5 % of OLMo-core's, 4 % of nanochat's
+# A shorter file may have as many ternaries and tuple assignments as one with this many statements
 FEWEST_STATEMENTS = 100
 
 SIMPLE = (
@@ -134,7 +134,7 @@ def many_ternaries(code: Code) -> Iterator[str]:
 
 
 def nested_ternaries(code: Code) -> Iterator[str]:
-    """Yield each ternary with another one inside of it."""
+    """Yield each ternary that contains another one."""
     for node in code.nodes:
         if isinstance(node, ast.IfExp):
             inner = [part for part in ast.walk(node) if isinstance(part, ast.IfExp)]
@@ -170,7 +170,7 @@ def hidden_lambdas(code: Code) -> Iterator[str]:
 
 
 def conditions_as_statements(code: Code) -> Iterator[str]:
-    """Yield each `x or stop()` that stands alone: it is an `if`."""
+    """Yield each statement of the form `x or stop()`, which should be an `if`."""
     for node in code.nodes:
         match node:
             case ast.Expr(ast.BoolOp() | ast.IfExp()):

@@ -26,7 +26,7 @@ def fake_accelerator(**settings):
 
 
 def alone(ranks):
-    """What a run asks of an Accelerator before its first step, on rank 0 of so many."""
+    """What a run asks of an Accelerator before its first step, on rank 0 of `ranks`."""
     return SimpleNamespace(
         num_processes=ranks,
         print=print,

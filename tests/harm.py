@@ -5,7 +5,7 @@ import pytest
 
 
 def shows_harm_without(name):
-    """Run a test without a workaround and with it: `cured` tells which.
+    """Run a test without a workaround and with it; its argument `cured` says which.
 
     Without it the test must find the harm in the library as it is installed, and with it none.
     Where the first fails and the second passes, the library is fixed and the workaround goes:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Probe of attention masks: on which tokens do the logits of a document depend?
 
-It looks at logits alone, so it serves every architecture, attention implementation and way to make
-a batch. A batch is what the model is called with; `owners` has the shape of its input_ids and says
-to which document each token belongs.
+It compares only logits, so it works for every architecture, attention implementation and way to
+make a batch. A batch is what the model is called with; `owners` has the shape of its input_ids and
+says to which document each token belongs.
 """
 
 import copy
@@ -44,7 +44,7 @@ def leak(model, batch, owners):
         is_own = owners == owner
         replaced = torch.where(is_own, (ids + 1) % model.config.vocab_size, ids)
         logits_then = model(**batch | {"input_ids": replaced}).logits
-        change = (logits_then - logits).abs().amax(-1)  # of each token
+        change = (logits_then - logits).abs().amax(-1)  # one change per token
         of_others = change.masked_fill(is_own | (owners == PADDING), 0)
         changes.append(of_others.max())
     return torch.stack(changes).max().item()
@@ -77,8 +77,8 @@ def random_model(architecture, attention, dtype=torch.float32, device="cpu"):
 def packed_batch(*rows, device="cpu"):
     """(batch, owners) of random documents, given by their lengths, packed into rows of one length.
 
-    Positions start anew in each document, and there is neither an attention mask nor a cache: only
-    then does transformers keep documents apart.
+    Positions start from 0 in each document, and there is neither an attention mask nor a cache:
+    only then does transformers keep documents apart.
     """
     lengths = [length for row in rows for length in row]
     owners = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).view(len(rows), -1)

@@ -2,16 +2,12 @@
 """Words and turns of phrase that the documents, help texts, docstrings and comments do not use.
 
 Each rule was taken from sentences that readers had to read twice. A rule names what to write
-instead. Code in Markdown is not prose; in Python every comment and every string with a space is.
+instead. prose_files.py reads the prose of each kind of file.
 """
 
-import ast
-import io
 import re
-import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 UNITS = (
     r"bytes|bits|flags?|GiB|iterations|lines?|loss|MiB|ms|objects?|rows|seconds|steps|times|tokens"
@@ -30,7 +26,7 @@ class Rule:
 
 RULES = (
     Rule(r"\blearnt\b", "trained on, learned"),
-    Rule(r"\b(?:go|goes|going|went) on\b", "resume, continue"),
+    Rule(r"\b(?:goes|going|went) on\b|\bgo on\b(?!\.)", "resume, continue"),
     Rule(r"\bmend(?:s|ed|ing)?\b", "fix"),
     Rule(r"\banew\b", "from scratch, again"),
     Rule(r"\bfor want of\b", "for lack of"),
@@ -50,7 +46,7 @@ RULES = (
         r"|\bbatch\w*( \w+)* counts? lines\b",
         "packed sequences",
     ),
-    Rule(r"\b(?:lie|lies|stand|stands) (?:beside|in|on|there|under)\b", "is, is stored"),
+    Rule(r"\b(?:lie|lies|stand|stands) (?:beside|in|on|there|under)\b(?! for)", "is, is stored"),
     Rule(
         r"\w*(?:behaviou|colou)r|\b(?:initial|normal|optim|serial|token)is(?:e|ed|es|ing)\b", "US"
     ),
@@ -77,6 +73,23 @@ RULES = (
     Rule(r"\bStopped by Terminated\b", "Stopped by SIGTERM"),
     Rule(r"\btensors unequal\b", "differences: 0"),
     Rule(r"\bleads past\b", "the reason for the code"),
+    Rule(r"\b(?:of|with|on) so many\b", "name the number: `steps` steps"),
+    Rule(
+        r"\btells (?:all|most|of|what|whether|which)\b|\btold (?:after|all|by|in|of)\b",
+        "says, reports, prints",
+    ),
+    Rule(r"\bthat (?:is|are) there\b", "existing"),
+    Rule(r"\b(?:the|a) way out\b", "the fix"),
+    Rule(
+        r"\banybody(?:'s| else)|\bmakes nobody\b|\bnobody (?:else|ever|would|could|listens)\b",
+        "no process, other people's, the passive",
+    ),
+    Rule(r"(?:^|[.:] )not called by hand\b", "it is not meant to be called by hand"),
+    Rule(r"\bhad no time\b", "ran out of time"),
+    Rule(r"\blets go of\b", "releases"),
+    Rule(r"\bneeds nothing of\b|\bcode of theirs\b", "needs nothing else from, their own code"),
+    Rule(r"\bin small\b", "a small one"),
+    Rule(r"\bis no (?:error|finding|reason|tensor)\b", "is not an error"),
 )
 
 
@@ -96,57 +109,3 @@ def findings(pieces: Iterator[Prose], name: str) -> list[str]:
             for match in re.finditer(rule.pattern, piece.text, re.IGNORECASE):
                 found.append(f"{name}:{piece.line}: {match[0]!r}: {rule.instead}")
     return found
-
-
-def read(path: Path) -> Iterator[Prose]:
-    """The prose of a Markdown or Python file."""
-    text = path.read_text()
-    return of_python(text) if path.suffix == ".py" else of_markdown(text)
-
-
-def of_markdown(text: str) -> Iterator[Prose]:
-    """The paragraphs, items and cells of a document without their code, each on one line."""
-
-    def blank(found: re.Match) -> str:
-        return "\n" * found[0].count("\n")
-
-    text = re.sub(r"^```.*?^```", blank, text, flags=re.DOTALL | re.MULTILINE)
-    text = re.sub(r"<[^>]*>", blank, text)
-    line = 1
-    for paragraph in re.split(r"(\n\n+|\n(?=\s*(?:[-*|]|\d+\.) ))", text):
-        words = " ".join(re.sub(r"`[^`]*`", "`code`", paragraph).split())
-        for sentence in re.split(r"(?<=[.:|]) +", words):
-            yield Prose(line, sentence.lstrip("-*|# "))
-        line += paragraph.count("\n")
-
-
-def of_python(text: str) -> Iterator[Prose]:
-    """The comments, and the strings that have a space; a comment of several lines is one piece."""
-    tree = ast.parse(text)
-    parts = {
-        id(part)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.JoinedStr)
-        for part in node.values
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
-            words = " ".join(node.value.split())
-            if id(node) in parts or node.value[0].isspace():
-                words = f"... {words}"  # a part of a sentence, which does not begin here
-            yield Prose(node.lineno, words)
-    comment: list[str] = []
-    first = last = 0
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type != tokenize.COMMENT:
-            continue
-        line = token.start[0]
-        if comment and line != last + 1:
-            yield Prose(first, " ".join(comment))
-            comment = []
-        if not comment:
-            first = line
-        comment.append(token.string.lstrip("#: "))
-        last = line
-    if comment:
-        yield Prose(first, " ".join(comment))

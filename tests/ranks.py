@@ -17,7 +17,7 @@ def on_ranks(function, count=1, **environment):
     What it changes in libraries and in the environment ends with its rank.
 
     Args:
-        environment: variables, by which accelerate's launcher tells which engine is used.
+        environment: variables, with which accelerate's launcher names the engine.
     """
     import deepspeed  # noqa: F401  here, once, and not in each rank
     import torch._dynamo  # noqa: F401  of FSDP2
@@ -44,7 +44,7 @@ def on_ranks(function, count=1, **environment):
 
 
 def free_port():
-    """A port on which nobody listens."""
+    """A port on which no process listens."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
@@ -67,7 +67,7 @@ def be_rank(function, sender, variables):
 
         from proof.cpu_patches import treat_cpu_as_gpu
 
-        AcceleratorState._reset_state(reset_partial_state=True)  # of tests before this one
+        AcceleratorState._reset_state(reset_partial_state=True)  # forget earlier tests
         GradientState._reset_state()
         treat_cpu_as_gpu(int(variables["WORLD_SIZE"]))
         dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))

@@ -114,7 +114,7 @@ SECOND = (2, "c", "d")
 FIRST_LINE = row("a", "b")
 SECOND_LINE = row("c", "d")
 TORN = GOOD[:40]
-IN_A_TEXT = 20  # a place in GOOD that is inside of a text
+IN_A_TEXT = 20  # a position in GOOD that is within a text
 HEAD = GOOD.encode()[:IN_A_TEXT]
 TAIL = GOOD.encode()[IN_A_TEXT:]
 
@@ -296,7 +296,7 @@ bad_file(
 )
 bad_file("another type", "rows.txt", GOOD, ["rows.txt"])
 bad_file("csv: empty", "rows.csv", "", ["rows.csv", "empty"])
-bad_file("csv: header alone", "rows.csv", "prompt,completion\n", ["rows.csv", "no data"])
+bad_file("csv: only a header", "rows.csv", "prompt,completion\n", ["rows.csv", "no data"])
 bad_file(
     "csv: no header", "rows.csv", "a,b\nc,d\n", ["rows.csv, row 1", "has the columns a, b", COLUMNS]
 )

@@ -2,7 +2,7 @@
 """Check an accelerate config against all rules.
 
 `scripts/check_config.py` checks any file, and each recipe checks the file that its launcher read
-(launch_file.py). Most rules are about accelerate and DeepSpeed and apply to anybody's file; the
+(launch_file.py). Most rules are about accelerate and DeepSpeed and apply to every file; the
 others are requirements of these recipes (config_findings.WISHES).
 
 A rule is a function that is named after what must hold and yields a finding if it does not. Its

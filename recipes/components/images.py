@@ -28,7 +28,7 @@ from components.rows import (
 from components.status import fail
 
 EncodedImage = dict[str, Any]  # {"bytes": content or None, "path": of the file or None}
-ENDS_OF_FILES = (b"IEND\xaeB`\x82", b"\xff\xd9")  # of PNG and JPEG
+ENDS_OF_FILES = (b"IEND\xaeB`\x82", b"\xff\xd9")  # PNG and JPEG end with these bytes
 DEEP_MODES = ("I", "F")  # beginnings of Pillow's modes with more than 8 bits per color
 
 

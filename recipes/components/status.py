@@ -162,9 +162,9 @@ class Status:
 def process_status() -> Status:
     """Return the status of this process: there is one, as there is one exit code.
 
-    It is looked up and not passed along, since a run can end where nobody could pass it: in `fail`,
-    which readers of arguments, files and rows call before there is a Run, and in functions whose
-    signatures Python dictates, such as signal handlers. The first call makes it.
+    It is looked up and not passed along, since a run can end where it could not be passed: in
+    `fail`, which readers of arguments, files and rows call before there is a Run, and in functions
+    whose signatures Python dictates, such as signal handlers. The first call makes it.
     """
     return Status()
 
@@ -224,7 +224,7 @@ def report_to_launcher(state: str, code: int, why: str, text: str, later: int = 
 
 
 def write_file(path: str | Path, text: str) -> None:
-    """Replace a file as a whole and flush it to the disk: nobody ever reads a part of it."""
+    """Replace a file as a whole, so that no reader ever sees a part of it; flush it to the disk."""
     staged = f"{path}.{RANK}.tmp"
     with open(staged, "w") as file:
         file.write(text)

@@ -18,10 +18,10 @@ Results = dict[str, Any]
 class Contestant:
     """One side of a comparison."""
 
-    tool: str  # "ours", or one of scripts/benchmark_peers.py
-    flags: Flags = field(default_factory=dict)  # in addition to those of the cell
+    tool: str  # "ours", or a name from scripts/benchmark_peers.py
+    flags: Flags = field(default_factory=dict)  # flags in addition to those of the cell
     ranks: int = 1
-    model: str = ""  # if it is not the cell's
+    model: str = ""  # a model in place of the cell's; "": the cell's
     needs: str = ""  # package without which it is left out
 
 
@@ -34,8 +34,8 @@ class Cell:
     model: str  # name in bench/models.py
     rows: str  # "gsm8k", "words" (written with the model) or "long" (longer than --max_length)
     contestants: dict[str, Contestant]  # by label
-    flags: Flags = field(default_factory=dict)  # of the recipe and the peers, for all contestants
-    steps: int = 20  # timed ones; 0: one pass over the rows
+    flags: Flags = field(default_factory=dict)  # flags that all contestants share
+    steps: int = 20  # timed steps; 0: one pass over the rows
     num_rows: int = 0  # 0: as many as the steps need
     device: str = "cpu"
     # Tokenized rows are kept from run to run ("kept"), made in each run ("cold"), or made in a
@@ -59,7 +59,7 @@ class Cell:
 class Settings:
     """The settings that all runs of all cells share."""
 
-    output_dir: Path  # of models, rows and runs
+    output_dir: Path  # folder of models, rows and runs
     data: Path  # folder of GSM8K's rows
     smoke: bool = False  # tiny versions of all cells, without figures
     warmup: int = 5  # steps before the timed ones

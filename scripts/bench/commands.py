@@ -68,7 +68,7 @@ def peer_flags(cell: Cell, data: Path) -> Flags:
     """Return the flags of the other tools in addition to those of the cell."""
     flags: Flags = {"data": data, "mixed_precision": PRECISION[cell.device]}
     if cell.device == "cuda":
-        flags["skip_save"] = True  # Nobody would read these gigabytes.
+        flags["skip_save"] = True  # gigabytes that would never be read
     return flags
 
 

@@ -9,7 +9,7 @@ from .cells import Cell, Settings
 from .prepare import usual_batch
 from .recipe import Batch
 
-NUM_ROWS = 200  # of GSM8K's test set
+NUM_ROWS = 200  # rows of GSM8K's test set
 BATCH_SIZE = 8
 MAX_LENGTH = 1024
 

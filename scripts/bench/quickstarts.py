@@ -28,7 +28,7 @@ SHOWN = {
 RECIPES = tuple(SHOWN)
 LIBRARIES = ("torch", "transformers", "accelerate")
 
-Row = dict[str, Any]  # of results/quickstarts.json
+Row = dict[str, Any]  # a row of results/quickstarts.json
 
 
 class ExampleError(Exception):

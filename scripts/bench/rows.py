@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .cells import Cell, Flags, Settings
 
-CHARACTERS_PER_TOKEN = 6  # more than average, so that rows are long enough
+CHARACTERS_PER_TOKEN = 6  # more than the average, so that rows are long enough
 WORDS = "the quick brown fox jumps over a lazy dog and runs home before it rains".split()
 
 

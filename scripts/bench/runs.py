@@ -72,7 +72,7 @@ def measured(folder: Path, warmup: int) -> Run:
     probe = json.loads((folder / "probe.json").read_text())
     metrics = (folder / "run" / "metrics.jsonl").read_text()
     steps = [json.loads(line) for line in metrics.splitlines()]
-    ends = probe["ends"]  # of steps, in seconds
+    ends = probe["ends"]  # when each step ended, in seconds
     seen = [line["num_input_tokens_seen"] for line in steps]
     if len(ends) != len(seen):
         return {"failed": f"{len(ends)} optimizer steps, but {len(seen)} lines in metrics.jsonl"}

@@ -15,7 +15,7 @@ NOT_IN_SMALL = (
     "no_master_weights",
 )
 WORDS_LENGTH = 64  # tokens of a row, with rows of words
-LONG_LENGTH = 16  # with rows that are longer than that
+LONG_LENGTH = 16  # the same for cells whose rows are longer
 
 
 def in_small(cell: Cell) -> Cell:

@@ -21,7 +21,7 @@ class Answerer:
     model: Any  # of transformers or, with adapters, of peft
     template: ChatTemplate
     decoding: GenerationConfig
-    max_new_tokens: int  # of the longest answer
+    max_new_tokens: int  # the length of the longest answer
 
     @torch.inference_mode()
     def answer(

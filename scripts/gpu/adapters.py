@@ -25,7 +25,7 @@ def lora_cast(setup: Setup) -> Outcome:
 
     outcome = Outcome()
     base_ms = milliseconds(lambda: base(hidden).sum().backward(), setup.device)
-    outcome.rows.append({"what": "base alone", "ms": base_ms})
+    outcome.rows.append({"what": "base layer without adapters", "ms": base_ms})
     gradients = []
     for name, cast in (("as peft has it", True), ("without the cast", False)):
         layer.cast_input_dtype_enabled = cast

@@ -17,9 +17,9 @@ from torch import Tensor
 from .cell import Outcome, Row, Setup
 from .timing import milliseconds, peak_mib
 
-STATED = {2048: 10, 4096: 20}  # length: times less memory
+STATED = {2048: 10, 4096: 20}  # {length: how many times less memory the flash kernel takes}
 LEAST_SPEED = 2.0  # times as fast as the standard implementation
-WIDTH = 64  # of a head
+WIDTH = 64  # features of a head
 
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -42,7 +42,7 @@ class Cost:
     """What one forward and backward pass takes."""
 
     ms: float
-    mib: float | None  # above the inputs; None on a CPU
+    mib: float | None  # memory on top of the inputs; None on a CPU
 
 
 def standard(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:

@@ -326,7 +326,7 @@ def lever_cells() -> Iterator[Cell]:
     )
     yield Cell(
         "speed.packed_16k",
-        proves="packed lines of 16,384 tokens under each attention",
+        proves="packed sequences of 16,384 tokens under each attention",
         function="levers.packed_16k",
         bound="every attention trains",
         limit=240,

@@ -19,7 +19,7 @@ from .launches import NO_TIME
 
 WARMUP = 3  # steps
 STEPS = 10  # timed ones
-# Seconds that a run takes at least; with the 8B model most of them read weights
+# Seconds that a run takes at least; with the 8B model it reads weights for most of that time
 RUN_TIME = 10
 RUN_TIME_8B = 45
 
@@ -82,7 +82,7 @@ class Contest:
             "what": name,
             "result": "trained, beside another process" if found["loaded"] else "trained",
             "tokens/s": round(found.get("tokens_per_second", 0)),
-            "ms a step": round(found.get("seconds_per_step", 0) * 1e3, 1),
+            "ms per step": round(found.get("seconds_per_step", 0) * 1e3, 1),
         }
         for kind in ("allocated", "reserved"):
             if kind in found["memory_mib"]:

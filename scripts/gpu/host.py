@@ -37,7 +37,7 @@ def offload_threads(setup: Setup) -> Outcome:
             if reading.seconds_per_step:
                 if one_thread is None:
                     one_thread = reading.seconds_per_step
-                row["seconds a step"] = round(reading.seconds_per_step, 3)
+                row["seconds per step"] = round(reading.seconds_per_step, 3)
                 row["times faster"] = round(one_thread / reading.seconds_per_step, 2)
             outcome.require(not reading.failed)
             outcome.commands.append(f"OMP_NUM_THREADS={threads} {reading.command}")

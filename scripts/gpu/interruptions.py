@@ -31,7 +31,7 @@ STEPS_AFTER = 2  # steps that it does after it has resumed
 def signals(setup: Setup) -> Outcome:
     """Check that a run resumes after either signal, and that no memory stays in use.
 
-    SIGUSR1 ends it with 75 and a checkpoint, SIGKILL at once.
+    SIGUSR1 ends it with 75 and a checkpoint, SIGKILL ends it at once.
     """
     data = launches.tiny_model(setup)
     memory_before = machine.gpu_memory_used() if setup.on_gpu else None

@@ -58,13 +58,13 @@ class Variant:
 class Finished:
     """A process that has ended, or was killed when the time ran out."""
 
-    code: int | None  # None if it had no time
+    code: int | None  # None if it ran out of time
     output: str  # stdout and stderr together
     seconds: float
 
     @property
     def failure(self) -> str:
-        """Why it did not do its work, "" if it did."""
+        """Why it failed, "" if it succeeded."""
         if self.code is None:
             return NO_TIME
         if self.code:
@@ -77,13 +77,13 @@ class Trained:
     """A finished launch, or one that was not run."""
 
     variant: Variant
-    code: int | None  # exit code, None if it was not run or had no time
+    code: int | None  # exit code, None if it was not run or ran out of time
     why: str = ""  # it did not train, "" if it did
     seconds: float = 0.0
     command: str = ""
     folder: Path = Path()
     steps: list[dict[str, Any]] = field(default_factory=list)  # lines of metrics.jsonl
-    report: dict[str, Any] | None = None  # of proof/shard_report.py
+    report: dict[str, Any] | None = None  # as proof/shard_report.py writes it
 
     @property
     def succeeded(self) -> bool:
@@ -156,7 +156,7 @@ def tiny_model(setup: Setup, recipe: str = "llama") -> Path:
 
 
 def wide_model(setup: Setup) -> Path:
-    """Return a model of 67 million parameters, whose state is most of a process's memory.
+    """Return a model of 67 million parameters, whose state makes up most of a process's memory.
 
     With --tiny it is small.
     """

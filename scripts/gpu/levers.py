@@ -62,7 +62,7 @@ def ragged_rows(setup: Setup) -> Outcome:
 
 
 def packed_16k(setup: Setup) -> Outcome:
-    """Measure each attention kernel on packed lines of 16,384 tokens."""
+    """Measure each attention kernel on packed sequences of 16,384 tokens."""
     contestants = contestants_of(LONG_LEVERS)
     return pull_each(setup, Contest("proof packed 16k", "1B", LINES_OF_16K, contestants, "gsm8k"))
 

@@ -83,8 +83,8 @@ def int8_rows(setup: Setup) -> Outcome:
         difference = (beside_outlier - without_outlier).abs().max().item()
         ms = milliseconds(lambda: layer(hidden), setup.device)
     row = {
-        "a row alone and beside an outlier differ by": difference,
-        f"ms a product of {rows} rows": ms,
+        "difference of a row with and without an outlier beside it": difference,
+        f"ms per product of {rows} rows": ms,
     }
     return Outcome([row])
 

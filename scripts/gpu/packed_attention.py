@@ -29,7 +29,7 @@ class Shape:
     rows: int
     heads: int
     kv_heads: int
-    width: int  # of a head
+    width: int  # features of a head
 
 
 PACKED = Shape(length=4096, rows=16, heads=32, kv_heads=8, width=128)

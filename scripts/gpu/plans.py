@@ -28,7 +28,7 @@ from .launches import as_flags
 from .probed import Probed, model_and_rows
 
 STEPS = 4
-WARMUP = 2  # of these steps
+WARMUP = 2  # steps that are not measured
 UNDER_BOUND = 0.03  # relative: a run that takes more than its plan can end out of memory
 MEAN_BOUND = 0.10  # relative: a plan above what is taken leaves a part of the card empty
 LEAST_RUNS = 4  # half of them are fitted
@@ -59,7 +59,7 @@ class Point:
 class Constants:
     """What a process takes in addition to its tensors."""
 
-    rounding: float  # of the allocator, as a share of the tensors
+    rounding: float  # what the allocator adds, as a share of the tensors
     context: float  # bytes of CUDA's context
 
     def predict(self, row: Row) -> float:

@@ -32,9 +32,9 @@ class Probed:
     flags: Flags
     script: str = "recipes/llama.py"
     steps: int = 5
-    warmup: int = 2  # of these steps
+    warmup: int = 2  # the first of these steps, which are not measured
     config: str = ""  # a YAML without its suffix, for accelerate's launcher; "": one plain process
-    variables: dict[str, str] = field(default_factory=dict)  # of the environment
+    variables: dict[str, str] = field(default_factory=dict)  # environment variables
 
     def command(self, folder: Path) -> list[str]:
         """Return its command line, whose probe writes `folder`/probe.json."""

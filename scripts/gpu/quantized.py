@@ -8,7 +8,7 @@ from .launches import Variant, adapters, job, only_on_gpu
 
 # Relative, of the first loss: 4 and 8 bits round a random model's logits by some percent
 LOSS_BOUND = 0.1
-MOST_8_BIT_STATE = 0.3  # of the bytes of fp32's; a quarter, and the scales
+MOST_8_BIT_STATE = 0.3  # relative to fp32 state: a quarter, plus the scales
 OPTIMIZERS = (
     "adamw_torch_fused",
     "adamw_8bit",

@@ -24,12 +24,12 @@ CONTESTANTS = {
 }
 LEAN = NAMES["lean"]
 BARE_LOOPS = (LEAN, NAMES["floor"])
-LOSS_GATE = CURVE["bfloat16"]  # nats, of each step
+LOSS_GATE = CURVE["bfloat16"]  # nats, for each step
 MOST_OVER_LEAN = 1.05  # a step of the recipe to one of the bare loop that computes the same
 
 # NeMo AutoModel, Llama 3 8B LoRA, one H100, TransformerEngine and Triton:
 NEMO_TOKENS = 12_473  # per second
-NEMO_SHARE = 0.7  # of it, which the recipe must reach
+NEMO_SHARE = 0.7  # the share of that speed that the recipe must reach
 LEAST_MFU = 0.45  # KempnerForge reports 0.578 for 8B full on one H200
 MOST_PEAK_GIB = 8.0  # torchtune reports 7.4 for Llama 3.1 8B QLoRA, 2 x 2,048 tokens, one RTX 4090
 

@@ -163,7 +163,7 @@ def draw_which_yaml(theme: Theme) -> str:
         theme,
         5.2,
         "Which YAML? Split only as much as the memory of your GPUs demands",
-        "python scripts/plan_memory.py tells what fits. With LoRA count only the adapters' "
+        "python scripts/plan_memory.py shows what fits. With LoRA count only the adapters' "
         "gradients and optimizer state.",
     )
     axes = axes_in(figure, left=0.15, right=0.15, top=0.7, bottom=0.5)

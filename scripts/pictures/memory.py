@@ -88,7 +88,7 @@ def planned_peaks() -> dict[str, Peak]:
 
 
 def peak_of(device: Mapping[str, int]) -> Peak:
-    """Return the GiB of each part. Raises KeyError if the planner tells of more than PARTS."""
+    """Return the GiB of each part. Raises KeyError if the planner has more parts than PARTS."""
     part_of = {}
     for part, categories in PARTS.items():
         part_of |= dict.fromkeys(categories, part)
@@ -100,7 +100,7 @@ def peak_of(device: Mapping[str, int]) -> Peak:
 
 
 def fits(peak: Peak, card: float) -> bool:
-    """Whether a card of so many GiB is enough."""
+    """Whether a card with `card` GiB is enough."""
     return sum(peak.values()) <= card
 
 
@@ -119,7 +119,7 @@ def draw_bars(axes: Axes, theme: Theme, peaks: Mapping[str, Peak], order: list[s
 
 
 def label_bars(axes: Axes, theme: Theme, peaks: list[Peak], card: float) -> None:
-    """Write at the end of each bar its size, and whether it fits a card of so many GiB."""
+    """Write at the end of each bar its size, and whether it fits a card with `card` GiB."""
     # The line of the card passes behind the words.
     style: dict[str, Any] = {"va": "center", "zorder": 4}
     box = {"facecolor": theme.background, "linewidth": 0, "pad": 1.5}

@@ -14,7 +14,7 @@ FONT_SIZE = 12.0
 MARGIN = 16.0
 BAR = 30.0  # the height of the title bar
 COMMAND = "make quickstart"
-MOST_LINES = 12  # of each section
+MOST_LINES = 12  # lines shown of each section
 SECTION = "== "
 CUT = "[...]"
 

@@ -22,11 +22,11 @@ FITS, DOES_NOT_FIT = 0, 1
 
 @dataclass(frozen=True)
 class Question:
-    """A request whose words have been read."""
+    """A request whose command line has been parsed."""
 
     request: Request
     args: RecipeArguments
-    config: PretrainedConfig  # of the model
+    config: PretrainedConfig  # the model's config
     batch: Batch
     card: int | None  # bytes
 

@@ -119,7 +119,7 @@ class Autograd:
         self.order = 0
         self.is_checkpointing = False
         self.is_recomputing = False
-        self.tape: list[Node] = []  # of a checkpointed segment: nodes that keep something
+        self.tape: list[Node] = []  # nodes of a checkpointed segment that keep something
         self.with_autocast_copy: list[Weight] = []
 
     # ---- Memory ----

@@ -116,7 +116,7 @@ class Forward:
         return self.project(layer.projections["o"], a)
 
     def attend(self, layer: Layer, h: Tensor) -> Tensor:
-        """Return what the tokens read of each other, [tokens, heads x head_dim]."""
+        """Return what each token gathers from the others, [tokens, heads x head_dim]."""
         q = self.project(layer.projections["q"], h)
         k = self.project(layer.projections["k"], h)
         v = self.project(layer.projections["v"], h)

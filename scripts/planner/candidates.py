@@ -29,8 +29,8 @@ from .shapes import MemoizedBuild
 from .yaml_files import Config
 
 PREFERRED = ("single", "ddp", "fsdp2", "zero", "fsdp1")  # order of engines at equal cost
-MOST_SEQUENCES = 2**16  # of the largest batch that is searched for
-MOST_TOKENS = 2**20  # of the longest sequence, if the model's config has no maximum
+MOST_SEQUENCES = 2**16  # sequences of the largest batch that is searched for
+MOST_TOKENS = 2**20  # the longest sequence that is tried if the model has no maximum
 DECIDES_WEIGHTS = {"use_peft", "load_in_8bit", "load_in_4bit", "bnb_4bit_use_double_quant"}
 # Arguments of the recipe that a way may add to the user's
 CHOSEN = (*DECIDES_WEIGHTS, "dtype", "gradient_checkpointing")
@@ -42,11 +42,11 @@ class Launch:
 
     request: Request
     args: RecipeArguments
-    defaults: dict[str, Any]  # of the recipe's arguments
+    defaults: dict[str, Any]  # default values of the recipe's arguments
     given: set[str]  # names of the recipe's arguments that the user gave
-    config: PretrainedConfig  # of the model
+    config: PretrainedConfig  # the model's config
     card: int  # bytes
-    parameters: int  # of the model
+    parameters: int  # parameters of the model without adapters
     build: Build  # makes the model on the meta device
 
     @property
@@ -94,7 +94,7 @@ class Way:
     weights: str
     plan: Plan
     device: Sizes = field(default_factory=dict)
-    host: Sizes = field(default_factory=dict)  # of each rank
+    host: Sizes = field(default_factory=dict)  # what each rank holds there
     cost: float = 0.0
     reasons: list[str] = field(default_factory=list)
     number: int | None = None  # among the ways that fit, from 1

@@ -37,7 +37,7 @@ USUAL_CARD = 80 * GIB
 # none was measured here (docs/planning.md).
 CONTEXT = 0.8 * GIB  # CUDA's context and the kernels that are loaded into it
 COMMUNICATOR = 0.5 * GIB  # NCCL's buffers, once there are several ranks
-ROUNDING = 0.05  # of all tensors: what the allocator rounds up or cannot reuse
+ROUNDING = 0.05  # share of all tensors that the allocator rounds up or cannot reuse
 
 
 def bytes_of(card: str | None) -> int | None:

@@ -65,7 +65,7 @@ class Projection:
     """A linear layer."""
 
     weight: Weight
-    elements: int  # of the weight as a matrix; one in 4 bits is stored in fewer
+    elements: int  # elements of the matrix; a 4-bit weight is stored in fewer
     quantized: Literal["4-bit", "int8"] | None = None
     adapters: tuple[Weight, ...] = ()  # LoRA's A, [in, r], and B, [r, out], or none
 

@@ -23,7 +23,7 @@ SHAPE = {
     "num_key_value_heads": 12,
     "vocab_size": 8000,
 }
-BYTES_IN_BF16 = 2  # of a parameter
+BYTES_IN_BF16 = 2  # bytes per parameter
 BYTES_IN_FP32 = 4
 # Flags of the recipe: a checkpoint after each step, and more steps in the second launch
 FLAGS = {
@@ -35,7 +35,7 @@ FLAGS = {
 }
 # glibc maps allocations above this size, and returns them to the system when they are freed. By
 # default it raises the bound to up to 32 MiB. The tensors of this model are smaller than that,
-# those of a real one hardly ever: memory that ZeRO-3 frees while it loads would count as taken.
+# unlike most of a real model, so that memory which ZeRO-3 frees while loading would still count.
 MALLOC_THRESHOLD = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 # The recipe imports datasets, and with it pandas, only once it has made its Accelerator. Imported
-# here, it does not count: it takes about 45 MB, which are not the model's.
+# here, it does not count: it takes about 45 MB, which do not belong to the model.
 import datasets  # noqa: F401
 from accelerate import Accelerator
 from torch.nn import Module

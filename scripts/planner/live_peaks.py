@@ -39,7 +39,7 @@ MODEL = {
     "vocab_size": 8000,
 }
 IGNORED = -100  # the label of a token that the loss leaves out
-FLAGS = {"max_steps": STEPS, "save_steps": 0, "eval_strategy": "no"}  # of the recipe
+FLAGS = {"max_steps": STEPS, "save_steps": 0, "eval_strategy": "no"}  # for the recipe
 
 
 # ---- Measured ----
@@ -114,7 +114,7 @@ def plan_of_row(row: Row) -> Plan:
 def compare(row: Row) -> Row:
     """Return a measured row with its planned peak and the relative error.
 
-    ZeRO's bucket of 2 GB (in fp32) is the same for every model and would hide everything else. The
+    ZeRO's bucket of 2 GB (in fp32) is the same for every model and would hide all other errors. The
     second error, `beside_bucket`, leaves it out.
     """
     size = sum(planned(row).values())

@@ -19,8 +19,8 @@ class Report:
 
     title: str
     method: str  # closed form or traced
-    device: Sizes  # of a GPU at its peak, by category
-    host: Sizes  # of the host, for each rank
+    device: Sizes  # bytes on a GPU at its peak, by category
+    host: Sizes  # bytes on the host, for each rank
     card: int | None = None
     card_note: str = ""  # how many GiB of the card count
 
@@ -48,7 +48,7 @@ class Report:
         return found
 
     def __str__(self) -> str:
-        """The plan for a terminal: GiB of the device by what holds them, host, verdict."""
+        """The plan for a terminal: GiB on the device by category and on the host, and a verdict."""
         lines = [f"{self.title}, {self.method}, GiB"]
         lines += [line(name, size) for name, size in self.device.items()]
         lines.append(f"{line('peak per GPU', self.peak)} GiB")

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from proof.step_hooks import around_steps, when_prepared
 
-STEPS = 3  # of the recipe; the last one is tracked
+STEPS = 3  # steps that the recipe takes; the last one is tracked
 
 
 class TensorTracker(MemTracker):
@@ -65,10 +65,10 @@ def is_blocking_collective(op: Any, args: tuple) -> bool:
 def run_on_copies(collective: Callable[..., Any], *args: Any) -> Any:
     """Run a collective to its end on copies of its tensors; return what it returns.
 
-    A gloo thread lets go of a collective's tensors only after it has told the caller that they are
-    ready. On a busy machine that takes longer than the caller needs to drop them and to allocate
-    the next ones, and both would be counted. gloo also copies what it reduces and scatters. NCCL
-    does neither. Ops in here are not tracked, so that nothing of either is counted.
+    A gloo thread releases a collective's tensors only after it has signaled to the caller that
+    they are ready. On a busy machine that takes longer than the caller needs to drop them and to
+    allocate the next ones, and both would be counted. gloo also copies what it reduces and
+    scatters. NCCL does neither. Ops in this function are not tracked, so that neither counts.
     """
     copied: list[tuple[torch.Tensor, torch.Tensor]] = []
 

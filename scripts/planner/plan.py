@@ -23,7 +23,7 @@ class Plan:
 
     args: RecipeArguments
     engine: str = "single"  # or ddp, fsdp1, fsdp2, zero
-    stage: int = 0  # of ZeRO
+    stage: int = 0  # the ZeRO stage
     ranks: int = 1
     shards: int = 1  # ranks that share one copy of the state
     reshards: bool = True  # FSDP: whether parameters are freed between forward and backward pass

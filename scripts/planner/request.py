@@ -34,7 +34,7 @@ class Request:
     mixed_precision: str | None = None
     gpu: str | None = None  # a name or a size, as `cards.bytes_of` reads it
     longest: int | None = None  # tokens of the longest row
-    supervised_share: float = 1.0  # of all tokens
+    supervised_share: float = 1.0  # share of all tokens that are trained on
     simulate: bool = False  # trace instead of the closed form
     plot: str | None = None
     json: str | None = None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from .rehearsals import words_of
 
-SEQUENCES = 2  # of a micro-batch
+SEQUENCES = 2  # sequences per micro-batch
 LONGEST = 256  # tokens
 
 
@@ -26,7 +26,7 @@ class Job:
 
 JOBS = {
     "plain": Job(),
-    "short": Job(length=16),  # Hardly any activations: most is what the engines themselves hold.
+    "short": Job(length=16),  # few activations: most bytes are held by the engines
     "checkpointed": Job(("--gradient_checkpointing",)),
     "LoRA": Job(("--use_peft",)),
     "accumulation": Job(("--gradient_accumulation_steps", "3"), length=16),

@@ -26,7 +26,7 @@ EAGER = ["--attn_implementation", "eager"]
 PACKED = ["--packing"]
 BASE = {
     "width": 256,  # features of a token
-    "ratio": 3.0,  # of the MLP's features to those
+    "ratio": 3.0,  # features of the MLP relative to those
     "depth": 4,  # layers
     "heads": 8,
     "kv_heads": 4,
@@ -132,7 +132,7 @@ LARGE = RUNS_OF_1B + RUNS_OF_8B + RUNS_OF_70B
 
 
 def drawn(number: int, seed: int) -> Iterator[Cell]:
-    """Yield cells in which everything is drawn at random, so that they are not hand-picked."""
+    """Yield cells with random sizes and flags, so that they are not hand-picked."""
     draw = random.Random(seed)
     for _ in range(number):
         heads = draw.choice([4, 8])

@@ -20,9 +20,9 @@ class Strategy:
     """What a config says about engine and sharding."""
 
     engine: str  # single, ddp, fsdp1, fsdp2 or zero
-    stage: int  # of ZeRO; 0 for the other engines
-    replicas: int  # of the mesh: groups of ranks that each hold a whole model
-    shards: int  # of the mesh: ranks of a group; 0 where no mesh is written
+    stage: int  # the ZeRO stage; 0 for the other engines
+    replicas: int  # groups of the mesh that each hold a whole model
+    shards: int  # ranks per group of the mesh; 0 without a mesh
     in_force: str  # in FSDP1's words, such as FULL_SHARD, also for the other engines
     is_hybrid_fsdp1: bool
     offloads_parameters: bool

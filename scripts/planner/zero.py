@@ -92,9 +92,9 @@ class Bucket:
 class Zero(Replica):
     """ZeRO stages 0 to 2: parameters are whole.
 
-    In stage 0 so are the state and, under mixed precision, the master weights. In stages 1 and 2 a
-    rank has 1/N of fp32 master weights and state, and in stage 2 of gradients too. A gradient that
-    lies in the parts of two ranks is whole on both.
+    In stage 0 the state and, under mixed precision, the master weights are whole too. In stages 1
+    and 2 a rank has 1/N of the fp32 master weights and of the state, in stage 2 also 1/N of the
+    gradients. A gradient that is split between two ranks is whole on both.
     """
 
     def __init__(self, plan: Plan, weights: Sequence[Weight], extra: Sizes) -> None:

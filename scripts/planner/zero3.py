@@ -121,7 +121,7 @@ class Zero3(Gathered):
         """Called before each micro-batch: return to the start of the recorded order."""
         super().begin_pass(is_last)
         self.part = 0  # number of the next part, in `uses_of_parts`
-        self.position = 0  # of the next use, in `trace`
+        self.position = 0  # position of the next use in `trace`
         self.prefetched = 0  # position in `trace` up to which weights have been prefetched
         self.live = 0  # elements that are whole or in flight
         self.last_prefetched: dict[Weight, int] = {}  # {weight: its last prefetched position}

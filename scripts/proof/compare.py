@@ -36,13 +36,13 @@ WHY_SHARDED_NORM = (
 
 
 def read_steps(folder: Path | str) -> list[dict]:
-    """The lines of metrics.jsonl that are about a training step."""
+    """Return the lines of metrics.jsonl that are about a training step."""
     lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
     return [line for line in map(json.loads, lines) if "loss" in line]
 
 
 def read_weights(folder: Path | str) -> dict[str, np.ndarray]:
-    """The exported tensors by name, in float64, without those that have no gradient."""
+    """Return the exported tensors by name, in float64, without those that have no gradient."""
     from safetensors.torch import load_file  # Imports torch, which tables do without.
 
     weights = {}
@@ -66,7 +66,7 @@ def relative(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 
 def compare(folder: Path, reference: Path) -> Differences:
-    """The largest relative differences between two finished runs, over the steps and the tensors.
+    """Return the largest relative differences between two finished runs over steps and tensors.
 
     None stands for a number that one of them does not report. NaN is never within a bound.
 
@@ -86,7 +86,7 @@ def compare(folder: Path, reference: Path) -> Differences:
 
 
 def largest_difference(pairs: list[tuple[float | None, float | None]]) -> float | None:
-    """The largest relative difference of a number over the steps, NaN if there is one.
+    """Return the largest relative difference of a number over the steps, NaN if there is one.
 
     It is None if a step of either run does not report the number.
     """
@@ -99,7 +99,7 @@ def largest_difference(pairs: list[tuple[float | None, float | None]]) -> float 
 
 
 def bounds_of(run: Run) -> tuple[Differences, str]:
-    """The bounds of a run's differences, and the reason if they are not `BOUNDS`.
+    """Return the bounds of a run's differences, and the reason if they are not `BOUNDS`.
 
     A bound of None means that the number is not reported.
     """
@@ -114,12 +114,12 @@ def bounds_of(run: Run) -> tuple[Differences, str]:
 
 
 def within(found: Differences, bounds: Differences) -> bool:
-    """Whether each difference is at most its bound, and missing where it has to be."""
+    """Return whether each difference is at most its bound, and missing where it has to be."""
     return all(is_within(found[key], bound) for key, bound in bounds.items())
 
 
 def is_within(difference: float | None, bound: float | None) -> bool:
-    """Whether one difference is within its bound, which NaN never is."""
+    """Return whether one difference is within its bound, which NaN never is."""
     if difference is None or bound is None:
         return difference is None and bound is None
     return difference <= bound

@@ -40,7 +40,7 @@ def treat_cpu_as_gpu(ranks_per_node: int) -> None:
 
 
 def uses(engine: str) -> bool:
-    """Whether the launcher has chosen an engine: FSDP or DEEPSPEED."""
+    """Return whether the launcher has chosen an engine: FSDP or DEEPSPEED."""
     return os.environ.get(f"ACCELERATE_USE_{engine}") == "true"
 
 
@@ -77,7 +77,7 @@ def use_gloo() -> None:
 
 
 def do_not_pin_memory() -> None:
-    """Offload of FSDP2 without pinned memory.
+    """Let FSDP2 offload to memory that is not pinned.
 
     Upstream's `CPUOffloadPolicy()` pins memory, which needs a device.
     """
@@ -126,7 +126,7 @@ def hide(*names: str) -> dict[str, str]:
 
 
 def keep_full_state_dict() -> None:
-    """Full state dicts of FSDP1 without `offload_to_cpu`.
+    """Let FSDP1 gather full state dicts without `offload_to_cpu`.
 
     Upstream frees the gathered parameters after it "moved" them to the CPU, where they already are:
     the state dict then points to freed memory (SIGSEGV). Without the flag it clones them first.
@@ -159,7 +159,7 @@ def simulate_nodes(ranks_per_node: int) -> None:
 
 
 def do_not_compile() -> None:
-    """DeepSpeed with gloo's collectives and torch's AdamW.
+    """Let DeepSpeed use gloo's collectives and torch's AdamW.
 
     Upstream compiles a shared-memory op for CPU ranks and, with offload, DeepSpeedCPUAdam. That
     takes minutes and a compiler, and leaves a lock file if a rank is stopped meanwhile, which

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Start one rank of a rehearsal: a program that `accelerate launch` starts instead of the recipe.
 
-Not called by hand. `scripts/rehearse.py` lets `accelerate launch` start this file in every rank,
-followed by the recipe and its arguments. `proof.rank` makes accelerate treat gloo CPU ranks as it
-treats GPUs, and measures the rank; then the recipe runs as `python RECIPE ...` would run it.
+It is not meant to be called by hand. `scripts/rehearse.py` lets `accelerate launch` start this file
+in every rank, followed by the recipe and its arguments. `proof.rank` makes accelerate treat gloo
+CPU ranks as it treats GPUs, and measures the rank; then the recipe runs as `python RECIPE ...`
+would run it.
 """
 
 import os

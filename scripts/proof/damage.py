@@ -71,12 +71,12 @@ def make_checkpoint(folder: Path, step: int, numbers: int = 3000, limit: int = 9
 
 
 def find_newest(folder: Path) -> Path | None:
-    """The checkpoint from which a run in this folder would resume."""
+    """Return the checkpoint from which a run in this folder would resume."""
     return choose_checkpoint(folder, "auto", dry_run=False)
 
 
 def is_found(checkpoint: Path, name: str) -> bool:
-    """Whether damage to a file is found, and the file named.
+    """Return whether damage to a file is found, and the file named.
 
     A wrong hash in the manifest blames the file that it is about.
     """
@@ -141,7 +141,7 @@ def cut_and_lost_files(checkpoint: Path) -> Tried:
 
 
 def replacements(whole: bytes) -> dict[str, Callable[[Path], Any]]:
-    """{name: function that puts something else in place of a file with these bytes}."""
+    """Return {name: function that puts something else in place of a file with these bytes}."""
     makers = {}
     for tenth in range(10):
         size = tenth * len(whole) // 10
@@ -154,7 +154,7 @@ def replacements(whole: bytes) -> dict[str, Callable[[Path], Any]]:
 
 
 def writer_of(content: bytes) -> Callable[[Path], Any]:
-    """A function that writes these bytes to a path."""
+    """Return a function that writes these bytes to a path."""
     return lambda path: path.write_bytes(content)
 
 
@@ -189,7 +189,7 @@ def overwrite(path: Path, content: bytes) -> None:
 
 
 def problem_with(checkpoint: Path, manifest: dict, content: bytes) -> str | None:
-    """How `find_damage` failed on a checkpoint with this manifest; None if it did not."""
+    """Return how `find_damage` failed on a checkpoint with this manifest; None if it did not."""
     try:
         trusted = find_damage(checkpoint) is None
     except Exception as error:  # Nothing may be raised.
@@ -200,7 +200,7 @@ def problem_with(checkpoint: Path, manifest: dict, content: bytes) -> str | None
 
 
 def says_the_same(manifest: dict, content: bytes) -> bool:
-    """Whether a manifest's bytes say the same about both files as the true one."""
+    """Return whether a manifest's bytes say the same about both files as the true one."""
     try:
         read = json.loads(content)
         for name, facts in manifest.items():
@@ -212,7 +212,7 @@ def says_the_same(manifest: dict, content: bytes) -> bool:
 
 
 def mutate(dice: random.Random, manifest: dict) -> bytes:
-    """A manifest with one to three random changes of its bytes or of its values."""
+    """Return a manifest with one to three random changes of its bytes or of its values."""
     if dice.random() < 0.5:
         return mutate_bytes(dice, json.dumps(manifest, indent=2).encode())
     return mutate_values(dice, manifest)
@@ -294,7 +294,7 @@ def put_strays(folder: Path) -> None:
 
 
 def is_there(path: Path) -> bool:
-    """Whether a path exists, even if it is a dangling link."""
+    """Return whether a path exists, even if it is a dangling link."""
     return path.exists() or path.is_symlink()
 
 

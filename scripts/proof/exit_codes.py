@@ -25,7 +25,7 @@ PATIENCE_AFTER_FAILURE = 2
 
 
 def exit_code_of(error: SystemExit) -> int:
-    """The exit code of a process that this exception ends; a message is printed, as by Python."""
+    """Return the exit code for a process that ends with this exception; print its message."""
     if error.code is None:
         return 0
     if isinstance(error.code, int):
@@ -60,17 +60,17 @@ class Rank:
         return 0 if codes == [str(code)] * self.world_size else code
 
     def are_complete(self, codes: list[str]) -> bool:
-        """Whether every rank has written its code, not only made the file."""
+        """Return whether every rank has written its code, not only made the file."""
         return len(codes) == self.world_size and "" not in codes
 
 
 def recorded_codes(folder: Path) -> list[str]:
-    """The codes that ranks have recorded so far; "" for one that is being written."""
+    """Return the codes that ranks have recorded so far; "" for one that is being written."""
     return [path.read_text() for path in folder.glob("exit.*")]
 
 
 def refusal(folder: Path) -> int | None:
-    """The code with which a rank refused to run, or None."""
+    """Return the code with which a rank refused to run, or None."""
     for code in recorded_codes(folder):
         if code and int(code) in REFUSALS:
             return int(code)
@@ -78,7 +78,7 @@ def refusal(folder: Path) -> int | None:
 
 
 def recipe_exit_code(launcher_code: int, folder: Path, ranks: int) -> int:
-    """The code of a finished rehearsal: a refusal of one rank, or the code that all recorded.
+    """Return the code of a rehearsal that has ended: one rank's refusal, or the code of all.
 
     It is `FAILED` if they do not agree, or agree on a code that is not a clean exit.
     """

@@ -96,7 +96,7 @@ class Target:
 
 
 def load(recipe: str) -> ModuleType:
-    """The recipe as the module "recipe"; its `main` has not run."""
+    """Return the recipe as the module "recipe"; its `main` has not run."""
     spec = importlib.util.spec_from_file_location("recipe", recipe)
     if spec is None or spec.loader is None:
         raise ImportError(f"{recipe} is not a Python file")
@@ -107,7 +107,7 @@ def load(recipe: str) -> ModuleType:
 
 
 def find_target(at: str, recipe: ModuleType) -> Target:
-    """The function that a fault names: "module:function", "module:Class.method" or a plain name."""
+    """Return the function of a fault: "module:function", "module:Class.method" or a plain name."""
     if not hasattr(recipe, at):
         at = SHORT_NAMES.get(at, at)
     module_name, colon, path = at.rpartition(":")
@@ -119,13 +119,13 @@ def find_target(at: str, recipe: ModuleType) -> Target:
 
 
 def current_step() -> int:
-    """The optimizer step of the run; 0 for a recipe without components."""
+    """Return the optimizer step of the run; 0 for a recipe without components."""
     status = sys.modules.get("components.status")
     return status.process_status().step if status else 0
 
 
 def rows_of(arguments: tuple) -> list[int]:
-    """The row numbers of the batch among the arguments of a call."""
+    """Return the row numbers of the batch among the arguments of a call."""
     for argument in arguments:
         if isinstance(argument, Mapping) and "row" in argument:
             return argument["row"]
@@ -165,7 +165,7 @@ class CrashAtChange:
             self.count()
 
     def counted(self, function: Callable) -> Callable:
-        """The function, with a change counted before and after each call."""
+        """Return the function, with a change counted before and after each call."""
 
         @functools.wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:
@@ -236,7 +236,7 @@ class PlantedFault:
         setattr(self.target.owner, self.target.name, wrapped)
 
     def happens(self, arguments: tuple) -> bool:
-        """Whether the fault happens at this call."""
+        """Return whether the fault happens at this call."""
         if self.fault.do == "record rows":
             return True
         if self.fault.row is not None:
@@ -292,7 +292,7 @@ class PlantedFault:
 
 
 def faults_of_environment() -> list[Fault]:
-    """The faults of the environment variable FAULT."""
+    """Return the faults of the environment variable FAULT."""
     faults = json.loads(os.environ.get("FAULT", "[]"))
     if isinstance(faults, dict):
         faults = [faults]

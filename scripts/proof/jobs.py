@@ -117,7 +117,7 @@ class Run:
 
 
 def reference_of(run: Run) -> Run:
-    """The run with which another is compared: the same job and kind of weights in one process.
+    """Return the run to compare another one with: the same job and weights in one process.
 
     The reference of packed rows is packed too, since packing decides which rows make a batch.
     """
@@ -128,12 +128,12 @@ def reference_of(run: Run) -> Run:
 
 
 def configs() -> list[str]:
-    """Names of the shipped YAML files, without fsdp.yaml, which is a copy of another one."""
+    """Return names of the shipped YAML files, without fsdp.yaml, which is a copy of another one."""
     return sorted(path.stem for path in set(CONFIGS.glob("*.yaml")) - {FIRST_CHOICE})
 
 
 def ranks_of(config: str, wanted: int) -> int:
-    """The number of ranks closest to `wanted` that a YAML allows.
+    """Return the number of ranks closest to `wanted` that a YAML allows.
 
     It is one for single.yaml and four for a mesh of 2 x 2.
     """
@@ -153,13 +153,13 @@ def run_on_ranks(
     recipe: str = "llama",
     precision: str = "no",
 ) -> Run:
-    """A run on this many ranks, with the global batch split among them."""
+    """Return a run on this many ranks, with the global batch split among them."""
     batch, accumulation = CUT[ranks]
     return Run(group, config, ranks, batch, accumulation, weights, flags, recipe, precision)
 
 
 def all_runs() -> list[Run]:
-    """Every run, those of a group in the order of its table."""
+    """Return every run, those of a group in the order of its table."""
     runs = [*runs_of_strategies(2), *runs_of_strategies(4), *runs_of_cuts()]
     for config in ENGINES:
         runs += runs_of_engine(config)
@@ -173,7 +173,7 @@ def all_runs() -> list[Run]:
 
 
 def runs_of_strategies(wanted: int) -> list[Run]:
-    """Every YAML with every kind of weights; on four ranks only those that also allow two."""
+    """Return runs of every YAML and kind of weights; on four ranks only if two are allowed too."""
     runs = []
     for config in configs():
         if wanted != 2 and ranks_of(config, 2) != 2:
@@ -184,7 +184,7 @@ def runs_of_strategies(wanted: int) -> list[Run]:
 
 
 def runs_of_cuts() -> list[Run]:
-    """Every other split of the global batch."""
+    """Return a run for every other split of the global batch."""
     runs = []
     for ranks, cuts in OTHER_CUTS.items():
         chosen = ["single"] if ranks == 1 else CUT_CONFIGS
@@ -205,7 +205,7 @@ def runs_of_engine(config: str) -> list[Run]:
 
 
 def runs_of_recipe(recipe: str) -> list[Run]:
-    """Every YAML with full weights, each engine with LoRA, and some with a quantized base."""
+    """Return every YAML with full weights, each engine with LoRA, some with a quantized base."""
     runs = []
     for config in configs():
         ranks = ranks_of(config, 2)
@@ -221,7 +221,7 @@ def runs_of_recipe(recipe: str) -> list[Run]:
 
 
 def is_refused(run: Run) -> bool:
-    """Whether the recipe must refuse a run, since FSDP does not support its weights."""
+    """Return whether the recipe must refuse a run, since FSDP does not support its weights."""
     if run.weights == "full":
         return False
     if run.config == "fsdp1_no_shard":

@@ -25,7 +25,7 @@ def make_model(folder: Path, recipe: str = "llama") -> None:
 
 
 def data_of(tiny: Path) -> list[str | Path]:
-    """The arguments that name a tiny model and its rows, which are files or folders of images."""
+    """Return the arguments that name a tiny model and its rows, in files or folders of images."""
     arguments = ["--model_name_or_path", tiny / "model"]
     for flag, split in (("--dataset_name", "train"), ("--eval_dataset_name", "test")):
         rows = tiny / "data" / f"{split}.jsonl"
@@ -34,7 +34,7 @@ def data_of(tiny: Path) -> list[str | Path]:
 
 
 def rehearsal(config: str, ranks: int, root: Path = ROOT) -> list[str | int | Path]:
-    """The first words of a command that runs a script on CPU ranks under a shipped YAML.
+    """Return the first words of a command that runs a script on CPU ranks under a shipped YAML.
 
     Args:
         root: the checkout whose script and YAML are used.

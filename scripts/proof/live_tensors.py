@@ -25,7 +25,7 @@ ZERO_PARTITIONS = (
 
 
 def held(tensors: Iterable[torch.Tensor]) -> dict:
-    """Elements, bytes, dtypes and devices of the distinct storages behind tensors or DTensors."""
+    """Return elements, bytes, dtypes and devices of the storages of tensors, each counted once."""
     storages = {}
     for tensor in tensors:
         local = tensor
@@ -46,7 +46,7 @@ def held(tensors: Iterable[torch.Tensor]) -> dict:
 
 
 def live_parameters(model: Module) -> list[torch.Tensor]:
-    """Parameters between steps.
+    """Return parameters between steps.
 
     Under ZeRO-3 they are the shards (`ds_tensor`) and the small tensors that stay whole.
     """
@@ -56,7 +56,7 @@ def live_parameters(model: Module) -> list[torch.Tensor]:
 
 
 def live_gradients(model: Module, zero: Any) -> list[torch.Tensor]:
-    """Gradients before the step: those of parameters and, under ZeRO, of partitions.
+    """Return gradients before the step: those of parameters and, under ZeRO, of partitions.
 
     Args:
         zero: DeepSpeed's optimizer or None.
@@ -72,7 +72,7 @@ def live_gradients(model: Module, zero: Any) -> list[torch.Tensor]:
 
 
 def live_state(base: Optimizer) -> tuple[list[torch.Tensor], int]:
-    """Optimizer state of its parameter's size, and the most such tensors that a parameter has."""
+    """Return the state tensors of their parameter's size, and the most that a parameter has."""
     state = []
     most = 0
     for parameter, entries in base.state.items():
@@ -83,23 +83,23 @@ def live_state(base: Optimizer) -> tuple[list[torch.Tensor], int]:
 
 
 def is_like(parameter: torch.Tensor, key: str, value: Any) -> bool:
-    """Whether an entry of the optimizer state is as large as its parameter; a step count is not."""
+    """Return whether an entry of the optimizer state is as large as its parameter."""
     return key != "step" and getattr(value, "shape", None) == parameter.shape
 
 
 def master_weights(base: Optimizer, model: Module) -> list[torch.Tensor]:
-    """Tensors on which the optimizer steps and that are not the model's own."""
+    """Return tensors on which the optimizer steps and that are not the model's own."""
     own = {address_of(parameter) for parameter in plain_tensors(model.parameters())}
     return [tensor for tensor in plain_tensors(base.state) if address_of(tensor) not in own]
 
 
 def plain_tensors(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors that are not DTensors."""
+    """Return the tensors that are not DTensors."""
     return [tensor for tensor in tensors if not hasattr(tensor, "to_local")]
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """The address of a tensor's storage."""
+    """Return the address of a tensor's storage."""
     return tensor.untyped_storage().data_ptr()
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose columns are aligned. Every line has as many cells as the header."""
+    """Return an aligned Markdown table. Every line has as many cells as the header."""
     columns = zip(header, *lines, strict=True)
     widths = [max(len(cell) for cell in column) for column in columns]
     rule = ["-" * width for width in widths]
@@ -14,7 +14,7 @@ def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def row_of(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """One row, each cell as wide as its column."""
+    """Return one row, each cell as wide as its column."""
     padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
     inner = " | ".join(padded)
     return f"| {inner} |"

@@ -45,7 +45,7 @@ def measure(run: Run, tiny: Path, folder: Path, reference: Path, root: Path = RO
 
 
 def judged(run: Run, folder: Path, reference: Path) -> dict:
-    """The fields of a finished run's row about its numbers and the bytes that its ranks held."""
+    """Return the fields of a finished run's row: its numbers and the bytes that its ranks held."""
     found = compare(folder, reference)
     bounds, why = bounds_of(run)
     report = json.loads((folder / "report.json").read_text())
@@ -61,7 +61,7 @@ def judged(run: Run, folder: Path, reference: Path) -> dict:
 
 
 def held_bytes(rows: list[dict]) -> dict[str, dict]:
-    """The shard report by class: [held, promised] bytes of each rank, and the number of shards."""
+    """Return each class's [held, promised] bytes of each rank, and its number of shards."""
     classes = {}
     for row in rows:
         name = row["class"]
@@ -72,7 +72,7 @@ def held_bytes(rows: list[dict]) -> dict[str, dict]:
 
 
 def merge(measured: list[dict], before: list[dict], chosen: list[Run]) -> list[dict]:
-    """The rows that were measured and, of those measured before, the ones of other runs, in order.
+    """Return in order the new rows, and the earlier rows of other runs.
 
     Rows of runs that are made no longer are left out. Runs that were only measured because others
     are compared with them have a row from before.
@@ -88,25 +88,25 @@ def merge(measured: list[dict], before: list[dict], chosen: list[Run]) -> list[d
 
 
 def run_of(row: dict) -> Run:
-    """The run that a row is about."""
+    """Return the run that a row is about."""
     settings = {field.name: row[field.name] for field in dataclasses.fields(Run)}
     return Run(**settings | {"flags": tuple(row["flags"])})
 
 
 def in_order(rows: list[dict]) -> list[dict]:
-    """The rows in the order of the tables: strategies first, fewer ranks before more."""
+    """Return the rows in the order of the tables: strategies first, fewer ranks before more."""
     return sorted(rows, key=place_of)
 
 
 def place_of(row: dict) -> tuple:
-    """The sort key of a row."""
+    """Return the sort key of a row."""
     more_ranks = row["ranks"] > 2 and "hybrid" not in row["config"]  # a mesh of 2 x 2 needs four
     weights = list(WEIGHTS).index(row["weights"])
     return row["group"] != "strategies", row["group"], weights, more_ranks
 
 
 def tables(rows: list[dict]) -> str:
-    """All rows, one Markdown table per group, with the bounds below."""
+    """Return all rows, one Markdown table per group, with the bounds below."""
     parts = []
     for group in dict.fromkeys(row["group"] for row in rows):
         chosen = [row for row in rows if row["group"] == group]
@@ -118,7 +118,7 @@ def tables(rows: list[dict]) -> str:
 
 
 def cells_of(row: dict, names_recipe: bool) -> list[str]:
-    """The cells of one row's line in its table."""
+    """Return the cells of one row's line in its table."""
     words = [row["weights"], *row["flags"]]
     if names_recipe:
         words.insert(0, f"{row['recipe']}.py")
@@ -133,12 +133,12 @@ def cells_of(row: dict, names_recipe: bool) -> list[str]:
 
 
 def shown(difference: float | None) -> str:
-    """A difference as a cell of a table, empty where it is not reported."""
+    """Return a difference as a cell of a table, empty where it is not reported."""
     return "" if difference is None else f"{difference:.1e}"
 
 
 def reasons(rows: list[dict]) -> list[str]:
-    """Lines of text on bounds other than `BOUNDS`: where they apply, and why."""
+    """Return lines of text on bounds other than `BOUNDS`: where they apply, and why."""
     places_of = {}
     for row in rows:
         for reason, where in reasons_of(row).items():
@@ -153,7 +153,7 @@ def reasons(rows: list[dict]) -> list[str]:
 
 
 def reasons_of(row: dict) -> dict[str, str]:
-    """{reason for a bound of one row that is not in `BOUNDS`: where it applies}."""
+    """Return {reason for a bound of one row that is not in `BOUNDS`: where it applies}."""
     bounds = row.get("bounds", {})
     if not bounds:
         return {}

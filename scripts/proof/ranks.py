@@ -42,7 +42,7 @@ class Launcher:
         return self.process.wait()
 
     def ranks(self) -> list[int]:
-        """Process ids of the ranks that have started."""
+        """Return process ids of the ranks that have started."""
         return [int(path.read_text()) for path in self.folder.glob("pid.*")]
 
     def pass_on(self, number: int, frame: FrameType | None) -> None:

@@ -45,7 +45,7 @@ class Rehearsal:
     overrides: list[Override]
 
     def command(self, words: list[str], port: int) -> list[str]:
-        """The command that launches the ranks.
+        """Return the command that launches the ranks.
 
         Args:
             words: the recipe and its arguments.
@@ -59,7 +59,7 @@ class Rehearsal:
         return [*command, str(PROGRAM), *words]
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """The environment of the ranks, which leave what they measure in `folder`."""
+        """Return the environment of the ranks, which leave what they measure in `folder`."""
         environment = {"OMP_NUM_THREADS": "1"} | os.environ
         environment["REHEARSAL_FOLDER"] = str(folder)
         environment["REHEARSAL_DEVICE"] = self.device
@@ -125,7 +125,7 @@ def plan(config_file: str, wishes: Wishes, device: str) -> Rehearsal:
 
 
 def read_config(path: str | Path) -> dict:
-    """The YAML as accelerate reads it.
+    """Return the YAML as accelerate reads it.
 
     Raises:
         ValueError: if accelerate would stop, or run something other than what is written.
@@ -147,7 +147,7 @@ def read_config(path: str | Path) -> dict:
 def choose_ranks(
     config_file: str, wishes: Wishes, config: dict, facts: ConfigStrategy, device: str
 ) -> tuple[int, int]:
-    """The number of ranks, and of ranks per node.
+    """Return the number of ranks, and of ranks per node.
 
     Raises:
         ValueError: if the YAML's mesh or sharding is not possible with them.
@@ -174,7 +174,7 @@ def choose_ranks(
 
 
 def default_ranks(config: dict, facts: ConfigStrategy, device: str) -> int:
-    """The default number of ranks: on CPU, the fewest that show the strategy."""
+    """Return the default number of ranks: on CPU, the fewest that show the strategy."""
     if device != "cpu":
         return config.get("num_processes", 1)
     mesh = facts.replicas * facts.shards
@@ -196,7 +196,7 @@ def check_nodes(ranks: int, ranks_per_node: int) -> None:
 
 
 def find_overrides(wishes: Wishes, config: dict, device: str, ranks: int) -> list[Override]:
-    """The settings that must differ from the YAML, and why."""
+    """Return the settings that must differ from the YAML, and why."""
     overrides = []
     written = str(config.get("num_processes", 1))
     if str(ranks) != written:
@@ -218,7 +218,7 @@ def find_overrides(wishes: Wishes, config: dict, device: str, ranks: int) -> lis
 
 
 def choose_precision(wishes: Wishes, config: dict, device: str) -> str:
-    """The mixed precision in force: none on CPU, unless it is requested."""
+    """Return the mixed precision in force: none on CPU, unless it is requested."""
     if wishes.mixed_precision:
         return wishes.mixed_precision
     # The launcher cannot change the precision of a DeepSpeed JSON.

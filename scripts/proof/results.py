@@ -10,12 +10,12 @@ LIBRARIES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "dee
 
 
 def versions() -> dict[str, str]:
-    """The versions of the libraries on which results depend."""
+    """Return the versions of the libraries on which results depend."""
     return {name: importlib.metadata.version(name) for name in LIBRARIES}
 
 
 def read_rows(path: Path | None) -> list[dict]:
-    """The rows of a file; none, with a line that says so, if other versions measured them."""
+    """Return the rows of a file; if other versions measured them, say so and return none."""
     if path is None or not path.is_file():
         return []
     before = json.loads(path.read_text())

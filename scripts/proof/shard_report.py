@@ -43,12 +43,12 @@ class Promise:
     most: int
 
     def times(self, count: int) -> "Promise":
-        """The promise for `count` copies of each tensor."""
+        """Return the promise for `count` copies of each tensor."""
         return Promise(self.least * count, self.nominal * count, self.most * count)
 
 
 def shards_of(facts: ConfigStrategy, ranks: int, ranks_per_node: int) -> dict[str, int]:
-    """{class: number of shards that the YAML splits it into}, 1 for a class that stays whole.
+    """Return {class: number of shards under the YAML}, 1 for a class that stays whole.
 
     Args:
         facts: the strategy that the YAML requests.
@@ -64,7 +64,7 @@ def shards_of(facts: ConfigStrategy, ranks: int, ranks_per_node: int) -> dict[st
 
 
 def number_of_shards(facts: ConfigStrategy, ranks: int, ranks_per_node: int) -> int:
-    """The number of shards of a class that is split."""
+    """Return the number of shards of a class that is split."""
     if facts.engine in ("single", "ddp") or facts.strategy == "NO_SHARD":
         return 1
     if facts.strategy == "HYBRID_SHARD":
@@ -114,7 +114,7 @@ def promised_by_rows(tensors: list[WholeTensor], shards: int, rank: int) -> Prom
 
 
 def divided_up(number: int, parts: int) -> int:
-    """The quotient, rounded up."""
+    """Return the quotient, rounded up."""
     return -(-number // parts)
 
 
@@ -143,7 +143,7 @@ def promise_of(
 
 
 def is_in_its_place(name: str, devices: list[str], facts: ConfigStrategy) -> bool:
-    """Whether a class is in host memory if the YAML offloads it."""
+    """Return whether a class is in host memory if the YAML offloads it."""
     if not any(name in OFFLOADED.get(key, ()) for key in facts.offload):
         return True
     if name == "parameters" and facts.engine == "zero":
@@ -152,7 +152,7 @@ def is_in_its_place(name: str, devices: list[str], facts: ConfigStrategy) -> boo
 
 
 def judge(measurements: list[dict], facts: ConfigStrategy, ranks_per_node: int) -> list[dict]:
-    """One row per rank and class: held and promised bytes, dtypes, devices, shards, verdict.
+    """Return one row per rank and class: held and promised bytes, dtypes, devices, shards, verdict.
 
     Args:
         measurements: what `proof.live_tensors` wrote, by rank.
@@ -175,7 +175,7 @@ def judge(measurements: list[dict], facts: ConfigStrategy, ranks_per_node: int) 
 
 
 def judged(name: str, held: dict, promise: Promise, shards: int, facts: ConfigStrategy) -> dict:
-    """The fields of a row about one class that one rank holds."""
+    """Return the fields of a row about one class that one rank holds."""
     elements = held["elements"]
     is_held = promise.least <= elements <= promise.most
     ok = is_held and is_in_its_place(name, held["devices"], facts)
@@ -191,7 +191,7 @@ def judged(name: str, held: dict, promise: Promise, shards: int, facts: ConfigSt
 
 
 def table(rows: list[dict]) -> str:
-    """The rows as aligned text, bytes with thousands separators."""
+    """Return the rows as aligned text, bytes with thousands separators."""
     lines = [HEADER, *(cells_of(row) for row in rows)]
     columns = []
     for name, column in zip(HEADER, zip(*lines, strict=True), strict=True):
@@ -200,7 +200,7 @@ def table(rows: list[dict]) -> str:
 
 
 def cells_of(row: dict) -> tuple[str, ...]:
-    """The cells of one row."""
+    """Return the cells of one row."""
     promise = f"1/{row['shards']}"
     if row["shards"] == 1:
         promise = "whole"
@@ -217,7 +217,7 @@ def cells_of(row: dict) -> tuple[str, ...]:
 
 
 def aligned(column: tuple[str, ...], to_the_right: bool) -> list[str]:
-    """The cells of a column, all as wide as the widest."""
+    """Return the cells of a column, all as wide as the widest."""
     width = max(len(cell) for cell in column)
     if to_the_right:
         return [cell.rjust(width) for cell in column]

@@ -49,12 +49,12 @@ class Prepared:
 
 
 def is_trained(model: Module) -> bool:
-    """Whether any parameter of the model is trained; a reference model has none."""
+    """Return whether any parameter of the model is trained; a reference model has none."""
     return any(parameter.requires_grad for parameter in model.parameters())
 
 
 def describe(model: Module) -> Shapes:
-    """The tensors of a model that is not prepared, tied ones once.
+    """Return the tensors of a model that is not prepared, tied ones once.
 
     ZeRO-3 has split such a model already and keeps the shape of each whole tensor in `ds_shape`.
     """

@@ -76,14 +76,14 @@ def without_warnings() -> Generator[None]:
 
 
 def names_in(folder: Path) -> set[str]:
-    """The names by which the modules and packages of a folder are imported."""
+    """Return the names by which the modules and packages of a folder are imported."""
     modules = {path.stem for path in folder.glob("*.py")}
     packages = {path.name for path in folder.iterdir() if path.is_dir()}
     return modules | packages
 
 
 def library_imports(path: Path, own: set[str]) -> Iterator[str]:
-    """The statements by which a file imports libraries, as source text.
+    """Yield the statements by which a file imports libraries, as source text.
 
     Args:
         own: names of modules and packages of the project.
@@ -101,5 +101,5 @@ def library_imports(path: Path, own: set[str]) -> Iterator[str]:
 
 
 def number_of_threads() -> int:
-    """The number of threads of this process."""
+    """Return the number of threads of this process."""
     return len(os.listdir("/proc/self/task"))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program that replaces `python` in a warm start: it requests a process from the server.
 
-Not called by hand: `proof.warm_start` writes a program `python` that calls this file. It forwards
-its arguments, environment, folder, limits and open streams, then every signal, and ends as the
-process ends. What cannot start warm is started by the interpreter itself, with a line that says
-why. It imports very little, so that it starts fast.
+It is not meant to be called by hand: `proof.warm_start` writes a program `python` that calls this
+file. It forwards its arguments, environment, folder, limits and open streams, then every signal,
+and ends as the process ends. What cannot start warm is started by the interpreter itself, with a
+line that says why. It imports very little, so that it starts fast.
 """
 
 import json
@@ -66,12 +66,12 @@ def start_cold(arguments: list[str], reason: str | None = None) -> NoReturn:
 
 
 def namespaces() -> list[str]:
-    """The namespaces of this process: its view of files, network, processes and users."""
+    """Return the namespaces of this process: its view of files, network, processes and users."""
     return [os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "net", "pid", "user")]
 
 
 def describe(arguments: list[str]) -> str:
-    """Everything that a process starts with, as JSON."""
+    """Return everything that a process starts with, as JSON."""
     umask = os.umask(0)
     os.umask(umask)
     limits = {name: resource.getrlimit(getattr(resource, name)) for name in LIMITS}
@@ -87,7 +87,7 @@ def describe(arguments: list[str]) -> str:
 
 
 def connect(path: str) -> socket.socket | None:
-    """A connection to the server, or None if there is no server."""
+    """Return a connection to the server, or None if there is no server."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(path)
@@ -97,7 +97,7 @@ def connect(path: str) -> socket.socket | None:
 
 
 def read_answer(answers: TextIO) -> dict:
-    """The next answer of the server, empty if it has ended."""
+    """Return the next answer of the server, empty if it has ended."""
     return json.loads(answers.readline() or "{}")
 
 
@@ -112,7 +112,7 @@ def end_as(status: int) -> NoReturn:
 
 
 def can_start_warm(arguments: list[str]) -> bool:
-    """Whether the arguments run a script or a module, and not `python -c` or the like."""
+    """Return whether the arguments run a script or a module, and not `python -c` or the like."""
     words = arguments
     if words[:1] == ["-u"]:
         words = words[1:]

@@ -58,7 +58,7 @@ FREE_VARIABLES = (
     "TORCH_NCCL_",
     "WORLD_SIZE",
     "TOKENIZERS_PARALLELISM",
-    # Of this project and its tests
+    # These are set by this project and its tests.
     "FAULT",
     "GPU_PROOF_",
     "PYTEST_",
@@ -151,7 +151,7 @@ class Server:
         return None
 
     def different_variables(self, request: Request) -> list[str]:
-        """Names of variables that would have made a difference to the imports."""
+        """Return names of variables that would have made a difference to the imports."""
         environment = dict(request.environment)
         if environment.get("PYTHONPATH") == request.folder:
             del environment["PYTHONPATH"]  # accelerate adds it for DeepSpeed
@@ -159,7 +159,7 @@ class Server:
         return [name for name in sorted(names) if self.differs(name, environment.get(name))]
 
     def differs(self, name: str, value: str | None) -> bool:
-        """Whether a variable with this value would have made a difference to the imports."""
+        """Return whether a variable with this value would have made a difference to the imports."""
         if value in (self.at_start.get(name), self.set_by_imports.get(name)):
             return False
         if name == "CUDA_VISIBLE_DEVICES":
@@ -217,7 +217,7 @@ def send(connection: socket.socket, **content: str | int) -> None:
 
 
 def has_gpu() -> bool:
-    """Whether this machine has a GPU of NVIDIA or AMD."""
+    """Return whether this machine has a GPU of NVIDIA or AMD."""
     return os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd")
 
 

@@ -31,7 +31,7 @@ AT_IMPORT = {
 
 
 def default_folder() -> Path:
-    """The folder of a server that is started by hand; it changes when libraries change."""
+    """Return the folder of a server that is started by hand; it changes when libraries change."""
     folders = [Path(folder) for folder in sys.path]
     packages = [path for path in folders if path.name == "site-packages" and path.is_dir()]
     changed = [path.stat().st_mtime_ns for path in (*packages, *FILES)]
@@ -41,7 +41,7 @@ def default_folder() -> Path:
 
 
 def is_served(folder: Path) -> bool:
-    """Whether the server of a folder accepts requests."""
+    """Return whether the server of a folder accepts requests."""
     with socket.socket(socket.AF_UNIX) as client:
         try:
             client.connect(str(folder / "socket"))
@@ -72,7 +72,7 @@ def start(folder: Path | str | None = None, owner: int | None = None) -> Path:
     if is_served(folder):
         return program
     for path in folder.glob("socket*"):
-        path.unlink()  # of a server that was killed
+        path.unlink()  # left behind by a server that was killed
     write_program(program)
     start_server(folder, owner)
     return program

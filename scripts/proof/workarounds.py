@@ -16,7 +16,7 @@ from components import upstream
 from paths import ROOT
 from proof.markdown import table
 
-MARK = "shows_harm_without"  # of tests/harm.py
+MARK = "shows_harm_without"  # the pytest mark of tests/harm.py
 
 NEEDED = "needed"
 PARTLY_FIXED = "partly fixed"  # one of its harms is gone

@@ -23,7 +23,7 @@ class Compared:
 
     kind: str
     text: str  # what the plan is compared with
-    methods: Sequence[str]  # of planning
+    methods: Sequence[str]  # methods of planning
 
 
 COMPARED = (

@@ -10,7 +10,7 @@ from proof.jobs import MAKERS, WEIGHTS
 from proof.markdown import table
 from proof.parity_table import reasons
 
-Row = dict[str, Any]  # of scripts/parity.py
+Row = dict[str, Any]  # a row of scripts/parity.py
 Results = dict[str, Any]  # what was measured, by the name of its file
 
 # {group of scripts/parity.py: the row of the summary that it counts for}
@@ -38,7 +38,7 @@ def rank_of(config: str) -> tuple[int, str]:
     raise ValueError(f"{config}: a new kind of YAML; add it to ORDER")
 
 
-SHARES = {1: "1", 2: "1/2", 4: "1/4"}  # of ranks; what is measured is within 1 % of one of them
+SHARES = {1: "1", 2: "1/2", 4: "1/4"}  # a measured share is within 1 % of one of these
 
 # ---- Parity ----
 

@@ -42,7 +42,7 @@ def local_imports(path: Path, folder: Path) -> Iterator[Path]:
 
 @functools.cache
 def import_statements(text: str) -> list[ast.Import | ast.ImportFrom]:
-    """Return the import statements of a program, also those inside of functions.
+    """Return the import statements of a program, including those inside functions.
 
     Cached, since recipes that are copied one after the other share most of their modules.
     """

@@ -83,7 +83,7 @@ def describe(program: str, command: str, commit: Commit | None, modules: Sequenc
 def version(commit: Commit | None) -> str:
     """Return in words which version was copied."""
     if commit is None:
-        return "of a version that git does not know"
+        return "an unknown version, since git has no commit of it"
     text = f"commit {commit.name} of {commit.date}"
     if commit.is_changed:
         text += ", with changes that were not committed"

@@ -12,7 +12,7 @@ from tiny.bert import make_model
 from tiny.options import BertNerOptions
 from tiny.words import different_words
 
-# What stands around a name tells what it names
+# The words around a name show what kind of name it is
 SENTENCES = (
     "PER works for ORG",
     "PER left ORG for ORG",
@@ -28,7 +28,7 @@ SENTENCES = (
     "nobody was there",
 )
 KINDS = ("PER", "ORG", "LOC")
-NUM_TRAIN_WORDS = 1000  # of names
+NUM_TRAIN_WORDS = 1000  # words that names are made of
 NUM_TEST_WORDS = 200
 
 Row = dict[str, list[str]]

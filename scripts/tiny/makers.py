@@ -97,7 +97,7 @@ def add_parser(recipes: Any, recipe: str) -> ArgumentParser:
         description=description,
         formatter_class=RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", type=Path, help="FOLDER/model and FOLDER/data are written")
+    parser.add_argument("folder", type=Path, help="where model/ and data/ are written")
     hints = get_type_hints(maker.options)
     for option in fields(maker.options):
         settings = argument_settings(hints[option.name], option.default)

@@ -14,7 +14,7 @@ from tiny import chat, skills
 BLOCK = 64  # weights that share a scale in 4-bit quantization
 SMALLEST_BERT_VOCAB = 160  # frequent words of the rows, letters, special tokens
 SMALLEST_T5_VOCAB = 256  # letters, special tokens and room for every word of both languages
-MOST_SENTENCES = 200_000  # of the 470,400 that the words of tiny/t5.py make
+MOST_SENTENCES = 200_000  # the words of tiny/t5.py make 470,400 sentences
 MOST_PAIRS_HELD_OUT = 800  # leaves most of the numbers to train on
 
 
@@ -117,7 +117,7 @@ class LlamaOptions(DecoderOptions):
     vocab_size: int = option(320, f"rows of the embedding, >= {chat.SMALLEST_VOCAB}")
     max_position_embeddings: int = option(512, "longest sequence, in tokens")
     tie_word_embeddings: bool = option(False, "one matrix for embedding and output")
-    dtype: Literal["float32", "bfloat16"] = option("float32", "of the weights")
+    dtype: Literal["float32", "bfloat16"] = option("float32", "dtype of the weights")
     device: Literal["cpu", "cuda"] = option("cpu", "where the weights are drawn")
     num_train_rows: int = option(18200)
     num_test_rows: int = option(700, f"at most {skills.MOST_TEST_ROWS}")
@@ -145,7 +145,7 @@ class MixtralOptions(LlamaOptions):
     two of the --num_local_experts experts of each layer. FOLDER/data is that of the llama maker.
     """
 
-    intermediate_size: int = option(192, "of each expert; a multiple of 64")
+    intermediate_size: int = option(192, "size of each expert; a multiple of 64")
     num_local_experts: int = option(4, "experts in each layer, at least 2")
 
     def shape_problems(self) -> list[str]:
@@ -225,7 +225,7 @@ class EncoderOptions(Options):
     num_hidden_layers: int = option(2)
     num_attention_heads: int = option(4)
     intermediate_size: int = option(256)
-    dropout: float = option(0.0, "of hidden states and attention")
+    dropout: float = option(0.0, "dropout of hidden states and attention")
     seed: int = option(0)
 
     def shape_problems(self) -> list[str]:
@@ -290,7 +290,7 @@ class T5Options(EncoderOptions):
     No sentence of test.jsonl is in train.jsonl.
     """
 
-    num_hidden_layers: int = option(2, "of the encoder, and of the decoder")
+    num_hidden_layers: int = option(2, "layers of the encoder, and of the decoder")
     num_attention_heads: int = option(8)
     dropout: float = option(0.0)
     vocab_size: int = option(320, f"rows of the embedding, >= {SMALLEST_T5_VOCAB}")

@@ -27,7 +27,7 @@ def test_packed_documents_do_not_see_each_other(attention, architecture):
     model = random_model(architecture, attention, torch.bfloat16, "cuda")
     batch, owners = packed_batch(
         [7, 1, 10, 6], device="cuda"
-    )  # flash attention packs in batches of one row alone
+    )  # flash attention packs only in batches of one row
     if attention == "varlen":
         batch |= ends_of_rows([7, 1, 10, 6])
     assert leak(model, batch, owners) == 0

@@ -2,7 +2,7 @@
 """Bad rows stop the recipe itself before the model loads, and no mangled row gets past the reader
 or breaks it.
 
-All kinds of bad files, one by one: tests/unit/components/test_rows.py."""
+tests/unit/components/test_rows.py has all kinds of bad files."""
 
 import json
 import random

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wrong input ends the process with 64 (usage) or 65 (data) and a few lines, never a traceback.
 
-All kinds of bad rows and files, one by one: tests/unit/components/test_rows.py."""
+tests/unit/components/test_rows.py has all kinds of bad rows and files."""
 
 import json
 import shutil

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cell of scripts/benchmark.py in small: all contestants train alike, another one is void."""
+"""A small cell of scripts/benchmark.py: all contestants train alike, and a planted one is void."""
 
 import json
 import sys

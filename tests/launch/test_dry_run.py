@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""--dry_run tells all that a start can tell, loads no weights and writes nothing; its plan is a
-command that runs."""
+"""--dry_run reports everything that a start would, loads no weights and writes nothing; its
+plan is a command that runs."""
 
 import json
 import shlex

@@ -11,7 +11,7 @@ from publish import examples, public_models
 
 EXAMPLES = {example.path.stem: example for example in examples.read_examples()}
 MOST_RANKS = 2  # CPU ranks that a rehearsal starts for eight GPUs
-FEW_ROWS = {"mistral_pretrain": ["--num_eval_documents", "20"]}  # of the tiny data
+FEW_ROWS = {"mistral_pretrain": ["--num_eval_documents", "20"]}  # the tiny data has few documents
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes a run fast changes nothing that is learned, also sharded, and makes nobody wait."""
+"""Options for speed do not change what is learned, even if it is sharded, and nothing waits."""
 
 import json
 import os
@@ -84,8 +84,8 @@ def test_a_step_that_does_not_log_waits_for_nothing(tiny, tmp_path):
     steps = {step: [read for read in found if read["step"] == step] for step in range(1, 13)}
     assert len(steps[5]) > len(steps[4])  # those that log do wait: the probe sees it
     for step in set(steps) - {1, 5, 10, 12}:  # in the first the loader of data draws its seed
-        # transformers asks once a forward pass whether lines are packed (masking_utils.py); nobody
-        # else anything
+        # transformers asks once per forward pass whether sequences are packed (masking_utils.py);
+        # nothing else may wait
         others = [read for read in steps[step] if read["file"] != "transformers/masking_utils.py"]
         assert others == [] and len(steps[step]) <= 2, steps[step]
     assert len(read_metrics(tmp_path / "run")[0]) == 3

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""recipes/llama_dpo.py as a user runs it: it learns, the same on several ranks, stops and goes on,
-names bad pairs."""
+"""recipes/llama_dpo.py as a user runs it: it learns the same on any number of ranks, stops and
+resumes, and names bad pairs."""
 
 import json
 import os
@@ -43,8 +43,8 @@ def test_it_learns_to_prefer_and_the_result_loads(whole_run):
         f"eval_{name}" for name in METRICS
     }
     assert steps[0]["loss"] == pytest.approx(0.6931, abs=1e-3)  # log 2: the model is the reference
-    # Of the four skills three are told apart by their letters, in a few steps; which number comes
-    # after is not
+    # Three of the four skills can be distinguished by their letters after a few steps; counting
+    # takes longer
     assert evaluations[-1]["eval_loss"] < 0.5 and evaluations[-1]["eval_rewards/accuracies"] >= 0.75
     assert "rather than [[" in " ".join(output.split()) and (folder / "run.json").exists()
     assert AutoModelForCausalLM.from_pretrained(folder).num_parameters() > 0

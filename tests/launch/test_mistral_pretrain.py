@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Continued pre-training as a user starts it: it learns, goes on with the next token on any number
-of ranks, names a bad document in the middle of a run, and a copy of the file alone trains.
+"""Continued pre-training as a user starts it: it learns, resumes with the next token on any number
+of ranks, and names a bad document in the middle of a run; a copied recipe trains by itself.
 """
 
 import json
@@ -16,8 +16,8 @@ from paths import CONFIGS
 from proof.compare import BOUNDS
 
 RECIPE = REPO / "recipes" / "mistral_pretrain.py"
-# 12 blocks of 48 tokens a step, read as a stream with windows of 16 of the 210 texts: a step ends
-# within all three
+# Each step has 12 blocks of 48 tokens from a stream of 210 texts, read through windows of 16 texts.
+# A step ends within a text, a window and a pass over the texts.
 JOB = [
     "--max_length",
     48,

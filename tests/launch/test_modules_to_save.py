@@ -34,7 +34,7 @@ CONFIGS = [
 ]
 # A module of each other kind of model, under an engine that splits weights
 OTHERS = [
-    ("t5", "final_layer_norm", "fsdp2_full_shard"),  # of the encoder and of the decoder
+    ("t5", "final_layer_norm", "fsdp2_full_shard"),  # in the encoder and in the decoder
     ("bert", "pooler", "deepspeed_zero3"),
     ("vit", "layernorm", "fsdp1_full_shard"),
     ("llama_dpo", "lm_head", "fsdp1_full_shard"),  # whose reference has the original head

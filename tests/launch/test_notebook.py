@@ -10,7 +10,7 @@ import pytest
 from launching import INTERPRETER, REPO, read_metrics, run
 
 NOTEBOOK = REPO / "examples" / "quickstart.ipynb"
-# A notebook goes on after a command that failed; here that ends the script
+# A notebook continues after a command that failed; here such a command ends the script
 SHELL = """
 import subprocess
 

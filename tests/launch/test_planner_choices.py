@@ -67,8 +67,8 @@ class Planned(NamedTuple):
 
 
 def plan_command(command, card, **values):
-    """Plan a launch command on a card of so many bytes, read by the launcher, the recipe and the
-    planner; `values` replace the recipe's arguments."""
+    """Plan a launch command on a card of `card` bytes. The launcher, the recipe and the planner
+    read it; `values` replace the recipe's arguments."""
     words = shlex.split(command)
     assert words[:2] == ["accelerate", "launch"]
     launch = LAUNCHER.parse_args(words[2:])

@@ -56,14 +56,14 @@ COMPONENTS = "recipes/components"
 SAVE = "    save_model(accelerator, model, tokenizer, args.output_dir)\n"
 GATHER = "    weights = whole_weights(accelerator, model)\n"
 FOUND_BY_A_TEST = {
-    "rank 0 alone saves": (
+    "only rank 0 saves": (
         f"{COLLECTIVES}[llama.py]",
         "save_model on some ranks only",
         RECIPE,
         SAVE,
         f"    if accelerator.is_main_process:\n    {SAVE}",
     ),
-    "rank 0 alone gathers what it saves": (
+    "only rank 0 gathers what it saves": (
         f"{COLLECTIVES}[export.py]",
         "whole_weights on some ranks only",
         f"{COMPONENTS}/export.py",

@@ -49,7 +49,7 @@ def test_ranks_give_the_numbers_of_one_process_and_hold_what_was_promised(
             "fsdp2_full_shard",
             ["--load_in_4bit", "--dtype", "bfloat16"],
         ),  # FSDP2 wants one type in a unit
-        ("deepspeed_zero3", []),  # DeepSpeed casts nothing of a model that was loaded into it
+        ("deepspeed_zero3", []),  # DeepSpeed does not cast a model that was loaded into it
     ],
     ids=["4-bit, FSDP2", "ZeRO-3"],
 )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What accelerate would drop without a word, and what cannot work, stops before the model loads,
-with a way out."""
+"""Settings that accelerate would silently ignore, and those that cannot work, are refused before
+the model loads, with a fix."""
 
 import json
 import os

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe is a template: one command copies it into a folder that needs nothing of this
-repository."""
+"""A recipe is a template: one command copies it into a folder that needs nothing else
+from this repository."""
 
 import json
 import os

@@ -74,7 +74,7 @@ def test_an_image_that_breaks_in_a_loader_in_mid_training_is_named_and_a_checkpo
     arguments = copied(tiny_of("vit"), tmp_path)
     images = sorted((tmp_path / "data" / "train").glob("*/*.png"))
     number = np.random.default_rng((42, 0)).permutation(210)[160]
-    bad = images[number]  # it comes in step 21, 8 rows a step
+    bad = images[number]  # with 8 rows per step it is read in step 21
     content = bad.read_bytes()
     # Head and end are sound.
     bad.write_bytes(content[:100] + bytes(len(content) - 112) + content[-12:])

@@ -238,7 +238,8 @@ class TestCopies:
         assert origin.find_commit(inner, [inner / "recipes" / "one.py"]) is None
         assert origin.find_commit(tmp_path, []) is None
         text = origin.describe("one.py", "command", None, [])
-        assert "of a version that git does not know" in text and "git diff" not in text
+        assert "an unknown version, since git has no commit of it" in text
+        assert "git diff" not in text
 
 
 class TestCommand:

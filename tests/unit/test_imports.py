@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports lead down: commands stand at the top, and components reach nothing but components.
+"""Imports lead down: commands are at the top, and components import only components.
 
 tests/unit/test_recipes.py has the rest: the layers of the components, and that no recipe imports
 another one or anything of scripts.
@@ -20,7 +20,7 @@ FILES = [
 
 
 def packages_imported_by(text):
-    """The first names of all modules that a file imports, also inside of functions."""
+    """The first names of all modules that a file imports, including those inside functions."""
     modules = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):

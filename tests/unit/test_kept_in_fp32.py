@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stays in fp32 beside mixed precision: gradients, frequencies, embeddings' state."""
+"""What stays in fp32 under mixed precision: gradients, frequencies, embeddings' state."""
 
 from types import SimpleNamespace
 

@@ -33,7 +33,7 @@ def tiny():
 
 
 def pair_of(row, tokenizer, max_length=100):
-    """Prompt, chosen and rejected answer as text, as they are learnt."""
+    """Prompt, chosen and rejected answer as text, as they are trained on."""
     found = llama_dpo.tokenize_answers(row, tokenizer, max_length)
     return [tokenizer.decode(found[f"{part}_ids"]) for part in ("prompt", "chosen", "rejected")]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """No token reaches the logits of another document, whatever the attention.
 
-Neither in packed rows nor from padding. Tiny random models in fp32, in process; flash attention
+This holds for packed rows and for padding. Tiny random models in fp32, in process; flash attention
 needs a GPU: tests/gpu/test_masks_on_gpu.py.
 """
 
@@ -17,7 +17,7 @@ from components.chat_template import ChatTemplate
 from components.packing import TokenCollator
 from mask_probe import ARCHITECTURES, PADDING, distance_from_alone, leak, packed_batch, random_model
 
-# Logits are about 0.5. A document alone is summed in another order, in fp32, which keeps seven
+# Logits are about 0.5. The sums of a single document are in another order, in fp32, which has seven
 # digits
 ALONE = 1e-6
 PLANTED = 0.1  # what a planted leak moves at least

@@ -65,8 +65,8 @@ class TestBatch:
         assert inputs["max_length_q"] == inputs["max_length_k"] == 8
 
 
-# Two layers, each of which sees four tokens back: what a token tells reaches the eighth behind it
-# and not the ninth
+# There are two layers, each of which sees four tokens back: a token influences the eighth token
+# after it, but not the ninth
 WINDOW, REACH, LONG = 5, 8, 40
 
 

@@ -33,7 +33,7 @@ def arguments(recipe, *flags):
     return parse_arguments(recipe.Arguments, words=flags)
 
 
-class Loaded(BaseException):  # an Exception would be told as a model that cannot be read
+class Loaded(BaseException):  # an Exception would be reported as a model that cannot be read
     """Stands in for the loading of weights, with what they would be loaded as."""
 
 
@@ -159,7 +159,7 @@ def test_nor_are_those_of_experts_and_what_is_beside_them(tiny_of):
     ("flags", "facts"),
     [
         (LORA, {"is_fsdp2": True}),  # casts weights, and does not autocast
-        (LORA, {"native_amp": False}),  # nor does DeepSpeed, nor anybody without mixed precision
+        (LORA, {"native_amp": False}),  # as with DeepSpeed, or without mixed precision
         ((*LORA, "--use_dora"), {}),  # which takes norms in the dtype of its input
     ],
     ids=["FSDP2", "no autocast", "DoRA"],
@@ -177,7 +177,7 @@ def test_int8_products_do_not_log_a_line_each(tiny, records_of):
     state.CB, state.SCB = torch.ones(4, 8, dtype=torch.int8), torch.ones(4)
     MatMul8bitLt.apply(
         torch.ones(2, 8, dtype=torch.bfloat16), torch.ones(4, 8), None, None, state
-    )  # of a GPU
+    )  # as for a GPU
     assert records == []
 
 

@@ -32,7 +32,7 @@ def collate_rows(rows, pad_token_id, one_line=False):
 
 
 def logits_of(batch, seed=0):
-    """Router logits of each layer that depend on the token alone, as in the same model."""
+    """Router logits of each layer that depend only on the token, the same for each batch."""
     table = torch.randn(LAYERS, 100, EXPERTS, generator=torch.Generator().manual_seed(seed))
     return tuple(
         table[layer, batch["inputs"]["input_ids"].flatten()].requires_grad_()

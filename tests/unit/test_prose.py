@@ -4,11 +4,13 @@
 tests/prose.py has the words that are not used, and what to write instead.
 """
 
+import json
 import re
 
 import pytest
 
 import prose
+import prose_files
 from launching import REPO
 
 # Sentences that readers of this project had to read twice, shortened to what made them do so
@@ -64,25 +66,35 @@ SENTENCES = (
     "tokenised with another template",
     "CPU offload cannot be had without a GPU",
     "Speed at the floor.",
+    "Plan a launch on a card of so many bytes.",
+    "`make check` tells most of those that you forget.",
+    "What cannot be read is told in one line with what helps.",
+    "A run that is there would be resumed.",
+    "Every broken config is found with its key, its reason and the way out.",
+    "The losses are equal, and makes nobody wait.",
+    "Not called by hand.",
+    "None if it had no time.",
+    "A gloo thread lets go of a collective's tensors.",
+    "One command copies it into a folder that needs nothing of this repository.",
+    "A cell of the benchmark in small: all contestants train alike.",
+    "It is no error in other files.",
 )
-PAGES = [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").glob("*.md"))]
-# Of scripts/ the commands, for their help texts; their libraries are not checked yet
-FILES = [
-    *PAGES,
-    *sorted((REPO / "recipes").rglob("*.py")),
-    *sorted((REPO / "scripts").glob("*.py")),
-]
+FILES = prose_files.files()
 
 
 def findings_in(text):
-    return prose.findings(prose.of_markdown(text), "planted.md")
+    return prose.findings(prose_files.of_markdown(text), "planted.md")
+
+
+def notebook(kind, text):
+    return json.dumps({"cells": [{"cell_type": kind, "source": text.splitlines(keepends=True)}]})
 
 
 @pytest.mark.parametrize("sentence", SENTENCES)
 def test_a_sentence_that_had_to_be_read_twice_is_found(sentence):
     assert findings_in(sentence)
-    assert prose.findings(prose.of_python(f"x = {sentence!r}"), "planted.py")
-    assert prose.findings(prose.of_python(f"x = 1\n# {sentence}"), "planted.py")
+    assert prose.findings(prose_files.of_python(f"x = {sentence!r}"), "planted.py")
+    assert prose.findings(prose_files.of_python(f"x = 1\n# {sentence}"), "planted.py")
 
 
 @pytest.mark.parametrize("rule", prose.RULES, ids=lambda rule: rule.instead)
@@ -93,7 +105,9 @@ def test_every_rule_finds_one_of_these_sentences(rule):
 def test_a_finding_names_its_line_and_what_to_write_instead():
     found = findings_in("# Title\n\nFine.\n\n- Rows are\n  learnt here.\n")
     assert found == ["planted.md:5: 'learnt': trained on, learned"]
-    found = prose.findings(prose.of_python("x = 1\n\n# The rest is\n# learnt.\n"), "planted.py")
+    found = prose.findings(
+        prose_files.of_python("x = 1\n\n# The rest is\n# learnt.\n"), "planted.py"
+    )
     assert found == ["planted.py:3: 'learnt': trained on, learned"]
 
 
@@ -102,6 +116,79 @@ def test_code_and_marks_are_not_prose(text):
     assert findings_in(text) == []
 
 
+# A word that is not used, in each place where prose is read: file, content, line of the finding
+PLANTED = {
+    "docstring": ("scripts/a.py", 'x = 1\n"""Start anew."""\n', 2),
+    "help text": ("scripts/a.py", 'x = 1\nhelp = "start anew"\n', 2),
+    "comment of Python": ("tests/a.py", "x = 1\n# Start anew\n", 2),
+    "comment beside Python": ("tests/a.py", "x = 1\ny = 2  # start anew\n", 2),
+    "docstring of a test": ("tests/a.py", 'def test():\n    """It starts anew."""\n', 2),
+    "document": ("CHANGELOG.md", "# Title\n\nStart anew.\n", 3),
+    "comment of a YAML": ("accelerate_configs/a.yaml", "# Start\n# anew\na: 1\n", 1),
+    "comment beside YAML": ("mkdocs.yml", "a: 1\nb: 2  # start anew\n", 2),
+    "text of a form": (".github/ISSUE_TEMPLATE/a.yml", "a:\n  b: >-\n    Start\n    anew\n", 2),
+    "abstract": ("CITATION.cff", "title: a\nabstract: Start anew.\n", 2),
+    "comment of the Makefile": ("Makefile", "a:\n\t@true\nb:  ## start anew\n", 3),
+    "message of the Makefile": ("Makefile", "a:\n\t@printf '\\n== Anew ==\\n'\n", 2),
+    "comment of a shell script": (".ci/run", "#!/bin/sh\n# Start anew\n", 1),
+    "comment of requirements": ("requirements-dev.txt", "a>=1\nb>=2  # start anew\n", 2),
+    "comment of settings": ("pyproject.toml", "[a]\nb = 1  # start anew\n", 2),
+    "text of a notebook": ("a.ipynb", notebook("markdown", "# Title\n\nStart anew."), 3),
+    "code of a notebook": ("a.ipynb", notebook("code", "!make\n# Start anew"), 2),
+}
+
+
+@pytest.mark.parametrize("place", PLANTED)
+def test_a_finding_is_found_in_each_kind_of_file(place):
+    name, text, line = PLANTED[place]
+    pieces = prose_files.reader_of(REPO / name)(text)
+    (found,) = prose.findings(pieces, name)
+    assert found.startswith(f"{name}:{line}: '") and "from scratch" in found
+
+
+NOT_READ = {
+    "input of a test": ("tests/a.py", 'x = "start anew"\n'),
+    "key of a YAML": ("accelerate_configs/a.yaml", "anew: 1\n"),
+    "rule of the Makefile": ("Makefile", "anew:\n\tmake anew\n"),
+    "text with a mark inside": ("Makefile", "a:\n\tgrep 'a:.*##anew'\n"),
+}
+
+
+@pytest.mark.parametrize("place", NOT_READ)
+def test_code_and_inputs_of_tests_are_not_read(place):
+    name, text = NOT_READ[place]
+    assert prose.findings(prose_files.reader_of(REPO / name)(text), name) == []
+
+
+def test_a_comment_beside_code_is_not_joined_with_the_next_one():
+    text = "a = 1  # the first\nb = 2  # the second\n# one of\n# two lines\n"
+    wanted = [(1, "the first"), (2, "the second"), (3, "one of two lines")]
+    for read in (prose_files.of_python, prose_files.of_comments):
+        assert [(piece.line, piece.text) for piece in read(text)] == wanted
+
+
+def test_every_kind_of_file_is_among_the_files():
+    names = {str(path.relative_to(REPO)) for path in FILES}
+    for name in (
+        ".ci/run",
+        ".github/workflows/ci.yml",
+        "AGENTS.md",
+        "CITATION.cff",
+        "Makefile",
+        "accelerate_configs/ddp.yaml",
+        "docs/index.md",
+        "examples/quickstart.ipynb",
+        "mkdocs.yml",
+        "pyproject.toml",
+        "recipes/components/run.py",
+        "requirements.txt",
+        "scripts/planner/zero.py",
+        "tests/unit/test_prose.py",
+    ):
+        assert name in names
+    assert "LICENSE" not in names and "results/parity.json" not in names
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(REPO)))
 def test_the_prose_keeps_to_the_vocabulary(path):
-    assert prose.findings(prose.read(path), str(path.relative_to(REPO))) == []
+    assert prose.findings(prose_files.read(path), str(path.relative_to(REPO))) == []

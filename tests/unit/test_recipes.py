@@ -21,7 +21,7 @@ from proof.jobs import MAKERS
 RECIPES = sorted((REPO / "recipes").glob("*.py"))
 COMPONENTS = sorted((REPO / "recipes" / "components").glob("*.py"))
 BANNERS = ["Data", "Model, optimizer, schedule", "Train", "Save"]
-VERBS = [  # of each main, in order
+VERBS = [  # calls of each main, in order
     "Run",
     "make_accelerator",
     "run.start",
@@ -103,7 +103,7 @@ def calls_in(node):
 
 
 def imports_of(path):
-    """The modules that a file imports, also inside of functions."""
+    """The modules that a file imports, including those inside functions."""
     imported = set()
     for node in nodes_of(path):
         if isinstance(node, ast.Import):
@@ -123,7 +123,7 @@ def packages_of(path):
 
 
 def run_by_some_ranks(node):
-    """What lies in the branches of a condition, of any form, that asks for the rank."""
+    """The nodes in the branches of any kind of condition on the rank."""
     if not isinstance(node, ast.If | ast.IfExp | ast.While | ast.BoolOp):
         return []
     test = getattr(node, "test", node)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What SECURITY.md says a model folder and a data set cannot do: run code of theirs."""
+"""A model folder and a data set cannot run their own code, as SECURITY.md says."""
 
 import ast
 import json

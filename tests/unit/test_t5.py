@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pairs of texts become tokens, tokens a loss, and texts metrics, as by hand or by the libraries.
+"""Pairs of texts become tokens, a loss and metrics.
 
-In process, on tiny random models in fp32.
+Expected values are worked out by hand or by the libraries. In process, on tiny random models in
+fp32.
 """
 
 import json
@@ -71,7 +72,7 @@ def rows_of(tokenized):
 def models(tiny):
     """Models with tied embeddings under three names, one with scales, one that moves labels itself.
 
-    The last does so in its forward pass alone.
+    The last does so only in its forward pass.
     """
     torch.manual_seed(0)
     yield "T5", AutoModelForSeq2SeqLM.from_pretrained(tiny / "model").eval()

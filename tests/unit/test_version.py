@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The version is that of one place everywhere, and every command tells it without heavy imports."""
+"""The version is stated in one place, and every command prints it without heavy imports."""
 
 import importlib
 import re

@@ -66,7 +66,7 @@ def notes_of(found):
 
 
 def folder_of(path, **classes):
-    """A folder with so many images a class."""
+    """A folder with the given number of images per class."""
     for name, number in classes.items():
         (path / name).mkdir(parents=True)
         for i in range(number):

@@ -40,7 +40,7 @@ def leave_strays(lab: Lab, folder: Path) -> Result:
 
 
 def all_found(tried: Tried) -> Result:
-    """The result of damage that must not be missed."""
+    """Return the result of damage that must not be missed."""
     missed = tried.missed
     return Result(not missed, len(missed), "; ".join(missed[:5]), tried.trials)
 
@@ -53,7 +53,7 @@ def share_of_hashing(lab: Lab, folder: Path) -> Result:
 
 
 def damaged() -> list[Trial]:
-    """Bits, files, manifests and folders."""
+    """Return the trials that damage bits, files, manifests and folders."""
     return [
         Trial("a flipped bit is found, the file named", "all files", flip_bits),
         Trial("cut, empty, missing or foreign files are found", "", cut_and_lose_files),
@@ -64,7 +64,7 @@ def damaged() -> list[Trial]:
 
 
 def hashed() -> list[Trial]:
-    """The cost of hashing."""
+    """Return the trial that measures the cost of hashing."""
     return [Trial("at most a tenth of a save", "400 MB", share_of_hashing)]
 
 

@@ -76,7 +76,7 @@ def seconds_until_gone(processes: dict[int, int]) -> float:
 
 
 def ended_with_reason(launch: Launch, why: str, seconds: float, stacks: int = 0) -> Result:
-    """The result of a run that has lost a rank: it must fail in time and report the reason.
+    """Return the result of a run that has lost a rank: it must fail in time and report the reason.
 
     Args:
         seconds: after which all ranks were gone.
@@ -105,7 +105,7 @@ def places_of(rank: int) -> dict[str, Place]:
 
 
 def trials() -> list[Trial]:
-    """Every rank of two and of three, in training, evaluation and saving."""
+    """Return trials that lose each of two and of three ranks in training, evaluation and saving."""
     found = []
     for config, ranks in itertools.product(CONFIGS, (2, 3)):
         job = make_job(config, ranks)
@@ -119,7 +119,7 @@ def trials() -> list[Trial]:
 
 
 def kills_of(job: Run, rank: int) -> list[Trial]:
-    """One rank, killed in each place."""
+    """Return trials that kill one rank in each place."""
     found = []
     detail = f"{job.config}, rank {rank} of {job.ranks}"
     flags = ("--save_steps", "4")

@@ -57,7 +57,7 @@ def resume_elsewhere(lab: Lab, folder: Path, jobs: Sequence[Run], stops: Sequenc
 
 
 def rows_of_first_epoch(folder: Path) -> list[int]:
-    """The rows that the ranks recorded in the steps of the first epoch, sorted; padding has 0."""
+    """Return the rows that ranks recorded in the first epoch, sorted; padding has number 0."""
     rows = []
     for path in folder.glob("rows.*"):
         for line in path.read_text().splitlines():
@@ -77,7 +77,7 @@ def refuse_other_rows(lab: Lab, folder: Path, config: str) -> Result:
 
 
 def on_other_ranks() -> list[Trial]:
-    """On other numbers of ranks, and with another number of rows per step."""
+    """Return trials that resume on other numbers of ranks or with other rows per step."""
     trials = []
     for config in ELASTIC_CONFIGS:
         for order in NUMBERS_OF_RANKS:
@@ -90,7 +90,7 @@ def on_other_ranks() -> list[Trial]:
 
 
 def under_other_strategies() -> list[Trial]:
-    """Under another strategy every two steps, in three orders."""
+    """Return trials that change the strategy every two steps, in three orders."""
     trials = []
     for first in (0, 4, 8):
         turn = STRATEGIES[first:] + STRATEGIES[:first]

@@ -170,7 +170,7 @@ def keep_secrets(lab: Lab, folder: Path) -> Result:
 
 
 def trials() -> list[Trial]:
-    """Checkpoints, models and secrets."""
+    """Return the trials with checkpoints, models and secrets."""
     found = []
     for forged in FORGED:
         attempt = partial(pickles_in_a_checkpoint, forged=forged)

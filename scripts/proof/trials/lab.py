@@ -24,7 +24,7 @@ from proof.launch import ENVIRONMENT, data_of, make_model, rehearsal
 from proof.trials.processes import kill_all
 
 TIMEOUT = 300  # seconds for a launch: a run that hangs is not as promised
-MOST_LAUNCHES = 9  # of the same command, one after the other
+MOST_LAUNCHES = 9  # times that the same command is started in a row
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Launch:
         self.reader.start()
 
     def is_running(self) -> bool:
-        """Whether the launched process has not ended."""
+        """Return whether the launched process has not ended."""
         return self.process.poll() is None
 
     def ends_within(self, seconds: float) -> bool:
@@ -133,7 +133,7 @@ class Lab:
         return Launch([str(word) for word in command], variables, folder)
 
     def command(self, job: Run) -> list:
-        """The words that start a job's recipe with faults, on CPU ranks or as one plain process."""
+        """Return the command that starts a recipe with faults, on CPU ranks or in one process."""
         command = [sys.executable]
         if job.config != "single":
             command = rehearsal(job.config, job.ranks)
@@ -153,7 +153,7 @@ class Lab:
         return ends
 
     def uninterrupted(self, job: Run, faults: Sequence[Fault] = (), flags: Sequence = ()) -> Path:
-        """The folder of a job that was not interrupted; it is run once.
+        """Return the folder of a job that was not interrupted; it is run once.
 
         Raises:
             RuntimeError: if it does not end with 0.
@@ -174,6 +174,6 @@ class Lab:
 
 
 def is_newer_than_recipes(path: Path) -> bool:
-    """Whether a file exists and was written after the last change of a recipe."""
+    """Return whether a file exists and was written after the last change of a recipe."""
     changed = max(recipe.stat().st_mtime for recipe in RECIPES.rglob("*.py"))
     return path.exists() and path.stat().st_mtime >= changed

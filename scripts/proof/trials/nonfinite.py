@@ -14,7 +14,7 @@ from proof.trials.lab import Ended, Lab
 from proof.trials.outcome import equal_to, hash_of_state, nonfinite_weights, verified
 from proof.trials.trial import BROKEN, ROWS, STEPS, Group, Result, Trial, failed, make_job
 
-SEED = 42  # of the job
+SEED = 42  # the job's seed
 ROWS_PER_STEP = 12
 ROWS_OF_EVALUATION = 21
 ROWS_OF_SECOND_EPOCH = 24  # that the job still reads
@@ -41,7 +41,7 @@ DONE = {"skip": "skipped", "stop": "stopped", "budget": "stopped when the budget
 
 
 def row_of_step(step: int) -> int:
-    """A row (from 1) that only this step of the job has.
+    """Return a row (from 1) that only this step of the job has.
 
     The evaluation rows have numbers too, from 1 to 21, so it is above them.
     """
@@ -79,7 +79,7 @@ def nothing_changes(lab: Lab, folder: Path, job: Run, do: str, policy: str) -> R
 
 
 def wrong_names(reported: list[dict], do: str, row: int) -> list[str]:
-    """What is wrong with the reported rows: they must be those of one micro-batch, or one step."""
+    """Return what is wrong with the reported rows, which must be of one micro-batch or step."""
     rows = []
     for of_rank in reported[0]["rows_by_rank"].values():
         rows += of_rank
@@ -95,7 +95,7 @@ def wrong_names(reported: list[dict], do: str, row: int) -> list[str]:
 
 
 def wrong_skip(folder: Path, ended: Ended) -> list[str]:
-    """What is wrong with a run that must skip the step and finish."""
+    """Return what is wrong with a run that must skip the step and finish."""
     wrong = []
     if ended.code != 0:
         wrong.append(f"ended with {ended.code}: {ended.tail}")
@@ -107,7 +107,7 @@ def wrong_skip(folder: Path, ended: Ended) -> list[str]:
 
 
 def wrong_end(folder: Path, ended: Ended) -> list[str]:
-    """What is wrong with a run that must end at the step, with the state before it saved."""
+    """Return what is wrong with a run that must end at the step, with the state before it saved."""
     wrong = []
     if ended.code != Exit.NOT_FINITE:
         wrong.append(f"ended with {ended.code}: {ended.tail}")
@@ -138,7 +138,7 @@ def skip_the_first_step(lab: Lab, folder: Path, job: Run) -> Result:
 
 
 def trials() -> list[Trial]:
-    """Each policy with each kind of number under each engine, and the first step under each."""
+    """Return trials of each policy, number and engine, and of the first step under each engine."""
     found = []
     for policy in POLICIES:
         for config in CONFIGS:

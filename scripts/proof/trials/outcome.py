@@ -27,7 +27,7 @@ LAUNCHERS_LINE = re.compile(
 
 
 def metrics_of(folder: Path) -> list[dict]:
-    """The lines of metrics.jsonl, without speed and memory."""
+    """Return the lines of metrics.jsonl, without speed and memory."""
     lines = []
     for text in (folder / "metrics.jsonl").read_text().splitlines():
         numbers = json.loads(text).items()
@@ -36,7 +36,7 @@ def metrics_of(folder: Path) -> list[dict]:
 
 
 def last_step(folder: Path) -> int:
-    """The last step in metrics.jsonl, whose last line may be incomplete; 0 if there is none."""
+    """Return the last step in metrics.jsonl or 0; the last line may be incomplete."""
     path = folder / "metrics.jsonl"
     if not path.exists():
         return 0
@@ -45,24 +45,24 @@ def last_step(folder: Path) -> int:
 
 
 def verified(folder: Path) -> list[int]:
-    """The steps of the checkpoints that can be trusted."""
+    """Return the steps of the checkpoints that can be trusted."""
     checkpoints = checkpoints_in(folder)
     return [step for step, path in checkpoints.items() if find_damage(path) is None]
 
 
 def status_of(folder: Path) -> dict:
-    """The content of a run's status.json."""
+    """Return the content of a run's status.json."""
     return json.loads((folder / "status.json").read_text())
 
 
 def hash_of_state(folder: Path, step: int) -> dict:
-    """Size and hash of weights and optimizer state in the checkpoint of a step."""
+    """Return size and hash of weights and optimizer state in the checkpoint of a step."""
     manifest = (folder / f"checkpoint-{step}" / "manifest.json").read_text()
     return json.loads(manifest)["state.safetensors"]
 
 
 def nonfinite_weights(folder: Path) -> list[str]:
-    """The tensors in checkpoints and in the final model that are not finite."""
+    """Return the tensors in checkpoints and in the final model that are not finite."""
     found = []
     for path in folder.rglob("*.safetensors"):
         for name, array in load_file(path).items():
@@ -72,7 +72,7 @@ def nonfinite_weights(folder: Path) -> list[str]:
 
 
 def last_line(output: str) -> str:
-    """The last line of the recipe itself, before those of the rehearsal and the launcher."""
+    """Return the last line of the recipe itself, before those of the rehearsal and the launcher."""
     lines = output.split("shard report:")[0].splitlines()
     own = [line for line in lines if line.strip() and not LAUNCHERS_LINE.match(line)]
     return own[-1]
@@ -82,7 +82,7 @@ def last_line(output: str) -> str:
 
 
 def unequal(folder: Path, whole: Path) -> int:
-    """The number of lines of metrics.jsonl and of final weights in which two finished runs differ.
+    """Return how many lines of metrics.jsonl and final weights differ between two finished runs.
 
     Equal means bit for bit, except for speed and memory. If there is nothing to compare, that is a
     difference too.
@@ -104,7 +104,7 @@ def unequal(folder: Path, whole: Path) -> int:
 
 
 def difference_in_loss(folder: Path, whole: Path) -> float:
-    """The largest relative difference in the loss of a step."""
+    """Return the largest relative difference in the loss of a step."""
     differences = []
     for ours, theirs in zip(read_steps(folder), read_steps(whole), strict=True):
         differences.append(abs(ours["loss"] - theirs["loss"]) / theirs["loss"])
@@ -112,7 +112,7 @@ def difference_in_loss(folder: Path, whole: Path) -> float:
 
 
 def equal_to(folder: Path, whole: Path, wrong: str = "") -> Result:
-    """The result of a trial whose run must end as an uninterrupted one.
+    """Return the result of a trial whose run must end as an uninterrupted one.
 
     Args:
         wrong: what was not as promised before the end.

@@ -11,7 +11,7 @@ GONE = "ZX"  # states of a process that has ended
 
 
 def processes_of(folder: Path) -> dict[int, int | None]:
-    """{process id: its RANK or None} of all that run for a trial's folder.
+    """Return {process id: its RANK or None} of all that run for a trial's folder.
 
     A zombie no longer has an environment, so that it is not among them.
     """
@@ -25,7 +25,7 @@ def processes_of(folder: Path) -> dict[int, int | None]:
 
 
 def rank_among(variables: list[bytes]) -> int | None:
-    """The rank that an environment names."""
+    """Return the rank that an environment names."""
     for variable in variables:
         name, _, value = variable.partition(b"=")
         if name == b"RANK":
@@ -34,7 +34,7 @@ def rank_among(variables: list[bytes]) -> int | None:
 
 
 def ranks_of(folder: Path) -> dict[int, int]:
-    """{rank: process id} of the ranks that run for a trial's folder."""
+    """Return {rank: process id} of the ranks that run for a trial's folder."""
     processes = processes_of(folder)
     return {rank: process for process, rank in processes.items() if rank is not None}
 
@@ -51,7 +51,7 @@ def kill_all(folder: Path) -> None:
 
 
 def state_of(process: int) -> str:
-    """The letter of /proc: R, S, D, T for stopped, and Z also if there is no such process."""
+    """Return the letter of /proc, such as T for stopped; Z also if there is no such process."""
     with contextlib.suppress(OSError):
         text = Path(f"/proc/{process}/stat").read_text()
         return text.rpartition(")")[2].split()[0]
@@ -59,5 +59,5 @@ def state_of(process: int) -> str:
 
 
 def is_gone(process: int) -> bool:
-    """Whether a process has ended."""
+    """Return whether a process has ended."""
     return state_of(process) in GONE

@@ -51,7 +51,7 @@ def kill_at_random(
 
 
 def trials(kills: int = KILLS) -> list[Trial]:
-    """Three quarters of the kills in one process, the others on two ranks."""
+    """Return trials with three quarters of the kills in one process, the others on two ranks."""
     kills_of = {"single": kills * 3 // 4, "ddp": kills // 4}
     found = []
     for config, number in kills_of.items():

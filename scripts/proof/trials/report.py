@@ -19,7 +19,7 @@ CASES = 8  # cases of a group that are named, approximately
 
 
 def summary(groups: dict) -> str:
-    """The table: one row for each `what` of each group."""
+    """Return the table: one row for each `what` of each group."""
     lines = []
     for group, found in groups.items():
         trials = found["trials"]
@@ -31,7 +31,7 @@ def summary(groups: dict) -> str:
 
 
 def line_of(group: str, what: str, trials: list[dict]) -> list[str]:
-    """The row of one `what`: how many were tried, how many as promised, and the worst outcome."""
+    """Return the row of one `what`: how many were tried, how many held, and the worst outcome."""
     same = [trial for trial in trials if trial["what"] == what]
     good = [trial for trial in same if trial["ok"]]
     worst = max(trial["figure"] for trial in same)
@@ -40,17 +40,17 @@ def line_of(group: str, what: str, trials: list[dict]) -> list[str]:
 
 
 def number_text(number: float) -> str:
-    """A number with two significant digits and without an exponent."""
+    """Return a number with two significant digits and without an exponent."""
     return f"{Decimal(f'{number:.2g}'):f}"
 
 
 def number_tried(trials: list[dict]) -> str:
-    """The number of attempts in these trials, with thousands separators."""
+    """Return the number of attempts in these trials, with thousands separators."""
     return f"{sum(trial['count'] for trial in trials):,}"
 
 
 def report(groups: dict) -> str:
-    """The text of docs/fault_injection.md."""
+    """Return the text of docs/fault_injection.md."""
     parts = [
         "# Fault injection",
         ABOUT,
@@ -62,7 +62,7 @@ def report(groups: dict) -> str:
 
 
 def paragraphs_of(found: dict) -> list[str]:
-    """The report on a group: how it was measured, some cases, and what failed."""
+    """Return the report on a group: how it was measured, some cases, and what failed."""
     versions = [f"{name} {version}" for name, version in found["versions"].items()]
     measured = [found["date"], found["device"], *versions]
     parts = [f"Measured on {', '.join(measured)}, with `{found['command']}`."]

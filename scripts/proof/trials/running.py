@@ -12,7 +12,7 @@ from proof.trials.trial import Trial, failed
 
 
 def line_of(group: str, trial: Trial) -> str:
-    """A trial as a line of --list."""
+    """Return a trial as a line of --list."""
     return f"{group}: {trial.what}, {trial.detail}"
 
 
@@ -55,7 +55,7 @@ def attempt(lab: Lab, group: str, number: int, trial: Trial) -> dict:
 
 
 def with_earlier(facts: dict, done: list[dict], before: dict, planned: list[Trial]) -> dict:
-    """The results of a group: new trials, and earlier ones that were not repeated.
+    """Return the results of a group: new trials, and earlier ones that were not repeated.
 
     Args:
         facts: date, device, command and versions of the new ones.
@@ -72,5 +72,5 @@ def with_earlier(facts: dict, done: list[dict], before: dict, planned: list[Tria
 
 
 def name_of(trial: dict) -> tuple[str, str]:
-    """The fields that identify a trial within its group."""
+    """Return the fields that identify a trial within its group."""
     return trial["what"], trial["detail"]

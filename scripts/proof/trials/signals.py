@@ -96,7 +96,7 @@ def stop_a_rank_that_waits(lab: Lab, folder: Path, name: str) -> Result:
 
 
 def is_stopped(ended: Ended, folder: Path) -> bool:
-    """Whether a run ended as stopped, and recorded it."""
+    """Return whether a run ended as stopped, and recorded it."""
     return ended.code == Exit.STOPPED and status_of(folder)["state"] == "stopped"
 
 
@@ -134,7 +134,7 @@ def stop_a_group_with_loaders(lab: Lab, folder: Path, job: Run, name: str) -> Re
 
 
 def of_every_kind() -> list[Trial]:
-    """Every signal in every place, under DDP to every rank; under others one in four of them."""
+    """Return trials of every signal in every place under DDP, and of one in four elsewhere."""
     trials = []
     number = 0
     for config in ("ddp", "fsdp2_full_shard", "deepspeed_zero3"):
@@ -152,7 +152,7 @@ def of_every_kind() -> list[Trial]:
             )
     for name in SIGNALS_TO_GROUPS:
         attempt = partial(stop_a_group_that_tokenizes, name=name)
-        detail = "single, two processes that tokenise"
+        detail = "single, two processes that tokenize"
         trials.append(Trial(f"{name} in data preparation", detail, attempt))
     attempt = partial(stop_a_rank_that_waits, name="SIGTERM")
     trials.append(Trial("SIGTERM in data preparation", "ddp, a rank that waits", attempt))
@@ -160,7 +160,7 @@ def of_every_kind() -> list[Trial]:
 
 
 def one_signal(config: str, name: str, rank: int | None, place: str) -> Trial:
-    """The trial of one signal to one rank, or to all."""
+    """Return the trial of one signal to one rank, or to all."""
     to = "all ranks" if rank is None else f"only rank {rank}"
     attempt = partial(stop_by_signal, job=make_job(config), name=name, rank=rank, place=place)
     return Trial(f"{name} in {place}", f"{config}, {to}", attempt)
@@ -190,7 +190,7 @@ def kill_while_saving(lab: Lab, folder: Path, config: str, change: int) -> Resul
 
 
 def is_killed(ended: Ended) -> bool:
-    """Whether a run neither finished nor stopped."""
+    """Return whether a run neither finished nor stopped."""
     return ended.code not in (0, Exit.STOPPED)
 
 
@@ -206,7 +206,7 @@ def kill_after_evaluation(lab: Lab, folder: Path, config: str) -> Result:
 
 
 def followed_by_a_kill() -> list[Trial]:
-    """kill -9 during or after the handling of a signal."""
+    """Return trials with a kill -9 during or after the handling of a signal."""
     trials = []
     for config in ("single", "ddp"):
         for change in (1, 3, 8, 15):

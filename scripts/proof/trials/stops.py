@@ -13,7 +13,7 @@ from proof.trials.outcome import equal_to
 from proof.trials.trial import DIFFERENCES, STEPS, Group, Result, Trial, failed, make_job
 
 QUANTIZED_CONFIGS = ["single", "fsdp2_full_shard", "deepspeed_zero3"]
-FIVE_STEPS = (2, 5, 9, 12, 16)  # of one epoch
+FIVE_STEPS = (2, 5, 9, 12, 16)  # steps of one epoch
 
 
 def stop_and_resume(lab: Lab, folder: Path, job: Run, steps: tuple[int, ...]) -> Result:
@@ -29,7 +29,7 @@ def stop_and_resume(lab: Lab, folder: Path, job: Run, steps: tuple[int, ...]) ->
 
 
 def under_every_yaml() -> list[Trial]:
-    """Once under every YAML, with each kind of weights, in varying steps."""
+    """Return trials that stop once under every YAML and kind of weights, in varying steps."""
     kinds = {
         "full": configs(),
         "LoRA": [name for name in configs() if name != "fsdp1_no_shard"],
@@ -49,7 +49,7 @@ def under_every_yaml() -> list[Trial]:
 
 
 def in_every_step() -> list[Trial]:
-    """In every step of one process, and in every third step on two ranks."""
+    """Return trials that stop in every step of one process, and in every third on two ranks."""
     steps_of = {
         "single": range(1, STEPS),
         "ddp": range(1, STEPS, 3),
@@ -64,7 +64,7 @@ def in_every_step() -> list[Trial]:
 
 
 def five_times() -> list[Trial]:
-    """Five times in one epoch."""
+    """Return trials that stop five times in one epoch."""
     trials = []
     for config in ("single", "ddp", "deepspeed_zero2"):
         attempt = partial(stop_and_resume, job=make_job(config), steps=FIVE_STEPS)

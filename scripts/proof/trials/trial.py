@@ -48,17 +48,17 @@ class Group:
     """Trials that measure one thing."""
 
     name: str
-    unit: str  # of a trial's figure
+    unit: str  # the unit of a trial's figure
     trials: Callable[[], list[Trial]]
 
 
 def failed(note: str, figure: float = 0) -> Result:
-    """The result of a trial that is not as promised."""
+    """Return the result of a trial that is not as promised."""
     return Result(False, figure, note)
 
 
 def make_job(config: str = "single", ranks: int = 2, weights: str = "full") -> Run:
-    """The job of scripts/parity.py under a YAML, with dropout where there are adapters."""
+    """Return the job of scripts/parity.py under a YAML, with dropout where there are adapters."""
     ranks = jobs.ranks_of(config, ranks)
     batch, accumulation = CUT[ranks]
     flags = () if weights == "full" else ("--lora_dropout", "0.1")

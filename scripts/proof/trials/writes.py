@@ -49,7 +49,7 @@ def save_in_danger(lab: Lab, folder: Path, fault: Fault, code: int, what: str) -
 
 
 def interrupted() -> list[Trial]:
-    """Killed before each change of the file system, and killed or refused in each write."""
+    """Return trials with a kill before each change of a file, and faults in each write."""
     trials = []
     for change in range(1, CHANGES + 1):
         fault = Fault("crash at change", change=change, **SECOND_SAVE)
@@ -65,7 +65,7 @@ def interrupted() -> list[Trial]:
 
 
 def in_writes(do: str, code: int) -> list[Trial]:
-    """In the middle of each file that a save writes, at four places."""
+    """Return trials with a fault at four places in each file that a save writes."""
     do_at_byte = f"{do} at byte"
     faults = []
     for quarter in range(4):
@@ -118,7 +118,7 @@ def fill_the_disk(lab: Lab, folder: Path, quarter: int | None) -> Result:
 
 
 def can_mount() -> bool:
-    """Whether a file system can be mounted here, in a namespace of its own."""
+    """Return whether a file system can be mounted here, in a namespace of its own."""
     if not shutil.which("unshare"):
         return False
     command = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
@@ -126,7 +126,7 @@ def can_mount() -> bool:
 
 
 def on_full_disks() -> list[Trial]:
-    """A disk that is full before or during the save; no trials if no small disk can be mounted."""
+    """Return trials on a disk that fills up; none if no small disk can be mounted."""
     if not can_mount():
         return []
     trials = []

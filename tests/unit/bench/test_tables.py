@@ -63,7 +63,7 @@ def test_the_file_of_results_has_a_line_per_run():
     cells = [cell_of(run_of("floor"), run_of("ours")), cell_of(run_of("floor"), name="another")]
     text = as_text(cells)
     assert json.loads(text) == {"cells": cells}
-    assert len(text.splitlines()) == 2 + 2 + 3  # of the file, the cells and their runs
+    assert len(text.splitlines()) == 2 + 2 + 3  # lines of the file, the cells and their runs
 
 
 def test_a_run_that_has_just_ended_is_one_line():

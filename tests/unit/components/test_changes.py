@@ -56,7 +56,7 @@ def test_each_argument_is_in_one_class(group):
 
 def test_no_group_is_left_out():
     kinds = [kind for kind in vars(arguments).values() if hasattr(kind, "GROUP")]
-    # Those made of others alone, as CausalLMArguments is, have nothing of their own to class
+    # Groups that only combine others, like CausalLMArguments, have no arguments to classify
     with_own_arguments = {kind.__name__ for kind in kinds if kind.__annotations__}
     assert with_own_arguments == set(CHANGES_THE_RUN)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What arguments forbid by themselves, and faults of the launcher's file, are told all at once."""
+"""Conflicts between arguments, and faults of the launcher's file, are reported all at once."""
 
 import shlex
 import sys
@@ -41,7 +41,7 @@ def test_a_recipes_own_rules_stand_beside_its_arguments():
 
 @dataclass(kw_only=True)
 class PlainArguments(CommonArguments):
-    """Of a recipe that offers neither a quantized base nor variants of LoRA."""
+    """Arguments of a recipe that offers neither a quantized base nor variants of LoRA."""
 
     GROUP = "Example"
     model_name_or_path: str = "gpt2"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every broken config is found with its key, its reason and the way out.
+"""Every broken config is found, and its key, the reason and the fix are named.
 
 accelerate's launcher and plugins are the judges wherever a rule claims that a key is ignored or
 that accelerate stops.
@@ -20,7 +20,7 @@ from components.config_files import find_faults, load
 from components.config_findings import Finding
 
 pytestmark = pytest.mark.usefixtures("pretended_gpu")
-# Wishes of the recipes, and how bad the same is for anybody else
+# Requirements of the recipes, and how severe the same finding is in other people's files
 WISHES = {
     "accumulation in the file": "info",
     "FSDP1 with flat parameters": "info",

@@ -91,7 +91,7 @@ def test_a_section_that_is_none_stops_where_the_rules_say_so(path, value):
         plugin = DeepSpeedPlugin(hf_ds_config=data, gradient_clipping=1.0)
         plugin.set_mixed_precision("no")
         DeepSpeedConfig(plugin.deepspeed_config)
-    except Exception as error:  # of any kind, from either
+    except Exception as error:  # either may raise any kind of error
         assert found, error
     else:
         assert not found

@@ -76,7 +76,7 @@ def renamed(content: dict, path: tuple, key: str) -> dict:
 
 @dataclass
 class Count:
-    """Of the misspellings that were tried, those whose fix is the right key."""
+    """How many misspellings were tried, and for how many the right key was proposed."""
 
     total: int = 0
     right: int = 0

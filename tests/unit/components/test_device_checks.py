@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What this device cannot do is refused before the start, with the reason and what to use instead.
 
-In process, with a GPU that is only told of.
+The tests run in process, with a simulated GPU.
 """
 
 import importlib.metadata

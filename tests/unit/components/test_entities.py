@@ -16,7 +16,7 @@ KINDS = ("PER", "LOC", "B-TYPE")
 SCHEMES = {
     "IOB2 and IOB1": ["O", *(f"{prefix}-{kind}" for prefix in "BI" for kind in KINDS)],
     "IOBES": ["O", *(f"{prefix}-{kind}" for prefix in "BIES" for kind in KINDS)],
-    "prefixes alone": ["O", "B", "I", "E", "S"],
+    "only prefixes": ["O", "B", "I", "E", "S"],
 }
 
 

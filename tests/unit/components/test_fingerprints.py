@@ -220,7 +220,7 @@ def test_functions_are_known_by_what_they_do():
 
 @pytest.mark.parametrize("prepare", [Callable(), partial(Callable()), "a".join, len])
 def test_what_has_no_code_of_its_own_is_refused(prepare):
-    """Its class would be known by name alone."""
+    """Only the name of its class would be known."""
     with pytest.raises(TypeError, match="neither a function nor"):
         prepared_fingerprint("rows", prepare)
 

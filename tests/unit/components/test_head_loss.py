@@ -302,7 +302,7 @@ def test_a_forward_is_put_back_also_after_an_error(is_replaced):
 
 # ---- How many at a time ----
 def test_the_pieces_of_the_loss_grow_with_the_whole_memory_of_a_gpu(monkeypatch):
-    """Of the whole, so that a run that resumes beside others finds the same."""
+    """Free memory does not count, so that a run that resumes beside others uses the same size."""
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * 2**30)
     )
@@ -312,7 +312,7 @@ def test_the_pieces_of_the_loss_grow_with_the_whole_memory_of_a_gpu(monkeypatch)
 
 
 def test_a_piece_is_what_fits_and_never_nothing():
-    assert tokens_per_piece(1, 16384) == 16  # of 4 x 16,384 bytes each
+    assert tokens_per_piece(1, 16384) == 16  # each token takes 4 x 16,384 bytes
     assert tokens_per_piece(0.001, 16384) == 1
     model = model_of("llama")
     assert str(LossInHead(model, 256, CPU)) == (

@@ -64,7 +64,7 @@ def data(tmp_path):
 
 
 def folder_of(path, **classes):
-    """Make a folder with so many images per class."""
+    """Make a folder with the given number of images per class."""
     for name, number in classes.items():
         (path / name).mkdir(parents=True)
         for i in range(number):

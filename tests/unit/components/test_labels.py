@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labels become classes or numbers, one that does not fit is named, and metrics are by hand."""
+"""Labels become classes or numbers, one that does not fit is named, and metrics are correct."""
 
 from types import SimpleNamespace
 

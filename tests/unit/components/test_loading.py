@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cannot be read is told in one line with what helps; a dry run reads no weights."""
+"""A model that cannot be read is refused in one line with a fix; a dry run reads no weights."""
 
 import pytest
 import torch

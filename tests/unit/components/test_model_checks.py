@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model that cannot be trained on the rows, or as it is asked for, is refused with a way out."""
+"""A model that cannot be trained on the rows, or not as requested, is refused with a fix."""
 
 from types import SimpleNamespace
 

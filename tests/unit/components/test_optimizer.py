@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What decays and what does not; a schedule that stays at steps known to be left out."""
+"""What decays and what does not; a schedule that does not advance at skipped steps."""
 
 import dataclasses
 import typing
@@ -226,7 +226,7 @@ def test_a_resumed_schedule_has_the_rates_of_one_that_was_not_stopped():
 
 
 def test_a_step_of_zero_0_whose_gradients_are_not_finite_changes_nothing():
-    """Its engine steps inside of backward, before anybody else can look."""
+    """DeepSpeed's engine steps inside `backward`, before the recipe can check the gradients."""
     state = SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=0), fsdp_plugin=None)
     model = torch.nn.Linear(2, 2)
     optimizer, _ = make_optimizer(model, TrainingArguments(), fake_accelerator(state=state), 10)
@@ -239,7 +239,7 @@ def test_a_step_of_zero_0_whose_gradients_are_not_finite_changes_nothing():
 
 # ---- Settings of a schedule ----
 def rates_of(args, steps):
-    """The learning rate of each step of a run of so many."""
+    """The learning rate of each step of a run of `steps` steps."""
     accelerator = fake_accelerator(sync_gradients=True, optimizer_step_was_skipped=False)
     optimizer, schedule = make_optimizer(torch.nn.Linear(2, 2), args, accelerator, steps)
     rates = []

@@ -106,7 +106,7 @@ def test_a_batch_in_one_line_tells_flash_attention_where_rows_end(rows):
     ],
 )
 def test_every_flash_run_is_free_of_padding(kernel, in_one_line):
-    """Else each layer would read from the positions where rows end, and wait for the device."""
+    """Otherwise each layer would read the ends of rows from the device and wait for it."""
     assert takes_one_line(kernel) == in_one_line
 
 

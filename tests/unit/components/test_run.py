@@ -132,7 +132,7 @@ class TestFinishedRun:
             and status["later_call"]["why"] == "other values of max_steps"
         )
         process_status().state = "starting"
-        process_status().set("failed", 70, "a later one")  # of another rank: the first counts
+        process_status().set("failed", 70, "a later one")  # the first one counts
         assert read_json(folder / "status.json")["later_call"]["exit_code"] == 64
 
     def test_a_wrong_flag_does_not_count_against_it(self, folder, monkeypatch):

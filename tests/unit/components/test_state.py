@@ -131,7 +131,7 @@ def with_norm(seed):
 
 
 def test_running_statistics_are_saved_and_come_back():
-    """Training changes them besides the weights: without them BatchNorm would begin anew."""
+    """Training also changes them: if they were not restored, BatchNorm would start over."""
     state = gathered(*with_norm(1))
     model, optimizer = with_norm(2)
     assert restored(model, optimizer, state)

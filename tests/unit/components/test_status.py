@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a run ended stands in its status.json, and what is refused leaves others as they are."""
+"""status.json says how a run ended, and a refused call does not change that of another run."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def test_a_full_disk_does_not_hide_how_the_run_ended(tmp_path, monkeypatch):
             "FOLDER/first",
             "--output_dir",
             "FOLDER",
-        ],  # of several argparse takes the last
+        ],  # argparse takes the last of several
         ["--output_dir=FOLDER/first", "--seed", "1", "--output_dir=FOLDER"],
     ],
     ids=str,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that add up over micro-batches and ranks, and not finite wherever a loss is not."""
+"""Gradients add up over micro-batches and ranks, and are not finite if a loss is not."""
 
 import pytest
 import torch

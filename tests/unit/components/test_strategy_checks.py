@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What accelerate runs is told from what was asked, for every form that FSDP's keys take."""
+"""A strategy that accelerate replaces is detected, for every form that FSDP's keys take."""
 
 import sys
 from types import SimpleNamespace

@@ -122,7 +122,7 @@ def test_each_token_but_the_first_of_its_document_is_predicted_once_also_across_
 def test_a_pass_goes_over_into_the_next_within_a_block(corpus, args):
     path, texts = corpus
     num_tokens = sum(len(tokens_of(text)) for text in texts)
-    assert num_tokens % LENGTH  # else there is nothing to see
+    assert num_tokens % LENGTH  # otherwise the test shows nothing
     blocks = list(islice(blocks_of(path, args, passes=9), num_tokens // LENGTH + 1))
     assert (blocks[-1][0][2] > 0).all() and blocks[-1][1].passes == 1
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--attn_implementation varlen`: rows in one line give what each row gives alone.
+"""`--attn_implementation varlen`: packed rows give the same as each row by itself.
 
 The kernel runs only on GPUs (tests/gpu/test_masks_on_gpu.py). Here a plain function with its
 arguments stands in for it, so that registration, shapes, grouped heads, windows and the ends of

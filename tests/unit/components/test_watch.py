@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torchrun prints last, and what ranks know of one that has ended."""
+"""What torchrun prints last, and what ranks know about a rank that has ended."""
 
 import json
 import os

@@ -19,7 +19,7 @@ from launching import CONFIGS
 
 pytestmark = pytest.mark.usefixtures("pretended_gpu")
 SHIPPED = sorted(CONFIGS.glob("*.yaml"))
-# Of parameters, gradients and optimizer state, with 4 processes
+# Shares of parameters, gradients and optimizer state, with 4 processes
 SHARES = {
     "single": "whole whole whole",
     "ddp": "whole whole whole",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model writes is shown on a terminal, which does not obey it."""
+"""Control characters in the output of a model are shown, and do not reach the terminal."""
 
 import pytest
 from transformers import PreTrainedTokenizerFast

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trimmed wheel has a right RECORD, what is missing is named, nothing is above the limit."""
+"""A trimmed wheel has a correct RECORD, and a wheel that is missing or too large is named."""
 
 import importlib.metadata
 import sys

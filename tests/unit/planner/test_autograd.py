@@ -55,7 +55,7 @@ def test_bytes_can_change_their_category(ledger):
 def test_the_forward_pass_keeps_the_input_of_each_trained_product(ledger):
     weights = layers(3)
     loss = forward(Autograd(ledger), weights)
-    # Of four activations the last one is freed: only the loss depends on it
+    # The last of four activations is freed, since only the loss depends on it
     assert ledger.held["activations"] == 3 * ACTIVATION + FP32
     assert loss.node is not None
 

@@ -14,7 +14,7 @@ MODULES = re.findall(r"^    (\w+) {2,}", planner.__doc__, re.MULTILINE)
 
 
 def imported_by(module):
-    """Names of the package's modules that one imports, also inside of functions."""
+    """Names of the package's modules that a module imports, including those inside functions."""
     names = set()
     for node in ast.walk(ast.parse((FOLDER / f"{module}.py").read_text())):
         if isinstance(node, ast.ImportFrom) and node.level == 1:

@@ -11,7 +11,7 @@ from planner.plan import plan_of
 from planner.validation import training_arguments
 
 COLUMNS = "engine stage shards reshards offloads_parameters offloads_optimizer".split()
-PLANS = {  # of each YAML on 4 ranks of 2 machines
+PLANS = {  # the plan of each YAML on 4 ranks of 2 machines
     "single": ("single", 0, 1, True, False, False),
     "ddp": ("ddp", 0, 4, True, False, False),
     "fsdp": ("fsdp2", 0, 4, True, False, False),

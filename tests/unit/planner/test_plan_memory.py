@@ -69,7 +69,7 @@ def exit_code(words, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["plan_memory.py", *words])
     try:
         return plan_memory.main()
-    except SystemExit as error:  # of a parser
+    except SystemExit as error:  # raised by a parser
         return error.code
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rehearsal does what the YAML says, or refuses, and tells what it changes and why."""
+"""A rehearsal does what the YAML says, or refuses, and reports what it changes and why."""
 
 import json
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of other versions of the libraries are not mixed with new ones, and not lost unsaid."""
+"""Results of other versions of the libraries are not mixed with new ones, nor lost silently."""
 
 import json
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drawn images: the forms differ, and nothing but the form tells the class."""
+"""Drawn images: the forms differ, and the class depends only on the form."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of the makers: learnable, and none of the test rows is told by a training row."""
+"""The rows of the makers can be learned, and no training row gives away a test row."""
 
 import random
 import re
