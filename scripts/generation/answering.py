@@ -18,7 +18,7 @@ NO_LIMIT = 10**9  # tokens, for a model whose configuration has no longest seque
 class Answerer:
     """A model, with the chat template of its tokenizer and its decoding settings."""
 
-    model: Any  # of transformers or, with adapters, of peft
+    model: Any  # a model of transformers or, with adapters, of peft
     template: ChatTemplate
     decoding: GenerationConfig
     max_new_tokens: int  # the length of the longest answer

@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A conversation that would be trained on wrongly is refused, with its cause; others are not."""
+"""Rows in all their formats become conversations; one without an answer to train on says why."""
 
 import json
 import re
 
 import pytest
-from transformers import AutoTokenizer
 
-from components.columns import TrackedRow
 from components.conversations import (
     find_messages,
+    find_tools,
+    make_conversation,
+    read_conversation,
+    read_pair,
     trains_on_answers_only,
-    validate_conversation,
-    validate_message_keys,
-    validate_pair,
 )
 from row_files import TURNS_OF_A_PAIR
 
@@ -22,12 +21,20 @@ QUESTION = "Spell the word lamp."
 ANSWER = "l-a-m-p"
 MESSAGES = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
 CALL = [{"function": {"name": "spell", "arguments": {"word": "lamp"}}}]
+TOOL = {"type": "function", "function": {"name": "spell"}}
+SYSTEM = {"role": "system", "content": "Be brief."}
+SHAREGPT = [{"from": "human", "value": QUESTION}, {"from": "gpt", "value": ANSWER}]
 SAME_CONVERSATION = {
     "prompt, completion": {"prompt": QUESTION, "completion": ANSWER},
     "question, answer": {"question": QUESTION, "answer": ANSWER},
     "instruction, output": {"instruction": QUESTION, "input": "", "output": ANSWER},
     "messages": {"messages": MESSAGES},
     "prompt and completion as messages": {"prompt": MESSAGES[:1], "completion": MESSAGES[1:]},
+    "prompt as messages": {"prompt": MESSAGES[:1], "completion": ANSWER},
+    "completion as messages": {"prompt": QUESTION, "completion": MESSAGES[1:]},
+    "ShareGPT": {"conversations": SHAREGPT},
+    "ShareGPT in messages": {"messages": SHAREGPT},
+    "conversations with roles": {"conversations": MESSAGES},
     "columns that are not used": {
         "prompt": QUESTION,
         "completion": ANSWER,
@@ -35,24 +42,10 @@ SAME_CONVERSATION = {
         "messages": None,
     },
 }
-WRITES_REASONING = (
-    "{% for turn in messages %}{{ '<|' + turn['role'] + '|>' }}"
-    "{% if turn.reasoning_content %}{{ '(' + turn.reasoning_content + ') ' }}{% endif %}"
-    "{{ turn['content'] + '<|end_of_turn|>' }}{% endfor %}"
-    "{{ '<|assistant|>' if add_generation_prompt }}"
-)
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tiny):
-    return AutoTokenizer.from_pretrained(tiny / "model")
-
-
-def conversation_of(row, tokenizer):
-    """Return the messages of a row, with all checks."""
-    messages = validate_conversation(find_messages(row, FORMATS), row, FORMATS)
-    validate_message_keys(row, messages, tokenizer)
-    return messages
+def read(row, columns=None):
+    return read_conversation(row, FORMATS, columns)
 
 
 def with_answer(content=ANSWER, before=(), **keys):
@@ -63,11 +56,13 @@ def with_answer(content=ANSWER, before=(), **keys):
 
 # ---- Where messages are found ----
 @pytest.mark.parametrize("name", SAME_CONVERSATION)
-def test_all_formats_are_the_same_conversation(name, tokenizer):
-    assert conversation_of(SAME_CONVERSATION[name], tokenizer) == MESSAGES
+def test_all_formats_are_the_same_conversation(name):
+    conversation = read(SAME_CONVERSATION[name])
+    assert conversation.messages == MESSAGES
+    assert conversation.is_trained_on == [False, True]
 
 
-def test_the_input_of_an_instruction_follows_it(tokenizer):
+def test_the_input_of_an_instruction_follows_it():
     row = {"instruction": "Add.", "input": "1 and 2", "output": "3"}
     assert find_messages(row, FORMATS)[0]["content"] == "Add.\n\n1 and 2"
 
@@ -78,122 +73,126 @@ def test_the_first_format_whose_columns_are_there_counts():
     assert find_messages({"prompt": "a"}, FORMATS) is None
 
 
+@pytest.mark.parametrize("row", [{"messages": MESSAGES}, {"question": QUESTION, "answer": ANSWER}])
+def test_a_system_text_in_its_own_column_comes_first(row):
+    assert read(row | {"system": "Be brief."}).messages == [SYSTEM, *MESSAGES]
+
+
+def test_a_system_text_is_not_said_twice():
+    row = {"messages": [SYSTEM, *MESSAGES], "system": "Be long."}
+    assert read(row).messages == [SYSTEM, *MESSAGES]
+
+
+def test_columns_name_the_system_text_and_the_tools_of_any_format():
+    row = {"chat": MESSAGES, "rules": "Be brief.", "api": [TOOL]}
+    columns = {"messages": "chat", "system": "rules", "tools": "api"}
+    conversation = read(row, columns)
+    assert conversation.messages == [SYSTEM, *MESSAGES] and conversation.tools == [TOOL]
+    row = {"conversations": SHAREGPT, "api": [TOOL]}
+    assert read(row, {"tools": "api"}).tools == [TOOL]
+
+
+# ---- Tools ----
+@pytest.mark.parametrize("column", ["tools", "functions"])
+def test_tools_are_read_from_a_column(column):
+    assert find_tools({column: json.dumps([TOOL["function"]])}) == [TOOL]
+
+
+@pytest.mark.parametrize("nothing", [None, "", [], "[]", "null"], ids=repr)
+def test_no_tools_are_no_tools(nothing):
+    assert find_tools({"tools": nothing}) == []
+
+
 # ---- What a conversation must be ----
 @pytest.mark.parametrize(
     ("row", "says"),
     [
         ({"text": "a"}, "has the columns text; needs messages | prompt, completion"),
-        (
-            {"prompt": "a", "completion": 5},
-            "message 2 (assistant) has no text: its content is 5; content has",
-        ),
+        ({"prompt": "a", "completion": 5}, "message 2 (assistant) has no text: its content is 5"),
         ({"prompt": None, "completion": "b"}, "message 1 (user) has no text: its content is null"),
         ({"prompt": "a", "completion": ""}, "no answer to train on"),
         ({"messages": [{"role": "user", "content": "a"}]}, "no answer to train on"),
-        ({"messages": [{"role": "user"}]}, "message 1 (user) has no text: it has no content"),
         ({"messages": ["a"]}, "message 1 is not an object with role and content"),
-        (
-            {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
-            "conversations has from and value (ShareGPT): rename them to role and content, and "
-            "write user for human",
-        ),
-        (
-            {"messages": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
-            "message 1 has from and value (ShareGPT): rename them to role and content",
-        ),
         ({"messages": []}, "no answer to train on after a user's text: its texts are by nobody"),
         ({"messages": MESSAGES[1:] + MESSAGES}, "its texts are by assistant, user, assistant"),
+        ({"chat": SHAREGPT}, "pass --columns messages=chat"),
+        (with_answer(weight=0), "all of the assistant's messages have weight 0"),
+        (with_answer(""), "has no answer to train on after a user's text"),
+        (
+            with_answer(" ", before=[MESSAGES[1], MESSAGES[0]]),
+            "message 4 (assistant) is empty: the model would learn to say nothing",
+        ),
     ],
     ids=json.dumps,
 )
-def test_rows_that_cannot_be_used_say_why(row, says, tokenizer):
+def test_rows_that_cannot_be_used_say_why(row, says):
     with pytest.raises(ValueError, match=re.escape(says)):
-        conversation_of(row, tokenizer)
+        read(row)
+
+
+@pytest.mark.parametrize("said", [{"tool_calls": CALL}, {"reasoning_content": "hm"}], ids=str)
+def test_an_answer_may_be_a_call_or_reasoning(said):
+    assert read(with_answer(None, **said)).is_trained_on == [False, True]
+
+
+# ---- What is trained on ----
+def test_a_weight_of_0_leaves_an_answer_out():
+    answer = MESSAGES[1]
+    row = {"messages": [MESSAGES[0], answer | {"weight": 0}, MESSAGES[0], answer | {"weight": 1}]}
+    conversation = read(row)
+    assert conversation.is_trained_on == [False, False, False, True]
+    assert conversation.messages == MESSAGES * 2
+
+
+def test_an_empty_answer_that_is_left_out_is_no_fault():
+    empty = {"role": "assistant", "content": "", "weight": 0}
+    assert read({"messages": [MESSAGES[0], empty, *MESSAGES]}).is_trained_on[-1]
+
+
+def test_answers_in_a_prompt_are_not_trained_on():
+    row = {"prompt": [*MESSAGES, MESSAGES[0]], "completion": [MESSAGES[1]]}
+    assert read(row).is_trained_on == [False, False, False, True]
+
+
+def test_the_last_answer_can_be_the_only_one():
+    conversation = make_conversation([*MESSAGES, *MESSAGES, MESSAGES[0]], tools=[])
+    last = conversation.with_last_answer_only()
+    assert conversation.is_trained_on == [False, True, False, True, False]
+    assert last.is_trained_on == [False, False, False, True, False]
+
+
+def test_a_last_answer_of_weight_0_cannot_be_the_only_one():
+    last = MESSAGES[1] | {"weight": 0}
+    conversation = make_conversation([*MESSAGES, MESSAGES[0], last], tools=[])
+    with pytest.raises(ValueError, match="weight 0 on its last answer"):
+        conversation.with_last_answer_only()
 
 
 @pytest.mark.parametrize(
-    ("row", "says"),
+    ("row", "columns", "expected"),
     [
+        ({"messages": MESSAGES}, None, "assistant_only_loss"),
+        ({"conversations": SHAREGPT}, None, "assistant_only_loss"),
+        ({"prompt": "a", "completion": "b"}, None, "completion_only_loss"),
+        ({"messages": None, "prompt": "a", "completion": "b"}, None, "completion_only_loss"),
+        ({"chat": MESSAGES}, {"messages": "chat"}, "assistant_only_loss"),
         (
-            with_answer() | {"tools": [{"name": "spell"}]},
-            "has tools, which this recipe does not pass to the chat",
-        ),
-        (with_answer() | {"functions": '[{"name": "spell"}]'}, "has functions, which"),
-        (
-            with_answer("", tool_calls=CALL),
-            "message 2 (assistant) has tool_calls, and tool calls are not",
-        ),
-        (
-            with_answer(None, tool_calls=CALL),
-            "message 2 (assistant) has tool_calls, and tool calls are not",
-        ),
-        (with_answer(function_call=CALL[0]), "message 2 (assistant) has function_call"),
-        (
-            with_answer(before=[{"role": "tool", "content": "5"}]),
-            "message 2 (tool) has the role of a tool",
+            {"messages": MESSAGES, "q": "a", "a": "b"},
+            {"prompt": "q", "completion": "a"},
+            "completion_only_loss",
         ),
         (
-            with_answer([{"type": "text", "text": "a"}]),
-            "message 2 (assistant) has no text: its content is a list of 1 part",
-        ),
-        (with_answer(None), "message 2 (assistant) has no text: its content is null"),
-        (
-            with_answer(reasoning_content="l, a, m, p"),
-            "message 2 (assistant) has reasoning_content, which the chat template drops",
-        ),
-        (
-            with_answer(name="Ann", thinking="hm"),
-            "has name, thinking, which the chat template drops",
-        ),
-        (with_answer(weight=0), "has weight 0, but what the assistant says is trained on"),
-        (
-            with_answer(before=[{"role": "user", "content": "b", "train": True}]),
-            "what the user says is not trained on",
+            {"messages": MESSAGES, "rules": "a"},
+            {"system": "rules"},
+            "assistant_only_loss",
         ),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=json.dumps,
 )
-def test_what_would_be_trained_on_wrongly_is_refused(row, says, tokenizer):
-    with pytest.raises(ValueError, match=re.escape(says)):
-        conversation_of(row, tokenizer)
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        with_answer() | {"tools": None},
-        with_answer() | {"tools": "[]"},
-        with_answer(tool_calls=[]),
-        with_answer(tool_calls=None, reasoning_content="", name=None),
-        with_answer(weight=1),
-        with_answer(id="x7", timestamp=12),
-    ],
-    ids=str,
-)
-def test_what_is_null_empty_or_only_describes_a_message_is_as_if_absent(row, tokenizer):
-    said = [(message["role"], message["content"]) for message in conversation_of(row, tokenizer)]
-    assert said == [("user", QUESTION), ("assistant", ANSWER)]
-
-
-# ---- Keys of messages ----
-def test_a_key_that_the_template_writes_is_kept(tokenizer, monkeypatch):
-    monkeypatch.setattr(tokenizer, "chat_template", WRITES_REASONING)
-    row = with_answer(reasoning_content="hm", id="x7")
-    assert conversation_of(row, tokenizer)[1]["reasoning_content"] == "hm"
-    with pytest.raises(ValueError, match="has name, which the chat template drops"):
-        conversation_of(with_answer(reasoning_content="hm", name="Ann"), tokenizer)
-
-
-def test_a_template_that_needs_a_key_uses_it(tokenizer, monkeypatch):
-    template = "{{ messages[1].name.upper() + messages[1].content }}"
-    monkeypatch.setattr(tokenizer, "chat_template", template)
-    conversation_of(with_answer(name="Ann"), tokenizer)
-
-
-def test_dropped_keys_that_describe_a_message_are_noted_in_the_row(tokenizer):
-    row = TrackedRow(with_answer(id="x7", timestamp=12) | {"source": "web"})
-    conversation_of(row, tokenizer)
-    assert row.unread() == ["id (of messages)", "timestamp (of messages)", "source"]
+def test_each_kind_of_row_has_its_own_flag(row, columns, expected):
+    for completion, assistant in ((True, False), (False, True)):
+        flags = {"completion_only_loss": completion, "assistant_only_loss": assistant}
+        assert trains_on_answers_only(row, columns, **flags) == flags[expected]
 
 
 # ---- Pairs ----
@@ -209,7 +208,12 @@ def test_dropped_keys_that_describe_a_message_are_noted_in_the_row(tokenizer):
     ids=["texts", "texts with the prompt", "messages", "messages with the prompt", "both"],
 )
 def test_pairs_of_one_kind_are_returned(row):
-    assert validate_pair(row) == (row.get("prompt"), row["chosen"], row["rejected"])
+    assert read_pair(row) == (row.get("prompt"), row["chosen"], row["rejected"])
+
+
+def test_messages_of_a_pair_are_normalized():
+    row = {"prompt": SHAREGPT[:1], "chosen": SHAREGPT[1:], "rejected": SHAREGPT[1:]}
+    assert read_pair(row) == (MESSAGES[:1], MESSAGES[1:], MESSAGES[1:])
 
 
 @pytest.mark.parametrize(
@@ -228,32 +232,24 @@ def test_pairs_of_one_kind_are_returned(row):
         ({"prompt": "a", "chosen": "b", "rejected": " "}, "has no text in rejected"),
         (
             TURNS_OF_A_PAIR | {"chosen": [{"role": "assistant", "content": ""}]},
-            "has no answer to train on",
+            "message 2 .assistant. is empty",
         ),
         (TURNS_OF_A_PAIR | {"chosen": [{"role": "assistant", "content": None}]}, "has no text"),
+        (TURNS_OF_A_PAIR | {"chosen": MESSAGES[:1]}, "no answer to train on"),
         (
             {"prompt": MESSAGES, "chosen": [], "rejected": []},
             "has no text in chosen",
         ),
-        ({"prompt": "a", "chosen": "b", "rejected": "c", "tools": ["t"]}, "has tools"),
+        (
+            TURNS_OF_A_PAIR | {"rejected": [MESSAGES[1] | {"weight": 0}]},
+            "message 2 .assistant. has weight 0, but answers are compared as a whole",
+        ),
+        (
+            TURNS_OF_A_PAIR | {"rejected": [MESSAGES[1] | {"weight": 0.5}]},
+            "message 2 .assistant. has weight 0.5: it has to be 0",
+        ),
     ],
 )
 def test_pairs_that_cannot_be_compared_say_why(row, says):
     with pytest.raises(ValueError, match=says):
-        validate_pair(row)
-
-
-@pytest.mark.parametrize("keys", [{"tool_calls": CALL}, {"weight": 0.5}], ids=str)
-def test_preferences_are_checked_like_conversations(keys):
-    rejected = {"role": "assistant", "content": "bad"} | keys
-    row = TURNS_OF_A_PAIR | {"rejected": [rejected]}
-    with pytest.raises(ValueError, match="message 2 .assistant. has " + next(iter(keys))):
-        validate_pair(row)
-
-
-@pytest.mark.parametrize(("completion", "assistant"), [(True, False), (False, True)])
-def test_which_tokens_are_trained_on_depends_on_the_form_of_the_row(completion, assistant):
-    pair = {"prompt": "a", "completion": "b"}
-    messages = {"messages": [{"role": "user", "content": "a"}]}
-    assert trains_on_answers_only(pair, None, completion, assistant) == completion
-    assert trains_on_answers_only(messages, None, completion, assistant) == assistant
+        read_pair(row)

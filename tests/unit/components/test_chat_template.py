@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a chat template writes is compared with what was said: nothing is lost in silence."""
+
+import re
+
+import pytest
+
+from chat_templates import CALL, HELLO, WEATHER, said_by, show, tokenizer_of
+from components.chat import tokenize_conversation
+from components.chat_template import ChatTemplate, check_other_keys, fit_arguments
+from components.columns import TrackedRow
+from components.conversations import make_conversation
+
+PLAIN = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{{ '<|assistant|>' if add_generation_prompt }}"
+)
+MARKED = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }}<|end|>{% endgeneration %}{% else %}{{ m.content }}<|end|>"
+    "{% endif %}{% endfor %}{{ '<|assistant|>' if add_generation_prompt }}"
+)
+MARKED_TWICE = MARKED.replace(
+    "{{ m.content }}<|end|>{% endgeneration %}",
+    "{{ m.content }}{% endgeneration %}{% generation %}<|end|>{% endgeneration %}",
+)
+WRITES_ALL = (
+    "{{ tools | tojson if tools }}{% for m in messages %}<|{{ m.role }}|>"
+    "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.name }}"
+    "{{ call.function.arguments | tojson }}{% endfor %}<|end|>{% endfor %}"
+    "{{ '<|assistant|>' if add_generation_prompt }}"
+)
+ARGUMENTS = "call.function.arguments | tojson"
+
+
+def template_of(text, **settings):
+    return ChatTemplate(tokenizer_of(text + "<|end|><|user|><|assistant|><|tool|>"), settings)
+
+
+def trained_text(text, messages, tools=(), **settings):
+    """Return the text of a conversation, with the parts that are trained on in [[ ]]."""
+    template = template_of(text, **settings)
+    template.tokenizer.chat_template = text
+    conversation = make_conversation(messages, list(tools))
+    row = tokenize_conversation({}, conversation, template, 10**6)
+    is_trained_on = [label != -100 for label in row["labels"]]
+    return show(template.tokenizer, row["input_ids"], is_trained_on)
+
+
+def with_weights(*weights):
+    """Return a conversation with one answer of each of these weights."""
+    messages = []
+    for number, weight in enumerate(weights):
+        messages += [said_by("user", "Hi."), said_by("assistant", f"No. {number}", weight=weight)]
+    return messages
+
+
+# ---- What is trained on ----
+@pytest.mark.parametrize("template", [PLAIN, MARKED, MARKED_TWICE], ids=["", "marked", "twice"])
+@pytest.mark.parametrize("weights", [(1, 1), (0, 1), (1, 0), (1, 0, 1)], ids=str)
+def test_an_answer_of_weight_0_is_the_only_one_that_is_not_trained_on(template, weights):
+    expected = ""
+    for number, weight in enumerate(weights):
+        answer = f"No. {number}<|end|>"
+        expected += "<|user|>Hi.<|end|><|assistant|>" + (f"[[{answer}]]" if weight else answer)
+    assert trained_text(template, with_weights(*weights)) == expected
+
+
+def test_marks_that_cannot_be_told_apart_are_refused_if_not_all_answers_are_trained_on():
+    rewrites = "{{ messages | length }}" + MARKED_TWICE
+    assert trained_text(rewrites, with_weights(1, 1)).endswith("[[No. 1<|end|>]]")
+    with pytest.raises(ValueError, match="does not show which of its text belongs to this"):
+        trained_text(rewrites, with_weights(0, 1))
+
+
+def test_a_marked_turn_that_loses_its_reasoning_is_not_trained_on():
+    drops = MARKED.replace(
+        "{% generation %}",
+        "{% generation %}{% if loop.last %}({{ m.reasoning_content }}) {% endif %}",
+    )
+    reasoned = [HELLO[0], HELLO[1] | {"reasoning_content": "hm"}]
+    text = trained_text(drops, reasoned * 2)
+    assert text.count("[[") == 1 and text.endswith("[[(hm) Hello.<|end|>]]")
+
+
+def test_settings_are_variables_of_the_template():
+    greets = "{{ greeting }}" + PLAIN
+    assert trained_text(greets, HELLO, greeting="Ciao").startswith("Ciao<|user|>")
+
+
+def test_a_template_that_generation_would_prompt_otherwise_says_what_to_do():
+    prompts = PLAIN.replace("'<|assistant|>'", "'<|assistant|><think>'")
+    with pytest.raises(
+        ValueError, match=r"message 2 \(assistant\) does not follow from the prompt"
+    ):
+        trained_text(prompts, HELLO)
+
+
+# ---- What the template drops ----
+@pytest.mark.parametrize(
+    ("template", "messages", "tools", "says"),
+    [
+        (PLAIN, CALL, [WEATHER], "has the tool weather, which the chat template drops"),
+        (PLAIN, CALL, [], "message 2 (assistant) has tool_calls, which the chat template drops"),
+        (
+            PLAIN,
+            [HELLO[0], HELLO[1] | {"reasoning_content": "hm"}],
+            [],
+            "message 2 (assistant) has reasoning_content, which the chat template drops",
+        ),
+        (
+            "{{ messages[-1].content }}",
+            HELLO,
+            [],
+            "message 1 (user) has content, which the chat template drops",
+        ),
+        (
+            PLAIN,
+            [HELLO[0] | {"name": "Ann"}, HELLO[1]],
+            [],
+            "message 1 (user) has name, which the chat template drops",
+        ),
+    ],
+    ids=["tools", "calls", "reasoning", "content", "name"],
+)
+def test_what_was_said_and_is_not_written_is_named(template, messages, tools, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        trained_text(template, messages, tools)
+
+
+def test_all_that_was_said_may_be_written():
+    reasoned = [HELLO[0], HELLO[1] | {"reasoning_content": "hm"}]
+    assert "[[(hm)Hello.<|end|>]]" in trained_text(WRITES_ALL, reasoned)
+    assert '[[weather{"city": "Rome"}<|end|>]]' in trained_text(WRITES_ALL, CALL, [WEATHER])
+
+
+def test_a_content_that_is_written_in_another_way_is_not_lost():
+    quotes = PLAIN.replace("m.content", "(m.content | tojson)")
+    said = [said_by("user", 'Say "a".'), HELLO[1]]
+    assert '\\"a\\"' in trained_text(quotes, said)
+
+
+def test_the_name_in_a_result_is_that_of_the_call():
+    assert "Sun" in trained_text(WRITES_ALL, CALL, [WEATHER])
+
+
+def test_dropped_keys_that_describe_a_message_are_noted_in_the_row():
+    row = TrackedRow({"source": "web"})
+    conversation = make_conversation([HELLO[0] | {"id": "x7", "time": 12}, HELLO[1]], [])
+    template = template_of(PLAIN)
+    check_other_keys(row, conversation, template.render(conversation), template)
+    assert row.unread() == ["id (of messages)", "time (of messages)", "source"]
+
+
+def test_a_template_that_needs_a_key_uses_it():
+    template = PLAIN.replace("m.content", "m.content + m.mood.upper()")
+    said = [message | {"mood": "glad"} for message in HELLO]
+    assert "[[Hello.GLAD<|end|>]]" in trained_text(template, said)
+
+
+# ---- Arguments of calls ----
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (ARGUMENTS, '{"city": "Rome"}'),
+        ("call.function.arguments", '{"city": "Rome"}'),  # an object would be Python's text
+        ("'' + call.function.arguments", '{"city": "Rome"}'),  # an object would be a TypeError
+    ],
+)
+def test_arguments_become_json_whatever_the_template_expects(written, expected):
+    template = WRITES_ALL.replace(ARGUMENTS, written)
+    assert f"[[weather{expected}<|end|>]]" in trained_text(template, CALL, [WEATHER])
+
+
+def test_a_conversation_without_arguments_stays_as_it_is():
+    conversation = make_conversation(HELLO, [])
+    assert fit_arguments(conversation, template_of(PLAIN)) is conversation
