@@ -77,13 +77,15 @@ class ChatTemplate:
 
     def render_marked(self, conversation: Conversation) -> tuple[str, list[Span]]:
         """Return the text of a conversation, and its parts that the template marks."""
-        texts, spans = render_jinja_template(
+        tools: Any = conversation.tools or None
+        rendered: Any = render_jinja_template(  # annotated as if it returned one text
             [conversation.messages],
-            tools=conversation.tools or None,
+            tools=tools,
             chat_template=self._source(conversation),
             return_assistant_tokens_mask=True,
             **{**self.tokenizer.special_tokens_map, **self.settings},
         )
+        texts, spans = rendered
         return texts[0], spans[0]
 
     @cached_property

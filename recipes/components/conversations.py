@@ -70,7 +70,7 @@ def find_messages(
 
     The messages are in one of MESSAGE_COLUMNS, or in a column with a question and one with its
     answer, which may be texts or lists of messages. An `input` is appended to an `instruction`. A
-    text in a column `system` becomes the first message, if it does not stand there already.
+    text in a column `system` becomes the first message, unless they begin with one.
 
     Args:
         formats: {column with a question: column with its answer}.
@@ -246,8 +246,8 @@ def read_pair(row: Row) -> tuple[Any, Any, Any]:
     a text to be ignored.
     """
     prompt = row.get("prompt")
-    chosen = row.get("chosen")
-    rejected = row.get("rejected")
+    chosen: Any = row.get("chosen")
+    rejected: Any = row.get("rejected")
     if not are_comparable(prompt, chosen, rejected):
         raise ValueError(
             f"has the columns {list_columns(row)}; needs chosen and rejected, both texts or both "

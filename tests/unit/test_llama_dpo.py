@@ -13,6 +13,7 @@ from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import llama_dpo
+from components.chat_template import ChatTemplate
 from components.head_loss import LossInHead
 from tiny.llama import make_model
 from tiny.options import LlamaOptions
@@ -34,7 +35,7 @@ def tiny():
 
 def pair_of(row, tokenizer, max_length=100):
     """Prompt, chosen and rejected answer as text, as they are trained on."""
-    found = llama_dpo.tokenize_answers(row, tokenizer, max_length)
+    found = llama_dpo.tokenize_answers(row, ChatTemplate(tokenizer), max_length)
     return [tokenizer.decode(found[f"{part}_ids"]) for part in ("prompt", "chosen", "rejected")]
 
 
@@ -58,7 +59,7 @@ class TestRows:
     def test_longer_ones_lose_their_end(self, tiny):
         row = {"prompt": "ab", "chosen": "cdef", "rejected": "gh"}
         assert pair_of(row, tiny[1], 4) == ["ab", "cd", "gh"]
-        found = llama_dpo.tokenize_answers(row, tiny[1], 4)
+        found = llama_dpo.tokenize_answers(row, ChatTemplate(tiny[1]), 4)
         assert found["truncated"] and found["length"] == 4
 
     @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ class TestRows:
     )
     def test_a_row_that_cannot_be_used_says_why(self, row, why, tiny):
         with pytest.raises(ValueError) as error:
-            llama_dpo.tokenize_answers(row, tiny[1], 100)
+            llama_dpo.tokenize_answers(row, ChatTemplate(tiny[1]), 100)
         assert why in str(error.value)
 
 

@@ -8,7 +8,7 @@ import bert_ner
 import llama
 import llama_dpo
 import vit
-from components import columns, conversations
+from components import chat_template, columns, conversations, messages
 from components.fingerprints import ReachedCode, read_definitions
 from components.rows import attempt
 
@@ -16,7 +16,7 @@ from components.rows import attempt
 def rules_in(module):
     """The names of a module's rules of a row, and of what they go by."""
     kinds = ("validate", "refuse", "check", "find", "is_empty", "shorten", "list_columns")
-    kinds += ("parse_line", "explain", "TOOL", "TRAINED", "SAID")
+    kinds += ("parse_line", "explain", "normalize", "TOOL", "TRAINED", "SAID")
     definitions = read_definitions(Path(module.__file__).resolve())
     return {name for name in definitions if name.startswith(kinds)}
 

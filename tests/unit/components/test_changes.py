@@ -29,7 +29,10 @@ CHANGES_THE_RUN = {
     "DataArguments": (
         "dataset_name dataset_config dataset_train_split eval_split columns skip_bad_rows"
     ),
-    "InstructionTuningArguments": ("completion_only_loss assistant_only_loss neftune_noise_alpha"),
+    "ChatArguments": "chat_template chat_template_kwargs",
+    "InstructionTuningArguments": (
+        "chat_template chat_template_kwargs learn completion_only_loss assistant_only_loss neftune_noise_alpha"
+    ),
     "LengthArguments": "max_length",
     "PreparationArguments": "",
     "RowArguments": "",

@@ -220,7 +220,7 @@ def column_problems(name, *words):
         (
             "llama",
             "promt=a completion=b",
-            "instruction, input, output; did you mean prompt=a?",
+            "instruction, input, output, system, tools; did you mean prompt=a?",
         ),
         ("llama_dpo", "good=a", "no such role; the roles are prompt, chosen, rejected"),
         ("t5", "question=source", "--columns question=source: the role comes first: source=quest"),

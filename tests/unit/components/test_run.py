@@ -29,10 +29,11 @@ UNSAFE = frozenset(
     load_best_model_at_end metric_for_best_model greater_is_better
     weight_decay max_grad_norm seed packing tf32""".split()
 )
-INSTRUCTIONS = "completion_only_loss assistant_only_loss neftune_noise_alpha"
+CHAT = "chat_template chat_template_kwargs"
+INSTRUCTIONS = f"{CHAT} learn completion_only_loss assistant_only_loss neftune_noise_alpha"
 UNSAFE_OF = {  # recipe: what it has not of these, and what it has besides
     "llama": ("", INSTRUCTIONS),
-    "llama_dpo": ("packing", "loss_type beta"),
+    "llama_dpo": ("packing", f"loss_type beta {CHAT}"),
     "mistral_pretrain": (
         "packing train_sampling_strategy",
         "text_column streaming shuffle_buffer_size num_eval_documents max_train_tokens",

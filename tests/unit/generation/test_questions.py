@@ -22,7 +22,7 @@ def test_the_last_answer_is_the_reference(tmp_path):
     ]
     rows = write(tmp_path / "rows.jsonl", {"messages": messages, "skill": "letters"})
     (question,) = load_questions(rows)
-    assert question.messages == messages[:3]
+    assert question.conversation.messages == messages[:3]
     assert (question.reference, question.skill) == ("d", "letters")
 
 
@@ -76,7 +76,9 @@ def test_a_row_is_read_by_the_columns_of_the_run_where_it_has_them(tmp_path):
     path = write(tmp_path / "rows.jsonl", *rows)
     columns = columns_of_run(run_with(tmp_path, columns=["prompt=frage", "completion=antwort"]))
     questions = load_questions(path, columns=columns)
-    found = [(question.messages[0]["content"], question.reference) for question in questions]
+    found = [
+        (question.conversation.messages[0]["content"], question.reference) for question in questions
+    ]
     assert found == [("a", "b"), ("c", "d")]
 
 
@@ -93,9 +95,16 @@ def test_a_folder_without_a_run_names_no_columns_and_preferences_only_their_prom
     assert columns_of_run(folder) == {"prompt": "frage"}
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"arguments": {"columns": [5]}}'])
-def test_a_run_json_without_arguments_is_named(text, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "has no arguments of a run"),
+        ("[]", "has no arguments of a run"),
+        ('{"arguments": {"columns": [5]}}', "its columns are not a list of ROLE=COLUMN"),
+    ],
+)
+def test_a_run_json_without_arguments_is_named(text, says, tmp_path, capsys):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(SystemExit, match="65"):
         columns_of_run(tmp_path)
-    assert f"{tmp_path}/run.json: has no arguments of a run" in capsys.readouterr().err
+    assert f"error: {tmp_path}/run.json: {says}" in capsys.readouterr().err

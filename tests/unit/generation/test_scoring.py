@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from components.conversations import Conversation
 from generation import scoring
 from generation.questions import Question
 from generation.scoring import Answered
@@ -27,10 +28,10 @@ def test_texts_match(answer, reference, pattern, expected):
 @pytest.fixture
 def answered():
     """Three answers, two of them to questions of a skill."""
-    user = {"role": "user", "content": "a"}
-    first = Answered(Question([user], "b", "spell"), "b", True)
-    second = Answered(Question([user], "b", "spell"), "c", False)
-    third = Answered(Question([user], "b", None), "b", True)
+    asked = Conversation([{"role": "user", "content": "a"}], tools=[], is_trained_on=[False])
+    first = Answered(Question(asked, "b", "spell"), "b", True)
+    second = Answered(Question(asked, "b", "spell"), "c", False)
+    third = Answered(Question(asked, "b", None), "b", True)
     return [first, second, third]
 
 
