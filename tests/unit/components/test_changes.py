@@ -31,7 +31,8 @@ CHANGES_THE_RUN = {
     ),
     "ChatArguments": "chat_template chat_template_kwargs",
     "InstructionTuningArguments": (
-        "chat_template chat_template_kwargs learn completion_only_loss assistant_only_loss neftune_noise_alpha"
+        "chat_template chat_template_kwargs learn completion_only_loss assistant_only_loss "
+        "neftune_noise_alpha"
     ),
     "LengthArguments": "max_length",
     "PreparationArguments": "",
