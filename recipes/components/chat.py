@@ -12,6 +12,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from components.bad_rows import explain_cause
 from components.chat_template import (
     ChatTemplate,
+    Span,
     check_nothing_is_lost,
     check_other_keys,
     find_answers,
@@ -99,19 +100,16 @@ def tokenize_conversation(
     spans, left_out = find_answers(conversation, text, template)
     check_nothing_is_lost(conversation, text, left_out, template)
     check_other_keys(row, conversation, text, template)
-    is_trained_on = np.zeros(len(text) + 1, dtype=bool)  # one entry per character
-    for start, end in spans:
-        is_trained_on[start:end] = True
-    text, is_trained_on = close_last_turn(text, is_trained_on, template)
+    text, spans = close_last_turn(text, spans, template)
     if not answers_only:
-        is_trained_on[:] = True
+        spans = [(0, len(text))]
         left_out = []
-    encoded = template.tokenizer(
-        without_lone_surrogates(text), add_special_tokens=False, return_offsets_mapping=True
-    )
-    labels = []
-    for token, (start, _) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
-        labels.append(token if is_trained_on[start] else NOT_TRAINED_ON)
+    encoded = template.tokenizer(without_lone_surrogates(text), add_special_tokens=False)
+    tokens = np.array(encoded["input_ids"], dtype=np.int32)
+    labels = np.full_like(tokens, NOT_TRAINED_ON)
+    for start, end in spans:
+        inside = slice(first_token_from(start, encoded, text), first_token_from(end, encoded, text))
+        labels[inside] = tokens[inside]
     first = first_trained_on(labels)
     if first is None:
         raise ValueError(explain_no_answer(conversation, left_out))
@@ -119,11 +117,12 @@ def tokenize_conversation(
         raise ValueError(
             f"has no answer within --max_length {max_length}: {first} tokens are prompt"
         )
-    tokens = np.array(encoded["input_ids"][:max_length], dtype=np.int32)
+    is_truncated = len(tokens) > max_length
+    tokens = tokens[:max_length]
     return {
         "input_ids": tokens.tolist(),
-        "labels": labels[:max_length],
-        "truncated": len(labels) > max_length,
+        "labels": labels[:max_length].tolist(),
+        "truncated": is_truncated,
         "rewritten": len(left_out),
         "length": len(tokens),
         "largest": int(tokens.max()),
@@ -149,8 +148,8 @@ def explain_no_answer(conversation: Conversation, left_out: Sequence[int]) -> st
 
 
 def close_last_turn(
-    text: str, is_trained_on: np.ndarray, template: ChatTemplate
-) -> tuple[str, np.ndarray]:
+    text: str, spans: Sequence[Span], template: ChatTemplate
+) -> tuple[str, Sequence[Span]]:
     """Append the end-of-sequence token, trained on, if the template leaves the last turn open.
 
     The turn is open if the assistant's text ends without a special token. A model that is trained
@@ -158,19 +157,35 @@ def close_last_turn(
     """
     end = len(text.rstrip())
     has_end_of_turn = text[:end].endswith(template.end_tokens)
-    if not is_trained_on[end - 1] or has_end_of_turn:
-        return text, is_trained_on
-    eos_token = template.tokenizer.eos_token
-    ending = np.ones(len(eos_token) + 1, dtype=bool)
-    return text[:end] + eos_token, np.concatenate([is_trained_on[:end], ending])
+    if not spans or spans[-1][1] < end or has_end_of_turn:
+        return text, spans
+    closed = text[:end] + template.tokenizer.eos_token
+    start, _ = spans[-1]
+    return closed, [*spans[:-1], (start, len(closed))]
 
 
-def first_trained_on(labels: Sequence[int]) -> int | None:
+def first_token_from(place: int, encoded: Any, text: str) -> int:
+    """Return the index of the first token that begins at a place in the text, or after it.
+
+    Args:
+        encoded: the tokens of the text, from a tokenizer that knows their places.
+    """
+    while place < len(text):
+        token = encoded.char_to_token(place)
+        if token is None:  # a character that the tokenizer has dropped
+            place += 1
+            continue
+        start, end = encoded.token_to_chars(token)
+        if start >= place:
+            return token
+        place = end  # the token began earlier
+    return len(encoded["input_ids"])
+
+
+def first_trained_on(labels: np.ndarray) -> int | None:
     """Return the index of the first token that is trained on; token 0 is never predicted."""
-    for place, label in enumerate(labels):
-        if place > 0 and label != NOT_TRAINED_ON:
-            return place
-    return None
+    places = np.flatnonzero(labels[1:] != NOT_TRAINED_ON)
+    return int(places[0]) + 1 if len(places) else None
 
 
 def show_trained_tokens(row: Mapping[str, Any], tokenizer: Any) -> str:
