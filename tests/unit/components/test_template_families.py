@@ -47,7 +47,8 @@ KINDS = {
     "prompt, or lacks its reasoning",
     "no answer": "that is so of all turns",
     "drops tool": "the template does not write the tools",
-    "drops tool_calls": "the template does not write a call",
+    "drops tool_calls": "the template does not write a call, or not which tool it calls",
+    "drops content": "the template does not write the text of a turn that calls a tool",
     "drops reasoning_content": "the template does not write reasoning, not even of the last turn",
     "both refuse": "the template raises an error: it cannot write the conversation",
 }
@@ -276,6 +277,20 @@ def kinds_of(family, variant, settings=None):
 
 def test_what_is_trained_on_differs_from_the_marks_only_where_it_is_pinned():
     assert differences() == json.loads(PINNED.read_text())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("family", "case"),
+    [
+        ("smollm3", "tool"),  # writes no calls
+        ("gpt_oss", "several calls"),  # writes the first call of a turn
+        ("kimi_k2", "several calls"),  # writes the ids of calls, here without the tool's name
+    ],
+)
+def test_a_dropped_call_is_refused_though_the_tool_is_named_elsewhere(family, case, variant):
+    with pytest.raises(ValueError, match=r"message 2 \(assistant\) has tool_calls, which the chat"):
+        row_of(family, variant, conversation_of(case))
 
 
 def test_every_kind_of_difference_is_explained():
