@@ -156,17 +156,17 @@ def find_answers(
     Returns:
         The spans, and the places of the messages, from 0, that should be trained on but cannot be.
     """
-    trained_on = places_trained_on(conversation)
     spans = []
     left_out = []
     if template.marks_answers(conversation):
+        last = places_of_answers(conversation)[-1]
         for place, span in find_marked(conversation, template):
-            if place != trained_on[-1] and lacks_reasoning(conversation, place, text, span):
+            if place != last and lacks_reasoning(conversation, place, text, span):
                 left_out.append(place)
             else:
                 spans.append(span)
         return spans, left_out
-    for place in trained_on:
+    for place in places_trained_on(conversation):
         span = find_turn(conversation, place, text, template)
         if span is None:
             left_out.append(place)
@@ -179,6 +179,15 @@ def places_trained_on(conversation: Conversation) -> list[int]:
     """Return the places of the messages that are trained on, from 0."""
     return [
         place for place, is_trained_on in enumerate(conversation.is_trained_on) if is_trained_on
+    ]
+
+
+def places_of_answers(conversation: Conversation) -> list[int]:
+    """Return the places of the assistant's messages, from 0."""
+    return [
+        place
+        for place, message in enumerate(conversation.messages)
+        if message["role"] == "assistant"
     ]
 
 
@@ -225,10 +234,7 @@ def find_marked(conversation: Conversation, template: ChatTemplate) -> list[tupl
     Only those of messages that are trained on are returned.
     """
     text, spans = template.render_marked(conversation)
-    answers = []
-    for place, message in enumerate(conversation.messages):
-        if message["role"] == "assistant":
-            answers.append(place)
+    answers = places_of_answers(conversation)
     places = answers
     if len(spans) != len(answers):  # Several marks in one turn, or one mark around several
         places = find_places(spans, answers, conversation, text, template)

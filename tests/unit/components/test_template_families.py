@@ -83,6 +83,10 @@ def ask_one(**keys):
     ]
 
 
+REASONED_WHY = [
+    said_by("user", "Why?"),
+    said_by("assistant", "To greet.", reasoning_content="They ask."),
+]
 REASONED_CALL = ask_one(reasoning_content="Ask a tool.")
 REASONED_CALL[-1]["reasoning_content"] = "It is clear."
 CASES = {
@@ -94,6 +98,7 @@ CASES = {
     "reasoning, tool": (REASONED_CALL, [WEATHER]),
     "reasoning, tool, two turns": ([*REASONED_CALL, *REASONED_BYE], [WEATHER]),
     "reasoning at last": ([*HELLO, *REASONED_BYE], []),
+    "reasoning between": ([*HELLO, *REASONED_WHY, *BYE], []),
 }
 
 
@@ -279,6 +284,72 @@ def test_what_is_trained_on_differs_from_the_marks_only_where_it_is_pinned():
     assert differences() == json.loads(PINNED.read_text())
 
 
+# ---- Some answers only ----
+def trained_answers(family, variant, conversation):
+    """Return which of the answers, from 0, are trained on as a whole; none if the row is refused.
+
+    That nothing else is trained on is checked.
+    """
+    _, mask = reference_of(family, conversation)
+    answers = runs_of(mask)
+    assert len(answers) == len([m for m in conversation.messages if m["role"] == "assistant"])
+    try:
+        trained = trained_in(row_of(family, variant, conversation))
+    except ValueError:
+        return set()
+    if trained[-1][1] == len(mask) + 1:  # the end-of-sequence token is appended
+        trained[-1] = (trained[-1][0], len(mask))
+    assert set(trained) <= set(answers)
+    return {number for number, run in enumerate(answers) if run in trained}
+
+
+def cases_of(family):
+    """Return the cases with two answers or more that a family's template can write."""
+    cases = []
+    for case in CASES:
+        try:
+            _, mask = reference_of(family, conversation_of(case))
+        except TemplateError:
+            continue
+        if len(runs_of(mask)) > 1:
+            cases.append(case)
+    return cases
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_an_answer_with_weight_0_is_left_out_and_no_other_one(family, variant):
+    refused = 0
+    for case in cases_of(family):
+        conversation = conversation_of(case)
+        whole = trained_answers(family, variant, conversation)
+        if not whole:
+            refused += 1
+            continue
+        messages, tools = CASES[case]
+        places = [place for place, m in enumerate(messages) if m["role"] == "assistant"]
+        for number, place in enumerate(places):
+            weighted = list(messages)
+            weighted[place] = {**messages[place], "weight": 0}
+            fewer = make_conversation(weighted, tools)
+            assert trained_answers(family, variant, fewer) == whole - {number}, (case, number)
+    assert refused < len(cases_of(family))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_on_request_the_last_answer_is_the_only_one_trained_on(family, variant):
+    for case in cases_of(family):
+        conversation = conversation_of(case)
+        whole = trained_answers(family, variant, conversation)
+        if not whole:
+            continue
+        last = len([m for m in conversation.messages if m["role"] == "assistant"]) - 1
+        only = trained_answers(family, variant, conversation.with_last_answer_only())
+        assert only == whole & {last}, case
+
+
+# ---- Calls ----
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(
     ("family", "case"),
