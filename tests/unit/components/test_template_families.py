@@ -111,7 +111,7 @@ def template_of(family, variant):
 def without_marks(template):
     """Return a template without {% generation %}.
 
-    A comment stands in the place of each mark, since it takes the same white space away.
+    A comment replaces each mark, since it takes the same white space away.
     """
     return MARK.sub(r"{#\1 mark \3#}", template)
 
