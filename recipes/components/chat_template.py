@@ -158,17 +158,17 @@ def find_answers(
     Returns:
         The spans, and the places of the messages, from 0, that should be trained on but cannot be.
     """
-    trained_on = places_trained_on(conversation)
     spans = []
     left_out = []
     if template.marks_answers(conversation):
+        last = places_of_answers(conversation)[-1]
         for place, span in find_marked(conversation, template):
-            if place != trained_on[-1] and lacks_reasoning(conversation, place, text, span):
+            if place != last and lacks_reasoning(conversation, place, text, span):
                 left_out.append(place)
             else:
                 spans.append(span)
         return spans, left_out
-    for place in trained_on:
+    for place in places_trained_on(conversation):
         span = find_turn(conversation, place, text, template)
         if span is None:
             left_out.append(place)
@@ -181,6 +181,15 @@ def places_trained_on(conversation: Conversation) -> list[int]:
     """Return the places of the messages that are trained on, from 0."""
     return [
         place for place, is_trained_on in enumerate(conversation.is_trained_on) if is_trained_on
+    ]
+
+
+def places_of_answers(conversation: Conversation) -> list[int]:
+    """Return the places of the assistant's messages, from 0."""
+    return [
+        place
+        for place, message in enumerate(conversation.messages)
+        if message["role"] == "assistant"
     ]
 
 
@@ -227,10 +236,7 @@ def find_marked(conversation: Conversation, template: ChatTemplate) -> list[tupl
     Only those of messages that are trained on are returned.
     """
     text, spans = template.render_marked(conversation)
-    answers = []
-    for place, message in enumerate(conversation.messages):
-        if message["role"] == "assistant":
-            answers.append(place)
+    answers = places_of_answers(conversation)
     places = answers
     if len(spans) != len(answers):  # Several marks in one turn, or one mark around several
         places = find_places(spans, answers, conversation, text, template)
@@ -308,13 +314,57 @@ def check_nothing_is_lost(
                     f"{name_message(message, place + 1)} has {key}, which the chat template "
                     f"drops: {fix}"
                 )
+    place = find_dropped_call(conversation, template)
+    if place is not None:
+        raise ValueError(
+            f"{name_message(conversation.messages[place], place + 1)} has tool_calls, which the "
+            f"chat template drops: {fix}"
+        )
+
+
+def find_dropped_call(conversation: Conversation, template: ChatTemplate) -> int | None:
+    """Return the place of the first message with a call that the template does not write, if any.
+
+    That the name of its tool is in the text does not suffice, since the tools and other calls have
+    it too. So the template is given calls with names that are nowhere else.
+    """
+    renamed, names = with_unique_names(conversation)
+    if not names:
+        return None
+    text = text_or_none(renamed, template)
+    if text is None:
+        return None
+    for place, name in names:
+        if name not in text:
+            return place
+    return None
+
+
+def with_unique_names(conversation: Conversation) -> tuple[Conversation, list[tuple[int, str]]]:
+    """Return a conversation in which each call has a name of its own, and (place, name) of each.
+
+    The place is that of the message. Kimi's template names a call by its id, such as
+    functions.weather:0, so the name changes there too.
+    """
+    messages = []
+    names = []
+    for place, message in enumerate(conversation.messages):
+        calls = []
+        for number, call in enumerate(message.get("tool_calls", ())):
+            old = call["function"]["name"]
+            new = f"{old}_{place}_{number}_"
+            renamed = {**call, "function": {**call["function"], "name": new}}
+            if isinstance(call.get("id"), str):
+                renamed["id"] = call["id"].replace(old, new)
+            calls.append(renamed)
+            names.append((place, new))
+        messages.append({**message, "tool_calls": calls} if calls else message)
+    return replace(conversation, messages=messages), names
 
 
 def parts_of(message: Message) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of everything that a message says."""
+    """Yield (key, text) of the texts of a message."""
     yield "content", message["content"].strip()
-    for call in message.get("tool_calls", ()):
-        yield "tool_calls", call["function"]["name"]
     for key in REASONING_KEYS:
         if isinstance(message.get(key), str):
             yield key, message[key].strip()
@@ -328,10 +378,8 @@ def makes_no_difference(
     message = dict(messages[place])
     if key == "content":
         message["content"] *= 2  # and not "", which a template may refuse
-    elif key in REASONING_KEYS:
-        message = {name: value for name, value in message.items() if name not in REASONING_KEYS}
     else:
-        del message[key]
+        message = {name: value for name, value in message.items() if name not in REASONING_KEYS}
     messages[place] = message
     return text_or_none(replace(conversation, messages=messages), template) == text
 
