@@ -162,11 +162,11 @@ def find_answers(
     left_out = []
     if template.marks_answers(conversation):
         last = places_of_answers(conversation)[-1]
-        for place, span in find_marked(conversation, template):
-            if place != last and lacks_reasoning(conversation, place, text, span):
+        for place, marked in find_marked(conversation, template).items():
+            if place != last and lacks_reasoning(conversation, place, text, marked):
                 left_out.append(place)
             else:
-                spans.append(span)
+                spans += marked
         return spans, left_out
     for place in places_trained_on(conversation):
         span = find_turn(conversation, place, text, template)
@@ -230,18 +230,18 @@ def without_closing_token(text: str, template: ChatTemplate) -> str:
     return shorter if shorter.endswith(template.end_tokens) else text
 
 
-def find_marked(conversation: Conversation, template: ChatTemplate) -> list[tuple[int, Span]]:
-    """Return the parts of the text that the template marks, with the places of their messages.
-
-    Only those of messages that are trained on are returned.
-    """
+def find_marked(conversation: Conversation, template: ChatTemplate) -> dict[int, list[Span]]:
+    """Return {place of a message that is trained on: the parts of the text marked as its own}."""
     text, spans = template.render_marked(conversation)
     answers = places_of_answers(conversation)
     places = answers
     if len(spans) != len(answers):  # Several marks in one turn, or one mark around several
         places = find_places(spans, answers, conversation, text, template)
-    marked = list(zip(places, spans, strict=True))
-    return [(place, span) for place, span in marked if conversation.is_trained_on[place]]
+    marked: dict[int, list[Span]] = {}
+    for place, span in zip(places, spans, strict=True):
+        if conversation.is_trained_on[place]:
+            marked.setdefault(place, []).append(span)
+    return marked
 
 
 def find_places(
@@ -256,11 +256,12 @@ def find_places(
     Args:
         answers: the places of the assistant's messages.
     """
-    if answers == places_trained_on(conversation):
-        return [answers[-1]] * len(spans)  # All are trained on, so it does not matter
+    all_are_trained_on = answers == places_trained_on(conversation)
     starts = []
     for place in answers:
         before = template.render(conversation.up_to(place))
+        if not text.startswith(before) and all_are_trained_on:
+            return [answers[-1]] * len(spans)  # It makes no difference to what is trained on
         if not text.startswith(before):
             raise ValueError(
                 f"{name_message(conversation.messages[place], place + 1)}: the chat template does "
@@ -275,15 +276,17 @@ def find_places(
     return places
 
 
-def lacks_reasoning(conversation: Conversation, place: int, text: str, span: Span) -> bool:
-    """Return whether a message has reasoning that the template has not written into its span.
+def lacks_reasoning(
+    conversation: Conversation, place: int, text: str, spans: Sequence[Span]
+) -> bool:
+    """Return whether a message has reasoning that the template has not written into its spans.
 
     Many templates drop it from all turns but the last. Trained on, such a turn would teach the
     model to answer without it.
     """
     reasoning = reasoning_of(conversation.messages[place])
-    start, end = span
-    return isinstance(reasoning, str) and reasoning.strip() not in text[start:end]
+    written = "".join(text[start:end] for start, end in spans)
+    return isinstance(reasoning, str) and reasoning.strip() not in written
 
 
 # ---- What the template drops ----

@@ -74,10 +74,12 @@ def test_marks_that_cannot_be_told_apart_are_refused_if_not_all_answers_are_trai
         trained_text(rewrites, with_weights(0, 1))
 
 
-def test_a_marked_turn_that_loses_its_reasoning_is_not_trained_on():
-    drops = MARKED.replace(
+@pytest.mark.parametrize("template", [MARKED, MARKED_TWICE], ids=["once", "twice"])
+def test_a_marked_turn_that_loses_its_reasoning_is_not_trained_on(template):
+    drops = template.replace(
         "{% generation %}",
         "{% generation %}{% if loop.last %}({{ m.reasoning_content }}) {% endif %}",
+        1,
     )
     reasoned = [HELLO[0], HELLO[1] | {"reasoning_content": "hm"}]
     text = trained_text(drops, reasoned * 2)
