@@ -96,8 +96,7 @@ def tokenize_conversation(
         ValueError: if nothing is left to train on, or the template drops what was said.
     """
     conversation = fit_arguments(conversation, template)
-    text = template.render(conversation)
-    spans, left_out = find_answers(conversation, text, template)
+    text, spans, left_out = find_answers(conversation, template)
     check_nothing_is_lost(conversation, text, left_out, template)
     check_other_keys(row, conversation, text, template)
     text, spans = close_last_turn(text, spans, template)

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -71,12 +71,13 @@ class ChatTemplate:
             **self.settings,
         )
 
-    def marks_answers(self, conversation: Conversation) -> bool:
-        """Return whether the template marks with {% generation %} what the assistant says."""
-        return GENERATION_MARK.search(self._source(conversation)) is not None
+    def render_marked(self, conversation: Conversation) -> tuple[str, list[Span] | None]:
+        """Return the text of a conversation, and its parts that are marked with {% generation %}.
 
-    def render_marked(self, conversation: Conversation) -> tuple[str, list[Span]]:
-        """Return the text of a conversation, and its parts that the template marks."""
+        None instead of the parts if the template has no such marks.
+        """
+        if GENERATION_MARK.search(self._source(conversation)) is None:
+            return self.render(conversation), None
         tools: Any = conversation.tools or None
         rendered: Any = render_jinja_template(  # annotated as if it returned one text
             [conversation.messages],
@@ -142,39 +143,46 @@ def with_json_arguments(conversation: Conversation) -> Conversation:
 
 
 # ---- Where the assistant speaks ----
-def find_answers(
-    conversation: Conversation, text: str, template: ChatTemplate
-) -> tuple[list[Span], list[int]]:
-    """Return the parts of a text that are trained on, and the messages that they leave out.
+class Answers(NamedTuple):
+    """Where the assistant's answers are in the text of a conversation.
+
+    Attributes:
+        text: what the template writes.
+        spans: the parts of it that are trained on.
+        left_out: the places of the messages, from 0, that should be trained on but cannot be.
+    """
+
+    text: str
+    spans: Sequence[Span]
+    left_out: Sequence[int]
+
+
+def find_answers(conversation: Conversation, template: ChatTemplate) -> Answers:
+    """Return the text of a conversation, and which parts of it are trained on.
 
     If the template marks what the assistant says, its author's marks count. Otherwise a turn is
     what the conversation up to and including it has beyond the prompt before it, and a turn that
     the template writes differently once the conversation has moved on is left out: the model would
     be trained on a text that does not follow from its prompt.
-
-    Args:
-        text: of the conversation, as the template renders it.
-
-    Returns:
-        The spans, and the places of the messages, from 0, that should be trained on but cannot be.
     """
+    text, marks = template.render_marked(conversation)
     spans = []
     left_out = []
-    if template.marks_answers(conversation):
+    if marks is not None:
         last = places_of_answers(conversation)[-1]
-        for place, marked in find_marked(conversation, template).items():
+        for place, marked in assign_marks(marks, conversation, text, template).items():
             if place != last and lacks_reasoning(conversation, place, text, marked):
                 left_out.append(place)
             else:
                 spans += marked
-        return spans, left_out
+        return Answers(text, spans, left_out)
     for place in places_trained_on(conversation):
         span = find_turn(conversation, place, text, template)
         if span is None:
             left_out.append(place)
         else:
             spans.append(span)
-    return spans, left_out
+    return Answers(text, spans, left_out)
 
 
 def places_trained_on(conversation: Conversation) -> list[int]:
@@ -230,9 +238,10 @@ def without_closing_token(text: str, template: ChatTemplate) -> str:
     return shorter if shorter.endswith(template.end_tokens) else text
 
 
-def find_marked(conversation: Conversation, template: ChatTemplate) -> dict[int, list[Span]]:
+def assign_marks(
+    spans: Sequence[Span], conversation: Conversation, text: str, template: ChatTemplate
+) -> dict[int, list[Span]]:
     """Return {place of a message that is trained on: the parts of the text marked as its own}."""
-    text, spans = template.render_marked(conversation)
     answers = places_of_answers(conversation)
     places = answers
     if len(spans) != len(answers):  # Several marks in one turn, or one mark around several

@@ -210,7 +210,7 @@ def test_white_space_around_marks_stays_as_it_is(template):
     marked = ChatTemplate(tokenizer_of(template))
     plain = ChatTemplate(tokenizer_of(without_marks(template)))
 
-    assert marked.marks_answers(conversation) and not plain.marks_answers(conversation)
+    assert marked.render_marked(conversation)[1] and plain.render_marked(conversation)[1] is None
     assert plain.render(conversation) == marked.render(conversation)
 
 
