@@ -279,12 +279,12 @@ def attempt_rows(split: Split, prepare: Prepare, num_proc: int | None) -> "Datas
     fingerprint = prepared_fingerprint(dataset._fingerprint, prepare, attempt)
     with reading(split.source):
         first = first_usable_row(split, prepare)
-        attempt_row = functools.partial(
-            attempt, prepare=prepare, is_line=split.source.unit == "line", instead=first
-        )
+        is_line = split.source.unit == "line"
+        attempt_rows_of = attempt_lines if is_line else attempt
         verb = "Tokenizing" if TRUNCATED in first else "Checking"
         return dataset.map(
-            attempt_row,
+            functools.partial(attempt_rows_of, prepare=prepare, is_line=is_line, instead=first),
+            batched=is_line,  # Other rows are decoded one by one, as one of them may not decode.
             remove_columns=dataset.column_names,
             num_proc=num_proc,
             new_fingerprint=fingerprint,
@@ -318,6 +318,14 @@ def first_usable_row(split: Split, prepare: Prepare) -> dict[str, Any]:
     problems = without_blank(problems) or problems
     report = report_all(problems, source.prefix, source.name, name_of_file(prepare))
     fail(Exit.DATA, *report)
+
+
+def attempt_lines(
+    batch: Mapping[str, Sequence[str]], prepare: Prepare, is_line: bool, instead: dict[str, Any]
+) -> dict[str, list[Any]]:
+    """Return many lines of a .jsonl file as `attempt` makes them, as {column: values}."""
+    rows = [attempt({"text": text}, prepare, is_line, instead) for text in batch["text"]]
+    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def attempt(row: Row, prepare: Prepare, is_line: bool, instead: dict[str, Any]) -> dict[str, Any]:
