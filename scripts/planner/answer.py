@@ -41,11 +41,6 @@ def read_question(request: Request) -> Question:
     # What a file gives counts as given, so that the planner proposes nothing else for it
     request = replace(request, words=recipe.with_config_read(request.words))
     args = recipe_arguments(request)
-    if args.modules_to_save:
-        raise UnplannableError(
-            "--modules_to_save: modules that are trained whole beside adapters cannot be planned: "
-            "leave it out, and add 12 bytes for each of their parameters"
-        )
     card = bytes_of(request.gpu)
     config = read_model_config(args.model_name_or_path, args.model_revision)
     return Question(request, args, config, batch_of(args, request), card)

@@ -35,6 +35,7 @@ from .request import Batch
 # The parts of a model besides its layers, as a strategy names them
 EMBEDDING = "embedding"
 TAIL = "tail"  # final norm, head and loss
+HEAD = "head"  # head and loss, within the tail
 Part = Layer | str
 # around(part, forward, x): forward(x), with what the strategy does before and after it
 Around = Callable[[Part, Callable[[Tensor], Tensor], Tensor], Tensor]
@@ -74,7 +75,7 @@ class Forward:
         x = around(EMBEDDING, self.embed, TOKEN_IDS)
         for layer in self.decoder.layers:
             x = around(layer, partial(self.layer, layer), x)
-        loss = around(TAIL, self.tail, x)
+        loss = around(TAIL, partial(self.tail, around), x)
         self.autograd.end_autocast()
         if self.args.gradient_checkpointing:  # Recomputed layers need the mask again.
             return ForwardPass(loss, (cosine_and_sine, mask))
@@ -92,9 +93,14 @@ class Forward:
         x = self.attention_block(layer, x)
         return self.mlp_block(layer, x)
 
-    def tail(self, x: Tensor) -> Tensor:
+    def tail(self, around: Around, x: Tensor) -> Tensor:
         """Return the loss of hidden states."""
-        return self.head_loss(self.norm(self.decoder.norm, x, self.tokens), self.batch.supervised)
+        x = self.norm(self.decoder.norm, x, self.tokens)
+        return around(HEAD, self.loss, x)
+
+    def loss(self, x: Tensor) -> Tensor:
+        """Return the loss of hidden states after the final norm."""
+        return self.head_loss(x, self.batch.supervised)
 
     def rotary_table(self) -> Storage:
         """Allocate cosine and sine of the positions, which each layer keeps."""

@@ -24,6 +24,7 @@ class Job:
         return [*self.flags, *words_of(sizes)]
 
 
+LORA_AND_WHOLE = ("--use_peft", "--modules_to_save")  # modules trained whole beside adapters
 JOBS = {
     "plain": Job(),
     "short": Job(length=16),  # Hardly any activations: most is what the engines themselves hold.
@@ -33,6 +34,9 @@ JOBS = {
     "bf16": Job(precision="bf16"),
     "short bf16": Job(length=16, precision="bf16"),
     "LoRA bf16": Job(("--use_peft",), precision="bf16"),
+    "LoRA head": Job((*LORA_AND_WHOLE, "lm_head", "embed_tokens")),
+    "LoRA head bf16": Job((*LORA_AND_WHOLE, "lm_head", "embed_tokens"), precision="bf16"),
+    "LoRA norms": Job((*LORA_AND_WHOLE, "norm")),  # Every name of a norm ends with this.
 }
 
 

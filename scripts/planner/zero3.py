@@ -36,6 +36,11 @@ class Gathering:
         self.is_copied = False
 
 
+def large_and_used(weights: Sequence[Weight]) -> list[Weight]:
+    """Return the weights that are gathered: smaller ones are whole at any time."""
+    return [weight for weight in weights if weight.is_used and weight.numel > PERSISTENT]
+
+
 class Zero3(Gathered):
     """A rank has 1/N of parameters, gradients, master weights and state, and small tensors whole.
 
@@ -89,10 +94,7 @@ class Zero3(Gathered):
     # ---- The recorded order ----
     def uses_in_a_pass(self) -> list[list[Weight]]:
         """Return each part's large weights in order of use, of a forward and backward pass."""
-        large = {
-            part: [weight for weight in unit.weights if weight.numel > PERSISTENT]
-            for part, unit in self.units.items()
-        }
+        large = {part: large_and_used(unit.weights) for part, unit in self.units.items()}
         if EMBEDDING not in large:  # The embedding is tied to the head.
             large = {EMBEDDING: large[TAIL]} | large
         forward = list(large.values())
