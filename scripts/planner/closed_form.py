@@ -15,7 +15,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from .autograd import FP32, Autograd, Weight
-from .blocks import EMBEDDING, HEAD, TAIL, Forward, Part
+from .blocks import EMBEDDING, TAIL, Forward, Part
 from .decoder import PROJECTIONS, Decoder, read_decoder
 from .errors import UnplannableError
 from .fsdp import Fsdp1, Fsdp2
@@ -52,10 +52,11 @@ def run_step(plan: Plan, strategy: Replica, decoder: Decoder, batch: Batch) -> t
         ledger.add(category, size)
     autograd = Autograd(ledger, plan.autocast_itemsize)
     strategy.begin(autograd)
-    train(Forward(autograd, decoder, batch, plan.args), strategy)
+    train(Forward(autograd, decoder, batch, plan.args, strategy.around), strategy)
     if plan.args.eval_strategy != "no":
         evaluation_batch = evaluation_batch_of(plan.args, batch)
-        evaluate(Forward(autograd, decoder, evaluation_batch, plan.args), strategy)
+        forward = Forward(autograd, decoder, evaluation_batch, plan.args, strategy.around)
+        evaluate(forward, strategy)
     return ledger.at_peak, host
 
 
@@ -71,7 +72,7 @@ def train(forward: Forward, strategy: Replica) -> None:
 
 def forward_and_backward(forward: Forward, strategy: Replica) -> None:
     """Run a micro-batch; what the forward pass holds is freed at the end of the backward pass."""
-    run = forward.run(strategy.around)
+    run = forward.run()
     strategy.end_forward()
     forward.autograd.backward(run.loss)
 
@@ -80,7 +81,7 @@ def evaluate(forward: Forward, strategy: Replica) -> None:
     """Run a forward pass without a graph."""
     forward.autograd.no_grad = True
     strategy.begin_pass(is_last=True)
-    forward.run(strategy.around)
+    forward.run()
 
 
 def evaluation_batch_of(args: RecipeArguments, batch: Batch) -> Batch:
@@ -165,10 +166,6 @@ class Weights:
             found += self.adapters.get(weight, ())
         return found
 
-    def copies_in(self, module: torch.nn.Module) -> list[Weight]:
-        """Return the copies among the weights of a module."""
-        return [weight for weight in self.of_module(module) if weight in self.originals]
-
     def make(self, parameter: torch.Tensor, is_copy: bool = False) -> Weight:
         """Return a Weight in the precisions in which it is used for computation and stored.
 
@@ -216,25 +213,22 @@ def units_of(
     """Return the weights of each unit, which is gathered as a whole.
 
     FSDP2 and ZeRO-3: embedding, each layer, and the tail (final norm and head), which includes the
-    embedding if it is tied. FSDP1: each layer, and a root with everything else, but for the copies
-    of embedding and head, which are units of their own (wrap_adapters_for_fsdp1 of the recipes).
-    Without a wrap policy the whole model is one unit.
+    embedding if it is tied. FSDP1: each layer, and a root with everything else; what peft adds is a
+    unit for each module (wrap_adapters_for_fsdp1 of the recipes). Without a wrap policy the whole
+    model is one unit.
     """
-    embedding = model.get_input_embeddings()
-    head = model.get_output_embeddings()
-    units: dict[Part, list[Weight]] = {EMBEDDING: []}
-    if plan.engine == "fsdp1":
-        units[EMBEDDING] = weights.copies_in(embedding)
-    elif not decoder.tied:
-        units[EMBEDDING] = weights.of_module(embedding)
-    for layer, module in zip(decoder.layers, layers_of(model), strict=True):
-        units[layer] = weights.of_module(module)
-    if plan.engine == "fsdp1":
-        units[HEAD] = weights.copies_in(head)
-    placed = {weight for members in units.values() for weight in members}
-    units[TAIL] = [weight for weight in weights.of_module(model) if weight not in placed]
     if not plan.wraps_layers:
-        return {TAIL: [weight for members in units.values() for weight in members]}
+        return {TAIL: weights.of_module(model)}
+    units: dict[Part, list[Weight]] = {}
+    if plan.engine == "fsdp1" and plan.args.use_peft:
+        units = {weight: [weight] for weight in weights.of_module(model) if weight.trains}
+    elif plan.engine != "fsdp1" and not decoder.tied:
+        units[EMBEDDING] = weights.of_module(model.get_input_embeddings())
+    placed = {weight for members in units.values() for weight in members}
+    parts = zip([*decoder.layers, TAIL], [*layers_of(model), model], strict=True)
+    for part, module in parts:
+        units[part] = [weight for weight in weights.of_module(module) if weight not in placed]
+        placed.update(units[part])
     return units
 
 
