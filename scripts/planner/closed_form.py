@@ -220,16 +220,17 @@ def units_of(
     if not plan.wraps_layers:
         return {TAIL: weights.of_module(model)}
     units: dict[Part, list[Weight]] = {}
+    from_peft: dict[Part, list[Weight]] = {}
     if plan.engine == "fsdp1" and plan.args.use_peft:
-        units = {weight: [weight] for weight in weights.of_module(model) if weight.trains}
+        from_peft = {weight: [weight] for weight in weights.of_module(model) if weight.trains}
     elif plan.engine != "fsdp1" and not decoder.tied:
         units[EMBEDDING] = weights.of_module(model.get_input_embeddings())
-    placed = {weight for members in units.values() for weight in members}
+    placed = set(units.get(EMBEDDING, [])).union(from_peft)
     parts = zip([*decoder.layers, TAIL], [*layers_of(model), model], strict=True)
     for part, module in parts:
         units[part] = [weight for weight in weights.of_module(module) if weight not in placed]
         placed.update(units[part])
-    return units
+    return units | from_peft
 
 
 # ---- What peft adds ----
