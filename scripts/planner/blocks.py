@@ -21,7 +21,7 @@ Rules of thumb, such as 34 h bytes (arXiv 2205.05198), ignore grouped keys, gate
 inside norms. That is why memory is counted op by op here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -180,6 +180,7 @@ class Forward:
         ag = self.autograd
         if masked:
             k, v = self.repeated(q, k, v)
+        q, k, v = self.autocasted(q, k, v)
         logsumexp = Tensor(0, FP32, ag.new(self.tokens * self.decoder.heads, FP32))
         kept = [q, k, v, logsumexp]
         if masked:
@@ -196,6 +197,7 @@ class Forward:
         """
         ag = self.autograd
         k, v = self.repeated(q, k, v)
+        q, k, v = self.autocasted(q, k, v)
         numel = self.decoder.heads * self.batch.sequences * self.batch.length**2
         scores = ag.op(numel, q.itemsize, [q, k], keeps=[q, k])
         scores = ag.op(numel, q.itemsize, [scores])  # times the scale
@@ -220,6 +222,15 @@ class Forward:
         if self.decoder.heads == self.decoder.kv_heads:
             return k, v
         return self.repeat(q, k), self.repeat(q, v)
+
+    def autocasted(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values in the precision of autocast.
+
+        They have another one if quantized layers made them of an input in fp32.
+        """
+        ag = self.autograd
+        itemsize = ag.autocast_itemsize
+        return ag.cast(q, itemsize), ag.cast(k, itemsize), ag.cast(v, itemsize)
 
     def repeat(self, q: Tensor, x: Tensor) -> Tensor:
         """Return keys or values in the size of the queries; the backward pass expands them too."""
@@ -333,30 +344,36 @@ class Forward:
     def quantized_product(self, projection: Projection, x: Tensor) -> Tensor:
         """Return the product of bitsandbytes' layers.
 
-        Their backward pass dequantizes the whole weight. The int8 layer keeps its input, and copies
-        it to fp16 and to int8, 3 bytes per element.
+        Their backward pass dequantizes the whole weight. The int8 layer computes in the precision
+        of its input, keeps that, and copies it to fp16 and to int8, 3 bytes per element. The 4-bit
+        layer casts its input to the precision of autocast, and the result back.
         """
         ag = self.autograd
-        itemsize = ag.autocast_itemsize or x.itemsize
-        cast = ag.cast(x, itemsize)
-        keeps = []
         if projection.quantized == "int8":
             ag.touch(x.numel, 3)
-            keeps = [cast]
+            return self.dequantized_product(projection, x, keeps=[x])
+        cast = ag.cast(x, ag.autocast_itemsize)
+        out = ag.cast(self.dequantized_product(projection, cast), x.itemsize)
+        del cast
+        if projection.adapters:
+            out = ag.op(out.numel, out.itemsize, [out])  # peft clones it
+        return out
+
+    def dequantized_product(
+        self, projection: Projection, x: Tensor, keeps: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """Return the product of a quantized weight with x in the precision of x."""
         features_in = x.numel // self.tokens
         numel = projection.elements // features_in * self.tokens
-        scratch = projection.elements * itemsize
-        out = ag.op(numel, itemsize, [cast], keeps=keeps, scratch=scratch)
-        if projection.adapters and projection.quantized == "4-bit":
-            out = ag.op(numel, itemsize, [out])  # peft clones it
-        return out
+        scratch = projection.elements * x.itemsize
+        return self.autograd.op(numel, x.itemsize, [x], keeps=keeps, scratch=scratch)
 
     def adapted(self, projection: Projection, x: Tensor, itemsize: int) -> Tensor:
         """Return what LoRA adds to a linear layer: scale * B(A(dropout(x)))."""
         ag = self.autograd
         z = self.low_rank_product(projection, x)
         z = ag.op(z.numel, z.itemsize, [z])  # times the scale
-        if projection.quantized is not None:
+        if projection.quantized is not None and ag.autocast_itemsize is None:
             return ag.cast(z, itemsize)
         return z
 

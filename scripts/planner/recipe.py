@@ -119,7 +119,13 @@ def with_adapters(
         args, task_type="CAUSAL_LM", modules_to_save=args.modules_to_save or None
     )
     accelerator: Any = SimpleNamespace(mixed_precision=mixed_precision, is_fsdp2=is_fsdp2)
-    return wrap_in_adapters(model, config, accelerator)
+    adapted = wrap_in_adapters(model, config, accelerator)
+    if config.modules_to_save and is_fsdp2 and mixed_precision == "no":
+        for weight in adapted.parameters():
+            # peft gives adapters the precision of the base, but not on the meta device.
+            if weight.requires_grad:
+                weight.data = weight.data.to(getattr(torch, args.dtype))
+    return adapted
 
 
 # ---- The loss ----

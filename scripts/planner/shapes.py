@@ -105,10 +105,13 @@ class Quantized(torch.nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return a tensor of the shape of the product, with meaningless values."""
-        out = QuantizedProduct.apply(input, self)
-        if self.in_4bit:
-            return out.clone()  # as peft's 4-bit layer does
-        return out
+        if not self.in_4bit:
+            return QuantizedProduct.apply(input, self)
+        computes_in = input.dtype
+        if torch.is_autocast_enabled(input.device.type):
+            computes_in = torch.get_autocast_dtype(input.device.type)
+        out = QuantizedProduct.apply(input.to(computes_in), self).to(input.dtype)
+        return out.clone()  # as peft's 4-bit layer does
 
 
 def packed_4bit(weight: torch.Tensor) -> torch.Tensor:
