@@ -21,7 +21,7 @@ Rules of thumb, such as 34 h bytes (arXiv 2205.05198), ignore grouped keys, gate
 inside norms. That is why memory is counted op by op here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -345,13 +345,16 @@ class Forward:
         """Return the product of bitsandbytes' layers.
 
         Their backward pass dequantizes the whole weight. The int8 layer computes in the precision
-        of its input, keeps that, and copies it to fp16 and to int8, 3 bytes per element. The 4-bit
+        of its input, which it refers to by itself (ctx.tensors of MatMul8bitLt), and copies it to
+        fp16 and to int8, 3 bytes per element. The 4-bit
         layer casts its input to the precision of autocast, and the result back.
         """
         ag = self.autograd
         if projection.quantized == "int8":
             ag.touch(x.numel, 3)
-            return self.dequantized_product(projection, x, keeps=[x])
+            out = self.dequantized_product(projection, x)
+            ag.hold(out, x)
+            return out
         cast = ag.cast(x, ag.autocast_itemsize)
         out = ag.cast(self.dequantized_product(projection, cast), x.itemsize)
         del cast
@@ -359,14 +362,12 @@ class Forward:
             out = ag.op(out.numel, out.itemsize, [out])  # peft clones it
         return out
 
-    def dequantized_product(
-        self, projection: Projection, x: Tensor, keeps: Sequence[Tensor] = ()
-    ) -> Tensor:
+    def dequantized_product(self, projection: Projection, x: Tensor) -> Tensor:
         """Return the product of a quantized weight with x in the precision of x."""
         features_in = x.numel // self.tokens
         numel = projection.elements // features_in * self.tokens
         scratch = projection.elements * x.itemsize
-        return self.autograd.op(numel, x.itemsize, [x], keeps=keeps, scratch=scratch)
+        return self.autograd.op(numel, x.itemsize, [x], scratch=scratch)
 
     def adapted(self, projection: Projection, x: Tensor, itemsize: int) -> Tensor:
         """Return what LoRA adds to a linear layer: scale * B(A(dropout(x)))."""
