@@ -24,6 +24,7 @@ Cell = dict[str, Any]
 CHECKPOINTED = ["--gradient_checkpointing"]
 EAGER = ["--attn_implementation", "eager"]
 PACKED = ["--packing"]
+WHOLE = ["--modules_to_save", "lm_head", "embed_tokens"]
 BASE = {
     "width": 256,  # features of a token
     "ratio": 3.0,  # of the MLP's features to those
@@ -58,7 +59,10 @@ FLAGS_CHANGED = [
     {"flags": PACKED, "length": 4096, "lines": 1},
     {"flags": ["--use_peft"]},
     {"flags": ["--use_peft", "--gradient_checkpointing", "--lora_dropout", "0.1"]},
+    {"flags": ["--use_peft", *WHOLE]},
+    {"flags": ["--use_peft", "--modules_to_save", "norm", "--gradient_checkpointing"]},
     {"flags": ["--max_logits_mib", "4"]},
+    {"flags": ["--max_logits_mib", "4", "--use_peft", *WHOLE]},
     {"flags": ["--gradient_accumulation_steps", "2"]},
     {"flags": ["--optim", "adamw_torch"]},
 ]
@@ -122,6 +126,8 @@ RUNS_OF_8B = [
     LargeRun("8B", CHECKPOINTED, fsdp2_in_bf16(8)),
     LargeRun("8B", LORA, BF16),
     LargeRun("8B", QLORA, BF16),
+    LargeRun("8B", [*QLORA, *WHOLE], BF16),
+    LargeRun("8B", [*QLORA, *WHOLE], fsdp2_in_bf16(8)),
 ]
 RUNS_OF_70B = [
     LargeRun("70B", CHECKPOINTED, fsdp2_in_bf16(64)),
