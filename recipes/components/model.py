@@ -144,7 +144,6 @@ def wrap_in_adapters(model: torch.nn.Module, config: Any, accelerator: Accelerat
     computes_in_16_bits = accelerator.mixed_precision != "no"
     # Adapters of a 16-bit base become fp32, except where FSDP2 needs one dtype in a unit.
     to_fp32 = computes_in_16_bits or not accelerator.is_fsdp2 or not config.modules_to_save
-    # pyrefly: ignore[bad-argument-type]  # peft annotates a PreTrainedModel, and takes any module
     model = get_peft_model(model, config, autocast_adapter_dtype=to_fp32)
     if config.modules_to_save and computes_in_16_bits:
         for weight in model.parameters():  # The new modules get the dtype of the adapters.

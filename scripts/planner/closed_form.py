@@ -250,8 +250,8 @@ def copied_modules(model: PreTrainedModel, names: list[str]) -> list[torch.nn.Mo
             continue
         if layers.intersection(module.modules()):
             raise UnplannableError(
-                f"--modules_to_save: {path} holds whole layers, whose copies cannot be planned: "
-                "name modules inside of them"
+                f"--modules_to_save: {path} holds whole layers, whose copies the closed form does "
+                "not cover: name modules inside of them, or add --simulate"
             )
         copied.append(module)
     return copied

@@ -115,9 +115,7 @@ def with_adapters(
 
     mixed_precision: no, bf16 or fp16.
     """
-    config = lora_config(
-        args, task_type="CAUSAL_LM", modules_to_save=args.modules_to_save or None
-    )
+    config = lora_config(args, task_type="CAUSAL_LM", modules_to_save=args.modules_to_save or None)
     accelerator: Any = SimpleNamespace(mixed_precision=mixed_precision, is_fsdp2=is_fsdp2)
     adapted = wrap_in_adapters(model, config, accelerator)
     if config.modules_to_save and is_fsdp2 and mixed_precision == "no":
