@@ -59,12 +59,14 @@ FLAGS_CHANGED = [
     {"flags": PACKED, "length": 4096, "lines": 1},
     {"flags": ["--use_peft"]},
     {"flags": ["--use_peft", "--gradient_checkpointing", "--lora_dropout", "0.1"]},
-    {"flags": ["--use_peft", *WHOLE]},
-    {"flags": ["--use_peft", "--modules_to_save", "norm", "--gradient_checkpointing"]},
     {"flags": ["--max_logits_mib", "4"]},
-    {"flags": ["--max_logits_mib", "4", "--use_peft", *WHOLE]},
     {"flags": ["--gradient_accumulation_steps", "2"]},
     {"flags": ["--optim", "adamw_torch"]},
+]
+WHOLE_CHANGED = [
+    {"flags": ["--use_peft", *WHOLE]},
+    {"flags": ["--use_peft", "--modules_to_save", "norm", *CHECKPOINTED]},
+    {"flags": ["--use_peft", *WHOLE, "--max_logits_mib", "4"]},
 ]
 FAMILIES_CHANGED = [
     {"family": "qwen3"},
@@ -72,7 +74,7 @@ FAMILIES_CHANGED = [
     {"family": "mistral"},
     {"family": "gemma"},
 ]
-ONE_THING = SIZES_CHANGED + FLAGS_CHANGED + FAMILIES_CHANGED
+ONE_THING = SIZES_CHANGED + FLAGS_CHANGED + WHOLE_CHANGED + FAMILIES_CHANGED
 
 # Llama with 1, 8 and 70 billion parameters
 LLAMA = {"vocab_size": 128256, "num_key_value_heads": 8}
