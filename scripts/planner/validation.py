@@ -66,7 +66,7 @@ FLAGS_CHANGED = [
 WHOLE_CHANGED = [
     {"flags": ["--use_peft", *WHOLE]},
     {"flags": ["--use_peft", "--modules_to_save", "norm", *CHECKPOINTED]},
-    {"flags": ["--use_peft", *WHOLE, "--max_logits_mib", "4"]},
+    {"flags": ["--max_logits_mib", "4", "--use_peft", *WHOLE]},
 ]
 FAMILIES_CHANGED = [
     {"family": "qwen3"},
