@@ -135,8 +135,8 @@ class Weights:
         self.plan = plan
         self.by_id: dict[int, Weight] = {}
         self.copied: set[int] = set()  # ids of parameters
-        self.originals: dict[Weight, Weight] = {}  # of copies
-        self.adapters: dict[Weight, tuple[Weight, Weight]] = {}  # of the weights of layers
+        self.originals: dict[Weight, Weight] = {}  # {copy: its frozen original}
+        self.adapters: dict[Weight, tuple[Weight, Weight]] = {}  # {weight: its two adapters}
 
     def copy_modules(self, modules: list[torch.nn.Module]) -> None:
         """Train copies of modules from now on. Call it before anything else."""
@@ -234,7 +234,7 @@ def units_of(
 
 
 # ---- What peft adds ----
-PREFIX = "base_model.model."  # of the paths of peft's model
+PREFIX = "base_model.model."  # begins the paths of peft's model
 
 
 def copied_modules(model: PreTrainedModel, names: list[str]) -> list[torch.nn.Module]:
@@ -251,7 +251,7 @@ def copied_modules(model: PreTrainedModel, names: list[str]) -> list[torch.nn.Mo
         if layers.intersection(module.modules()):
             raise UnplannableError(
                 f"--modules_to_save: {path} holds whole layers, whose copies the closed form does "
-                "not cover: name modules inside of them, or add --simulate"
+                "not cover: name modules inside them, or add --simulate"
             )
         copied.append(module)
     return copied

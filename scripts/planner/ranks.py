@@ -233,7 +233,9 @@ class Gathered(Replica):
         super().__init__(plan, weights, extra)
         self.units = {part: Unit(members, plan) for part, members in units.items() if members}
         self.gathers_tail_first = gathers_tail_first
-        self.place: dict[Part, int] = {}  # of units, in the order in which forward passes end
+        self.place: dict[
+            Part, int
+        ] = {}  # each unit's place in the order in which forward passes end
         self.in_order: list[Unit] = []
         self.unit_of = {weight: unit for unit in self.units.values() for weight in unit.weights}
         self.trained_shares = [share for unit in self.units.values() for share in unit.trained]

@@ -47,7 +47,7 @@ class Progress:
     """How far a micro-batch has come in the recorded order."""
 
     part: int = 0  # number of the next part, in `Zero3.uses_of_parts`
-    position: int = 0  # of the next use, in `Zero3.trace`
+    position: int = 0  # position of the next use, in `Zero3.trace`
     prefetched: int = 0  # position up to which weights have been prefetched
     live: int = 0  # elements that are whole or in flight
     last_prefetched: dict[Weight, int] = field(default_factory=dict)  # position of each weight
