@@ -158,7 +158,8 @@ class AdapterArguments:
     modules_to_save: Annotated[list[str], AlsoNamed("lora_modules_to_save")] = arg(
         [],
         "names of modules that are trained whole beside the adapters and saved with them, for "
-        "example lm_head; also as --lora_modules_to_save",
+        "example lm_head; memory holds the original and the copy that is trained, and "
+        "scripts/plan_memory.py counts both; also as --lora_modules_to_save",
     )
 
 

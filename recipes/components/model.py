@@ -119,26 +119,36 @@ def add_adapters(
     """
     if not args.use_peft:
         return model
-    from peft import get_peft_model
-
     check_adapters(model, args.lora_target_modules)
     check_modules_to_save(model, args.modules_to_save)
     new_modules = [*new_modules, *args.modules_to_save]
-    computes_in_16_bits = accelerator.mixed_precision != "no"
     options |= {"modules_to_save": new_modules or None, "revision": args.model_revision}
-    config = lora_config(args, **options)
-    # Adapters of a 16-bit base become fp32, except where FSDP2 needs one dtype in a unit.
-    to_fp32 = computes_in_16_bits or not accelerator.is_fsdp2 or not new_modules
     upstream.silence_old_name_of_checkpointing()
-    model = get_peft_model(model, config, autocast_adapter_dtype=to_fp32)
-    if new_modules and computes_in_16_bits:
-        for weight in model.parameters():  # The new modules get the dtype of the adapters.
-            if weight.requires_grad:
-                weight.data = weight.data.float()
+    model = wrap_in_adapters(model, lora_config(args, **options), accelerator)
     use_dora = isinstance(args, LoraVariantArguments) and args.use_dora
     upstream.leave_casts_to_autocast(model, accelerator, use_dora)
     upstream.cast_for_zero3(model, accelerator)
     upstream.wrap_adapters_for_fsdp1(model, accelerator)
+    return model
+
+
+def wrap_in_adapters(model: torch.nn.Module, config: Any, accelerator: Accelerator) -> Any:
+    """Return the model with peft's adapters and its copies of modules, in the dtypes of training.
+
+    Args:
+        config: peft's LoraConfig.
+        accelerator: only its mixed_precision and is_fsdp2 are read.
+    """
+    from peft import get_peft_model
+
+    computes_in_16_bits = accelerator.mixed_precision != "no"
+    # Adapters of a 16-bit base become fp32, except where FSDP2 needs one dtype in a unit.
+    to_fp32 = computes_in_16_bits or not accelerator.is_fsdp2 or not config.modules_to_save
+    model = get_peft_model(model, config, autocast_adapter_dtype=to_fp32)
+    if config.modules_to_save and computes_in_16_bits:
+        for weight in model.parameters():  # The new modules get the dtype of the adapters.
+            if weight.requires_grad:
+                weight.data = weight.data.float()
     return model
 
 

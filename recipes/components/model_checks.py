@@ -227,11 +227,28 @@ def check_modules_to_save(model: Any, names: Sequence[str]) -> None:
         model: of transformers, before adapters are added.
         names: names of modules, or ends of their paths.
     """
+    for problem in find_problems_of_whole_modules(model, names):
+        fail(Exit.USAGE, problem)
+
+
+def find_problems_of_whole_modules(model: Any, names: Sequence[str]) -> Iterator[str]:
+    """Yield a problem for each name in --modules_to_save, as `check_modules_to_save` takes them.
+
+    Nothing here depends on weights, so that scripts/plan_memory.py can call it too.
+    """
     ends = {path.rpartition(".")[2] for path, _ in model.named_modules() if path}
     for name in names:
         problem = find_problem_of_whole_module(model, name, ends)
         if problem:
-            fail(Exit.USAGE, f"--modules_to_save {name}: {problem}")
+            yield f"--modules_to_save {name}: {problem}"
+
+
+def is_quantized(weight: torch.Tensor) -> bool:
+    """Return whether bitsandbytes quantized a weight.
+
+    One in 4 bits may be stored as floating-point numbers, several weights in each.
+    """
+    return hasattr(weight, "quant_state") or not weight.is_floating_point()
 
 
 def find_problem_of_whole_module(model: Any, name: str, ends: set[str]) -> str:
@@ -248,7 +265,7 @@ def find_problem_of_whole_module(model: Any, name: str, ends: set[str]) -> str:
     weights = [weight for module in found for weight in module.parameters()]
     if not weights:
         return "it has no weights"
-    if not all(weight.is_floating_point() for weight in weights):
+    if any(is_quantized(weight) for weight in weights):
         return "it is quantized, and only its adapters can be trained: leave it out"
     tied = (model.get_input_embeddings(), model.get_output_embeddings())
     if None not in tied and tied[0].weight is tied[1].weight:

@@ -41,11 +41,6 @@ def read_question(request: Request) -> Question:
     # What a file gives counts as given, so that the planner proposes nothing else for it
     request = replace(request, words=recipe.with_config_read(request.words))
     args = recipe_arguments(request)
-    if args.modules_to_save:
-        raise UnplannableError(
-            "--modules_to_save: modules that are trained whole beside adapters cannot be planned: "
-            "leave it out, and add 12 bytes for each of their parameters"
-        )
     card = bytes_of(request.gpu)
     config = read_model_config(args.model_name_or_path, args.model_revision)
     return Question(request, args, config, batch_of(args, request), card)
@@ -142,14 +137,12 @@ def choose(question: Question) -> int:
     assert question.card is not None  # Request.check: without a config there is a card.
     launch = candidates.launch_of(request, question.args, question.config, question.card)
     ways = candidates.ways_on(launch, launch.ranks)
-    fitting = [way for way in ways if way.peak <= launch.card]
-    for number, way in enumerate(fitting, 1):
-        way.number = number
-    told = table.shown(fitting)
-    if request.json:
-        told = fitting
-    for way in told:
-        candidates.find_limits(launch, way)
+    fitting = candidates.fitting_among(launch, ways)
+    told = fitting
+    if not request.json:
+        told = table.shown(fitting)
+    limited = {way: candidates.with_limits(launch, way) for way in told}
+    fitting = [limited.get(way, way) for way in fitting]
     remedy = remedies.remedy_for(launch, ways, fitting)
     choice = table.Choice(launch, question.batch, ways, fitting, remedy)
     write_json(request.json, choice.as_object())

@@ -9,7 +9,7 @@ Sizes are in elements (`numel`) and in bytes per element (`itemsize`), as in tor
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Union
 
@@ -60,6 +60,7 @@ class Weight:
         if stored_itemsize is not None:
             self.stored_itemsize = stored_itemsize
         self.category = category
+        self.is_used = True  # in forward passes; the original of a module that peft copies is not
         self.is_embedding = False  # bitsandbytes never keeps an embedding's state in 8 bits
         self.order = math.inf  # in the graph: a complete gradient is accumulated before any op runs
         self.uses = 0  # ops whose backward pass contributes to its gradient
@@ -85,13 +86,17 @@ class Flow(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One op of the graph: what its backward pass reads, allocates meanwhile, and returns."""
+    """One op of the graph: what its backward pass reads, allocates meanwhile, and returns.
+
+    `holds` is what an op refers to by itself: checkpointing frees only what autograd keeps for it.
+    """
 
     order: float  # the youngest runs first
     gives: list[Flow]
     keeps: list[Storage | None]
     scratch: int  # bytes
     before: Callable[[], None] | None = None  # called before it runs
+    holds: list[Storage | None] = field(default_factory=list)
 
 
 class Autograd:
@@ -188,6 +193,11 @@ class Autograd:
                 if isinstance(flow.target, Weight):
                     flow.target.uses += 1
         return node
+
+    def hold(self, result: Tensor, held: Tensor) -> None:
+        """Have the op that made `result` hold a tensor until it has run, also if checkpointed."""
+        if isinstance(result.node, Node):
+            result.node.holds.append(held.storage)
 
     def cast(self, x: Tensor, itemsize: int | None) -> Tensor:
         """Return x in another precision, or x itself if `itemsize` is None or the one of x."""
@@ -360,6 +370,7 @@ class BackwardRun:
         self.autograd.ledger.add("activations", -node.scratch)
         del gradient
         node.keeps = []
+        node.holds = []
         node.before = None
         for target, part in made:
             self.arrive(target, part)

@@ -25,17 +25,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from .autograd import FP32, Autograd, Tensor
+from .autograd import FP32, Autograd, Tensor, Weight
 from .decoder import Decoder, Layer, Norm, Projection
 from .ledger import Storage
 from .loss import HeadLoss
 from .recipe import RecipeArguments, logits_mib
 from .request import Batch
 
-# The parts of a model besides its layers, as a strategy names them
+# The parts of a model besides its layers, as a strategy names them. Within a part, each module with
+# a weight that trains is a part of its own, named by that weight.
 EMBEDDING = "embedding"
 TAIL = "tail"  # final norm, head and loss
-Part = Layer | str
+Part = Layer | Weight | str
 # around(part, forward, x): forward(x), with what the strategy does before and after it
 Around = Callable[[Part, Callable[[Tensor], Tensor], Tensor], Tensor]
 
@@ -54,12 +55,18 @@ class Forward:
     """A forward pass over a micro-batch, with the recipe's loss at its end."""
 
     def __init__(
-        self, autograd: Autograd, decoder: Decoder, batch: Batch, args: RecipeArguments
+        self,
+        autograd: Autograd,
+        decoder: Decoder,
+        batch: Batch,
+        args: RecipeArguments,
+        around: Around,
     ) -> None:
         self.autograd = autograd
         self.decoder = decoder
         self.batch = batch
         self.args = args
+        self.around = around
         self.tokens = batch.sequences * batch.length
         self.is_eager = decoder.is_eager
         # Whether the kernel separates packed rows, and limits windows, without a mask
@@ -67,22 +74,26 @@ class Forward:
         self.is_flash = "flash" in kernel or kernel in FUSED_FOR_GPUS
         self.head_loss = HeadLoss(autograd, decoder, logits_mib(args))
 
-    def run(self, around: Around) -> ForwardPass:
+    def run(self) -> ForwardPass:
         """Return the loss of the batch, and what is held until the backward pass is done."""
         cosine_and_sine = self.rotary_table()
         mask = self.shared_mask()
-        x = around(EMBEDDING, self.embed, TOKEN_IDS)
+        x = self.around(EMBEDDING, self.embed, TOKEN_IDS)
         for layer in self.decoder.layers:
-            x = around(layer, partial(self.layer, layer), x)
-        loss = around(TAIL, self.tail, x)
+            x = self.around(layer, partial(self.layer, layer), x)
+        loss = self.around(TAIL, self.tail, x)
         self.autograd.end_autocast()
         if self.args.gradient_checkpointing:  # Recomputed layers need the mask again.
             return ForwardPass(loss, (cosine_and_sine, mask))
         return ForwardPass(loss, (cosine_and_sine,))
 
     # ---- The parts ----
-    def embed(self, _: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor) -> Tensor:
         """Return the embeddings of the tokens, [tokens, hidden]."""
+        return self.module(self.decoder.embedding, self.looked_up, token_ids)
+
+    def looked_up(self, _: Tensor) -> Tensor:
+        """Return the rows of the embedding for the tokens."""
         embedding = self.decoder.embedding
         numel = self.tokens * self.decoder.hidden
         return self.autograd.op(numel, embedding.itemsize, [embedding])
@@ -94,7 +105,18 @@ class Forward:
 
     def tail(self, x: Tensor) -> Tensor:
         """Return the loss of hidden states."""
-        return self.head_loss(self.norm(self.decoder.norm, x, self.tokens), self.batch.supervised)
+        x = self.norm(self.decoder.norm, x, self.tokens)
+        return self.module(self.decoder.head.weight, self.loss, x)
+
+    def loss(self, x: Tensor) -> Tensor:
+        """Return the loss of hidden states after the final norm."""
+        return self.head_loss(x, self.batch.supervised)
+
+    def module(self, weight: Weight, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Return forward(x) for a module with a weight, which is a part of its own if it trains."""
+        if weight.trains:
+            return self.around(weight, forward, x)
+        return forward(x)
 
     def rotary_table(self) -> Storage:
         """Allocate cosine and sine of the positions, which each layer keeps."""
@@ -158,6 +180,7 @@ class Forward:
         ag = self.autograd
         if masked:
             k, v = self.repeated(q, k, v)
+        q, k, v = self.autocasted(q, k, v)
         logsumexp = Tensor(0, FP32, ag.new(self.tokens * self.decoder.heads, FP32))
         kept = [q, k, v, logsumexp]
         if masked:
@@ -174,6 +197,7 @@ class Forward:
         """
         ag = self.autograd
         k, v = self.repeated(q, k, v)
+        q, k, v = self.autocasted(q, k, v)
         numel = self.decoder.heads * self.batch.sequences * self.batch.length**2
         scores = ag.op(numel, q.itemsize, [q, k], keeps=[q, k])
         scores = ag.op(numel, q.itemsize, [scores])  # times the scale
@@ -198,6 +222,15 @@ class Forward:
         if self.decoder.heads == self.decoder.kv_heads:
             return k, v
         return self.repeat(q, k), self.repeat(q, v)
+
+    def autocasted(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values in the precision of autocast.
+
+        They have another one if quantized layers made them of an input in fp32.
+        """
+        ag = self.autograd
+        itemsize = ag.autocast_itemsize
+        return ag.cast(q, itemsize), ag.cast(k, itemsize), ag.cast(v, itemsize)
 
     def repeat(self, q: Tensor, x: Tensor) -> Tensor:
         """Return keys or values in the size of the queries; the backward pass expands them too."""
@@ -252,7 +285,11 @@ class Forward:
 
     # ---- Norms ----
     def norm(self, norm: Norm, x: Tensor, rows: int) -> Tensor:
-        """Return a norm of x, which scales each of `rows` rows by one number.
+        """Return a norm of x, which scales each of `rows` rows by one number."""
+        return self.module(norm.weight, partial(self.scaled, norm, rows), x)
+
+    def scaled(self, norm: Norm, rows: int, x: Tensor) -> Tensor:
+        """Return a norm of x, as its module computes it.
 
         RMSNorm computes in fp32. Llama's multiplies by its weight in the precision of the input,
         Gemma's in fp32 too. LayerNorm is one kernel, which keeps a mean and a variance per row.
@@ -295,7 +332,7 @@ class Forward:
         """Return the output of a linear layer, quantized or not, with its adapters."""
         ag = self.autograd
         if projection.quantized is None:
-            out = ag.linear(x, projection.weight, self.tokens)
+            out = self.linear(projection.weight, x)
         else:
             out = self.quantized_product(projection, x)
         if not projection.adapters:
@@ -307,30 +344,37 @@ class Forward:
     def quantized_product(self, projection: Projection, x: Tensor) -> Tensor:
         """Return the product of bitsandbytes' layers.
 
-        Their backward pass dequantizes the whole weight. The int8 layer keeps its input, and copies
-        it to fp16 and to int8, 3 bytes per element.
+        Their backward pass dequantizes the whole weight. The int8 layer computes in the precision
+        of its input, which it refers to by itself (ctx.tensors of MatMul8bitLt), and copies it to
+        fp16 and to int8, 3 bytes per element. The 4-bit
+        layer casts its input to the precision of autocast, and the result back.
         """
         ag = self.autograd
-        itemsize = ag.autocast_itemsize or x.itemsize
-        cast = ag.cast(x, itemsize)
-        keeps = []
         if projection.quantized == "int8":
             ag.touch(x.numel, 3)
-            keeps = [cast]
+            out = self.dequantized_product(projection, x)
+            ag.hold(out, x)
+            return out
+        cast = ag.cast(x, ag.autocast_itemsize)
+        out = ag.cast(self.dequantized_product(projection, cast), x.itemsize)
+        del cast
+        if projection.adapters:
+            out = ag.op(out.numel, out.itemsize, [out])  # peft clones it
+        return out
+
+    def dequantized_product(self, projection: Projection, x: Tensor) -> Tensor:
+        """Return the product of a quantized weight with x in the precision of x."""
         features_in = x.numel // self.tokens
         numel = projection.elements // features_in * self.tokens
-        scratch = projection.elements * itemsize
-        out = ag.op(numel, itemsize, [cast], keeps=keeps, scratch=scratch)
-        if projection.adapters and projection.quantized == "4-bit":
-            out = ag.op(numel, itemsize, [out])  # peft clones it
-        return out
+        scratch = projection.elements * x.itemsize
+        return self.autograd.op(numel, x.itemsize, [x], scratch=scratch)
 
     def adapted(self, projection: Projection, x: Tensor, itemsize: int) -> Tensor:
         """Return what LoRA adds to a linear layer: scale * B(A(dropout(x)))."""
         ag = self.autograd
         z = self.low_rank_product(projection, x)
         z = ag.op(z.numel, z.itemsize, [z])  # times the scale
-        if projection.quantized is not None:
+        if projection.quantized is not None and ag.autocast_itemsize is None:
             return ag.cast(z, itemsize)
         return z
 
@@ -344,5 +388,12 @@ class Forward:
             mask = Tensor(x.numel, 1, ag.new(x.numel, 1))
             x = ag.op(x.numel, x.itemsize, [x], keeps=[mask])
             del mask
-        low_rank = ag.linear(x, a, self.tokens)
-        return ag.linear(low_rank, b, self.tokens)
+        return self.linear(b, self.linear(a, x))
+
+    def linear(self, weight: Weight, x: Tensor) -> Tensor:
+        """Return the output of a linear layer that is not quantized."""
+        return self.module(weight, partial(self.product, weight), x)
+
+    def product(self, weight: Weight, x: Tensor) -> Tensor:
+        """Return the product of a weight with x."""
+        return self.autograd.linear(x, weight, self.tokens)

@@ -8,8 +8,8 @@ refuses. cost.py determines the order.
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,17 +86,17 @@ def launch_of(
     )
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Way:
     """One way to run: a YAML, what is trained on which base, and the plan; its bytes and cost."""
 
     file: str  # in accelerate_configs/
     weights: str
     plan: Plan
-    device: Sizes = field(default_factory=dict)
-    host: Sizes = field(default_factory=dict)  # what each rank holds there
-    cost: float = 0.0
-    reasons: list[str] = field(default_factory=list)
+    device: Sizes
+    host: Sizes  # what each rank holds there
+    cost: float
+    reasons: list[str]  # explain the cost
     number: int | None = None  # among the ways that fit, from 1
     largest_batch: int | None = None  # sequences, at the given length
     largest_length: int | None = None  # tokens, at the given batch
@@ -219,25 +219,24 @@ def way_of(launch: Launch, candidate: Candidate, ranks: int) -> Way:
     plan = plan_of(
         candidate.args, candidate.config, ranks, request.num_machines, request.mixed_precision
     )
-    return measured(launch, Way(candidate.file, candidate.weights, plan))
+    return way_under(launch, candidate.file, candidate.weights, plan)
 
 
-def measured(launch: Launch, way: Way) -> Way:
-    """Return the way with its bytes on device and host, its cost and the reasons for it."""
-    plan = way.plan
+def way_under(launch: Launch, file: str, weights: str, plan: Plan) -> Way:
+    """Return a way with its bytes on device and host, its cost and the reasons for it."""
     batch = batch_of(plan.args, launch.request)
     strategy, decoder = strategy_for(plan, launch.config, launch.build)
-    device, way.host = run_step(plan, strategy, decoder, batch)
+    device, host = run_step(plan, strategy, decoder, batch)
     device = with_constants(device, plan.ranks)
-    way.device = {category: size for category, size in device.items() if size}
+    device = {category: size for category, size in device.items() if size}
     tokens = batch.sequences * batch.length
-    way.cost, way.reasons = cost_of(plan, strategy, launch.parameters, tokens)
-    return way
+    cost, reasons = cost_of(plan, strategy, launch.parameters, tokens)
+    return Way(file, weights, plan, device, host, cost, reasons)
 
 
 def with_arguments(launch: Launch, way: Way, **values: Any) -> Way:
     """Return the way under other arguments of the recipe."""
-    return measured(launch, Way(way.file, way.weights, changed_plan(way, **values)))
+    return way_under(launch, way.file, way.weights, changed_plan(way, **values))
 
 
 def peak_with(launch: Launch, way: Way, **values: Any) -> int:
@@ -253,12 +252,18 @@ def changed_plan(way: Way, **values: Any) -> Plan:
     return replace(way.plan, args=recipe.with_values(way.plan.args, **values))
 
 
-# ---- How far it goes ----
-def find_limits(launch: Launch, way: Way) -> None:
-    """Set a way's largest batch that fits at its length, and largest length at its batch."""
+# ---- Those that fit ----
+def fitting_among(launch: Launch, ways: Sequence[Way]) -> list[Way]:
+    """Return the ways that fit the card, numbered from 1."""
+    fitting = [way for way in ways if way.peak <= launch.card]
+    return [replace(way, number=number) for number, way in enumerate(fitting, 1)]
+
+
+def with_limits(launch: Launch, way: Way) -> Way:
+    """Return a way with its largest batch that fits at its length, and the other way round."""
     sequences = way.plan.args.per_device_train_batch_size
     length = way.plan.args.max_length
-    way.largest_batch = largest_that_fits(
+    batch = largest_that_fits(
         lambda number: peak_with(launch, way, per_device_train_batch_size=number),
         launch.card,
         low=sequences,
@@ -266,12 +271,13 @@ def find_limits(launch: Launch, way: Way) -> None:
         most=MOST_SEQUENCES,
         guess=2 * sequences,
     )
-    way.largest_length = largest_length(
+    length = largest_length(
         launch,
         way,
         most=positions_of(launch.config),
-        guess=length * way.largest_batch // sequences,
+        guess=length * batch // sequences,
     )
+    return replace(way, largest_batch=batch, largest_length=length)
 
 
 def largest_length(launch: Launch, way: Way, most: int, guess: int) -> int:

@@ -9,14 +9,14 @@ held at the worst moment.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from .autograd import FP32, Autograd, Weight
 from .blocks import EMBEDDING, TAIL, Forward, Part
-from .decoder import PROJECTIONS, Decoder, Layer, read_decoder
+from .decoder import PROJECTIONS, Decoder, read_decoder
 from .errors import UnplannableError
 from .fsdp import Fsdp1, Fsdp2
 from .ledger import Ledger, Sizes
@@ -24,7 +24,7 @@ from .plan import Plan
 from .ranks import Replica
 from .recipe import RecipeArguments
 from .request import Batch
-from .shapes import Quantized, build_base, layers_of
+from .shapes import Quantized, build_base, layers_of, refuse_whole_modules
 from .zero import Zero
 from .zero3 import Zero3
 
@@ -52,10 +52,11 @@ def run_step(plan: Plan, strategy: Replica, decoder: Decoder, batch: Batch) -> t
         ledger.add(category, size)
     autograd = Autograd(ledger, plan.autocast_itemsize)
     strategy.begin(autograd)
-    train(Forward(autograd, decoder, batch, plan.args), strategy)
+    train(Forward(autograd, decoder, batch, plan.args, strategy.around), strategy)
     if plan.args.eval_strategy != "no":
         evaluation_batch = evaluation_batch_of(plan.args, batch)
-        evaluate(Forward(autograd, decoder, evaluation_batch, plan.args), strategy)
+        forward = Forward(autograd, decoder, evaluation_batch, plan.args, strategy.around)
+        evaluate(forward, strategy)
     return ledger.at_peak, host
 
 
@@ -71,7 +72,7 @@ def train(forward: Forward, strategy: Replica) -> None:
 
 def forward_and_backward(forward: Forward, strategy: Replica) -> None:
     """Run a micro-batch; what the forward pass holds is freed at the end of the backward pass."""
-    run = forward.run(strategy.around)
+    run = forward.run()
     strategy.end_forward()
     forward.autograd.backward(run.loss)
 
@@ -80,7 +81,7 @@ def evaluate(forward: Forward, strategy: Replica) -> None:
     """Run a forward pass without a graph."""
     forward.autograd.no_grad = True
     strategy.begin_pass(is_last=True)
-    forward.run(strategy.around)
+    forward.run()
 
 
 def evaluation_batch_of(args: RecipeArguments, batch: Batch) -> Batch:
@@ -105,45 +106,79 @@ def strategy_for(
         )
     model = build(args, config)
     weights = Weights(plan)
+    if args.use_peft:
+        weights.copy_modules(copied_modules(model, args.modules_to_save))
     decoder = read_decoder(model, config, weights.of)
     if args.use_peft:
-        add_adapters(plan, model, decoder)
-    own = [weights.of(parameter) for parameter in distinct_parameters(model)]
-    adapters = [weight for layer in decoder.layers for weight in adapters_of(layer)]
+        add_adapters(plan, model, decoder, weights)
+    held = weights.of_module(model)
     extra = scales_of(model)
     if plan.engine in ("single", "ddp"):
-        return Replica(plan, own + adapters, extra), decoder
+        return Replica(plan, held, extra), decoder
     if plan.engine == "zero" and plan.stage < 3:
-        return Zero(plan, own + adapters, extra), decoder
+        return Zero(plan, held, extra), decoder
     units = units_of(plan, model, decoder, weights)
     gathers_tail_first = decoder.tied or plan.engine == "fsdp1"
     engine = {"fsdp1": Fsdp1, "fsdp2": Fsdp2, "zero": Zero3}[plan.engine]
-    return engine(plan, own + adapters, extra, units, gathers_tail_first), decoder
+    return engine(plan, held, extra, units, gathers_tail_first), decoder
 
 
 class Weights:
-    """The Weight of each parameter of a model, one and the same for tied ones."""
+    """The weights of a model as it is trained, from its parameters without peft.
+
+    A parameter has one Weight, also if it is tied. Beside a layer peft makes adapters, and beside a
+    module of --modules_to_save a copy: what trains and is computed with is the copy, and the
+    original stays as it is.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.by_id: dict[int, Weight] = {}
+        self.copied: set[int] = set()  # ids of parameters
+        self.originals: dict[Weight, Weight] = {}  # {copy: its frozen original}
+        self.adapters: dict[Weight, tuple[Weight, Weight]] = {}  # {weight: its two adapters}
+
+    def copy_modules(self, modules: list[torch.nn.Module]) -> None:
+        """Train copies of modules from now on. Call it before anything else."""
+        for module in modules:
+            self.copied |= {id(parameter) for parameter in module.parameters()}
 
     def of(self, parameter: torch.Tensor) -> Weight:
-        """Return the Weight of a parameter."""
+        """Return the Weight that is computed with in the place of a parameter."""
         if id(parameter) not in self.by_id:
-            self.by_id[id(parameter)] = self.make(parameter)
+            weight = self.make(parameter)
+            if id(parameter) in self.copied:
+                original = weight
+                original.is_used = False
+                weight = self.make(parameter, is_copy=True)
+                self.originals[weight] = original
+            self.by_id[id(parameter)] = weight
         return self.by_id[id(parameter)]
 
-    def make(self, parameter: torch.Tensor) -> Weight:
+    def of_module(self, module: torch.nn.Module) -> list[Weight]:
+        """Return all weights of a module in the order of the model that peft makes."""
+        found = []
+        for parameter in distinct_parameters(module):
+            weight = self.of(parameter)
+            if weight in self.originals:
+                found.append(self.originals[weight])
+            found.append(weight)
+            found += self.adapters.get(weight, ())
+        return found
+
+    def make(self, parameter: torch.Tensor, is_copy: bool = False) -> Weight:
         """Return a Weight in the precisions in which it is used for computation and stored.
 
         Under mixed precision DeepSpeed casts the model, and FSDP casts what it gathers; int8
         weights stay as they are. FSDP stores trained weights in fp32 (accelerate upcasts them). One
-        process and DDP leave the model as it was loaded: autocast makes copies.
+        process and DDP leave the model as it was loaded: autocast makes copies. The copy of a
+        module is loaded in fp32 under mixed precision (wrap_in_adapters of the recipes).
         """
         plan = self.plan
-        trains = parameter.requires_grad and not plan.args.use_peft
+        trains = is_copy or (parameter.requires_grad and not plan.args.use_peft)
         loaded = parameter.element_size()
+        if is_copy and plan.low_itemsize:
+            loaded = FP32
         computed = loaded
         is_cast = plan.is_fsdp or plan.engine == "zero"
         if plan.low_itemsize and is_cast and parameter.dtype != torch.int8:
@@ -152,7 +187,8 @@ class Weights:
         if plan.is_fsdp:
             stored = FP32 if plan.low_itemsize and trains else loaded
         rows = parameter.shape[0] if parameter.dim() else 1
-        return Weight(parameter.numel(), computed, trains, rows, stored)
+        category = "whole modules" if is_copy else "parameters"
+        return Weight(parameter.numel(), computed, trains, rows, stored, category)
 
 
 def distinct_parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:
@@ -177,54 +213,97 @@ def units_of(
     """Return the weights of each unit, which is gathered as a whole.
 
     FSDP2 and ZeRO-3: embedding, each layer, and the tail (final norm and head), which includes the
-    embedding if it is tied. FSDP1: each layer, and a root with everything else. Without a wrap
-    policy the whole model is one unit.
+    embedding if it is tied. FSDP1: each layer, and a root with everything else; what peft adds is a
+    unit for each module (wrap_adapters_for_fsdp1 of the recipes). Without a wrap policy the whole
+    model is one unit.
     """
-    units: dict[Part, list[Weight]] = {EMBEDDING: []}
-    if not decoder.tied:
-        units[EMBEDDING] = [decoder.embedding]
-    for layer, module in zip(decoder.layers, layers_of(model), strict=True):
-        own = [weights.of(parameter) for parameter in distinct_parameters(module)]
-        units[layer] = own + adapters_of(layer)
-    placed = {id(weight) for members in units.values() for weight in members}
-    own = [weights.of(parameter) for parameter in distinct_parameters(model)]
-    units[TAIL] = [weight for weight in own if id(weight) not in placed]
-    if plan.engine == "fsdp1":
-        units[TAIL] = units.pop(EMBEDDING) + units[TAIL]
     if not plan.wraps_layers:
-        return {TAIL: [weight for members in units.values() for weight in members]}
-    return units
+        return {TAIL: weights.of_module(model)}
+    units: dict[Part, list[Weight]] = {}
+    from_peft: dict[Part, list[Weight]] = {}
+    if plan.engine == "fsdp1" and plan.args.use_peft:
+        from_peft = {weight: [weight] for weight in weights.of_module(model) if weight.trains}
+    elif plan.engine != "fsdp1" and not decoder.tied:
+        units[EMBEDDING] = weights.of_module(model.get_input_embeddings())
+    placed = set(units.get(EMBEDDING, [])).union(from_peft)
+    parts = zip([*decoder.layers, TAIL], [*layers_of(model), model], strict=True)
+    for part, module in parts:
+        units[part] = [weight for weight in weights.of_module(module) if weight not in placed]
+        placed.update(units[part])
+    return units | from_peft
 
 
-# ---- Adapters ----
-def add_adapters(plan: Plan, model: PreTrainedModel, decoder: Decoder) -> None:
-    """Add LoRA's A, [r, in], and B, [out, r], stored in fp32, to projections, as peft does."""
-    targets = plan.args.lora_target_modules
+# ---- What peft adds ----
+PREFIX = "base_model.model."  # begins the paths of peft's model
+
+
+def copied_modules(model: PreTrainedModel, names: list[str]) -> list[torch.nn.Module]:
+    """Return the modules that peft copies for names in --modules_to_save: paths that end with one.
+
+    Raises UnplannableError for a name that the recipe refuses, and for whole layers.
+    """
+    refuse_whole_modules(model, names)
+    layers = set(layers_of(model))
+    copied = []
+    for path, module in model.named_modules():
+        if not (PREFIX + path).endswith(tuple(names)):
+            continue
+        if layers.intersection(module.modules()):
+            raise UnplannableError(
+                f"--modules_to_save: {path} holds whole layers, whose copies the closed form does "
+                "not cover: name modules inside them, or add --simulate"
+            )
+        copied.append(module)
+    return copied
+
+
+def add_adapters(plan: Plan, model: PreTrainedModel, decoder: Decoder, weights: Weights) -> None:
+    """Add LoRA's A, [r, in], and B, [out, r], to projections, as peft does."""
     found = False
     for layer, module in zip(decoder.layers, layers_of(model), strict=True):
-        for path, linear in module.named_modules():
-            leaf = path.rpartition(".")[2]
-            is_known = isinstance(linear, torch.nn.Linear) and leaf in PROJECTIONS
-            if is_known and (targets == ["all-linear"] or leaf in targets):
-                layer.projections[PROJECTIONS[leaf]].adapters = adapters_for(plan, linear)
-                found = True
+        for name, linear in adaptable(module, plan.args.lora_target_modules, weights):
+            projection = layer.projections[PROJECTIONS[name]]
+            projection.adapters = adapters_for(plan, linear)
+            weights.adapters[projection.weight] = projection.adapters
+            found = True
     if not found:
         raise UnplannableError(
-            f"--lora_target_modules {' '.join(targets)}: no such layers in this model"
+            f"--lora_target_modules {' '.join(plan.args.lora_target_modules)}: "
+            "no such layers in this model"
         )
+
+
+def adaptable(
+    layer: torch.nn.Module, targets: list[str], weights: Weights
+) -> Iterator[tuple[str, torch.nn.Linear]]:
+    """Yield (name, linear layer) of a decoder layer where peft adds adapters: not to copies."""
+    for path, module in layer.named_modules():
+        name = path.rpartition(".")[2]
+        if not isinstance(module, torch.nn.Linear) or name not in PROJECTIONS:
+            continue
+        is_target = targets == ["all-linear"] or name in targets
+        if is_target and id(module.weight) not in weights.copied:
+            yield name, module
 
 
 def adapters_for(plan: Plan, linear: torch.nn.Linear) -> tuple[Weight, Weight]:
     """Return LoRA's A and B for a linear layer."""
     rank = plan.args.lora_r
-    itemsize = FP32
+    stored = stored_itemsize_of_adapters(plan)
+    itemsize = stored
     if plan.low_itemsize and plan.engine not in ("single", "ddp"):
         itemsize = plan.low_itemsize
-    a = Weight(rank * linear.in_features, itemsize, True, rank, FP32, "adapters")
-    b = Weight(rank * linear.out_features, itemsize, True, linear.out_features, FP32, "adapters")
+    a = Weight(rank * linear.in_features, itemsize, True, rank, stored, "adapters")
+    b = Weight(rank * linear.out_features, itemsize, True, linear.out_features, stored, "adapters")
     return a, b
 
 
-def adapters_of(layer: Layer) -> list[Weight]:
-    """Return the adapters of a layer."""
-    return [weight for projection in layer.projections.values() for weight in projection.adapters]
+def stored_itemsize_of_adapters(plan: Plan) -> int:
+    """Return the bytes per element of adapters: fp32, with one exception.
+
+    FSDP2 needs one precision in a unit: beside copies of modules without mixed precision it is that
+    of the base (wrap_in_adapters of the recipes).
+    """
+    if plan.engine == "fsdp2" and plan.low_itemsize is None and plan.args.modules_to_save:
+        return getattr(torch, plan.args.dtype).itemsize
+    return FP32

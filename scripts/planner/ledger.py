@@ -5,6 +5,7 @@ A plan lists these categories:
 
     parameters      weights at rest: all of them, or this rank's shards
     adapters        LoRA's matrices, likewise
+    whole modules   the copies of modules that are trained whole beside adapters, likewise
     quantization    scales of quantized weights
     master copies   DeepSpeed's fp32 copies of trained weights
     optimizer       AdamW's two numbers per weight, and what its step allocates

@@ -19,6 +19,7 @@ COLORS = {
     "parameters": "#3b6ea5",
     "quantization": "#6f9bc8",
     "adapters": "#a7c4e2",
+    "whole modules": "#5fa8a0",
     "unsharded": "#1f3f66",
     "working copies": "#86a8c7",
     "master copies": "#7b5ea7",

@@ -233,7 +233,10 @@ class Gathered(Replica):
         super().__init__(plan, weights, extra)
         self.units = {part: Unit(members, plan) for part, members in units.items() if members}
         self.gathers_tail_first = gathers_tail_first
-        self.order = list(self.units)
+        self.place: dict[
+            Part, int
+        ] = {}  # each unit's place in the order in which forward passes end
+        self.in_order: list[Unit] = []
         self.unit_of = {weight: unit for unit in self.units.values() for weight in unit.weights}
         self.trained_shares = [share for unit in self.units.values() for share in unit.trained]
         self.own = sum(share.elements for share in self.trained_shares)
@@ -291,6 +294,9 @@ class Gathered(Replica):
         if x.node is not None and not self.ends_with_pass(part):
             x = self.reducing_after(unit, x)
         y = super().around(part, forward, x)
+        if part not in self.place:
+            self.place[part] = len(self.in_order)
+            self.in_order.append(unit)
         self.autograd.call_before(y, partial(self.gather_for_backward, part))
         if not self.keeps(part):
             self.release(unit)
@@ -312,9 +318,9 @@ class Gathered(Replica):
     def gather_for_backward(self, part: Part) -> None:
         """Gather the unit of a part before its backward pass, and before it is recomputed."""
         self.gather(self.units[part], is_backward=True)
-        place = self.order.index(part)
+        place = self.place[part]
         if place > 0:
-            self.gather_ahead(self.units[self.order[place - 1]])
+            self.gather_ahead(self.in_order[place - 1])
 
     # ---- Gradients and optimizer ----
     def accumulate(self, weight: Weight, gradient: Storage) -> None:

@@ -20,6 +20,8 @@ from components.checks import find_conflicts
 from components.cli import RecipeParser, parse_arguments, take_config
 from components.head_loss import LossInHead
 from components.learning_rate import rate_for_adapters
+from components.model import lora_config, wrap_in_adapters
+from components.model_checks import find_problems_of_whole_modules
 from components.status import process_status
 from components.strategy import Strategy
 from components.strategy_checks import find_misfits
@@ -99,6 +101,30 @@ def problems_of(args: RecipeArguments, accelerator: Any, strategy: Strategy) -> 
     """Yield conflicts between the recipe's arguments, and between them and the strategy."""
     yield from find_conflicts(args)
     yield from find_misfits(args, accelerator, strategy)
+
+
+# ---- Adapters ----
+def problems_of_whole_modules(model: PreTrainedModel, names: Sequence[str]) -> list[str]:
+    """Return why the recipe would refuse modules of --modules_to_save. model: without adapters."""
+    return list(find_problems_of_whole_modules(model, names))
+
+
+def with_adapters(
+    model: PreTrainedModel, args: RecipeArguments, mixed_precision: str, is_fsdp2: bool
+) -> PreTrainedModel:
+    """Return the model with the adapters of peft, and its copies of whole modules, as the recipe's.
+
+    mixed_precision: no, bf16 or fp16.
+    """
+    config = lora_config(args, task_type="CAUSAL_LM", modules_to_save=args.modules_to_save or None)
+    accelerator: Any = SimpleNamespace(mixed_precision=mixed_precision, is_fsdp2=is_fsdp2)
+    adapted = wrap_in_adapters(model, config, accelerator)
+    if config.modules_to_save and is_fsdp2 and mixed_precision == "no":
+        for weight in adapted.parameters():
+            # peft gives adapters the precision of the base, but not on the meta device.
+            if weight.requires_grad:
+                weight.data = weight.data.to(getattr(torch, args.dtype))
+    return adapted
 
 
 # ---- The loss ----

@@ -9,9 +9,9 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
@@ -21,10 +21,7 @@ from transformers.quantizers.base import get_keys_to_not_convert
 from exits import Exit
 
 from .errors import UnplannableError, first_line
-from .recipe import RecipeArguments
-
-if TYPE_CHECKING:
-    from peft import LoraConfig
+from .recipe import RecipeArguments, problems_of_whole_modules, with_adapters
 
 # bitsandbytes' block sizes
 WEIGHTS_PER_SCALE = 64
@@ -98,6 +95,9 @@ class Quantized(torch.nn.Linear):
             weight = torch.empty(linear.weight.shape, dtype=torch.int8)
             scales = [torch.empty(linear.out_features)]
         self.weight = torch.nn.Parameter(weight, requires_grad=False)
+        if self.in_4bit:
+            # bitsandbytes' weights have such an attribute, by which the recipe recognizes them.
+            self.weight.quant_state = None  # pyrefly: ignore[missing-attribute]
         for number, scale in enumerate(scales):
             self.register_buffer(f"scale_{number}", scale, persistent=False)
         if self.bias is not None:
@@ -105,10 +105,13 @@ class Quantized(torch.nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return a tensor of the shape of the product, with meaningless values."""
-        out = QuantizedProduct.apply(input, self)
-        if self.in_4bit:
-            return out.clone()  # as peft's 4-bit layer does
-        return out
+        if not self.in_4bit:
+            return QuantizedProduct.apply(input, self)
+        computes_in = input.dtype
+        if torch.is_autocast_enabled(input.device.type):
+            computes_in = torch.get_autocast_dtype(input.device.type)
+        out = QuantizedProduct.apply(input.to(computes_in), self).to(input.dtype)
+        return out.clone()  # as peft's 4-bit layer does
 
 
 def packed_4bit(weight: torch.Tensor) -> torch.Tensor:
@@ -179,15 +182,23 @@ def build_base(
         return make_base(args, config).train()
 
 
-def build(args: RecipeArguments, config: PretrainedConfig, device: str = "meta") -> PreTrainedModel:
-    """Return what `build_base` does, with the adapters of peft where the recipe would add them."""
-    with naming_bad_configs(), torch.device(device), quiet():
-        model: Any = make_base(args, config)
-        if args.use_peft:
-            # Only a traced plan needs peft, whose import takes seconds.
-            from peft import get_peft_model
+def build(
+    args: RecipeArguments,
+    config: PretrainedConfig,
+    device: str = "meta",
+    mixed_precision: str = "no",
+    is_fsdp2: bool = False,
+) -> PreTrainedModel:
+    """Return what `build_base` does, with what peft adds to it where the recipe would have it.
 
-            model = get_peft_model(model, adapters_of(args))
+    The precision of that depends on mixed precision and on whether FSDP2 shards. Only a traced plan
+    needs this and peft, whose import takes seconds.
+    """
+    with naming_bad_configs(), torch.device(device), quiet():
+        model = make_base(args, config)
+        if args.use_peft:
+            refuse_whole_modules(model, args.modules_to_save)
+            model = with_adapters(model, args, mixed_precision, is_fsdp2)
         return model.train()
 
 
@@ -204,23 +215,14 @@ def make_base(args: RecipeArguments, config: PretrainedConfig) -> PreTrainedMode
     return model
 
 
-def adapters_of(args: RecipeArguments) -> "LoraConfig":
-    """Return peft's description of the adapters."""
-    from peft import LoraConfig
+def refuse_whole_modules(model: PreTrainedModel, names: Sequence[str]) -> None:
+    """Raise UnplannableError if the recipe would refuse a name in --modules_to_save.
 
-    targets = args.lora_target_modules
-    if targets == ["all-linear"]:
-        targets = "all-linear"
-    return LoraConfig(
-        task_type="CAUSAL_LM",
-        r=args.lora_r,
-        # pyrefly: ignore[bad-argument-type]  # peft annotates an int, and takes any number
-        lora_alpha=args.lora_alpha,
-        lora_dropout=args.lora_dropout,
-        use_rslora=args.use_rslora,
-        use_dora=args.use_dora,
-        target_modules=targets,
-    )
+    model: without adapters.
+    """
+    problems = problems_of_whole_modules(model, names)
+    if problems:
+        raise UnplannableError("; ".join(problems))
 
 
 class MemoizedBuild:
@@ -261,6 +263,8 @@ def naming_bad_configs() -> Generator[None]:
     """Turn any error of a model class or of peft about a config into a one-line refusal."""
     try:
         yield
+    except UnplannableError:
+        raise
     except Exception as error:
         raise UnplannableError(
             f"this config does not make a causal language model: {type(error).__name__}: "

@@ -49,7 +49,7 @@ def simulate(plan: Plan, config: PretrainedConfig, batch: Batch) -> Sizes:
     """
     refuse_untraceable(plan, batch)
     torch.set_num_threads(1)
-    model = build(plan.args, config)
+    model = build_for(plan, config)
     # torch logs errors that it also raises.
     logging.getLogger("torch").setLevel(logging.CRITICAL)
     with (
@@ -77,9 +77,14 @@ def measure(plan: Plan, config: PretrainedConfig, batch: Batch) -> Sizes:
     The planner is validated against it.
     """
     torch.manual_seed(0)
-    model = build(plan.args, config, "cpu")
+    model = build_for(plan, config, "cpu")
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         return tracked(prepared(model, plan, None), plan, lambda: tensors_of(batch))
+
+
+def build_for(plan: Plan, config: PretrainedConfig, device: str = "meta") -> PreTrainedModel:
+    """Return the model that is trained under a plan."""
+    return build(plan.args, config, device, plan.mixed_precision, plan.engine == "fsdp2")
 
 
 def refuse_untraceable(plan: Plan, batch: Batch) -> None:

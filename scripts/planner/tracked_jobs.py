@@ -24,15 +24,21 @@ class Job:
         return [*self.flags, *words_of(sizes)]
 
 
+LORA = ("--use_peft",)
+LORA_AND_HEAD = (*LORA, "--modules_to_save", "lm_head", "embed_tokens")
+LORA_AND_NORMS = (*LORA, "--modules_to_save", "norm")  # Every name of a norm ends with this.
 JOBS = {
     "plain": Job(),
     "short": Job(length=16),  # few activations: most bytes are held by the engines
     "checkpointed": Job(("--gradient_checkpointing",)),
-    "LoRA": Job(("--use_peft",)),
+    "LoRA": Job(LORA),
     "accumulation": Job(("--gradient_accumulation_steps", "3"), length=16),
     "bf16": Job(precision="bf16"),
     "short bf16": Job(length=16, precision="bf16"),
-    "LoRA bf16": Job(("--use_peft",), precision="bf16"),
+    "LoRA bf16": Job(LORA, precision="bf16"),
+    "LoRA head": Job(LORA_AND_HEAD),
+    "LoRA head bf16": Job(LORA_AND_HEAD, precision="bf16"),
+    "LoRA norms": Job(LORA_AND_NORMS),
 }
 
 

@@ -24,6 +24,7 @@ Cell = dict[str, Any]
 CHECKPOINTED = ["--gradient_checkpointing"]
 EAGER = ["--attn_implementation", "eager"]
 PACKED = ["--packing"]
+WHOLE = ["--modules_to_save", "lm_head", "embed_tokens"]
 BASE = {
     "width": 256,  # features of a token
     "ratio": 3.0,  # features of the MLP relative to those
@@ -62,13 +63,18 @@ FLAGS_CHANGED = [
     {"flags": ["--gradient_accumulation_steps", "2"]},
     {"flags": ["--optim", "adamw_torch"]},
 ]
+WHOLE_CHANGED = [
+    {"flags": ["--use_peft", *WHOLE]},
+    {"flags": ["--use_peft", "--modules_to_save", "norm", *CHECKPOINTED]},
+    {"flags": ["--max_logits_mib", "4", "--use_peft", *WHOLE]},
+]
 FAMILIES_CHANGED = [
     {"family": "qwen3"},
     {"family": "qwen2"},
     {"family": "mistral"},
     {"family": "gemma"},
 ]
-ONE_THING = SIZES_CHANGED + FLAGS_CHANGED + FAMILIES_CHANGED
+ONE_THING = SIZES_CHANGED + FLAGS_CHANGED + WHOLE_CHANGED + FAMILIES_CHANGED
 
 # Llama with 1, 8 and 70 billion parameters
 LLAMA = {"vocab_size": 128256, "num_key_value_heads": 8}
@@ -122,6 +128,8 @@ RUNS_OF_8B = [
     LargeRun("8B", CHECKPOINTED, fsdp2_in_bf16(8)),
     LargeRun("8B", LORA, BF16),
     LargeRun("8B", QLORA, BF16),
+    LargeRun("8B", [*QLORA, *WHOLE], BF16),
+    LargeRun("8B", [*QLORA, *WHOLE], fsdp2_in_bf16(8)),
 ]
 RUNS_OF_70B = [
     LargeRun("70B", CHECKPOINTED, fsdp2_in_bf16(64)),

@@ -7,6 +7,7 @@ zero/partitioned_param_coordinator.py, with the settings that accelerate leaves 
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from .autograd import FP32, Autograd, Weight
 from .blocks import EMBEDDING, TAIL, Part
@@ -36,6 +37,22 @@ class Gathering:
         self.is_copied = False
 
 
+def large_and_used(weights: Sequence[Weight]) -> list[Weight]:
+    """Return the weights that are gathered: smaller ones are whole at any time."""
+    return [weight for weight in weights if weight.is_used and weight.numel > PERSISTENT]
+
+
+@dataclass
+class Progress:
+    """How far a micro-batch has come in the recorded order."""
+
+    part: int = 0  # number of the next part, in `Zero3.uses_of_parts`
+    position: int = 0  # position of the next use, in `Zero3.trace`
+    prefetched: int = 0  # position up to which weights have been prefetched
+    live: int = 0  # elements that are whole or in flight
+    last_prefetched: dict[Weight, int] = field(default_factory=dict)  # position of each weight
+
+
 class Zero3(Gathered):
     """A rank has 1/N of parameters, gradients, master weights and state, and small tensors whole.
 
@@ -44,6 +61,8 @@ class Zero3(Gathered):
     pass), up to MOST_LIVE in all. Used parameters are freed unless they are used again within REUSE
     elements.
     """
+
+    bucket: Bucket  # from `begin` on
 
     def __init__(
         self,
@@ -60,6 +79,7 @@ class Zero3(Gathered):
         self.inflight: dict[Weight, Gathering] = {}
         self.uses_of_parts = self.uses_in_a_pass()
         self.trace = [weight for weights in self.uses_of_parts for weight in weights]
+        self.progress = Progress()
 
     def at_rest(self) -> tuple[Sizes, Sizes]:
         """Return what is held between steps, on the device and on the host.
@@ -89,10 +109,7 @@ class Zero3(Gathered):
     # ---- The recorded order ----
     def uses_in_a_pass(self) -> list[list[Weight]]:
         """Return each part's large weights in order of use, of a forward and backward pass."""
-        large = {
-            part: [weight for weight in unit.weights if weight.numel > PERSISTENT]
-            for part, unit in self.units.items()
-        }
+        large = {part: large_and_used(unit.weights) for part, unit in self.units.items()}
         if EMBEDDING not in large:  # The embedding is tied to the head.
             large = {EMBEDDING: large[TAIL]} | large
         forward = list(large.values())
@@ -120,11 +137,7 @@ class Zero3(Gathered):
     def begin_pass(self, is_last: bool) -> None:
         """Called before each micro-batch: return to the start of the recorded order."""
         super().begin_pass(is_last)
-        self.part = 0  # number of the next part, in `uses_of_parts`
-        self.position = 0  # position of the next use in `trace`
-        self.prefetched = 0  # position in `trace` up to which weights have been prefetched
-        self.live = 0  # elements that are whole or in flight
-        self.last_prefetched: dict[Weight, int] = {}  # {weight: its last prefetched position}
+        self.progress = Progress()
         for _ in range(2):  # Two outer modules of the model have no parameters but prefetch.
             self.prefetch()
 
@@ -132,7 +145,7 @@ class Zero3(Gathered):
     def fetch(self, weights: Sequence[Weight]) -> None:
         """Gather weights that are not whole: one in place, several through a flat buffer."""
         missing = [w for w in weights if w not in self.whole and w not in self.inflight]
-        self.live += sum(weight.numel for weight in missing)
+        self.progress.live += sum(weight.numel for weight in missing)
         if len(missing) == 1:
             weight = missing[0]
             self.whole[weight] = self.autograd.new(weight.numel, weight.itemsize, "unsharded")
@@ -150,15 +163,16 @@ class Zero3(Gathered):
 
     def prefetch(self) -> None:
         """Fetch the weights that come next; those that are whole already must stay until then."""
-        room = min(MOST_LIVE - self.live, PREFETCH)
+        progress = self.progress
+        room = min(MOST_LIVE - progress.live, PREFETCH)
         wanted = []
-        while self.prefetched < len(self.trace) and sum(w.numel for w in wanted) < room:
-            weight = self.trace[self.prefetched]
-            self.last_prefetched[weight] = self.prefetched
+        while progress.prefetched < len(self.trace) and sum(w.numel for w in wanted) < room:
+            weight = self.trace[progress.prefetched]
+            progress.last_prefetched[weight] = progress.prefetched
             is_there = weight in self.whole or weight in self.inflight or weight in wanted
             if not is_there:
                 wanted.append(weight)
-            self.prefetched += 1
+            progress.prefetched += 1
         self.fetch(wanted)
 
     def use(self, weight: Weight) -> None:
@@ -170,14 +184,15 @@ class Zero3(Gathered):
                 self.whole[member] = self.autograd.new(member.numel, member.itemsize, "unsharded")
             gathering.is_copied = True
         del gathering
-        self.position += 1
-        self.prefetched = max(self.prefetched, self.position)
+        progress = self.progress
+        progress.position += 1
+        progress.prefetched = max(progress.prefetched, progress.position)
         self.prefetch()
 
     def gather(self, unit: Unit, is_backward: bool = False) -> None:
         """Use all weights of the next part, in the order in which its modules are called."""
-        weights = self.uses_of_parts[self.part]
-        self.part += 1
+        weights = self.uses_of_parts[self.progress.part]
+        self.progress.part += 1
         for weight in weights:
             self.use(weight)
 
@@ -187,18 +202,20 @@ class Zero3(Gathered):
 
     def release(self, unit: Unit) -> None:
         """Free weights that are not used again soon, unless a prefetch counts on them."""
+        progress = self.progress
         soon = self.used_soon()
         for weight in unit.weights:
-            is_needed = weight in soon or self.last_prefetched.get(weight, -1) >= self.position
+            last = progress.last_prefetched.get(weight, -1)
+            is_needed = weight in soon or last >= progress.position
             if weight in self.whole and not is_needed:
                 del self.whole[weight]
-                self.live -= weight.numel
+                progress.live -= weight.numel
 
     def used_soon(self) -> set[Weight]:
         """Return the weights that are used within the next REUSE elements."""
         soon = set()
         distance = 0
-        for weight in self.trace[self.position :]:
+        for weight in self.trace[self.progress.position :]:
             if distance >= REUSE:
                 break
             soon.add(weight)

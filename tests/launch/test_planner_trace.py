@@ -46,13 +46,23 @@ def test_the_peak_of_a_shard_is_that_of_the_trace(how, tied):
 
 
 LORA = ["--use_peft", "--dtype", "bfloat16"]
+WHOLE = ["--modules_to_save", "lm_head", "embed_tokens", "norm"]
 TRACED = {
     "mixed precision": ["--gradient_checkpointing"],
     "LoRA on a bf16 base": LORA,
     "QLoRA": [*LORA, "--load_in_4bit", "--bnb_4bit_use_double_quant"],
     "int8": [*LORA, "--load_in_8bit"],
+    "int8, checkpointed": [*LORA, "--load_in_8bit", "--gradient_checkpointing"],
+    "LoRA and whole modules": [*LORA, *WHOLE],
+    "QLoRA and whole modules": [*LORA, "--load_in_4bit", *WHOLE],
+    "int8 and whole modules": [*LORA, "--load_in_8bit", *WHOLE],
 }
-TRACED_SHARDED = {"sharded LoRA": LORA, "sharded QLoRA": [*LORA, "--load_in_4bit"]}
+TRACED_SHARDED = {
+    "sharded LoRA": LORA,
+    "sharded QLoRA": [*LORA, "--load_in_4bit"],
+    "sharded LoRA and whole modules": [*LORA, *WHOLE],
+    "sharded QLoRA and whole modules": [*LORA, "--load_in_4bit", *WHOLE],
+}
 
 
 @pytest.mark.parametrize("flags", TRACED.values(), ids=TRACED)
@@ -68,6 +78,12 @@ def test_the_sharded_peak_in_bf16_is_that_of_the_trace(flags):
     check_agreement(plan, Batch(2, 256, 512))
 
 
+def test_whole_modules_have_the_precision_of_a_sharded_base_without_mixed_precision():
+    args = training_arguments([*LORA, "--modules_to_save", "mlp", "norm"])
+    plan = Plan(args, engine="fsdp2", ranks=4, shards=4)
+    check_agreement(plan, Batch(2, 256, 512))
+
+
 def planned_peak(plan, config, batch):
     device, _ = closed_form(plan, config, batch)
     return sum(device.values())
@@ -79,6 +95,8 @@ REAL = {
     "eager attention": ["--attn_implementation", "eager"],
     "packed": ["--packing"],
     "LoRA": ["--use_peft"],
+    "whole modules": ["--use_peft", *WHOLE],
+    "whole layers of attention": ["--use_peft", "--modules_to_save", "self_attn"],
     "loss in pieces": ["--max_logits_mib", "0.5"],
     "accumulation": ["--gradient_accumulation_steps", "2"],
 }
@@ -92,7 +110,10 @@ def test_the_peak_is_that_of_real_tensors(flags):
     assert planned_peak(plan, config_of(SMALL), batch) == pytest.approx(measured, rel=0.01)
 
 
-@pytest.mark.parametrize("flags", [[], ["--use_peft"]], ids=["full", "LoRA"])
+HEADS = {"full": [], "LoRA": ["--use_peft"], "LoRA, trained head": ["--use_peft", *WHOLE]}
+
+
+@pytest.mark.parametrize("flags", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_pieces_of_a_large_head_are_counted(precision, flags):
     """The vocabulary is so large that the peak is in the loss."""

@@ -17,6 +17,7 @@ def tiny(tmp_path_factory):
     "config, job",
     [
         ("fsdp1_full_shard", "plain"),
+        ("fsdp1_full_shard", "LoRA head"),
         ("deepspeed_zero2", "short"),
         ("deepspeed_zero3", "plain"),
     ],

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate import DistributedType
+from bitsandbytes.nn import Linear4bit, Linear8bitLt
 from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
@@ -280,6 +281,27 @@ def test_modules_that_cannot_be_trained_whole_are_told(name, tied, says, capsys)
         check_modules_to_save(model, [name])
     message = capsys.readouterr().err
     assert f"--modules_to_save {name}: " in message and says in message
+
+
+def in_4_bits():
+    return Linear4bit(8, 8, quant_storage=torch.float32)
+
+
+def in_8_bits():
+    layer = Linear8bitLt(8, 8, has_fp16_weights=False)
+    layer.weight.data = layer.weight.data.to(torch.int8)
+    return layer
+
+
+@pytest.mark.parametrize("make", [in_4_bits, in_8_bits])
+def test_a_quantized_module_cannot_be_trained_whole(make, capsys):
+    """Also one in 4 bits that is stored as floating-point numbers, as the recipes store it."""
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**TINY))
+    quantized = make()
+    model.set_submodule("model.layers.0.self_attn.q_proj", quantized)
+    with pytest.raises(SystemExit, match="64"):
+        check_modules_to_save(model, ["q_proj"])
+    assert "--modules_to_save q_proj: it is quantized" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["lm_head", "embed_tokens", "model.norm"])

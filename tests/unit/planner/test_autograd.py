@@ -108,6 +108,24 @@ def test_a_checkpoint_keeps_only_its_input(ledger):
     assert ledger.held == {"activations": 0, "gradients": 4 * MATRIX}
 
 
+def test_a_checkpoint_does_not_free_what_an_op_holds_by_itself(ledger):
+    ag = Autograd(ledger)
+    weights = layers(4)
+
+    def segment(x):
+        y = ag.linear(x, weights[0], TOKENS)
+        z = ag.linear(y, weights[1], TOKENS)
+        ag.hold(z, y)
+        return forward(ag, weights[2:], z)
+
+    x = Tensor(TOKENS * FEATURES, FP32, ag.new(TOKENS * FEATURES, FP32))
+    loss = ag.checkpoint(segment, x)
+    del x
+    assert ledger.held["activations"] == 2 * ACTIVATION + FP32
+    ag.backward(loss)
+    assert ledger.held["activations"] == 0
+
+
 def test_a_checkpoint_gives_the_peak_of_its_segment(ledger):
     """What is computed again is held again, but for one segment at a time."""
     ag = Autograd(ledger)

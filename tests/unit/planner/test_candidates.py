@@ -58,6 +58,17 @@ def test_int8_is_never_listed_with_fsdp_and_no_file_twice():
     assert {"fsdp.yaml", "fsdp2_full_shard.yaml"} & {way.file for way in ways} == {"fsdp.yaml"}
 
 
+def test_whole_modules_are_in_every_way_beside_adapters():
+    ways = listed("--modules_to_save lm_head embed_tokens", 4)
+    plain = {(way.file, way.weights, way.checkpoints): way for way in listed("", 4)}
+    assert {way.weights for way in ways} == {"LoRA", "LoRA, int8", "LoRA, nf4", "LoRA, nf4 dq"}
+    for way in ways:
+        assert way.plan.args.modules_to_save == ["lm_head", "embed_tokens"]
+        everything = way.device.get("whole modules", 0) + way.host.get("whole modules", 0)
+        assert everything > 0
+        assert way.peak > plain[way.file, way.weights, way.checkpoints].peak
+
+
 GROUPS = [
     (1, None, set()),
     (3, None, set()),

@@ -39,7 +39,14 @@ REFUSED = {
     "{model} --config_file nowhere.yaml": "nowhere.yaml",
     "{model}": "--gpu",
     "{model} --config_file {ddp} --use_peft --use_dora": "add --simulate",
-    "{model} --config_file {ddp} --use_peft --modules_to_save lm_head": "--modules_to_save",
+    "{model} --config_file {ddp} --modules_to_save lm_head": "add --use_peft",
+    "{model} --config_file {ddp} --use_peft --modules_to_save lm_haed": "did you mean lm_head?",
+    "{model} --config_file {single} --use_peft --modules_to_save act_fn --simulate": "no weights",
+    "{model} --config_file {ddp} --use_peft --modules_to_save layers.0": "holds whole layers",
+    "{model} --config_file {ddp} --use_peft --load_in_4bit --modules_to_save mlp": "is quantized",
+    "{model} --config_file {ddp} --use_peft --load_in_8bit --modules_to_save mlp": "is quantized",
+    "{tied} --config_file {ddp} --use_peft --modules_to_save lm_head": "share their weight",
+    "{model} --config_file {fsdp1_no_shard} --use_peft --modules_to_save norm": "FSDP1 NO_SHARD",
     "{model} --config_file {ddp} --lora_target_modules w1 --use_peft": "no such layers",
     "{model} --config_file {deepspeed_zero2} --simulate": "--simulate",
     "{unknown} --config_file {ddp}": "no field model_type",
@@ -57,7 +64,8 @@ def places(tmp_path_factory):
     """{name: path} of a model that can be planned, of bad ones, and of the YAMLs."""
     folder = tmp_path_factory.mktemp("models")
     config_of(SMALL).save_pretrained(folder / "model")
-    places = CONFIG_FILES | {"model": folder / "model"}
+    config_of(SMALL | {"tied": True}).save_pretrained(folder / "tied")
+    places = CONFIG_FILES | {"model": folder / "model", "tied": folder / "tied"}
     for name, content in BAD_MODELS.items():
         places[name] = folder / name
         places[name].mkdir()

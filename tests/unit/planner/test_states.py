@@ -91,13 +91,28 @@ KINDS = {
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("flags", KINDS.values(), ids=KINDS)
 def test_states_are_the_live_tensors_bytes(flags, tied, tmp_path):
-    config = llama_config(SMALL, tie_word_embeddings=tied)
+    check_states(llama_config(SMALL, tie_word_embeddings=tied), flags, tmp_path)
+
+
+WHOLE = ["--modules_to_save", "lm_head", "embed_tokens", "norm"]
+
+
+@pytest.mark.parametrize("flags", KINDS.values(), ids=KINDS)
+def test_states_of_whole_modules_are_the_live_tensors_bytes(flags, tmp_path):
+    if "--use_peft" not in flags:
+        flags = [*flags, "--use_peft"]
+    check_states(llama_config(SMALL), [*flags, *WHOLE], tmp_path)
+
+
+def check_states(config, flags, tmp_path):
+    """What the planner counts at rest is what the recipe's model and optimizer hold."""
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     args = training_arguments([*flags, "--model_name_or_path", str(tmp_path)])
     model = llama.load_model(args, fake_accelerator())
     states = states_after_a_step(model, make_adamw(model, args))
     planned = at_rest(config, *flags)
-    assert planned["parameters"] + planned.get("adapters", 0) == live_bytes(model.parameters())
+    held = sum(planned.get(name, 0) for name in ("parameters", "adapters", "whole modules"))
+    assert held == live_bytes(model.parameters())
     assert planned["optimizer"] == live_bytes(states)
     assert planned.get("quantization", 0) == live_bytes(scales_of(model))
 
@@ -116,16 +131,28 @@ def states_after_a_step(model, optimizer):
     ]
 
 
-@pytest.mark.parametrize("targets", [["all-linear"], ["q_proj", "v_proj"]])
-def test_adapters_are_as_many_as_pefts(targets):
+# Names of whole modules: none, ones without adapters, and ones that would have had some. peft takes
+# each module whose path ends with a name, so that "norm" is every norm.
+MODULES = [[], ["lm_head"], ["norm"], ["mlp"], ["q_proj", "embed_tokens"], ["self_attn.o_proj"]]
+
+
+@pytest.mark.parametrize("modules", MODULES, ids=" ".join)
+@pytest.mark.parametrize("targets", [["all-linear"], ["q_proj", "v_proj"]], ids=" ".join)
+def test_what_trains_is_as_much_as_pefts(targets, modules):
     config = llama_config(SMALL)
     target_modules = "all-linear" if targets == ["all-linear"] else targets
+    options = {"target_modules": target_modules, "modules_to_save": modules or None}
     with torch.device("meta"):
         base = AutoModelForCausalLM.from_config(config)
-        model = get_peft_model(base, LoraConfig(r=16, target_modules=target_modules))
-    planned = at_rest(config, "--use_peft", "--lora_target_modules", *targets)
-    trained, _ = model.get_nb_trainable_parameters()
-    assert planned["adapters"] == 4 * trained
+        model = get_peft_model(base, LoraConfig(r=16, **options))
+    flags = ["--use_peft", "--lora_target_modules", *targets]
+    if modules:
+        flags += ["--modules_to_save", *modules]
+    planned = at_rest(config, *flags)
+    trained, everything = model.get_nb_trainable_parameters()
+    held = planned["adapters"] + planned.get("whole modules", 0)
+    assert held == 4 * trained
+    assert held + planned["parameters"] == 4 * everything
 
 
 @pytest.mark.parametrize("flags, bits", [([], 4.5), (["--bnb_4bit_use_double_quant"], 4.127)])
