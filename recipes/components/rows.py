@@ -280,11 +280,13 @@ def attempt_rows(split: Split, prepare: Prepare, num_proc: int | None) -> "Datas
     with reading(split.source):
         first = first_usable_row(split, prepare)
         is_line = split.source.unit == "line"
-        attempt_rows_of = attempt_lines if is_line else attempt
+        attempt_all: Callable = attempt
+        if is_line:  # Other rows are decoded one by one, as one of them may not decode.
+            attempt_all = attempt_lines
         verb = "Tokenizing" if TRUNCATED in first else "Checking"
         return dataset.map(
-            functools.partial(attempt_rows_of, prepare=prepare, is_line=is_line, instead=first),
-            batched=is_line,  # Other rows are decoded one by one, as one of them may not decode.
+            functools.partial(attempt_all, prepare=prepare, is_line=is_line, instead=first),
+            batched=is_line,
             remove_columns=dataset.column_names,
             num_proc=num_proc,
             new_fingerprint=fingerprint,
@@ -422,7 +424,9 @@ def note_counts(rows: "Dataset", num_left_out: int, limits: Sequence[str]) -> st
         flags = " and ".join(f"--{limit}" for limit in limits)
         notes.append(f"{sum(rows[TRUNCATED][:])} truncated to {flags}")
     notes.append(f"{num_left_out} left out")
-    num_rewritten = sum(rows[REWRITTEN][:]) if REWRITTEN in rows.column_names else 0
+    num_rewritten = 0
+    if REWRITTEN in rows.column_names:
+        num_rewritten = sum(rows[REWRITTEN][:])
     if num_rewritten:
         notes.append(
             f"{num_rewritten} answers before the last are not trained on, since the chat template "
