@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several data sets in one run: their rows as one, in given shares."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from datasets import concatenate_datasets
+
+from components.rows import Rows
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of one data set among those of several, which are numbered as one.
+
+    Attributes:
+        name: the data set as the user named it.
+        prefix: the text before the number of a row in messages: "train.jsonl, line".
+        before: the number of the last row before its first.
+    """
+
+    name: str
+    prefix: str
+    before: int
+
+
+@dataclass(frozen=True)
+class MixedRows(Rows):
+    """The rows of several data sets.
+
+    Attributes:
+        parts: the data sets, in the order of their rows' numbers.
+    """
+
+    parts: tuple[Part, ...]
+
+    def place(self, index: int) -> str:
+        """Return where the row at an index, counted from 0, comes from: "train.jsonl, line 7"."""
+        number = int(self.dataset[index]["row"])
+        part = self.parts[self.parts_of(np.array([number]))[0]]
+        return f"{part.prefix} {number - part.before}"
+
+    def parts_of(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the place, from 0, of the part to which each number of a row belongs."""
+        begins = [part.before for part in self.parts]
+        return np.searchsorted(begins, numbers, side="left") - 1
+
+
+def join_rows(names: Sequence[str], rows: Sequence[Rows]) -> Rows:
+    """Return the rows of several data sets as one; of a single one as they are.
+
+    The rows keep their order. Their numbers count through all data sets.
+
+    Args:
+        names: of the data sets.
+        rows: of each data set.
+    """
+    if len(rows) == 1:
+        return rows[0]
+    datasets = []
+    parts = []
+    notes = []
+    before = 0
+    for name, one in zip(names, rows, strict=True):
+        numbers = one.column("row") + before
+        dataset: Any = one.dataset  # datasets annotates its methods as if it were a DatasetDict too
+        datasets.append(dataset.remove_columns("row").add_column("row", numbers))
+        parts.append(Part(name, one.prefix, before))
+        begin = f" (numbered from {before + 1})" if before else ""
+        notes.append(f"{name}{begin}: {one.notes}")
+        before = int(numbers.max())
+    joined = concatenate_datasets(datasets).with_format("numpy")
+    summary = f"{len(joined)} in {len(rows)} data sets; {'; '.join(notes)}"
+    return MixedRows(joined, summary, "row", tuple(parts))
+
+
+def mix_rows(rows: Rows, weights: Sequence[float], seed: int) -> Rows:
+    """Return as many rows as there are, in the shares that --dataset_weights gives the data sets.
+
+    A data set with more rows than its share is cut to a random choice of them, and one with fewer
+    is repeated: each of its rows the same number of times, or once more. Which rows these are, and
+    the order of all, depends on nothing but the seed and the numbers of rows.
+
+    Args:
+        weights: of the data sets of these rows, in their order; none leave the rows as they are.
+    """
+    if not weights or not isinstance(rows, MixedRows):
+        return rows
+    part_of_row = rows.parts_of(rows.column("row"))
+    shares = divide(len(rows), weights)
+    drawn = []
+    notes = []
+    for number, (part, share) in enumerate(zip(rows.parts, shares, strict=True)):
+        own = np.flatnonzero(part_of_row == number)
+        drawn.append(draw(own, share, np.random.default_rng([seed, number])))
+        notes.append(describe_share(part.name, share, len(own)))
+    order = np.random.default_rng(seed).permutation(np.concatenate(drawn))
+    dataset: Any = rows.dataset
+    written = " : ".join(f"{weight:g}" for weight in weights)
+    mixed = f"{rows.notes}; mixed {written}: {', '.join(notes)}"
+    return replace(rows, dataset=dataset.select(order), notes=mixed)
+
+
+def divide(total: int, weights: Sequence[float]) -> list[int]:
+    """Return the shares of a total in proportion to weights, as whole numbers that add up to it.
+
+    What rounding down leaves goes to the largest remainders, the first of equal ones first.
+    """
+    exact = total * np.array(weights) / sum(weights)
+    shares = np.floor(exact).astype(int)
+    by_remainder = np.argsort(shares - exact, kind="stable")
+    shares[by_remainder[: total - shares.sum()]] += 1
+    return shares.tolist()
+
+
+def draw(places: np.ndarray, number: int, generator: np.random.Generator) -> np.ndarray:
+    """Return so many of these places: each equally often, and a random choice of them once more."""
+    if not len(places):
+        return places
+    times, rest = divmod(number, len(places))
+    once_more = generator.permutation(places)[:rest]
+    return np.concatenate([np.tile(places, times), once_more])
+
+
+def describe_share(name: str, share: int, size: int) -> str:
+    """Return how many rows of a data set are used, and how often each."""
+    if share <= size:
+        return f"{share} of the {size} rows of {name}"
+    times, rest = divmod(share, size)
+    often = f"{times} or {times + 1}" if rest else str(times)
+    return f"{share} rows of {name}, each {often} times"
