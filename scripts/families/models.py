@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A random model of a family, the tokenizer that all families share, and the rows."""
+
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+)
+from transformers.utils import logging
+
+from tiny import chat, output, settings, skills, tokenizers
+
+from .catalog import FAMILIES, SHARED
+
+NUM_ROWS = 16
+VOCABULARY = 320  # rows of the embedding; the tokenizer has fewer tokens
+SEED = 0
+
+
+def write_rows(folder: Path) -> Path:
+    """Write the rows of all families, and return their file."""
+    path = folder / "rows.jsonl"
+    output.write_rows(path, skills.make_rows(NUM_ROWS, 0, SEED)["train"])
+    return path
+
+
+def write_model(family: str, folder: Path) -> PreTrainedConfig:
+    """Write a random model of a family with its tokenizer, and return its configuration.
+
+    Raises what transformers raises for settings that it does not take.
+    """
+    logging.disable_progress_bar()
+    tokenizer = tokenizers.byte_level_bpe([], VOCABULARY, SHARED["max_position_embeddings"])
+    config = make_config(family, tokenizer)
+    torch.manual_seed(SEED)
+    model = AutoModelForCausalLM.from_config(config)
+    model.generation_config.eos_token_id = [
+        tokenizer.convert_tokens_to_ids(chat.END_OF_TURN),
+        tokenizer.eos_token_id,
+    ]
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return config
+
+
+def make_config(family: str, tokenizer: PreTrainedTokenizerFast) -> PreTrainedConfig:
+    """Return a family's tiny configuration, with random weights that are large enough to matter."""
+    known = {
+        **SHARED,
+        "vocab_size": VOCABULARY,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "initializer_range": settings.initializer_range(SHARED["hidden_size"]),
+    }
+    return AutoConfig.for_model(family, **{**known, **FAMILIES[family]})
