@@ -9,6 +9,7 @@ import transformers
 from accelerate import Accelerator
 
 from components import upstream, weights
+from components.adapter_layers import find_unfit_layers
 from components.arguments import (
     AdapterArguments,
     CommonArguments,
@@ -126,6 +127,8 @@ def add_adapters(
     new_modules = [*new_modules, *args.modules_to_save]
     computes_in_16_bits = accelerator.mixed_precision != "no"
     options |= {"modules_to_save": new_modules or None, "revision": args.model_revision}
+    if args.lora_target_modules == ["all-linear"]:
+        options["exclude_modules"] = sorted(find_unfit_layers(model)) or None
     config = lora_config(args, **options)
     # Adapters of a 16-bit base become fp32, except where FSDP2 needs one dtype in a unit.
     to_fp32 = computes_in_16_bits or not accelerator.is_fsdp2 or not new_modules
