@@ -104,6 +104,7 @@ FAMILIES: Mapping[str, Settings] = {
         "vocab_size_per_layer_input": 320,
         "hidden_size_per_layer_input": 16,
         "laurel_rank": 8,
+        "altup_correct_scale": False,
         "activation_sparsity_pattern": [0.5, 0.0],
     },
     "gemma4_text": HEAD
@@ -195,10 +196,7 @@ FAMILIES: Mapping[str, Settings] = {
     "mamba": MAMBA,
     "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 16},
     "qwen3_5_text": HEAD | LINEAR_ATTENTION,
-    "qwen3_next": HEAD
-    | LINEAR_ATTENTION
-    | EXPERTS
-    | {"shared_expert_intermediate_size": 32},
+    "qwen3_next": HEAD | LINEAR_ATTENTION | EXPERTS | {"shared_expert_intermediate_size": 32},
     "recurrent_gemma": {
         "block_types": ["recurrent", "attention"],
         "attention_window_size": WINDOW,

@@ -12,8 +12,10 @@ from .models import write_model
 
 Row = dict[str, Any]
 
-# Relative; fp32 rounds to 6e-8, and a loss is a mean of sums of some hundred roundings.
+# Relative. A loss is a mean over some hundred tokens in fp32, which rounds to 6e-8.
 BOUND = 1e-6
+OK = "ok"
+FAILED = "FAILED"
 
 
 def measure(family: str, rows: Path, folder: Path, *, warm: bool) -> Row:
@@ -35,55 +37,66 @@ def measure(family: str, rows: Path, folder: Path, *, warm: bool) -> Row:
         row["own_loss"] = own_loss.loss_of(model, batch)
         row["router_loss"] = router_loss_of(model, batch)
     except Exception as error:  # Each model raises exceptions of its own.
-        message = f"{type(error).__name__}: {first_line(error)}"
-        return row | {"verdict": "FAILED", "problems": [f"transformers: {message}"]}
+        return row | {"verdict": FAILED, "problems": [f"in transformers: {describe(error)}"]}
     problems = []
     for name, kind in KINDS.items():
-        run_folder = folder / name
         try:
-            finished = launch(kind, model_folder, rows, run_folder, warm=warm)
-            row["attention"] = finished.attention
-            row[name] = {
-                "losses": finished.losses,
-                "trained": finished.trained,
-                **loaded_again(kind, run_folder, model_folder, batch),
-            }
+            run = train(kind, model_folder, rows, folder / name, batch, warm=warm)
         except RunFailedError as error:
             problems.append(f"{name}: {error}")
-        except Exception as error:  # of loading what was saved
-            message = f"{type(error).__name__}: {first_line(error)}"
-            problems.append(f"{name}: the result does not load: {message}")
-        else:
-            problems += [f"{name}: {text}" for text in problems_of(row["own_loss"], row[name])]
-    return row | {"verdict": "FAILED" if problems else "ok", "problems": problems}
+            continue
+        row["attention"] = run.pop("attention")
+        row[name] = run
+        problems += [f"{name}: {text}" for text in problems_of(row["own_loss"], run)]
+    verdict = FAILED if problems else OK
+    return row | {"verdict": verdict, "problems": problems}
+
+
+def describe(error: Exception) -> str:
+    """Return an exception in one line."""
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def router_loss_of(model: Any, batch: dict[str, Any]) -> float | None:
     """Return what the model adds to its own loss for its router if it is asked to, or None.
 
-    By default no model adds it: `output_router_logits` is off, and the own loss is the
-    cross-entropy alone, as the recipe's is.
+    Without being asked no model adds it: `output_router_logits` is off in each configuration, so
+    that the own loss is the cross-entropy alone, as the recipe's is.
     """
     if not hasattr(model.config, "output_router_logits"):
         return None
-    asked = own_loss.loss_of(model, batch | {"output_router_logits": True})
-    return asked - own_loss.loss_of(model, batch)
+    added = own_loss.loss_of(model, batch | {"output_router_logits": True})
+    return added - own_loss.loss_of(model, batch)
 
 
-def loaded_again(kind: Kind, folder: Path, model_folder: Path, batch: dict[str, Any]) -> Row:
-    """Return the own loss of the model that a run wrote, and of its adapters how many there are.
+def train(
+    kind: Kind, model_folder: Path, rows: Path, folder: Path, batch: dict[str, Any], *, warm: bool
+) -> Row:
+    """Train a model in one way, load what the run wrote, and return what both say.
 
     Adapters are loaded on the model that was there before the run. So their loss is only that of
     the trained model if the run changed nothing else.
+
+    Raises RunFailedError if the recipe fails, or its result does not load.
     """
-    if not kind.uses_adapters:
-        return {"loaded": own_loss.loss_of(own_loss.load(folder), batch)}
-    model = own_loss.load(folder, base=model_folder)
-    return {
-        "loaded": own_loss.loss_of(model, batch),
-        "adapters": own_loss.count_adapters(model),
-        "untrained": own_loss.untrained_adapters(model),
+    finished = launch(kind, model_folder, rows, folder, warm=warm)
+    base = model_folder if kind.uses_adapters else None
+    try:
+        model = own_loss.load(folder, base)
+        loaded = own_loss.loss_of(model, batch)
+    except Exception as error:
+        raise RunFailedError(f"the result does not load: {describe(error)}") from error
+    run: Row = {
+        "attention": finished.attention,
+        "losses": finished.losses,
+        "trained": finished.trained,
+        "loaded": loaded,
     }
+    if kind.uses_adapters:
+        adapters = own_loss.effect_of_adapters(model)
+        run["adapters"] = len(adapters)
+        run["untrained"] = [name for name, has_effect in adapters.items() if not has_effect]
+    return run
 
 
 def problems_of(own: float, run: Row) -> list[str]:
@@ -91,24 +104,25 @@ def problems_of(own: float, run: Row) -> list[str]:
 
     Args:
         own: the loss of the model before the run, by transformers.
-        run: an entry of a row, as `measure` makes it.
+        run: as `train` returns it.
     """
     problems = []
     first = run["losses"][0]
-    if relative(first, own) > BOUND:
+    trained = run["trained"]
+    if not relative(first, own) <= BOUND:
         problems.append(f"the first loss is {first:.8g}, the model's own is {own:.8g}")
-    if not run["trained"] < first:
-        problems.append(f"the loss does not fall: {first:.8g}, then {run['trained']:.8g}")
-    if relative(run["loaded"], run["trained"]) > BOUND:
+    if not trained < first:
+        problems.append(f"the loss does not fall: {first:.8g}, then {trained:.8g}")
+    if not relative(run["loaded"], trained) <= BOUND:
         problems.append(
-            f"the loss of the trained model is {run['trained']:.8g}, "
-            f"of the loaded one {run['loaded']:.8g}"
+            f"the loss of the trained model is {trained:.8g}, "
+            f"that of the loaded one {run['loaded']:.8g}"
         )
     if run.get("untrained"):
-        problems.append(f"adapters without an effect: {', '.join(run['untrained'])}")
+        problems.append(f"adapters that were not trained: {', '.join(run['untrained'])}")
     return problems
 
 
 def relative(ours: float, theirs: float) -> float:
-    """Return the relative difference of two losses."""
+    """Return the relative difference of two losses; NaN if one of them is."""
     return abs(ours - theirs) / abs(theirs)

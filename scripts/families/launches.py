@@ -111,6 +111,8 @@ def reason_of(code: int, output: str) -> str:
     """Return why a run failed: what the recipe says, or the last error in its output."""
     lines = output.splitlines()
     said = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
-    raised = [line for line in lines if re.match(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception)\b", line)]
+    raised = [
+        line for line in lines if re.match(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception)\b", line)
+    ]
     found = said[:1] or raised[-1:] or lines[-1:]
     return f"exit code {code}: {' '.join(found)}"

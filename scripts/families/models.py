@@ -12,6 +12,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from components import upstream
 from tiny import chat, output, settings, skills, tokenizers
 
 from .catalog import FAMILIES, SHARED
@@ -28,23 +29,22 @@ def write_rows(folder: Path) -> Path:
     return path
 
 
-def write_model(family: str, folder: Path) -> PreTrainedConfig:
-    """Write a random model of a family with its tokenizer, and return its configuration.
+def write_model(family: str, folder: Path) -> None:
+    """Write a random model of a family with its tokenizer.
 
     Raises what transformers raises for settings that it does not take.
     """
-    logging.disable_progress_bar()
+    upstream.ask_for_deepspeed_without_importing_it()  # it warns that it found no accelerator
     tokenizer = tokenizers.byte_level_bpe([], VOCABULARY, SHARED["max_position_embeddings"])
-    config = make_config(family, tokenizer)
     torch.manual_seed(SEED)
-    model = AutoModelForCausalLM.from_config(config)
+    model = AutoModelForCausalLM.from_config(make_config(family, tokenizer))
     model.generation_config.eos_token_id = [
         tokenizer.convert_tokens_to_ids(chat.END_OF_TURN),
         tokenizer.eos_token_id,
     ]
+    logging.disable_progress_bar()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return config
 
 
 def make_config(family: str, tokenizer: PreTrainedTokenizerFast) -> PreTrainedConfig:

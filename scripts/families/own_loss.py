@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loss that a model computes by itself, with transformers and peft alone.
 
-Nothing here is of recipes/: the labels come from the chat template's own mask of what the assistant
-says, the rows are padded with an attention mask, and the model gets labels and returns its loss.
+Nothing here computes as recipes/ do: the labels come from the chat template's own mask of what the
+assistant says, the rows are padded with an attention mask, and the model gets labels and returns
+its loss.
 """
 
 import json
@@ -10,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, logging
+
+from components import upstream
 
 NOT_TRAINED_ON = -100
 
@@ -44,9 +47,12 @@ def conversation_of(row: dict[str, str]) -> list[dict[str, str]]:
 
 def load(folder: Path, base: Path | None = None) -> Any:
     """Return the model of a folder, or the adapters of a folder on their base, in fp32."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     model: Any = AutoModelForCausalLM.from_pretrained(base or folder, dtype=torch.float32)
     if base is None:
         return model
+    upstream.silence_missing_cpu_kernel()
     from peft import PeftModel  # takes seconds to import
 
     return PeftModel.from_pretrained(model, folder)
@@ -62,15 +68,14 @@ def loss_of(model: Any, batch: dict[str, torch.Tensor]) -> float:
     return model(**batch, use_cache=False).loss.item()
 
 
-def untrained_adapters(model: Any) -> list[str]:
-    """Return the names of the layers whose adapter is still the one of the start, which is zero."""
-    unchanged = []
+def effect_of_adapters(model: Any) -> dict[str, bool]:
+    """Return for the name of each layer with an adapter whether the adapter has an effect.
+
+    LoRA's second matrix begins with zeros. As long as it is zero, nothing was trained.
+    """
+    effects = {}
     for name, weight in model.named_parameters():
-        if ".lora_B." in name and not weight.any():
-            unchanged.append(name.split(".lora_B.")[0].removeprefix("base_model.model."))
-    return unchanged
-
-
-def count_adapters(model: Any) -> int:
-    """Return the number of layers that have an adapter."""
-    return sum(".lora_B." in name for name, _ in model.named_parameters())
+        if ".lora_B." in name:
+            layer = name.split(".lora_B.")[0].removeprefix("base_model.model.")
+            effects[layer] = bool(weight.any())
+    return effects
