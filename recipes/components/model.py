@@ -98,6 +98,7 @@ def set_up_layers(model: "transformers.PreTrainedModel", args: CommonArguments) 
     if isinstance(args, QuantizationArguments) and args.load_in_8bit:
         upstream.silence_int8_casts()
     upstream.keep_4bit_weights_as_loaded(model)
+    upstream.keep_frozen_weights_frozen(model)
     if isinstance(args, LigerArguments) and args.use_liger_kernel:
         from transformers.integrations.liger import apply_liger_kernel
 

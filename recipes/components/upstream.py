@@ -11,7 +11,9 @@ imported.
 """
 
 import contextlib
+import copy
 import functools
+import inspect
 import logging
 import sys
 import warnings
@@ -225,6 +227,29 @@ def keep_4bit_weights_as_loaded(model: "torch.nn.Module") -> None:
     for module in model.modules():
         # pyrefly: ignore[bad-argument-type]  # torch annotates attributes as modules or tensors
         module.support_avx512bf16_for_cpu = False
+
+
+@workaround(
+    "transformers/core_model_loading.py, set_param_for_module", seen="transformers 5.17 to 5.23"
+)
+def keep_frozen_weights_frozen(model: Any) -> None:
+    """Freeze the weights that a model freezes when it is made, which loading forgets.
+
+    ERNIE 4.5's mixtures of experts choose experts by a bias that has no gradient. It would be a
+    trained weight without a gradient: DDP would wait for it, and FSDP's ranks would disagree about
+    the optimizer's state when they save it.
+    """
+    import torch
+
+    source = inspect.getsource(sys.modules[type(model).__module__])
+    if "requires_grad=False" not in source:  # Most models; making one more would take time.
+        return
+    with torch.device("meta"):
+        made = type(model)(copy.deepcopy(model.config))
+    frozen = {name for name, weight in made.named_parameters() if not weight.requires_grad}
+    for name, weight in model.named_parameters():
+        if name in frozen:
+            weight.requires_grad_(False)
 
 
 @workaround("bitsandbytes/autograd/_functions.py, MatMul8bitLt", seen="bitsandbytes 0.50")
