@@ -8,8 +8,8 @@ Every module imports only what is listed above it:
     models      a random model of a family, its tokenizer and its rows
     own_loss    the loss of a model by transformers alone
     launches    runs of the recipe
-    judge       what the runs and transformers say of a family, as one row
     tables      the rows as a table
+    judge       what the runs and transformers say of a family, as one row
 """
 
 import paths  # noqa: F401  makes recipes/ importable

@@ -21,8 +21,9 @@ SHARED: Settings = {
     "intermediate_size": 128,
     "max_position_embeddings": 256,
 }
-WINDOW = 16  # tokens; the rows have 20 to 50
-HEAD = {"head_dim": 16}
+NUM_ROWS = 16  # of 20 to 50 tokens; all families are trained on them
+WINDOW = 16  # tokens
+HEAD = {"head_dim": 16}  # of families whose heads are not hidden_size / num_attention_heads wide
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 SLIDING_AND_FULL = {
     "layer_types": ["sliding_attention", "full_attention"],
@@ -54,7 +55,6 @@ LINEAR_ATTENTION = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
 }
-MAMBA = {"state_size": 8, "num_attention_heads": None}
 
 FAMILIES: Mapping[str, Settings] = {
     # ---- One kind of layer, and attention over all tokens before ----
@@ -128,7 +128,7 @@ FAMILIES: Mapping[str, Settings] = {
     "biogpt": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
     "bloom": {},
     "codegen": NO_DROPOUT | {"rotary_dim": 8},
-    "ctrl": NO_DROPOUT | {"dff": 128},
+    "ctrl": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "dff": 128},
     "falcon": {},
     "gpt2": NO_DROPOUT,
     "gpt_bigcode": NO_DROPOUT,
@@ -147,7 +147,7 @@ FAMILIES: Mapping[str, Settings] = {
     # ---- Mixtures of experts ----
     "deepseek_v2": ROUTED_EXPERTS | LATENT_ATTENTION,
     "deepseek_v3": ROUTED_EXPERTS | LATENT_ATTENTION,
-    "dots1": HEAD | ROUTED_EXPERTS,
+    "dots1": ROUTED_EXPERTS,
     "ernie4_5_moe": {
         "moe_num_experts": 4,
         "moe_k": 2,
@@ -155,7 +155,7 @@ FAMILIES: Mapping[str, Settings] = {
         "moe_num_shared_experts": 1,
         "moe_layer_start_index": 1,
     },
-    "glm4_moe": HEAD | ROUTED_EXPERTS,
+    "glm4_moe": ROUTED_EXPERTS,
     "gpt_oss": HEAD | LOCAL_EXPERTS | SLIDING_AND_FULL,
     "granitemoe": LOCAL_EXPERTS
     | {"logits_scaling": 4.0, "embedding_multiplier": 6.0, "residual_multiplier": 0.5},
@@ -165,7 +165,7 @@ FAMILIES: Mapping[str, Settings] = {
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "phimoe": LOCAL_EXPERTS | {"router_jitter_noise": 0.0, "input_jitter_noise": 0.0},
     "qwen2_moe": EXPERTS | {"shared_expert_intermediate_size": 32},
-    "qwen3_moe": HEAD | EXPERTS,
+    "qwen3_moe": EXPERTS,
     # ---- Layers that carry a state along ----
     "bamba": {
         "attn_layer_indices": [1],
@@ -174,8 +174,7 @@ FAMILIES: Mapping[str, Settings] = {
         "mamba_d_state": 16,
         "mamba_chunk_size": 16,
     },
-    "falcon_h1": HEAD
-    | {
+    "falcon_h1": {
         "mamba_d_ssm": 64,
         "mamba_n_heads": 4,
         "mamba_d_head": 16,
@@ -184,7 +183,7 @@ FAMILIES: Mapping[str, Settings] = {
         "lm_head_multiplier": 0.25,
         "embedding_multiplier": 2.0,
     },
-    "falcon_mamba": MAMBA,
+    "falcon_mamba": {"state_size": 8},
     "jamba": {
         "attn_layer_period": 2,
         "attn_layer_offset": 1,
@@ -193,7 +192,7 @@ FAMILIES: Mapping[str, Settings] = {
         "use_mamba_kernels": False,
     },
     "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
-    "mamba": MAMBA,
+    "mamba": {"state_size": 8},
     "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 16},
     "qwen3_5_text": HEAD | LINEAR_ATTENTION,
     "qwen3_next": HEAD | LINEAR_ATTENTION | EXPERTS | {"shared_expert_intermediate_size": 32},

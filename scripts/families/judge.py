@@ -9,12 +9,8 @@ from exits import first_line
 from . import own_loss
 from .launches import KINDS, Kind, RunFailedError, launch
 from .models import write_model
+from .tables import BOUND, OK, Row, relative
 
-Row = dict[str, Any]
-
-# Relative. A loss is a mean over some hundred tokens in fp32, which rounds to 6e-8.
-BOUND = 1e-6
-OK = "ok"
 FAILED = "FAILED"
 
 
@@ -121,8 +117,3 @@ def problems_of(own: float, run: Row) -> list[str]:
     if run.get("untrained"):
         problems.append(f"adapters that were not trained: {', '.join(run['untrained'])}")
     return problems
-
-
-def relative(ours: float, theirs: float) -> float:
-    """Return the relative difference of two losses; NaN if one of them is."""
-    return abs(ours - theirs) / abs(theirs)

@@ -11,7 +11,7 @@ from pathlib import Path
 from paths import RECIPES
 from proof.launch import ENVIRONMENT, rehearsal
 
-from .models import NUM_ROWS
+from .catalog import NUM_ROWS
 
 STEPS = 4  # each is of all rows
 ERROR = "error: "  # start of the line in which a recipe says why it does not run

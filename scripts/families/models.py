@@ -15,9 +15,8 @@ from transformers.utils import logging
 from components import upstream
 from tiny import chat, output, settings, skills, tokenizers
 
-from .catalog import FAMILIES, SHARED
+from .catalog import FAMILIES, NUM_ROWS, SHARED
 
-NUM_ROWS = 16
 VOCABULARY = 320  # rows of the embedding; the tokenizer has fewer tokens
 SEED = 0
 
