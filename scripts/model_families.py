@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which model families recipes/llama.py trains: its loss beside that of transformers alone.
+"""Which model families recipes/llama.py trains: its loss beside the model's own.
 
     python scripts/model_families.py --warm --json results/model_families.json   # all families
     python scripts/model_families.py --families llama gemma2 qwen3_moe           # some of them
     python scripts/model_families.py --list
 
-Each family has a tiny configuration (scripts/families/catalog.py), with random weights. The shipped
-recipe trains it as a whole and with LoRA under single.yaml, and as a whole on two processes under
-fsdp.yaml, all in fp32 on CPU ranks through scripts/rehearse.py. No flag chooses the attention, the
-layers that get adapters, or what FSDP wraps. In each run
+Each family has a tiny configuration (scripts/families/catalog.yaml), with random weights. The
+shipped recipe trains it as a whole and with LoRA under single.yaml, and as a whole on two processes
+under fsdp.yaml, all in fp32 on CPU ranks through scripts/rehearse.py. No flag chooses the
+attention, the layers that get adapters, or what FSDP wraps. In each run
 
 - the first loss must be what the model computes by itself on the same rows, padded, with an
   attention mask and labels: model(**batch, labels=labels) in transformers;
@@ -17,7 +17,8 @@ layers that get adapters, or what FSDP wraps. In each run
   that the trained model had.
 
 Losses are equal within 1e-6 (relative). A mixture of experts adds its router's loss to its own loss
-only with `output_router_logits`, which is off; this recipe never does (recipes/mixtral.py does).
+only with `output_router_logits`, which is off; this recipe leaves it out, and recipes/mixtral.py
+adds it.
 
 Exit codes: 0 all families are as described, 1 one is not, 64 usage, 73 cannot write.
 """

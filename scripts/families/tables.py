@@ -13,10 +13,7 @@ Row = dict[str, Any]
 OK = "ok"
 # Relative. A loss is a mean over some hundred tokens in fp32, which rounds to 6e-8.
 BOUND = 1e-6
-NOT_MEASURED = (
-    "Not measured yet: "
-    "`python scripts/model_families.py --warm --json results/model_families.json`."
-)
+COMMAND = "python scripts/model_families.py --warm --json results/model_families.json"
 HEADER = [
     "`model_type`",
     "attention",
@@ -31,63 +28,84 @@ HEADER = [
 
 
 def block(measured: Mapping[str, Any] | None) -> str:
-    """Return what a page shows of a file of results: a sentence, the table, and the versions."""
+    """Return what a page shows of a file of results: sentences, the table, and the versions."""
     if measured is None:
-        return NOT_MEASURED
+        return f"Not measured yet: `{COMMAND}`."
     rows = measured["rows"]
-    good = [row for row in rows if row["verdict"] == OK]
-    counts = (
+    versions = [f"{name} {version}" for name, version in measured["versions"].items()]
+    measured_with = f"Measured with {', '.join(versions)}."
+    return "\n\n".join([summary(rows), families_table(rows), measured_with])
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Return in sentences how many families are within the bounds, and the largest differences."""
+    good = good_rows(rows)
+    first = largest_of_first(good)
+    loaded = largest_of_loaded(good)
+    return (
         f"{len(good)} of {len(rows)} families train as transformers would. Over all of their runs, "
-        f"the first loss differs from the model's own by at most {largest_of_first(good)}, and the "
-        f"loss of the loaded result from that of the trained model by at most "
-        f"{largest_of_loaded(good)}."
+        f"the first loss differs from the model's own by at most {first}, and the loss of the "
+        f"loaded result from that of the trained model by at most {loaded}."
     )
-    versions = ", ".join(f"{name} {version}" for name, version in measured["versions"].items())
-    return "\n\n".join([counts, families_table(rows), f"Measured with {versions}."])
+
+
+def good_rows(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows of families in which nothing is wrong."""
+    return [row for row in rows if row["verdict"] == OK]
 
 
 def largest_of_first(rows: Iterable[Row]) -> str:
     """Return the largest difference of a first loss from a model's own, over all runs."""
-    return decimal(max(difference for row in rows for difference in first_differences(row)))
+    return decimal(max(max(first_differences(row)) for row in rows))
 
 
 def largest_of_loaded(rows: Iterable[Row]) -> str:
     """Return the largest difference of a loaded result from what was trained, over all runs."""
-    return decimal(max(difference for row in rows for difference in loaded_differences(row)))
+    return decimal(max(max(loaded_differences(row)) for row in rows))
 
 
 def families_table(rows: Iterable[Row]) -> str:
     """Return one line for each family, in the order of their names; those that fail come last."""
-    in_order = sorted(rows, key=lambda row: (row["verdict"] != OK, row["family"]))
+    in_order = sorted(rows, key=place_of)
     return table(HEADER, [cells_of(row) for row in in_order])
+
+
+def place_of(row: Row) -> tuple[bool, str]:
+    """Return the sort key of a row."""
+    return row["verdict"] != OK, row["family"]
 
 
 def cells_of(row: Row) -> list[str]:
     """Return the cells of a family's line; those of runs that failed are empty."""
+    full = row.get("full", {})
     lora = row.get("LoRA", {})
+    adapters = lora.get("adapters", "")
     return [
         f"`{row['family']}`",
         row.get("attention", ""),
         number(row.get("own_loss")),
         largest(first_differences(row)),
-        number(row.get("full", {}).get("trained")),
+        number(full.get("trained")),
         number(lora.get("trained")),
-        str(lora.get("adapters", "")),
+        str(adapters),
         largest(loaded_differences(row)),
         "; ".join(remarks(row)),
     ]
 
 
+def runs_of(row: Row) -> list[Row]:
+    """Return the runs of a family that did not fail."""
+    return [row[kind] for kind in KINDS if kind in row]
+
+
 def first_differences(row: Row) -> list[float]:
     """Return for each run how much its first loss differs from the model's own."""
-    runs = [row[kind] for kind in KINDS if kind in row]
-    return [relative(run["losses"][0], row["own_loss"]) for run in runs]
+    return [relative(run["losses"][0], row["own_loss"]) for run in runs_of(row)]
 
 
 def loaded_differences(row: Row) -> list[float]:
     """Return for each run how much the loss of what it wrote differs from what it trained."""
-    runs = [row[kind] for kind in KINDS if kind in row]
-    return [relative(run["loaded"], run["trained"]) for run in runs]
+    return [relative(run["loaded"], run["trained"]) for run in runs_of(row)]
 
 
 def remarks(row: Row) -> list[str]:

@@ -5,7 +5,7 @@ import pytest
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from families.catalog import FAMILIES, SHARED, WINDOW
+from families.catalog import CATALOG, FAMILIES, NUM_ROWS, SHARED
 from families.models import make_config
 from families.own_loss import conversation_of
 from tiny import skills, tokenizers
@@ -46,7 +46,8 @@ def test_its_loss_is_not_random(family, tokenizer):
 
 
 def test_the_rows_are_longer_than_the_windows(tokenizer):
-    rows = skills.make_rows(16, 0, 0)["train"]
+    rows = skills.make_rows(NUM_ROWS, 0, 0)["train"]
     texts = [tokenizer.apply_chat_template(conversation_of(row))["input_ids"] for row in rows]
     lengths = [len(text) for text in texts]
-    assert WINDOW < min(lengths) and max(lengths) < SHARED["max_position_embeddings"]
+    window = CATALOG["parts"]["window"]["sliding_window"]
+    assert window < min(lengths) and max(lengths) < SHARED["max_position_embeddings"]

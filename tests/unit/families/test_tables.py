@@ -50,7 +50,9 @@ def test_the_block_and_the_line_of_proof_count_those_that_work():
     block = tables.block(measured)
     assert block.startswith("1 of 2 families") and "at most 0.0000005" in block
     ((claim, result, bound, _),) = proof.families_lines({"model_families": measured})
-    assert claim.startswith("Tiny models of 2 families") and result.startswith("1 of 2, largest")
+    assert claim.startswith("Tiny models of 2 model families") and result.startswith(
+        "1 of 2, largest"
+    )
     assert bound == "0.000001"
 
 
