@@ -57,7 +57,7 @@ def router_loss_of(model: Any, batch: dict[str, Any]) -> float | None:
     """Return what the model adds to its own loss for its router if it is asked to, or None.
 
     Without being asked no model adds it: `output_router_logits` is off in each configuration, so
-    that the own loss is the cross-entropy alone, as the recipe's is.
+    that the own loss is the cross-entropy only, as the recipe's is.
     """
     if not hasattr(model.config, "output_router_logits"):
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loss that a model computes by itself, with transformers and peft alone.
+"""The loss that a model computes by itself, with nothing but transformers and peft.
 
 Nothing here computes as recipes/ do: the labels come from the chat template's own mask of what the
 assistant says, the rows are padded with an attention mask, and the model gets labels and returns
