@@ -99,6 +99,7 @@ def set_up_layers(model: "transformers.PreTrainedModel", args: CommonArguments) 
         upstream.silence_int8_casts()
     upstream.keep_4bit_weights_as_loaded(model)
     upstream.keep_frozen_weights_frozen(model)
+    upstream.wrap_layers_that_are_there(model)
     if isinstance(args, LigerArguments) and args.use_liger_kernel:
         from transformers.integrations.liger import apply_liger_kernel
 

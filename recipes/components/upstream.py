@@ -326,6 +326,20 @@ def share_new_modules(
 @workaround(
     "accelerate/utils/fsdp_utils.py, fsdp2_prepare_auto_wrap_policy", seen="accelerate 1.15"
 )
+def wrap_layers_that_are_there(model: Any) -> None:
+    """Have FSDP wrap only those kinds of layers that the model has.
+
+    The language models of Gemma 4 and Qwen3.5 also name the layers of the vision tower that they
+    lack, and accelerate ends with an error.
+    """
+    named = getattr(model, "_no_split_modules", None) or ()
+    found = {type(module).__name__ for module in model.modules()}
+    model._no_split_modules = {name for name in named if name in found}
+
+
+@workaround(
+    "accelerate/utils/fsdp_utils.py, fsdp2_prepare_auto_wrap_policy", seen="accelerate 1.15"
+)
 def leave_embeddings_to_accelerate(model: Any) -> None:
     """Remove embeddings from the modules that are wrapped whole: accelerate wraps them itself."""
     wrapped = model._no_split_modules or ()

@@ -19,6 +19,8 @@ from .catalog import FAMILIES, NUM_ROWS, SHARED
 
 VOCABULARY = 320  # rows of the embedding; the tokenizer has fewer tokens
 SEED = 0
+# Of Gemma 3n; 0 in a model that was not trained, so that whole layers would have no effect
+ZERO_AT_START = "correct_output_scale"
 
 
 def write_rows(folder: Path) -> Path:
@@ -37,6 +39,9 @@ def write_model(family: str, folder: Path) -> None:
     tokenizer = tokenizers.byte_level_bpe([], VOCABULARY, SHARED["max_position_embeddings"])
     torch.manual_seed(SEED)
     model = AutoModelForCausalLM.from_config(make_config(family, tokenizer))
+    for name, weight in model.named_parameters():
+        if name.endswith(ZERO_AT_START):
+            torch.nn.init.normal_(weight)
     model.generation_config.eos_token_id = [
         tokenizer.convert_tokens_to_ids(chat.END_OF_TURN),
         tokenizer.eos_token_id,

@@ -2,6 +2,8 @@
 """The model that components/model.py loads for a recipe's arguments."""
 
 import pytest
+from accelerate import FullyShardedDataParallelPlugin
+from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -9,6 +11,7 @@ from transformers import (
     Gemma2Config,
     GPTJConfig,
     LlamaConfig,
+    Qwen3_5TextConfig,
 )
 
 import llama
@@ -63,3 +66,21 @@ def test_weights_that_the_model_freezes_stay_frozen(cured, tmp_path):
 
 def names_of_frozen(model):
     return [name for name, weight in model.named_parameters() if not weight.requires_grad]
+
+
+@shows_harm_without("wrap_layers_that_are_there")
+def test_fsdp_wraps_a_language_model_that_names_layers_of_a_vision_tower(cured):
+    shape = {**SMALL, "intermediate_size": 64, "num_key_value_heads": 4, "head_dim": 16}
+    config = Qwen3_5TextConfig(**shape, layer_types=["full_attention"])
+    model = AutoModelForCausalLM.from_config(config)
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap"
+    )
+    if not cured:
+        with pytest.raises(ValueError, match="Qwen3_5VisionBlock"):
+            fsdp2_prepare_auto_wrap_policy(plugin, model)
+        return
+    upstream.wrap_layers_that_are_there(model)
+    wraps = fsdp2_prepare_auto_wrap_policy(plugin, model)
+    wrapped = [type(module).__name__ for module in model.modules() if wraps(module)]
+    assert wrapped == ["Qwen3_5DecoderLayer"]
