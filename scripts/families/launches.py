@@ -14,6 +14,9 @@ from proof.launch import ENVIRONMENT, rehearsal
 from .catalog import NUM_ROWS
 
 STEPS = 4  # each is of all rows
+# A line that names an exception, behind the rank where torchrun prints it
+RAISED = re.compile(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception)\b")
+OF_LAUNCHER = "ChildFailedError"  # says that a rank failed, and not why
 ERROR = "error: "  # start of the line in which a recipe says why it does not run
 
 
@@ -111,8 +114,6 @@ def reason_of(code: int, output: str) -> str:
     """Return why a run failed: what the recipe says, or the last error in its output."""
     lines = output.splitlines()
     said = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
-    raised = [
-        line for line in lines if re.match(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception)\b", line)
-    ]
+    raised = [line for line in lines if RAISED.match(line) and OF_LAUNCHER not in line]
     found = said[:1] or raised[-1:] or lines[-1:]
     return f"exit code {code}: {' '.join(found)}"

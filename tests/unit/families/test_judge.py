@@ -73,6 +73,10 @@ class FakeModel:
         ("x\nerror: no such layer\nTraceback", "exit code 64: no such layer"),
         ("Traceback\n  File\nValueError: a\nthe end", "exit code 64: ValueError: a"),
         ("[rank0]: torch.OutOfMemoryError: b\nbye", "exit code 64: [rank0]: torch.OutOfMemory"),
+        (
+            "ValueError: c\ntorch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n==",
+            "exit code 64: ValueError: c",
+        ),
         ("the end", "exit code 64: the end"),
         ("", "exit code 64: "),
     ],
