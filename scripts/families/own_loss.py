@@ -20,7 +20,7 @@ NOT_TRAINED_ON = -100
 
 def read_batch(rows: Path, model_folder: Path) -> dict[str, torch.Tensor]:
     """Return the rows as one padded batch: input_ids, attention_mask and labels, [rows, tokens]."""
-    tokenizer: Any = AutoTokenizer.from_pretrained(model_folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(model_folder, trust_remote_code=False)
     conversations = [conversation_of(json.loads(line)) for line in rows.read_text().splitlines()]
     encoded = tokenizer.apply_chat_template(
         conversations,
@@ -49,7 +49,9 @@ def load(folder: Path, base: Path | None = None) -> Any:
     """Return the model of a folder, or the adapters of a folder on their base, in fp32."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    model: Any = AutoModelForCausalLM.from_pretrained(base or folder, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        base or folder, dtype=torch.float32, trust_remote_code=False
+    )
     if base is None:
         return model
     upstream.silence_missing_cpu_kernel()

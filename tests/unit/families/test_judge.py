@@ -74,7 +74,7 @@ class FakeModel:
         ("Traceback\n  File\nValueError: a\nthe end", "exit code 64: ValueError: a"),
         ("[rank0]: torch.OutOfMemoryError: b\nbye", "exit code 64: [rank0]: torch.OutOfMemory"),
         (
-            "ValueError: c\ntorch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n==",
+            "ValueError: c\ntorch.distributed.errors.ChildFailedError: \n==",
             "exit code 64: ValueError: c",
         ),
         ("the end", "exit code 64: the end"),
