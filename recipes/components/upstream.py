@@ -229,9 +229,7 @@ def keep_4bit_weights_as_loaded(model: "torch.nn.Module") -> None:
         module.support_avx512bf16_for_cpu = False
 
 
-@workaround(
-    "transformers/core_model_loading.py, set_param_for_module", seen="transformers 5.17 to 5.23"
-)
+@workaround("transformers/core_model_loading.py, set_param_for_module", seen="transformers 5.23")
 def keep_frozen_weights_frozen(model: Any) -> None:
     """Freeze the weights that a model freezes when it is made, which loading forgets.
 
