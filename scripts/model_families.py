@@ -70,7 +70,7 @@ def measure_all(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, An
 
 
 def write(path: Path, measured: list[dict[str, Any]]) -> None:
-    """Write rows in the order of the catalog, with the rows of other families that are there."""
+    """Write rows in the order of the catalog, keeping the rows of other families."""
     row_of = {row["family"]: row for row in [*read_rows(path), *measured]}
     in_order = [row_of[family] for family in FAMILIES if family in row_of]
     try:

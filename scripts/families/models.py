@@ -19,7 +19,7 @@ from .catalog import FAMILIES, NUM_ROWS, SHARED
 
 VOCABULARY = 320  # rows of the embedding; the tokenizer has fewer tokens
 SEED = 0
-# Of Gemma 3n; 0 in a model that was not trained, so that whole layers would have no effect
+# A parameter of Gemma 3n: 0 in an untrained model, so that whole layers would have no effect
 ZERO_AT_START = "correct_output_scale"
 
 
