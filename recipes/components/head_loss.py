@@ -234,8 +234,9 @@ class HiddenStates:
 def changes_logits_after_head(model: Any) -> bool:
     """Return whether a model caps or scales what its output head returns.
 
-    Nothing is computed: body and head are replaced by functions that return a marker, and a model
-    that changes no logits outputs that very tensor.
+    Nothing is computed: body and head are replaced by functions that return a marker, and what
+    stands between them by functions that pass it on (ModernBERT's decoder has a layer there). A
+    model that changes no logits outputs that very tensor.
     """
     if hasattr(model, "get_base_model"):  # It is wrapped by peft.
         model = model.get_base_model()
@@ -247,12 +248,27 @@ def changes_logits_after_head(model: Any) -> bool:
     def head(_: Any) -> torch.Tensor:
         return marker
 
-    with (
-        replaced_forward(model.base_model, body),
-        replaced_forward(model.get_output_embeddings(), head),
-    ):
+    def pass_on(hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        return hidden
+
+    with contextlib.ExitStack() as replaced:
+        replaced.enter_context(replaced_forward(model.base_model, body))
+        replaced.enter_context(replaced_forward(model.get_output_embeddings(), head))
+        for layer in layers_before_head(model):
+            replaced.enter_context(replaced_forward(layer, pass_on))
         output = model(input_ids=torch.zeros(1, 1, dtype=torch.long))
     return output.logits is not marker
+
+
+def layers_before_head(model: Any) -> list[torch.nn.Module]:
+    """Return what the forward pass of a model may call between its body and its output head.
+
+    Args:
+        model: of transformers, without peft's wrapper.
+    """
+    head = model.get_output_embeddings()
+    others = [child for child in model.children() if child is not model.base_model]
+    return [child for child in others if head not in child.modules()]
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import transformers
 from accelerate import Accelerator
 
 from components import upstream, weights
+from components.adapter_layers import find_unfit_layers
 from components.arguments import (
     AdapterArguments,
     CommonArguments,
@@ -97,6 +98,8 @@ def set_up_layers(model: "transformers.PreTrainedModel", args: CommonArguments) 
     if isinstance(args, QuantizationArguments) and args.load_in_8bit:
         upstream.silence_int8_casts()
     upstream.keep_4bit_weights_as_loaded(model)
+    upstream.keep_frozen_weights_frozen(model)
+    upstream.wrap_layers_that_are_there(model)
     if isinstance(args, LigerArguments) and args.use_liger_kernel:
         from transformers.integrations.liger import apply_liger_kernel
 
@@ -123,6 +126,8 @@ def add_adapters(
     check_modules_to_save(model, args.modules_to_save)
     new_modules = [*new_modules, *args.modules_to_save]
     options |= {"modules_to_save": new_modules or None, "revision": args.model_revision}
+    if args.lora_target_modules == ["all-linear"]:
+        options["exclude_modules"] = sorted(find_unfit_layers(model)) or None
     upstream.silence_old_name_of_checkpointing()
     model = wrap_in_adapters(model, lora_config(args, **options), accelerator)
     use_dora = isinstance(args, LoraVariantArguments) and args.use_dora

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from components import varlen
+from components.adapter_layers import find_unfit_layers
 from components.arguments import (
     CommonArguments,
     ExpertAdapterArguments,
@@ -214,8 +215,12 @@ def check_adapters(model: torch.nn.Module, names: Sequence[str]) -> None:
     for path, module in model.named_modules():
         if isinstance(module, (torch.nn.Linear, Conv1D)):
             linear.add(path.rpartition(".")[2])
+    unfit = find_unfit_layers(model)
     for name in names:
         problem = find_adapter_problem(model, name, linear)
+        for path, reason in unfit.items():
+            if f".{path}".endswith(f".{name}"):
+                problem = f"{path} cannot have an adapter: {reason}"
         if problem:
             fail(Exit.USAGE, f"--lora_target_modules {name}: {problem}")
 

@@ -11,7 +11,9 @@ imported.
 """
 
 import contextlib
+import copy
 import functools
+import inspect
 import logging
 import sys
 import warnings
@@ -227,6 +229,27 @@ def keep_4bit_weights_as_loaded(model: "torch.nn.Module") -> None:
         module.support_avx512bf16_for_cpu = False
 
 
+@workaround("transformers/core_model_loading.py, set_param_for_module", seen="transformers 5.23")
+def keep_frozen_weights_frozen(model: Any) -> None:
+    """Freeze the weights that a model freezes when it is made, which loading forgets.
+
+    ERNIE 4.5's mixtures of experts choose experts by a bias that has no gradient. It would be a
+    trained weight without a gradient: DDP would wait for it, and FSDP's ranks would disagree about
+    the optimizer's state when they save it.
+    """
+    import torch
+
+    source = inspect.getsource(sys.modules[type(model).__module__])
+    if "requires_grad=False" not in source:  # Most models; making one more would take time.
+        return
+    with torch.device("meta"):
+        made = type(model)(copy.deepcopy(model.config))
+    frozen = {name for name, weight in made.named_parameters() if not weight.requires_grad}
+    for name, weight in model.named_parameters():
+        if name in frozen:
+            weight.requires_grad_(False)
+
+
 @workaround("bitsandbytes/autograd/_functions.py, MatMul8bitLt", seen="bitsandbytes 0.50")
 def silence_int8_casts() -> None:
     """Stop bitsandbytes from warning, in each int8 layer and pass, that it casts bf16 to fp16.
@@ -296,6 +319,20 @@ def share_new_modules(
         module = model.get_submodule(name)
         weights = module.cpu().state_dict() if accelerator.is_main_process else None
         module.load_state_dict(gather_object([weights])[0], assign=True)
+
+
+@workaround(
+    "accelerate/utils/fsdp_utils.py, fsdp2_prepare_auto_wrap_policy", seen="accelerate 1.15"
+)
+def wrap_layers_that_are_there(model: Any) -> None:
+    """Have FSDP wrap only those kinds of layers that the model has.
+
+    The language models of Gemma 4 and Qwen3.5 also name the layers of the vision tower that they
+    lack, and accelerate ends with an error.
+    """
+    named = getattr(model, "_no_split_modules", None) or ()
+    found = {type(module).__name__ for module in model.modules()}
+    model._no_split_modules = {name for name in named if name in found}
 
 
 @workaround(

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables in Markdown."""
+"""Tables in Markdown, and numbers in their cells."""
 
 from collections.abc import Sequence
+from decimal import Decimal
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -18,3 +19,8 @@ def row_of(cells: Sequence[str], widths: Sequence[int]) -> str:
     padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
     inner = " | ".join(padded)
     return f"| {inner} |"
+
+
+def decimal(number: float) -> str:
+    """Return a number with one significant digit and without an exponent, such as 0.0000002."""
+    return f"{Decimal(f'{number:.0e}'):f}"

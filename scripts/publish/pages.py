@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench import tables as speed
+from families import tables as families
 from gpu import tables as gpu
 from paths import ROOT
 from proof.jobs import WEIGHTS
@@ -66,6 +67,11 @@ def gpu_block(results: Results) -> str:
     return gpu.block(results["gpu"])
 
 
+def families_block(results: Results) -> str:
+    """Return the table of model families, or a line that says that none was measured."""
+    return families.block(results.get("model_families"))
+
+
 MARK = re.compile(r"^<!-- (\w+) -->$", re.MULTILINE)
 # The tables of the documents, by the NAME of the marks around them
 Block = Callable[[Results], str]
@@ -77,6 +83,7 @@ BLOCKS: dict[str, Block] = {
     "speed": speed_block,
     "planner": planner_block,
     "host_memory": host_memory_block,
+    "families": families_block,
     "gpu": gpu_block,
 }
 

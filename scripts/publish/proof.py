@@ -4,11 +4,12 @@
 import math
 from collections.abc import Iterable
 
+from families import tables as families
 from planner.accuracy import METHODS, errors_of
 from proof.compare import BOUNDS
-from proof.markdown import table
+from proof.markdown import decimal, table
 
-from .strategies import Results, Row, compared_runs, decimal, largest
+from .strategies import Results, Row, compared_runs, largest
 
 HEADER = ["what was checked", "result", "bound", "how to repeat it"]
 PLANNER_BOUND = "5%"  # tests/unit/planner/test_ranks.py
@@ -23,6 +24,7 @@ def proof_block(results: Results) -> str:
         resume_line(results),
         kills_line(results),
         planner_line(results),
+        *families_lines(results),
     ]
     return table(HEADER, lines)
 
@@ -100,6 +102,23 @@ def planner_line(results: Results) -> list[str]:
         PLANNER_BOUND,
         "`python scripts/track_ranks.py`",
     ]
+
+
+def families_lines(results: Results) -> list[list[str]]:
+    """Return the row on model families, or none as long as none was measured."""
+    if "model_families" not in results:
+        return []
+    rows = results["model_families"]["rows"]
+    good = families.good_rows(rows)
+    counts = f"{len(good)} of {len(rows)}"
+    shown = families.largest_of_first(good)
+    line = [
+        f"Tiny models of {len(rows)} model families have the loss that transformers gives",
+        f"{counts}, largest relative difference in the first loss: {shown}",
+        decimal(families.BOUND),
+        "`python scripts/model_families.py`",
+    ]
+    return [line]
 
 
 def trials_of(results: Results, groups: Iterable[str]) -> list[Row]:

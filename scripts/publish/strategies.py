@@ -2,12 +2,11 @@
 """Tables of parity and of sharding, from results/parity.json."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from decimal import Decimal
 from typing import Any
 
 from proof.compare import BOUNDS, NAMES
 from proof.jobs import MAKERS, WEIGHTS
-from proof.markdown import table
+from proof.markdown import decimal, table
 from proof.parity_table import reasons
 
 Row = dict[str, Any]  # a row of scripts/parity.py
@@ -109,11 +108,6 @@ def largest(rows: Iterable[Row], key: str) -> float | None:
     """Return the largest difference of some rows in one number, None if no row reports it."""
     differences = [row["differences"][key] for row in rows]
     return max((found for found in differences if found is not None), default=None)
-
-
-def decimal(number: float) -> str:
-    """Return a number with one significant digit and without an exponent, such as 0.0000002."""
-    return f"{Decimal(f'{number:.0e}'):f}"
 
 
 # ---- Sharding ----

@@ -24,6 +24,7 @@ from transformers import (
     GraniteConfig,
     LlamaConfig,
     MixtralConfig,
+    ModernBertDecoderConfig,
     Qwen3Config,
 )
 
@@ -59,6 +60,9 @@ MODELS = {
     ),
     "gemma2, which caps its logits": Gemma2Config(
         **SHAPE, final_logit_softcapping=2.0, sliding_window=16
+    ),
+    "modernbert, with a layer before its head": ModernBertDecoderConfig(
+        **SHAPE, local_attention=16, pad_token_id=0
     ),
 }
 
@@ -266,6 +270,7 @@ PUT_OUT_WHAT_THE_HEAD_RETURNS = {
     "bloom": BloomConfig(vocab_size=320, hidden_size=32, n_layer=1, n_head=4),
     "mixtral, with its router's loss": MixtralConfig(**ROUTED, output_router_logits=True),
     "gpt_oss": GptOssConfig(**ROUTED),
+    "modernbert, with a layer before its head": ModernBertDecoderConfig(**FEW, pad_token_id=0),
     "gemma2 without a cap": Gemma2Config(**FEW, final_logit_softcapping=None),
 }
 CAP_OR_SCALE_IT = {

@@ -2,13 +2,25 @@
 """The model that components/model.py loads for a recipe's arguments."""
 
 import pytest
-from transformers import AutoModelForCausalLM, BloomConfig, Gemma2Config, GPTJConfig, LlamaConfig
+from accelerate import FullyShardedDataParallelPlugin
+from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    Ernie4_5_MoeConfig,
+    Gemma2Config,
+    GPTJConfig,
+    LlamaConfig,
+    Qwen3_5TextConfig,
+)
 
 import llama
+from components import upstream
 from components.cli import parse_arguments
 from components.model import load_pretrained
 from components.summary import kernels_in_use
 from fakes import fake_accelerator
+from harm import shows_harm_without
 
 SMALL = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 32}
 WITH_SDPA = LlamaConfig(**SMALL, intermediate_size=64)
@@ -29,3 +41,46 @@ def test_each_family_gets_an_attention_that_it_has_and_the_summary_names_it(
     args = parse_arguments(llama.Arguments, words=["--model_name_or_path", str(tmp_path)])
     model = load_pretrained(AutoModelForCausalLM, args, fake_accelerator())
     assert f"attention {chosen}" in kernels_in_use(args, model)
+
+
+@shows_harm_without("keep_frozen_weights_frozen")
+def test_weights_that_the_model_freezes_stay_frozen(cured, tmp_path):
+    config = Ernie4_5_MoeConfig(
+        **SMALL,
+        intermediate_size=64,
+        num_key_value_heads=4,
+        moe_num_experts=2,
+        moe_k=1,
+        moe_intermediate_size=16,
+        moe_layer_start_index=0,
+    )
+    made = AutoModelForCausalLM.from_config(config)
+    made.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    if cured:
+        upstream.keep_frozen_weights_frozen(loaded)
+    frozen = names_of_frozen(made)
+    assert frozen == ["model.layers.0.mlp.gate.moe_statics.e_score_correction_bias"]
+    assert (names_of_frozen(loaded) == frozen) == cured
+
+
+def names_of_frozen(model):
+    return [name for name, weight in model.named_parameters() if not weight.requires_grad]
+
+
+@shows_harm_without("wrap_layers_that_are_there")
+def test_fsdp_wraps_a_language_model_that_names_layers_of_a_vision_tower(cured):
+    shape = {**SMALL, "intermediate_size": 64, "num_key_value_heads": 4, "head_dim": 16}
+    config = Qwen3_5TextConfig(**shape, layer_types=["full_attention"])
+    model = AutoModelForCausalLM.from_config(config)
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap"
+    )
+    if not cured:
+        with pytest.raises(ValueError, match="Qwen3_5VisionBlock"):
+            fsdp2_prepare_auto_wrap_policy(plugin, model)
+        return
+    upstream.wrap_layers_that_are_there(model)
+    wraps = fsdp2_prepare_auto_wrap_policy(plugin, model)
+    wrapped = [type(module).__name__ for module in model.modules() if wraps(module)]
+    assert wrapped == ["Qwen3_5DecoderLayer"]

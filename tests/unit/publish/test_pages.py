@@ -4,6 +4,7 @@
 import pytest
 
 from bench.quickstarts import read_rows, read_taught, write_rows
+from proof import markdown
 from publish import memory, pages, proof, strategies
 
 
@@ -47,7 +48,7 @@ def test_the_largest_difference_is_of_the_runs_that_report_one():
     ("number", "text"), [(2.4e-7, "0.0000002"), (0.0, "0"), (0.02, "0.02"), (9.6e-7, "0.000001")]
 )
 def test_a_small_number_is_written_without_an_exponent(number, text):
-    assert strategies.decimal(number) == text
+    assert markdown.decimal(number) == text
 
 
 @pytest.mark.parametrize(
