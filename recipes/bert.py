@@ -179,7 +179,7 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, Class
     known = [name for columns in TEXT_COLUMNS for name in columns]
     evaluate = args.eval_strategy != "no"
     train_split, eval_split = open_splits(
-        args, evaluate=evaluate, text_columns=args.text_columns or known
+        args.dataset_name, args, evaluate=evaluate, text_columns=args.text_columns or known
     )
     train_rows = tokenize_split(train_split, args, tokenizer)
     classes = find_classes(train_rows, args, args.dataset_name, args.label_column)

@@ -199,7 +199,7 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, dict[
         )
     model_names = names_in_config(config)
     evaluate = args.eval_strategy != "no"
-    train_split, eval_split = open_splits(args, evaluate=evaluate)
+    train_split, eval_split = open_splits(args.dataset_name, args, evaluate=evaluate)
     train_rows = tokenize_split(train_split, args, tokenizer, model_names)
     data_names = names_of_tags(train_split, tag_columns(args))
     tag_ids = order_tags(count_tags(train_rows), args.dataset_name, model_names, data_names)

@@ -17,12 +17,13 @@ look for EDIT.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from components.arguments import (
     CausalLMArguments,
     InstructionTuningArguments,
+    MixtureArguments,
     RowArguments,
     SamplingArguments,
 )
@@ -31,13 +32,15 @@ from components.startup import start
 
 
 @dataclass(kw_only=True)
-class Arguments(InstructionTuningArguments, SamplingArguments, RowArguments, CausalLMArguments):
+class Arguments(
+    MixtureArguments, InstructionTuningArguments, SamplingArguments, RowArguments, CausalLMArguments
+):
     """Instruction tuning."""
 
     GROUP: ClassVar[str] = "Batches of rows"
     model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
     # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)
-    dataset_name: str = "HuggingFaceTB/smoltalk"
+    dataset_name: list[str] = field(default_factory=lambda: ["HuggingFaceTB/smoltalk"])
     output_dir: str = "runs/llama"
     COLUMN_ROLES: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("messages", "prompt", "completion", "instruction", "input", "output", "system", "tools"),
@@ -69,7 +72,7 @@ class Arguments(InstructionTuningArguments, SamplingArguments, RowArguments, Cau
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.dataset_name == "HuggingFaceTB/smoltalk" and self.dataset_config is None:
+        if self.dataset_name == ["HuggingFaceTB/smoltalk"] and self.dataset_config is None:
             self.dataset_config = "everyday-conversations"
 
 
@@ -94,13 +97,14 @@ from components.chat_template import ChatTemplate
 from components.conversations import Conversation, read_conversation, trains_on_answers_only
 from components.export import save_model
 from components.head_loss import LossInHead
+from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
 from components.neftune import add_neftune
 from components.optimizer import make_optimizer
 from components.packing import TokenCollator, describe_packing, takes_one_line
 from components.perplexity import evaluate_perplexity
-from components.rows import Rows, describe_rows, read_splits
+from components.rows import Rows, describe_rows
 from components.run import Run
 from components.strategy import backward_of_sum
 

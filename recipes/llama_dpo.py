@@ -17,12 +17,13 @@ python scripts/copy_recipe.py llama_dpo my_project, then look for EDIT.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from components.arguments import (
     CausalLMArguments,
     ChatArguments,
+    MixtureArguments,
     RowArguments,
     SamplingArguments,
 )
@@ -31,14 +32,16 @@ from components.startup import start
 
 
 @dataclass(kw_only=True)
-class Arguments(ChatArguments, SamplingArguments, RowArguments, CausalLMArguments):
+class Arguments(
+    MixtureArguments, ChatArguments, SamplingArguments, RowArguments, CausalLMArguments
+):
     """Preference tuning."""
 
     GROUP: ClassVar[str] = "Preferences"
     model_name_or_path: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Apache-2.0
     # EDIT: your data set. Default: about 62,100 rows of UltraFeedback (MIT license); some of
     # its prompts are too long, so use --skip_bad_rows
-    dataset_name: str = "trl-lib/ultrafeedback_binarized"
+    dataset_name: list[str] = field(default_factory=lambda: ["trl-lib/ultrafeedback_binarized"])
     output_dir: str = "runs/llama_dpo"
     COLUMN_ROLES: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("prompt", "chosen", "rejected", "tools"), ""
@@ -97,6 +100,7 @@ from components.columns import rename_columns
 from components.conversations import find_tools, read_pair
 from components.export import save_model
 from components.head_loss import LossInHead
+from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
 from components.optimizer import make_optimizer
@@ -109,7 +113,7 @@ from components.pairs import (
     tokenize_message_pair,
     tokenize_text_pair,
 )
-from components.rows import Rows, describe_rows, read_splits
+from components.rows import Rows, describe_rows
 from components.run import Run
 from components.strategy import backward_of_sum
 

@@ -15,7 +15,7 @@ python scripts/copy_recipe.py mixtral my_project, then look for EDIT.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from components.arguments import (
@@ -24,6 +24,7 @@ from components.arguments import (
     InstructionTuningArguments,
     LengthArguments,
     LossInHeadArguments,
+    MixtureArguments,
     RowArguments,
     SamplingArguments,
 )
@@ -33,6 +34,7 @@ from components.startup import start
 
 @dataclass(kw_only=True)
 class Arguments(
+    MixtureArguments,
     InstructionTuningArguments,
     LengthArguments,
     SamplingArguments,
@@ -46,7 +48,7 @@ class Arguments(
     GROUP: ClassVar[str] = "Mixture of experts"
     model_name_or_path: str = "allenai/OLMoE-1B-7B-0924"  # Apache-2.0
     # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)
-    dataset_name: str = "HuggingFaceTB/smoltalk"
+    dataset_name: list[str] = field(default_factory=lambda: ["HuggingFaceTB/smoltalk"])
     output_dir: str = "runs/mixtral"
     COLUMN_ROLES: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("messages", "prompt", "completion", "instruction", "input", "output", "system", "tools"),
@@ -65,7 +67,7 @@ class Arguments(
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.dataset_name == "HuggingFaceTB/smoltalk" and self.dataset_config is None:
+        if self.dataset_name == ["HuggingFaceTB/smoltalk"] and self.dataset_config is None:
             self.dataset_config = "everyday-conversations"
 
 
@@ -93,13 +95,14 @@ from components.conversations import Conversation, read_conversation, trains_on_
 from components.exits import Exit
 from components.export import save_model
 from components.head_loss import LossInHead
+from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import base_model_of, check_model
 from components.neftune import add_neftune
 from components.optimizer import make_optimizer
 from components.packing import TokenCollator, takes_one_line
 from components.perplexity import perplexity_of
-from components.rows import Rows, describe_rows, read_splits
+from components.rows import Rows, describe_rows
 from components.run import Run
 from components.status import fail
 from components.strategy import backward_of_sum

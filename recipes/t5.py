@@ -18,12 +18,13 @@ python scripts/copy_recipe.py t5 my_project, then look for EDIT.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from components.arguments import (
     DenseModelArguments,
     EvalOnStartArguments,
+    MixtureArguments,
     RowArguments,
     SamplingArguments,
 )
@@ -32,14 +33,16 @@ from components.startup import start
 
 
 @dataclass(kw_only=True)
-class Arguments(EvalOnStartArguments, SamplingArguments, RowArguments, DenseModelArguments):
+class Arguments(
+    MixtureArguments, EvalOnStartArguments, SamplingArguments, RowArguments, DenseModelArguments
+):
     """Sequence to sequence."""
 
     GROUP: ClassVar[str] = "Sources and targets"
     model_name_or_path: str = "google/flan-t5-small"  # Apache-2.0
     # EDIT: your data set. Default: 18,949 bills of the US Congress and their summaries (CC0
     # license)
-    dataset_name: str = "FiscalNote/billsum"
+    dataset_name: list[str] = field(default_factory=lambda: ["FiscalNote/billsum"])
     output_dir: str = "runs/t5"
     COLUMN_ROLES: ClassVar[Mapping[str, str]] = {
         "source": "source_column",
@@ -128,6 +131,7 @@ from components.columns import MAX_SHOWN, advise_columns, list_columns
 from components.exits import Exit
 from components.export import save_model
 from components.generation import generate
+from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
 from components.optimizer import make_optimizer
@@ -136,7 +140,6 @@ from components.rows import (
     Rows,
     describe_rows,
     hash_of_row,
-    read_splits,
 )
 from components.run import Run
 from components.seq2seq import Seq2SeqCollator, cut_tokens

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments of recipes that no recipe has: one of causal language models, one of classifiers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from components.arguments import (
@@ -84,6 +84,22 @@ class DataFlags:
 class RowFlags(DataFlags):
     """The same of recipes that prepare rows in several processes."""
 
+    dataset_num_proc: int | None = None
+    seed: int = 42
+
+
+@dataclass(frozen=True)
+class MixtureFlags:
+    """The same of recipes that take several data sets."""
+
+    dataset_name: Sequence[str]
+    dataset_weights: Sequence[float] = ()
+    dataset_config: str | None = None
+    dataset_train_split: str = "train"
+    dataset_test_split: str = "test"
+    eval_dataset_name: str | None = None
+    eval_split: float = 0
+    skip_bad_rows: bool = False
     dataset_num_proc: int | None = None
     seed: int = 42
 

@@ -194,7 +194,8 @@ class DataArguments:
 
     GROUP: ClassVar[str] = "Data"
     COLUMN_ROLES: ClassVar[Mapping[str, str]] = {}
-    dataset_name: str = arg("", "hub id, folder, or .json, .jsonl, .csv or .parquet file")
+    # Each recipe narrows the type: str, or list[str] if it takes several data sets
+    dataset_name: Any = arg("", "hub id, folder, or .json, .jsonl, .csv or .parquet file")
     dataset_config: str | None = arg(None, "name of the configuration of a data set on the hub")
     dataset_train_split: str = arg("train", "split to train on")
     dataset_test_split: Annotated[str, MAY_CHANGE] = arg(
@@ -243,6 +244,21 @@ class DataArguments:
             else:
                 values[name] = column
         return values
+
+
+@dataclass(kw_only=True)
+class MixtureArguments:
+    """The data sets of a recipe that takes several."""
+
+    GROUP: ClassVar[str] = "Data"
+    dataset_name: list[str] = arg(
+        [], "hub id, folder, or .json, .jsonl, .csv or .parquet file; several are joined"
+    )
+    dataset_weights: list[float] = arg(
+        [],
+        "shares of several data sets among the rows, for example 3 1; a small data set is repeated "
+        "and a large one is cut, and the number of rows stays that of all [each row once]",
+    )
 
 
 @dataclass(kw_only=True)

@@ -5,6 +5,7 @@ This module checks arguments by themselves; strategy_checks.py and device_checks
 together with the launch and the machine. model_checks.py follows once the model is there.
 """
 
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from components.arguments import (
     ExpertAdapterArguments,
     InstructionTuningArguments,
     LoraVariantArguments,
+    MixtureArguments,
     QuantizationArguments,
 )
 from components.best import find_best_model_conflicts
@@ -81,6 +83,7 @@ def find_conflicts(args: CommonArguments) -> Iterator[str]:
     yield from find_column_conflicts(args)
     yield from find_eval_split_problems(args)
     yield from find_chat_conflicts(args)
+    yield from find_weight_conflicts(args)
     unknown = set(args.allow_change) - set(vars(args)) - {"data"}
     if unknown:
         yield f"--allow_change {' '.join(sorted(unknown))}: not the name of an argument"
@@ -124,6 +127,20 @@ def find_eval_split_problems(args: DataArguments) -> Iterator[str]:
         yield f"--eval_split {args.eval_split}: use a share below 1, or a whole number of rows"
     if args.eval_split and args.eval_dataset_name:
         yield "--eval_split and --eval_dataset_name: choose one"
+
+
+def find_weight_conflicts(args: CommonArguments) -> Iterator[str]:
+    """Yield a line for each reason why --dataset_weights cannot be meant."""
+    if not isinstance(args, MixtureArguments) or not args.dataset_weights:
+        return
+    written = " ".join(f"{weight:g}" for weight in args.dataset_weights)
+    if len(args.dataset_weights) != len(args.dataset_name):
+        yield (
+            f"--dataset_weights {written}: give one for each of the {len(args.dataset_name)} data "
+            "sets in --dataset_name"
+        )
+    if not all(0 < weight < math.inf for weight in args.dataset_weights):
+        yield f"--dataset_weights {written}: each must be above 0"
 
 
 def find_chat_conflicts(args: CommonArguments) -> Iterator[str]:

@@ -30,6 +30,8 @@ class HasDocumentArguments(HasDataArguments, Protocol):
     """What also has the arguments of documents: their column, and how many are held out."""
 
     @property
+    def dataset_name(self) -> str: ...
+    @property
     def text_column(self) -> str: ...
     @property
     def streaming(self) -> bool: ...
@@ -142,12 +144,12 @@ def open_documents(
     files of `components.rows.open_splits`, .txt files are read, each as one document; if none is
     named after a split, all .txt files of a folder are used.
     """
-    source = training_source(args)
+    source = training_source(args.dataset_name, args)
     documents = require(load_documents(source, args), source)
     if args.num_eval_documents:
         held_out, documents = hold_out(documents, args.num_eval_documents)
         return documents, held_out if evaluate else None
-    source = evaluation_source(args) if evaluate else None
+    source = evaluation_source(args.dataset_name, args) if evaluate else None
     if source is None:
         return documents, None
     return documents, load_documents(source, args)

@@ -36,6 +36,8 @@ class HasImageArguments(HasPreparationArguments, Protocol):
     """What also has the names of the columns that hold an image and its label."""
 
     @property
+    def dataset_name(self) -> str: ...
+    @property
     def image_column_name(self) -> str: ...
     @property
     def label_column_name(self) -> str | None: ...
@@ -49,9 +51,9 @@ def open_image_splits(args: HasImageArguments, *, evaluate: bool) -> tuple[Split
     CLASS/IMAGE files. Both splits have two columns, `image`, which stays encoded, and `label`;
     `components.rows.prepare_rows` prepares their rows.
     """
-    source = training_source(args)
+    source = training_source(args.dataset_name, args)
     train_split = require(open_images(source, args, is_training=True), source)
-    source = evaluation_source(args) if evaluate else None
+    source = evaluation_source(args.dataset_name, args) if evaluate else None
     if source is None:
         return train_split, None
     return train_split, open_images(source, args, is_training=False)

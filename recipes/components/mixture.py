@@ -8,7 +8,54 @@ from typing import Any
 import numpy as np
 from datasets import concatenate_datasets
 
-from components.rows import Rows
+from components.exits import Exit
+from components.rows import (
+    HasMixtureArguments,
+    Prepare,
+    Rows,
+    hold_out_rows,
+    open_splits,
+    prepare_rows,
+)
+from components.status import fail
+
+
+def read_splits(
+    args: HasMixtureArguments,
+    prepare: Prepare,
+    *,
+    evaluate: bool,
+    text_columns: Sequence[str] = (),
+    limits: Sequence[str] = ("max_length",),
+) -> tuple[Rows, Rows | None]:
+    """Return the rows to train on and those to evaluate on, as `prepare` makes them.
+
+    For each data set this is `open_splits`, and `prepare_rows` of each split. The rows of all are
+    joined, some of them are held out, and the others are mixed. Without --eval_dataset_name, the
+    rows to evaluate on are those of all data sets that have a --dataset_test_split.
+
+    Args:
+        evaluate, text_columns: as in `open_splits`.
+        prepare, limits: as in `prepare_rows`.
+    """
+    names = args.dataset_name
+    if len(names) > 1 and args.dataset_config is not None:
+        fail(Exit.USAGE, "--dataset_config is for one data set, and there are several")
+    train_rows = []
+    eval_rows = {}
+    for name in names:
+        train_split, eval_split = open_splits(
+            name, args, evaluate=evaluate, text_columns=text_columns
+        )
+        train_rows.append(prepare_rows(train_split, prepare, args, limits=limits))
+        if eval_split is not None and eval_split.source.name not in eval_rows:
+            rows = prepare_rows(eval_split, prepare, args, limits=limits)
+            eval_rows[eval_split.source.name] = rows
+    joined, held_out = hold_out_rows(join_rows(names, train_rows), args, evaluate=evaluate)
+    mixed = mix_rows(joined, args.dataset_weights, args.seed)
+    if eval_rows:
+        return mixed, join_rows(list(eval_rows), list(eval_rows.values()))
+    return mixed, held_out
 
 
 @dataclass(frozen=True)

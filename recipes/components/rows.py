@@ -51,8 +51,6 @@ class HasDataArguments(Protocol):
     """
 
     @property
-    def dataset_name(self) -> str: ...
-    @property
     def dataset_config(self) -> str | None: ...
     @property
     def dataset_train_split(self) -> str: ...
@@ -73,6 +71,15 @@ class HasPreparationArguments(HasDataArguments, Protocol):
     def dataset_num_proc(self) -> int | None: ...
     @property
     def seed(self) -> int: ...
+
+
+class HasMixtureArguments(HasPreparationArguments, Protocol):
+    """What also has those of MixtureArguments."""
+
+    @property
+    def dataset_name(self) -> Sequence[str]: ...
+    @property
+    def dataset_weights(self) -> Sequence[float]: ...
 
 
 @dataclass(frozen=True)
@@ -152,43 +159,24 @@ def describe_rows(train_rows: Rows, eval_rows: Rows | None) -> dict[str, str]:
     return notes
 
 
-def read_splits(
-    args: HasPreparationArguments,
-    prepare: Prepare,
-    *,
-    evaluate: bool,
-    text_columns: Sequence[str] = (),
-    limits: Sequence[str] = ("max_length",),
-) -> tuple[Rows, Rows | None]:
-    """Return the rows to train on and those to evaluate on, as `prepare` makes them.
-
-    This is `open_splits`, `prepare_rows` of each split, and `hold_out_rows`.
-    """
-    train_split, eval_split = open_splits(args, evaluate=evaluate, text_columns=text_columns)
-    train_rows = prepare_rows(train_split, prepare, args, limits=limits)
-    train_rows, held_out = hold_out_rows(train_rows, args, evaluate=evaluate)
-    if eval_split is None:
-        return train_rows, held_out
-    return train_rows, prepare_rows(eval_split, prepare, args, limits=limits)
-
-
 # ---- Splits ----
 def open_splits(
-    args: HasDataArguments, *, evaluate: bool, text_columns: Sequence[str] = ()
+    name: str, args: HasDataArguments, *, evaluate: bool, text_columns: Sequence[str] = ()
 ) -> tuple[Split, Split | None]:
-    """Return the split to train on and the one to evaluate on.
+    """Return the split of a data set to train on and the one to evaluate on.
 
     The latter is None if `evaluate` is false, with --eval_split, or if no --eval_dataset_name is
-    given and --dataset_name has no --dataset_test_split. The process ends with 65 if a file cannot
+    given and the data set has no --dataset_test_split. The process ends with 65 if a file cannot
     be read or has no rows, and with 69 if the hub cannot be reached.
 
     Args:
+        name: of the data set, as --dataset_name gives it.
         text_columns: columns that are text in a CSV file even where they look like numbers,
             besides `components.data_files.TEXT_COLUMNS`.
     """
-    source = training_source(args)
+    source = training_source(name, args)
     train_split = Split(require(load_rows(source, text_columns), source), source, is_training=True)
-    source = evaluation_source(args) if evaluate else None
+    source = evaluation_source(name, args) if evaluate else None
     if source is None:
         return train_split, None
     dataset = load_rows(source, text_columns)
@@ -199,14 +187,13 @@ def open_splits(
     return train_split, Split(dataset, source, is_training=False)
 
 
-def training_source(args: HasDataArguments) -> Source:
-    """Return where the rows to train on are."""
-    name = args.dataset_name
+def training_source(name: str, args: HasDataArguments) -> Source:
+    """Return where the rows of a data set to train on are."""
     split = args.dataset_train_split
     return Source(name, args.dataset_config, split, find_files(name, split), is_required=True)
 
 
-def evaluation_source(args: HasDataArguments) -> Source | None:
+def evaluation_source(name: str, args: HasDataArguments) -> Source | None:
     """Return where the rows to evaluate on are, or None if local files have none.
 
     There is no such place with --eval_split: `hold_out_rows` draws them from those to train on.
@@ -217,7 +204,6 @@ def evaluation_source(args: HasDataArguments) -> Source | None:
     if args.eval_dataset_name:
         name = args.eval_dataset_name
         return Source(name, None, split, find_files(name, split), is_required=True)
-    name = args.dataset_name
     if Path(name).exists() and not has_files_of(name, split):
         return None
     return Source(name, args.dataset_config, split, find_files(name, split), is_required=False)

@@ -27,7 +27,7 @@ def command(launch: Launch, way: Way) -> list[str]:
     if request.mixed_precision:
         words += ["--mixed_precision", request.mixed_precision]
     words += ["recipes/llama.py", "--model_name_or_path", model_to_load(args.model_name_or_path)]
-    words += ["--dataset_name", data_set(launch)]
+    words += ["--dataset_name", *data_sets(launch)]
     words += ["--learning_rate", str(learning_rate(launch, way))]
     return words + recipe_flags(launch, way)
 
@@ -37,11 +37,11 @@ def chosen(launch: Launch, name: str) -> bool:
     return name in launch.given or getattr(launch.args, name) != launch.defaults[name]
 
 
-def data_set(launch: Launch) -> str:
-    """Return the user's data set, or a placeholder for it."""
+def data_sets(launch: Launch) -> list[str]:
+    """Return the user's data sets, or a placeholder for them."""
     if chosen(launch, "dataset_name"):
         return launch.args.dataset_name
-    return PLACEHOLDER
+    return [PLACEHOLDER]
 
 
 def learning_rate(launch: Launch, way: Way) -> float:

@@ -20,7 +20,7 @@ from letters import change
 
 @dataclass
 class Arguments:
-    dataset_name: str
+    dataset_name: list[str]
     dataset_config: str | None = None
     dataset_train_split: str = "train"
     dataset_test_split: str = "test"
@@ -28,6 +28,8 @@ class Arguments:
     eval_split: float = 0
     skip_bad_rows: bool = False
     dataset_num_proc: int | None = None
+    seed: int = 0
+    dataset_weights: tuple = ()
 
 def prepare(row):
     """Return the words of a row."""
@@ -38,10 +40,10 @@ def train():
 
 if __name__ == "__main__":
     import datasets
-    from components.rows import read_splits
+    from components.mixture import read_splits
 
     datasets.config.HF_DATASETS_CACHE = sys.argv[2]  # a variable would keep it from a warm start
-    rows, _ = read_splits(Arguments(sys.argv[1]), prepare, evaluate=False)
+    rows, _ = read_splits(Arguments([sys.argv[1]]), prepare, evaluate=False)
     print("words", [words.tolist() for words in rows.dataset["words"][:]])
 '''
 LETTERS = '''

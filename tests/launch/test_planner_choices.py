@@ -137,7 +137,7 @@ def test_what_the_user_gave_stays(choose):
         assert args.lora_r == 4
         assert args.lora_target_modules == ["q_proj", "v_proj"]
         assert args.learning_rate == 0.001
-        assert args.dataset_name == "rows.jsonl"
+        assert args.dataset_name == ["rows.jsonl"]
         assert "--num_processes 2 --mixed_precision fp16" in row["command"]
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import datasets
 import pytest
 
-from components.rows import read_splits
-from example_arguments import RowFlags
+from components.mixture import read_splits
+from example_arguments import MixtureFlags
 from launching import REPO, read_json, read_metrics, recipe, rehearse, run
 from row_files import GOOD, row
 
@@ -25,7 +25,7 @@ def answer_of(row):
 def test_two_processes_find_the_same_rows(tmp_path, monkeypatch, capsys):
     path = tmp_path / "rows.jsonl"
     path.write_bytes("\r\n".join(LINES).encode())
-    args = RowFlags(str(path))
+    args = MixtureFlags([str(path)])
     messages = []
     for num_proc in (None, 2):
         cache = tmp_path / f"cache of {num_proc}"

@@ -29,6 +29,7 @@ CHANGES_THE_RUN = {
     "DataArguments": (
         "dataset_name dataset_config dataset_train_split eval_split columns skip_bad_rows"
     ),
+    "MixtureArguments": "dataset_name dataset_weights",
     "ChatArguments": "chat_template chat_template_kwargs",
     "InstructionTuningArguments": (
         "chat_template chat_template_kwargs learn completion_only_loss assistant_only_loss "

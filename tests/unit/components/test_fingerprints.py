@@ -26,7 +26,7 @@ from sizes import LIMITS
 
 @dataclass
 class Arguments:
-    dataset_name: str
+    dataset_name: list[str]
     dataset_config: str | None = None
     dataset_train_split: str = "train"
     dataset_test_split: str = "test"
@@ -34,6 +34,8 @@ class Arguments:
     eval_split: float = 0
     skip_bad_rows: bool = False
     dataset_num_proc: int | None = None
+    seed: int = 0
+    dataset_weights: tuple = ()
 
 def prepare(row):
     """Return the words of a row."""
@@ -50,9 +52,9 @@ def train():
     return 1
 
 if __name__ == "__main__":
-    from components.rows import read_splits
+    from components.mixture import read_splits
 
-    rows, _ = read_splits(Arguments(sys.argv[1]), prepare, evaluate=False)
+    rows, _ = read_splits(Arguments([sys.argv[1]]), prepare, evaluate=False)
     print([words.tolist() for words in rows.dataset["words"][:]])
 '''
 WORDS = '''

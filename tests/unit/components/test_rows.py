@@ -20,15 +20,15 @@ from transformers import AutoTokenizer
 from components import conversations, fingerprints
 from components.chat_template import ChatTemplate, check_other_keys
 from components.conversations import read_conversation
+from components.mixture import read_splits
 from components.rows import (
     Rows,
     attempt_rows,
     describe_rows,
     open_splits,
     prepare_rows,
-    read_splits,
 )
-from example_arguments import RowFlags
+from example_arguments import MixtureFlags, RowFlags
 from row_files import (
     ASSISTANT,
     BAD_FILES,
@@ -98,7 +98,9 @@ def load(tmp_path, tokenizer):
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(content if isinstance(content, bytes) else content.encode())
         alone = [name.split("/")[0] for name in files if name.startswith("rows")]
-        args = RowFlags(str(tmp_path / "data" / "".join(alone)))  # the folder without such a file
+        args = MixtureFlags(
+            [str(tmp_path / "data" / "".join(alone))]
+        )  # the folder without such a file
         prepare = prepare or partial(tokenize, tokenizer=tokenizer)
         return read_splits(replace(args, **changes), prepare, evaluate=evaluate)
 
@@ -133,7 +135,9 @@ def problem_of(tmp_path_factory, tokenizer):
     (folder / "rows.jsonl").write_bytes(ALL_BAD_LINES)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
-        split, _ = open_splits(RowFlags(str(folder / "rows.jsonl")), evaluate=False)
+        split, _ = open_splits(
+            str(folder / "rows.jsonl"), RowFlags(str(folder / "rows.jsonl")), evaluate=False
+        )
         problems = attempt_rows(split, partial(tokenize, tokenizer=tokenizer), None)["problem"][:]
     assert len(problems) == 2 * len(BAD_LINES) and set(problems[::2]) == {""}
     return dict(zip(BAD_LINES, problems[1::2], strict=True))
@@ -212,7 +216,7 @@ def test_without_the_hub_a_rehearsal_is_offered(load, monkeypatch, capsys):
 
     monkeypatch.setattr("datasets.load_dataset", refuse)
     with pytest.raises(SystemExit, match="69"):
-        load({}, dataset_name="somebody/something")
+        load({}, dataset_name=["somebody/something"])
     message = capsys.readouterr().err
     assert "somebody/something: Couldn't reach the Hub" in message and "make_tiny" in message
 
@@ -233,7 +237,7 @@ def test_without_evaluation_rows_the_training_rows_are_not_read_anew_for_them(lo
     for source in ("", "train.jsonl"):  # a folder, a file
         name = str(tmp_path / "data" / source)
         files = {"train.jsonl": f"{GOOD}\n{{\n"}
-        rows, eval_rows = load(files, evaluate=True, skip_bad_rows=True, dataset_name=name)
+        rows, eval_rows = load(files, evaluate=True, skip_bad_rows=True, dataset_name=[name])
         assert numbers_of(rows) == [1] and eval_rows is None
         assert describe_rows(rows, eval_rows)["eval rows"] == "none"
 
@@ -398,7 +402,7 @@ def test_rows_know_their_lengths_places_and_hash(load, tmp_path):
 
 
 def test_two_limits_are_both_named(load, tmp_path, tokenizer):
-    args = RowFlags(str(tmp_path / "data"))
+    args = MixtureFlags([str(tmp_path / "data")])
     load({"train.jsonl": GOOD})
     limits = ["max_source_length", "max_target_length"]
     prepare = partial(tokenize, tokenizer=tokenizer)
@@ -410,13 +414,13 @@ def test_two_limits_are_both_named(load, tmp_path, tokenizer):
 def test_texts_that_look_like_numbers_stay_texts(tmp_path):
     (tmp_path / "train.csv").write_text("report,headline,label\n007,1e3,2\n")
     args = RowFlags(str(tmp_path))
-    split, _ = open_splits(args, evaluate=False, text_columns=["report"])
+    split, _ = open_splits(args.dataset_name, args, evaluate=False, text_columns=["report"])
     assert split.dataset[0] == {"report": "007", "headline": 1000.0, "label": 2}
 
 
 def test_numbers_in_pairs_of_answers_are_texts(tmp_path):
     (tmp_path / "train.csv").write_text("prompt,chosen,rejected\n1 + 1 =,2,3\n")
-    split, _ = open_splits(RowFlags(str(tmp_path)), evaluate=False)
+    split, _ = open_splits(str(tmp_path), RowFlags(str(tmp_path)), evaluate=False)
     assert split.dataset[0] == {"prompt": "1 + 1 =", "chosen": "2", "rejected": "3"}
 
 
@@ -424,14 +428,14 @@ def test_a_data_set_that_numbers_its_classes_tells_their_names(tmp_path):
     features = datasets.Features({"label": datasets.ClassLabel(names=["no", "yes"])})
     table = datasets.Dataset.from_dict({"label": [1, 0]}, features=features)
     table.to_parquet(tmp_path / "train.parquet")
-    split, _ = open_splits(RowFlags(str(tmp_path)), evaluate=False)
+    split, _ = open_splits(str(tmp_path), RowFlags(str(tmp_path)), evaluate=False)
     assert split.class_names("label") == ["no", "yes"] and split.class_names("text") is None
 
 
 def test_a_split_can_be_prepared_by_itself(tmp_path, tokenizer):
     (tmp_path / "train.jsonl").write_text(GOOD)
     args = RowFlags(str(tmp_path))
-    split, _ = open_splits(args, evaluate=False)
+    split, _ = open_splits(args.dataset_name, args, evaluate=False)
     assert isinstance(split.dataset[0], Mapping) and split.is_training
     rows = prepare_rows(split, partial(tokenize, tokenizer=tokenizer), args)
     assert numbers_of(rows) == [1]

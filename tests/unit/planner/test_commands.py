@@ -48,7 +48,7 @@ def test_each_command_is_read_by_launcher_and_recipe(printed, model):
     for launch, args in (adapters, full):
         assert launch.num_processes == 4
         assert args.model_name_or_path == str(model.parent)
-        assert args.dataset_name == commands.PLACEHOLDER
+        assert args.dataset_name == [commands.PLACEHOLDER]
         assert args.dataset_config is None
     assert adapters[1].use_peft and adapters[1].learning_rate == 2e-4
     assert not full[1].use_peft and full[1].learning_rate == 2e-5
@@ -58,7 +58,7 @@ def test_what_was_given_is_kept(printed):
     flags = "--dataset_name my_rows.jsonl --learning-rate 3e-5 --output_dir runs/mine --packing"
     _, found = printed(flags)
     for _, args in map(read, found):
-        assert args.dataset_name == "my_rows.jsonl" and args.learning_rate == 3e-5
+        assert args.dataset_name == ["my_rows.jsonl"] and args.learning_rate == 3e-5
         assert args.output_dir == "runs/mine" and args.packing
 
 
@@ -66,7 +66,7 @@ def test_a_change_that_lets_a_way_fit_is_complete_too(printed):
     text, found = printed(gpu="0.85GiB", ranks=1)
     assert "is enough by itself" in text and found
     for _, args in map(read, found):
-        assert args.dataset_name == commands.PLACEHOLDER
+        assert args.dataset_name == [commands.PLACEHOLDER]
         assert args.learning_rate == (2e-4 if args.use_peft else 2e-5)
 
 
