@@ -158,8 +158,17 @@ class RecipeHelp(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescription
             return super()._format_action_invocation(action)
         if action.nargs in (0, "?"):  # on or off
             return action.option_strings[0]
-        value = self._format_args(action, action.dest.rpartition("_")[2].upper())
+        value = self._format_args(action, value_name(action.dest))
         return f"{action.option_strings[0]} {value}"
+
+
+def value_name(name: str) -> str:
+    """Return what the help calls the value of an argument: the noun in its name, in capitals.
+
+    This is the last word, but in metric_for_best_model and modules_to_save it is the first.
+    """
+    noun = re.split("_(?:for|to)_", name)[0]
+    return noun.rpartition("_")[2].upper()
 
 
 class RecipeParser(HfArgumentParser):

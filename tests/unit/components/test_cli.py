@@ -78,6 +78,13 @@ def test_a_default_of_several_words_is_shown_as_it_is_typed():
     assert "(default: all-linear)" in shown and "['all-linear']" not in shown
 
 
+def test_the_help_calls_a_value_by_the_noun_in_its_name():
+    kind = importlib.import_module("llama").Arguments
+    shown = " ".join(RecipeParser(kind).format_help().split())
+    assert "--metric_for_best_model METRIC " in shown and "--modules_to_save MODULES [" in shown
+    assert "--learning_rate RATE " in shown and "--save_total_limit LIMIT " in shown
+
+
 @pytest.mark.parametrize("recipe", MAKERS)
 def test_a_run_json_gives_the_arguments_of_that_run(recipe, tmp_path):
     before = parse("--seed", 7, "--use_peft", "--max_steps", 5, recipe=recipe)
