@@ -41,7 +41,7 @@ class Arguments(EvalOnStartArguments, SamplingArguments, RowArguments, DenseMode
     # license)
     dataset_name: str = "FiscalNote/billsum"
     output_dir: str = "runs/t5"
-    COLUMN_ROLES: ClassVar[Mapping[str, str]] = {
+    COLUMN_ARGUMENTS: ClassVar[Mapping[str, str]] = {
         "source": "source_column",
         "target": "target_column",
     }
