@@ -46,7 +46,7 @@ class Arguments(
     # EDIT: your data set. Default: 10,003 rows, 77 intents (CC-BY-4.0 license)
     dataset_name: str = "legacy-datasets/banking77"
     output_dir: str = "runs/bert"
-    COLUMN_ROLES: ClassVar[Mapping[str, str]] = {
+    COLUMN_ARGUMENTS: ClassVar[Mapping[str, str]] = {
         "text": "text_columns",
         "text_pair": "text_columns",
         "label": "label_column",

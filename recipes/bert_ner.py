@@ -44,7 +44,7 @@ class Arguments(
     # EDIT: your data set. Default: 14,041 sentences, 4 kinds of entities (for research only)
     dataset_name: str = "lhoestq/conll2003"
     output_dir: str = "runs/bert_ner"
-    COLUMN_ROLES: ClassVar[Mapping[str, str]] = {
+    COLUMN_ARGUMENTS: ClassVar[Mapping[str, str]] = {
         "tokens": "text_column_name",
         "tags": "label_column_name",
     }

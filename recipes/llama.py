@@ -16,7 +16,7 @@ codes: components/exits.py. To make it yours: python scripts/copy_recipe.py llam
 look for EDIT.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
@@ -42,15 +42,24 @@ class Arguments(
     # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)
     dataset_name: list[str] = field(default_factory=lambda: ["HuggingFaceTB/smoltalk"])
     output_dir: str = "runs/llama"
-    COLUMN_ROLES: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("messages", "prompt", "completion", "instruction", "input", "output", "system", "tools"),
-        "",
+    # Columns of PROMPT_AND_ANSWER, which is after the imports below, and those that go with them
+    COLUMN_ROLES: ClassVar[Sequence[str]] = (
+        "messages",
+        "prompt",
+        "completion",
+        "instruction",
+        "input",
+        "output",
+        "question",
+        "answer",
+        "system",
+        "tools",
     )
     columns: list[str] = arg(
         [],
         "your columns as ROLE=COLUMN, as in prompt=question completion=answer; roles are "
-        "messages, or prompt and completion, or instruction, input and output; with any of these, "
-        "system and tools",
+        "messages, or prompt and completion, or instruction, input and output, or question and "
+        "answer; with any of these, system and tools",
     )
     packing: bool = arg(
         False,

@@ -16,7 +16,7 @@ newest checkpoint. Exit codes: components/exits.py. To make it yours:
 python scripts/copy_recipe.py llama_dpo my_project, then look for EDIT.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
@@ -43,9 +43,7 @@ class Arguments(
     # its prompts are too long, so use --skip_bad_rows
     dataset_name: list[str] = field(default_factory=lambda: ["trl-lib/ultrafeedback_binarized"])
     output_dir: str = "runs/llama_dpo"
-    COLUMN_ROLES: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("prompt", "chosen", "rejected", "tools"), ""
-    )
+    COLUMN_ROLES: ClassVar[Sequence[str]] = ("prompt", "chosen", "rejected", "tools")
     columns: list[str] = arg(
         [],
         "your columns as ROLE=COLUMN, as in chosen=better rejected=worse; roles are prompt, "
@@ -79,7 +77,6 @@ if __name__ == "__main__":
     args = start(Arguments, __doc__)
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 

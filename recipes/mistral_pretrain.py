@@ -42,7 +42,7 @@ class Arguments(EvalOnStartArguments, CausalLMArguments):
         "hub id, folder, or .txt (one document per file), .jsonl, .json, .csv or .parquet file",
     )
     output_dir: str = "runs/mistral_pretrain"
-    COLUMN_ROLES: ClassVar[Mapping[str, str]] = {"text": "text_column"}
+    COLUMN_ARGUMENTS: ClassVar[Mapping[str, str]] = {"text": "text_column"}
     columns: list[str] = arg(
         [],
         "your columns as ROLE=COLUMN, as in text=body, the same as --text_column body",

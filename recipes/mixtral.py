@@ -14,7 +14,7 @@ continues from the newest checkpoint. Exit codes: components/exits.py. To make i
 python scripts/copy_recipe.py mixtral my_project, then look for EDIT.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
@@ -50,15 +50,24 @@ class Arguments(
     # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)
     dataset_name: list[str] = field(default_factory=lambda: ["HuggingFaceTB/smoltalk"])
     output_dir: str = "runs/mixtral"
-    COLUMN_ROLES: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("messages", "prompt", "completion", "instruction", "input", "output", "system", "tools"),
-        "",
+    # Columns of PROMPT_AND_ANSWER, which is after the imports below, and those that go with them
+    COLUMN_ROLES: ClassVar[Sequence[str]] = (
+        "messages",
+        "prompt",
+        "completion",
+        "instruction",
+        "input",
+        "output",
+        "question",
+        "answer",
+        "system",
+        "tools",
     )
     columns: list[str] = arg(
         [],
         "your columns as ROLE=COLUMN, as in prompt=question completion=answer; roles are "
-        "messages, or prompt and completion, or instruction, input and output; with any of these, "
-        "system and tools",
+        "messages, or prompt and completion, or instruction, input and output, or question and "
+        "answer; with any of these, system and tools",
     )
     router_aux_loss_coef: Annotated[float | None, AtLeast(0)] = arg(
         None,
@@ -77,7 +86,6 @@ if __name__ == "__main__":
 
 import math
 import sys
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 

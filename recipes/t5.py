@@ -44,7 +44,7 @@ class Arguments(
     # license)
     dataset_name: list[str] = field(default_factory=lambda: ["FiscalNote/billsum"])
     output_dir: str = "runs/t5"
-    COLUMN_ROLES: ClassVar[Mapping[str, str]] = {
+    COLUMN_ARGUMENTS: ClassVar[Mapping[str, str]] = {
         "source": "source_column",
         "target": "target_column",
     }

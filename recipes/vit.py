@@ -41,7 +41,7 @@ class Arguments(EvalOnStartArguments, LabelArguments, PreparationArguments, Dens
         "hub id, .parquet file, or folder of CLASS/IMAGE, which may be inside train/ and test/",
     )
     output_dir: str = "runs/vit"
-    COLUMN_ROLES: ClassVar[Mapping[str, str]] = {
+    COLUMN_ARGUMENTS: ClassVar[Mapping[str, str]] = {
         "image": "image_column_name",
         "label": "label_column_name",
     }

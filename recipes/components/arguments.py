@@ -8,7 +8,7 @@ and components take the group that they need, so a type checker knows which argu
 import argparse
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -189,11 +189,13 @@ class DataArguments:
     """Where the data come from.
 
     Attributes:
-        COLUMN_ROLES: {role in --columns: the argument that also names its column, "" for none}.
+        COLUMN_ROLES: the roles in --columns that no other argument names.
+        COLUMN_ARGUMENTS: {role in --columns: the argument that also names its column}.
     """
 
     GROUP: ClassVar[str] = "Data"
-    COLUMN_ROLES: ClassVar[Mapping[str, str]] = {}
+    COLUMN_ROLES: ClassVar[Sequence[str]] = ()
+    COLUMN_ARGUMENTS: ClassVar[Mapping[str, str]] = {}
     # Each recipe narrows the type: str, or list[str] if it takes several data sets
     dataset_name: Any = arg("", "hub id, folder, or .json, .jsonl, .csv or .parquet file")
     dataset_config: str | None = arg(None, "name of the configuration of a data set on the hub")
@@ -234,10 +236,10 @@ class DataArguments:
         The value of an argument of several roles is the list of their columns.
         """
         values: dict[str, Any] = {}
-        arguments = list(self.COLUMN_ROLES.values())
-        for role, name in self.COLUMN_ROLES.items():
+        arguments = list(self.COLUMN_ARGUMENTS.values())
+        for role, name in self.COLUMN_ARGUMENTS.items():
             column = self.columns_by_role.get(role)
-            if column is None or not name:
+            if column is None:
                 continue
             if arguments.count(name) > 1:
                 values.setdefault(name, []).append(column)

@@ -24,9 +24,9 @@ from components.arguments import (
 )
 from components.best import find_best_model_conflicts
 from components.cli import find_out_of_bounds
-from components.data_files import is_path
 from components.device_checks import find_device_problems
 from components.exits import Exit
+from components.hub_ids import find_missing
 from components.launch_file import find_launch_faults
 from components.optimizer import find_schedule_problem
 from components.roles import find_column_conflicts
@@ -165,8 +165,9 @@ def find_path_problems(args: CommonArguments) -> Iterator[str]:
     """Yield a line for each path in the arguments that is not what it should be."""
     name = args.model_name_or_path
     model = Path(name)
-    if is_path(name) and not model.exists():
-        yield f"--model_name_or_path {model}: no such folder"
+    missing = find_missing(name)
+    if missing is not None:
+        yield f"--model_name_or_path {missing}"
     if model.exists() and not (model / "config.json").is_file():
         yield f"--model_name_or_path {model}: no config.json in it"
     if Path(args.output_dir).is_file():

@@ -15,7 +15,6 @@ markers in Annotated give bounds. A recipe that only changes the default of a sh
 import argparse
 import copy
 import dataclasses
-import difflib
 import json
 import math
 import os
@@ -32,6 +31,7 @@ from transformers.hf_argparser import HfArgumentParser
 
 from components import __version__
 from components.exits import Exit
+from components.flag_hints import advice_on, flag_meant, hint_on
 from components.status import fail
 
 A = TypeVar("A")
@@ -158,8 +158,17 @@ class RecipeHelp(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescription
             return super()._format_action_invocation(action)
         if action.nargs in (0, "?"):  # on or off
             return action.option_strings[0]
-        value = self._format_args(action, action.dest.rpartition("_")[2].upper())
+        value = self._format_args(action, value_name(action.dest))
         return f"{action.option_strings[0]} {value}"
+
+
+def value_name(name: str) -> str:
+    """Return what the help calls the value of an argument: the noun in its name, in capitals.
+
+    This is the last word, but in metric_for_best_model and modules_to_save it is the first.
+    """
+    noun = re.split("_(?:for|to)_", name)[0]
+    return noun.rpartition("_")[2].upper()
 
 
 class RecipeParser(HfArgumentParser):
@@ -213,21 +222,26 @@ class RecipeParser(HfArgumentParser):
         self.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
 
     def error(self, message: str) -> NoReturn:
-        """End with 64 and one line, and suggest the nearest flag for one that does not exist."""
-        suggestions = []
-        unknown = message.partition("unrecognized arguments: ")[2].split()
-        if unknown:
-            wrong = unknown[0].partition("=")[0]
-            close = difflib.get_close_matches(wrong, self._option_string_actions, 1)
-            suggestions = [f"did you mean {flag}?" for flag in close]
-        fail(Exit.USAGE, message, *suggestions)
+        """End with 64 and one line."""
+        fail(Exit.USAGE, message)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuse unknown arguments in one line, where HfArgumentParser raises a ValueError."""
+        """Refuse unknown arguments, where HfArgumentParser raises a ValueError.
+
+        One line names them all, and one more each says what is meant, as far as that is known.
+        """
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            flags = [word for word in unknown if re.match("--?[A-Za-z]", word)]
+            hints = [hint_on(flag, self.flag_names()) for flag in dict.fromkeys(flags)]
+            problem = f"unrecognized arguments: {' '.join(unknown)}"
+            fail(Exit.USAGE, problem, *filter(None, hints))
         return namespace, unknown
+
+    def flag_names(self) -> list[str]:
+        """Return the names of all flags, without dashes."""
+        flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        return [flag.removeprefix("--") for flag in flags if "-" not in flag.removeprefix("--")]
 
 
 def help_of(kind: type, name: str) -> str:
@@ -321,9 +335,7 @@ def words_of_file(parser: RecipeParser, path: str) -> list[str]:
         name = str(key).replace("-", "_")
         name = second.get(name, name)
         if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            meaning = f"; did you mean {close[0]}?" if close else ""
-            fail(Exit.USAGE, f"{CONFIG_FLAG} {path}: {key} is not an argument{meaning}")
+            fail(Exit.USAGE, f"{CONFIG_FLAG} {path}: {refuse_key(key, name, known)}")
         action = parser._option_string_actions[f"--{name}"]
         if isinstance(value, dict):
             if not takes_mapping(parser.kind, name):
@@ -337,6 +349,22 @@ def words_of_file(parser: RecipeParser, path: str) -> list[str]:
         else:
             words.append(f"--{name}={value}")  # one word, since a value may begin with a dash
     return words
+
+
+def refuse_key(key: object, name: str, known: set[str]) -> str:
+    """Return why a key of a file is refused, and what is meant by it, as far as that is known.
+
+    Args:
+        name: the key with underscores.
+        known: names of the recipe's arguments.
+    """
+    advice = advice_on(name, known)
+    if advice is not None:
+        return f"{key} is not an argument: {advice}"
+    meant = flag_meant(name, known)
+    if meant is not None:
+        return f"{key} is not an argument; did you mean {meant}?"
+    return f"{key} is not an argument"
 
 
 class PlainLoader(yaml.SafeLoader):
@@ -363,6 +391,9 @@ def read_arguments(path: str) -> Mapping[str, Any]:
     except (ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())[:200]
         fail(Exit.USAGE, f"{CONFIG_FLAG} {path}: cannot be read: {reason}")
+    if isinstance(content, dict) and "distributed_type" in content:
+        fix = f"pass --config_file {path} to accelerate launch, before the recipe"
+        fail(Exit.USAGE, f"{CONFIG_FLAG} {path}: is a file for the launcher: {fix}")
     if isinstance(content, dict) and isinstance(content.get("arguments"), dict):
         content = content["arguments"]
     if not isinstance(content, dict):

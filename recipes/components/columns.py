@@ -12,15 +12,47 @@ MAX_NAMED = 20  # columns that a message names; rows may have thousands
 MAX_SHOWN = 80  # characters of a value or of a list of columns, in a message
 # A column of tools is often JSON as text, so empty JSON counts too
 EMPTY_VALUES = (None, "", [], {}, "null", "[]", "{}")
-# For advice: what columns of each role are often called, or contain in their names; likely first
+# For advice: what columns of each role are often called, or contain in their names; likely first.
+# A name of one letter is a column's whole name.
 USUAL_NAMES = {
-    "prompt": ("prompt", "question", "query", "instruction", "problem", "input", "user"),
-    "completion": ("completion", "answer", "response", "reply", "output", "solution", "assistant"),
+    "prompt": (
+        "prompt",
+        "question",
+        "query",
+        "instruction",
+        "request",
+        "problem",
+        "input",
+        "user",
+        "q",
+    ),
+    "completion": (
+        "completion",
+        "answer",
+        "response",
+        "reply",
+        "output",
+        "solution",
+        "assistant",
+        "a",
+    ),
     "chosen": ("chosen", "preferred", "accepted", "better", "good", "win"),
     "rejected": ("rejected", "worse", "bad", "lose"),
     "text": ("text", "content", "body", "document", "sentence", "review", "article"),
     "text_pair": ("text", "sentence", "hypothesis"),
-    "label": ("label", "class", "category", "target", "score", "rating", "sentiment", "intent"),
+    "label": (
+        "label",
+        "class",
+        "category",
+        "kind",
+        "topic",
+        "target",
+        "score",
+        "rating",
+        "stars",
+        "sentiment",
+        "intent",
+    ),
     "source": ("source", "document", "article", "text", "input", "body"),
     "target": ("target", "summary", "output", "answer", "translation", "title"),
     "tokens": ("token", "word"),
@@ -28,6 +60,22 @@ USUAL_NAMES = {
     "image": ("image", "img", "picture", "photo"),
 }
 LISTS = ("tokens", "tags")  # roles whose columns hold lists
+# For advice: the columns by which rows of each recipe are recognized; the first that fits counts
+RECIPES_BY_COLUMNS = (
+    ("chosen rejected", "llama_dpo.py"),
+    ("messages", "llama.py"),
+    ("conversations", "llama.py"),
+    ("prompt completion", "llama.py"),
+    ("instruction output", "llama.py"),
+    ("question answer", "llama.py"),
+    ("tokens ner_tags", "bert_ner.py"),
+    ("text label", "bert.py"),
+    ("document summary", "t5.py"),
+    ("image label", "vit.py"),
+    ("text", "mistral_pretrain.py"),
+)
+# What a CSV file may have in place of commas, which makes one column of all its columns
+OTHER_SEPARATORS = ((";", "semicolons"), ("\t", "tabs"))
 
 
 class TrackedRow(UserDict[str, Any]):
@@ -149,22 +197,44 @@ def list_columns(names: Iterable[str]) -> str:
 def advise_columns(row: Row, wanted: Mapping[str, str], place: str = "") -> str:
     """Return what to do if a row lacks columns: the --columns that fit it best.
 
+    Where no names are similar, COLUMN stands for them, and the recipe for such rows is named.
+
     Args:
         wanted: {role: name of the column that was looked for}.
         place: the name in the recipe that can be edited instead.
     """
+    for separator, plural in OTHER_SEPARATORS:
+        if len(row) == 1 and separator in next(iter(row)):
+            return f"its columns seem to be separated by {plural}: save the file with commas"
     found = guess_columns(row, wanted)
-    fixes = ["rename your columns"]
-    if found:
-        pairs = [shlex.quote(f"{role}={column}") for role, column in found.items()]
-        fixes = [f"pass --columns {' '.join(pairs)}"]
+    fixes = []
+    recipe = None if found else find_recipe(row, wanted)
+    if recipe is not None:
+        fixes.append(f"use {recipe}, which is for such rows")
+    if not found:
+        found = {role: "COLUMN" for role, name in wanted.items() if name not in row}
+    pairs = [shlex.quote(f"{role}={column}") for role, column in found.items()]
+    fixes.append(f"pass --columns {' '.join(pairs)}")
     if place:
         fixes.append(f"edit {place}")
     return ", or ".join(fixes)
 
 
+def find_recipe(row: Row, wanted: Mapping[str, str]) -> str | None:
+    """Return the file of the recipe for rows with these columns, or None if none is known.
+
+    Args:
+        wanted: {role: name of the column that was looked for}; its recipe is not the one.
+    """
+    for names, recipe in RECIPES_BY_COLUMNS:
+        columns = set(names.split())
+        if columns <= set(row) and not columns & set(wanted.values()):
+            return recipe
+    return None
+
+
 def guess_columns(row: Row, wanted: Mapping[str, str]) -> dict[str, str]:
-    """Return {role: the column of a row that is most likely meant}; {} unless all are found.
+    """Return {role: the column of a row that its name suggests}; {} unless all are found.
 
     Columns that already have the name of their role are found but left out.
     """
@@ -186,9 +256,7 @@ def is_number_of_row(name: str) -> bool:
 
 
 def guess_column(names: Sequence[str], role: str, wanted: str) -> str | None:
-    """Return the name that is most likely meant for a role; the first if none looks like it."""
-    if not names:
-        return None
+    """Return the name that is most similar to what a role is called, or None if none is."""
     if wanted in names:
         return wanted
     close = difflib.get_close_matches(wanted, names, 1)
@@ -196,9 +264,10 @@ def guess_column(names: Sequence[str], role: str, wanted: str) -> str | None:
         return close[0]
     for usual in USUAL_NAMES[role]:
         for name in names:
-            if usual in name.lower():
+            is_in_it = len(usual) > 1 and usual in name.lower()
+            if is_in_it or usual == name.lower():
                 return name
-    return names[0]
+    return None
 
 
 def could_have_role(value: object, role: str) -> bool:

@@ -12,6 +12,7 @@ from components.columns import (
     MAX_SHOWN,
     Row,
     advise_columns,
+    guess_columns,
     is_empty,
     list_columns,
     rename_columns,
@@ -306,9 +307,9 @@ def advise_pair_columns(row: Row) -> str:
     wanted = {"chosen": "chosen", "rejected": "rejected"}
     if set(wanted) <= set(row):
         return "edit row_to_pair"
-    advice = advise_columns(row, {**wanted, "prompt": "prompt"}, "row_to_pair")
-    if "--columns" in advice:
-        return advice
+    with_prompt = {**wanted, "prompt": "prompt"}
+    if guess_columns(row, with_prompt):
+        wanted = with_prompt
     return advise_columns(row, wanted, "row_to_pair")
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.bad_rows import explain_cause
 from components.exits import Exit
+from components.hub_ids import find_missing
 from components.status import fail
 
 if TYPE_CHECKING:
@@ -126,11 +127,6 @@ def load_split(source: Source, text_columns: Sequence[str], streaming: bool) -> 
     return splits.get(key)
 
 
-def is_path(name: str) -> bool:
-    """Return whether a name cannot be a hub id, which has at most one slash."""
-    return name.startswith((".", "/", "~")) or name.count("/") > 1
-
-
 def refuse_missing_files(source: Source) -> None:
     """End with 65 if a file or folder does not exist, and suggest one with a similar name."""
     for file in source.files:
@@ -139,8 +135,9 @@ def refuse_missing_files(source: Source) -> None:
             for close in difflib.get_close_matches(file.name, list_names(file.parent), 1):
                 problem += f"; did you mean {file.with_name(close)}?"
             fail(Exit.DATA, problem)
-    if not source.files and is_path(source.name) and not Path(source.name).exists():
-        fail(Exit.DATA, f"{source.name}: no such file or folder")
+    missing = find_missing(source.name, "dataset")
+    if not source.files and missing is not None:
+        fail(Exit.DATA, missing)
 
 
 def list_names(folder: Path) -> list[str]:

@@ -14,6 +14,7 @@ from transformers import AutoConfig
 
 from components.data_files import OFFLINE
 from components.exits import Exit
+from components.hub_ids import is_path
 from components.status import fail
 
 OTHER_HEAD = (
@@ -55,15 +56,11 @@ def fail_to_load(what: str, name: str, error: Exception) -> NoReturn:
     problem = f"{name}: no {what}: {reason}"
     if "ignore_mismatched_sizes" in str(error):  # transformers advises it although it is set.
         fail(Exit.USAGE, problem, OTHER_HEAD)
-    if what != "model" and is_at_hub(name) and isinstance(error, (OSError, ValueError)):
+    may_be_at_hub = not (Path(name).exists() or is_path(name))
+    if what != "model" and may_be_at_hub and isinstance(error, (OSError, ValueError)):
         problem = f"{name}: no such folder here, and no {what} from the hub: {reason}"
         fail(Exit.NO_HUB, problem, OFFLINE)
     fail(Exit.USAGE, problem)
-
-
-def is_at_hub(name: str) -> bool:
-    """Return whether a name can only be a hub id."""
-    return not (Path(name).exists() or name.startswith((".", "/")))
 
 
 def has_tokenizer_files(folder: str) -> bool:

@@ -12,10 +12,11 @@ from components.arguments import DataArguments
 
 def find_column_conflicts(args: DataArguments) -> Iterator[str]:
     """Yield a line for each pair in --columns that cannot be meant, and for each that conflicts."""
+    roles = [*args.COLUMN_ROLES, *args.COLUMN_ARGUMENTS]
     seen = set()
     for pair in args.columns:
         role, _, column = pair.partition("=")
-        problem = find_pair_problem(role, column, list(args.COLUMN_ROLES))
+        problem = find_pair_problem(role, column, roles)
         if role in seen:
             problem = f"{role} is given twice"
         if problem:
@@ -33,11 +34,12 @@ def find_pair_problem(role: str, column: str, roles: list[str]) -> str:
     if role in roles and column:
         return ""
     known = f"the roles are {', '.join(roles)}"
-    if column in roles:
+    similar = difflib.get_close_matches(role, roles, 1)
+    if column in roles and not similar:
         return f"the role comes first: {column}={role}"
     if not column:
         return f"has to be ROLE=COLUMN; {known}"
     problem = f"no such role; {known}"
-    for close in difflib.get_close_matches(role, roles, 1):
+    for close in similar:
         problem += f"; did you mean {close}={column}?"
     return problem

@@ -18,6 +18,7 @@ def run(args: argparse.Namespace) -> None:
     """Carry out a command line of continue_text.py; exit with 64 if there is no such model."""
     logging.disable_progress_bar()
     name = args.model_name_or_path
+    loading.refuse_missing(name)
     device = args.device or loading.default_device()
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)

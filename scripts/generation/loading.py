@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from components import upstream
+from components.hub_ids import find_missing
 from exits import Exit, first_line, stop
 
 LOAD_ERRORS = (
@@ -74,26 +75,22 @@ def find_source(name: str) -> Source:
 
     Raises SystemExit with 64 if it is neither, with 65 for adapters whose base is missing.
     """
-    if is_missing(name):
-        stop(Exit.USAGE, f"{name}: no such folder; give the --output_dir of a training run")
+    refuse_missing(name)
     folder = Path(name)
     adapter_config = folder / "adapter_config.json"
     if adapter_config.is_file():
         return Source(name, read_base(name, adapter_config))
-    if folder.is_dir() and not (folder / "config.json").is_file():
+    if folder.exists() and not (folder / "config.json").is_file():
         problem = "no config.json or adapter_config.json in it"
         stop(Exit.USAGE, f"{name}: {problem}; give the --output_dir of a finished run")
     return Source(name)
 
 
-def is_missing(name: str) -> bool:
-    """Return whether a name can only be that of a folder, and there is none.
-
-    A name such as owner/model may be a hub id.
-    """
-    if Path(name).is_dir():
-        return False
-    return Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1
+def refuse_missing(name: str) -> None:
+    """End with 64 if a name can only be that of a folder, and there is none."""
+    missing = find_missing(name)
+    if missing is not None:
+        stop(Exit.USAGE, f"{missing}; give the --output_dir of a training run")
 
 
 def read_base(name: str, adapter_config: Path) -> str:
@@ -104,7 +101,7 @@ def read_base(name: str, adapter_config: Path) -> str:
         base = None
     if not isinstance(base, str):
         stop(Exit.DATA, f"{adapter_config}: not JSON with a base_model_name_or_path")
-    if is_missing(base):
+    if find_missing(base) is not None:
         fix = f"put it back or correct {adapter_config}"
         stop(Exit.DATA, f"{name}: its base model {base} is missing; {fix}")
     return base

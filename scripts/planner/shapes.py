@@ -18,6 +18,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.quantizers.base import get_keys_to_not_convert
 
+from components.hub_ids import find_missing
 from exits import Exit
 
 from .errors import UnplannableError, first_line
@@ -62,10 +63,12 @@ def find_model_config(name: str, revision: str) -> PretrainedConfig:
                 f"{path}: no field model_type, which names the architecture for transformers"
             )
         return AutoConfig.for_model(**content)
-    if name.endswith(".json") or name.startswith((".", "/")):
+    missing = find_missing(name)
+    if path.suffix == ".json":
+        missing = f"{path}: no such file"
+    if missing is not None:
         raise UnplannableError(
-            f"{path}: no such file; MODEL is a hub id, a folder with a config.json, "
-            "or a config.json"
+            f"{missing}; MODEL is a hub id, a folder with a config.json, or a config.json"
         )
     return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
 

@@ -46,7 +46,7 @@ CALLS = {
         Exit.DATA,
         [
             "none of the 2 rows can be used, all for the same reason: row 1: has the columns spell",
-            "pass --columns prompt=spell completion=letters, or edit PROMPT_AND_ANSWER in",
+            "pass --columns prompt=COLUMN completion=COLUMN, or edit PROMPT_AND_ANSWER in",
             "llama.py",
         ],
     ),

@@ -108,7 +108,7 @@ def test_other_columns_can_be_named(load):
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({"words": ["a"]}, "has the columns words; needs tokens, ner_tags: rename your columns"),
+        ({"words": ["a"]}, "has the columns words; needs tokens, ner_tags: pass --columns tokens="),
         ({"tokens": ["a"]}, "has the columns tokens; needs tokens, ner_tags"),
         ({"tokens": "a b", "ner_tags": ["O"]}, "has no list of words in tokens: a b"),
         ({"tokens": [], "ner_tags": []}, "has no list of words in tokens"),

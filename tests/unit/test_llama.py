@@ -91,6 +91,8 @@ def test_columns_of_any_name_become_the_same_row(load):
 
 def test_only_the_columns_that_are_named_count(load):
     expected, _ = load({"prompt": QUESTION, "completion": ANSWER})
+    row = {"prompt": "a", "completion": "b", "q": QUESTION, "a": ANSWER}
+    assert load(row, "question=q", "answer=a")[0] == expected
     row = {**ROWS["messages"], "prompt": "a", "completion": "b", "q": QUESTION, "a": ANSWER}
     assert load(row, "prompt=q", "completion=a")[0] == expected
 

@@ -4,7 +4,6 @@
 import shlex
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -102,11 +101,11 @@ def test_other_dtypes_are_refused(capsys):
 
 
 @pytest.mark.parametrize(
-    "name", ["./missing", "/nowhere/missing", "runs/full/missing", "~/missing"]
+    "name", ["./missing", "/nowhere/missing", "runs/full/missing", "runs/missing", "~/missing"]
 )
 def test_a_folder_that_is_missing_is_not_asked_of_the_hub(name):
     (problem,) = conflicts("--model_name_or_path", name)
-    assert problem == f"--model_name_or_path {Path(name)}: no such folder"
+    assert problem == f"--model_name_or_path {name}: no such folder"
 
 
 @pytest.mark.parametrize("name", ["gpt2", "meta-llama/Llama-3.1-8B"])
@@ -220,8 +219,9 @@ def column_problems(name, *words):
         (
             "llama",
             "promt=a completion=b",
-            "instruction, input, output, system, tools; did you mean prompt=a?",
+            "output, question, answer, system, tools; did you mean prompt=a?",
         ),
+        ("llama", "promt=question", "did you mean prompt=question?"),
         ("llama_dpo", "good=a", "no such role; the roles are prompt, chosen, rejected"),
         ("t5", "question=source", "--columns question=source: the role comes first: source=quest"),
         ("llama", "prompt", "--columns prompt: has to be ROLE=COLUMN; the roles are messages, "),
@@ -252,6 +252,13 @@ def test_columns_are_another_way_to_write_the_flags_of_columns(recipe, columns, 
     by_flags = vars(parse_arguments(kind, words=flags.split()))
     assert by_columns | {"columns": []} == by_flags
     assert column_problems(recipe, "--columns", *columns.split(), *flags.split()) == []
+
+
+@pytest.mark.parametrize("recipe", [llama, mixtral])
+def test_every_format_of_a_prompt_and_its_answer_can_be_named(recipe):
+    for question, answer in recipe.PROMPT_AND_ANSWER.items():
+        words = ["--columns", f"{question}=a", f"{answer}=b"]
+        assert column_problems(recipe.__name__, *words) == []
 
 
 def test_columns_and_a_flag_that_name_different_columns_are_refused():

@@ -78,6 +78,13 @@ def test_a_default_of_several_words_is_shown_as_it_is_typed():
     assert "(default: all-linear)" in shown and "['all-linear']" not in shown
 
 
+def test_the_help_calls_a_value_by_the_noun_in_its_name():
+    kind = importlib.import_module("llama").Arguments
+    shown = " ".join(RecipeParser(kind).format_help().split())
+    assert "--metric_for_best_model METRIC " in shown and "--modules_to_save MODULES [" in shown
+    assert "--learning_rate RATE " in shown and "--save_total_limit LIMIT " in shown
+
+
 @pytest.mark.parametrize("recipe", MAKERS)
 def test_a_run_json_gives_the_arguments_of_that_run(recipe, tmp_path):
     before = parse("--seed", 7, "--use_peft", "--max_steps", 5, recipe=recipe)
@@ -127,6 +134,9 @@ def test_values_of_a_config_are_read_as_on_the_command_line(tmp_path):
             "learning_rat: 1",
             "learning_rat is not an argument; did you mean learning_rate?",
         ),
+        ("a.yaml", "epochs: 1", "epochs is not an argument; did you mean num_train_epochs?"),
+        ("a.yaml", "push_to_hub: yes", "push_to_hub is not an argument: nothing is uploaded"),
+        ("a.yaml", "distributed_type: FSDP", "a.yaml to accelerate launch, before the recipe"),
         ("a.yaml", "a: [", "cannot be read"),
         ("a.json", "{", "cannot be read"),
         ("a.yaml", "- 1", "has no arguments"),
@@ -152,7 +162,19 @@ def test_an_abbreviation_is_refused_with_the_flag_that_is_near(capsys):
     lines = refused(capsys, "--learning_rat", 3)
     assert lines == [
         "error: unrecognized arguments: --learning_rat 3",
-        "error: did you mean --learning_rate?",
+        "error: --learning_rat: did you mean --learning_rate?",
+    ]
+
+
+def test_each_flag_that_does_not_exist_gets_its_own_hint(capsys):
+    words = ["--lr", 3, "--nonsense", "--bf16", "--num-processes=2", "--lr", 4]
+    first, *hints = refused(capsys, *words)
+    assert first.startswith("error: unrecognized arguments: --lr 3 --nonsense --bf16 ")
+    assert hints == [
+        "error: --lr: did you mean --learning_rate?",
+        "error: --bf16: the YAML owns precision: pass --mixed_precision bf16 to accelerate launch, "
+        "before the recipe",
+        "error: --num-processes: goes before the recipe, to accelerate launch",
     ]
 
 

@@ -12,13 +12,14 @@ from components.columns import (
     shorten,
     validate_texts,
 )
+from launching import REPO
 
 
 # ---- Texts and labels ----
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({"text": "a"}, "has the columns text; needs text, label: rename your columns, or edit"),
+        ({"text": "a"}, "has the columns text; needs text, label: pass --columns label=COLUMN, or"),
         ({"label": 1}, "has the columns label; needs text, label"),
         ({"text": 5, "label": 1}, "has no text in text: 5$"),
         ({"text": " ", "label": 1}, "has no text in text: ' '$"),
@@ -100,7 +101,8 @@ def test_a_column_that_a_row_lacks_is_named_with_the_nearest():
 @pytest.mark.parametrize(
     ("row", "wanted", "advice"),
     [
-        ({"id": "7", "frage": "a", "antwort": "b"}, "prompt completion", "prompt=frage completion"),
+        ({"id": "7", "request": "a", "reply": "b"}, "prompt completion", "prompt=request compl"),
+        ({"q": "a", "a": "b"}, "prompt completion", "prompt=q completion=a"),
         (
             {"Answer": "a", "Question": "b"},
             "prompt completion",
@@ -120,6 +122,42 @@ def test_the_columns_that_are_most_likely_meant_are_advised(row, wanted, advice)
     assert fix.startswith(f"pass --columns {advice}") and fix.endswith(", or edit PLACE")
 
 
-def test_where_no_column_can_have_a_role_no_flag_is_advised():
+@pytest.mark.parametrize(
+    ("row", "wanted", "pairs"),
+    [
+        ({"frage": "a", "antwort": "b"}, "prompt completion", "prompt=COLUMN completion=COLUMN"),
+        ({"question": "a", "answer": 1}, "prompt completion", "prompt=COLUMN completion=COLUMN"),
+        ({"prompt": "a", "antwort": "b"}, "prompt completion", "completion=COLUMN"),
+        ({"user_id": 1, "uuid": "b"}, "text label", "text=COLUMN label=COLUMN"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_where_no_name_is_similar_the_flag_is_named_without_a_guess(row, wanted, pairs):
+    roles = {role: role for role in wanted.split()}
+    fix = advise_columns(row, roles, "PLACE")
+    assert fix.endswith(f"pass --columns {pairs}, or edit PLACE")
+
+
+@pytest.mark.parametrize(
+    ("columns", "wanted", "recipe"),
+    [
+        ("question answer", "chosen rejected", "llama.py"),
+        ("prompt completion", "text label", "llama.py"),
+        ("messages source", "text", "llama.py"),
+        ("prompt chosen rejected", "prompt completion", "llama_dpo.py"),
+        ("text label", "chosen rejected", "bert.py"),
+        ("id text", "prompt completion", "mistral_pretrain.py"),
+    ],
+)
+def test_rows_of_another_recipe_are_told_with_its_name(columns, wanted, recipe):
+    row = dict.fromkeys(columns.split(), "a")
+    fix = advise_columns(row, {role: role for role in wanted.split()}, "PLACE")
+    assert fix.startswith(f"use {recipe}, which is for such rows, or pass --columns ")
+    assert "=COLUMN" in fix and (REPO / "recipes" / recipe).is_file()
+
+
+@pytest.mark.parametrize(("separator", "name"), [(";", "semicolons"), ("\t", "tabs")])
+def test_a_file_with_another_separator_is_told_how_to_be_saved(separator, name):
     wanted = {"prompt": "prompt", "completion": "completion"}
-    assert advise_columns({"a": 1, "b": 2}, wanted, "PLACE") == "rename your columns, or edit PLACE"
+    fix = advise_columns({f"prompt{separator}completion": "a"}, wanted, "PLACE")
+    assert fix == f"its columns seem to be separated by {name}: save the file with commas"

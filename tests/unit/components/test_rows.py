@@ -306,10 +306,11 @@ SAME_REASON = "can be used, all for the same reason: "
 def test_where_all_rows_lack_columns_one_line_has_the_fix(problems_of, tmp_path, monkeypatch):
     file = tmp_path / "data" / "rows.csv"
     monkeypatch.chdir(Path(__file__).parent)
-    assert problems_of({"rows.csv": "frage,antwort\na,b\nc,d\n"}) == [
-        f"error: {file}: none of the 2 rows {SAME_REASON}row 1: has the columns frage, "
-        "antwort; needs messages | prompt, completion | instruction, output | question, answer: "
-        "pass --columns prompt=frage completion=antwort, or edit PROMPT_AND_ANSWER in test_rows.py"
+    assert problems_of({"rows.csv": "my question,reply\na,b\nc,d\n"}) == [
+        f"error: {file}: none of the 2 rows {SAME_REASON}row 1: has the columns my "
+        "question, reply; needs messages | prompt, completion | instruction, output | question, "
+        "answer: pass --columns 'prompt=my question' completion=reply, or edit PROMPT_AND_ANSWER "
+        "in test_rows.py"
     ]
 
 

@@ -42,7 +42,7 @@ def test_adapters_name_their_base_which_lends_its_tokenizer(folder, tmp_path):
     assert source.tokenizer == str(adapters)
 
 
-@pytest.mark.parametrize("name", ["/no/such/folder", "./none", "runs/tiny/run"])
+@pytest.mark.parametrize("name", ["/no/such/folder", "./none", "runs/tiny/run", "runs/none"])
 def test_a_folder_that_is_not_there_is_a_wrong_call(name, capsys):
     with pytest.raises(SystemExit) as end:
         loading.find_source(name)
