@@ -33,6 +33,7 @@ class LanguageModelArguments(
 
     GROUP = "Example"
     model_name_or_path: str = "gpt2"
+    dataset_name: str = ""
     output_dir: str = "runs/example"
     packing: bool = arg(False, "several rows in a line")
     padding_free: bool = arg(False, "the same within a batch")
@@ -50,6 +51,7 @@ class MixtureArguments(
 
     GROUP = "Example"
     model_name_or_path: str = "gpt2"
+    dataset_name: str = ""
     output_dir: str = "runs/example"
 
 
@@ -59,6 +61,7 @@ class ClassifierArguments(CommonArguments, QuantizationArguments, LoraVariantArg
 
     GROUP = "Example"
     model_name_or_path: str = "bert-base-cased"
+    dataset_name: str = ""
     output_dir: str = "runs/example"
 
 

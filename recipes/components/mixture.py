@@ -163,7 +163,7 @@ def divide(total: int, weights: Sequence[float]) -> list[int]:
 
 
 def draw(places: np.ndarray, number: int, generator: np.random.Generator) -> np.ndarray:
-    """Return so many of these places: each equally often, and a random choice of them once more."""
+    """Return `number` of these places: each equally often, a random choice of them once more."""
     if not len(places):
         return places
     times, rest = divmod(number, len(places))

@@ -95,3 +95,35 @@ def test_two_ranks_hold_out_the_rows_that_one_process_does_and_evaluate_on_each_
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
     for ours, theirs in zip(evaluations, evaluations_of_one, strict=True):
         assert ours["eval_loss"] == pytest.approx(theirs["eval_loss"], rel=1e-6)
+
+
+def test_a_mixture_is_counted_in_the_summary_and_continues_as_it_began(tiny, tmp_path):
+    lines = (tiny / "data" / "train.jsonl").read_text().splitlines()
+    (tmp_path / "many.jsonl").write_text("\n".join(lines[:60]))
+    (tmp_path / "few.jsonl").write_text("\n".join(lines[60:80]))
+    call = ["--model_name_or_path", tiny / "model", "--per_device_train_batch_size", 4]
+    call += ["--dataset_name", tmp_path / "many.jsonl", tmp_path / "few.jsonl"]
+    call += ["--dataset_weights", 1, 1, "--save_steps", 2, "--max_steps", 4]
+    call += ["--logging_steps", 1]
+    whole = recipe(*call, "--output_dir", tmp_path / "whole")
+    assert whole.returncode == 0, whole.output
+    shown = "".join(whole.output.split())
+    assert "mixed1:1:40ofthe60rowsof" in shown and "each2times" in shown
+    part = [*call, "--output_dir", tmp_path / "part"]
+    assert recipe(*part, "--max_steps", 2, "--allow_change", "max_steps").returncode == 0
+    again = recipe(*part, "--allow_change", "max_steps")
+    assert again.returncode == 0 and "checkpoint-2" in again.output, again.output
+    losses = [
+        {line["step"]: line["loss"] for line in read_metrics(tmp_path / name) if "loss" in line}
+        for name in ("whole", "part")
+    ]
+    assert losses[0][4] == losses[1][4] and losses[0][3] == losses[1][3]
+    other = recipe(*part, "--dataset_weights", 3, 1)
+    assert other.returncode == 64 and "dataset_weights" in other.output, other.output
+
+
+def test_weights_that_cannot_be_meant_are_refused(tmp_path):
+    done = recipe("--dataset_name", "a.jsonl", "b.jsonl", "--dataset_weights", 1, 0, 2)
+    assert done.returncode == 64, done.output
+    assert "--dataset_weights 1 0 2: give one for each of the 2 data sets" in done.output
+    assert "each must be above 0" in done.output

@@ -44,6 +44,7 @@ class PlainArguments(CommonArguments):
 
     GROUP = "Example"
     model_name_or_path: str = "gpt2"
+    dataset_name: str = ""
 
 
 def test_rules_about_what_a_recipe_does_not_offer_do_not_run():

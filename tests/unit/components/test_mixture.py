@@ -20,7 +20,7 @@ def take_name(row):
 
 @pytest.fixture
 def mix(tmp_path, monkeypatch):
-    """A function that writes files of so many rows and returns their rows, mixed."""
+    """A function that writes files of these sizes and returns their rows, mixed."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
     def mix_files(sizes, weights=(), evaluate=False, **flags):

@@ -29,7 +29,7 @@ UNSAFE = frozenset(
     load_best_model_at_end metric_for_best_model greater_is_better
     weight_decay max_grad_norm seed packing tf32""".split()
 )
-CHAT = "chat_template chat_template_kwargs"
+CHAT = "dataset_weights chat_template chat_template_kwargs"
 INSTRUCTIONS = f"{CHAT} learn completion_only_loss assistant_only_loss neftune_noise_alpha"
 UNSAFE_OF = {  # recipe: what it has not of these, and what it has besides
     "llama": ("", INSTRUCTIONS),
@@ -45,8 +45,8 @@ UNSAFE_OF = {  # recipe: what it has not of these, and what it has besides
     ),
     "t5": (
         "packing max_length",
-        """source_column target_column source_lang target_lang source_prefix max_source_length
-           max_target_length forced_bos_token""",
+        """dataset_weights source_column target_column source_lang target_lang source_prefix
+           max_source_length max_target_length forced_bos_token""",
     ),
     "bert": ("packing", "text_columns label_column problem_type class_weights"),
     "bert_ner": ("packing", "text_column_name label_column_name label_all_tokens"),
