@@ -80,12 +80,16 @@ class Run:
     def __init__(self, args: CommonArguments, counts: str = "tokens", shows: str = "") -> None:
         """Handle signals, and from now on record in status.json how the run ends.
 
+        Ends with 73 if the path of --output_dir cannot be followed, and with 64 if the result would
+        overwrite a model that is not a run's.
+
         Args:
             counts: what `finish_step` counts, "tokens" or "images".
             shows: a metric of `finish_step` that the progress bar shows beside the loss.
         """
         imports_are_done()
         folder.check_output_dir(args.output_dir)
+        folder.check_overwrites_no_model(args.output_dir, args.model_name_or_path)
         self._args = args
         self._folder = Path(args.output_dir)
         self._status = process_status()

@@ -139,8 +139,20 @@ CALLS = {
     "output folder that cannot be": BadCall(
         "--output_dir /proc/nope/x", Exit.CANNOT_WRITE, ["No such file or directory"]
     ),
+    "output folder with the base model": BadCall(
+        "--output_dir {tiny}/model --dry_run",
+        Exit.USAGE,
+        ["/model: is the folder of --model_name_or_path", "choose another --output_dir"],
+    ),
+    "output folder with another model": BadCall(
+        "--output_dir {tmp}/model",
+        Exit.USAGE,
+        ["model: has a model (config.json, ", "but no run.json", "choose another --output_dir"],
+    ),
 }
 WITHOUT_STATUS = (
+    "output folder with the base model",
+    "output folder with another model",
     "output folder that is a file",
     "output folder inside of a file",
     "output folder that cannot be",

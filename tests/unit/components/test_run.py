@@ -173,6 +173,7 @@ class TestFinishedRun:
     ):
         vars(arguments).update({"output_dir": str(folder)} | flags)
         (folder / name).touch()
+        (folder / "run.json").write_text("{}")
         with pytest.raises(SystemExit) as ended:
             resumed(9, vars(arguments) | FACTS).check_plan(9, **FACTS)
         assert ended.value.code in (0, None)
