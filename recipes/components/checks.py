@@ -5,6 +5,7 @@ This module checks arguments by themselves; strategy_checks.py and device_checks
 together with the launch and the machine. model_checks.py follows once the model is there.
 """
 
+import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,6 @@ from components.arguments import (
     DataArguments,
     ExpertAdapterArguments,
     InstructionTuningArguments,
-    LoraVariantArguments,
     QuantizationArguments,
 )
 from components.best import find_best_model_conflicts
@@ -102,8 +102,8 @@ def find_quantization_conflicts(args: CommonArguments) -> Iterator[str]:
 
 def find_adapter_conflicts(args: CommonArguments) -> Iterator[str]:
     """Yield a line for each option of adapters that cannot take effect."""
-    if isinstance(args, LoraVariantArguments) and not args.use_peft:
-        given = flags_given(args, "use_rslora", "use_dora")
+    if not args.use_peft:
+        given = changed_adapter_flags(args)
         if given:
             yield f"{given}: for adapters only: add --use_peft"
     if args.modules_to_save and not args.use_peft:
@@ -116,6 +116,24 @@ def find_adapter_conflicts(args: CommonArguments) -> Iterator[str]:
                 "--lora_dropout is for adapters of linear layers (peft): leave it out, or pass "
                 "--lora_target_parameters without a value, which leaves the others out"
             )
+
+
+def changed_adapter_flags(args: CommonArguments) -> str:
+    """Return the flags of adapters whose value is not their default, joined by "and".
+
+    --use_peft and --modules_to_save are not among them.
+    """
+    changed = []
+    for field in dataclasses.fields(args):
+        name = field.name
+        if not name.startswith("lora_") and name not in ("use_rslora", "use_dora"):
+            continue
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        if getattr(args, name) != default:
+            changed.append(f"--{name}")
+    return " and ".join(changed)
 
 
 def find_eval_split_problems(args: DataArguments) -> Iterator[str]:

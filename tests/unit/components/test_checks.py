@@ -59,6 +59,10 @@ def test_rules_about_what_a_recipe_does_not_offer_do_not_run():
         (["--load_in_8bit"], "--load_in_8bit: a quantized base", ["4bit", "rslora", "dora"]),
         (["--use_dora"], "--use_dora: for adapters only", ["bit", "rslora"]),
         (["--use_rslora", "--use_dora"], "--use_rslora and --use_dora: for adapters only", ["bit"]),
+        (["--lora_r", "8"], "--lora_r: for adapters only", ["alpha", "dropout", "bit"]),
+        (["--lora_alpha", "8"], "--lora_alpha: for adapters only", ["lora_r"]),
+        (["--lora_dropout", "0.1"], "--lora_dropout: for adapters only", ["lora_r"]),
+        (["--lora_target_modules", "q"], "--lora_target_modules: for adapters only", ["lora_r"]),
     ],
 )
 def test_only_the_flags_that_were_given_are_named(flags, names, leaves_out):
@@ -84,7 +88,15 @@ def test_dropout_on_what_is_no_layer_is_refused():
         return list(find_conflicts(parse_arguments(MixtureArguments, words=words)))
 
     assert "--lora_dropout is for adapters of linear layers" in conflicts("--use_peft")[0]
-    assert conflicts("--use_peft", "--lora_target_parameters") == [] == conflicts()
+    assert conflicts("--use_peft", "--lora_target_parameters") == []
+    (problem,) = conflicts("--lora_target_parameters")
+    flags = "--lora_target_parameters and --lora_dropout"
+    assert problem == f"{flags}: for adapters only: add --use_peft"
+
+
+def test_flags_of_adapters_with_their_defaults_or_with_adapters_are_taken():
+    assert conflicts("--lora_r", "16", "--lora_target_modules", "all-linear") == []
+    assert conflicts("--use_peft", "--lora_r", "8", "--use_dora") == []
 
 
 @pytest.mark.parametrize(
