@@ -109,7 +109,7 @@ from components.pairs import (
     tokenize_message_pair,
     tokenize_text_pair,
 )
-from components.rows import Rows, describe_rows, read_splits
+from components.rows import Rows, describe_rows, longest_row, read_splits
 from components.run import Run
 from components.strategy import backward_of_sum
 
@@ -407,11 +407,12 @@ def main(args: Arguments) -> None:
     # ---- Model, optimizer, schedule ----
     model = load_model(args, accelerator)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
+    longest = longest_row(train_rows, eval_rows)
     check_model(
         args,
         model,
         train_rows.largest_token(tokenizer),
-        longest_row=lengths.max(),
+        longest_row=longest,
         shares_lines=collator.one_line,
         in_one_line=collator.one_line,
     )
@@ -419,7 +420,7 @@ def main(args: Arguments) -> None:
     notes["batch"] = plan.describe("pairs", tokens_per_line=2 * lengths.mean())
     notes["loss"] = str(token_loss)
     notes["sample"] = show_pair(train_rows.dataset[0], tokenizer)
-    run.summarize(model, notes)
+    run.summarize(model, notes, longest_row=longest)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
     reference_logps = None  # compare_answers then runs it in each step

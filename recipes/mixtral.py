@@ -99,7 +99,7 @@ from components.neftune import add_neftune
 from components.optimizer import make_optimizer
 from components.packing import TokenCollator, takes_one_line
 from components.perplexity import perplexity_of
-from components.rows import Rows, describe_rows, read_splits
+from components.rows import Rows, describe_rows, longest_row, read_splits
 from components.run import Run
 from components.status import fail
 from components.strategy import backward_of_sum
@@ -366,11 +366,12 @@ def main(args: Arguments) -> None:
     top_k = base_model_of(model).config.get_text_config().num_experts_per_tok
     factor = router_loss_factor(model, args)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
+    longest = longest_row(train_rows, eval_rows)
     check_model(
         args,
         model,
         train_rows.largest_token(tokenizer),
-        longest_row=lengths.max(),
+        longest_row=longest,
         shares_lines=collator.one_line,
         in_one_line=collator.one_line,
     )
@@ -379,7 +380,7 @@ def main(args: Arguments) -> None:
     notes["experts"] = describe_experts(model, top_k, factor)
     notes["loss"] = str(token_loss)
     notes["sample"] = show_trained_tokens(train_rows.dataset[0], tokenizer)
-    run.summarize(model, notes)
+    run.summarize(model, notes, longest_row=longest)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
     run.resume(model, optimizer, schedule)

@@ -107,7 +107,10 @@ def tokenize_conversation(
         is_trained_on[:] = True
         left_out = []
     encoded = template.tokenizer(
-        without_lone_surrogates(text), add_special_tokens=False, return_offsets_mapping=True
+        without_lone_surrogates(text),
+        add_special_tokens=False,
+        return_offsets_mapping=True,
+        verbose=False,  # It would warn of a row that is cut below.
     )
     labels = []
     for token, (start, _) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):

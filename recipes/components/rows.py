@@ -152,6 +152,16 @@ def describe_rows(train_rows: Rows, eval_rows: Rows | None) -> dict[str, str]:
     return notes
 
 
+def longest_row(train_rows: Rows, eval_rows: Rows | None, column: str = "length") -> int:
+    """Return the number of tokens of the longest row, also of those to evaluate on.
+
+    Args:
+        column: the one with the numbers of tokens.
+    """
+    splits = [rows for rows in (train_rows, eval_rows) if rows is not None]
+    return max(int(rows.column(column).max()) for rows in splits)
+
+
 def read_splits(
     args: HasPreparationArguments,
     prepare: Prepare,

@@ -31,7 +31,7 @@ from components.deepspeed_state import master_weights
 from components.ending import conclude, end_all_ranks, end_as_done
 from components.exits import Exit
 from components.metrics import Metrics, drop_lines_after, finite_or_none, peak_memory_gib
-from components.model_checks import check_under_strategy
+from components.model_checks import check_under_strategy, warn_of_long_rows
 from components.optimizer import Schedule
 from components.startup import imports_are_done
 from components.state import (
@@ -45,7 +45,7 @@ from components.state import (
 )
 from components.status import HOST, fail, process_status
 from components.strategy import Strategy
-from components.summary import summarize
+from components.summary import WARNING, summarize
 from components.trackers import start_trackers
 from components.watch import Watch
 
@@ -154,6 +154,7 @@ class Run:
         model: torch.nn.Module,
         notes: Mapping[str, str],
         planned_row: int | None = None,
+        longest_row: int = 0,
     ) -> None:
         """Print what is really in force, and write run.json; --dry_run ends here.
 
@@ -162,13 +163,15 @@ class Run:
         Args:
             notes: the recipe's lines of the summary: about rows, batches and the loss.
             planned_row: tokens of the longest row, if the planner knows the recipe's models.
+            longest_row: tokens of the longest row of text, for a warning if that is too long.
         """
         check_under_strategy(self._accelerator, self._args, model)
+        warnings = [notes.get(WARNING, ""), warn_of_long_rows(model, longest_row)]
         summarize(
             self._accelerator,
             self._args,
             model,
-            notes,
+            {**notes, WARNING: "\n".join(filter(None, warnings))},
             self._identity,
             self._total_steps,
             planned_row,

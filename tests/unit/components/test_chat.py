@@ -182,3 +182,11 @@ def test_on_request_every_token_is_trained_on(name, tokenizer):
     plain = tokenize(name, tokenizer)
     whole = tokenize_messages(messages_of(name), tokenizer, answers_only=False)
     assert whole["labels"] == whole["input_ids"] == plain["input_ids"] != plain["labels"]
+
+
+def test_a_row_that_is_cut_is_not_said_to_be_too_long_for_the_model(tokenizer):
+    tokenizer.model_max_length = 4
+    assert tokenize("two answers", tokenizer)["length"] > 4
+    assert not tokenizer.deprecation_warnings  # where transformers notes that it has said so
+    tokenizer("a b c d e f g h")
+    assert tokenizer.deprecation_warnings

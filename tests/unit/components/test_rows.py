@@ -24,6 +24,7 @@ from components.rows import (
     Rows,
     attempt_rows,
     describe_rows,
+    longest_row,
     open_splits,
     prepare_rows,
     read_splits,
@@ -493,3 +494,11 @@ def test_a_test_split_is_not_read_beside_rows_that_are_held_out(load):
 def test_a_row_has_to_be_left_to_train_on(problems_of):
     (problem,) = problems_of({"rows.jsonl": NUMBERS}, prepare=number_of, eval_split=20)
     assert problem == "error: --eval_split 20: leaves none of the 20 rows to train on"
+
+
+def test_the_longest_row_may_be_one_to_evaluate_on(load):
+    longer = row("Spell the word lamp.", "l-a-m-p, l-a-m-p")
+    files = {"train.jsonl": f"{GOOD}\n", "test.jsonl": f"{GOOD}\n{longer}\n"}
+    train_rows, eval_rows = load(files, evaluate=True)
+    assert longest_row(train_rows, None) == train_rows.lengths.max()
+    assert longest_row(train_rows, eval_rows) == eval_rows.lengths.max() > train_rows.lengths.max()
