@@ -87,9 +87,9 @@ def tokenize_conversation(
 
     Returns:
         input_ids and labels (-100: not trained on), at most max_length of each; truncated, whether
-        the end is missing; rewritten, the number of the assistant's turns that are not trained on,
-        since the template writes them differently once the conversation has moved on; length,
-        largest id and hash of the tokens.
+        the end is missing; whole_length, the number of tokens with that end; rewritten, the number
+        of the assistant's turns that are not trained on, since the template writes them differently
+        once the conversation has moved on; length, largest id and hash of the tokens.
 
     Raises:
         ValueError: if nothing is left to train on, or the template drops what was said.
@@ -127,6 +127,7 @@ def tokenize_conversation(
         "input_ids": tokens.tolist(),
         "labels": labels[:max_length],
         "truncated": len(labels) > max_length,
+        "whole_length": len(labels),
         "rewritten": len(left_out),
         "length": len(tokens),
         "largest": int(tokens.max()),

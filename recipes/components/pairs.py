@@ -133,6 +133,7 @@ def split_pair(whole: Sequence[list[int]], max_length: int) -> dict[str, Any]:
         "rejected_ids": rejected_ids,
         "length": min(longest, max_length),
         "truncated": longest > max_length,
+        "whole_length": longest,
         "largest": max(max(ids) for ids in whole),
         "hash": hash_of_row(np.array(parts).tobytes()),
     }
