@@ -51,7 +51,29 @@ def load_tokenizer(name: str, revision: str = "main", chat_template: str | None 
         tokenizer.chat_template = read_chat_template(Path(chat_template))
     if not tokenizer.chat_template:
         tokenizer.chat_template = DEFAULT_CHAT_TEMPLATE
+    check_own_template(tokenizer, name)
     return tokenizer
+
+
+def check_own_template(tokenizer: Any, name: str) -> None:
+    """End with 64 if the chat template of a tokenizer is not valid Jinja.
+
+    Args:
+        name: its folder or hub id.
+    """
+    templates = tokenizer.chat_template
+    if isinstance(templates, str):
+        templates = {"default": templates}
+    for template in templates.values():
+        try:
+            render_jinja_template([], chat_template=template)
+        except TemplateError as error:
+            line = getattr(error, "lineno", 1)
+            fail(
+                Exit.USAGE,
+                f"{name}: the tokenizer's chat template is not valid Jinja: line {line}: {error}: "
+                "pass a valid one as --chat_template FILE",
+            )
 
 
 def read_chat_template(path: Path) -> str:
@@ -165,6 +187,11 @@ def close_last_turn(
     if not is_trained_on[end - 1] or has_end_of_turn:
         return text, is_trained_on
     eos_token = template.tokenizer.eos_token
+    if eos_token is None:
+        raise ValueError(
+            "has an answer without an end: the chat template writes none, and the tokenizer has no "
+            "eos_token: set it in tokenizer_config.json, or pass another --chat_template"
+        )
     ending = np.ones(len(eos_token) + 1, dtype=bool)
     return text[:end] + eos_token, np.concatenate([is_trained_on[:end], ending])
 
