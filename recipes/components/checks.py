@@ -26,6 +26,7 @@ from components.data_files import is_path
 from components.device_checks import find_device_problems
 from components.exits import Exit
 from components.launch_file import find_launch_faults
+from components.model_folder import find_folder_problems, find_missing_weights
 from components.optimizer import find_schedule_problem
 from components.roles import find_column_conflicts
 from components.status import RANK, fail
@@ -52,6 +53,7 @@ def find_problems(args: CommonArguments, accelerator: Accelerator) -> list[str]:
     """Return a line for the user for each problem that makes the run impossible."""
     return [
         *find_conflicts(args),
+        *find_missing_weights(args),
         *find_strategy_problems(args, accelerator),
         *find_device_problems(args, accelerator),
         *find_missing_tracker(args),
@@ -168,8 +170,7 @@ def find_path_problems(args: CommonArguments) -> Iterator[str]:
     model = Path(name)
     if is_path(name) and not model.exists():
         yield f"--model_name_or_path {model}: no such folder"
-    if model.exists() and not (model / "config.json").is_file():
-        yield f"--model_name_or_path {model}: no config.json in it"
+    yield from find_folder_problems(args)
     if Path(args.output_dir).is_file():
         yield f"--output_dir {args.output_dir}: is a file"
     if args.run_name and args.report_to in NAMED_AS_PROJECT:

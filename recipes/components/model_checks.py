@@ -22,6 +22,7 @@ from components.arguments import (
     QuantizationArguments,
 )
 from components.exits import Exit
+from components.model_folder import why_not_causal
 from components.state import running_statistics
 from components.status import fail
 from components.strategy import Strategy
@@ -78,6 +79,7 @@ def check_model(
     """
     base = base_model_of(model)
     problems = [
+        *find_encoder(args, base),
         *find_missing_embeddings(base, largest_token, longest_row),
         *find_unquantized_experts(args, model, base),
         *find_missing_parameters(args, model, base),
@@ -98,6 +100,14 @@ def base_model_of(model: Any) -> PreTrainedModel:
     """Return the model that peft has wrapped, or the model itself if it has no adapters."""
     get_base_model = getattr(model, "get_base_model", None)
     return model if get_base_model is None else get_base_model()
+
+
+def find_encoder(args: CommonArguments, base: PreTrainedModel) -> Iterator[str]:
+    """Yield a problem if a causal language model is wanted and its tokens would see later ones."""
+    if isinstance(args, LossInHeadArguments):
+        reason = why_not_causal(base.config.to_dict())
+        if reason:
+            yield f"--model_name_or_path {args.model_name_or_path}: {reason}"
 
 
 def find_missing_embeddings(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conflicts between arguments, and faults of the launcher's file, are reported all at once."""
 
+import json
 import shlex
 import sys
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from broken_configs import FSDP2, TYPO, TYPO_SAID, ZERO_WITHOUT_PRECISION
 from components.arguments import CommonArguments
 from components.checks import check_launch, find_conflicts
 from components.cli import parse_arguments
+from components.model_folder import find_missing_weights
 from components.summary import plan_command
 from example_arguments import MixtureArguments, language_model_arguments
 
@@ -129,6 +131,74 @@ def test_hub_ids_are_not_folders(name):
 def test_a_folder_without_a_model_is_refused(tmp_path):
     (problem,) = conflicts("--model_name_or_path", str(tmp_path))
     assert problem == f"--model_name_or_path {tmp_path}: no config.json in it"
+
+
+def model_folder(path, **files):
+    """A folder with these files, {name without its dot: object}."""
+    path.mkdir()
+    for name, content in files.items():
+        (path / name.replace("_json", ".json")).write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize("also_config", [True, False])
+def test_an_adapter_is_no_model(also_config, tmp_path):
+    files = {"adapter_config_json": {"base_model_name_or_path": "owner/base"}}
+    if also_config:  # as that of a classifier has
+        files["config_json"] = {"model_type": "bert"}
+    folder = model_folder(tmp_path / "adapter", **files)
+    (folder / "adapter_model.safetensors").touch()
+    (problem,) = conflicts("--model_name_or_path", str(folder))
+    assert problem == (
+        f"--model_name_or_path {folder}: is an adapter of owner/base, not a model: pass "
+        "--model_name_or_path owner/base to train a new adapter, or merge this one into it first "
+        "(peft's merge_and_unload)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "config", "says"),
+    [
+        ("llama", {"model_type": "bert"}, "bert.py and bert_ner.py train encoders"),
+        ("mistral_pretrain", {"model_type": "modernbert"}, "bert.py and bert_ner.py train enc"),
+        ("mixtral", {"model_type": "t5"}, "t5.py trains models of sequence to sequence"),
+        ("llama_dpo", {"model_type": "vit"}, "vit.py trains models of images"),
+        ("llama", {"model_type": "bert", "is_decoder": True}, None),
+        ("llama", {"model_type": "gpt2"}, None),
+        ("llama", {"model_type": "bart"}, None),  # of which transformers takes the decoder
+        ("llama", {"model_type": "newer"}, None),
+        ("bert", {"model_type": "bert"}, None),
+        ("t5", {"model_type": "t5"}, None),
+    ],
+)
+def test_a_model_of_another_kind_is_refused_with_the_recipe_for_it(recipe, config, says, tmp_path):
+    folder = model_folder(tmp_path / "model", config_json=config)
+    problems = column_problems(recipe, "--model_name_or_path", str(folder))
+    if says is None:
+        assert problems == []
+        return
+    (problem,) = problems
+    kind = config["model_type"]
+    assert f"{folder}: a model of type {kind} is no causal language model: {says}" in problem
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{"])
+def test_a_config_that_cannot_be_read_is_left_to_the_loading(content, tmp_path):
+    (tmp_path / "config.json").write_text(content)
+    assert conflicts("--model_name_or_path", str(tmp_path)) == []
+
+
+def test_a_model_without_weights_can_only_be_planned(tmp_path):
+    folder = model_folder(tmp_path / "model", config_json={"model_type": "llama"})
+    given = ["--model_name_or_path", str(folder)]
+    (problem,) = find_missing_weights(language_model_arguments(*given))
+    assert problem.startswith(f"--model_name_or_path {folder}: no weights in it: copy the model's")
+    assert not list(find_missing_weights(language_model_arguments(*given, "--dry_run")))
+    for name in ("model.safetensors", "pytorch_model-00001-of-00002.bin"):
+        (folder / name).touch()
+        assert not list(find_missing_weights(language_model_arguments(*given)))
+        (folder / name).unlink()
+    assert not list(find_missing_weights(language_model_arguments()))  # from the hub
 
 
 def test_an_output_folder_that_is_a_file_is_refused(tmp_path):

@@ -225,6 +225,15 @@ class TestEmbeddings:
         model.vision_tower = torch.nn.ModuleDict({"position_embeddings": torch.nn.Embedding(4, 8)})
         check_model(language_model_arguments(), model, 0, 100)
 
+    def test_an_encoder_is_not_trained_to_predict_what_it_sees(self, capsys):
+        """A model from the hub, whose config nobody has read before."""
+        model = shapes_of(BertConfig(**TINY))
+        with pytest.raises(SystemExit, match="64"):
+            check_model(language_model_arguments(), model, 0)
+        says = "gpt2: a model of type bert is no causal language model: bert.py and bert_ner.py"
+        assert says in capsys.readouterr().err
+        check_model(parse_arguments(ClassifierArguments, words=[]), model, 0)
+
     def test_rotary_positions_have_no_end(self):
         check_model(language_model_arguments(), shapes_of(LlamaConfig(**TINY)), 0, 10**6)
 
