@@ -150,6 +150,10 @@ def list_names(folder: Path) -> list[str]:
 
 def refuse_odd_files(source: Source) -> None:
     """End with 65 if a file is empty, or of another type than the first."""
+    if source.files == (Path(source.name),):
+        if source.files[0].stat().st_size == 0:
+            fail(Exit.DATA, f"{source.name}: the file is empty")
+        return
     odd = []
     for file in source.files:
         if file.suffix != source.file_type or file.stat().st_size == 0:

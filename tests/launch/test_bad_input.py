@@ -66,7 +66,7 @@ CALLS = {
         ["has no answer within --max_length 5: raise --max_length, the longest prompt has"],
     ),
     "empty file": BadCall(
-        "--dataset_name {tmp}/nothing.jsonl", Exit.DATA, ["nothing.jsonl", "empty"]
+        "--dataset_name {tmp}/nothing.jsonl", Exit.DATA, ["nothing.jsonl: the file is empty"]
     ),
     "row that is not JSON": BadCall(
         "--dataset_name {tmp}/bad.jsonl", Exit.DATA, ["bad.jsonl, line 2", "not JSON"]
