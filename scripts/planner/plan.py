@@ -6,6 +6,8 @@
 
 from dataclasses import dataclass, replace
 
+from components.config_strategy import how_to_fit_mesh
+
 from . import recipe
 from .errors import UnplannableError
 from .recipe import RecipeArguments
@@ -112,7 +114,8 @@ def ranks_and_machines(
     if mesh and ranks != mesh:
         raise UnplannableError(
             f"the config's mesh is {strategy.replicas} x {strategy.shards}: "
-            f"it needs {mesh} processes, not {ranks}"
+            f"it needs {mesh} processes, not {ranks}: "
+            f"{how_to_fit_mesh(strategy.replicas, strategy.shards, ranks)}"
         )
     if strategy.engine == "single" and ranks > 1:
         raise UnplannableError(
