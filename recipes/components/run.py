@@ -316,8 +316,11 @@ class Run:
         """Record that the run is done, and print a hint about what to do next."""
         conclude(self._accelerator, "done", Exit.DONE)
         seconds = time.perf_counter() - self._metrics.start
+        part = ""
+        if self._checkpoint is not None:
+            part = f" since step {self._restored['step']}"
         self._accelerator.print(
-            f"Trained in {seconds:.0f} s; the model is in {self._folder}. {hint}"
+            f"Trained in {seconds:.0f} s{part}; the model is in {self._folder}. {hint}"
         )
         self._accelerator.end_training()
 
@@ -588,8 +591,7 @@ class Run:
             for name in (folder.METRICS, folder.NONFINITE_ROWS):
                 drop_lines_after(self._folder / name, self.step, self._evaluated)
         accelerator.print(
-            f"Continuing from {path}, made with {progress['strategy']} on {progress['ranks']} "
-            "ranks",
+            f"Continuing from {path}, {describe_maker(progress)}",
             flush=True,
         )
 
@@ -664,6 +666,15 @@ class Run:
         """End all ranks alike; the message is the last line."""
         self._metrics.close()
         end_all_ranks(self._accelerator, code, message)
+
+
+def describe_maker(progress: Mapping[str, Any]) -> str:
+    """Return under which strategy, and on how many ranks, a checkpoint was made."""
+    strategy = progress["strategy"]
+    if strategy == "one process":
+        return f"made with {strategy}"
+    ranks = "1 rank" if progress["ranks"] == 1 else f"{progress['ranks']} ranks"
+    return f"made with {strategy} on {ranks}"
 
 
 def length_argument(args: CommonArguments) -> str:
