@@ -22,7 +22,7 @@ from components.arguments import (
 )
 from components.best import find_best_model_conflicts
 from components.cli import find_out_of_bounds
-from components.data_files import is_path
+from components.data_files import find_missing, is_path
 from components.device_checks import find_device_problems
 from components.exits import Exit
 from components.launch_file import find_launch_faults
@@ -162,6 +162,20 @@ def find_chat_conflicts(args: CommonArguments) -> Iterator[str]:
 def flags_given(args: CommonArguments, *names: str) -> str:
     """Return those of the named flags that are on, joined by "and"."""
     return " and ".join(f"--{name}" for name in names if getattr(args, name))
+
+
+def find_missing_data(args: CommonArguments) -> Iterator[str]:
+    """Yield a line for each file or folder of data that does not exist.
+
+    A run would find that too, but only after it has looked for the model on the hub.
+    """
+    names = [args.dataset_name]
+    if args.eval_dataset_name and args.eval_strategy != "no":
+        names.append(args.eval_dataset_name)
+    for name in names:
+        missing = find_missing(name)
+        if missing is not None:
+            yield missing
 
 
 def find_path_problems(args: CommonArguments) -> Iterator[str]:

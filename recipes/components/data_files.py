@@ -110,7 +110,9 @@ def load_split(source: Source, text_columns: Sequence[str], streaming: bool) -> 
     key = source.split
     place: dict[str, Any]
     try:
-        refuse_missing_files(source)
+        missing = find_missing(source.name)
+        if missing is not None:
+            fail(Exit.DATA, missing)
         if source.file_type is None:
             place = {"path": source.name, "name": source.config}
         else:
@@ -131,16 +133,21 @@ def is_path(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
-def refuse_missing_files(source: Source) -> None:
-    """End with 65 if a file or folder does not exist, and suggest one with a similar name."""
-    for file in source.files:
-        if not file.exists():
-            problem = f"{file}: no such file"
-            for close in difflib.get_close_matches(file.name, list_names(file.parent), 1):
-                problem += f"; did you mean {file.with_name(close)}?"
-            fail(Exit.DATA, problem)
-    if not source.files and is_path(source.name) and not Path(source.name).exists():
-        fail(Exit.DATA, f"{source.name}: no such file or folder")
+def find_missing(name: str) -> str | None:
+    """Return that a file or folder does not exist, with a similar name if there is one, or None.
+
+    Args:
+        name: of the data, which may also be a hub id.
+    """
+    path = Path(name)
+    if path.exists():
+        return None
+    if path.suffix in DOCUMENT_TYPES:
+        problem = f"{path}: no such file"
+        for close in difflib.get_close_matches(path.name, list_names(path.parent), 1):
+            problem += f"; did you mean {path.with_name(close)}?"
+        return problem
+    return f"{name}: no such file or folder" if is_path(name) else None
 
 
 def list_names(folder: Path) -> list[str]:

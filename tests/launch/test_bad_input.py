@@ -38,6 +38,16 @@ CALLS = {
         Exit.DATA,
         ["rwos.jsonl: no such file; did you mean", "/rows.jsonl?"],
     ),
+    "missing file, told before the model is looked for": BadCall(
+        "--dataset_name {tmp}/rwos.jsonl --model_name_or_path owner/none",
+        Exit.DATA,
+        ["rwos.jsonl: no such file; did you mean", "/rows.jsonl?"],
+    ),
+    "missing file and a wrong argument": BadCall(
+        "--dataset_name rwos.jsonl --load_in_4bit",
+        Exit.USAGE,
+        ["--load_in_4bit: a quantized base", "error: rwos.jsonl: no such file"],
+    ),
     "missing folder": BadCall(
         "--dataset_name {tmp}/none", Exit.DATA, ["none: no such file or folder"]
     ),

@@ -21,7 +21,7 @@ import t5
 import vit
 from broken_configs import FSDP2, TYPO, TYPO_SAID, ZERO_WITHOUT_PRECISION
 from components.arguments import CommonArguments
-from components.checks import check_launch, find_conflicts
+from components.checks import check_launch, find_conflicts, find_missing_data
 from components.cli import parse_arguments
 from components.model_folder import find_missing_weights
 from components.summary import plan_command
@@ -199,6 +199,24 @@ def test_a_model_without_weights_can_only_be_planned(tmp_path):
         assert not list(find_missing_weights(language_model_arguments(*given)))
         (folder / name).unlink()
     assert not list(find_missing_weights(language_model_arguments()))  # from the hub
+
+
+def test_data_that_are_missing_are_found_by_their_names_alone(tmp_path, monkeypatch):
+    def missing(*flags):
+        return list(find_missing_data(language_model_arguments(*flags)))
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").touch()
+    (tmp_path / "rows").mkdir()
+    for name in ("rows.jsonl", str(tmp_path / "rows"), "rows", "owner/rows", "rwos"):
+        assert missing("--dataset_name", name) == []
+    for name in ("rwos.jsonl", "rwos.csv", "rwos.json", "data/rwos.parquet", "rwos.txt"):
+        (problem,) = missing("--dataset_name", name)
+        assert problem.startswith(f"{name}: no such file")
+    assert missing("--dataset_name", "./rwos") == ["./rwos: no such file or folder"]
+    held_out = ["--dataset_name", "rows.jsonl", "--eval_dataset_name", "rwos.jsonl"]
+    assert missing(*held_out) == ["rwos.jsonl: no such file; did you mean rows.jsonl?"]
+    assert missing(*held_out, "--eval_strategy", "no") == []
 
 
 def test_an_output_folder_that_is_a_file_is_refused(tmp_path):
