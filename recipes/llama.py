@@ -204,12 +204,11 @@ def main(args: Arguments) -> None:
     # ---- Model, optimizer, schedule ----
     model = load_model(args, accelerator)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
-    longest = longest_row(train_rows, eval_rows)
     check_model(
         args,
         model,
         train_rows.largest_token(tokenizer),
-        longest_row=longest,
+        longest_row=longest_row(train_rows, eval_rows),
         shares_lines=args.packing or args.padding_free or collator.one_line,
         in_one_line=collator.one_line,
     )
@@ -223,7 +222,7 @@ def main(args: Arguments) -> None:
         model,
         notes,
         planned_row=args.max_length if args.packing else lengths.max(),
-        longest_row=longest,
+        longest_row=longest_row(train_rows, eval_rows),
     )
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)

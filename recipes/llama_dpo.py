@@ -407,12 +407,11 @@ def main(args: Arguments) -> None:
     # ---- Model, optimizer, schedule ----
     model = load_model(args, accelerator)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
-    longest = longest_row(train_rows, eval_rows)
     check_model(
         args,
         model,
         train_rows.largest_token(tokenizer),
-        longest_row=longest,
+        longest_row=longest_row(train_rows, eval_rows),
         shares_lines=collator.one_line,
         in_one_line=collator.one_line,
     )
@@ -420,7 +419,7 @@ def main(args: Arguments) -> None:
     notes["batch"] = plan.describe("pairs", tokens_per_line=2 * lengths.mean())
     notes["loss"] = str(token_loss)
     notes["sample"] = show_pair(train_rows.dataset[0], tokenizer)
-    run.summarize(model, notes, longest_row=longest)
+    run.summarize(model, notes, longest_row=longest_row(train_rows, eval_rows))
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
     reference_logps = None  # compare_answers then runs it in each step

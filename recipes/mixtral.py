@@ -366,12 +366,11 @@ def main(args: Arguments) -> None:
     top_k = base_model_of(model).config.get_text_config().num_experts_per_tok
     factor = router_loss_factor(model, args)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
-    longest = longest_row(train_rows, eval_rows)
     check_model(
         args,
         model,
         train_rows.largest_token(tokenizer),
-        longest_row=longest,
+        longest_row=longest_row(train_rows, eval_rows),
         shares_lines=collator.one_line,
         in_one_line=collator.one_line,
     )
@@ -380,7 +379,7 @@ def main(args: Arguments) -> None:
     notes["experts"] = describe_experts(model, top_k, factor)
     notes["loss"] = str(token_loss)
     notes["sample"] = show_trained_tokens(train_rows.dataset[0], tokenizer)
-    run.summarize(model, notes, longest_row=longest)
+    run.summarize(model, notes, longest_row=longest_row(train_rows, eval_rows))
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
     run.resume(model, optimizer, schedule)

@@ -15,8 +15,8 @@ from components.strategy_checks import how_to_rehearse
 def make_accelerator(args: CommonArguments) -> Accelerator:
     """Return the Accelerator, which has to exist before the model is loaded.
 
-    Ends with 64 if YAML, launcher and arguments request something that it cannot run, and with 65
-    if only the data are missing.
+    Ends with 64 if YAML, launcher and arguments request something that it cannot run, or with 65 if
+    the only problem is a missing data set.
     """
     check_launch(args)
     try:

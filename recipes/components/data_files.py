@@ -147,7 +147,9 @@ def find_missing(name: str) -> str | None:
         for close in difflib.get_close_matches(path.name, list_names(path.parent), 1):
             problem += f"; did you mean {path.with_name(close)}?"
         return problem
-    return f"{name}: no such file or folder" if is_path(name) else None
+    if is_path(name):
+        return f"{name}: no such file or folder"
+    return None
 
 
 def list_names(folder: Path) -> list[str]:

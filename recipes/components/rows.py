@@ -43,9 +43,8 @@ UNREAD = "not_read"  # the columns and message keys that nothing has read, as JS
 TRUNCATED = "truncated"  # whether `prepare` has cut the row
 WHOLE_LENGTH = "whole_length"  # the tokens of a row with the end that `prepare` has cut off
 REWRITTEN = "rewritten"  # number of answers that are not trained on, as the chat template rewrites
-
 TEMPORARY = (PROBLEM, UNREAD, TRUNCATED, WHOLE_LENGTH, REWRITTEN)
-NOTABLE_SHARE = 0.05  # of rows that are cut
+NOTABLE_SHARE = 0.05  # A larger share of truncated rows is a warning.
 
 
 class HasDataArguments(Protocol):

@@ -6,12 +6,10 @@
 
 from dataclasses import dataclass, replace
 
-from components.config_strategy import how_to_fit_mesh
-
 from . import recipe
 from .errors import UnplannableError
 from .recipe import RecipeArguments
-from .yaml_files import Config, Strategy, strategy_of
+from .yaml_files import Config, Strategy, how_to_fit_mesh, strategy_of
 
 ITEMSIZES = {"bf16": 2, "fp16": 2}  # bytes per element of each mixed precision
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}  # their names in torch
@@ -115,7 +113,7 @@ def ranks_and_machines(
         raise UnplannableError(
             f"the config's mesh is {strategy.replicas} x {strategy.shards}: "
             f"it needs {mesh} processes, not {ranks}: "
-            f"{how_to_fit_mesh(strategy.replicas, strategy.shards, ranks)}"
+            f"{how_to_fit_mesh(strategy, ranks)}"
         )
     if strategy.engine == "single" and ranks > 1:
         raise UnplannableError(

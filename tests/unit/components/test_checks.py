@@ -165,7 +165,7 @@ def test_an_adapter_is_no_model(also_config, tmp_path):
         ("llama_dpo", {"model_type": "vit"}, "vit.py trains models of images"),
         ("llama", {"model_type": "bert", "is_decoder": True}, None),
         ("llama", {"model_type": "gpt2"}, None),
-        ("llama", {"model_type": "bart"}, None),  # of which transformers takes the decoder
+        ("llama", {"model_type": "bart"}, None),  # transformers takes its decoder
         ("llama", {"model_type": "newer"}, None),
         ("bert", {"model_type": "bert"}, None),
         ("t5", {"model_type": "t5"}, None),
