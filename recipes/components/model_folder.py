@@ -81,16 +81,32 @@ def why_not_causal(config: dict[str, Any]) -> str:
         config: of config.json.
     """
     kind = config.get("model_type", "")
-    is_decoder = config.get("is_decoder") or config.get("causal")
+    if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not is_encoder(kind):
+        return ""
+    recipe = recipe_for(kind)
+    sees_only_the_past = config.get("is_decoder") or config.get("causal")
+    if not recipe or (sees_only_the_past and kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        return ""
+    return f"a model of type {kind} is no causal language model: {recipe}"
+
+
+def is_encoder(kind: str) -> bool:
+    """Return whether models of a type see the tokens on both sides, unless they are decoders."""
     is_seq2seq = kind in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
-    is_encoder = kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not is_seq2seq
-    is_causal = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and (is_decoder or not is_encoder)
-    if is_seq2seq:
-        recipe = "t5.py trains models of sequence to sequence"
-    elif is_encoder:
-        recipe = "bert.py and bert_ner.py train encoders"
-    elif kind in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES:
-        recipe = "vit.py trains models of images"
-    else:
-        return ""  # Custom code, or a type of another version of transformers
-    return "" if is_causal else f"a model of type {kind} is no causal language model: {recipe}"
+    return kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not is_seq2seq
+
+
+def recipe_for(kind: str) -> str:
+    """Return which recipe trains models of a type, as a clause.
+
+    Returns "" for custom code, and for a type of another version of transformers.
+    """
+    if kind in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
+        return "t5.py trains models of sequence to sequence"
+    if is_encoder(kind):
+        return "bert.py and bert_ner.py train encoders"
+    if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return "llama.py trains causal language models"
+    if kind in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES:
+        return "vit.py trains models of images"
+    return ""
