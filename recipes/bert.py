@@ -102,6 +102,7 @@ from components.rows import (
     describe_rows,
     hash_of_row,
     hold_out_rows,
+    longest_row,
     open_splits,
     prepare_rows,
 )
@@ -241,13 +242,14 @@ def main(args: Arguments) -> None:
     )
     config = base_model_of(model).config
     config.pad_token_id = tokenizer.pad_token_id  # decoders classify at the last token before it
-    check_model(args, model, train_rows.largest_token(tokenizer), longest_row=lengths.max())
+    longest = longest_row(train_rows, eval_rows)
+    check_model(args, model, train_rows.largest_token(tokenizer), longest)
     notes = describe_rows(train_rows, eval_rows)
     first = train_rows.dataset[0]
     notes["labels"] = classes.describe()
     notes["batch"] = plan.describe("rows", lengths.mean())
     notes["sample"] = f"{tokenizer.decode(first['input_ids'])} -> {first['label_text']}"
-    run.summarize(model, notes)
+    run.summarize(model, notes, longest_row=longest)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
     run.resume(model, optimizer, schedule)

@@ -95,6 +95,7 @@ from components.rows import (
     describe_rows,
     hash_of_row,
     hold_out_rows,
+    longest_row,
     open_splits,
     prepare_rows,
 )
@@ -143,7 +144,8 @@ def tokenize_words(
             f"has {len(words)} words in {word_column} and {len(tags)} tags in {tag_column}"
         )
     # To byte-level tokenizers the space before a word is part of it; others ignore it
-    encoded = tokenizer([f" {word}" for word in words], is_split_into_words=True)
+    spaced = [f" {word}" for word in words]
+    encoded = tokenizer(spaced, is_split_into_words=True, verbose=False)
     tokens = np.array(encoded["input_ids"], dtype=np.int32)
     if len(tokens) > max_length:
         raise ValueError(
@@ -272,12 +274,13 @@ def main(args: Arguments) -> None:
     )
     config = base_model_of(model).config
     config.pad_token_id = tokenizer.pad_token_id
-    check_model(args, model, train_rows.largest_token(tokenizer), longest_row=lengths.max())
+    longest = longest_row(train_rows, eval_rows)
+    check_model(args, model, train_rows.largest_token(tokenizer), longest)
     notes = describe_rows(train_rows, eval_rows)
     notes["labels"] = describe_tags(count_tags(train_rows), tag_ids)
     notes["batch"] = plan.describe("rows", lengths.mean())
     notes["sample"] = show_tags(train_rows.dataset[0], tokenizer, tag_ids)
-    run.summarize(model, notes)
+    run.summarize(model, notes, longest_row=longest)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
     run.resume(model, optimizer, schedule)

@@ -113,7 +113,7 @@ from components.neftune import add_neftune
 from components.optimizer import make_optimizer
 from components.packing import TokenCollator, describe_packing, takes_one_line
 from components.perplexity import evaluate_perplexity
-from components.rows import Rows, describe_rows
+from components.rows import Rows, describe_rows, longest_row
 from components.run import Run
 from components.strategy import backward_of_sum
 
@@ -221,7 +221,7 @@ def main(args: Arguments) -> None:
         args,
         model,
         train_rows.largest_token(tokenizer),
-        longest_row=lengths.max(),
+        longest_row=longest_row(train_rows, eval_rows),
         shares_lines=args.packing or args.padding_free or collator.one_line,
         in_one_line=collator.one_line,
     )
@@ -231,7 +231,12 @@ def main(args: Arguments) -> None:
     notes["sample"] = show_trained_tokens(train_rows.dataset[0], tokenizer)
     if args.packing:
         notes["packing"] = describe_packing(lines, lengths, args.max_length)
-    run.summarize(model, notes, planned_row=args.max_length if args.packing else lengths.max())
+    run.summarize(
+        model,
+        notes,
+        planned_row=args.max_length if args.packing else lengths.max(),
+        longest_row=longest_row(train_rows, eval_rows),
+    )
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
     run.resume(model, optimizer, schedule)

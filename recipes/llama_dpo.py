@@ -110,7 +110,7 @@ from components.pairs import (
     tokenize_message_pair,
     tokenize_text_pair,
 )
-from components.rows import Rows, describe_rows
+from components.rows import Rows, describe_rows, longest_row
 from components.run import Run
 from components.strategy import backward_of_sum
 
@@ -412,7 +412,7 @@ def main(args: Arguments) -> None:
         args,
         model,
         train_rows.largest_token(tokenizer),
-        longest_row=lengths.max(),
+        longest_row=longest_row(train_rows, eval_rows),
         shares_lines=collator.one_line,
         in_one_line=collator.one_line,
     )
@@ -420,7 +420,7 @@ def main(args: Arguments) -> None:
     notes["batch"] = plan.describe("pairs", tokens_per_line=2 * lengths.mean())
     notes["loss"] = str(token_loss)
     notes["sample"] = show_pair(train_rows.dataset[0], tokenizer)
-    run.summarize(model, notes)
+    run.summarize(model, notes, longest_row=longest_row(train_rows, eval_rows))
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
     reference_logps = None  # compare_answers then runs it in each step

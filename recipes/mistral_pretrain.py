@@ -304,7 +304,7 @@ def main(args: Arguments) -> None:
     notes["batch"] = describe_batch(args, accelerator, "blocks", args.max_length)
     notes["loss"] = str(token_loss)
     notes["sample"] = tokenizer.decode(corpus.first_block[0, :SHOWN_TOKENS].tolist())
-    run.summarize(model, notes)
+    run.summarize(model, notes, longest_row=args.max_length)
     optimizer, schedule = make_optimizer(model, args, accelerator, total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
     run.resume(model, optimizer, schedule, stream=stream)

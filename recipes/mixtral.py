@@ -110,7 +110,7 @@ from components.neftune import add_neftune
 from components.optimizer import make_optimizer
 from components.packing import TokenCollator, takes_one_line
 from components.perplexity import perplexity_of
-from components.rows import Rows, describe_rows
+from components.rows import Rows, describe_rows, longest_row
 from components.run import Run
 from components.status import fail
 from components.strategy import backward_of_sum
@@ -381,7 +381,7 @@ def main(args: Arguments) -> None:
         args,
         model,
         train_rows.largest_token(tokenizer),
-        longest_row=lengths.max(),
+        longest_row=longest_row(train_rows, eval_rows),
         shares_lines=collator.one_line,
         in_one_line=collator.one_line,
     )
@@ -390,7 +390,7 @@ def main(args: Arguments) -> None:
     notes["experts"] = describe_experts(model, top_k, factor)
     notes["loss"] = str(token_loss)
     notes["sample"] = show_trained_tokens(train_rows.dataset[0], tokenizer)
-    run.summarize(model, notes)
+    run.summarize(model, notes, longest_row=longest_row(train_rows, eval_rows))
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
     run.resume(model, optimizer, schedule)

@@ -140,6 +140,7 @@ from components.rows import (
     Rows,
     describe_rows,
     hash_of_row,
+    longest_row,
 )
 from components.run import Run
 from components.seq2seq import Seq2SeqCollator, cut_tokens
@@ -413,8 +414,8 @@ def main(args: Arguments) -> None:
     # ---- Model, optimizer, schedule ----
     model = load_model(args, accelerator, tokenizer)
     first = train_rows.dataset[0]
-    longest_row = train_rows.column("longest").max()
-    check_model(args, model, train_rows.largest_token(tokenizer), longest_row)
+    longest = longest_row(train_rows, eval_rows, "longest")
+    check_model(args, model, train_rows.largest_token(tokenizer), longest)
     notes = describe_rows(train_rows, eval_rows)
     notes["batch"] = plan.describe("rows", lengths.mean())
     notes["length"] = (
@@ -422,7 +423,7 @@ def main(args: Arguments) -> None:
         f"{args.max_target_length:,} of a target (--max_target_length)"
     )
     notes["sample"] = " -> ".join(tokenizer.decode(first[name]) for name in ("input_ids", "labels"))
-    run.summarize(model, notes)
+    run.summarize(model, notes, longest_row=longest)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
     run.resume(model, optimizer, schedule)

@@ -579,7 +579,11 @@ broken(
 broken("GPU ids as a number", DDP + "gpu_ids: 0\n", "error", "gpu_ids", "not text")
 broken("fewer GPUs than processes", DDP + "gpu_ids: 0,1\n", "error", "gpu_ids", "8 processes")
 broken(
-    "mesh and processes apart", FULL2 + MESH + "2\n", "error", "parallelism_config", "multiply to 4"
+    "mesh and processes apart",
+    FULL2 + MESH + "2\n",
+    "error",
+    "parallelism_config",
+    "multiply to 4, num_processes is 8",
 )
 broken(
     "mesh for FSDP1",

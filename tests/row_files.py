@@ -191,14 +191,22 @@ bad_line("completion that is true", row("a", True), [NO_TEXT, "True"])
 bad_line("completion that is an object", row("a", {"text": "b"}), [NO_TEXT, "{'text': 'b'}"])
 bad_line("completion that is a list", row("a", ["b"]), ["message 2 is not an object"])
 bad_line("prompt that is a list", row(["a"]), ["message 1 is not an object"])
-bad_line("empty completion", row("a", ""), [NO_ANSWER])
+bad_line(
+    "empty completion",
+    row("a", ""),
+    [NO_ANSWER, "by user, and that of the assistant (the completion) is empty"],
+)
 bad_line("completion of spaces", row("a", " \n\t "), [NO_ANSWER])
 bad_line(
     "empty answer after another",
     conversation(USER, ASSISTANT, USER, {"role": "assistant", "content": " "}),
     ["message 4 (assistant) is empty"],
 )
-bad_line("empty prompt", row(""), [NO_ANSWER, "a user's text", "by assistant"])
+bad_line(
+    "empty prompt",
+    row(""),
+    [NO_ANSWER, "a user's text", "by assistant, and that of the user (the prompt) is empty"],
+)
 bad_line("prompt of spaces", row("  "), [NO_ANSWER, "a user's text"])
 bad_line(
     "instruction that is null",
@@ -246,6 +254,11 @@ bad_line(
 )
 bad_line("answer first", conversation(ASSISTANT, USER, ASSISTANT), [NO_ANSWER])
 bad_line("question last", conversation(SYSTEM, ASSISTANT, USER), [NO_ANSWER])
+bad_line(
+    "unknown role",
+    conversation(USER, {**ASSISTANT, "role": "bot"}),
+    ["by user, bot; unknown role: bot; known are system, developer, user, assistant, tool"],
+)
 bad_line("no user", conversation(SYSTEM, ASSISTANT), [NO_ANSWER, "by system, assistant"])
 bad_line("no assistant", conversation(SYSTEM, USER), [NO_ANSWER, "by system, user"])
 bad_line(
@@ -273,7 +286,7 @@ NOT_TEXT = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.
 PARQUET = parquet_of(prompt=["a", "c"], completion=["b", "d"])
 
 # ---- Bad files ----
-bad_file("empty", "rows.jsonl", "", ["rows.jsonl", "empty"])
+bad_file("empty", "rows.jsonl", "", ["rows.jsonl: the file is empty"])
 bad_file(
     "blank lines",
     "rows.jsonl",

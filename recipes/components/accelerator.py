@@ -5,7 +5,7 @@ import transformers
 from accelerate import Accelerator
 
 from components.arguments import CommonArguments
-from components.checks import check_launch, find_problems
+from components.checks import check_launch, find_missing_data, find_problems
 from components.exits import Exit
 from components.status import fail
 from components.strategy import new_accelerator, set_up_engine
@@ -15,7 +15,8 @@ from components.strategy_checks import how_to_rehearse
 def make_accelerator(args: CommonArguments) -> Accelerator:
     """Return the Accelerator, which has to exist before the model is loaded.
 
-    Ends with 64 if YAML, launcher and arguments request something that it cannot run.
+    Ends with 64 if YAML, launcher and arguments request something that it cannot run, or with 65 if
+    the only problem is a missing data set.
     """
     check_launch(args)
     try:
@@ -28,8 +29,9 @@ def make_accelerator(args: CommonArguments) -> Accelerator:
             how_to_rehearse(),
         )
     problems = find_problems(args, accelerator)
-    if problems:
-        fail(Exit.USAGE, *problems)
+    missing = list(find_missing_data(args))
+    if problems or missing:
+        fail(Exit.USAGE if problems else Exit.DATA, *problems, *missing)
     set_up_engine(args, accelerator)
     if not accelerator.is_local_main_process:
         hide_progress_bars()

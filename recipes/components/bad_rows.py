@@ -59,7 +59,13 @@ def report_some(problems: Mapping[int, str], prefix: str, name: str, num_rows: i
     """
     unit = prefix.split()[-1]
     count = f"{len(problems)} of {num_rows} {unit}s cannot be used"
-    advice = "fix them, or leave them out with --skip_bad_rows"
+    fix = "fix them"
+    lengths = lengths_of_prompts(list(problems.values()))
+    if lengths:
+        fix = advise_max_length(lengths)
+        if len(lengths) < len(problems):
+            fix = f"{fix}; fix the others"
+    advice = f"{fix}, or leave them out with --skip_bad_rows"
     return [*name_first(problems, prefix), f"{name}: {count}: {advice}"]
 
 
@@ -105,11 +111,21 @@ def with_fix(problems: Sequence[str], recipe: str) -> str:
     filled, and the fix may depend on all rows.
     """
     problem = problems[0]
-    too_long = [TOO_LONG.search(text) for text in problems]
-    lengths = [int(found[1]) for found in too_long if found is not None]
+    lengths = lengths_of_prompts(problems)
     if len(lengths) == len(problems):
         text = problem.split(": ")[0]
-        return f"{text}: raise --max_length, the longest prompt has {max(lengths)} tokens"
+        return f"{text}: {advise_max_length(lengths)}"
     if re.search(r"edit \w+$", problem):
         return f"{problem} in {recipe}"
     return problem
+
+
+def lengths_of_prompts(problems: Sequence[str]) -> list[int]:
+    """Return the numbers of tokens of those prompts that leave no room for an answer."""
+    too_long = [TOO_LONG.search(text) for text in problems]
+    return [int(found[1]) for found in too_long if found is not None]
+
+
+def advise_max_length(lengths: Sequence[int]) -> str:
+    """Return the fix for prompts of these lengths, which leave no room for an answer."""
+    return f"raise --max_length, the longest prompt has {max(lengths)} tokens"

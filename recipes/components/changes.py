@@ -40,7 +40,8 @@ def find_changes(
     """
     now = vars(args) | dict(identity)
     changed = [name for name, value in now.items() if value != before.get(name, value)]
-    lines = [f"{name} {before[name]} -> {now[name]}" for name in changed]
+    told = [name for name in changed if name != "allow_change"]  # It is only about this call.
+    lines = [f"{name} {before[name]} -> {now[name]}" for name in told]
     return Changes(lines, find_refusal(args, changed, before, identity, num_processes))
 
 

@@ -52,7 +52,29 @@ def load_tokenizer(name: str, revision: str = "main", chat_template: str | None 
         tokenizer.chat_template = read_chat_template(Path(chat_template))
     if not tokenizer.chat_template:
         tokenizer.chat_template = DEFAULT_CHAT_TEMPLATE
+    check_own_template(tokenizer, name)
     return tokenizer
+
+
+def check_own_template(tokenizer: Any, name: str) -> None:
+    """End with 64 if the chat template of a tokenizer is not valid Jinja.
+
+    Args:
+        name: its folder or hub id.
+    """
+    templates = tokenizer.chat_template
+    if isinstance(templates, str):
+        templates = {"default": templates}
+    for template in templates.values():
+        try:
+            render_jinja_template([], chat_template=template)
+        except TemplateError as error:
+            line = getattr(error, "lineno", 1)
+            fail(
+                Exit.USAGE,
+                f"{name}: the tokenizer's chat template is not valid Jinja: line {line}: {error}: "
+                "pass a valid one as --chat_template FILE",
+            )
 
 
 def read_chat_template(path: Path) -> str:
@@ -88,9 +110,9 @@ def tokenize_conversation(
 
     Returns:
         input_ids and labels (-100: not trained on), at most max_length of each; truncated, whether
-        the end is missing; rewritten, the number of the assistant's turns that are not trained on,
-        since the template writes them differently once the conversation has moved on; length,
-        largest id and hash of the tokens.
+        the end is missing; whole_length, the number of tokens with that end; rewritten, the number
+        of the assistant's turns that are not trained on, since the template writes them differently
+        once the conversation has moved on; length, largest id and hash of the tokens.
 
     Raises:
         ValueError: if nothing is left to train on, or the template drops what was said.
@@ -103,7 +125,11 @@ def tokenize_conversation(
     if not answers_only:
         spans = [(0, len(text))]
         left_out = []
-    encoded = template.tokenizer(without_lone_surrogates(text), add_special_tokens=False)
+    encoded = template.tokenizer(
+        without_lone_surrogates(text),
+        add_special_tokens=False,
+        verbose=False,  # It would warn of a row that is cut below.
+    )
     tokens = np.array(encoded["input_ids"], dtype=np.int32)
     labels = np.full_like(tokens, NOT_TRAINED_ON)
     for start, end in spans:
@@ -116,12 +142,13 @@ def tokenize_conversation(
         raise ValueError(
             f"has no answer within --max_length {max_length}: {first} tokens are prompt"
         )
-    is_truncated = len(tokens) > max_length
+    whole_length = len(tokens)
     tokens = tokens[:max_length]
     return {
         "input_ids": tokens.tolist(),
         "labels": labels[:max_length].tolist(),
-        "truncated": is_truncated,
+        "truncated": whole_length > max_length,
+        "whole_length": whole_length,
         "rewritten": len(left_out),
         "length": len(tokens),
         "largest": int(tokens.max()),
@@ -158,7 +185,13 @@ def close_last_turn(
     has_end_of_turn = text[:end].endswith(template.end_tokens)
     if not spans or spans[-1][1] < end or has_end_of_turn:
         return text, spans
-    closed = text[:end] + template.tokenizer.eos_token
+    eos_token = template.tokenizer.eos_token
+    if eos_token is None:
+        raise ValueError(
+            "has an answer without an end: the chat template writes none, and the tokenizer has no "
+            "eos_token: set it in tokenizer_config.json, or pass another --chat_template"
+        )
+    closed = text[:end] + eos_token
     start, _ = spans[-1]
     return closed, [*spans[:-1], (start, len(closed))]
 

@@ -36,12 +36,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from components.exits import Exit
-from components.folder import LATEST
+from components.folder import LATEST, MANIFEST
 from components.status import fail, write_file
 
 STATE = "state.safetensors"
 PROGRESS = "progress.json"
-MANIFEST = "manifest.json"
 FILES = (STATE, PROGRESS)
 REPLACED = ".replaced"  # Ends the name of a folder whose checkpoint another one replaces
 NAME = re.compile(r"checkpoint-([0-9]{1,18})")

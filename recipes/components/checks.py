@@ -5,6 +5,7 @@ This module checks arguments by themselves; strategy_checks.py and device_checks
 together with the launch and the machine. model_checks.py follows once the model is there.
 """
 
+import dataclasses
 import math
 import sys
 from collections.abc import Iterator
@@ -18,16 +19,17 @@ from components.arguments import (
     DataArguments,
     ExpertAdapterArguments,
     InstructionTuningArguments,
-    LoraVariantArguments,
     MixtureArguments,
     QuantizationArguments,
 )
 from components.best import find_best_model_conflicts
 from components.cli import find_out_of_bounds
+from components.data_files import find_missing_data_set
 from components.device_checks import find_device_problems
 from components.exits import Exit
 from components.hub_ids import find_missing
 from components.launch_file import find_launch_faults
+from components.model_folder import find_folder_problems, find_missing_weights
 from components.optimizer import find_schedule_problem
 from components.roles import find_column_conflicts
 from components.status import RANK, fail
@@ -54,6 +56,7 @@ def find_problems(args: CommonArguments, accelerator: Accelerator) -> list[str]:
     """Return a line for the user for each problem that makes the run impossible."""
     return [
         *find_conflicts(args),
+        *find_missing_weights(args),
         *find_strategy_problems(args, accelerator),
         *find_device_problems(args, accelerator),
         *find_missing_tracker(args),
@@ -105,8 +108,8 @@ def find_quantization_conflicts(args: CommonArguments) -> Iterator[str]:
 
 def find_adapter_conflicts(args: CommonArguments) -> Iterator[str]:
     """Yield a line for each option of adapters that cannot take effect."""
-    if isinstance(args, LoraVariantArguments) and not args.use_peft:
-        given = flags_given(args, "use_rslora", "use_dora")
+    if not args.use_peft:
+        given = changed_adapter_flags(args)
         if given:
             yield f"{given}: for adapters only: add --use_peft"
     if args.modules_to_save and not args.use_peft:
@@ -119,6 +122,24 @@ def find_adapter_conflicts(args: CommonArguments) -> Iterator[str]:
                 "--lora_dropout is for adapters of linear layers (peft): leave it out, or pass "
                 "--lora_target_parameters without a value, which leaves the others out"
             )
+
+
+def changed_adapter_flags(args: CommonArguments) -> str:
+    """Return the flags of adapters whose value is not their default, joined by "and".
+
+    --use_peft and --modules_to_save are not among them.
+    """
+    changed = []
+    for field in dataclasses.fields(args):
+        name = field.name
+        if not name.startswith("lora_") and name not in ("use_rslora", "use_dora"):
+            continue
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        if getattr(args, name) != default:
+            changed.append(f"--{name}")
+    return " and ".join(changed)
 
 
 def find_eval_split_problems(args: DataArguments) -> Iterator[str]:
@@ -161,15 +182,28 @@ def flags_given(args: CommonArguments, *names: str) -> str:
     return " and ".join(f"--{name}" for name in names if getattr(args, name))
 
 
+def find_missing_data(args: CommonArguments) -> Iterator[str]:
+    """Yield a line for each file or folder of data that does not exist.
+
+    A run would find that too, but only after it has looked for the model on the hub.
+    """
+    names = [args.dataset_name]
+    if isinstance(args, MixtureArguments):
+        names = list(args.dataset_name)
+    if args.eval_dataset_name and args.eval_strategy != "no":
+        names.append(args.eval_dataset_name)
+    for name in names:
+        missing = find_missing_data_set(name)
+        if missing is not None:
+            yield missing
+
+
 def find_path_problems(args: CommonArguments) -> Iterator[str]:
     """Yield a line for each path in the arguments that is not what it should be."""
-    name = args.model_name_or_path
-    model = Path(name)
-    missing = find_missing(name)
+    missing = find_missing(args.model_name_or_path)
     if missing is not None:
         yield f"--model_name_or_path {missing}"
-    if model.exists() and not (model / "config.json").is_file():
-        yield f"--model_name_or_path {model}: no config.json in it"
+    yield from find_folder_problems(args)
     if Path(args.output_dir).is_file():
         yield f"--output_dir {args.output_dir}: is a file"
     if args.run_name and args.report_to in NAMED_AS_PROJECT:

@@ -18,7 +18,7 @@ from components.config_findings import (
     set_value,
 )
 from components.config_reading import NOT_GIVEN, Config
-from components.config_strategy import mesh_sizes
+from components.config_strategy import how_to_fit_mesh, mesh_sizes
 
 
 # ---- Engine ----
@@ -191,9 +191,11 @@ def fsdp_can_use_the_mesh(config: Config) -> Iterator[Finding]:
     elif sizes["dp_shard"] == sizes["cp"] == 1:
         fix = "a parallelism_config_dp_shard_size above 1"
         yield finding(STOPS, path, "FSDP2 has nothing to shard over", fix)
-    elif config.processes not in (NOT_GIVEN, places):
+    elif places > 0 and config.processes not in (NOT_GIVEN, places):
         reason = f"its sizes multiply to {places}, num_processes is {config.processes}"
-        yield finding(STOPS, path, reason, "make them equal")
+        replicas = sizes["dp_replicate"]
+        fix = how_to_fit_mesh(replicas, places // replicas, config.processes)
+        yield finding(STOPS, path, reason, fix)
 
 
 def engine_splits_by_the_mesh(config: Config) -> Iterator[Finding]:

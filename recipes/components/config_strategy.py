@@ -85,6 +85,19 @@ def mesh_sizes(config: dict) -> dict[str, int]:
     return {kind: mesh.get(f"parallelism_config_{kind}_size", 1) for kind in MESH_KINDS}
 
 
+def how_to_fit_mesh(replicas: int, shards: int, processes: int) -> str:
+    """Return what to change if a mesh of replicas x shards has another number of places.
+
+    The number of shards stays, since the memory of each process depends on it.
+    """
+    if processes % shards:
+        return (
+            f"launch {replicas * shards} processes or another multiple of {shards}, or change "
+            "parallelism_config_dp_shard_size"
+        )
+    return f"set parallelism_config_dp_replicate_size to {processes // shards}"
+
+
 def strategy_run(config: dict) -> str:
     """Return the strategy that runs, in FSDP1's terms, which lack ZeRO-1 and ZeRO-2.
 

@@ -30,6 +30,8 @@ from components.messages import (
 Tool = dict[str, Any]  # {"type": "function", "function": a JSON schema}
 
 MESSAGE_COLUMNS = ("messages", "conversations")  # the second is ShareGPT's
+# Chat templates may know others too
+KNOWN_ROLES = ("system", "developer", "user", "assistant", "tool")
 BESIDE_MESSAGES = ("system", "tools")  # roles that go with every format
 TOOL_COLUMNS = ("tools", "functions")  # columns with the tools that the assistant may call
 
@@ -226,10 +228,27 @@ def check_roles(messages: Sequence[Message]) -> None:
     said_by = [message["role"] for message in messages if says_something(message)]
     has_answer = "user" in said_by and "assistant" in said_by[said_by.index("user") :]
     if not has_answer or messages[0]["role"] == "assistant":
-        roles = ", ".join(said_by)[:MAX_SHOWN]
         raise ValueError(
-            f"has no answer to train on after a user's text: its texts are by {roles or 'nobody'}"
+            f"has no answer to train on after a user's text: {describe_speakers(messages, said_by)}"
         )
+
+
+def describe_speakers(messages: Sequence[Message], said_by: Sequence[str]) -> str:
+    """Return who says something in messages that have no answer, and what may be meant instead.
+
+    Args:
+        said_by: the roles of the messages that say something.
+    """
+    text = f"its texts are by {', '.join(said_by)[:MAX_SHOWN] or 'nobody'}"
+    roles = list(dict.fromkeys(message["role"] for message in messages))
+    for role, column in (("user", "prompt"), ("assistant", "completion")):
+        if role in roles and role not in said_by:
+            text += f", and that of the {role} (the {column}) is empty"
+    unknown = [role for role in roles if role not in KNOWN_ROLES]
+    if unknown:
+        shown = ", ".join(unknown)[:MAX_SHOWN]
+        text += f"; unknown role: {shown}; known are {', '.join(KNOWN_ROLES)}"
+    return text
 
 
 def says_something(message: Message) -> bool:

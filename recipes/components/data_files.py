@@ -111,7 +111,9 @@ def load_split(source: Source, text_columns: Sequence[str], streaming: bool) -> 
     key = source.split
     place: dict[str, Any]
     try:
-        refuse_missing_files(source)
+        missing = find_missing_data_set(source.name)
+        if missing is not None:
+            fail(Exit.DATA, missing)
         if source.file_type is None:
             place = {"path": source.name, "name": source.config}
         else:
@@ -127,17 +129,19 @@ def load_split(source: Source, text_columns: Sequence[str], streaming: bool) -> 
     return splits.get(key)
 
 
-def refuse_missing_files(source: Source) -> None:
-    """End with 65 if a file or folder does not exist, and suggest one with a similar name."""
-    for file in source.files:
-        if not file.exists():
-            problem = f"{file}: no such file"
-            for close in difflib.get_close_matches(file.name, list_names(file.parent), 1):
-                problem += f"; did you mean {file.with_name(close)}?"
-            fail(Exit.DATA, problem)
-    missing = find_missing(source.name, "dataset")
-    if not source.files and missing is not None:
-        fail(Exit.DATA, missing)
+def find_missing_data_set(name: str) -> str | None:
+    """Return that a file or folder does not exist, with a similar name if there is one, or None.
+
+    Args:
+        name: of the data, which may also be a hub id.
+    """
+    path = Path(name)
+    if path.suffix in DOCUMENT_TYPES and not path.exists():
+        problem = f"{path}: no such file"
+        for close in difflib.get_close_matches(path.name, list_names(path.parent), 1):
+            problem += f"; did you mean {path.with_name(close)}?"
+        return problem
+    return find_missing(name, "dataset")
 
 
 def list_names(folder: Path) -> list[str]:
@@ -147,6 +151,10 @@ def list_names(folder: Path) -> list[str]:
 
 def refuse_odd_files(source: Source) -> None:
     """End with 65 if a file is empty, or of another type than the first."""
+    if source.files == (Path(source.name),):
+        if source.files[0].stat().st_size == 0:
+            fail(Exit.DATA, f"{source.name}: the file is empty")
+        return
     odd = []
     for file in source.files:
         if file.suffix != source.file_type or file.stat().st_size == 0:

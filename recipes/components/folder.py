@@ -9,15 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from components.exits import Exit
-from components.status import fail
+from components.status import fail, process_status
 
 # Files that a run writes into its folder, besides checkpoints and the result
 STATUS = "status.json"
 RUN = "run.json"
 METRICS = "metrics.jsonl"
 LATEST = "latest"
+MANIFEST = "manifest.json"  # In the folder of a checkpoint
 NONFINITE_ROWS = "nonfinite_rows.jsonl"
 WRITTEN = (STATUS, RUN, METRICS, LATEST, NONFINITE_ROWS)
+# Files of a model or of adapters, in any form in which libraries have written them
+MODEL_FILES = (
+    "config.json",
+    "adapter_config.json",
+    "*.safetensors",
+    "pytorch_model*.bin",
+    "adapter_model.bin",
+)
 
 
 def check_output_dir(output_dir: str) -> None:
@@ -36,6 +45,53 @@ def check_output_dir(output_dir: str) -> None:
             )
     except OSError as error:
         fail(Exit.CANNOT_WRITE, f"--output_dir {output_dir}: {error.strerror}")
+
+
+def check_overwrites_no_model(output_dir: str, model: str) -> None:
+    """End with 64 if the result would overwrite the base model, or one that is not a run's.
+
+    Nothing is written into the folder of such a model, not even a status.
+
+    Args:
+        model: the folder or hub id of the base model.
+    """
+    problem = find_model_at_risk(Path(output_dir), Path(model))
+    if problem is not None:
+        process_status().open(None)
+        fail(Exit.USAGE, f"--output_dir {output_dir}: {problem}")
+
+
+def find_model_at_risk(folder: Path, model: Path) -> str | None:
+    """Return why the result of a run in this folder would overwrite a model, or None.
+
+    A model that an earlier run has left in its folder may be replaced. Links are followed.
+    """
+    if is_same_folder(folder, model):
+        return (
+            "is the folder of --model_name_or_path, and the result would overwrite that model: "
+            "choose another --output_dir"
+        )
+    files: list[str] = []
+    for pattern in MODEL_FILES:
+        files += sorted(path.name for path in folder.glob(pattern))
+    if not files or is_of_a_run(folder):
+        return None
+    return (
+        f"has a model ({', '.join(files[:3])}) but no {RUN}, so it is not from a run of these "
+        "recipes, and the result would overwrite it: choose another --output_dir"
+    )
+
+
+def is_same_folder(one: Path, other: Path) -> bool:
+    """Return whether two paths, of which neither has to exist, lead to the same folder."""
+    if one.exists() and other.exists():
+        return one.samefile(other)
+    return one.resolve() == other.resolve()
+
+
+def is_of_a_run(folder: Path) -> bool:
+    """Return whether a run of these recipes has written into a folder."""
+    return (folder / RUN).is_file() or any(folder.glob(f"checkpoint-*/{MANIFEST}"))
 
 
 def find_problem(folder: Path, dry_run: bool) -> str | None:

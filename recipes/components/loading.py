@@ -5,22 +5,27 @@ A dry run makes the model from its config, with shapes only, and reads no weight
 """
 
 import contextlib
+import re
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+import transformers
 from transformers import AutoConfig
 
 from components.data_files import OFFLINE
 from components.exits import Exit
 from components.hub_ids import is_path
+from components.model_folder import recipe_for
 from components.status import fail
 
 OTHER_HEAD = (
     "under ZeRO-3 transformers cannot change a head to another number of classes: use another "
     "YAML, or a model without this head"
 )
+# transformers' words for a model that none of an AutoModel's classes takes
+OTHER_KIND = re.compile(r"Unrecognized configuration class <class '(?:\w+\.)*(\w+)'>")
 TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece")
 TOKENIZER_ENDINGS = (".model", ".tiktoken", ".bpe")
 # Arguments of from_pretrained that say nothing about the config
@@ -54,6 +59,11 @@ def fail_to_load(what: str, name: str, error: Exception) -> NoReturn:
         )
     reason = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
     problem = f"{name}: no {what}: {reason}"
+    other_kind = OTHER_KIND.search(str(error))
+    if what == "model" and other_kind:
+        kind = kind_of_config(other_kind[1])
+        problem = f"{name}: a model of type {kind} does not fit this recipe"
+        fail(Exit.USAGE, ": ".join(filter(None, [problem, recipe_for(kind)])))
     if "ignore_mismatched_sizes" in str(error):  # transformers advises it although it is set.
         fail(Exit.USAGE, problem, OTHER_HEAD)
     may_be_at_hub = not (Path(name).exists() or is_path(name))
@@ -61,6 +71,15 @@ def fail_to_load(what: str, name: str, error: Exception) -> NoReturn:
         problem = f"{name}: no such folder here, and no {what} from the hub: {reason}"
         fail(Exit.NO_HUB, problem, OFFLINE)
     fail(Exit.USAGE, problem)
+
+
+def kind_of_config(class_name: str) -> str:
+    """Return the type of model that a class of configs is for; the class itself if it is unknown.
+
+    Args:
+        class_name: such as "LlamaConfig".
+    """
+    return getattr(getattr(transformers, class_name, None), "model_type", class_name)
 
 
 def has_tokenizer_files(folder: str) -> bool:

@@ -23,6 +23,7 @@ from components.arguments import (
     QuantizationArguments,
 )
 from components.exits import Exit
+from components.model_folder import why_not_causal
 from components.state import running_statistics
 from components.status import fail
 from components.strategy import Strategy
@@ -37,6 +38,16 @@ TAKE_ADAPTERS = (
     torch.nn.Conv3d,
     torch.nn.MultiheadAttention,
 )
+# Last names of tables of positions: nn.Embedding, also of fixed sines, and buffers (GPT-J, CodeGen,
+# CTRL). Rotary positions have no table.
+TABLES_OF_POSITIONS = {
+    "wpe",
+    "position_embeddings",
+    "embed_positions",
+    "positions_embed",
+    "pos_encoding",
+}
+OF_OTHER_INPUTS = re.compile("vision|image|img|audio")  # In the names of parts that read no text
 # Layers that attend by a mask, in which rows of one line can be kept apart
 MASKED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 # Found in the source of a model that makes its masks from the positions. OPT and Falcon take
@@ -69,6 +80,7 @@ def check_model(
     """
     base = base_model_of(model)
     problems = [
+        *find_encoder(args, base),
         *find_missing_embeddings(base, largest_token, longest_row),
         *find_unquantized_experts(args, model, base),
         *find_missing_parameters(args, model, base),
@@ -91,6 +103,14 @@ def base_model_of(model: Any) -> PreTrainedModel:
     return model if get_base_model is None else get_base_model()
 
 
+def find_encoder(args: CommonArguments, base: PreTrainedModel) -> Iterator[str]:
+    """Yield a problem if a causal language model is wanted and its tokens would see later ones."""
+    if isinstance(args, LossInHeadArguments):
+        reason = why_not_causal(base.config.to_dict())
+        if reason:
+            yield f"--model_name_or_path {args.model_name_or_path}: {reason}"
+
+
 def find_missing_embeddings(
     base: PreTrainedModel, largest_token: int, longest_row: int
 ) -> Iterator[str]:
@@ -101,23 +121,59 @@ def find_missing_embeddings(
             f"the rows have a token {largest_token}, but the model has no embedding for it: "
             "resize its embeddings first"
         )
-    places = [longest_row]
-    for name, module in base.named_modules():
-        # Rotary positions have no table.
-        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
-            places.append(places_of(module))
-    if longest_row > min(places):
+    places = min(places_in_tables(base), default=longest_row)
+    if longest_row > places:
         yield (
             f"the longest row has {longest_row} tokens, but the model has positions for "
-            f"{min(places)}: use --max_length {min(places)}"
+            f"{places}: use --max_length {places}"
         )
 
 
+def places_in_tables(base: PreTrainedModel) -> Iterator[int]:
+    """Yield how many positions of text each table in a model holds."""
+    for name, module in base.named_modules():
+        if isinstance(module, torch.nn.Embedding) and is_table_of_positions(name):
+            yield places_of(module)
+    for name, buffer in base.named_buffers():
+        if is_table_of_positions(name) and buffer.dim() == 2:
+            yield len(buffer)
+
+
+def is_table_of_positions(path: str) -> bool:
+    """Return whether a module or buffer has the name of a table of positions of text."""
+    # peft moves a layer with an adapter, or one that is trained whole, into a part of its own
+    name = path.removesuffix(".base_layer").removesuffix(".original_module").rpartition(".")[2]
+    return name in TABLES_OF_POSITIONS and not OF_OTHER_INPUTS.search(path)
+
+
 def places_of(table: torch.nn.Embedding) -> int:
-    """Return how many positions a table holds; RoBERTa's begin after the one of padding."""
-    if table.padding_idx is None:
-        return table.num_embeddings
-    return table.num_embeddings - table.padding_idx - 1
+    """Return how many positions a table holds.
+
+    RoBERTa's begin after the one of padding, OPT's and BART's after an offset.
+    """
+    first = getattr(table, "offset", 0)
+    if table.padding_idx is not None:
+        first = table.padding_idx + 1
+    return table.num_embeddings - first
+
+
+def warn_of_long_rows(model: torch.nn.Module, longest_row: int) -> str:
+    """Return a warning if rows are longer than the model was made for, or "".
+
+    Such rows can be computed: `find_missing_embeddings` finds those that cannot.
+
+    Args:
+        model: with or without adapters.
+        longest_row: the number of tokens of the longest row.
+    """
+    config = base_model_of(model).config.get_text_config()
+    positions = getattr(config, "max_position_embeddings", None)
+    if not isinstance(positions, int) or not 0 < positions < longest_row:
+        return ""
+    return (
+        f"rows of {longest_row:,} tokens are longer than the {positions:,} positions that the "
+        f"model was made for: pass --max_length {positions}, or expect it to be worse beyond them"
+    )
 
 
 def find_unquantized_experts(

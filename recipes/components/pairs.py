@@ -68,7 +68,7 @@ def tokenize_text_pair(
     texts = [prompt]
     for answer in (chosen, rejected):
         texts.append(prompt + answer.removesuffix(end) + end)  # The end-of-turn text is there once.
-    return split_pair([tokenizer(text)["input_ids"] for text in texts], max_length)
+    return split_pair([tokenizer(text, verbose=False)["input_ids"] for text in texts], max_length)
 
 
 def tokenize_message_pair(
@@ -102,7 +102,10 @@ def tokenize_message_pair(
         check_other_keys(row, conversation, text, template)
         texts.append(text)
     tokenizer = template.tokenizer
-    encoded = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    encoded = []
+    for text in texts:
+        tokens = tokenizer(text, add_special_tokens=False, verbose=False)
+        encoded.append(tokens["input_ids"])
     return split_pair(encoded, max_length)
 
 
@@ -130,6 +133,7 @@ def split_pair(whole: Sequence[list[int]], max_length: int) -> dict[str, Any]:
         "rejected_ids": rejected_ids,
         "length": min(longest, max_length),
         "truncated": longest > max_length,
+        "whole_length": longest,
         "largest": max(max(ids) for ids in whole),
         "hash": hash_of_row(np.array(parts).tobytes()),
     }

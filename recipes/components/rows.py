@@ -41,7 +41,10 @@ Prepare = Callable[[Row], dict[str, Any]]
 PROBLEM = "problem"  # why a row cannot be used, "" if it can
 UNREAD = "not_read"  # the columns and message keys that nothing has read, as JSON
 TRUNCATED = "truncated"  # whether `prepare` has cut the row
+WHOLE_LENGTH = "whole_length"  # the tokens of a row with the end that `prepare` has cut off
 REWRITTEN = "rewritten"  # number of answers that are not trained on, as the chat template rewrites
+TEMPORARY = (PROBLEM, UNREAD, TRUNCATED, WHOLE_LENGTH, REWRITTEN)
+NOTABLE_SHARE = 0.05  # A larger share of truncated rows is a warning.
 
 
 class HasDataArguments(Protocol):
@@ -110,15 +113,17 @@ class Rows:
     """The prepared rows of a split, in numpy's format.
 
     Attributes:
-        dataset: the columns that the recipe's function returned, except `truncated`, and `row`:
-            the number of the row in its file, from 1.
+        dataset: the columns that the recipe's function returned, except `truncated` and
+            `whole_length`, and `row`: the number of the row in its file, from 1.
         notes: a line of the start summary: "2260, 3 truncated to --max_length, 0 left out".
         prefix: the text before the number of a row in messages: "train.jsonl, line".
+        warning: a warning of the start summary, or "".
     """
 
     dataset: "Dataset"
     notes: str
     prefix: str
+    warning: str = ""
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -152,11 +157,26 @@ def hash_of_row(content: bytes) -> int:
 
 
 def describe_rows(train_rows: Rows, eval_rows: Rows | None) -> dict[str, str]:
-    """Return the start summary's lines: {"train rows": notes, "eval rows": notes}."""
+    """Return the start summary's lines: {"train rows": notes, "eval rows": notes}.
+
+    A warning about the rows to train on is added as "warning".
+    """
     notes = {"train rows": train_rows.notes, "eval rows": "none"}
+    if train_rows.warning:
+        notes["warning"] = train_rows.warning
     if eval_rows is not None:
         notes["eval rows"] = eval_rows.notes
     return notes
+
+
+def longest_row(train_rows: Rows, eval_rows: Rows | None, column: str = "length") -> int:
+    """Return the number of tokens of the longest row, also of those to evaluate on.
+
+    Args:
+        column: the one with the numbers of tokens.
+    """
+    splits = [rows for rows in (train_rows, eval_rows) if rows is not None]
+    return max(int(rows.column(column).max()) for rows in splits)
 
 
 # ---- Splits ----
@@ -234,7 +254,8 @@ def prepare_rows(
             the prepared row, and raises an exception if the row cannot be used; the text of a
             ValueError continues "train.jsonl, line 7: ", as in "has no answer to train on". `Rows`
             reads the columns `length`, `largest`, the largest token, and `hash`, of all that is
-            trained on. A column `truncated` is counted in the notes and then dropped.
+            trained on. A column `truncated` is counted in the notes and then dropped; with a column
+            `whole_length` beside it, truncating many rows is a warning.
         limits: the arguments to which `prepare` truncates, for the notes.
     """
     source = split.source
@@ -252,11 +273,10 @@ def prepare_rows(
     notes = note_counts(rows, len(bad), limits)
     if split.is_training:  # Rows to evaluate on usually have the same columns.
         notes += note_unread(count_unread(split, rows), len(rows))
-    temporary = [
-        name for name in (PROBLEM, UNREAD, TRUNCATED, REWRITTEN) if name in rows.column_names
-    ]
+    warning = warn_of_cut_rows(rows, limits)
+    temporary = [name for name in TEMPORARY if name in rows.column_names]
     rows = rows.remove_columns(temporary).with_format("numpy")
-    return Rows(rows, notes, source.prefix)
+    return Rows(rows, notes, source.prefix, warning)
 
 
 def attempt_rows(split: Split, prepare: Prepare, num_proc: int | None) -> "Dataset":
@@ -419,6 +439,24 @@ def note_counts(rows: "Dataset", num_left_out: int, limits: Sequence[str]) -> st
             "rewrites them (see --chat_template)"
         )
     return ", ".join(notes)
+
+
+def warn_of_cut_rows(rows: "Dataset", limits: Sequence[str]) -> str:
+    """Return a warning if many rows have lost their end, or "".
+
+    Args:
+        limits: as in `prepare_rows`.
+    """
+    if WHOLE_LENGTH not in rows.column_names:
+        return ""
+    num_cut = sum(rows[TRUNCATED][:])
+    if num_cut <= NOTABLE_SHARE * len(rows):
+        return ""
+    flags = " and ".join(f"--{limit}" for limit in limits)
+    return (
+        f"{num_cut / len(rows):.0%} of the training rows lose their end, from which the model "
+        f"would learn to stop: {flags} {max(rows[WHOLE_LENGTH][:])} fits all of them"
+    )
 
 
 def count_unread(split: Split, rows: "Dataset") -> dict[str, int]:

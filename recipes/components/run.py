@@ -31,7 +31,7 @@ from components.deepspeed_state import master_weights
 from components.ending import conclude, end_all_ranks, end_as_done
 from components.exits import Exit
 from components.metrics import Metrics, drop_lines_after, finite_or_none, peak_memory_gib
-from components.model_checks import check_under_strategy
+from components.model_checks import check_under_strategy, warn_of_long_rows
 from components.optimizer import Schedule
 from components.startup import imports_are_done
 from components.state import (
@@ -45,7 +45,7 @@ from components.state import (
 )
 from components.status import HOST, fail, process_status
 from components.strategy import Strategy
-from components.summary import summarize
+from components.summary import WARNING, summarize
 from components.trackers import start_trackers
 from components.watch import Watch
 
@@ -80,12 +80,16 @@ class Run:
     def __init__(self, args: CommonArguments, counts: str = "tokens", shows: str = "") -> None:
         """Handle signals, and from now on record in status.json how the run ends.
 
+        Ends with 73 if the path of --output_dir cannot be followed, and with 64 if the result would
+        overwrite a model that is not a run's.
+
         Args:
             counts: what `finish_step` counts, "tokens" or "images".
             shows: a metric of `finish_step` that the progress bar shows beside the loss.
         """
         imports_are_done()
         folder.check_output_dir(args.output_dir)
+        folder.check_overwrites_no_model(args.output_dir, args.model_name_or_path)
         self._args = args
         self._folder = Path(args.output_dir)
         self._status = process_status()
@@ -150,6 +154,7 @@ class Run:
         model: torch.nn.Module,
         notes: Mapping[str, str],
         planned_row: int | None = None,
+        longest_row: int = 0,
     ) -> None:
         """Print what is really in force, and write run.json; --dry_run ends here.
 
@@ -158,13 +163,15 @@ class Run:
         Args:
             notes: the recipe's lines of the summary: about rows, batches and the loss.
             planned_row: tokens of the longest row, if the planner knows the recipe's models.
+            longest_row: tokens of the longest row of text, for a warning if that is too long.
         """
         check_under_strategy(self._accelerator, self._args, model)
+        warnings = [notes.get(WARNING, ""), warn_of_long_rows(model, longest_row)]
         summarize(
             self._accelerator,
             self._args,
             model,
-            notes,
+            {**notes, WARNING: "\n".join(filter(None, warnings))},
             self._identity,
             self._total_steps,
             planned_row,
@@ -309,8 +316,11 @@ class Run:
         """Record that the run is done, and print a hint about what to do next."""
         conclude(self._accelerator, "done", Exit.DONE)
         seconds = time.perf_counter() - self._metrics.start
+        part = ""
+        if self._checkpoint is not None:
+            part = f" since step {self._restored['step']}"
         self._accelerator.print(
-            f"Trained in {seconds:.0f} s; the model is in {self._folder}. {hint}"
+            f"Trained in {seconds:.0f} s{part}; the model is in {self._folder}. {hint}"
         )
         self._accelerator.end_training()
 
@@ -581,8 +591,7 @@ class Run:
             for name in (folder.METRICS, folder.NONFINITE_ROWS):
                 drop_lines_after(self._folder / name, self.step, self._evaluated)
         accelerator.print(
-            f"Continuing from {path}, made with {progress['strategy']} on {progress['ranks']} "
-            "ranks",
+            f"Continuing from {path}, {describe_maker(progress)}",
             flush=True,
         )
 
@@ -657,6 +666,15 @@ class Run:
         """End all ranks alike; the message is the last line."""
         self._metrics.close()
         end_all_ranks(self._accelerator, code, message)
+
+
+def describe_maker(progress: Mapping[str, Any]) -> str:
+    """Return under which strategy, and on how many ranks, a checkpoint was made."""
+    strategy = progress["strategy"]
+    if strategy == "one process":
+        return f"made with {strategy}"
+    ranks = "1 rank" if progress["ranks"] == 1 else f"{progress['ranks']} ranks"
+    return f"made with {strategy} on {ranks}"
 
 
 def length_argument(args: CommonArguments) -> str:

@@ -41,6 +41,7 @@ from components.strategy import Strategy, compute_dtype
 GIB = 2**30
 WIDTH = 80  # columns of a line on the screen
 INDENT = 13  # columns before the text of a line of the summary
+WARNING = "warning"  # The name of the last line, to which a recipe's notes may add
 LAST_NOTES = ("sample", "packing")  # A sample may take several lines.
 LIBRARIES = ("torch", "accelerate", "transformers", "datasets", "peft", "bitsandbytes", "deepspeed")
 LAUNCHERS_VARIABLES = ("ACCELERATE_", "FSDP_", "PARALLELISM_")
@@ -88,7 +89,7 @@ def summarize(
 
     Args:
         notes: the recipe's lines of the summary by their names: always "batch", and others such as
-            rows, the loss, and "sample", one row as it is trained on.
+            rows, the loss, "sample", one row as it is trained on, and "warning".
         identity: `rows_per_step` and `data`, which are compared when the run resumes.
         total_steps: optimizer steps of the run.
         planned_row: tokens of the longest row, with which scripts/plan_memory.py can plan the
@@ -136,17 +137,18 @@ def summary_lines(
     if args.save_steps:
         lines["checkpoints"] = f"every {args.save_steps} steps"
     for name, text in notes.items():
-        if name not in LAST_NOTES:
+        if name not in (*LAST_NOTES, WARNING):
             lines[name] = text
     for name in LAST_NOTES:
         if name in notes:
             lines[name] = notes[name]
     if args.gradient_accumulation_steps > 1 and accelerator.num_processes > 1:
         lines["gradients"] = when_gradients_are_reduced(accelerator, strategy)
-    warnings = find_hints(accelerator, args, strategy)
+    warnings = [notes[WARNING]] if notes.get(WARNING) else []
+    warnings += find_hints(accelerator, args, strategy)
     warnings += find_slow_paths(accelerator, args, model)
     if warnings:
-        lines["warning"] = "\n".join(warnings)
+        lines[WARNING] = "\n".join(warnings)
     return lines
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from . import recipe
 from .errors import UnplannableError
 from .recipe import RecipeArguments
-from .yaml_files import Config, Strategy, strategy_of
+from .yaml_files import Config, Strategy, how_to_fit_mesh, strategy_of
 
 ITEMSIZES = {"bf16": 2, "fp16": 2}  # bytes per element of each mixed precision
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}  # their names in torch
@@ -112,7 +112,8 @@ def ranks_and_machines(
     if mesh and ranks != mesh:
         raise UnplannableError(
             f"the config's mesh is {strategy.replicas} x {strategy.shards}: "
-            f"it needs {mesh} processes, not {ranks}"
+            f"it needs {mesh} processes, not {ranks}: "
+            f"{how_to_fit_mesh(strategy, ranks)}"
         )
     if strategy.engine == "single" and ranks > 1:
         raise UnplannableError(

@@ -51,6 +51,11 @@ def strategy_of(config: Config) -> Strategy:
     )
 
 
+def how_to_fit_mesh(strategy: Strategy, ranks: int) -> str:
+    """Return what to change in a config whose mesh has another number of places than ranks."""
+    return config_strategy.how_to_fit_mesh(strategy.replicas, strategy.shards, ranks)
+
+
 def read(path: str | Path) -> Config:
     """Read a config. Raises UnplannableError if it is not one."""
     return as_accelerate_reads(load(path))

@@ -45,9 +45,9 @@ FLAGS = {
     "bert": ["--learning_rate", "1e-4"],
     "bert_ner": ["--learning_rate", "1e-4"],
     "vit": ["--learning_rate", "1e-4"],
-    # Adapters of experts must be large enough for ZeRO-3 to shard them.
-    "mixtral": ["--lora_r", "128"],
 }
+# The same for its adapters. Those of experts must be large enough for ZeRO-3 to shard them.
+ADAPTER_FLAGS = {"mixtral": ["--lora_r", "128"]}
 LEVERS = ("--padding_free", "--max_logits_mib", "0.02")  # pieces of 16 tokens, several per batch
 PACKING = ("--packing", "--max_length", "96")  # two or three rows per packed sequence
 CHECKPOINTING = ("--gradient_checkpointing",)
@@ -113,6 +113,8 @@ class Run:
         arguments = [*JOB, *FLAGS.get(self.recipe, [])]
         arguments += ["--per_device_train_batch_size", self.batch]
         arguments += ["--gradient_accumulation_steps", self.accumulation]
+        if self.weights != "full":
+            arguments += ADAPTER_FLAGS.get(self.recipe, [])
         return [*arguments, *WEIGHTS[self.weights], *self.flags]
 
 

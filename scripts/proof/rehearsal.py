@@ -9,7 +9,7 @@ from pathlib import Path
 from components.config_files import find_faults, load
 from components.config_findings import IGNORED, STOPS
 from components.config_reading import as_read
-from components.config_strategy import ConfigStrategy, strategy_of
+from components.config_strategy import ConfigStrategy, how_to_fit_mesh, strategy_of
 
 PROGRAM = Path(__file__).with_name("cpu_ranks.py")  # starts each rank
 
@@ -161,7 +161,8 @@ def choose_ranks(
     if mesh and ranks != mesh:
         raise ValueError(
             f"the mesh of {config_file} is {facts.replicas} x {facts.shards}: "
-            f"it needs {mesh} processes, not {ranks}"
+            f"it needs {mesh} processes, not {ranks}: "
+            f"{how_to_fit_mesh(facts.replicas, facts.shards, ranks)}"
         )
     if device != "cpu":
         return ranks, ranks

@@ -8,6 +8,7 @@ import shutil
 from dataclasses import dataclass
 
 import pytest
+from transformers import BertConfig, GPT2Config
 
 from components.exits import Exit
 from launching import recipe
@@ -38,6 +39,16 @@ CALLS = {
         Exit.DATA,
         ["rwos.jsonl: no such file; did you mean", "/rows.jsonl?"],
     ),
+    "missing file, told before the model is looked for": BadCall(
+        "--dataset_name {tmp}/rwos.jsonl --model_name_or_path owner/none",
+        Exit.DATA,
+        ["rwos.jsonl: no such file; did you mean", "/rows.jsonl?"],
+    ),
+    "missing file and a wrong argument": BadCall(
+        "--dataset_name rwos.jsonl --load_in_4bit",
+        Exit.USAGE,
+        ["--load_in_4bit: a quantized base", "error: rwos.jsonl: no such file"],
+    ),
     "missing folder": BadCall(
         "--dataset_name {tmp}/none", Exit.DATA, ["none: no such file or folder"]
     ),
@@ -66,7 +77,7 @@ CALLS = {
         ["has no answer within --max_length 5: raise --max_length, the longest prompt has"],
     ),
     "empty file": BadCall(
-        "--dataset_name {tmp}/nothing.jsonl", Exit.DATA, ["nothing.jsonl", "empty"]
+        "--dataset_name {tmp}/nothing.jsonl", Exit.DATA, ["nothing.jsonl: the file is empty"]
     ),
     "row that is not JSON": BadCall(
         "--dataset_name {tmp}/bad.jsonl", Exit.DATA, ["bad.jsonl, line 2", "not JSON"]
@@ -107,6 +118,19 @@ CALLS = {
         Exit.USAGE,
         ["model: no tokenizer in this folder: copy tokenizer.json and tokenizer_config.json"],
     ),
+    "model folder without weights": BadCall(
+        "--model_name_or_path {tmp}/short", Exit.USAGE, ["short: no weights in it: copy"]
+    ),
+    "rows longer than a table of positions, in a dry run": BadCall(
+        "--model_name_or_path {tmp}/short --dry_run",
+        Exit.USAGE,
+        ["tokens, but the model has positions for 4: use --max_length 4"],
+    ),
+    "model of another kind": BadCall(
+        "--model_name_or_path {tmp}/bert",
+        Exit.USAGE,
+        ["a model of type bert is no causal language model: bert.py and bert_ner.py train"],
+    ),
     "five combinations that cannot be": BadCall(
         "--load_in_4bit --load_in_8bit --dtype float16 --attn_implementation flash_attention_2 "
         "--optim paged_adamw_8bit",
@@ -139,8 +163,21 @@ CALLS = {
     "output folder that cannot be": BadCall(
         "--output_dir /proc/nope/x", Exit.CANNOT_WRITE, ["No such file or directory"]
     ),
+    "output folder with the base model": BadCall(
+        "--output_dir {tiny}/model --dry_run",
+        Exit.USAGE,
+        ["/model: is the folder of --model_name_or_path", "choose another --output_dir"],
+    ),
+    "output folder with another model": BadCall(
+        "--output_dir {tmp}/model",
+        Exit.USAGE,
+        ["model: has a model (config.json, ", "but no run.json", "choose another --output_dir"],
+    ),
 }
 WITHOUT_STATUS = (
+    "rows longer than a table of positions, in a dry run",
+    "output folder with the base model",
+    "output folder with another model",
     "output folder that is a file",
     "output folder inside of a file",
     "output folder that cannot be",
@@ -149,7 +186,7 @@ WITHOUT_STATUS = (
 
 @pytest.fixture
 def inputs(tiny, tmp_path):
-    """A folder with rows, a model without its tokenizer, and the status of an earlier run."""
+    """A folder with rows, models that lack something, and the status of an earlier run."""
     (tmp_path / "rows.jsonl").write_text(GOOD)
     (tmp_path / "two.jsonl").write_text(f"{GOOD}\n{GOOD}\n")
     (tmp_path / "spells.csv").write_text("spell,letters\nlamp,l-a-m-p\nox,o-x\n")
@@ -157,6 +194,11 @@ def inputs(tiny, tmp_path):
     (tmp_path / "bad.jsonl").write_text(WITH_BAD_LINE)
     no_tokens = shutil.ignore_patterns("*token*")
     shutil.copytree(tiny / "model", tmp_path / "model", ignore=no_tokens)
+    no_weights = shutil.ignore_patterns("*.safetensors", "config.json")
+    for config in (GPT2Config(vocab_size=512, n_positions=4), BertConfig(vocab_size=512)):
+        name = "short" if config.model_type == "gpt2" else config.model_type
+        shutil.copytree(tiny / "model", tmp_path / name, ignore=no_weights)
+        config.save_pretrained(tmp_path / name)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "status.json").write_text('{"state": "stopped", "exit_code": 75}')
     return tmp_path

@@ -282,4 +282,5 @@ def test_dropout_on_what_is_no_layer_is_refused():
         return list(find_conflicts(parse_arguments(mixtral.Arguments, words=words)))
 
     assert "--lora_dropout is for adapters of linear layers" in problems("--use_peft")[0]
-    assert problems("--use_peft", "--lora_target_parameters") == [] == problems()
+    assert problems("--use_peft", "--lora_target_parameters") == []
+    assert problems() == ["--lora_dropout: for adapters only: add --use_peft"]

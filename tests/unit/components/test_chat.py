@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer, ByT5Tokenizer
 
-from components.chat import DEFAULT_CHAT_TEMPLATE, show_trained_tokens, tokenize_conversation
+from components.chat import (
+    DEFAULT_CHAT_TEMPLATE,
+    check_own_template,
+    show_trained_tokens,
+    tokenize_conversation,
+)
 from components.chat_template import ChatTemplate
 from components.conversations import make_conversation
 
@@ -182,3 +187,32 @@ def test_on_request_every_token_is_trained_on(name, tokenizer):
     plain = tokenize(name, tokenizer)
     whole = tokenize_messages(messages_of(name), tokenizer, answers_only=False)
     assert whole["labels"] == whole["input_ids"] == plain["input_ids"] != plain["labels"]
+
+
+def test_a_row_that_is_cut_is_not_said_to_be_too_long_for_the_model(tokenizer):
+    tokenizer.model_max_length = 4
+    assert tokenize("two answers", tokenizer)["length"] > 4
+    assert not tokenizer.deprecation_warnings  # where transformers notes that it has said so
+    tokenizer("a b c d e f g h")
+    assert tokenizer.deprecation_warnings
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_tokenizers_template_that_is_no_jinja_ends_with_one_line(named, tokenizer, capsys):
+    tokenizer.chat_template = "{% for m in messages %}\n{{ m.content }"
+    if named:
+        tokenizer.chat_template = {"default": "", "tool_use": tokenizer.chat_template}
+    with pytest.raises(SystemExit, match="64"):
+        check_own_template(tokenizer, "runs/model")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "error: runs/model: the tokenizer's chat template is not valid Jinja: line 2: "
+    )
+    assert line.endswith("pass a valid one as --chat_template FILE")
+
+
+def test_without_any_end_of_a_turn_a_row_is_refused_with_the_fix(tokenizer):
+    tokenizer.chat_template = OPEN_ENDED
+    tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="tokenizer has no eos_token: set it in tokenizer_config"):
+        tokenize("one answer", tokenizer)

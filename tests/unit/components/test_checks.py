@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conflicts between arguments, and faults of the launcher's file, are reported all at once."""
 
+import json
 import shlex
 import sys
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ import t5
 import vit
 from broken_configs import FSDP2, TYPO, TYPO_SAID, ZERO_WITHOUT_PRECISION
 from components.arguments import CommonArguments
-from components.checks import check_launch, find_conflicts
+from components.checks import check_launch, find_conflicts, find_missing_data
 from components.cli import parse_arguments
+from components.model_folder import find_missing_weights
 from components.summary import plan_command
 from example_arguments import MixtureArguments, language_model_arguments
 
@@ -59,6 +61,10 @@ def test_rules_about_what_a_recipe_does_not_offer_do_not_run():
         (["--load_in_8bit"], "--load_in_8bit: a quantized base", ["4bit", "rslora", "dora"]),
         (["--use_dora"], "--use_dora: for adapters only", ["bit", "rslora"]),
         (["--use_rslora", "--use_dora"], "--use_rslora and --use_dora: for adapters only", ["bit"]),
+        (["--lora_r", "8"], "--lora_r: for adapters only", ["alpha", "dropout", "bit"]),
+        (["--lora_alpha", "8"], "--lora_alpha: for adapters only", ["lora_r"]),
+        (["--lora_dropout", "0.1"], "--lora_dropout: for adapters only", ["lora_r"]),
+        (["--lora_target_modules", "q"], "--lora_target_modules: for adapters only", ["lora_r"]),
     ],
 )
 def test_only_the_flags_that_were_given_are_named(flags, names, leaves_out):
@@ -84,7 +90,15 @@ def test_dropout_on_what_is_no_layer_is_refused():
         return list(find_conflicts(parse_arguments(MixtureArguments, words=words)))
 
     assert "--lora_dropout is for adapters of linear layers" in conflicts("--use_peft")[0]
-    assert conflicts("--use_peft", "--lora_target_parameters") == [] == conflicts()
+    assert conflicts("--use_peft", "--lora_target_parameters") == []
+    (problem,) = conflicts("--lora_target_parameters")
+    flags = "--lora_target_parameters and --lora_dropout"
+    assert problem == f"{flags}: for adapters only: add --use_peft"
+
+
+def test_flags_of_adapters_with_their_defaults_or_with_adapters_are_taken():
+    assert conflicts("--lora_r", "16", "--lora_target_modules", "all-linear") == []
+    assert conflicts("--use_peft", "--lora_r", "8", "--use_dora") == []
 
 
 @pytest.mark.parametrize(
@@ -117,6 +131,92 @@ def test_hub_ids_are_not_folders(name):
 def test_a_folder_without_a_model_is_refused(tmp_path):
     (problem,) = conflicts("--model_name_or_path", str(tmp_path))
     assert problem == f"--model_name_or_path {tmp_path}: no config.json in it"
+
+
+def model_folder(path, **files):
+    """A folder with these files, {name without its dot: object}."""
+    path.mkdir()
+    for name, content in files.items():
+        (path / name.replace("_json", ".json")).write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize("also_config", [True, False])
+def test_an_adapter_is_no_model(also_config, tmp_path):
+    files = {"adapter_config_json": {"base_model_name_or_path": "owner/base"}}
+    if also_config:  # as that of a classifier has
+        files["config_json"] = {"model_type": "bert"}
+    folder = model_folder(tmp_path / "adapter", **files)
+    (folder / "adapter_model.safetensors").touch()
+    (problem,) = conflicts("--model_name_or_path", str(folder))
+    assert problem == (
+        f"--model_name_or_path {folder}: is an adapter of owner/base, not a model: pass "
+        "--model_name_or_path owner/base to train a new adapter, or merge this one into it first "
+        "(peft's merge_and_unload)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "config", "says"),
+    [
+        ("llama", {"model_type": "bert"}, "bert.py and bert_ner.py train encoders"),
+        ("mistral_pretrain", {"model_type": "modernbert"}, "bert.py and bert_ner.py train enc"),
+        ("mixtral", {"model_type": "t5"}, "t5.py trains models of sequence to sequence"),
+        ("llama_dpo", {"model_type": "vit"}, "vit.py trains models of images"),
+        ("llama", {"model_type": "bert", "is_decoder": True}, None),
+        ("llama", {"model_type": "gpt2"}, None),
+        ("llama", {"model_type": "bart"}, None),  # transformers takes its decoder
+        ("llama", {"model_type": "newer"}, None),
+        ("bert", {"model_type": "bert"}, None),
+        ("t5", {"model_type": "t5"}, None),
+    ],
+)
+def test_a_model_of_another_kind_is_refused_with_the_recipe_for_it(recipe, config, says, tmp_path):
+    folder = model_folder(tmp_path / "model", config_json=config)
+    problems = column_problems(recipe, "--model_name_or_path", str(folder))
+    if says is None:
+        assert problems == []
+        return
+    (problem,) = problems
+    kind = config["model_type"]
+    assert f"{folder}: a model of type {kind} is no causal language model: {says}" in problem
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{"])
+def test_a_config_that_cannot_be_read_is_left_to_the_loading(content, tmp_path):
+    (tmp_path / "config.json").write_text(content)
+    assert conflicts("--model_name_or_path", str(tmp_path)) == []
+
+
+def test_a_model_without_weights_can_only_be_planned(tmp_path):
+    folder = model_folder(tmp_path / "model", config_json={"model_type": "llama"})
+    given = ["--model_name_or_path", str(folder)]
+    (problem,) = find_missing_weights(language_model_arguments(*given))
+    assert problem.startswith(f"--model_name_or_path {folder}: no weights in it: copy the model's")
+    assert not list(find_missing_weights(language_model_arguments(*given, "--dry_run")))
+    for name in ("model.safetensors", "pytorch_model-00001-of-00002.bin"):
+        (folder / name).touch()
+        assert not list(find_missing_weights(language_model_arguments(*given)))
+        (folder / name).unlink()
+    assert not list(find_missing_weights(language_model_arguments()))  # from the hub
+
+
+def test_data_that_are_missing_are_found_by_their_names_alone(tmp_path, monkeypatch):
+    def missing(*flags):
+        return list(find_missing_data(language_model_arguments(*flags)))
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").touch()
+    (tmp_path / "rows").mkdir()
+    for name in ("rows.jsonl", str(tmp_path / "rows"), "rows", "owner/rows", "rwos"):
+        assert missing("--dataset_name", name) == []
+    for name in ("rwos.jsonl", "rwos.csv", "rwos.json", "data/rwos.parquet", "rwos.txt"):
+        (problem,) = missing("--dataset_name", name)
+        assert problem.startswith(f"{name}: no such file")
+    assert missing("--dataset_name", "./rwos") == ["./rwos: no such file or folder"]
+    held_out = ["--dataset_name", "rows.jsonl", "--eval_dataset_name", "rwos.jsonl"]
+    assert missing(*held_out) == ["rwos.jsonl: no such file; did you mean rows.jsonl?"]
+    assert missing(*held_out, "--eval_strategy", "no") == []
 
 
 def test_an_output_folder_that_is_a_file_is_refused(tmp_path):

@@ -7,7 +7,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils.launch import prepare_multi_gpu_env
 
 from accelerate_judge import launched, write
-from broken_configs import DDP, FULL1, FULL2, ZERO2
+from broken_configs import DDP, FULL1, FULL2, MESH, ZERO2
 from components import config_rules
 from components.config_findings import COSTS
 
@@ -29,6 +29,23 @@ def kinds_of_findings(text):
 )
 def test_on_several_machines_the_launcher_has_a_port(text):
     assert "num_machines" not in kinds_of_findings(text + TWO_MACHINES)
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        (FULL2 + MESH + "2\n", "set parallelism_config_dp_replicate_size to 4"),
+        (
+            FULL2 + MESH + "3\n",
+            "launch 6 processes or another multiple of 3, or change "
+            "parallelism_config_dp_shard_size",
+        ),
+    ],
+)
+def test_a_mesh_of_another_size_is_told_which_key_to_change(text, fix):
+    findings, _ = config_rules.check(yaml.safe_load(text))
+    (found,) = [item for item in findings if item.path == ("parallelism_config",)]
+    assert found.fix == fix
 
 
 def test_the_port_is_29500(tmp_path):

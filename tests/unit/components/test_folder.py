@@ -3,6 +3,7 @@
 
 import pytest
 
+from components import status
 from components.folder import WRITTEN, find_problem
 from components.status import process_status
 from components.watch import Watch
@@ -72,3 +73,94 @@ class TestOutputFolder:
         assert list(tmp_path.iterdir()) == []
         code, said = problem("/sys/kernel/run/one")
         assert code == 73 and "cannot write to /sys/kernel: " in said
+
+
+class TestModelAtRisk:
+    """A result overwrites no model that an earlier run has not left."""
+
+    @pytest.fixture
+    def refused(self, arguments, start_run, monkeypatch, capsys):
+        """A function from the output folder and the base model to the message of a refusal, or
+        None if the run begins."""
+        monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+
+        def refused(output_dir, model="gpt2"):
+            process_status.cache_clear()
+            arguments.output_dir = str(output_dir)
+            arguments.model_name_or_path = str(model)
+            try:
+                start_run(arguments)
+            except SystemExit as ended:
+                assert ended.code == 64
+                return capsys.readouterr().err
+            return None
+
+        return refused
+
+    @pytest.fixture
+    def model(self, tmp_path):
+        path = tmp_path / "model"
+        path.mkdir()
+        (path / "config.json").write_text("{}")
+        (path / "model.safetensors").write_bytes(b"weights")
+        return path
+
+    @pytest.mark.parametrize("dry_run", [True, False])
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_the_base_model_is_not_overwritten(
+        self, rank, dry_run, model, refused, arguments, become_rank, monkeypatch
+    ):
+        monkeypatch.setattr(status.time, "sleep", lambda seconds: None)
+        become_rank(rank)
+        arguments.dry_run = dry_run
+        said = refused(model, model)
+        assert said.startswith(f"error: --output_dir {model}: is the folder of --model_name_or_pa")
+        assert said.endswith("choose another --output_dir\n") and len(said.splitlines()) == 1
+        assert sorted(path.name for path in model.iterdir()) == ["config.json", "model.safetensors"]
+
+    def test_links_and_other_spellings_lead_to_the_same_folder(self, model, refused, tmp_path):
+        (tmp_path / "link").symlink_to(model)
+        assert "--model_name_or_path" in refused(tmp_path / "link", model)
+        assert "--model_name_or_path" in refused(model, tmp_path / "link")
+        assert "--model_name_or_path" in refused(f"{tmp_path}/run/../model/", model)
+        # A hub id, which would be read as this folder once it is there
+        assert "--model_name_or_path" in refused(tmp_path / "owner/name", tmp_path / "owner/name")
+
+    def test_not_even_if_a_run_has_left_it(self, model, refused):
+        (model / "run.json").write_text("{}")
+        assert "--model_name_or_path" in refused(model, model)
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "config.json",
+            "adapter_config.json",
+            "model.safetensors",
+            "adapter_model.safetensors",
+            "model-00001-of-00002.safetensors",
+            "pytorch_model.bin",
+            "pytorch_model-00001-of-00002.bin",
+            "adapter_model.bin",
+        ],
+    )
+    def test_a_model_of_anybody_else_is_not_overwritten(self, name, refused, tmp_path):
+        (tmp_path / name).touch()
+        (tmp_path / "checkpoint-500").mkdir()  # Trainer's, which has no manifest
+        said = refused(tmp_path)
+        assert f"has a model ({name}) but no run.json" in said and len(said.splitlines()) == 1
+
+    @pytest.mark.parametrize("name", ["run.json", "checkpoint-3/manifest.json"])
+    def test_the_result_of_a_run_may_be_replaced(self, name, model, refused):
+        (model / name).parent.mkdir(exist_ok=True)
+        (model / name).write_text("{}")
+        assert refused(model) is None
+
+    def test_other_folders_are_taken(self, model, refused, tmp_path):
+        (tmp_path / "notes.txt").touch()
+        (tmp_path / "rows.json").touch()
+        only_checkpoints = tmp_path / "run" / "checkpoint-3"
+        only_checkpoints.mkdir(parents=True)
+        (only_checkpoints / "state.safetensors").touch()
+        (tmp_path / "empty").mkdir()
+        for output_dir in ("", "run", "empty", "not there", "model/run"):
+            assert refused(tmp_path / output_dir, model) is None

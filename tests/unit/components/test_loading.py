@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from components.chat import load_tokenizer
-from components.loading import OTHER_HEAD, build_without_weights, loading
+from components.loading import OTHER_HEAD, build_without_weights, kind_of_config, loading
 
 TINY = {
     "hidden_size": 8,
@@ -126,3 +126,38 @@ def test_a_dry_run_has_the_head_of_the_classes_and_a_report(tmp_path):
     )
     assert model.classifier.out_features == 3
     assert report == {"missing_keys": [], "mismatched_keys": []}
+
+
+@pytest.mark.parametrize(
+    ("auto_class", "config", "says"),
+    [
+        (
+            AutoModelForSeq2SeqLM,
+            CONFIGS[AutoModelForCausalLM],
+            "llama does not fit this recipe: ll",
+        ),
+        (
+            AutoModelForCausalLM,
+            CONFIGS[AutoModelForSeq2SeqLM],
+            "t5 does not fit this recipe: t5.py",
+        ),
+        (
+            AutoModelForImageClassification,
+            CONFIGS[AutoModelForSequenceClassification],
+            "bert does not fit this recipe: bert.py and bert_ner.py train encoders",
+        ),
+    ],
+    ids=["Llama", "T5", "BERT"],
+)
+def test_a_model_of_another_kind_is_told_with_its_recipe(
+    auto_class, config, says, tmp_path, capsys
+):
+    config.save_pretrained(tmp_path)
+    with pytest.raises(SystemExit, match="64"), loading("model", str(tmp_path)):
+        build_without_weights(auto_class, tmp_path, dtype="float32", attn_implementation=None)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{tmp_path}: a model of type {says}" in line
+
+
+def test_a_config_class_that_is_not_of_transformers_is_named_itself():
+    assert kind_of_config("MyOwnConfig") == "MyOwnConfig"

@@ -11,15 +11,19 @@ from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
+    BertConfig,
     BitsAndBytesConfig,
     BloomConfig,
+    CTRLConfig,
     Gemma2Config,
     GPT2Config,
+    GPTJConfig,
     GPTNeoConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MixtralConfig,
+    OpenAIGPTConfig,
     OPTConfig,
     Qwen3Config,
     Qwen3NextConfig,
@@ -36,6 +40,7 @@ from components.model_checks import (
     check_running_statistics,
     check_under_strategy,
     size_of,
+    warn_of_long_rows,
 )
 from components.strategy import Strategy
 from example_arguments import ClassifierArguments, MixtureArguments, language_model_arguments
@@ -48,6 +53,16 @@ TINY = {
     "num_attention_heads": 1,
     "vocab_size": 16,
 }
+TINY_GPT2 = GPT2Config(n_layer=1, n_head=1, n_embd=8, n_positions=12, vocab_size=16)
+# Tables of positions of each kind: an embedding, one behind an offset, and buffers of sines
+WITH_TABLES = [
+    TINY_GPT2,
+    OPTConfig(**TINY, ffn_dim=8, word_embed_proj_dim=8, max_position_embeddings=12),
+    BertConfig(**TINY, is_decoder=True, max_position_embeddings=12),
+    OpenAIGPTConfig(n_layer=1, n_head=1, n_embd=8, n_positions=12, vocab_size=16),
+    GPTJConfig(n_layer=1, n_head=1, n_embd=8, n_positions=12, rotary_dim=8, vocab_size=16),
+    CTRLConfig(n_layer=1, n_head=1, n_embd=8, n_positions=12, dff=8, vocab_size=16),
+]
 BLOOM = BloomConfig(hidden_size=8, n_layer=1, n_head=1, vocab_size=16)
 FLASH = ["--attn_implementation", "flash_attention_2"]
 
@@ -186,8 +201,51 @@ class TestEmbeddings:
         with pytest.raises((IndexError, RuntimeError)):
             model(torch.ones(1, 32, dtype=torch.long))
 
+    @pytest.mark.parametrize("config", WITH_TABLES, ids=lambda config: config.model_type)
+    def test_each_kind_of_table_holds_what_is_accepted_and_no_more(self, config, capsys):
+        args = language_model_arguments()
+        check_model(args, shapes_of(config), 0, 12)
+        with pytest.raises(SystemExit, match="64"):
+            check_model(args, shapes_of(config), 0, 13)
+        assert "model has positions for 12: use --max_length 12" in capsys.readouterr().err
+        model = AutoModelForCausalLM.from_config(config)
+        model(torch.ones(1, 12, dtype=torch.long))
+        with pytest.raises((IndexError, RuntimeError)):
+            model(torch.ones(1, 13, dtype=torch.long))
+
+    @pytest.mark.parametrize("options", [{"target_modules": ["wpe"]}, {"modules_to_save": ["wpe"]}])
+    def test_a_table_is_found_under_what_peft_puts_around_it(self, options, capsys):
+        options = {"target_modules": ["c_attn"], "fan_in_fan_out": True} | options
+        model = get_peft_model(AutoModelForCausalLM.from_config(TINY_GPT2), LoraConfig(**options))
+        check_model(language_model_arguments(), model, 0, 12)
+        with pytest.raises(SystemExit, match="64"):
+            check_model(language_model_arguments(), model, 0, 13)
+
+    def test_the_positions_of_images_limit_no_row(self):
+        model = shapes_of(LlamaConfig(**TINY))
+        model.vision_tower = torch.nn.ModuleDict({"position_embeddings": torch.nn.Embedding(4, 8)})
+        check_model(language_model_arguments(), model, 0, 100)
+
+    def test_an_encoder_is_not_trained_to_predict_what_it_sees(self, capsys):
+        """A model from the hub, whose config nobody has read before."""
+        model = shapes_of(BertConfig(**TINY))
+        with pytest.raises(SystemExit, match="64"):
+            check_model(language_model_arguments(), model, 0)
+        says = "gpt2: a model of type bert is no causal language model: bert.py and bert_ner.py"
+        assert says in capsys.readouterr().err
+        check_model(parse_arguments(ClassifierArguments, words=[]), model, 0)
+
     def test_rotary_positions_have_no_end(self):
         check_model(language_model_arguments(), shapes_of(LlamaConfig(**TINY)), 0, 10**6)
+
+    def test_rows_beyond_those_that_a_model_was_made_for_are_a_warning(self):
+        model = shapes_of(LlamaConfig(**TINY, max_position_embeddings=2048))
+        assert warn_of_long_rows(model, 2048) == ""
+        assert warn_of_long_rows(model, 2049).startswith(
+            "rows of 2,049 tokens are longer than the 2,048 positions that the model was made for: "
+            "pass --max_length 2048"
+        )
+        assert warn_of_long_rows(shapes_of(BLOOM), 10**6) == ""
 
 
 class TestMixture:

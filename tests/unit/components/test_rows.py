@@ -5,6 +5,7 @@
 
 import ast
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -25,6 +26,7 @@ from components.rows import (
     Rows,
     attempt_rows,
     describe_rows,
+    longest_row,
     open_splits,
     prepare_rows,
 )
@@ -70,6 +72,7 @@ def tokenize(row, tokenizer, max_length=MAX_LENGTH):
     return {
         "input_ids": tokens[:max_length],
         "truncated": len(tokens) > max_length,
+        "whole_length": len(tokens),
         "length": min(len(tokens), max_length),
         "hash": xxhash.xxh3_64_intdigest(json.dumps(tokens).encode()) >> 1,
     }
@@ -157,7 +160,8 @@ def test_bad_lines_are_named_or_left_out(load, problems_of, problem_of):
     assert [line.partition("rows.jsonl, line ")[2] for line in named] == [
         f"{2 * place}: {problem}" for place, problem in enumerate(list(problem_of.values())[:3], 1)
     ]
-    assert f"rows.jsonl: {number} of {2 * number} lines cannot be used: fix them, or" in last
+    assert f"rows.jsonl: {number} of {2 * number} lines cannot be used: raise --max_len" in last
+    assert "tokens; fix the others, or leave them out with --skip_bad_rows" in last
     assert "--skip_bad_rows" in last
     rows, _ = load(files, skip_bad_rows=True)
     assert numbers_of(rows) == list(range(1, 2 * number, 2))
@@ -498,3 +502,41 @@ def test_a_test_split_is_not_read_beside_rows_that_are_held_out(load):
 def test_a_row_has_to_be_left_to_train_on(problems_of):
     (problem,) = problems_of({"rows.jsonl": NUMBERS}, prepare=number_of, eval_split=20)
     assert problem == "error: --eval_split 20: leaves none of the 20 rows to train on"
+
+
+def test_the_longest_row_may_be_one_to_evaluate_on(load):
+    longer = row("Spell the word lamp.", "l-a-m-p, l-a-m-p")
+    files = {"train.jsonl": f"{GOOD}\n", "test.jsonl": f"{GOOD}\n{longer}\n"}
+    train_rows, eval_rows = load(files, evaluate=True)
+    assert longest_row(train_rows, None) == train_rows.lengths.max()
+    assert longest_row(train_rows, eval_rows) == eval_rows.lengths.max() > train_rows.lengths.max()
+
+
+@pytest.mark.parametrize(("num_long", "share"), [(1, None), (2, "10%")])
+def test_a_share_of_rows_that_lose_their_end_is_a_warning(num_long, share, load, tokenizer):
+    long = row("Spell the word lamp.", 9 * "l-a-m-p")
+    lines = [GOOD] * (20 - num_long) + [long] * num_long
+    whole = tokenize(json.loads(long), tokenizer)["whole_length"]
+    prepare = partial(tokenize, tokenizer=tokenizer, max_length=whole - 1)
+    train_rows, _ = load({"train.jsonl": "\n".join(lines)}, prepare=prepare)
+    warning = describe_rows(train_rows, None).get("warning")
+    if share is None:
+        assert warning is None
+    else:
+        assert warning == (
+            f"{share} of the training rows lose their end, from which the model would learn to "
+            f"stop: --max_length {whole} fits all of them"
+        )
+    assert {"whole_length", "truncated"}.isdisjoint(train_rows.dataset.column_names)
+
+
+def test_some_prompts_that_are_too_long_are_counted_with_their_fix(problems_of, tokenizer):
+    short = partial(tokenize, tokenizer=tokenizer, max_length=30)
+    long = row("Spell the word lamp. " * 9, "l-a-m-p")
+    for bad, others in (([long], ""), ([long, "{"], "; fix the others")):
+        lines = problems_of({"train.jsonl": "\n".join([GOOD, *bad])}, prepare=short)
+        (length,) = re.findall(r"(\d+) tokens are prompt", lines[0])
+        assert lines[-1].endswith(
+            f"{len(bad)} of {len(bad) + 1} lines cannot be used: raise --max_length, the longest "
+            f"prompt has {length} tokens{others}, or leave them out with --skip_bad_rows"
+        )

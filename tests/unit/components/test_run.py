@@ -5,11 +5,14 @@ import dataclasses
 import importlib
 import json
 import sys
+import time
+from types import SimpleNamespace
 
 import pytest
 
 from components.cli import may_change
 from components.ending import end_all_ranks
+from components.run import describe_maker
 from components.status import fail, process_status
 from fakes import alone
 from launching import read_json
@@ -173,6 +176,7 @@ class TestFinishedRun:
     ):
         vars(arguments).update({"output_dir": str(folder)} | flags)
         (folder / name).touch()
+        (folder / "run.json").write_text("{}")
         with pytest.raises(SystemExit) as ended:
             resumed(9, vars(arguments) | FACTS).check_plan(9, **FACTS)
         assert ended.value.code in (0, None)
@@ -200,3 +204,32 @@ class TestFinishedRun:
             '{"state": "running"}'
         )  # killed while it wrote the model
         run.check_plan(9, **FACTS)
+
+
+class TestWords:
+    @pytest.mark.parametrize(
+        ("strategy", "ranks", "words"),
+        [
+            ("one process", 1, "made with one process"),
+            ("DeepSpeed ZeRO-2", 1, "made with DeepSpeed ZeRO-2 on 1 rank"),
+            ("DDP", 4, "made with DDP on 4 ranks"),
+        ],
+    )
+    def test_what_made_a_checkpoint_is_told(self, strategy, ranks, words):
+        assert describe_maker({"strategy": strategy, "ranks": ranks}) == words
+
+    @pytest.mark.parametrize(("step", "since"), [(0, ""), (7, " since step 7")])
+    def test_the_time_of_a_resumed_run_is_that_of_its_last_part(
+        self, step, since, folder, arguments, start_run, capsys
+    ):
+        arguments.output_dir = str(folder)
+        run = start_run(arguments)
+        run._accelerator = alone(1)
+        run._metrics = SimpleNamespace(start=time.perf_counter() - 3)
+        if step:
+            run._checkpoint = folder / f"checkpoint-{step}"
+            run._restored = {"step": step}
+        run.finish("Ask it.")
+        assert capsys.readouterr().out == (
+            f"Trained in 3 s{since}; the model is in {folder}. Ask it.\n"
+        )

@@ -78,6 +78,12 @@ def start(monkeypatch, tmp_path):
 
 
 class TestLines:
+    def test_a_recipes_warning_stands_before_those_of_the_arguments(self, start):
+        lines = start(LLAMA, ["--use_peft"], notes={"warning": "rows are long", **NOTES})
+        assert list(lines)[-1] == "warning"
+        assert lines["warning"].startswith("rows are long\na learning rate of 2e-05 is low for ad")
+        assert "warning" not in start(LLAMA, notes={"warning": "", **NOTES})
+
     def test_they_are_printed_in_one_order_and_aligned(self, start, capsys):
         lines = start(LLAMA, notes={"packing": "full", **NOTES})
         printed = capsys.readouterr().out.splitlines()

@@ -95,7 +95,16 @@ def test_on_cpu_it_starts_the_fewest_ranks_that_show_the_strategy(name, ranks, r
     [
         ("single", {"num_processes": 2}, "is for one process"),
         ("ddp", {"num_processes": 1}, "needs at least 2 ranks"),
-        ("fsdp2_hybrid_shard", {"num_processes": 2}, "it needs 4 processes, not 2"),
+        (
+            "fsdp2_hybrid_shard",
+            {"num_processes": 8},
+            "it needs 4 processes, not 8: set parallelism_config_dp_replicate_size to 4",
+        ),
+        (
+            "fsdp2_hybrid_shard",
+            {"num_processes": 3},
+            "not 3: launch 4 processes or another multiple of 2, or change parallelism_config_dp_s",
+        ),
         ("fsdp1_hybrid_shard", {"ranks_per_node": 1}, "not 4 ranks with 1 per node"),
         ("fsdp1_hybrid_shard", {"ranks_per_node": 3}, "not 4 ranks with 3 per node"),
         ("fsdp1_hybrid_shard", {"ranks_per_node": 4}, "not 4 ranks with 4 per node"),
