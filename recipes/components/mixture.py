@@ -73,7 +73,7 @@ class Part:
     before: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MixedRows(Rows):
     """The rows of several data sets.
 
@@ -109,6 +109,7 @@ def join_rows(names: Sequence[str], rows: Sequence[Rows]) -> Rows:
     datasets = []
     parts = []
     notes = []
+    warnings = []
     before = 0
     for name, one in zip(names, rows, strict=True):
         numbers = one.column("row") + before
@@ -117,10 +118,12 @@ def join_rows(names: Sequence[str], rows: Sequence[Rows]) -> Rows:
         parts.append(Part(name, one.prefix, before))
         begin = f" (numbered from {before + 1})" if before else ""
         notes.append(f"{name}{begin}: {one.notes}")
+        if one.warning:
+            warnings.append(f"{name}: {one.warning}")
         before = int(numbers.max())
     joined = concatenate_datasets(datasets).with_format("numpy")
     summary = f"{len(joined)} in {len(rows)} data sets; {'; '.join(notes)}"
-    return MixedRows(joined, summary, "row", tuple(parts))
+    return MixedRows(joined, summary, "row", "; ".join(warnings), parts=tuple(parts))
 
 
 def mix_rows(rows: Rows, weights: Sequence[float], seed: int) -> Rows:
