@@ -93,9 +93,11 @@ def planner_line(results: Results) -> list[str]:
     """Return the row on the planned peak memory, against real tensors under every YAML."""
     measured = results["planner_ranks"]
     rows = [{FORMULAS: row["beside_bucket"]} for row in measured["rows"]]
+    number = len(rows)
+    errors = errors_text(rows)
     return [
-        f"Planned peak memory equals the measured tensors of {len(rows)} fp32 CPU jobs, every YAML",
-        errors_text(rows),
+        f"Planned peak memory equals the measured tensors of {number} fp32 CPU jobs, every YAML",
+        errors,
         PLANNER_BOUND,
         "`python scripts/track_ranks.py`",
     ]
@@ -103,10 +105,13 @@ def planner_line(results: Results) -> list[str]:
 
 def random_settings_line(results: Results) -> list[str]:
     """Return the row on the plans that are furthest from what was measured."""
-    rows = [cell for cell in results["planner"]["cells"] if cell["kind"] == "drawn"]
+    measured = results["planner"]
+    rows = [cell for cell in measured["cells"] if cell["kind"] == "drawn"]
+    number = len(rows)
+    errors = errors_text(rows)
     return [
-        f"The same for {len(rows)} fp32 jobs with random settings in one CPU process",
-        errors_text(rows),
+        f"The same for {number} fp32 jobs with random settings in one CPU process",
+        errors,
         "",
         "`python scripts/validate_planner.py`",
     ]
@@ -115,7 +120,8 @@ def random_settings_line(results: Results) -> list[str]:
 def errors_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the errors of the plans by formulas."""
     _, mean, above, below = errors_of(rows, FORMULAS)
-    return f"mean error {mean:.2%}, largest {max(above, -below):.2%}"
+    worst = max(above, -below)
+    return f"mean error {mean:.2%}, largest {worst:.2%}"
 
 
 def trials_of(results: Results, groups: Iterable[str]) -> list[Row]:
