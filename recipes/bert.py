@@ -74,7 +74,8 @@ class Arguments(
 
 
 if __name__ == "__main__":
-    # Read before the imports below, which take seconds, so that a wrong flag is refused at once
+    # Here and not at the end, since the imports below (torch, transformers) take seconds: a wrong
+    # flag is refused before them
     args = start(Arguments, __doc__)
 
 import math
@@ -183,6 +184,9 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, Class
         args.dataset_name, args, evaluate=evaluate, text_columns=args.text_columns or known
     )
     train_rows = tokenize_split(train_split, args, tokenizer)
+    # EDIT: to filter rows, change them here, as in
+    #     dataset = train_rows.dataset.filter(lambda row: row["length"] >= 8)
+    #     train_rows = dataclasses.replace(train_rows, dataset=dataset)
     classes = find_classes(train_rows, args, args.dataset_name, args.label_column)
     train_rows = add_labels(train_rows, classes, args)
     train_rows, held_out = hold_out_rows(train_rows, args, evaluate=evaluate)
@@ -262,8 +266,9 @@ def main(args: Arguments) -> None:
     batches = iter(train_loader)
     for step in run.steps():
         micro_batches = [next(batches) for _ in range(args.gradient_accumulation_steps)]
+        # The sum of the rows' weights, and all tokens without padding.
         # Divided by the counts of the whole step on all ranks, the loss is the same for any number
-        # of ranks and micro-batches
+        # of ranks and micro-batches.
         counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
         weight, num_tokens = counts
         losses = []
@@ -272,11 +277,15 @@ def main(args: Arguments) -> None:
             with accelerator.accumulate(model):
                 loss = weighted_row_losses(model, batch)[0] / weight
                 losses.append(loss.detach())
+                # Backward, without the division by ranks and micro-batches that engines add
                 backward_of_sum(accelerator, loss)
                 if accelerator.sync_gradients:
                     max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)
+                    # Has optimizer.step() change nothing if the gradient is NaN or infinite
                     run.skip_if_not_finite(grad_norm, losses, micro_batches)
+                # These act after the last micro-batch only. The schedule is not prepared:
+                # accelerate would step it once per rank.
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()

@@ -68,7 +68,8 @@ class Arguments(
 
 
 if __name__ == "__main__":
-    # Read before the imports below, which take seconds, so that a wrong flag is refused at once
+    # Here and not at the end, since the imports below (torch, transformers) take seconds: a wrong
+    # flag is refused before them
     args = start(Arguments, __doc__)
 
 import math
@@ -203,6 +204,9 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, dict[
     evaluate = args.eval_strategy != "no"
     train_split, eval_split = open_splits(args.dataset_name, args, evaluate=evaluate)
     train_rows = tokenize_split(train_split, args, tokenizer, model_names)
+    # EDIT: to filter rows, change them here, as in
+    #     dataset = train_rows.dataset.filter(lambda row: row["length"] >= 8)
+    #     train_rows = dataclasses.replace(train_rows, dataset=dataset)
     data_names = names_of_tags(train_split, tag_columns(args))
     tag_ids = order_tags(count_tags(train_rows), args.dataset_name, model_names, data_names)
     train_rows, held_out = hold_out_rows(train_rows, args, evaluate=evaluate)
@@ -293,8 +297,9 @@ def main(args: Arguments) -> None:
     batches = iter(train_loader)
     for step in run.steps():
         micro_batches = [next(batches) for _ in range(args.gradient_accumulation_steps)]
+        # Tokens that have a tag, and all tokens without padding.
         # Divided by the counts of the whole step on all ranks, the loss is the same for any number
-        # of ranks and micro-batches
+        # of ranks and micro-batches.
         counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
         num_labeled, num_tokens = counts
         losses = []
@@ -303,11 +308,15 @@ def main(args: Arguments) -> None:
             with accelerator.accumulate(model):
                 loss = summed_tag_loss(model, batch)[0] / num_labeled
                 losses.append(loss.detach())
+                # Backward, without the division by ranks and micro-batches that engines add
                 backward_of_sum(accelerator, loss)
                 if accelerator.sync_gradients:
                     max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)
+                    # Has optimizer.step() change nothing if the gradient is NaN or infinite
                     run.skip_if_not_finite(grad_norm, losses, micro_batches)
+                # These act after the last micro-batch only. The schedule is not prepared:
+                # accelerate would step it once per rank.
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()

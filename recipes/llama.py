@@ -86,7 +86,8 @@ class Arguments(
 
 
 if __name__ == "__main__":
-    # Read before the imports below, which take seconds, so that a wrong flag is refused at once
+    # Here and not at the end, since the imports below (torch, transformers) take seconds: a wrong
+    # flag is refused before them
     args = start(Arguments, __doc__)
 
 import dataclasses
@@ -162,6 +163,13 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
         completion_only_loss=args.completion_only_loss,
         assistant_only_loss=args.assistant_only_loss,
     )
+    # EDIT: to filter rows, or to add a second source, change what read_splits returns, as in
+    #     train_rows, eval_rows = read_splits(...)
+    #     dataset = train_rows.dataset.filter(lambda row: row["length"] >= 8)
+    #     more_args = dataclasses.replace(args, dataset_name="more.jsonl", eval_split=0)
+    #     more_rows, _ = read_splits(more_args, prepare, evaluate=False)
+    #     dataset = datasets.concatenate_datasets([dataset, more_rows.dataset])
+    #     return dataclasses.replace(train_rows, dataset=dataset), eval_rows
     return read_splits(
         args,
         prepare,
@@ -194,6 +202,8 @@ def main(args: Arguments) -> None:
     lengths = train_rows.lengths
     lines = OnePerLine(len(train_rows))
     if args.packing:
+        # best_fit starts with the longest rows. Sorted by their first row, lines follow the order
+        # of the file, which --train_sampling_strategy sequential keeps.
         lines = sorted(best_fit(lengths, args.max_length), key=min)
     plan = BatchPlan(
         args,
@@ -203,9 +213,11 @@ def main(args: Arguments) -> None:
         num_workers=args.dataloader_num_workers,
     )
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
+    # The collator makes batches of rows, for evaluation always. The packer makes those to train on:
+    # with --packing their lines are all --max_length wide.
     collator = TokenCollator(
         pad_token_id=tokenizer.pad_token_id,
-        refit=args.padding_free,
+        refit=args.padding_free,  # fit the rows of a batch into fewer lines, in place of padding
         one_line=takes_one_line(args.attn_implementation),
     )
     packer = collator
@@ -216,6 +228,8 @@ def main(args: Arguments) -> None:
 
     # ---- Model, optimizer, schedule ----
     model = load_model(args, accelerator)
+    # EDIT: another loss of a token is one line of token_losses in components/head_loss.py, as in
+    #     cross_entropy(logits, targets, reduction="none", label_smoothing=0.1)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
     check_model(
         args,
@@ -249,8 +263,9 @@ def main(args: Arguments) -> None:
     batches = iter(train_loader)
     for step in run.steps():
         micro_batches = [next(batches) for _ in range(args.gradient_accumulation_steps)]
+        # Tokens that are trained on, and all tokens without padding.
         # Divided by the counts of the whole step on all ranks, the loss is the same for any number
-        # of ranks and micro-batches
+        # of ranks and micro-batches.
         counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
         num_trained_on, num_tokens = counts
         losses = []
@@ -259,11 +274,15 @@ def main(args: Arguments) -> None:
             with accelerator.accumulate(model):
                 loss = token_loss(model, batch) / num_trained_on
                 losses.append(loss.detach())
+                # Backward, without the division by ranks and micro-batches that engines add
                 backward_of_sum(accelerator, loss)
                 if accelerator.sync_gradients:
                     max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)
+                    # Has optimizer.step() change nothing if the gradient is NaN or infinite
                     run.skip_if_not_finite(grad_norm, losses, micro_batches)
+                # These act after the last micro-batch only. The schedule is not prepared:
+                # accelerate would step it once per rank.
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()

@@ -93,7 +93,8 @@ class Arguments(EvalOnStartArguments, CausalLMArguments):
 
 
 if __name__ == "__main__":
-    # Read before the imports below, which take seconds, so that a wrong flag is refused at once
+    # Here and not at the end, since the imports below (torch, transformers) take seconds: a wrong
+    # flag is refused before them
     args = start(Arguments, __doc__)
 
 import math
@@ -291,6 +292,8 @@ def main(args: Arguments) -> None:
 
     # ---- Model, optimizer, schedule ----
     model = load_model(args, accelerator)
+    # EDIT: another loss of a token is one line of token_losses in components/head_loss.py, as in
+    #     cross_entropy(logits, targets, reduction="none", label_smoothing=0.1)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
     check_model(
         args,
@@ -322,8 +325,9 @@ def main(args: Arguments) -> None:
         micro_batches = [
             send_to_device(to_batch(part), accelerator.device, non_blocking=True) for part in blocks
         ]
+        # Tokens that are trained on, and all tokens without padding.
         # Divided by the counts of the whole step on all ranks, the loss is the same for any number
-        # of ranks and micro-batches
+        # of ranks and micro-batches.
         counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
         num_trained_on, num_tokens = counts
         losses = []
@@ -332,11 +336,15 @@ def main(args: Arguments) -> None:
             with accelerator.accumulate(model):
                 loss = token_loss(model, batch) / num_trained_on
                 losses.append(loss.detach())
+                # Backward, without the division by ranks and micro-batches that engines add
                 backward_of_sum(accelerator, loss)
                 if accelerator.sync_gradients:
                     max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)
+                    # Has optimizer.step() change nothing if the gradient is NaN or infinite
                     run.skip_if_not_finite(grad_norm, losses, micro_batches)
+                # These act after the last micro-batch only. The schedule is not prepared:
+                # accelerate would step it once per rank.
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()

@@ -81,7 +81,8 @@ class Arguments(
 
 
 if __name__ == "__main__":
-    # Read before the imports below, which take seconds, so that a wrong flag is refused at once
+    # Here and not at the end, since the imports below (torch, transformers) take seconds: a wrong
+    # flag is refused before them
     args = start(Arguments, __doc__)
 
 import math
@@ -160,6 +161,13 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
         completion_only_loss=args.completion_only_loss,
         assistant_only_loss=args.assistant_only_loss,
     )
+    # EDIT: to filter rows, or to add a second source, change what read_splits returns, as in
+    #     train_rows, eval_rows = read_splits(...)
+    #     dataset = train_rows.dataset.filter(lambda row: row["length"] >= 8)
+    #     more_args = dataclasses.replace(args, dataset_name="more.jsonl", eval_split=0)
+    #     more_rows, _ = read_splits(more_args, prepare, evaluate=False)
+    #     dataset = datasets.concatenate_datasets([dataset, more_rows.dataset])
+    #     return dataclasses.replace(train_rows, dataset=dataset), eval_rows
     return read_splits(
         args,
         prepare,
@@ -376,6 +384,8 @@ def main(args: Arguments) -> None:
     model = load_model(args, accelerator)
     top_k = base_model_of(model).config.get_text_config().num_experts_per_tok
     factor = router_loss_factor(model, args)
+    # EDIT: another loss of a token is one line of token_losses in components/head_loss.py, as in
+    #     cross_entropy(logits, targets, reduction="none", label_smoothing=0.1)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
     check_model(
         args,
@@ -403,8 +413,9 @@ def main(args: Arguments) -> None:
     batches = iter(train_loader)
     for step in run.steps():
         micro_batches = [next(batches) for _ in range(args.gradient_accumulation_steps)]
+        # Tokens that are trained on, and all tokens without padding.
         # Divided by the counts of the whole step on all ranks, the loss is the same for any number
-        # of ranks and micro-batches
+        # of ranks and micro-batches.
         counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
         num_trained_on, num_tokens = counts
         losses = []
@@ -418,11 +429,15 @@ def main(args: Arguments) -> None:
                 load = load + batch_load
                 loss = token_sum / num_trained_on + factor * aux_sum / num_tokens
                 losses.append(loss.detach())
+                # Backward, without the division by ranks and micro-batches that engines add
                 backward_of_sum(accelerator, loss)
                 if accelerator.sync_gradients:
                     max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)
+                    # Has optimizer.step() change nothing if the gradient is NaN or infinite
                     run.skip_if_not_finite(grad_norm, losses, micro_batches)
+                # These act after the last micro-batch only. The schedule is not prepared:
+                # accelerate would step it once per rank.
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()

@@ -7,7 +7,7 @@
 
 The folder gets the recipe under its own name, the modules of recipes/ that it imports,
 accelerate_configs/, requirements.txt, LICENSE, and ORIGIN.md, which names the commit. The copy runs
-there and needs nothing else from this repository.
+there and needs nothing else from this repository. At its end the command says how large it is.
 
 Exit codes: 0 done, 64 usage, 73 cannot write.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from exits import Exit, first_line, stop
 from paths import ROOT
-from template.copying import copy_recipe, find_recipes
+from template.copying import COMPONENTS, copy_recipe, find_recipes
 from usage import Parser
 
 
@@ -49,6 +49,15 @@ def check_folder(folder: Path) -> None:
         stop(Exit.USAGE, f"{folder} is not a folder")
 
 
+def describe_size(folder: Path, files: list[Path]) -> str:
+    """Return how many lines a copy has: the recipe is the first of its files."""
+    lines = [len((folder / file).read_text(encoding="utf-8").splitlines()) for file in files]
+    return (
+        f"{lines[0]:,} lines of {files[0]} to read and change, on {len(files) - 1} modules with "
+        f"{sum(lines[1:]):,} lines in {COMPONENTS}"
+    )
+
+
 def main() -> None:
     args = parse_args()
     recipe = choose_recipe(args.recipe)
@@ -60,6 +69,7 @@ def main() -> None:
         stop(Exit.CANNOT_WRITE, f"cannot write to {args.folder}: {first_line(error)}")
     for path in files:
         print(args.folder / path)
+    print(describe_size(args.folder, files))
     print(f"To start it: cd {shlex.quote(str(args.folder))}, then")
     config = "accelerate_configs/fsdp.yaml"
     print(f"  accelerate launch --config_file {config} {recipe.name} --help")

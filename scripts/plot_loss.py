@@ -3,7 +3,9 @@
 """Draw the loss and the learning rate of one or more runs from RUN_DIR/metrics.jsonl.
 
     python scripts/plot_loss.py runs/tiny/run
-    python scripts/plot_loss.py runs/ddp runs/fsdp --output compare.png
+    python scripts/plot_loss.py runs/ddp runs/fsdp --output runs/compare.png
+
+The picture is written to loss.png in the folder of the (first) run unless --output names a file.
 
 Exit codes: 0 done, 64 usage, 65 data, 73 cannot write.
 """
@@ -25,6 +27,7 @@ from usage import Parser
 
 NAMES = ("loss", "eval_loss", "learning_rate")
 LOG_SCALE_FROM = 5  # the largest loss over the smallest
+PARTS = 20  # a value of the title or of the smoothed curve is a mean over one such part of a run
 
 Metrics = list[dict[str, Any]]  # lines of metrics.jsonl
 
@@ -95,14 +98,20 @@ def draw(runs: dict[str, Metrics]) -> Figure:
 
 
 def title_of(runs: dict[str, Metrics]) -> str:
-    """Return the point of the picture: how far the loss of each run fell, or how many runs."""
+    """Return the point of the picture: how far the loss of a run fell, or how many runs there are.
+
+    One step is a matter of luck, so the title compares means over the first and the last twentieth
+    of the steps.
+    """
     if len(runs) > 1:
         return f"Loss of {len(runs)} runs"
     (metrics,) = runs.values()
     steps, losses = column(metrics, "loss")
-    smoothed = smooth(losses)
-    direction = "fell" if smoothed[-1] < smoothed[0] else "did not fall:"
-    return f"The loss {direction} from {smoothed[0]:.3g} to {smoothed[-1]:.3g} in {steps[-1]} steps"
+    length = max(1, len(losses) // PARTS)
+    first = mean(losses[:length])
+    last = mean(losses[-length:])
+    direction = "fell" if last < first else "did not fall:"
+    return f"The loss {direction} from {first:.3g} to {last:.3g} in {steps[-1]} steps"
 
 
 def short_names(run_dirs: Sequence[str]) -> dict[str, str]:
@@ -146,20 +155,34 @@ def column(metrics: Metrics, name: str) -> tuple[list[float], list[float]]:
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Return moving averages over about a twentieth of the run, centered so that no curve lags."""
+    """Return moving averages over about a twentieth of the run, centered so that no curve lags.
+
+    At both ends only the inner half of the window exists. It is not narrowed further, since the
+    curve would then begin and end with the luck of a single step.
+    """
+    half = len(values) // (2 * PARTS)
     averages = []
     for i in range(len(values)):
-        half = min(len(values) // 40, i, len(values) - 1 - i)
-        averages.append(sum(values[i - half : i + half + 1]) / (2 * half + 1))
+        averages.append(mean(values[max(0, i - half) : i + half + 1]))
     return averages
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of at least one value; not finite if one of them is not."""
+    return sum(values) / len(values)
 
 
 def parse_args() -> argparse.Namespace:
     """Return the command line."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run_dirs", nargs="+", metavar="RUN_DIR", help="the --output_dir of a run")
-    parser.add_argument("--output", default="loss.png", help="picture to write; .png, .pdf or .svg")
-    return parser.parse_args()
+    parser.add_argument(
+        "--output", help="picture to write; .png, .pdf or .svg (default: RUN_DIR/loss.png)"
+    )
+    args = parser.parse_args()
+    if args.output is None:
+        args.output = str(Path(args.run_dirs[0]) / "loss.png")
+    return args
 
 
 def main() -> None:

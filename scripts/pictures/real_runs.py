@@ -103,7 +103,7 @@ def record_quickstart(folder: Path) -> Recording:
     Raises RecordingError if it fails.
     """
     output_dir = folder / "quickstart"
-    command = ["make", "-C", str(ROOT), "quickstart-llama"]
+    command = ["make", "--no-print-directory", "-C", str(ROOT), "quickstart-llama"]
     command += [f"VENV={sys.prefix}", f"OUT={output_dir}"]
     # As in a terminal, where both outputs are one
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}

@@ -37,7 +37,7 @@ COMPARED = (
 def host_memory_block(results: Results) -> str:
     """Return the table of host memory that each rank took to load a model and to resume, by YAML.
 
-    The unit is a copy of the model in fp32.
+    The unit is the size of the model in fp32.
     """
     if "host_memory" not in results:
         return NO_HOST_MEMORY
@@ -51,7 +51,7 @@ def host_memory_block(results: Results) -> str:
         loading = copies_text(row["loading"])
         resuming = copies_text(row.get("resuming", []))
         lines.append([name, str(row["ranks"]), loading, resuming])
-    header = ["YAML", "ranks", "loading: copies of the model, by rank", "resuming: the same"]
+    header = ["YAML", "ranks", "loading: model sizes, by rank", "resuming: the same"]
     return table(header, lines)
 
 

@@ -2,7 +2,8 @@
 """The table of README.md that sums up what was checked, from all results."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from families import tables as families
 from planner.accuracy import METHODS, errors_of
@@ -12,6 +13,7 @@ from proof.markdown import decimal, table
 from .strategies import Results, Row, compared_runs, largest
 
 HEADER = ["what was checked", "result", "bound", "how to repeat it"]
+FORMULAS = METHODS[0]  # the planner's default
 PLANNER_BOUND = "5%"  # tests/unit/planner/test_ranks.py
 INTERRUPTED = ("resume", "every step", "five", "signals", "twice")
 
@@ -24,6 +26,7 @@ def proof_block(results: Results) -> str:
         resume_line(results),
         kills_line(results),
         planner_line(results),
+        random_settings_line(results),
         *families_lines(results),
     ]
     return table(HEADER, lines)
@@ -90,12 +93,10 @@ def kills_line(results: Results) -> list[str]:
 
 def planner_line(results: Results) -> list[str]:
     """Return the row on the planned peak memory, against real tensors under every YAML."""
-    method = METHODS[0]
     measured = results["planner_ranks"]
-    rows = [{method: row["beside_bucket"]} for row in measured["rows"]]
-    number, mean, above, below = errors_of(rows, method)
-    worst = max(above, -below)
-    errors = f"mean error {mean:.2%}, largest {worst:.2%}"
+    rows = [{FORMULAS: row["beside_bucket"]} for row in measured["rows"]]
+    number = len(rows)
+    errors = errors_text(rows)
     return [
         f"Planned peak memory equals the measured tensors of {number} CPU jobs, every YAML",
         errors,
@@ -119,6 +120,27 @@ def families_lines(results: Results) -> list[list[str]]:
         "`python scripts/model_families.py`",
     ]
     return [line]
+
+
+def random_settings_line(results: Results) -> list[str]:
+    """Return the row on the plans that are furthest from what was measured."""
+    measured = results["planner"]
+    rows = [cell for cell in measured["cells"] if cell["kind"] == "drawn"]
+    number = len(rows)
+    errors = errors_text(rows)
+    return [
+        f"The same for {number} fp32 jobs with random settings in one CPU process",
+        errors,
+        "",
+        "`python scripts/validate_planner.py`",
+    ]
+
+
+def errors_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the errors of the plans by formulas."""
+    _, mean, above, below = errors_of(rows, FORMULAS)
+    worst = max(above, -below)
+    return f"mean error {mean:.2%}, largest {worst:.2%}"
 
 
 def trials_of(results: Results, groups: Iterable[str]) -> list[Row]:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from template import origin
 from template.imports import modules_needed
+from template.names import rename_files
 
+COMPONENTS = "components/"
 CONFIGS = "accelerate_configs"
 REQUIREMENTS = "requirements.txt"
 LICENSE = "LICENSE"
@@ -25,8 +27,8 @@ def find_recipes(root: Path) -> dict[str, Path]:
 def copy_recipe(root: Path, recipe: Path, target: Path, command: str) -> list[Path]:
     """Write a recipe and what it needs to run; return the Python files, relative to `target`.
 
-    The recipe keeps its name, which its docstring, its messages and the documents use. It also
-    makes a diff with a newer version easier.
+    The recipe keeps its name, which the documents use too and which makes a diff with a newer
+    version easier. Names of files in comments and messages become those of the copy.
 
     Raises OSError if something cannot be written.
     """
@@ -37,13 +39,19 @@ def copy_recipe(root: Path, recipe: Path, target: Path, command: str) -> list[Pa
     target.mkdir(parents=True, exist_ok=True)
     for source, copy in zip(sources, copies, strict=True):
         (target / copy).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target / copy)
+        copy_text(source, target / copy, recipe.stem)
     shutil.copytree(root / CONFIGS, target / CONFIGS)
-    for name in (REQUIREMENTS, LICENSE):
-        shutil.copyfile(root / name, target / name)
+    copy_text(root / REQUIREMENTS, target / REQUIREMENTS, recipe.stem)
+    shutil.copyfile(root / LICENSE, target / LICENSE)
 
     commit = origin.find_commit(root, [*sources, root / CONFIGS, root / REQUIREMENTS])
     names = [copy.as_posix() for copy in copies[1:]]
     text = origin.describe(recipe.name, command, commit, names)
     (target / ORIGIN).write_text(text, encoding="utf-8")
     return copies
+
+
+def copy_text(source: Path, target: Path, recipe: str) -> None:
+    """Copy a file, with its names of files changed to those of the copy of a recipe."""
+    text = source.read_text(encoding="utf-8")
+    target.write_text(rename_files(text, recipe), encoding="utf-8")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-REPOSITORY = "Fine-tuning recipes on Hugging Face Accelerate"
+REPOSITORY = "Accelerate Recipes"
 TEXT = """# Origin
 
 `{program}` and the modules that it imports were copied from *{repository}*, {version}, with
@@ -19,9 +19,13 @@ The copy is yours: it runs from this folder and needs nothing else from that rep
     pip install -r requirements.txt
     accelerate launch --config_file accelerate_configs/fsdp.yaml {program} --help
 
-If a docstring or a message says `recipes/{program}`, it means `{program}` here. The scripts that
-some messages name (`scripts/...`: rehearsal on CPU ranks, memory planner, answers of a trained
-model) are in that repository.
+A name that begins with `ORIGIN/` in a message or a comment is a file of that repository which was
+not copied. Put the path of your clone of it in place of `ORIGIN`, as in
+
+    python ORIGIN/scripts/generate.py OUTPUT_DIR      # ask the trained model
+    python ORIGIN/scripts/plot_loss.py OUTPUT_DIR     # draw its loss
+    python ORIGIN/scripts/plan_memory.py --help       # plan the memory of a launch
+    python ORIGIN/scripts/rehearse.py --help          # rehearse a launch on CPU processes
 """
 CHANGES = """
 To see what has changed since then, run in that repository

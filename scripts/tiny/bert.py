@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 
 def make(folder: Path, options: BertOptions) -> None:
-    """Write the model and the reviews; print how to train on them."""
+    """Write the model and the reviews; print how to train on them unless quiet."""
     files = make_rows(options.num_train_rows, options.num_test_rows, options.seed)
     texts = [row["text"] for row in files["train"]]
     max_length = options.max_position_embeddings
@@ -37,7 +37,8 @@ def make(folder: Path, options: BertOptions) -> None:
             found = Counter(row["label"] for row in rows)
             counts = {label: found[label] for label in LABELS}
             print(f"{path}: {len(rows)} rows {output.counted(counts)}")
-    print_launch(folder)
+    if not options.quiet:
+        print_launch(folder)
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, options: BertOptions) -> BertModel:

@@ -35,7 +35,7 @@ Row = dict[str, list[str]]
 
 
 def make(folder: Path, options: BertNerOptions) -> None:
-    """Write the model and the sentences; print how to train on them."""
+    """Write the model and the sentences; print how to train on them unless quiet."""
     files = make_rows(options.num_train_rows, options.num_test_rows, options.seed)
     texts = [" ".join(row["tokens"]) for row in files["train"]]
     max_length = options.max_position_embeddings
@@ -47,7 +47,8 @@ def make(folder: Path, options: BertNerOptions) -> None:
             path = folder / "data" / f"{name}.jsonl"
             output.write_rows(path, rows)
             print(f"{path}: {len(rows)} rows {output.counted(count_names(rows))}")
-    print_launch(folder)
+    if not options.quiet:
+        print_launch(folder)
 
 
 def make_rows(num_train_rows: int, num_test_rows: int, seed: int) -> dict[str, list[Row]]:

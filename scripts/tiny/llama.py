@@ -21,14 +21,15 @@ from tiny.options import LlamaOptions, MixtralOptions
 
 
 def make(folder: Path, options: LlamaOptions) -> None:
-    """Write the model, and without --text the rows; print how to train on them."""
+    """Write the model, and without --text the rows; print how to train on them unless quiet."""
     model, tokenizer = make_model(options)
     with output.writing_to(folder):
         output.save_model(folder / "model", model, tokenizer, f"{len(tokenizer)} tokens")
         if options.text is None:
             rows = skills.make_rows(options.num_train_rows, options.num_test_rows, options.seed)
             output.write_skills(folder / "data", rows)
-    print_launch(folder, options)
+    if not options.quiet:
+        print_launch(folder, options)
 
 
 def make_model(options: LlamaOptions) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:

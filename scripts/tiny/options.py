@@ -27,6 +27,8 @@ def option(default: Any, help: str = "") -> Any:
 class Options:
     """What all makers have in common."""
 
+    quiet: bool = option(False, "do not print a command that trains on what was made")
+
     def problems(self) -> list[str]:
         """Return everything that is wrong, each naming the flag."""
         problems = []

@@ -48,12 +48,13 @@ MISTAKES = (NOT_IN_CAPITALS, SPELLED_WITH_SPACES, FIRST_LETTER, NUMBER_BEFORE)
 
 
 def make(folder: Path, options: PreferenceOptions) -> None:
-    """Write the model and the rows; print how to train on them."""
+    """Write the model and the rows; print how to train on them unless quiet."""
     model, tokenizer = llama.make_model(options.of_model())
     with output.writing_to(folder):
         output.save_model(folder / "model", model, tokenizer, f"{len(tokenizer)} tokens")
         output.write_skills(folder / "data", make_rows(options))
-    print_launch(folder)
+    if not options.quiet:
+        print_launch(folder)
 
 
 def make_rows(options: PreferenceOptions) -> dict[str, list[Row]]:

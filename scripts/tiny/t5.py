@@ -22,7 +22,7 @@ Row = dict[str, str]
 
 
 def make(folder: Path, options: T5Options) -> None:
-    """Write the model and the sentences; print how to train on them."""
+    """Write the model and the sentences; print how to train on them unless quiet."""
     files = make_rows(options.num_train_rows, options.num_test_rows, options.seed)
     texts = []
     for row in files["train"]:
@@ -35,7 +35,8 @@ def make(folder: Path, options: T5Options) -> None:
             path = folder / "data" / f"{name}.jsonl"
             output.write_rows(path, rows)
             print(f"{path}: {len(rows)} rows")
-    print_launch(folder)
+    if not options.quiet:
+        print_launch(folder)
 
 
 def make_model(

@@ -53,7 +53,7 @@ SENTENCES = (
 
 
 def make(folder: Path, options: TextOptions) -> None:
-    """Write the model and the texts; print how to train on them."""
+    """Write the model and the texts; print how to train on them unless quiet."""
     files = make_rows(options.num_train_rows, options.num_test_rows, options.seed)
     train = [row["text"] for row in files["train"]]
     max_length = options.max_position_embeddings
@@ -67,7 +67,8 @@ def make(folder: Path, options: TextOptions) -> None:
             write_texts(folder / "data", name, rows, tokenizer)
             if options.txt:
                 write_text_files(folder / "data" / "txt", name, rows)
-    print_launch(folder)
+    if not options.quiet:
+        print_launch(folder)
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, options: TextOptions) -> PreTrainedModel:

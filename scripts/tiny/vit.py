@@ -12,7 +12,7 @@ from tiny.options import VitOptions
 
 
 def make(folder: Path, options: VitOptions) -> None:
-    """Write the model and the images; print how to train on them."""
+    """Write the model and the images; print how to train on them unless quiet."""
     model = make_model(options)
     size = options.image_size
     processor = ViTImageProcessorPil(size={"height": size, "width": size})
@@ -22,7 +22,8 @@ def make(folder: Path, options: VitOptions) -> None:
         output.save_model(folder / "model", model, processor, f"{patches} patches per image")
         images.write_images(folder / "data" / "train", options.num_train_rows, size, rng)
         images.write_images(folder / "data" / "test", options.num_test_rows, size, rng)
-    print_launch(folder)
+    if not options.quiet:
+        print_launch(folder)
 
 
 def make_model(options: VitOptions) -> ViTModel:

@@ -3,6 +3,7 @@
 accepts."""
 
 import importlib
+import json
 import re
 import shlex
 import subprocess
@@ -16,6 +17,7 @@ import rehearse
 from components.cli import parse_arguments
 from launching import REPO
 from planner import answer
+from publish.public_models import LLAMA_3_1_8B
 
 PROGRAMS = [
     path
@@ -29,6 +31,7 @@ PLAIN = {
     """kill -USR1 $(grep -oP '"process": \\K[0-9]+' runs/full/status.json)""",
     "mkdir -p results/gpu && cp runs/gpu_proof/*.json results/gpu/",
     "cd my_project",
+    "head -n 100 all.jsonl > held_out.jsonl && tail -n +101 all.jsonl > rows.jsonl",
     "source .venv/bin/activate",
     "pip install -r requirements.txt",
     "pip install liger-kernel",
@@ -144,6 +147,41 @@ def test_the_command_is_accepted(command, monkeypatch):
         args = launch_command_parser().parse_args(words[2:])
         assert args.quiet or (REPO / args.config_file).is_file()
         parse_with(args.training_script, args.training_script_args, monkeypatch)
+
+
+def settings_of(command):
+    """The words of a launch as {flag: value}, without the names of model, rows and folders."""
+    words = shlex.split(command)[2:]
+    settings = {}
+    for place, word in enumerate(words):
+        if word.startswith("--"):
+            value = words[place + 1] if place + 1 < len(words) else "--"
+            settings[word] = True if value.startswith("--") else value
+    for name in ("model_name_or_path", "dataset_name", "eval_dataset_name", "output_dir"):
+        settings.pop(f"--{name}", None)
+    if "--learning_rate" in settings:
+        settings["--learning_rate"] = float(settings["--learning_rate"])
+    return settings
+
+
+def test_the_readme_plans_rehearses_and_trains_with_the_same_settings(
+    tmp_path, monkeypatch, capsys
+):
+    commands = commands_of((REPO / "README.md").read_text())
+    (plan,) = [command for command in commands if "plan_memory.py" in command]
+    (rehearsal,) = [command for command in commands if "rehearse.py" in command]
+    (train,) = [command for command in commands if "--output_dir runs/mine" in command]
+    # The same shapes from a file, since the hub is out of reach
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_1_8B))
+    words = plan.replace("meta-llama/Llama-3.1-8B-Instruct", str(tmp_path / "config.json"))
+    monkeypatch.setattr(sys, "argv", shlex.split(words)[1:])
+    assert plan_memory.main() == 0
+    planned = capsys.readouterr().out.partition("Number 1:")[2].strip().split("\n\n")[0]
+    settings = settings_of(planned.replace("\\\n", " "))
+    assert settings == settings_of(train) and settings["--max_length"] == "2048"
+    del settings["--num_processes"], settings["--max_length"]  # two processes, and a small model
+    rehearsed = settings_of(rehearsal)
+    assert rehearsed.pop("--max_steps") and rehearsed == settings
 
 
 def test_make_help_shows_every_target_whole_and_within_80_columns():

@@ -3,6 +3,7 @@
 
 import functools
 import modulefinder
+import re
 import shutil
 import subprocess
 import sys
@@ -13,8 +14,15 @@ import pytest
 import copy_recipe
 from launching import REPO
 from template import copying, imports, origin
+from template.names import rename_files
 
 RECIPES = copying.find_recipes(REPO)
+REQUIREMENTS = ("requirements.txt", "requirements.txt")
+OURS = [
+    path
+    for folder in ("recipes", "scripts", "tests", "docs", "results", "examples")
+    for path in (REPO / folder).rglob("*.*")
+]
 OTHERS = {"accelerate_configs", "requirements.txt", "LICENSE", "ORIGIN.md"}
 
 
@@ -24,6 +32,13 @@ def write_tree(folder: Path, files: dict[str, str]) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+
+
+def without_copying(text: str, recipe: str) -> str:
+    """Return a text of this repository as in a copy, but for the mark of what the copy lacks."""
+    command = f"python scripts/copy_recipe.py {recipe} my_project, then"
+    text = re.sub(rf"{command}\s+look for\s+EDIT", "look for EDIT", text)
+    return re.sub(rf"(?<![\w/])recipes/({recipe}|RECIPE)\b", r"\1", text)
 
 
 def reached(folder: Path, program: str = "main.py") -> set[str]:
@@ -187,18 +202,77 @@ class TestRecipesOfThisRepository:
             imported |= set(imports.local_imports(folder / file, folder)) - {folder / file}
         assert {folder / file for file in files} - imported == {folder / RECIPES[name].name}
 
-    def test_every_file_is_the_same_as_here(self, copy_of):
-        folder, files = copy_of("llama")
-        for file in files:
-            assert (folder / file).read_bytes() == (REPO / "recipes" / file).read_bytes()
+    @pytest.mark.parametrize("name", RECIPES)
+    def test_every_file_is_the_same_as_here_but_for_names_of_files(self, name, copy_of):
+        folder, files = copy_of(name)
+        for copied, here in [*((file, Path("recipes", file)) for file in files), REQUIREMENTS]:
+            ours = (REPO / here).read_text()
+            theirs = (folder / copied).read_text()
+            if not re.search(r"(recipes|scripts|tests)/", ours):
+                assert theirs == ours
+            assert theirs.replace("ORIGIN/", "") == without_copying(ours, name)
         configs = {
             path.name: path.read_bytes() for path in (folder / "accelerate_configs").iterdir()
         }
         expected = (REPO / "accelerate_configs").iterdir()
         assert configs == {path.name: path.read_bytes() for path in expected}
         assert configs["fsdp.yaml"] == configs["fsdp2_full_shard.yaml"]
-        for name in ("requirements.txt", "LICENSE"):
-            assert (folder / name).read_bytes() == (REPO / name).read_bytes()
+        assert (folder / "LICENSE").read_bytes() == (REPO / "LICENSE").read_bytes()
+
+    @pytest.mark.parametrize("name", RECIPES)
+    def test_the_copy_names_no_file_of_this_repository_that_it_lacks(self, name, copy_of):
+        folder, _ = copy_of(name)
+        named = re.compile(r"(?<![\w/.-])((?:[\w.-]+/)*[\w-]+\.(?:py|yaml|md|txt|json))\b")
+        ours = {path.relative_to(REPO).as_posix() for path in OURS}
+        programs = {path.name for path in RECIPES.values()} - {f"{name}.py"}
+        lacking = []
+        for path in folder.rglob("*"):
+            if path.suffix in (".py", ".yaml", ".txt"):
+                for found in named.findall(path.read_text()):
+                    if found in programs or (found in ours and not (folder / found).exists()):
+                        lacking.append(f"{path.relative_to(folder)}: {found}")
+        assert lacking == []
+
+    def test_what_the_copy_lacks_is_explained_in_its_origin(self, copy_of):
+        folder, _ = copy_of("llama")
+        assert "python ORIGIN/scripts/generate.py" in (folder / "llama.py").read_text()
+        text = (folder / "ORIGIN.md").read_text()
+        assert "A name that begins with `ORIGIN/`" in text
+        scripts = re.findall(r"python ORIGIN/(scripts/\w+\.py)", text)
+        assert scripts and all((REPO / script).is_file() for script in scripts)
+
+    @pytest.mark.parametrize("page", ["README.md", "docs/your_recipe.md"])
+    def test_the_documents_tell_how_large_the_copy_of_llama_is(self, page, copy_of):
+        folder, files = copy_of("llama")
+        lines = [len((folder / file).read_text().splitlines()) for file in files]
+        sizes = [lines[0], len(files) - 1, sum(lines[1:])]
+        text = " ".join((REPO / page).read_text().split())
+        told = re.search(r"about (\d+) lines\b.*? about (\d+) modules\b.*? ([\d,]+) lines", text)
+        # Round figures, so that not every edit of a component changes the documents
+        assert [int(figure.replace(",", "")) for figure in told.groups()] == pytest.approx(
+            sizes, rel=0.1
+        )
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("here", "copied"),
+        [
+            ("accelerate launch recipes/llama.py", "accelerate launch llama.py"),
+            ("as recipes/t5.py does", "as ORIGIN/recipes/t5.py does"),
+            ("`python scripts/generate.py`", "`python ORIGIN/scripts/generate.py`"),
+            ("(tests/unit/test_t5.py)", "(ORIGIN/tests/unit/test_t5.py)"),
+            ("run recipes/RECIPE.py", "run RECIPE.py"),
+            ("https://a.org/docs/x.md", "https://a.org/docs/x.md"),
+            ("src/scripts/a.py, and scripts/ too", "src/scripts/a.py, and scripts/ too"),
+            (
+                "yours: python scripts/copy_recipe.py t5 my_project, then\nlook for EDIT.",
+                "yours: look for EDIT.",
+            ),
+        ],
+    )
+    def test_a_name_holds_in_the_copy(self, here, copied):
+        assert rename_files(here, "llama") == copied
 
 
 class TestCopies:
@@ -248,6 +322,15 @@ class TestCommand:
         output = capsys.readouterr().out
         assert output.startswith(f"{tmp_path / 'copy' / 'llama.py'}\n")
         assert "accelerate_configs/fsdp.yaml llama.py --help" in output
+        recipe, components = re.search(
+            r"\n([\d,]+) lines of llama.py .* with ([\d,]+) lines in components/\n", output
+        ).groups()
+        lines_of = {
+            path.relative_to(tmp_path / "copy"): len(path.read_text().splitlines())
+            for path in (tmp_path / "copy").rglob("*.py")
+        }
+        assert int(recipe.replace(",", "")) == lines_of.pop(Path("llama.py"))
+        assert int(components.replace(",", "")) == sum(lines_of.values())
 
     def test_an_empty_folder_is_filled(self, tmp_path, monkeypatch):
         assert run_command(monkeypatch, "vit", tmp_path) == 0
@@ -291,6 +374,6 @@ class TestCommand:
         def fail(*_):
             raise shutil.Error([("a", "b", "[Errno 28] No space left on device")])
 
-        monkeypatch.setattr(shutil, "copyfile", fail)
+        monkeypatch.setattr(shutil, "copytree", fail)
         assert run_command(monkeypatch, "llama", tmp_path / "copy") == 73
         assert capsys.readouterr().err.count("\n") == 1

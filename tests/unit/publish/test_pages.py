@@ -69,6 +69,18 @@ def test_the_table_of_proof_tells_what_failed():
     assert "10 of 15 kills, at most 3 steps lost" in text
 
 
+def test_the_table_of_proof_shows_the_worst_plans_too():
+    results = pages.read_results()
+    drawn = [
+        {"kind": "drawn", proof.FORMULAS: 0.0},
+        {"kind": "drawn", proof.FORMULAS: -0.08},
+        {"kind": "one thing", proof.FORMULAS: 0.5},
+    ]
+    text = proof.proof_block(results | {"planner": {"cells": drawn}})
+    (row,) = [line for line in text.splitlines() if "random settings" in line]
+    assert "2 jobs" in row and "mean error 4.00%, largest 8.00%" in row
+
+
 def test_bytes_show_the_fullest_rank_and_its_share():
     held = {"shards": 4, "ranks": [[1000, 1000], [1200, 1000]]}
     assert strategies.bytes_text(held) == "1,200 (1/4)"

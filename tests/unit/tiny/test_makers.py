@@ -67,6 +67,23 @@ def test_the_same_call_writes_the_same_model_and_rows(recipe, made, tmp_path, ca
 
 
 @pytest.mark.parametrize("recipe", sorted(ARCHITECTURES))
+def test_a_quiet_maker_prints_what_it_wrote_and_no_command(recipe, tmp_path, capsys):
+    makers.make(recipe, tmp_path, [*FEW_ROWS, "--quiet"])
+    printed = capsys.readouterr().out
+    assert str(tmp_path / "model") in printed
+    assert "accelerate launch" not in printed and "Train" not in printed
+
+
+def test_the_quick_starts_show_no_other_command_than_the_one_they_run():
+    makefile = (REPO / "Makefile").read_text()
+    calls = [
+        line for line in makefile.splitlines() if line.startswith("\tpython scripts/make_tiny")
+    ]
+    assert len(calls) == len(ARCHITECTURES)
+    assert all(line.endswith(" --quiet") for line in calls)
+
+
+@pytest.mark.parametrize("recipe", sorted(ARCHITECTURES))
 def test_another_seed_writes_another_model_and_other_rows(recipe, made, tmp_path):
     makers.make(recipe, tmp_path, [*FEW_ROWS, "--seed", "1"])
     first = contents(made(recipe))

@@ -73,4 +73,6 @@ def test_a_mixtral_has_small_experts():
 
 
 def test_preferences_get_the_model_of_the_llama_maker():
-    assert PreferenceOptions(hidden_size=64, seed=3).of_model() == LlamaOptions(64, seed=3)
+    assert PreferenceOptions(hidden_size=64, seed=3).of_model() == LlamaOptions(
+        hidden_size=64, seed=3
+    )
