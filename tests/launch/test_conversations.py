@@ -44,7 +44,8 @@ def test_they_are_trained_on_and_the_result_answers_by_the_same_template(call, t
     shown = " ".join(done.output.split())
     assert "Ciao. [{" in shown and '[[weather{"city": "Rome"}<|end_of_turn|>]]' in shown
     assert "Sun<|end_of_turn|>" in shown and "[[It is sunny.<|end_of_turn|>]]" in shown
-    assert len(read_metrics(tmp_path / "run")) == 2
+    steps, _ = read_metrics(tmp_path / "run")
+    assert steps[-1]["step"] == 2
     assert (tmp_path / "run" / "chat_template.jinja").read_text() == TEMPLATE
     ask = ["--file", tmp_path / "rows.jsonl", "--max_new_tokens", 4]
     ask += ["--output", tmp_path / "answers.jsonl"]
