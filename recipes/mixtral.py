@@ -161,12 +161,9 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
         completion_only_loss=args.completion_only_loss,
         assistant_only_loss=args.assistant_only_loss,
     )
-    # EDIT: to filter rows, or to add a second source, change what read_splits returns, as in
+    # EDIT: to filter rows, change what read_splits returns, as in
     #     train_rows, eval_rows = read_splits(...)
     #     dataset = train_rows.dataset.filter(lambda row: row["length"] >= 8)
-    #     more_args = dataclasses.replace(args, dataset_name="more.jsonl", eval_split=0)
-    #     more_rows, _ = read_splits(more_args, prepare, evaluate=False)
-    #     dataset = datasets.concatenate_datasets([dataset, more_rows.dataset])
     #     return dataclasses.replace(train_rows, dataset=dataset), eval_rows
     return read_splits(
         args,

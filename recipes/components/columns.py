@@ -62,17 +62,17 @@ USUAL_NAMES = {
 LISTS = ("tokens", "tags")  # roles whose columns hold lists
 # For advice: the columns by which rows of each recipe are recognized; the first that fits counts
 RECIPES_BY_COLUMNS = (
-    ("chosen rejected", "llama_dpo.py"),
-    ("messages", "llama.py"),
-    ("conversations", "llama.py"),
-    ("prompt completion", "llama.py"),
-    ("instruction output", "llama.py"),
-    ("question answer", "llama.py"),
-    ("tokens ner_tags", "bert_ner.py"),
-    ("text label", "bert.py"),
-    ("document summary", "t5.py"),
-    ("image label", "vit.py"),
-    ("text", "mistral_pretrain.py"),
+    ("chosen rejected", "recipes/llama_dpo.py"),
+    ("messages", "recipes/llama.py"),
+    ("conversations", "recipes/llama.py"),
+    ("prompt completion", "recipes/llama.py"),
+    ("instruction output", "recipes/llama.py"),
+    ("question answer", "recipes/llama.py"),
+    ("tokens ner_tags", "recipes/bert_ner.py"),
+    ("text label", "recipes/bert.py"),
+    ("document summary", "recipes/t5.py"),
+    ("image label", "recipes/vit.py"),
+    ("text", "recipes/mistral_pretrain.py"),
 )
 # What a CSV file may have in place of commas, which makes one column of all its columns
 OTHER_SEPARATORS = ((";", "semicolons"), ("\t", "tabs"))

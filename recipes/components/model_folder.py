@@ -102,11 +102,11 @@ def recipe_for(kind: str) -> str:
     Returns "" for custom code, and for a type of another version of transformers.
     """
     if kind in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
-        return "t5.py trains models of sequence to sequence"
+        return "recipes/t5.py trains models of sequence to sequence"
     if is_encoder(kind):
-        return "bert.py and bert_ner.py train encoders"
+        return "recipes/bert.py and recipes/bert_ner.py train encoders"
     if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        return "llama.py trains causal language models"
+        return "recipes/llama.py trains causal language models"
     if kind in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES:
-        return "vit.py trains models of images"
+        return "recipes/vit.py trains models of images"
     return ""

@@ -129,7 +129,7 @@ CALLS = {
     "model of another kind": BadCall(
         "--model_name_or_path {tmp}/bert",
         Exit.USAGE,
-        ["a model of type bert is no causal language model: bert.py and bert_ner.py train"],
+        ["a model of type bert is no causal language model: recipes/bert.py"],
     ),
     "five combinations that cannot be": BadCall(
         "--load_in_4bit --load_in_8bit --dtype float16 --attn_implementation flash_attention_2 "

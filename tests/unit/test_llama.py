@@ -117,24 +117,21 @@ def test_a_column_that_no_row_has_is_named_once(load, capsys):
 
 
 def example_of(recipe):
-    """The lines of the example in load_data: a filter, and a second source."""
+    """The lines of the example in load_data: a filter."""
     comment = inspect.getsource(recipe.load_data).partition("# EDIT: to filter rows")[2]
     return re.findall(r"^    #     (.*)$", comment, re.MULTILINE)
 
 
-def test_the_recipes_show_the_same_example_of_a_filter_and_a_second_source():
+def test_the_recipes_show_the_same_example_of_a_filter():
     examples = [example_of(recipe) for recipe in (llama, mixtral, llama_dpo, t5)]
     assert examples[0] and all(example == examples[0] for example in examples)
 
 
-def test_the_example_of_a_filter_and_a_second_source_works(
-    recipe, tokenizer, tmp_path, monkeypatch
-):
+def test_the_example_of_a_filter_works(recipe, tokenizer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     row = json.dumps({"prompt": QUESTION, "completion": ANSWER}) + "\n"
     short = json.dumps({"prompt": "a", "completion": "b"}) + "\n"
     (tmp_path / "rows.jsonl").write_text(2 * row + short)
-    (tmp_path / "more.jsonl").write_text(3 * row)
     args = parse_arguments(recipe.Arguments, words=["--dataset_name", "rows.jsonl"])
     keep, *edits = example_of(recipe)
     assert keep == "train_rows, eval_rows = read_splits(...)"
@@ -147,6 +144,6 @@ def test_the_example_of_a_filter_and_a_second_source_works(
     names = vars(recipe) | {"dataclasses": dataclasses, "datasets": datasets}
     exec(source, names)
     train_rows, eval_rows = names["load_data"](args, tokenizer)
-    assert len(train_rows) == 2 + 3 and eval_rows is None
+    assert len(train_rows) == 2 and eval_rows is None
     assert (train_rows.lengths >= 15).all()
     assert train_rows.dataset[0]["input_ids"].dtype.kind == "i"  # still in numpy's format

@@ -159,10 +159,14 @@ def test_an_adapter_is_no_model(also_config, tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "config", "says"),
     [
-        ("llama", {"model_type": "bert"}, "bert.py and bert_ner.py train encoders"),
-        ("mistral_pretrain", {"model_type": "modernbert"}, "bert.py and bert_ner.py train enc"),
-        ("mixtral", {"model_type": "t5"}, "t5.py trains models of sequence to sequence"),
-        ("llama_dpo", {"model_type": "vit"}, "vit.py trains models of images"),
+        ("llama", {"model_type": "bert"}, "recipes/bert.py and recipes/bert_ner.py train encoders"),
+        (
+            "mistral_pretrain",
+            {"model_type": "modernbert"},
+            "recipes/bert.py and recipes/bert_ner.py train enc",
+        ),
+        ("mixtral", {"model_type": "t5"}, "recipes/t5.py trains models of sequence to sequence"),
+        ("llama_dpo", {"model_type": "vit"}, "recipes/vit.py trains models of images"),
         ("llama", {"model_type": "bert", "is_decoder": True}, None),
         ("llama", {"model_type": "gpt2"}, None),
         ("llama", {"model_type": "bart"}, None),  # transformers takes its decoder

@@ -152,7 +152,7 @@ def test_where_no_name_is_similar_the_flag_is_named_without_a_guess(row, wanted,
 def test_rows_of_another_recipe_are_told_with_its_name(columns, wanted, recipe):
     row = dict.fromkeys(columns.split(), "a")
     fix = advise_columns(row, {role: role for role in wanted.split()}, "PLACE")
-    assert fix.startswith(f"use {recipe}, which is for such rows, or pass --columns ")
+    assert fix.startswith(f"use recipes/{recipe}, which is for such rows, or pass --columns ")
     assert "=COLUMN" in fix and (REPO / "recipes" / recipe).is_file()
 
 

@@ -134,17 +134,17 @@ def test_a_dry_run_has_the_head_of_the_classes_and_a_report(tmp_path):
         (
             AutoModelForSeq2SeqLM,
             CONFIGS[AutoModelForCausalLM],
-            "llama does not fit this recipe: ll",
+            "llama does not fit this recipe: recipes/ll",
         ),
         (
             AutoModelForCausalLM,
             CONFIGS[AutoModelForSeq2SeqLM],
-            "t5 does not fit this recipe: t5.py",
+            "t5 does not fit this recipe: recipes/t5.py",
         ),
         (
             AutoModelForImageClassification,
             CONFIGS[AutoModelForSequenceClassification],
-            "bert does not fit this recipe: bert.py and bert_ner.py train encoders",
+            "bert does not fit this recipe: recipes/bert.py and recipes/bert_ner.py train encoders",
         ),
     ],
     ids=["Llama", "T5", "BERT"],
