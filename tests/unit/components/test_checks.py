@@ -163,7 +163,7 @@ def test_an_adapter_is_no_model(also_config, tmp_path):
         (
             "mistral_pretrain",
             {"model_type": "modernbert"},
-            "recipes/bert.py and recipes/bert_ner.py train enc",
+            "recipes/bert.py and recipes/bert_ner.py",
         ),
         ("mixtral", {"model_type": "t5"}, "recipes/t5.py trains models of sequence to sequence"),
         ("llama_dpo", {"model_type": "vit"}, "recipes/vit.py trains models of images"),

@@ -231,7 +231,7 @@ class TestEmbeddings:
         model = shapes_of(BertConfig(**TINY))
         with pytest.raises(SystemExit, match="64"):
             check_model(language_model_arguments(), model, 0)
-        says = "gpt2: a model of type bert is no causal language model: recipes/bert.py and recipes/bert_ner.py"
+        says = "gpt2: a model of type bert is no causal language model: recipes/bert.py"
         assert says in capsys.readouterr().err
         check_model(parse_arguments(ClassifierArguments, words=[]), model, 0)
 
