@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Markdown tables of the results of scripts/benchmark_rows.py."""
+
+import statistics
+
+from proof.markdown import table
+
+from .cells import Result, Results
+from .figures import labels_of, paired, reasons_of, spread, spread_of, values
+
+NAMES = {
+    "ours": "this recipe",
+    "ours without marks": "this recipe, template without marks",
+    "trl": "SFTTrainer",
+}
+REFERENCE = "trl"
+NOT_MEASURED = "Not measured yet: `python scripts/benchmark_rows.py`."
+
+
+def whole_table(cell: Result) -> str:
+    """Return everything about a cell as one table."""
+    lines = []
+    for label in labels_of(cell):
+        seconds = values(cell, label, "cpu_seconds").values()
+        lines.append(
+            [
+                NAMES[label],
+                str(len(seconds)),
+                f"{min(seconds):.2f}" if seconds else "",
+                f"{statistics.median(seconds):.2f}" if seconds else "",
+                spread_of(cell, label, "rows_per_second", "{:,.0f}"),
+                lead(cell, label),
+                "; ".join(reasons_of(cell, label)),
+            ]
+        )
+    header = ["contestant", "runs", "CPU seconds, least", "CPU seconds, median"]
+    header += ["rows per second", "relative to SFTTrainer", "void"]
+    return table(header, lines)
+
+
+def lead(cell: Result, label: str) -> str:
+    """Return the rate relative to SFTTrainer's, "" for SFTTrainer itself."""
+    if label == REFERENCE:
+        return ""
+    return spread(paired(cell, label, REFERENCE, "rows_per_second"))
+
+
+def details(results: Results) -> str:
+    """Return the section of results/README.md: every cell."""
+    parts = []
+    for cell in results["cells"]:
+        versions = ", ".join(f"{name} {version}" for name, version in cell["versions"].items())
+        facts = f"{cell['date']}, commit {cell['commit']}, {cell['device']}, {versions}"
+        parts.append(f"## {cell['cell']} per row, {cell['rows']:,} rows")
+        parts.append(f"{facts}; --max_length {cell['max_length']}. {about_load(cell)}".strip())
+        parts.append(whole_table(cell))
+    return "\n\n".join(parts)
+
+
+def about_load(cell: Result) -> str:
+    """Return a sentence that says that the machine was busy with other work, "" if it was not."""
+    counted = [run for run in cell["runs"] if not run["void"]]
+    loads = [max(run["load"]) for run in counted if run["loaded"]]
+    if not loads:
+        return ""
+    return (
+        f"The machine did other work during {len(loads)} of {len(counted)} runs (load average up "
+        f"to {max(loads):.1f}), which adds CPU time to all of them."
+    )
+
+
+def block(results: Results | None) -> str:
+    """Return the table of docs/benchmarks.md."""
+    if not results:
+        return NOT_MEASURED
+    lines = []
+    for cell in results["cells"]:
+        for label in labels_of(cell):
+            rate = spread_of(cell, label, "rows_per_second", "{:,.0f}")
+            lines.append(
+                [
+                    f"{cell['cell']}, {cell['rows']:,} rows",
+                    NAMES[label],
+                    rate or f"void: {'; '.join(reasons_of(cell, label))}",
+                    lead(cell, label),
+                ]
+            )
+    header = ["questions per row", "prepared by", "rows per second and core"]
+    parts = [table([*header, "relative to SFTTrainer"], lines)]
+    parts += dict.fromkeys(about_load(cell) for cell in results["cells"])
+    return "\n\n".join(part for part in parts if part)
