@@ -236,7 +236,8 @@ def difference(run: Run, reference: Run) -> str:
     if not differing:
         return ""
     return (
-        f"{run['contestant']} has other tokens or labels in {len(differing)} rows: {differing[0]}"
+        f"{run['contestant']} has other tokens or labels in {len(differing)} of {len(ours)} rows, "
+        f"first in row {differing[0]}"
     )
 
 
