@@ -19,23 +19,22 @@ NOT_MEASURED = "Not measured yet: `python scripts/benchmark_rows.py`."
 
 def whole_table(cell: Result) -> str:
     """Return everything about a cell as one table."""
-    lines = []
-    for label in labels_of(cell):
-        seconds = values(cell, label, "cpu_seconds").values()
-        lines.append(
-            [
-                NAMES[label],
-                str(len(seconds)),
-                f"{min(seconds):.2f}" if seconds else "",
-                f"{statistics.median(seconds):.2f}" if seconds else "",
-                spread_of(cell, label, "rows_per_second", "{:,.0f}"),
-                lead(cell, label),
-                "; ".join(reasons_of(cell, label)),
-            ]
-        )
     header = ["contestant", "runs", "CPU seconds, least", "CPU seconds, median"]
     header += ["rows per second", "relative to SFTTrainer", "void"]
-    return table(header, lines)
+    return table(header, [whole_row(cell, label) for label in labels_of(cell)])
+
+
+def whole_row(cell: Result, label: str) -> list[str]:
+    """Return the line of one contestant in the table of a cell."""
+    seconds = list(values(cell, label, "cpu_seconds").values())
+    least = ""
+    median = ""
+    if seconds:
+        least = f"{min(seconds):.2f}"
+        median = f"{statistics.median(seconds):.2f}"
+    rate = spread_of(cell, label, "rows_per_second", "{:,.0f}")
+    void = "; ".join(reasons_of(cell, label))
+    return [NAMES[label], str(len(seconds)), least, median, rate, lead(cell, label), void]
 
 
 def lead(cell: Result, label: str) -> str:
@@ -75,17 +74,13 @@ def block(results: Results | None) -> str:
         return NOT_MEASURED
     lines = []
     for cell in results["cells"]:
+        rows = f"{cell['cell']}, {cell['rows']:,} rows"
         for label in labels_of(cell):
             rate = spread_of(cell, label, "rows_per_second", "{:,.0f}")
-            lines.append(
-                [
-                    f"{cell['cell']}, {cell['rows']:,} rows",
-                    NAMES[label],
-                    rate or f"void: {'; '.join(reasons_of(cell, label))}",
-                    lead(cell, label),
-                ]
-            )
-    header = ["questions per row", "prepared by", "rows per second and core"]
-    parts = [table([*header, "relative to SFTTrainer"], lines)]
-    parts += dict.fromkeys(about_load(cell) for cell in results["cells"])
-    return "\n\n".join(part for part in parts if part)
+            if not rate:
+                rate = f"void: {'; '.join(reasons_of(cell, label))}"
+            lines.append([rows, NAMES[label], rate, lead(cell, label)])
+    header = ["questions per row", "prepared by"]
+    header += ["rows per second and core", "relative to SFTTrainer"]
+    notes = dict.fromkeys(about_load(cell) for cell in results["cells"])
+    return "\n\n".join([table(header, lines), *filter(None, notes)])
