@@ -7,6 +7,7 @@ from proof.markdown import table
 
 from .cells import Result, Results
 from .figures import labels_of, paired, reasons_of, spread, spread_of, values
+from .tables import facts_of
 
 NAMES = {
     "ours": "this recipe",
@@ -48,10 +49,9 @@ def details(results: Results) -> str:
     """Return the section of results/README.md: every cell."""
     parts = []
     for cell in results["cells"]:
-        versions = ", ".join(f"{name} {version}" for name, version in cell["versions"].items())
-        facts = f"{cell['date']}, commit {cell['commit']}, {cell['device']}, {versions}"
         parts.append(f"## {cell['cell']} per row, {cell['rows']:,} rows")
-        parts.append(f"{facts}; --max_length {cell['max_length']}. {about_load(cell)}".strip())
+        parts.append(f"{facts_of(cell)}; --max_length {cell['max_length']}.")
+        parts += filter(None, [about_load(cell)])
         parts.append(whole_table(cell))
     return "\n\n".join(parts)
 
