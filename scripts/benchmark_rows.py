@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Benchmark: how many rows per second and core the recipe prepares, and TRL's SFTTrainer.
 
-    python scripts/benchmark_rows.py              # ten minutes on an idle machine
+    python scripts/benchmark_rows.py              # some minutes on an idle machine
     python scripts/benchmark_rows.py --smoke      # a few rows: does it run?
 
 Preparing means to read a .jsonl file, to render the chat template, to tokenize, to find what is
