@@ -2,10 +2,11 @@
 """Markdown tables of the results of scripts/benchmark_rows.py."""
 
 import statistics
+from collections.abc import Iterable
 
 from proof.markdown import table
 
-from .cells import Result, Results
+from .cells import Result, Results, Run
 from .figures import labels_of, paired, reasons_of, spread, spread_of, values
 from .tables import facts_of
 
@@ -51,14 +52,14 @@ def details(results: Results) -> str:
     for cell in results["cells"]:
         parts.append(f"## {cell['cell']} per row, {cell['rows']:,} rows")
         parts.append(f"{facts_of(cell)}; --max_length {cell['max_length']}.")
-        parts += filter(None, [about_load(cell)])
+        parts += filter(None, [about_load(cell["runs"])])
         parts.append(whole_table(cell))
     return "\n\n".join(parts)
 
 
-def about_load(cell: Result) -> str:
+def about_load(runs: Iterable[Run]) -> str:
     """Return a sentence that says that the machine was busy with other work, "" if it was not."""
-    counted = [run for run in cell["runs"] if not run["void"]]
+    counted = [run for run in runs if not run["void"]]
     loads = [max(run["load"]) for run in counted if run["loaded"]]
     if not loads:
         return ""
@@ -82,5 +83,5 @@ def block(results: Results | None) -> str:
             lines.append([rows, NAMES[label], rate, lead(cell, label)])
     header = ["questions per row", "prepared by"]
     header += ["rows per second and core", "relative to SFTTrainer"]
-    notes = dict.fromkeys(about_load(cell) for cell in results["cells"])
-    return "\n\n".join([table(header, lines), *filter(None, notes)])
+    runs = [run for cell in results["cells"] for run in cell["runs"]]
+    return "\n\n".join(filter(None, [table(header, lines), about_load(runs)]))
