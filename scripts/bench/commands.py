@@ -11,6 +11,8 @@ from .recipe import RECIPE
 
 PEERS = "scripts/benchmark_peers.py"
 PROBE = "scripts/benchmark_probe.py"
+# Variables of a run on a CPU: no GPU is used, and torch computes with one thread
+ON_A_CPU = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
 PRECISION = {"cpu": "no", "cuda": "bf16"}  # mixed precision of all contestants, by device
 
 
@@ -79,14 +81,17 @@ def environment(
     cache = settings.output_dir / "cache" / slug(contestant.tool)
     if cell.cache == "cold":
         cache = folder / "cache"
-    variables = {
+    variables = reading_variables(cache)
+    variables["ACCELERATE_MIXED_PRECISION"] = PRECISION[cell.device]  # instead of a YAML
+    if cell.device == "cpu":
+        variables |= ON_A_CPU
+    return os.environ | variables
+
+
+def reading_variables(cache: Path) -> dict[str, str]:
+    """Return the variables of a process that reads rows: no hub, one thread, and this cache."""
+    return {
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_DATASETS_CACHE": str(cache.resolve()),
-        "ACCELERATE_MIXED_PRECISION": PRECISION[cell.device],  # instead of a YAML
     }
-    if cell.device == "cpu":
-        variables["OMP_NUM_THREADS"] = "1"
-        variables["CUDA_VISIBLE_DEVICES"] = ""
-        variables["ACCELERATE_USE_CPU"] = "true"
-    return os.environ | variables

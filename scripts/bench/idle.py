@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass
 
 from . import machine
-from .cells import Cell
 
 MOST_LOAD = 1.8  # load average: the run itself is 1, and a second core must be nearly free
 PATIENCE = 1800  # seconds to wait until the machine is idle
@@ -20,21 +19,23 @@ class Use:
     disturbs: bool  # whether something else uses what the run needs
 
 
-def use_before(cell: Cell) -> Use:
+def use_before(device: str) -> Use:
     """Return the machine's use before a run; on a CPU, wait for it to be idle first.
 
     On a GPU the host's load does not matter, and reading weights raises it anyway. What matters is
     another process on the GPU.
+
+    device: "cpu" or "cuda", where the run computes.
     """
-    if cell.device == "cuda":
+    if device == "cuda":
         return use_of_gpu()
     load = wait_until_idle()
     return Use(load, load > MOST_LOAD)
 
 
-def use_after(cell: Cell, ranks: int) -> Use:
+def use_after(device: str, ranks: int) -> Use:
     """Return the machine's use after a run of this many processes has ended."""
-    if cell.device == "cuda":
+    if device == "cuda":
         return use_of_gpu()
     load = os.getloadavg()[0]
     return Use(load, load > MOST_LOAD + ranks - 1)

@@ -4,6 +4,7 @@
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,10 +103,10 @@ def describe(cell: Cell, settings: Settings) -> Result:
     return description
 
 
-def installed_libraries() -> dict[str, str]:
-    """Return the versions of those of LIBRARIES that are installed."""
+def installed_libraries(names: Sequence[str] = LIBRARIES) -> dict[str, str]:
+    """Return the versions of those libraries that are installed."""
     versions = {}
-    for name in LIBRARIES:
+    for name in names:
         version = machine.version_of(name)
         if version is not None:
             versions[name] = version

@@ -34,17 +34,24 @@ def make_models(names: Iterable[str], settings: Settings) -> None:
         if (folder / "model" / "config.json").exists():
             continue
         print(f"makes {folder}", flush=True)
-        flags = maker_flags(name, settings)
-        command = [sys.executable, *MAKER, folder.resolve(), *as_words(flags)]
-        done = subprocess.run(
-            [str(word) for word in command],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        if done.returncode:
-            raise NoModelError(done.stdout[-2000:])
+        make_model(folder, maker_flags(name, settings))
+
+
+def make_model(folder: Path, flags: Flags) -> None:
+    """Write a model with random weights, and its tokenizer, to FOLDER/model.
+
+    flags: of scripts/make_tiny.py. Raises NoModelError if it cannot be made.
+    """
+    command = [sys.executable, *MAKER, folder.resolve(), *as_words(flags)]
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode:
+        raise NoModelError(done.stdout[-2000:])
 
 
 def maker_flags(name: str, settings: Settings) -> Flags:

@@ -4,8 +4,9 @@
 The recipe is imported when a function is called, since it loads torch.
 """
 
+import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,24 @@ def tokenize(lines: Sequence[str], tokenizer: Any, max_length: int) -> list[Toke
     template = ChatTemplate(tokenizer)
     rows = [llama.tokenize_row(json.loads(line), template, max_length) for line in lines]
     return [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in rows]
+
+
+def preparation(words: Sequence[str]) -> Callable[[Path], Any]:
+    """Return a function from a .jsonl file to the dataset of its rows as the recipe prepares them.
+
+    words: the recipe's command line, in which the file takes the place of --dataset_name.
+    """
+    import llama
+    from components import chat
+
+    args = parse_words(words)
+    tokenizer = chat.load_tokenizer(args.model_name_or_path, chat_template=args.chat_template)
+
+    def prepare(file: Path) -> Any:
+        rows, _ = llama.load_data(dataclasses.replace(args, dataset_name=str(file)), tokenizer)
+        return rows.dataset
+
+    return prepare
 
 
 def batches(

@@ -23,7 +23,7 @@ def run_once(cell: Cell, label: str, data: Path, settings: Settings) -> Run:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     command = command_of(cell, contestant, data, folder, settings)
-    before = IN_A_SMOKE_TEST if settings.smoke else idle.use_before(cell)
+    before = IN_A_SMOKE_TEST if settings.smoke else idle.use_before(cell.device)
     with open(folder / "output.txt", "w") as output:
         code = subprocess.run(
             command,
@@ -32,7 +32,7 @@ def run_once(cell: Cell, label: str, data: Path, settings: Settings) -> Run:
             stdout=output,
             stderr=subprocess.STDOUT,
         ).returncode
-    after = IN_A_SMOKE_TEST if settings.smoke else idle.use_after(cell, contestant.ranks)
+    after = IN_A_SMOKE_TEST if settings.smoke else idle.use_after(cell.device, contestant.ranks)
     run = {
         "contestant": label,
         "load": [round(before.load, 2), round(after.load, 2)],

@@ -143,14 +143,18 @@ def details(results: Results) -> str:
     """Return the section of results/README.md: every cell with how to measure it again."""
     parts = []
     for cell in results["cells"]:
-        versions = ", ".join(f"{name} {version}" for name, version in cell["versions"].items())
         commands = "\n".join(f"# {label}\n{command}" for label, command in cell["commands"].items())
-        facts = f"{cell['date']}, commit {cell['commit']}, {cell['device']}, {versions}"
         parts.append(f"## {cell['cell']}")
-        parts.append(f"{facts}; {cell['warmup']} steps of warm-up.")
+        parts.append(f"{facts_of(cell)}; {cell['warmup']} steps of warm-up.")
         parts.append(whole_table(cell))
         parts.append(f"```\n{commands}\n```")
     return "\n\n".join(parts)
+
+
+def facts_of(cell: Result) -> str:
+    """Return when and with what a cell was measured: date, commit, device and versions."""
+    versions = ", ".join(f"{name} {version}" for name, version in cell["versions"].items())
+    return f"{cell['date']}, commit {cell['commit']}, {cell['device']}, {versions}"
 
 
 # ---- The README ----

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from bench import preparation_tables as preparation
 from bench import tables as speed
 from families import tables as families
 from gpu import tables as gpu
@@ -31,6 +32,10 @@ ABOUT_BYTES = (
 ABOUT_SPEED = (
     "`scripts/benchmark.py` says how each kind of cell is measured. Numbers are medians and, in "
     "brackets, the range of the repeats."
+)
+ABOUT_PREPARATION = (
+    "`scripts/benchmark_rows.py` says how the preparation of rows is measured. Numbers are medians "
+    "and, in brackets, the range of the repeats."
 )
 ABOUT_RANKS = (
     "`scripts/track_ranks.py`: the planned peak relative to that of live tensors on CPU ranks; "
@@ -62,6 +67,11 @@ def speed_block(results: Results) -> str:
     return speed.block(results.get("benchmark"))
 
 
+def preparation_block(results: Results) -> str:
+    """Return the table of rows per second, or a line that says that it was not measured."""
+    return preparation.block(results.get("preparation"))
+
+
 def gpu_block(results: Results) -> str:
     """Return the tables of what was measured on a GPU, or a line that says that nothing was."""
     return gpu.block(results["gpu"])
@@ -81,6 +91,7 @@ BLOCKS: dict[str, Block] = {
     "shares": shares_block,
     "proof": proof_block,
     "speed": speed_block,
+    "preparation": preparation_block,
     "planner": planner_block,
     "host_memory": host_memory_block,
     "families": families_block,
@@ -142,6 +153,9 @@ def whole(results: Results) -> str:
     parts += bytes_section(results)
     if "benchmark" in results:
         parts += ["# Speed", ABOUT_SPEED, speed.details(results["benchmark"])]
+    if "preparation" in results:
+        parts += ["# Preparation of rows", ABOUT_PREPARATION]
+        parts.append(preparation.details(results["preparation"]))
     parts += planner_section(results)
     parts += ["# On a GPU", ABOUT_GPU, gpu.details(results["gpu"])]
     return "\n\n".join(parts) + "\n"

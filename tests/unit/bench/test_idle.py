@@ -4,12 +4,7 @@
 import pytest
 
 from bench import idle
-from bench.cpu_cells import cpu_cells
-from bench.gpu_cells import gpu_cells
 from bench.idle import Use
-
-CPU = cpu_cells()[0]
-GPU = gpu_cells()[0]
 
 
 @pytest.fixture(autouse=True)
@@ -20,24 +15,24 @@ def high_load(monkeypatch):
 def test_a_gpu_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(idle, "wait_until_idle", lambda: pytest.fail("it waits for the host"))
     monkeypatch.setattr(idle.machine, "gpu_processes", list)
-    assert idle.use_before(GPU) == Use(40.0, False)
-    assert idle.use_after(GPU, ranks=1) == Use(40.0, False)
+    assert idle.use_before("cuda") == Use(40.0, False)
+    assert idle.use_after("cuda", ranks=1) == Use(40.0, False)
 
 
 def test_another_process_on_the_gpu_disturbs_a_run(monkeypatch):
     monkeypatch.setattr(idle.machine, "gpu_processes", lambda: [4711])
     assert idle.gpu_is_busy(patience=0)
     monkeypatch.setattr(idle, "gpu_is_busy", lambda: True)
-    assert idle.use_before(GPU) == Use(40.0, True)
+    assert idle.use_before("cuda") == Use(40.0, True)
 
 
 def test_a_cpu_that_does_something_else_disturbs_a_run(monkeypatch):
-    assert idle.use_after(CPU, ranks=1) == Use(40.0, True)
+    assert idle.use_after("cpu", ranks=1) == Use(40.0, True)
     monkeypatch.setattr(idle, "wait_until_idle", lambda: 0.3)
-    assert idle.use_before(CPU) == Use(0.3, False)
+    assert idle.use_before("cpu") == Use(0.3, False)
     monkeypatch.setattr(idle.os, "getloadavg", lambda: (2.5, 2.0, 2.0))
-    assert idle.use_after(CPU, ranks=1) == Use(2.5, True)
-    assert idle.use_after(CPU, ranks=2) == Use(2.5, False)  # the second rank is its own
+    assert idle.use_after("cpu", ranks=1) == Use(2.5, True)
+    assert idle.use_after("cpu", ranks=2) == Use(2.5, False)  # the second rank is its own
 
 
 def test_waiting_ends_with_the_patience():
