@@ -23,6 +23,7 @@ from typing import Annotated, ClassVar
 from components.arguments import (
     CausalLMArguments,
     InstructionTuningArguments,
+    PredictionArguments,
     RowArguments,
     SamplingArguments,
 )
@@ -31,7 +32,13 @@ from components.startup import start
 
 
 @dataclass(kw_only=True)
-class Arguments(InstructionTuningArguments, SamplingArguments, RowArguments, CausalLMArguments):
+class Arguments(
+    InstructionTuningArguments,
+    PredictionArguments,
+    SamplingArguments,
+    RowArguments,
+    CausalLMArguments,
+):
     """Instruction tuning."""
 
     GROUP: ClassVar[str] = "Batches of rows"
@@ -88,6 +95,7 @@ from accelerate.utils import set_seed
 from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
+from components.answers import describe_predictions, make_predictor
 from components.batches import BatchPlan, OnePerLine, best_fit
 from components.chat import load_tokenizer, show_trained_tokens, tokenize_conversation
 from components.chat_template import ChatTemplate
@@ -200,6 +208,7 @@ def main(args: Arguments) -> None:
         packer = dataclasses.replace(collator, width=args.max_length)
     train_loader = plan.training_loader(train_rows, packer, first_step=run.step, lines=lines)
     eval_loader = plan.evaluation_loader(eval_rows, collator)
+    predictor = make_predictor(args, run, accelerator, plan, eval_rows, tokenizer)
 
     # ---- Model, optimizer, schedule ----
     model = load_model(args, accelerator)
@@ -212,7 +221,7 @@ def main(args: Arguments) -> None:
         shares_lines=args.packing or args.padding_free or collator.one_line,
         in_one_line=collator.one_line,
     )
-    notes = describe_rows(train_rows, eval_rows)
+    notes = describe_rows(train_rows, eval_rows) | describe_predictions(predictor)
     notes["batch"] = plan.describe("lines" if args.packing else "rows", lengths.sum() / len(lines))
     notes["loss"] = str(token_loss)
     notes["sample"] = show_trained_tokens(train_rows.dataset[0], tokenizer)
@@ -224,7 +233,7 @@ def main(args: Arguments) -> None:
     run.resume(model, optimizer, schedule)
 
     # ---- Train ----
-    measure = partial(evaluate_perplexity, run, accelerator, model, token_loss)
+    measure = partial(evaluate_perplexity, run, accelerator, model, token_loss, predictor=predictor)
     if eval_loader and run.owes_evaluation(plan.evaluate_after):
         measure(eval_loader)
     model.train()
