@@ -52,8 +52,8 @@ COLLECTIVES = set(
     evaluate_tags evaluation_loader find_cause finish finish_step gather gather_for_metrics
     gather_object gather_state generate get_model_state_dict get_state_dict interruptible
     self._watch.join load_on_rank_0 load_state losses losses_and_output mean_losses mean_metrics
-    measure new_group next_step ordered_loader prepare read_weights reduce restore_after_training
-    restore_state resume run_reference save_and_end save_model save_state share_new_modules
+    measure new_group next_step ordered_loader predict prepare read_weights reduce
+    restore_after_training restore_state resume run_reference save_and_end save_model save_state share_new_modules
     skip_if_not_finite run.start start_trackers steps summarize summed_losses summed_tag_loss
     summed_target_loss token_loss training_loader wait_for_everyone weighted_row_losses
     whole_weights zero_parts _between_steps _check_nonfinite _deal _end _end_if_done _find_best

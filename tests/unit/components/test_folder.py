@@ -3,7 +3,12 @@
 
 import pytest
 
-from components.folder import WRITTEN, find_problem
+from components.folder import (
+    WRITTEN,
+    find_problem,
+    predictions_file,
+    remove_predictions_after,
+)
 from components.status import process_status
 from components.watch import Watch
 from fakes import alone
@@ -72,3 +77,13 @@ class TestOutputFolder:
         assert list(tmp_path.iterdir()) == []
         code, said = problem("/sys/kernel/run/one")
         assert code == 73 and "cannot write to /sys/kernel: " in said
+
+
+def test_only_the_predictions_after_a_step_are_removed(tmp_path):
+    kept = [predictions_file(tmp_path, 2), predictions_file(tmp_path, 10)]
+    kept += [tmp_path / "predictions.jsonl", tmp_path / "predictions-12.jsonl.old"]
+    removed = [predictions_file(tmp_path, 11), predictions_file(tmp_path, 100)]
+    for path in kept + removed:
+        path.touch()
+    remove_predictions_after(tmp_path, 10)
+    assert sorted(tmp_path.iterdir()) == sorted(kept)
