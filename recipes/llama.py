@@ -86,9 +86,11 @@ if __name__ == "__main__":
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
@@ -96,7 +98,7 @@ from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
 from components.answers import describe_predictions, make_predictor
-from components.batches import BatchPlan, OnePerLine, best_fit
+from components.batches import BatchPlan, Line, OnePerLine, best_fit
 from components.chat import load_tokenizer, show_trained_tokens, tokenize_conversation
 from components.chat_template import ChatTemplate
 from components.conversations import Conversation, read_conversation, trains_on_answers_only
@@ -165,6 +167,13 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
     )
 
 
+def lay_out(lengths: np.ndarray, args: Arguments) -> Sequence[Line]:
+    """Return the rows of each line: one, or with --packing as many as fit into --max_length."""
+    if args.packing:
+        return sorted(best_fit(lengths, args.max_length), key=min)
+    return OnePerLine(len(lengths))
+
+
 # ---- Model ----
 def load_model(args: Arguments, accelerator: Accelerator) -> torch.nn.Module:
     """Return the model, quantized and with adapters if the arguments request it."""
@@ -187,9 +196,7 @@ def main(args: Arguments) -> None:
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
-    lines = OnePerLine(len(train_rows))
-    if args.packing:
-        lines = sorted(best_fit(lengths, args.max_length), key=min)
+    lines = lay_out(lengths, args)
     plan = BatchPlan(
         args,
         accelerator,

@@ -116,7 +116,7 @@ def test_each_row_is_answered_once_from_the_prompt_of_training(one, tiny):
 
 
 def test_the_last_answers_are_those_of_the_folder(one, tiny, tmp_path):
-    """scripts/generate.py renders the prompts anew, without a row's answer."""
+    """scripts/generate.py renders the prompts by itself, without a row's answer."""
     words = ["--file", tiny / "data" / "test.jsonl", "--max_new_tokens", LONGEST]
     program = REPO / "scripts" / "generate.py"
     done = run(sys.executable, program, one, *words, "--output", tmp_path / "answers.jsonl")
