@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import llama
 from components import varlen
@@ -244,3 +245,19 @@ def test_varlen_is_left_for_generation_only(name, within):
     with attending_to_padded_rows(model):
         assert model.config._attn_implementation == within
     assert model.config._attn_implementation == name
+
+
+@pytest.mark.parametrize("has_adapters", [False, True], ids=["whole", "adapters"])
+def test_a_model_with_varlen_answers_padded_prompts_as_with_sdpa(has_adapters, tiny, tokenize):
+    batch = PromptCollator(0)(tokenize(TALK, TALK[:2]), [[0], [1]])
+    answers = []
+    for implementation in ("sdpa", varlen.NAME):
+        model = AutoModelForCausalLM.from_pretrained(
+            tiny / "model", attn_implementation=implementation
+        )
+        if has_adapters:
+            model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM"))
+        with attending_to_padded_rows(model):
+            answers.append(model.generate(**batch["inputs"], max_new_tokens=4, do_sample=False))
+        assert model.config._attn_implementation == implementation
+    assert torch.equal(*answers)
