@@ -71,10 +71,26 @@ def spread_over(num_rows: int, count: int) -> list[int]:
 
 
 def length_of_answer(answer: Sequence[int], ends: Collection[int]) -> int | None:
-    """Return the number of tokens before the first one that ends a turn, or None without one."""
+    """Return the number of tokens before the first one that ends an answer, or None without one."""
     for place, token in enumerate(answer):
         if token in ends:
             return place
+    return None
+
+
+def length_of_reference(
+    answer: Sequence[int], turn_ends: Collection[int], tokenizer: Any
+) -> int | None:
+    """Return the number of tokens before the one that ends a row's answer, or None if it was cut.
+
+    That is the last token, but for white space: tokens that may end a turn, such as the <think> of
+    some tokenizers, may also be inside.
+    """
+    for place in reversed(range(len(answer))):
+        if answer[place] in turn_ends:
+            return place
+        if tokenizer.decode([answer[place]]).strip():
+            return None
     return None
 
 
@@ -95,18 +111,18 @@ class Question:
     is_short: bool
 
 
-def read_question(row: Mapping[str, Any], tokenizer: Any, ends: Collection[int]) -> Question:
+def read_question(row: Mapping[str, Any], tokenizer: Any, turn_ends: Collection[int]) -> Question:
     """Return the question that a prepared row asks.
 
     A row whose end was cut off has no whole reference to compare with.
 
     Args:
-        ends: the tokens that may end a turn.
+        turn_ends: the tokens that may end a turn.
     """
     tokens = row["input_ids"].tolist()
     start, end = last_answer(row["labels"])
     answer = tokens[start:end]
-    length = length_of_answer(answer, ends)
+    length = length_of_reference(answer, turn_ends, tokenizer)
     return Question(
         prompt=tokenizer.decode(tokens[:start]),
         shown=tokenizer.decode(tokens[:start], skip_special_tokens=True),
@@ -122,14 +138,15 @@ def ends_of_turns(tokenizer: Any) -> set[int]:
     return {number for number, token in added if token.content in texts}
 
 
-def ends_of_answers(rows: Rows, numbers: Sequence[int], ends: Collection[int]) -> set[int]:
+def ends_of_answers(rows: Rows, numbers: Sequence[int], tokenizer: Any) -> set[int]:
     """Return the tokens that end the last answers of these rows."""
+    turn_ends = ends_of_turns(tokenizer)
     found = set()
     for number in numbers:
         row = rows.dataset[number]
         start, end = last_answer(row["labels"])
         answer = row["input_ids"][start:end].tolist()
-        length = length_of_answer(answer, ends)
+        length = length_of_reference(answer, turn_ends, tokenizer)
         if length is not None:
             found.add(answer[length])
     return found
@@ -209,7 +226,7 @@ class Predictor:
             )
         self._longest_prompt = max(prompt_lengths.values())
         turn_ends = ends_of_turns(tokenizer)
-        self._ends = ends_of_answers(rows, numbers, turn_ends) | {tokenizer.eos_token_id}
+        self._ends = ends_of_answers(rows, numbers, tokenizer) | {tokenizer.eos_token_id}
         self._questions: dict[int, Question] = {}  # by the number of the row in its file
         for number in numbers:
             row = rows.dataset[number]

@@ -21,4 +21,11 @@ def write_predictions(predictions: Sequence[Mapping[str, Any]], path: Path) -> N
 
 def show_prediction(read: str, written: str, wanted: str) -> None:
     """Print above the progress bar, on one line, what was read, written and wanted."""
-    tqdm.write(f"{read} -> {written[:SHOWN_LETTERS]} (should be: {wanted[:SHOWN_LETTERS]})")
+    wanted = on_one_line(wanted[:SHOWN_LETTERS])
+    written = on_one_line(written[:SHOWN_LETTERS])
+    tqdm.write(f"{on_one_line(read)} -> {written} (should be: {wanted})")
+
+
+def on_one_line(text: str) -> str:
+    """Return a text with blanks for white space, and without what could control a terminal."""
+    return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())

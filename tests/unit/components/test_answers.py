@@ -22,6 +22,7 @@ from components.answers import (
     ends_of_turns,
     last_answer,
     length_of_answer,
+    length_of_reference,
     make_predictor,
     read_question,
     spread_over,
@@ -86,6 +87,19 @@ def test_an_answer_is_as_long_as_its_turn():
     assert length_of_answer([5, 6, 9, 7, 9], {9}) == 2
     assert length_of_answer([9], {9}) == 0
     assert length_of_answer([5, 6], {9}) is None
+
+
+def test_a_reference_ends_with_its_last_token_and_not_with_a_tag_inside(tiny):
+    tokenizer = AutoTokenizer.from_pretrained(tiny / "model")
+    tokenizer.add_tokens(["<think>"])
+    turn_ends = ends_of_turns(tokenizer)
+    tokens = tokenizer.encode("<think>a</think>b", add_special_tokens=False)
+    end = tokenizer.convert_tokens_to_ids("<|end_of_turn|>")
+    space = tokenizer.encode("\n", add_special_tokens=False)
+    assert tokens[0] in turn_ends
+    for answer in ([*tokens, end], [*tokens, end, *space]):
+        assert length_of_reference(answer, turn_ends, tokenizer) == len(tokens)
+    assert length_of_reference(tokens, turn_ends, tokenizer) is None
 
 
 def test_a_question_is_the_conversation_before_its_last_answer(tokenize, tokenizer):
