@@ -28,4 +28,5 @@ def show_prediction(read: str, written: str, wanted: str) -> None:
 
 def on_one_line(text: str) -> str:
     """Return a text with blanks for white space, and without what could control a terminal."""
-    return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
+    words = " ".join(text.split())
+    return "".join(letter for letter in words if letter.isprintable())
