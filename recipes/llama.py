@@ -24,6 +24,7 @@ from components.arguments import (
     CausalLMArguments,
     InstructionTuningArguments,
     MixtureArguments,
+    PredictionArguments,
     RowArguments,
     SamplingArguments,
 )
@@ -33,7 +34,12 @@ from components.startup import start
 
 @dataclass(kw_only=True)
 class Arguments(
-    MixtureArguments, InstructionTuningArguments, SamplingArguments, RowArguments, CausalLMArguments
+    MixtureArguments,
+    InstructionTuningArguments,
+    PredictionArguments,
+    SamplingArguments,
+    RowArguments,
+    CausalLMArguments,
 ):
     """Instruction tuning."""
 
@@ -92,16 +98,19 @@ if __name__ == "__main__":
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan, OnePerLine, best_fit
+from components.answers import describe_predictions, make_predictor
+from components.batches import BatchPlan, Line, OnePerLine, best_fit
 from components.chat import load_tokenizer, show_trained_tokens, tokenize_conversation
 from components.chat_template import ChatTemplate
 from components.conversations import Conversation, read_conversation, trains_on_answers_only
@@ -175,6 +184,15 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
     )
 
 
+def lay_out(lengths: np.ndarray, args: Arguments) -> Sequence[Line]:
+    """Return the rows of each line: one, or with --packing as many as fit into --max_length."""
+    if args.packing:
+        # best_fit starts with the longest rows. Sorted by their first row, lines follow the order
+        # of the file, which --train_sampling_strategy sequential keeps.
+        return sorted(best_fit(lengths, args.max_length), key=min)
+    return OnePerLine(len(lengths))
+
+
 # ---- Model ----
 def load_model(args: Arguments, accelerator: Accelerator) -> torch.nn.Module:
     """Return the model, quantized and with adapters if the arguments request it."""
@@ -197,11 +215,7 @@ def main(args: Arguments) -> None:
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
-    lines = OnePerLine(len(train_rows))
-    if args.packing:
-        # best_fit starts with the longest rows. Sorted by their first row, lines follow the order
-        # of the file, which --train_sampling_strategy sequential keeps.
-        lines = sorted(best_fit(lengths, args.max_length), key=min)
+    lines = lay_out(lengths, args)
     plan = BatchPlan(
         args,
         accelerator,
@@ -222,6 +236,7 @@ def main(args: Arguments) -> None:
         packer = dataclasses.replace(collator, width=args.max_length)
     train_loader = plan.training_loader(train_rows, packer, first_step=run.step, lines=lines)
     eval_loader = plan.evaluation_loader(eval_rows, collator)
+    predictor = make_predictor(args, run, accelerator, plan, eval_rows, tokenizer)
 
     # ---- Model, optimizer, schedule ----
     model = load_model(args, accelerator)
@@ -236,7 +251,7 @@ def main(args: Arguments) -> None:
         shares_lines=args.packing or args.padding_free or collator.one_line,
         in_one_line=collator.one_line,
     )
-    notes = describe_rows(train_rows, eval_rows)
+    notes = describe_rows(train_rows, eval_rows) | describe_predictions(predictor)
     notes["batch"] = plan.describe("lines" if args.packing else "rows", lengths.sum() / len(lines))
     notes["loss"] = str(token_loss)
     notes["sample"] = show_trained_tokens(train_rows.dataset[0], tokenizer)
@@ -253,7 +268,7 @@ def main(args: Arguments) -> None:
     run.resume(model, optimizer, schedule)
 
     # ---- Train ----
-    measure = partial(evaluate_perplexity, run, accelerator, model, token_loss)
+    measure = partial(evaluate_perplexity, run, accelerator, model, token_loss, predictor=predictor)
     if eval_loader and run.owes_evaluation(plan.evaluate_after):
         measure(eval_loader)
     model.train()

@@ -113,6 +113,8 @@ if __name__ == "__main__":
 import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -136,7 +138,7 @@ from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
 from components.optimizer import make_optimizer
-from components.predictions import write_predictions
+from components.predictions import NUM_SHOWN, SHOWN_LETTERS, show_prediction, write_predictions
 from components.rows import (
     Rows,
     describe_rows,
@@ -354,7 +356,10 @@ def keep_predictions(
     for (number, _), source, text, target in zip(written, sources, texts, targets, strict=True):
         line = {"row": number, "source": source, "prediction": text, "target": target}
         predictions.append(line)
-    write_predictions(predictions, output_dir)
+    write_predictions(predictions, Path(output_dir, "predictions.jsonl"))
+    shown = zip(sources, texts, targets, strict=True)
+    for source, text, target in islice(shown, NUM_SHOWN):
+        show_prediction(source[:SHOWN_LETTERS], text, target)
     return text_metrics(texts, targets)
 
 

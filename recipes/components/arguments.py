@@ -434,6 +434,24 @@ class EvaluationArguments:
 
 
 @dataclass(kw_only=True)
+class PredictionArguments:
+    """Answers that a language model generates in evaluations."""
+
+    GROUP: ClassVar[str] = "Evaluation and logs"
+    predict_with_generate: Annotated[bool, MAY_CHANGE] = arg(
+        False,
+        "in each evaluation, generate answers to held-out rows: they are written to "
+        "predictions-STEP.jsonl, and exact match is reported for rows with a short answer",
+    )
+    num_predictions: Annotated[int, Above(0), MAY_CHANGE] = arg(
+        64, "rows that --predict_with_generate answers, spread over the rows to evaluate on"
+    )
+    generation_max_new_tokens: Annotated[int, Above(0), MAY_CHANGE] = arg(
+        128, "most tokens to generate per answer"
+    )
+
+
+@dataclass(kw_only=True)
 class EvalOnStartArguments:
     """An evaluation before the first step."""
 

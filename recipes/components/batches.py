@@ -264,7 +264,7 @@ class BatchPlan:
             return None
         return self.ordered_loader(rows, collate, numbers)
 
-    def ordered_loader(self, rows: Rows, collate: Collator, numbers: range) -> DataLoader:
+    def ordered_loader(self, rows: Rows, collate: Collator, numbers: Sequence[int]) -> DataLoader:
         """Return a loader of this rank's part of these rows, in their order, one row per line."""
         size = self._args.per_device_eval_batch_size
         batches = global_batches(len(numbers), size, self._accelerator.num_processes)

@@ -20,6 +20,7 @@ from components.arguments import (
     ExpertAdapterArguments,
     InstructionTuningArguments,
     MixtureArguments,
+    PredictionArguments,
     QuantizationArguments,
 )
 from components.best import find_best_model_conflicts
@@ -87,6 +88,7 @@ def find_conflicts(args: CommonArguments) -> Iterator[str]:
     yield from find_eval_split_problems(args)
     yield from find_chat_conflicts(args)
     yield from find_weight_conflicts(args)
+    yield from find_prediction_conflicts(args)
     unknown = set(args.allow_change) - set(vars(args)) - {"data"}
     if unknown:
         yield f"--allow_change {' '.join(sorted(unknown))}: not the name of an argument"
@@ -175,6 +177,24 @@ def find_chat_conflicts(args: CommonArguments) -> Iterator[str]:
                 "--learn last trains on the last answer only, and --no_completion_only_loss "
                 "and --no_assistant_only_loss on the prompts too: leave one out"
             )
+
+
+def find_prediction_conflicts(args: CommonArguments) -> Iterator[str]:
+    """Yield a line for each reason why no answers can be generated, or none are asked for."""
+    if not isinstance(args, PredictionArguments):
+        return
+    if args.predict_with_generate:
+        if args.eval_strategy == "no":
+            yield (
+                "--predict_with_generate generates answers in evaluations, and --eval_strategy no "
+                "makes none: use steps or epoch"
+            )
+        return
+    for name in ("num_predictions", "generation_max_new_tokens"):
+        if getattr(args, name) != getattr(PredictionArguments, name):
+            yield f"--{name} has no effect without --predict_with_generate: add it"
+    if args.metric_for_best_model.removeprefix("eval_") == "exact_match":
+        yield "--metric_for_best_model exact_match needs --predict_with_generate: add it"
 
 
 def flags_given(args: CommonArguments, *names: str) -> str:

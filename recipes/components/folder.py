@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,8 @@ METRICS = "metrics.jsonl"
 LATEST = "latest"
 MANIFEST = "manifest.json"  # In the folder of a checkpoint
 NONFINITE_ROWS = "nonfinite_rows.jsonl"
+# The answers of the evaluation after a step (--predict_with_generate of language models)
+PREDICTIONS = re.compile(r"predictions-([0-9]+)\.jsonl")
 WRITTEN = (STATUS, RUN, METRICS, LATEST, NONFINITE_ROWS)
 # Files of a model or of adapters, in any form in which libraries have written them
 MODEL_FILES = (
@@ -123,6 +126,22 @@ def nearest_folder(path: Path | str) -> Path:
     while not path.exists():
         path = path.parent
     return path
+
+
+def predictions_file(folder: Path, step: int) -> Path:
+    """Return the file for the answers of the evaluation after a step."""
+    return folder / f"predictions-{step}.jsonl"
+
+
+def remove_predictions_after(folder: Path, step: int) -> None:
+    """Remove the answers of evaluations after a step: the run that continues there makes its own.
+
+    Without this, those of an earlier run would be left between them.
+    """
+    for path in folder.iterdir():
+        found = PREDICTIONS.fullmatch(path.name)
+        if found is not None and int(found[1]) > step:
+            path.unlink()
 
 
 def has_result(folder: Path) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from components.answers import Predictor
 from components.head_loss import LossInHead
 from components.run import Run
 
@@ -19,8 +20,11 @@ def evaluate_perplexity(
     model: torch.nn.Module,
     token_loss: LossInHead,
     batches: Iterable[Mapping[str, Any]],
+    predictor: Predictor | None = None,
 ) -> None:
     """Log the loss, in nats per token trained on, and the perplexity of the evaluation batches.
+
+    With a predictor, the model also answers rows, and the metrics of its answers are logged too.
 
     Args:
         batches: of this rank, as `token_loss` takes them, with the number of tokens that are
@@ -30,14 +34,18 @@ def evaluate_perplexity(
     total = torch.zeros(2, device=accelerator.device)
     for batch in run.interruptible(batches):
         total += torch.stack([token_loss(model, batch), batch["counts"][0]])
+    answered: dict[str, float] = {}
+    if predictor is not None:
+        token_loss.forget_batch()  # The head returns logits again.
+        answered = predictor.predict(model)
     model.train()
     loss, num_trained_on = accelerator.reduce(total).tolist()
     mean = loss / num_trained_on
     perplexity = perplexity_of(mean)
-    run.log_evaluation(
-        {"eval_loss": mean, "eval_perplexity": perplexity},
-        f"loss {mean:.4f}, perplexity {perplexity:.2f} per token of held-out text",
-    )
+    text = f"loss {mean:.4f}, perplexity {perplexity:.2f} per token of held-out text"
+    for name, value in answered.items():
+        text += f", {name.removeprefix('eval_').replace('_', ' ')} {value:.4f}"
+    run.log_evaluation({"eval_loss": mean, "eval_perplexity": perplexity, **answered}, text)
 
 
 def perplexity_of(loss: float) -> float:

@@ -12,18 +12,21 @@ NUM_SHOWN = 3
 SHOWN_LETTERS = 200
 
 
-def write_predictions(predictions: Sequence[Mapping[str, Any]], output_dir: str) -> None:
-    """Write predictions.jsonl, one line per row, and print the first ones above the progress bar.
-
-    Args:
-        predictions: for each row its number in the file, "row", and the texts "source",
-            "prediction" and "target".
-    """
-    with open(Path(output_dir, "predictions.jsonl"), "w", encoding="utf-8") as file:
+def write_predictions(predictions: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write a file with one JSON object per row."""
+    with open(path, "w", encoding="utf-8") as file:
         for prediction in predictions:
             file.write(json.dumps(prediction, ensure_ascii=False) + "\n")
-    for prediction in predictions[:NUM_SHOWN]:
-        source = prediction["source"][:SHOWN_LETTERS]
-        text = prediction["prediction"][:SHOWN_LETTERS]
-        target = prediction["target"][:SHOWN_LETTERS]
-        tqdm.write(f"{source} -> {text} (should be: {target})")
+
+
+def show_prediction(read: str, written: str, wanted: str) -> None:
+    """Print above the progress bar, on one line, what was read, written and wanted."""
+    wanted = on_one_line(wanted[:SHOWN_LETTERS])
+    written = on_one_line(written[:SHOWN_LETTERS])
+    tqdm.write(f"{on_one_line(read)} -> {written} (should be: {wanted})")
+
+
+def on_one_line(text: str) -> str:
+    """Return a text with blanks for white space, and without what could control a terminal."""
+    words = " ".join(text.split())
+    return "".join(letter for letter in words if letter.isprintable())

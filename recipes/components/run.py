@@ -201,6 +201,8 @@ class Run:
         start_trackers(accelerator, self._args, Path(sys.argv[0]).stem)
         if self._checkpoint is not None:
             self._restore(self._checkpoint)
+        if accelerator.is_main_process:
+            folder.remove_predictions_after(self._folder, self.step)
         self._metrics = Metrics(
             accelerator, self._args.output_dir, self._total_steps, first_step=self.step
         )

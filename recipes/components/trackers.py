@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Start the trackers that --report_to names, under the name that --run_name gives."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from accelerate import Accelerator
@@ -56,3 +56,34 @@ def start_trackers(accelerator: Accelerator, args: CommonArguments, project: str
         for tracker in accelerator.trackers:
             if tracker.name == "comet_ml":  # Its function takes no name.
                 tracker.tracker.set_name(args.run_name)
+
+
+def log_table(
+    accelerator: Accelerator, name: str, rows: Sequence[Mapping[str, Any]], step: int
+) -> None:
+    """Log rows of texts to the trackers that show tables; the others get nothing.
+
+    Only rank 0 may call it.
+
+    Args:
+        rows: at least one; all have the same keys.
+    """
+    columns = list(rows[0])
+    cells = [[str(row[column]) for column in columns] for row in rows]
+    for tracker in accelerator.trackers:
+        if tracker.name == "tensorboard":
+            writer = tracker.tracker
+            writer.add_text(name, markdown_table(columns, cells), global_step=step)
+            writer.flush()
+        elif hasattr(tracker, "log_table"):
+            tracker.log_table(name, columns=columns, data=cells, step=step)
+
+
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown, as TensorBoard shows it."""
+    rule = ["---"] * len(columns)
+    lines = []
+    for cells in [columns, rule, *rows]:
+        escaped = [cell.replace("|", "\\|").replace("\n", "<br>") for cell in cells]
+        lines.append(f"| {' | '.join(escaped)} |")
+    return "\n".join(lines)

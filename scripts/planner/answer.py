@@ -70,10 +70,31 @@ def answer(request: Request, yaml: Config | None) -> int:
     if yaml is None:
         return choose(question)
     report = plan_one(question, yaml)
-    write_json(request.json, report.as_object())
-    if request.json != TERMINAL:
-        print(report)
+    give(question, report)
     return exit_code(report.fits)
+
+
+def give(question: Question, found: Report | table.Choice) -> None:
+    """Print or write what was found, and what it does not count."""
+    notes = not_counted(question.args)
+    content = found.as_object()
+    if notes:
+        content["not_counted"] = notes
+    write_json(question.request.json, content)
+    if question.request.json != TERMINAL:
+        print(found)
+        for note in notes:
+            print(f"not counted: {note}")
+
+
+def not_counted(args: RecipeArguments) -> list[str]:
+    """Return what takes memory under these arguments and is in no plan."""
+    if not args.predict_with_generate:
+        return []
+    return [
+        "the key-value cache of --predict_with_generate, while nothing is kept for a backward "
+        "pass; a smaller --per_device_eval_batch_size or --generation_max_new_tokens shrinks it"
+    ]
 
 
 def exit_code(is_enough: bool) -> int:
@@ -144,10 +165,7 @@ def choose(question: Question) -> int:
     limited = {way: candidates.with_limits(launch, way) for way in told}
     fitting = [limited.get(way, way) for way in fitting]
     remedy = remedies.remedy_for(launch, ways, fitting)
-    choice = table.Choice(launch, question.batch, ways, fitting, remedy)
-    write_json(request.json, choice.as_object())
-    if request.json != TERMINAL:
-        print(choice)
+    give(question, table.Choice(launch, question.batch, ways, fitting, remedy))
     return exit_code(bool(fitting))
 
 

@@ -46,6 +46,7 @@ CHANGES_THE_RUN = {
     ),
     "EvaluationArguments": "load_best_model_at_end metric_for_best_model greater_is_better",
     "EvalOnStartArguments": "",
+    "PredictionArguments": "",
     "RunArguments": "",
 }
 UNSAFE = {"data", "packing", *" ".join(CHANGES_THE_RUN.values()).split()}

@@ -40,6 +40,30 @@ def test_a_recipes_own_rules_stand_beside_its_arguments():
     assert conflicts("--packing") == conflicts("--padding_free") == []
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--predict_with_generate --eval_strategy no", "--eval_strategy no makes none"),
+        ("--num_predictions 5", "--num_predictions has no effect without --predict_with_generate"),
+        ("--generation_max_new_tokens 5", "--generation_max_new_tokens has no effect without"),
+        (
+            "--load_best_model_at_end --metric_for_best_model eval_exact_match",
+            "exact_match needs --predict_with_generate: add it",
+        ),
+    ],
+)
+def test_answers_that_cannot_be_generated_are_one_line(words, says):
+    args = parse_arguments(llama.Arguments, words=words.split())
+    (problem,) = find_conflicts(args)
+    assert says in problem
+
+
+def test_answers_may_choose_the_best_model():
+    words = "--predict_with_generate --load_best_model_at_end --metric_for_best_model exact_match"
+    args = parse_arguments(llama.Arguments, words=words.split())
+    assert list(find_conflicts(args)) == []
+
+
 @dataclass(kw_only=True)
 class PlainArguments(CommonArguments):
     """Arguments of a recipe that offers neither a quantized base nor variants of LoRA."""

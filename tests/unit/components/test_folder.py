@@ -4,7 +4,12 @@
 import pytest
 
 from components import status
-from components.folder import WRITTEN, find_problem
+from components.folder import (
+    WRITTEN,
+    find_problem,
+    predictions_file,
+    remove_predictions_after,
+)
 from components.status import process_status
 from components.watch import Watch
 from fakes import alone
@@ -164,3 +169,13 @@ class TestModelAtRisk:
         (tmp_path / "empty").mkdir()
         for output_dir in ("", "run", "empty", "not there", "model/run"):
             assert refused(tmp_path / output_dir, model) is None
+
+
+def test_only_the_predictions_after_a_step_are_removed(tmp_path):
+    kept = [predictions_file(tmp_path, 2), predictions_file(tmp_path, 10)]
+    kept += [tmp_path / "predictions.jsonl", tmp_path / "predictions-12.jsonl.old"]
+    removed = [predictions_file(tmp_path, 11), predictions_file(tmp_path, 100)]
+    for path in kept + removed:
+        path.touch()
+    remove_predictions_after(tmp_path, 10)
+    assert sorted(tmp_path.iterdir()) == sorted(kept)

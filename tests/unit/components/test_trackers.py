@@ -14,6 +14,8 @@ from components.trackers import (
     NAME_OF_RUN,
     NAMED_AS_PROJECT,
     find_missing_tracker,
+    log_table,
+    markdown_table,
     start_trackers,
 )
 from example_arguments import language_model_arguments
@@ -80,3 +82,43 @@ def test_a_tracker_that_is_not_installed_is_told_with_its_package(
     found = list(find_missing_tracker(language_model_arguments("--report_to", name)))
     assert len(found) == (says is not None)
     assert all(f"--report_to {name}" in line and says in line for line in found)
+
+
+ROWS = [{"prompt": "a|b", "answer": "1\n2"}, {"prompt": "c", "answer": ""}]
+
+
+class TestTable:
+    def test_tensorboard_shows_it_as_text(self):
+        texts = []
+        writer = SimpleNamespace(
+            add_text=lambda *given, **named: texts.append((*given, named)), flush=lambda: None
+        )
+        board = SimpleNamespace(name="tensorboard", tracker=writer)
+        log_table(SimpleNamespace(trackers=[board]), "predictions", ROWS, 7)
+        [(name, text, named)] = texts
+        assert name == "predictions" and named == {"global_step": 7}
+        assert text.splitlines()[2:] == ["| a\\|b | 1<br>2 |", "| c |  |"]
+
+    def test_trackers_with_tables_get_columns_and_rows(self):
+        tables = []
+        wandb = SimpleNamespace(
+            name="wandb", log_table=lambda *given, **named: tables.append((given, named))
+        )
+        log_table(SimpleNamespace(trackers=[wandb]), "predictions", ROWS, 7)
+        data = [["a|b", "1\n2"], ["c", ""]]
+        assert tables == [
+            (("predictions",), {"columns": ["prompt", "answer"], "data": data, "step": 7})
+        ]
+
+    @pytest.mark.parametrize("name", ["wandb", "clearml"])
+    def test_accelerate_has_this_function_for_them(self, name):
+        kind = tracking.LOGGER_TYPE_TO_CLASS[name]
+        assert {"table_name", "columns", "data", "step"} <= set(
+            inspect.signature(kind.log_table).parameters
+        )
+
+    def test_the_others_get_nothing(self):
+        log_table(SimpleNamespace(trackers=[SimpleNamespace(name="aim")]), "predictions", ROWS, 7)
+
+    def test_its_head_names_the_columns(self):
+        assert markdown_table(["a", "b"], []).splitlines() == ["| a | b |", "| --- | --- |"]

@@ -128,3 +128,18 @@ def test_the_plan_of_a_dry_run_with_packing_is_accepted(places):
     words = ["--packing", "--max_length", "64"]
     request = Request(model=str(places["model"]), words=words, gpu="24GB", longest=64)
     assert read_question(request).batch.length == 64
+
+
+@pytest.mark.parametrize("words", ["--config_file {single}", "--gpu 24GB"])
+def test_the_cache_of_generated_answers_is_said_not_to_be_counted(
+    words, places, tmp_path, capsys, monkeypatch
+):
+    call = f"{places['model']} {words.format(**places)} --max_length 8".split()
+    assert exit_code(call, monkeypatch) == 0
+    assert "not counted" not in capsys.readouterr().out
+    assert exit_code([*call, "--predict_with_generate"], monkeypatch) == 0
+    assert "not counted: the key-value cache" in capsys.readouterr().out
+    file = str(tmp_path / "plan.json")
+    assert exit_code([*call, "--predict_with_generate", "--json", file], monkeypatch) == 0
+    [note] = json.loads((tmp_path / "plan.json").read_text())["not_counted"]
+    assert "key-value cache" in note

@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers that a language model generates for evaluation rows while it is trained.
+
+The prompt is what the model reads in training: the tokens of the prepared row before its last
+answer. Nothing is rendered a second time. Every rank answers its part of the rows, and all ranks
+generate as often.
+"""
+
+import contextlib
+from collections.abc import Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch.utils.data import DataLoader
+
+from components import varlen
+from components.batches import BatchPlan, Line, rows_of_lines
+from components.chat_template import ChatTemplate
+from components.exits import Exit
+from components.folder import predictions_file
+from components.generation import generate
+from components.predictions import NUM_SHOWN, SHOWN_LETTERS, show_prediction, write_predictions
+from components.rows import Rows
+from components.run import Run
+from components.status import fail
+from components.tokens import NOT_TRAINED_ON
+from components.trackers import log_table
+
+SHORT_ANSWER = 32  # tokens; a longer answer may be right in other words than the row's
+
+
+class HasPredictionArguments(Protocol):
+    """What has the arguments of PredictionArguments, and the folder of RunArguments."""
+
+    @property
+    def predict_with_generate(self) -> bool: ...
+    @property
+    def num_predictions(self) -> int: ...
+    @property
+    def generation_max_new_tokens(self) -> int: ...
+    @property
+    def output_dir(self) -> str: ...
+
+
+# ---- Rows ----
+def last_answer(labels: np.ndarray) -> tuple[int, int]:
+    """Return where the last tokens that are trained on begin, and where they end.
+
+    Args:
+        labels: of a prepared row, [tokens], of which at least one is trained on.
+    """
+    places = np.flatnonzero(labels != NOT_TRAINED_ON)
+    gaps = np.flatnonzero(np.diff(places) > 1)
+    first = gaps[-1] + 1 if len(gaps) else 0
+    return int(places[first]), int(places[-1]) + 1
+
+
+def spread_over(num_rows: int, count: int) -> list[int]:
+    """Return the numbers of `count` rows, or of all if there are fewer, spread over all of them.
+
+    The first rows of a file may all be of one kind.
+    """
+    count = min(count, num_rows)
+    return [place * num_rows // count for place in range(count)]
+
+
+def length_of_answer(answer: Sequence[int], ends: Collection[int]) -> int | None:
+    """Return the number of tokens before the first one that ends an answer, or None without one."""
+    for place, token in enumerate(answer):
+        if token in ends:
+            return place
+    return None
+
+
+def length_of_reference(
+    answer: Sequence[int], turn_ends: Collection[int], tokenizer: Any
+) -> int | None:
+    """Return the number of tokens before the one that ends a row's answer, or None if it was cut.
+
+    That is the last token, but for white space: tokens that may end a turn, such as the <think> of
+    some tokenizers, may also be inside.
+    """
+    for place in reversed(range(len(answer))):
+        if answer[place] in turn_ends:
+            return place
+        if tokenizer.decode([answer[place]]).strip():
+            return None
+    return None
+
+
+@dataclass(frozen=True)
+class Question:
+    """A row whose last answer the model is to give.
+
+    Attributes:
+        prompt: the tokens before that answer, as a text with its special tokens.
+        shown: the same without them.
+        reference: the row's own answer.
+        is_short: whether an answer is right only if it is equal to the reference.
+    """
+
+    prompt: str
+    shown: str
+    reference: str
+    is_short: bool
+
+
+def read_question(row: Mapping[str, Any], tokenizer: Any, turn_ends: Collection[int]) -> Question:
+    """Return the question that a prepared row asks.
+
+    A row whose end was cut off has no whole reference to compare with.
+
+    Args:
+        turn_ends: the tokens that may end a turn.
+    """
+    tokens = row["input_ids"].tolist()
+    start, end = last_answer(row["labels"])
+    answer = tokens[start:end]
+    length = length_of_reference(answer, turn_ends, tokenizer)
+    return Question(
+        prompt=tokenizer.decode(tokens[:start]),
+        shown=tokenizer.decode(tokens[:start], skip_special_tokens=True),
+        reference=tokenizer.decode(answer[:length], skip_special_tokens=True).strip(),
+        is_short=length is not None and length <= SHORT_ANSWER,
+    )
+
+
+def ends_of_turns(tokenizer: Any) -> set[int]:
+    """Return the ids of the tokens that may end a turn."""
+    texts = ChatTemplate(tokenizer).end_tokens
+    added = tokenizer.added_tokens_decoder.items()
+    return {number for number, token in added if token.content in texts}
+
+
+def ends_of_answers(rows: Rows, numbers: Sequence[int], tokenizer: Any) -> set[int]:
+    """Return the tokens that end the last answers of these rows."""
+    turn_ends = ends_of_turns(tokenizer)
+    found = set()
+    for number in numbers:
+        row = rows.dataset[number]
+        start, end = last_answer(row["labels"])
+        answer = row["input_ids"][start:end].tolist()
+        length = length_of_reference(answer, turn_ends, tokenizer)
+        if length is not None:
+            found.add(answer[length])
+    return found
+
+
+@dataclass(frozen=True)
+class PromptCollator:
+    """Make a batch of the prompts before the last answers of rows, padded on the left.
+
+    A batch has:
+        inputs: input_ids and attention_mask, [rows, tokens].
+        row: the numbers of the rows in their file, from 1, on the host.
+    """
+
+    columns: ClassVar[list[str]] = ["input_ids", "labels", "row"]
+    pad_token_id: int
+
+    def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
+        """Return a batch of the rows of `source` whose numbers are in `lines`, which may be []."""
+        rows = rows_of_lines(source, lines)
+        prompts = [row["input_ids"][: last_answer(row["labels"])[0]] for row in rows]
+        if not prompts:  # A rank without rows takes part with one token.
+            prompts = [np.array([self.pad_token_id])]
+        width = max(len(prompt) for prompt in prompts)
+        ids = np.full((len(prompts), width), self.pad_token_id)
+        mask = np.zeros_like(ids)
+        for number, prompt in enumerate(prompts):
+            ids[number, width - len(prompt) :] = prompt
+            mask[number, width - len(prompt) :] = 1
+        return {
+            "inputs": {
+                "input_ids": torch.from_numpy(ids),
+                "attention_mask": torch.from_numpy(mask),
+            },
+            "row": [int(row["row"]) for row in rows],
+        }
+
+
+# ---- Answers ----
+class Predictor:
+    """What answers the same evaluation rows again and again while a model is trained."""
+
+    def __init__(
+        self,
+        args: HasPredictionArguments,
+        run: Run,
+        accelerator: Accelerator,
+        plan: BatchPlan,
+        rows: Rows | None,
+        tokenizer: Any,
+    ) -> None:
+        """Choose the rows. Ends with 64 if there are none, or none with a prompt.
+
+        Args:
+            rows: the evaluation rows, prepared, with the columns input_ids and labels.
+        """
+        if rows is None:
+            fail(
+                Exit.USAGE,
+                "--predict_with_generate needs rows to evaluate on: pass --eval_dataset_name, "
+                "--eval_split, or a --dataset_test_split that the data set has",
+            )
+        self._run = run
+        self._accelerator = accelerator
+        self._tokenizer = tokenizer
+        self._output_dir = Path(args.output_dir)
+        self._max_new_tokens = args.generation_max_new_tokens
+        prompt_lengths = {}
+        for number in spread_over(len(rows), args.num_predictions):
+            prompt_lengths[number] = last_answer(rows.dataset[number]["labels"])[0]
+        numbers = [number for number, length in prompt_lengths.items() if length > 0]
+        if not numbers:
+            fail(
+                Exit.USAGE,
+                "--predict_with_generate needs rows with a prompt that is not trained on: leave "
+                "out --no_completion_only_loss and --no_assistant_only_loss",
+            )
+        self._longest_prompt = max(prompt_lengths.values())
+        turn_ends = ends_of_turns(tokenizer)
+        self._ends = ends_of_answers(rows, numbers, tokenizer) | {tokenizer.eos_token_id}
+        self._questions: dict[int, Question] = {}  # by the number of the row in its file
+        for number in numbers:
+            row = rows.dataset[number]
+            self._questions[int(row["row"])] = read_question(row, tokenizer, turn_ends)
+        collator = PromptCollator(tokenizer.pad_token_id)
+        self._loader: DataLoader = plan.ordered_loader(rows, collator, numbers)
+
+    def __str__(self) -> str:
+        """Return what is generated in each evaluation, for the summary of a run."""
+        num_short = sum(question.is_short for question in self._questions.values())
+        return (
+            f"{len(self._questions)} rows in each evaluation, at most {self._max_new_tokens} new "
+            f"tokens each; {num_short} have an answer of at most {SHORT_ANSWER} tokens, which "
+            "exact match counts"
+        )
+
+    @torch.no_grad()
+    def predict(self, model: torch.nn.Module) -> dict[str, float]:
+        """Answer the rows, write predictions-STEP.jsonl, and return the metrics of the answers.
+
+        Args:
+            model: as `prepare` returned it, in evaluation mode. It must have run a forward pass
+                before, and its head must return logits.
+
+        Returns:
+            {"eval_exact_match": the share of right answers, 0 to 1, among the rows whose answer is
+            short}; nothing if no row has a short answer.
+        """
+        unwrapped: Any = self._accelerator.unwrap_model(model)
+        options = self._options(unwrapped)
+        answers: list[tuple[int, list[int]]] = []
+        with attending_to_padded_rows(unwrapped):
+            for batch in self._run.interruptible(self._loader):
+                tokens = generate(self._accelerator, model, batch["inputs"], **options)
+                width = batch["inputs"]["input_ids"].shape[1]
+                # Not strict: a rank without rows generates a text that belongs to no row.
+                answers += zip(batch["row"], tokens[:, width:].tolist(), strict=False)
+        ends = options["eos_token_id"]
+        predictions = []
+        for row, answer in sorted(gather_object(answers)):
+            predictions.append(self._judge(row, answer, ends))
+        if self._accelerator.is_main_process:
+            self._keep(predictions)
+        verdicts = [line["correct"] for line in predictions if line["correct"] is not None]
+        if not verdicts:
+            return {}
+        return {"eval_exact_match": sum(verdicts) / len(verdicts)}
+
+    def _options(self, model: Any) -> dict[str, Any]:
+        """Return the arguments of transformers' generate for a model of transformers or of peft.
+
+        Answers are as long as --generation_max_new_tokens and the positions of the model allow.
+        That does not depend on the batch, so that each row has one answer on any number of ranks.
+        """
+        known = model.generation_config.eos_token_id
+        if not isinstance(known, list):
+            known = [known]
+        ends = {token for token in {*known, *self._ends} if token is not None}
+        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        room = self._max_new_tokens
+        if positions:
+            room = max(min(room, positions - self._longest_prompt), 1)
+        return {
+            "max_new_tokens": room,
+            "eos_token_id": sorted(ends),
+            "pad_token_id": self._tokenizer.pad_token_id,
+            "do_sample": False,
+            "num_beams": 1,
+            "use_cache": True,
+        }
+
+    def _judge(self, row: int, tokens: Sequence[int], ends: Collection[int]) -> dict[str, Any]:
+        """Return a line of the file: a row's number, prompt, answer and reference.
+
+        `correct` is whether the last two are equal, or None if that says nothing.
+        """
+        question = self._questions[row]
+        length = length_of_answer(tokens, ends)
+        answer = self._tokenizer.decode(tokens[:length], skip_special_tokens=True).strip()
+        correct = None
+        if question.is_short:
+            correct = answer == question.reference
+        return {
+            "row": row,
+            "prompt": question.prompt,
+            "answer": answer,
+            "reference": question.reference,
+            "correct": correct,
+        }
+
+    def _keep(self, predictions: Sequence[Mapping[str, Any]]) -> None:
+        """Write all predictions, and show some in the terminal and the tracker."""
+        step = self._run.step
+        write_predictions(predictions, predictions_file(self._output_dir, step))
+        shown = list(islice(predictions, NUM_SHOWN))
+        for line in shown:
+            # The end of a prompt is the question
+            prompt = self._questions[line["row"]].shown[-SHOWN_LETTERS:]
+            show_prediction(prompt, line["answer"], line["reference"])
+        log_table(self._accelerator, "predictions", shown, step)
+
+
+def make_predictor(
+    args: HasPredictionArguments,
+    run: Run,
+    accelerator: Accelerator,
+    plan: BatchPlan,
+    rows: Rows | None,
+    tokenizer: Any,
+) -> Predictor | None:
+    """Return what answers evaluation rows, or None without --predict_with_generate.
+
+    Args: those of `Predictor`.
+    """
+    if not args.predict_with_generate:
+        return None
+    return Predictor(args, run, accelerator, plan, rows, tokenizer)
+
+
+def describe_predictions(predictor: Predictor | None) -> dict[str, str]:
+    """Return the line of the start summary about the answers; nothing if none are generated."""
+    if predictor is None:
+        return {}
+    return {"predictions": str(predictor)}
+
+
+@contextlib.contextmanager
+def attending_to_padded_rows(model: Any) -> Generator[None]:
+    """Within this context, attend by sdpa instead of varlen, which takes no padded rows."""
+    if model.config._attn_implementation != varlen.NAME:
+        yield
+        return
+    model.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(varlen.NAME)

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluation rows become prompts and references, and answers become verdicts."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import llama
+from components import varlen
+from components.answers import (
+    SHORT_ANSWER,
+    Predictor,
+    PromptCollator,
+    attending_to_padded_rows,
+    describe_predictions,
+    ends_of_turns,
+    last_answer,
+    length_of_answer,
+    length_of_reference,
+    make_predictor,
+    read_question,
+    spread_over,
+)
+from components.chat_template import ChatTemplate
+from components.cli import parse_arguments
+from components.rows import Rows
+
+NO = -100
+TALK = [
+    {"role": "user", "content": "Spell ab."},
+    {"role": "assistant", "content": "a-b"},
+    {"role": "user", "content": "Spell cd."},
+    {"role": "assistant", "content": "c-d"},
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny):
+    return AutoTokenizer.from_pretrained(tiny / "model")
+
+
+@pytest.fixture(scope="module")
+def tokenize(tokenizer):
+    """A function from conversations to prepared rows, as a data set with numbers from 1."""
+
+    def prepare(*conversations, max_length=1024, **options):
+        template = ChatTemplate(tokenizer)
+        rows = []
+        for number, messages in enumerate(conversations, 1):
+            row = llama.tokenize_row({"messages": messages}, template, max_length, **options)
+            row |= {"row": number}
+            rows.append(row)
+        return Dataset.from_list(rows).with_format("numpy")
+
+    return prepare
+
+
+# ---- Rows ----
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ([NO, NO, 5, 6], (2, 4)),
+        ([NO, 5, NO, NO, 6, 7, NO], (4, 6)),
+        ([5, 6, 7], (0, 3)),
+        ([5, NO, 6], (2, 3)),
+    ],
+)
+def test_the_last_answer_is_the_last_run_of_tokens_that_are_trained_on(labels, expected):
+    assert last_answer(np.array(labels)) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "count", "expected"),
+    [(10, 5, [0, 2, 4, 6, 8]), (10, 3, [0, 3, 6]), (3, 8, [0, 1, 2]), (7, 7, list(range(7)))],
+)
+def test_rows_are_chosen_from_all_over_the_file(num_rows, count, expected):
+    assert spread_over(num_rows, count) == expected
+
+
+def test_an_answer_is_as_long_as_its_turn():
+    assert length_of_answer([5, 6, 9, 7, 9], {9}) == 2
+    assert length_of_answer([9], {9}) == 0
+    assert length_of_answer([5, 6], {9}) is None
+
+
+def test_a_reference_ends_with_its_last_token_and_not_with_a_tag_inside(tiny):
+    tokenizer = AutoTokenizer.from_pretrained(tiny / "model")
+    tokenizer.add_tokens(["<think>"])
+    turn_ends = ends_of_turns(tokenizer)
+    tokens = tokenizer.encode("<think>a</think>b", add_special_tokens=False)
+    end = tokenizer.convert_tokens_to_ids("<|end_of_turn|>")
+    space = tokenizer.encode("\n", add_special_tokens=False)
+    assert tokens[0] in turn_ends
+    for answer in ([*tokens, end], [*tokens, end, *space]):
+        assert length_of_reference(answer, turn_ends, tokenizer) == len(tokens)
+    assert length_of_reference(tokens, turn_ends, tokenizer) is None
+
+
+def test_a_question_is_the_conversation_before_its_last_answer(tokenize, tokenizer):
+    [row] = tokenize(TALK)
+    question = read_question(row, tokenizer, ends_of_turns(tokenizer))
+    expected = tokenizer.apply_chat_template(TALK[:3], tokenize=False, add_generation_prompt=True)
+    assert question.prompt == expected
+    assert question.reference == "c-d" and question.is_short
+    assert "<|" not in question.shown and question.shown.endswith("Spell cd.")
+
+
+def test_what_has_no_single_right_answer_is_no_match(tokenize, tokenizer):
+    ends = ends_of_turns(tokenizer)
+    [whole] = tokenize(TALK)
+    [cut] = tokenize(TALK, max_length=len(whole["input_ids"]) - 2)
+    assert not read_question(cut, tokenizer, ends).is_short
+    long = [TALK[0], {"role": "assistant", "content": "q-" * 4 * SHORT_ANSWER}]
+    [row] = tokenize(long)
+    assert not read_question(row, tokenizer, ends).is_short
+
+
+def test_prompts_are_padded_on_the_left(tokenize):
+    rows = tokenize(TALK, TALK[:2])
+    pad = 1
+    batch = PromptCollator(pad)(rows, [[0], [1]])
+    ids, mask = (batch["inputs"][name] for name in ("input_ids", "attention_mask"))
+    assert batch["row"] == [1, 2] and ids.shape == mask.shape
+    for number, row in enumerate(rows):
+        start, _ = last_answer(row["labels"])
+        assert ids[number][mask[number].bool()].tolist() == row["input_ids"][:start].tolist()
+        assert mask[number].tolist() == sorted(mask[number].tolist())  # zeros first
+    assert (ids[mask == 0] == pad).all() and (mask == 0).any()
+
+
+def test_a_rank_without_rows_takes_part_with_one_token(tokenize):
+    batch = PromptCollator(3)(tokenize(TALK), [])
+    assert batch["row"] == []
+    assert batch["inputs"]["input_ids"].tolist() == [[3]]
+    assert batch["inputs"]["attention_mask"].tolist() == [[1]]
+
+
+# ---- Answers ----
+class Parrot(torch.nn.Module):
+    """A model that answers each prompt with the same tokens, and records how it was asked."""
+
+    def __init__(self, answer, positions=1000):
+        super().__init__()
+        self.answer = answer
+        text = SimpleNamespace(max_position_embeddings=positions)
+        self.config = SimpleNamespace(_attn_implementation="sdpa", get_text_config=lambda: text)
+        self.generation_config = SimpleNamespace(eos_token_id=7)
+        self.options = {}
+
+    def generate(self, input_ids, attention_mask, **options):
+        self.options = options
+        answers = torch.tensor([self.answer] * len(input_ids))
+        return torch.cat([input_ids, answers], dim=1)
+
+
+@pytest.fixture
+def predictor_of(tokenizer, tmp_path, monkeypatch):
+    """A function that makes what answers rows, in one process, into tmp_path."""
+
+    def make(rows, *flags):
+        words = ["--predict_with_generate", "--output_dir", str(tmp_path), *flags]
+        args = parse_arguments(llama.Arguments, words=words)
+        run = SimpleNamespace(step=5, interruptible=iter)
+        accelerator = SimpleNamespace(
+            unwrap_model=lambda model: model, is_main_process=True, trackers=[]
+        )
+
+        def loader(rows, collate, numbers):
+            lines = [[number] for number in numbers]
+            return [collate(rows.dataset, lines[start : start + 2]) for start in range(0, 9, 2)]
+
+        plan = SimpleNamespace(ordered_loader=loader)
+        return Predictor(args, run, accelerator, plan, rows, tokenizer)
+
+    def generate(accelerator, model, inputs, **options):
+        return model.generate(**inputs, **options)
+
+    monkeypatch.setattr("components.answers.generate", generate)
+    monkeypatch.setattr("components.answers.gather_object", list)
+    return make
+
+
+@pytest.fixture
+def rows(tokenize):
+    right = [TALK[0], {"role": "assistant", "content": "c-d"}]
+    long = [TALK[0], {"role": "assistant", "content": "q-" * 4 * SHORT_ANSWER}]
+    return Rows(tokenize(TALK, TALK[:2], right, long), "", "rows.jsonl, line")
+
+
+def test_answers_are_compared_with_short_references_only(predictor_of, rows, tokenizer, tmp_path):
+    end = tokenizer.convert_tokens_to_ids("<|end_of_turn|>")
+    said = tokenizer.encode("c-d", add_special_tokens=False)
+    # What follows the end of the turn is no part of the answer
+    model = Parrot([*said, end, *said])
+    assert predictor_of(rows).predict(model) == {"eval_exact_match": pytest.approx(2 / 3)}
+    text = (tmp_path / "predictions-5.jsonl").read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [line["row"] for line in lines] == [1, 2, 3, 4]
+    assert [line["correct"] for line in lines] == [True, False, True, None]
+    assert {line["answer"] for line in lines} == {"c-d"}
+    assert list(lines[0]) == ["row", "prompt", "answer", "reference", "correct"]
+
+
+def test_three_answers_are_shown(predictor_of, rows, tokenizer, capsys):
+    predictor_of(rows).predict(Parrot(tokenizer.encode("x", add_special_tokens=False)))
+    assert capsys.readouterr().out.count("(should be: ") == 3
+
+
+def test_without_short_references_there_is_no_exact_match(predictor_of, rows):
+    long = Rows(rows.dataset.select([3]), "", "")
+    predictor = predictor_of(long)
+    assert predictor.predict(Parrot([5])) == {}
+    assert "0 have an answer of at most 32 tokens" in describe_predictions(predictor)["predictions"]
+
+
+def test_generation_is_greedy_and_ends_with_a_turn(predictor_of, rows, tokenizer):
+    model = Parrot([5])
+    predictor_of(rows, "--generation_max_new_tokens", "9").predict(model)
+    assert model.options["max_new_tokens"] == 9
+    assert not model.options["do_sample"] and model.options["num_beams"] == 1
+    end = tokenizer.convert_tokens_to_ids("<|end_of_turn|>")
+    assert {7, end, tokenizer.eos_token_id} <= set(model.options["eos_token_id"])
+
+
+def test_answers_stay_within_the_positions_of_the_model(predictor_of, rows):
+    longest = max(last_answer(row["labels"])[0] for row in rows.dataset)
+    model = Parrot([5], positions=longest + 3)
+    predictor_of(rows).predict(model)
+    assert model.options["max_new_tokens"] == 3
+
+
+def test_rows_without_prompts_are_refused(predictor_of, tokenize, capsys):
+    rows = Rows(tokenize(TALK, assistant_only_loss=False), "", "")
+    with pytest.raises(SystemExit, match="64"):
+        predictor_of(rows)
+    assert "needs rows with a prompt that is not trained on" in capsys.readouterr().err
+
+
+def test_without_the_flag_nothing_is_prepared():
+    nothing = SimpleNamespace(predict_with_generate=False)
+    assert make_predictor(nothing, None, None, None, None, None) is None
+    assert describe_predictions(None) == {}
+
+
+@pytest.mark.parametrize(("name", "within"), [(varlen.NAME, "sdpa"), ("sdpa", "sdpa")])
+def test_varlen_is_left_for_generation_only(name, within):
+    model = SimpleNamespace(config=SimpleNamespace(_attn_implementation=name))
+
+    def choose(implementation):
+        model.config._attn_implementation = implementation
+
+    model.set_attn_implementation = choose
+    with attending_to_padded_rows(model):
+        assert model.config._attn_implementation == within
+    assert model.config._attn_implementation == name
+
+
+@pytest.mark.parametrize("has_adapters", [False, True], ids=["whole", "adapters"])
+def test_a_model_with_varlen_answers_padded_prompts_as_with_sdpa(has_adapters, tiny, tokenize):
+    batch = PromptCollator(0)(tokenize(TALK, TALK[:2]), [[0], [1]])
+    answers = []
+    for implementation in ("sdpa", varlen.NAME):
+        model = AutoModelForCausalLM.from_pretrained(
+            tiny / "model", attn_implementation=implementation
+        )
+        if has_adapters:
+            model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM"))
+        with attending_to_padded_rows(model):
+            answers.append(model.generate(**batch["inputs"], max_new_tokens=4, do_sample=False))
+        assert model.config._attn_implementation == implementation
+    assert torch.equal(*answers)
