@@ -23,10 +23,8 @@ def proof_block(results: Results) -> str:
     lines = [
         parity_line(results),
         sharding_line(results),
-        resume_line(results),
-        kills_line(results),
+        faults_line(results),
         planner_line(results),
-        random_settings_line(results),
         *families_lines(results),
     ]
     return table(HEADER, lines)
@@ -52,9 +50,11 @@ def parity_line(results: Results) -> list[str]:
 
 def sharding_line(results: Results) -> list[str]:
     """Return the row on the bytes that each rank has."""
-    runs = [row for row in results["parity"]["rows"] if row["verdict"] == "ok"]
+    measured = results["parity"]
+    runs = [row for row in measured["rows"] if row["verdict"] == "ok"]
     kept = sum(row["bytes"] == "ok" for row in runs)
-    counts = f"{kept} of {len(runs)} runs"
+    number = len(runs)
+    counts = f"{kept} of {number} runs"
     return [
         "Each process has only the share of the training state that its YAML promises",
         counts,
@@ -63,45 +63,39 @@ def sharding_line(results: Results) -> list[str]:
     ]
 
 
-def resume_line(results: Results) -> list[str]:
-    """Return the row on runs that were interrupted and resumed."""
+def faults_line(results: Results) -> list[str]:
+    """Return the row on runs that were interrupted, or killed at random moments, and resumed."""
     trials = trials_of(results, INTERRUPTED)
-    kept = kept_of(trials)
-    tried = tried_of(trials)
+    kills = trials_of(results, ["random kills"])
+    most = max(trial["figure"] for trial in kills)
+    lost = math.ceil(most)
+    resumed = count_text(trials)
+    killed = count_text(kills)
     return [
-        "An interrupted and resumed run equals an uninterrupted one, bit for bit",
-        f"{kept} of {tried} interruptions",
+        "A run that was interrupted and resumed equals an uninterrupted one, bit for bit",
+        f"{resumed} interruptions; {killed} `kill -9` at random moments, at most {lost} steps lost "
+        "when saving every second step",
         "all",
         "`python scripts/fault_injection.py`",
     ]
 
 
-def kills_line(results: Results) -> list[str]:
-    """Return the row on `kill -9` at random moments."""
-    trials = trials_of(results, ["random kills"])
-    most = max(trial["figure"] for trial in trials)
-    lost = math.ceil(most)
-    kept = kept_of(trials)
-    tried = tried_of(trials)
-    return [
-        "`kill -9` at a random moment loses no more than the steps since the last checkpoint",
-        f"{kept} of {tried} kills, at most {lost} steps lost when saving every second step",
-        "all",
-        "`python scripts/fault_injection.py --groups 'random kills'`",
-    ]
-
-
 def planner_line(results: Results) -> list[str]:
-    """Return the row on the planned peak memory, against real tensors under every YAML."""
+    """Return the row on the planned peak memory, with the plans that are furthest off too.
+
+    Measured are real tensors, of every YAML and of jobs with random settings in one process.
+    """
     measured = results["planner_ranks"]
     rows = [{FORMULAS: row["beside_bucket"]} for row in measured["rows"]]
-    number = len(rows)
-    errors = errors_text(rows)
+    cells = results["planner"]["cells"]
+    drawn = [cell for cell in cells if cell["kind"] == "drawn"]
+    on_ranks = errors_text(rows, "jobs, every YAML")
+    at_random = errors_text(drawn, "fp32 jobs with random settings")
     return [
-        f"Planned peak memory equals the measured tensors of {number} CPU jobs, every YAML",
-        errors,
+        "Planned peak memory equals the measured tensors",
+        f"{on_ranks}; {at_random}",
         PLANNER_BOUND,
-        "`python scripts/track_ranks.py`",
+        "`python scripts/track_ranks.py`, `python scripts/validate_planner.py`",
     ]
 
 
@@ -111,10 +105,11 @@ def families_lines(results: Results) -> list[list[str]]:
         return []
     rows = results["model_families"]["rows"]
     good = families.good_rows(rows)
-    counts = f"{len(good)} of {len(rows)}"
+    number = len(rows)
+    counts = f"{len(good)} of {number}"
     shown = families.largest_of_first(good)
     line = [
-        f"Tiny models of {len(rows)} model families have the loss that transformers gives",
+        f"Tiny models of {number} model families have the loss that transformers gives",
         f"{counts}, largest relative difference in the first loss: {shown}",
         decimal(families.BOUND),
         "`python scripts/model_families.py`",
@@ -122,31 +117,28 @@ def families_lines(results: Results) -> list[list[str]]:
     return [line]
 
 
-def random_settings_line(results: Results) -> list[str]:
-    """Return the row on the plans that are furthest from what was measured."""
-    measured = results["planner"]
-    rows = [cell for cell in measured["cells"] if cell["kind"] == "drawn"]
-    number = len(rows)
-    errors = errors_text(rows)
-    return [
-        f"The same for {number} fp32 jobs with random settings in one CPU process",
-        errors,
-        "",
-        "`python scripts/validate_planner.py`",
-    ]
+def errors_text(rows: Sequence[Mapping[str, Any]], kind: str) -> str:
+    """Return the errors of the plans by formulas.
 
-
-def errors_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the errors of the plans by formulas."""
+    kind: what the rows are, for example "jobs".
+    """
     _, mean, above, below = errors_of(rows, FORMULAS)
+    number = len(rows)
     worst = max(above, -below)
-    return f"mean error {mean:.2%}, largest {worst:.2%}"
+    return f"{number} {kind}: mean error {mean:.2%}, largest {worst:.2%}"
 
 
 def trials_of(results: Results, groups: Iterable[str]) -> list[Row]:
     """Return the trials of some groups of scripts/fault_injection.py."""
     measured = results["fault_injection"]
     return [trial for group in groups for trial in measured[group]["trials"]]
+
+
+def count_text(trials: Sequence[Row]) -> str:
+    """Return how many attempts ended as promised, as "113 of 113"."""
+    kept = kept_of(trials)
+    tried = tried_of(trials)
+    return f"{kept} of {tried}"
 
 
 def tried_of(trials: Iterable[Row]) -> int:

@@ -66,7 +66,7 @@ def test_the_table_of_proof_tells_what_failed():
     kills = [{"figure": 3, "count": 5, "ok": ok} for ok in (True, True, False)]
     changed = dict(results["fault_injection"], **{"random kills": {"trials": kills}})
     text = proof.proof_block(results | {"fault_injection": changed})
-    assert "10 of 15 kills, at most 3 steps lost" in text
+    assert "10 of 15 `kill -9` at random moments, at most 3 steps lost" in text
 
 
 def test_the_table_of_proof_shows_the_worst_plans_too():
@@ -78,7 +78,7 @@ def test_the_table_of_proof_shows_the_worst_plans_too():
     ]
     text = proof.proof_block(results | {"planner": {"cells": drawn}})
     (row,) = [line for line in text.splitlines() if "random settings" in line]
-    assert "2 jobs" in row and "mean error 4.00%, largest 8.00%" in row
+    assert "2 fp32 jobs with random settings: mean error 4.00%, largest 8.00%" in row
 
 
 def test_bytes_show_the_fullest_rank_and_its_share():
