@@ -79,16 +79,20 @@ class Skeleton:
 def make_base(adapter: AdapterFolder) -> Any:
     """Return the base on the meta device. Raises SystemExit with 65 or 69 if there is none."""
     try:
-        config: Any = AutoConfig.from_pretrained(
-            adapter.base, revision=adapter.revision, trust_remote_code=False
-        )
-        with init_empty_weights(include_buffers=False):
-            model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        model = build_without_weights(adapter.base, adapter.revision)
     except LOAD_ERRORS as error:
         stop(adapter_code(adapter), f"{adapter.base}: cannot be loaded: {first_line(error)}")
-    if getattr(config, "quantization_config", None):
+    if getattr(model.config, "quantization_config", None):
         fix = "name the model that it was made from in adapter_config.json and run.json"
         stop(Exit.DATA, f"{adapter.base}: its files are quantized, which cannot be merged; {fix}")
+    return model
+
+
+def build_without_weights(name: str, revision: str = "main") -> Any:
+    """Return the causal language model of a folder or hub id on the meta device."""
+    config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+    with init_empty_weights(include_buffers=False):
+        model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     model.tie_weights()
     return model
 
