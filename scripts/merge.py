@@ -5,7 +5,7 @@ r"""Merge adapters into their base: a folder of adapters becomes a folder of a w
     python scripts/merge.py runs/lora runs/merged
     python scripts/merge.py runs/qlora runs/merged --base 16bit --dtype bfloat16
     python scripts/merge.py runs/lora runs/merged --prompts held_out.jsonl
-    python scripts/merge.py runs/lora runs/merged --check     # compare a folder from an earlier merge
+    python scripts/merge.py runs/lora runs/merged --check     # of an earlier merge
 
 LoRA, rsLoRA and DoRA of linear layers, LoRA of embeddings and of experts, and modules that were
 saved whole are merged in fp32, tensor by tensor. That takes as much memory as the largest file of

@@ -70,7 +70,10 @@ def load_folder(folder: Path, device: str) -> tuple[Any, list[str]]:
 
 
 def load_tokenizer(name: str, revision: str = "main") -> Any:
-    """Return a tokenizer that pads on the left. Raises SystemExit with 65, or 69 without the hub."""
+    """Return a tokenizer that pads on the left.
+
+    Raises SystemExit with 65 if a folder has none, with 69 without the hub.
+    """
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(
             name, padding_side="left", revision=revision, trust_remote_code=False

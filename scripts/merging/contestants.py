@@ -27,8 +27,9 @@ class Contestant:
         rendered: the text of each prompt, as the contestant's own template renders it.
         prompts: the tokens of each prompt.
         tokens: the likeliest tokens that answer each prompt, with the token that ends the answer.
-        logits: for each prompt, those that predict the tokens of the reference's answer,
-            [tokens, vocabulary], in fp32; None if the program that runs the model has none.
+        logits: for each prompt, those at the last places of the prompt and the reference's answer,
+            [places, vocabulary], in fp32. The last of them predict the tokens of the answer. None
+            if the program that runs the model has none.
         stop_tokens: those that end an answer; None if unknown.
     """
 
@@ -94,7 +95,7 @@ class Asking:
             wanted = found
             if answers is not None:
                 wanted = [list(answer) for answer in answers[start : start + self.batch_size]]
-            logits += predict(model, batch, wanted, pad)
+            logits += predict(model, batch, wanted, pad, self.max_new_tokens)
         dtype = str(model.dtype).removeprefix("torch.")
         return Contestant(name, dtype, rendered, prompts, tokens, logits, stop_tokens)
 
@@ -153,9 +154,21 @@ def generate(
 
 @torch.inference_mode()
 def predict(
-    model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], pad: int
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+    pad: int,
+    num_places: int,
 ) -> list[torch.Tensor]:
-    """Return the logits that predict each token of an answer, [tokens, vocabulary], in fp32."""
+    """Return the logits at the last places of each prompt and its answer, in fp32.
+
+    Args:
+        num_places: the number of places, or fewer where there are not as many. An answer has at
+            most as many tokens.
+
+    Returns:
+        For each prompt, [places, vocabulary].
+    """
     rows = []
     for prompt, answer in zip(prompts, answers, strict=True):
         rows.append([*prompt, *answer[:-1]])  # The last token predicts nothing that is compared
@@ -163,6 +176,7 @@ def predict(
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     output = model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False)
     logits = []
-    for place, answer in enumerate(answers):
-        logits.append(output.logits[place, -len(answer) :].float().cpu())
+    for place, row in enumerate(rows):
+        kept = min(num_places, len(row))
+        logits.append(output.logits[place, -kept:].float().cpu())
     return logits

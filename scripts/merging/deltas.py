@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arithmetic of a merge for one tensor, in fp32 and in the order in which peft 0.21 computes it.
+"""The arithmetic of a merge for one tensor, in fp32 and in the order of peft 0.21.
 
 The order matters: with it, the result is that of peft's `merge_and_unload` in fp32, bit for bit.
 Shapes are of the matrices of an adapter: A [r, in], B [out, r].

@@ -90,20 +90,35 @@ def make_plan(adapter: AdapterFolder, skeleton: Skeleton, names: frozenset[str])
     for parameter, replacement in skeleton.whole.items():
         for name in names_of(skeleton, parameter, names, can_lack):
             whole[name] = replacement
-    quantized: set[str] = set()
+    quantized = names_of_quantized(adapter, skeleton, names)
+    untied, doubled = sort_ties(skeleton, names)
+    return Plan(skeleton, targets, whole, quantized, untied, doubled)
+
+
+def names_of_quantized(
+    adapter: AdapterFolder, skeleton: Skeleton, names: frozenset[str]
+) -> frozenset[str]:
+    """Return the names of the tensors that were quantized in training."""
+    found: set[str] = set()
     if adapter.quantization is not None:
         for parameter in find_quantized(make_base(adapter), adapter.quantization):
-            quantized.update(names_of(skeleton, parameter, names, set()))
-    untied: dict[str, str] = {}
-    doubled: dict[str, str] = {}
+            found.update(names_of(skeleton, parameter, names, set()))
+    return frozenset(found)
+
+
+def sort_ties(skeleton: Skeleton, names: frozenset[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the tensors that are no longer tied, and those that the base has twice, as in Plan."""
+    changed = changed_ties(skeleton)
+    untied = {}
+    doubled = {}
     for parameter, source in skeleton.tied.items():
         (name,) = file_names(skeleton, parameter, names)
         (other,) = file_names(skeleton, source, names)
-        if parameter in can_lack and name not in names:
+        if parameter in changed and name not in names:
             untied[name] = other
-        elif parameter not in can_lack and name in names and other in names:
+        elif parameter not in changed and name in names and other in names:
             doubled[name] = other
-    return Plan(skeleton, targets, whole, frozenset(quantized), untied, doubled)
+    return untied, doubled
 
 
 def changed_ties(skeleton: Skeleton) -> dict[str, str]:

@@ -107,7 +107,7 @@ def find_other_answers(reference: Contestant, other: Contestant, bound: float) -
             continue
         step = first_difference(ours, theirs)
         if step < min(len(ours), len(theirs)) and reference.logits is not None:
-            logits = reference.logits[place][step]
+            logits = reference.logits[place][step - len(ours)]
             if (logits[ours[step]] - logits[theirs[step]]).abs().item() <= 2 * bound:
                 continue
         yield f"{other.name}: the answer to prompt {place + 1} differs from token {step + 1} on"
@@ -230,7 +230,10 @@ class Receipt:
         """Write receipt.json to a folder, with the sizes and hashes of the other files."""
         content = self.to_json(hash_files(folder))
         path = folder / NAME
-        path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        lines = []
+        for key, value in content.items():
+            lines.append(f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}")
+        path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
         return content
 
     def table(self) -> list[str]:

@@ -3,6 +3,7 @@
 
 import argparse
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,16 +148,20 @@ def merge_in_memory(job: Job, model: Any, slip: Receipt, wanted: str) -> str:
         slip.add(merged, bound)
         return trained.SIXTEEN_BITS
     contestants = {}
-    gaps = {}
+    gaps: dict[str, float] = {}
     for name in allowed_bases(job.adapter):
         merged_model = trained.load_merged_by_peft(job.adapter, name, job.device, unties)
         contestants[name] = ask_merged(job, merged_model, slip.reference)
         del merged_model
-        gaps[name] = receipt.largest_gap(slip.reference, contestants[name])
+        gap = receipt.largest_gap(slip.reference, contestants[name])
+        gaps[name] = math.inf if gap is None else gap
         print(f"Merged into the {name} base, the largest logit gap is {gaps[name]:.2e}")
     slip.facts["gaps_of_bases"] = gaps
-    chosen = min(gaps, key=lambda name: gaps[name]) if wanted == "auto" else wanted
-    why = "the nearer one" if wanted == "auto" else "as requested"
+    chosen = wanted
+    why = "as requested"
+    if wanted == "auto":
+        chosen = min(gaps, key=gaps.__getitem__)
+        why = "the nearer one"
     print(f"Merging into the {chosen} base, {why}")
     merged = contestants[chosen]
     slip.add(merged, relative_bound(job, chosen, slip.reference.dtype, merged.dtype))

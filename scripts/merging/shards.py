@@ -123,9 +123,7 @@ def open_shard(path: Path) -> Shard:
             for name in names:
                 num_bytes += bytes_of(file.get_slice(name))
     except (OSError, SafetensorError) as error:
-        stop(
-            Exit.DATA, f"{path}: incomplete or damaged ({first_line(error)}); copy the file again"
-        )
+        stop(Exit.DATA, f"{path}: incomplete or damaged ({first_line(error)}); copy the file again")
     return Shard(path, names, num_bytes)
 
 

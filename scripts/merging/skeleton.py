@@ -196,9 +196,7 @@ def make_target(path: str, layer: Any) -> Target:
         b = f"{path}.lora_embedding_B"
         return Target(f"{module}.weight", "embedding", a, b, None, scaling)
     if isinstance(layer, Linear):
-        return Target(
-            f"{module}.weight", "linear", a, b, magnitude, scaling, layer.fan_in_fan_out
-        )
+        return Target(f"{module}.weight", "linear", a, b, magnitude, scaling, layer.fan_in_fan_out)
     name = type(layer.get_base_layer()).__name__
     stop(Exit.DATA, f"{module}: adapters of a layer of the type {name} are not merged")
 

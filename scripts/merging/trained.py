@@ -59,9 +59,7 @@ def load_trained(adapter: AdapterFolder, device: str) -> Any:
     return add_adapters(base, adapter)
 
 
-def load_merged_by_peft(
-    adapter: AdapterFolder, base_name: str, device: str, unties: bool
-) -> Any:
+def load_merged_by_peft(adapter: AdapterFolder, base_name: str, device: str, unties: bool) -> Any:
     """Return the adapters merged into a base by peft.
 
     Args:
