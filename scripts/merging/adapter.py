@@ -22,6 +22,7 @@ NOT_MERGED = (
     "lora_bias",
     "layer_replication",
     "trainable_token_indices",
+    "ensure_weight_tying",
     "use_qalora",
     "use_bdlora",
     "alora_invocation_tokens",

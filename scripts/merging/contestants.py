@@ -5,11 +5,13 @@ A contestant may be any form of a model, for example one in another format that 
 runs. It has the text of each prompt, the tokens that the model answers with, and its logits.
 """
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from peft import PeftModel
 from transformers import GenerationConfig
 
 from components.chat_template import ChatTemplate
@@ -152,6 +154,13 @@ def generate(
     return answers
 
 
+def takes_logits_to_keep(model: Any) -> bool:
+    """Return whether a model can compute only the last logits."""
+    if isinstance(model, PeftModel):
+        model = model.get_base_model()
+    return "logits_to_keep" in inspect.signature(model.forward).parameters
+
+
 @torch.inference_mode()
 def predict(
     model: Any,
@@ -174,7 +183,10 @@ def predict(
         rows.append([*prompt, *answer[:-1]])  # The last token predicts nothing that is compared
     tokens, mask = pad_left(rows, pad, model.device)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
-    output = model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False)
+    options: dict[str, Any] = {"use_cache": False}
+    if takes_logits_to_keep(model):  # Logits at every place of long prompts take much memory
+        options["logits_to_keep"] = num_places
+    output = model(input_ids=tokens, attention_mask=mask, position_ids=positions, **options)
     logits = []
     for place, row in enumerate(rows):
         kept = min(num_places, len(row))

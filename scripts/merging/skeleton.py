@@ -122,7 +122,8 @@ def read_skeleton(adapter: AdapterFolder) -> Skeleton:
     targets = tuple(find_targets(wrapped))
     whole = {}
     for name in (*expected, *extra):
-        if ".lora_" not in name:
+        # Beside adapters of an embedding peft saves its base, which was not trained
+        if ".lora_" not in name and ".base_layer." not in name:
             whole[name.removeprefix(PREFIX)] = name
     return Skeleton(wrapped.unload(), targets, whole)
 
@@ -131,7 +132,9 @@ def find_saved_embeddings(
     shapes: Mapping[str, tuple[int, ...]], expected: Mapping[str, torch.Tensor], wrapped: Any
 ) -> list[str]:
     """Return the names of embeddings that peft saved beside the adapters, as it does on its own."""
-    parameters = {name: weight.shape for name, weight in wrapped.named_parameters()}
+    parameters = {}
+    for name, weight in wrapped.named_parameters(remove_duplicate=False):
+        parameters[name] = weight.shape
     found = []
     for name, shape in shapes.items():
         if name not in expected and parameters.get(name) == torch.Size(shape):
