@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Receipts of merge.py: what they say of each kind of adapter, and that they catch planted faults."""
+"""Receipts of merge.py: what they say of each kind of adapter, and which faults they catch."""
 
 import json
 import shutil
