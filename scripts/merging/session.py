@@ -33,6 +33,8 @@ def find_problems(args: argparse.Namespace) -> Iterator[str]:
         yield "--num_prompts must be at least 1"
     if args.max_new_tokens < 1:
         yield "--max_new_tokens must be at least 1"
+    if args.bound is not None and not 0 < args.bound < math.inf:
+        yield "--bound must be above 0"
     if args.device is not None:
         yield from find_device_problem(args.device)
 
@@ -43,6 +45,7 @@ class Job:
 
     Attributes:
         dtype: of the written weights; None for that of the base's files.
+        bound: of logit gaps, as a part of the largest logit; None for those of `receipt`.
     """
 
     adapter: AdapterFolder
@@ -53,6 +56,7 @@ class Job:
     sources: dict[str, int]
     device: str
     dtype: torch.dtype | None
+    bound: float | None
 
     @property
     def trained_base(self) -> str:
@@ -98,7 +102,7 @@ def read_job(args: argparse.Namespace) -> Job:
     asking = Asking(found.items, settings, args.max_new_tokens, BATCH_SIZE)
     dtype = None if args.dtype == "auto" else getattr(torch, args.dtype)
     device = args.device or default_device()
-    return Job(adapter, plan, files, tokenizer, asking, found.sources, device, dtype)
+    return Job(adapter, plan, files, tokenizer, asking, found.sources, device, dtype, args.bound)
 
 
 def allowed_bases(adapter: AdapterFolder) -> list[str]:
@@ -181,6 +185,8 @@ def relative_bound(job: Job, base: str, *dtypes: str) -> float:
         base: the name of the base into which the adapters were merged.
         dtypes: of the trained and of the merged weights.
     """
+    if job.bound is not None:
+        return job.bound
     bounds = [receipt.ROUNDING.get(dtype, 0.0) for dtype in dtypes]
     if base != job.trained_base:
         bounds.append(receipt.OTHER_BASE)

@@ -125,6 +125,13 @@ def test_the_16_bit_base_may_be_requested_and_shows_its_gap(base, merge, tmp_pat
     assert torch.equal(read_tensor(tmp_path / "merged", name), original)
 
 
+def test_a_bound_of_ones_own_decides(base, merge, tmp_path):
+    adapters = write_adapters(tmp_path / "adapters", base, {"load_in_4bit": True})
+    code, printed = merge(adapters, tmp_path / "merged", "--base", "16bit", "--bound", "1e-3")
+    assert code == 76 and "a logit differs by" in printed, printed
+    assert not (tmp_path / "merged").exists()
+
+
 def test_an_int8_base_is_offered_too(base, merge, tmp_path):
     adapters = write_adapters(tmp_path / "adapters", base, {"load_in_8bit": True})
     code, printed = merge(adapters, tmp_path / "merged")
@@ -424,6 +431,7 @@ def test_wrong_calls_are_one_line_with_64(base, merge, tmp_path):
         ([adapters, tmp_path / "merged", "--base", "4bit"], "the run was on a 16-bit base"),
         ([adapters, tmp_path / "merged", "--check"], "--check needs a merged one"),
         ([adapters, tmp_path / "merged", "--num_prompts", "0"], "--num_prompts"),
+        ([adapters, tmp_path / "merged", "--bound", "0"], "--bound"),
     ):
         code, printed = merge(*words)
         assert code == 64 and says in printed and len(printed.splitlines()) == 1, printed
