@@ -10,7 +10,8 @@ shards       reading and writing safetensors, shard by shard
 writing      the merged folder, in a staging folder until it is complete
 prompts      held-out prompts, and where they come from
 contestants  what a model says to the prompts: text, tokens, logits
-receipt      comparisons of contestants, sizes and hashes, and their table
+comparing    how contestants differ, and whether they may
+receipt      all comparisons, sizes and hashes, and their table
 checking     what is wrong with a folder before a model is loaded from it
 trained      the model that was trained, and the same with its adapters merged by peft
 session      what merge.py does with its command line

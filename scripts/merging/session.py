@@ -17,7 +17,7 @@ from components import __version__
 from exits import Exit, stop
 from generation.loading import default_device, find_device_problem
 from generation.questions import columns_of_run
-from merging import checking, prompts, receipt, shards, trained, writing
+from merging import checking, comparing, prompts, receipt, shards, trained, writing
 from merging.adapter import WEIGHTS, AdapterFolder, read_adapter_folder
 from merging.contestants import Asking, Contestant, stop_tokens_of, stop_tokens_of_recipe
 from merging.plan import Plan, make_plan
@@ -45,7 +45,7 @@ class Job:
 
     Attributes:
         dtype: of the written weights; None for that of the base's files.
-        bound: of logit gaps, as a part of the largest logit; None for those of `receipt`.
+        bound: of logit gaps, as a part of the largest logit; None for those of `comparing`.
     """
 
     adapter: AdapterFolder
@@ -61,8 +61,7 @@ class Job:
     @property
     def trained_base(self) -> str:
         """Return the name of the base that the adapters were trained on."""
-        quantization = self.adapter.quantization
-        return trained.SIXTEEN_BITS if quantization is None else quantization.name
+        return allowed_bases(self.adapter)[-1]
 
 
 def run(args: argparse.Namespace) -> None:
@@ -89,8 +88,7 @@ def read_job(args: argparse.Namespace) -> Job:
     adapter = read_adapter_folder(args.adapter)
     names = allowed_bases(adapter)
     if args.base != "auto" and args.base not in names:
-        on = "a 16-bit base" if adapter.quantization is None else f"a {names[1]} base"
-        stop(Exit.USAGE, f"--base {args.base}: run.json says that the run was on {on}")
+        stop(Exit.USAGE, f"--base {args.base}: the run was on the {names[-1]} base, by run.json")
     skeleton = read_skeleton(adapter)
     files = shards.find_files(adapter.base, adapter.revision)
     plan = make_plan(adapter, skeleton, files.names)
@@ -100,13 +98,16 @@ def read_job(args: argparse.Namespace) -> Job:
     reader = prompts.Reader(tokenizer, template, columns_of_run(adapter.path))
     found = prompts.collect(reader, args.prompts, adapter.arguments, args.num_prompts)
     asking = Asking(found.items, settings, args.max_new_tokens, BATCH_SIZE)
-    dtype = None if args.dtype == "auto" else getattr(torch, args.dtype)
+    dtype = getattr(torch, args.dtype, None)  # None for auto
     device = args.device or default_device()
     return Job(adapter, plan, files, tokenizer, asking, found.sources, device, dtype, args.bound)
 
 
 def allowed_bases(adapter: AdapterFolder) -> list[str]:
-    """Return the names of the bases into which adapters can be merged."""
+    """Return the names of the bases into which adapters can be merged.
+
+    The last one is the base of the training.
+    """
     names = [trained.SIXTEEN_BITS]
     if adapter.quantization is not None:
         names.append(adapter.quantization.name)
@@ -157,8 +158,9 @@ def merge_in_memory(job: Job, model: Any, slip: Receipt, wanted: str) -> str:
         merged_model = trained.load_merged_by_peft(job.adapter, name, job.device, unties)
         contestants[name] = ask_merged(job, merged_model, slip.reference)
         del merged_model
-        gap = receipt.largest_gap(slip.reference, contestants[name])
-        gaps[name] = math.inf if gap is None else gap
+        gap = comparing.largest_gap(slip.reference, contestants[name])
+        assert gap is not None, "models of transformers have logits"
+        gaps[name] = gap
         print(f"Merged into the {name} base, the largest logit gap is {gaps[name]:.2e}")
     slip.facts["gaps_of_bases"] = gaps
     chosen = wanted
@@ -187,11 +189,11 @@ def relative_bound(job: Job, base: str, *dtypes: str) -> float:
     """
     if job.bound is not None:
         return job.bound
-    bounds = [receipt.ROUNDING.get(dtype, 0.0) for dtype in dtypes]
+    bounds = [comparing.ROUNDING.get(dtype, 0.0) for dtype in dtypes]
     if base != job.trained_base:
-        bounds.append(receipt.OTHER_BASE)
+        bounds.append(comparing.OTHER_BASE)
     if job.trained_base == "8bit":
-        bounds.append(receipt.INT8_ACTIVATIONS)
+        bounds.append(comparing.INT8_ACTIVATIONS)
     return max(bounds)
 
 
@@ -242,7 +244,9 @@ def base_of_receipt(folder: Path, job: Job) -> str:
         base = content["merged_into"]
     except (OSError, ValueError, LookupError, TypeError):
         return job.trained_base
-    return base if base in allowed_bases(job.adapter) else job.trained_base
+    if base not in allowed_bases(job.adapter):
+        return job.trained_base
+    return base
 
 
 # ---- The receipt ----
@@ -271,5 +275,7 @@ def report(slip: Receipt) -> None:
 def fail(slip: Receipt, where: str) -> NoReturn:
     """Exit with 76 after a line with the first problem of a receipt."""
     problems = slip.all_problems
-    more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
+    more = ""
+    if len(problems) > 1:
+        more = f" (and {len(problems) - 1} more problems)"
     stop(Exit.DIFFERS, f"{problems[0]}{more}; {where}")

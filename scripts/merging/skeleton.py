@@ -24,7 +24,7 @@ from generation.loading import LOAD_ERRORS
 from merging.adapter import AdapterFolder, read_shapes
 from merging.quantized import Quantization
 
-PREFIX = "base_model.model."  # of the names in a file of adapters
+PREFIX = "base_model.model."  # names in a file of adapters begin with it
 ADAPTER = "default"
 SHOWN = 3  # names in a message
 
@@ -34,7 +34,7 @@ class Target:
     """A parameter with an adapter.
 
     Attributes:
-        parameter: its name in the model.
+        parameter: the name in the model.
         kind: "linear", "embedding" or "experts".
         a, b: the names of the adapter's matrices in its file.
         magnitude: the name of DoRA's magnitudes there; None for LoRA.

@@ -428,7 +428,7 @@ def test_wrong_calls_are_one_line_with_64(base, merge, tmp_path):
     for words, says in (
         ([base / "model", tmp_path / "merged"], "nothing to merge"),
         ([tmp_path / "none", tmp_path / "merged"], "no such folder"),
-        ([adapters, tmp_path / "merged", "--base", "4bit"], "the run was on a 16-bit base"),
+        ([adapters, tmp_path / "merged", "--base", "4bit"], "the run was on the 16bit base"),
         ([adapters, tmp_path / "merged", "--check"], "--check needs a merged one"),
         ([adapters, tmp_path / "merged", "--num_prompts", "0"], "--num_prompts"),
         ([adapters, tmp_path / "merged", "--bound", "0"], "--bound"),
