@@ -12,6 +12,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from components.base_files import fingerprint_of_weights
 from tiny import makers
 
 SMALL = (
@@ -61,6 +62,9 @@ def write_adapters(folder, base, arguments=None, seed=0, scale=0.1, **options):
         "eval_dataset_name": str(base / "data" / "test.jsonl"),
         "columns": [],
     }
-    run = {"arguments": of_run | (arguments or {})}
+    run = {
+        "arguments": of_run | (arguments or {}),
+        "base_weights": fingerprint_of_weights(str(base / "model"), "main"),
+    }
     (folder / "run.json").write_text(json.dumps(run))
     return Path(folder)

@@ -18,7 +18,7 @@ from exits import Exit, stop
 from generation.loading import default_device, find_device_problem
 from generation.questions import columns_of_run
 from merging import checking, comparing, prompts, receipt, shards, trained, writing
-from merging.adapter import WEIGHTS, AdapterFolder, read_adapter_folder
+from merging.adapter import WEIGHTS, AdapterFolder, check_base_weights, read_adapter_folder
 from merging.contestants import Asking, Contestant, stop_tokens_of, stop_tokens_of_recipe
 from merging.plan import Plan, make_plan
 from merging.receipt import Receipt
@@ -91,6 +91,7 @@ def read_job(args: argparse.Namespace) -> Job:
         stop(Exit.USAGE, f"--base {args.base}: the run was on the {names[-1]} base, by run.json")
     skeleton = read_skeleton(adapter)
     files = shards.find_files(adapter.base, adapter.revision)
+    check_base_weights(adapter)
     plan = make_plan(adapter, skeleton, files.names)
     tokenizer = checking.load_tokenizer(adapter.source.tokenizer)
     settings = dict(adapter.arguments.get("chat_template_kwargs") or {})

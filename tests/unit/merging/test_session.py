@@ -370,6 +370,14 @@ def shapes_of_another_base(adapters, base):
     edit_json(base / "model" / "config.json", hidden_size=32, head_dim=16)
 
 
+def train_the_base_again(adapters, base):
+    for path in (base / "model").glob("*.safetensors"):
+        tensors = load_file(path)
+        for weight in tensors.values():
+            weight += 0.01
+        save_file(tensors, path, {"format": "pt"})
+
+
 def lose_a_tensor(adapters, base):
     rewrite_weights(adapters, lambda tensors: tensors.pop(next(iter(tensors))))
 
@@ -403,6 +411,7 @@ BAD_INPUT = {
     start_with_pissa: "init_lora_weights=pissa",
     other_base: "run.json says that the adapters were trained on",
     shapes_of_another_base: "another rank, or another base",
+    train_the_base_again: "are not those that the adapters were trained on",
     lose_a_tensor: "lacks base_model.model.model.layers.0",
     add_a_tensor: "has more, for which the base has no place",
     cut_adapters: "cannot be read",
