@@ -54,7 +54,8 @@ def write_adapters(folder, base, arguments=None, seed=0, scale=0.1, **options):
             weight.data = weight.data + scale * torch.randn_like(weight)
     wrapped.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copyfile(base / "model" / name, folder / name)
+        if (base / "model" / name).is_file():
+            shutil.copyfile(base / "model" / name, folder / name)
     of_run = {
         "model_name_or_path": str(base / "model"),
         "dtype": "float32",

@@ -2,11 +2,12 @@
 """scripts/merge.py merges what the recipes train, and its receipts show it."""
 
 import json
+import shutil
 import sys
 from functools import partial
 
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from launching import REPO, data_of, recipe, run
 
@@ -81,20 +82,50 @@ def test_qlora_is_merged_into_either_base_and_both_gaps_are_shown(base, trained,
         assert f"Merged into the {name} base, the largest logit gap is" in done.output
 
 
-def test_a_base_that_changed_after_the_training_is_an_error(trained, tiny_of, tmp_path):
-    folder = trained("lora")
-    config = folder / "adapter_config.json"
-    text = config.read_text()
-    other = str(tiny_of("mistral_pretrain") / "model")
-    try:
-        config.write_text(json.dumps(json.loads(text) | {"base_model_name_or_path": other}))
-        done = merge(folder, tmp_path / "merged")
-    finally:
-        config.write_text(text)
-    assert done.returncode == 65 and done.output.startswith("error: "), done.output
-    assert "run.json says that the adapters were trained on" in done.output
-    assert len(done.output.splitlines()) == 1
-    assert not list(tmp_path.glob("merged*"))
+@pytest.fixture
+def copied(trained, tiny, tmp_path):
+    """A copy of a run and of its base, both of which a test may change: (run, base)."""
+    folder = tmp_path / "run"
+    base = tmp_path / "base"
+    shutil.copytree(trained("lora"), folder)
+    shutil.copytree(tiny / "model", base)
+    for name in ("adapter_config.json", "run.json"):
+        text = (folder / name).read_text()
+        (folder / name).write_text(text.replace(str(tiny / "model"), str(base)))
+    return folder, base
+
+
+def refuse(folder, output):
+    """Merge, and return the one line with which that ends."""
+    done = merge(folder, output)
+    lines = done.output.splitlines()
+    assert done.returncode == 65 and len(lines) == 1 and lines[0].startswith("error: "), done.output
+    assert not list(output.parent.glob("merged*"))
+    return lines[0]
+
+
+def test_another_base_than_that_of_the_run_is_refused(copied, tiny, tmp_path):
+    folder, base = copied
+    path = folder / "adapter_config.json"
+    path.write_text(path.read_text().replace(str(base), str(tiny / "model")))
+    assert "run.json says that the adapters were trained on" in refuse(folder, tmp_path / "merged")
+
+
+def test_a_base_whose_weights_changed_since_the_run_is_refused(copied, tmp_path):
+    folder, base = copied
+    assert merge(folder, tmp_path / "good").returncode == 0
+    weights = load_file(base / "model.safetensors")
+    for weight in weights.values():
+        weight *= 1.01
+    save_file(weights, base / "model.safetensors", {"format": "pt"})
+    assert "are not those that the adapters were trained on" in refuse(folder, tmp_path / "merged")
+
+
+def test_adapters_of_another_rank_are_refused(copied, tmp_path):
+    folder, _ = copied
+    path = folder / "adapter_config.json"
+    path.write_text(path.read_text().replace('"r": 16', '"r": 8'))
+    assert "another rank, or another base" in refuse(folder, tmp_path / "merged")
 
 
 def test_a_merged_folder_answers_as_the_adapters_do(trained, tiny, tmp_path):

@@ -155,6 +155,15 @@ def test_an_untied_model_has_a_receipt(tied, merge, tmp_path):
     assert code == 0, printed
 
 
+def test_a_model_without_a_chat_template_continues_texts(merge, tmp_path):
+    base = make_base(tmp_path / "base", "mistral_pretrain")
+    adapters = write_adapters(tmp_path / "adapters", base, use_rslora=True)
+    code, printed = merge(adapters, tmp_path / "merged")
+    assert code == 0, printed
+    receipt = read_receipt(tmp_path / "merged")
+    assert receipt["passed"] and receipt["prompts_from"] == {"evaluation rows of the run": 50}
+
+
 def test_prompts_may_come_from_a_file_and_are_filled_up(base, merge, tmp_path):
     adapters = write_adapters(tmp_path / "adapters", base)
     rows = tmp_path / "few.jsonl"
@@ -208,6 +217,25 @@ def test_a_wrong_merge_is_an_error_and_does_not_look_finished(
     assert "error: reloaded: a logit differs by" in printed.splitlines()[-1]
     assert not (tmp_path / "merged").exists()
     assert read_receipt(tmp_path / "merged.unfinished")["passed"] is False
+
+
+def test_a_merge_that_was_killed_leaves_nothing_that_looks_finished(
+    base, merge, monkeypatch, tmp_path
+):
+    adapters = write_adapters(tmp_path / "adapters", base)
+
+    def die(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(writing, "write_config", die)
+        merge(adapters, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+    left = tmp_path / "merged.unfinished"
+    assert (left / "model.safetensors.index.json").exists()
+    assert not (left / "config.json").exists() and not (left / "receipt.json").exists()
+    code, printed = merge(adapters, tmp_path / "merged")
+    assert code == 0 and not left.exists(), printed
 
 
 # ---- Faults in the merged folder ----
