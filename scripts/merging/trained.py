@@ -14,21 +14,21 @@ from components import upstream
 from exits import first_line, stop
 from generation.loading import LOAD_ERRORS
 from merging.adapter import AdapterFolder
-from merging.quantized import dtype_of_run
+from merging.quantized import Quantization, dtype_of_run
 from merging.skeleton import adapter_code
 
 SIXTEEN_BITS = "16bit"  # name of the base that is not quantized, as --base has it
 
 
-def load_base(adapter: AdapterFolder, is_quantized: bool, device: str) -> Any:
+def load_base(adapter: AdapterFolder, quantization: Quantization | None, device: str) -> Any:
     """Return the base in the dtype of training. Raises SystemExit with 65 or 69.
 
     Args:
-        is_quantized: whether it is quantized as in training.
+        quantization: that of the training, or None for the base as it is.
     """
     options: dict[str, Any] = {}
-    if is_quantized:
-        options["quantization_config"] = adapter.quantization.config()  # type: ignore[union-attr]
+    if quantization is not None:
+        options["quantization_config"] = quantization.config()
     try:
         model = AutoModelForCausalLM.from_pretrained(
             adapter.base,
@@ -54,7 +54,7 @@ def add_adapters(model: Any, adapter: AdapterFolder) -> Any:
 
 def load_trained(adapter: AdapterFolder, device: str) -> Any:
     """Return the model as it was trained: the adapters on the base, quantized as it was."""
-    base = load_base(adapter, adapter.quantization is not None, device)
+    base = load_base(adapter, adapter.quantization, device)
     upstream.keep_4bit_weights_as_loaded(base)
     return add_adapters(base, adapter)
 
@@ -66,9 +66,10 @@ def load_merged_by_peft(adapter: AdapterFolder, base_name: str, device: str, unt
         base_name: "16bit", or that of the quantized base, whose values are then used.
         unties: whether the adapters change one of two weights that are tied in the base.
     """
-    base = load_base(adapter, base_name != SIXTEEN_BITS, device)
-    if base_name != SIXTEEN_BITS:
-        base = base.dequantize()
+    if base_name == SIXTEEN_BITS:
+        base = load_base(adapter, None, device)
+    else:
+        base = load_base(adapter, adapter.quantization, device).dequantize()
     return merge_by_peft(add_adapters(base, adapter), unties)
 
 

@@ -10,7 +10,7 @@ from merging.comparing import compare, largest_gap
 from merging.contestants import Contestant
 from merging.receipt import Receipt, find_changed_files, hash_files
 
-BOUND = 0.01  # of the largest logit, which is 10
+BOUND = 0.01  # relative to the largest logit, which is 10
 LOGITS = torch.tensor([[0.0, 10.0, 9.95], [5.0, 0.0, 1.0]])  # two places, three tokens
 
 

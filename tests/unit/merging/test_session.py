@@ -406,6 +406,11 @@ def train_the_base_again(adapters, base):
         save_file(tensors, path, {"format": "pt"})
 
 
+def quantize_the_files(adapters, base):
+    quantization = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    edit_json(base / "model" / "config.json", quantization_config=quantization)
+
+
 def lose_a_tensor(adapters, base):
     rewrite_weights(adapters, lambda tensors: tensors.pop(next(iter(tensors))))
 
@@ -440,6 +445,7 @@ BAD_INPUT = {
     other_base: "run.json says that the adapters were trained on",
     shapes_of_another_base: "another rank, or another base",
     train_the_base_again: "are not those that the adapters were trained on",
+    quantize_the_files: "its files are quantized",
     lose_a_tensor: "lacks base_model.model.model.layers.0",
     add_a_tensor: "has more, for which the base has no place",
     cut_adapters: "cannot be read",
