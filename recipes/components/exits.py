@@ -18,3 +18,4 @@ class Exit(enum.IntEnum):
     NOT_FINITE = 70  # the loss or the gradient is not finite
     CANNOT_WRITE = 73
     STOPPED = 75  # stopped and saved: the same command continues the run
+    DIFFERS = 76  # a merged or exported model does not say what the trained one says

@@ -48,6 +48,11 @@ class Source:
         return self.base
 
     @property
+    def is_local(self) -> bool:
+        """Return whether the whole model is a folder, and not on the hub."""
+        return Path(self.weights).is_dir()
+
+    @property
     def tokenizer(self) -> str:
         """Return the folder or hub id of the tokenizer, which adapters may lack."""
         if (Path(self.name) / "tokenizer_config.json").is_file():

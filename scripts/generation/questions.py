@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from datasets import load_dataset
 from datasets.exceptions import DatasetGenerationError
@@ -49,13 +49,36 @@ def arguments_of_run(folder: Path) -> dict[str, Any]:
 
     Raises SystemExit with 65 after a line if the file cannot be read.
     """
+    run = read_run(folder)
+    if not run:
+        return {}
+    try:
+        return dict(run["arguments"])
+    except (ValueError, LookupError, TypeError):
+        reject_run(folder)
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Return the run.json of the run that wrote a folder; {} without one.
+
+    Raises SystemExit with 65 after a line if the file cannot be read.
+    """
     path = folder / "run.json"
     if not path.is_file():
         return {}
     try:
-        return dict(json.loads(path.read_text())["arguments"])
-    except (OSError, ValueError, LookupError, TypeError):
-        stop(Exit.DATA, f"{path}: has no arguments of a run, from which prompts are built")
+        run = json.loads(path.read_text())
+    except (OSError, ValueError):
+        reject_run(folder)
+    if not isinstance(run, dict) or not run:
+        reject_run(folder)
+    return run
+
+
+def reject_run(folder: Path) -> NoReturn:
+    """End with 65 after a line about a run.json that is not one."""
+    path = folder / "run.json"
+    stop(Exit.DATA, f"{path}: has no arguments of a run, from which prompts are built")
 
 
 def load_questions(

@@ -37,16 +37,10 @@ def logits_of(model):
         return model(torch.arange(20)[None]).logits
 
 
-def test_models_load_and_adapters_are_merged_as_the_page_says(runs):
-    load, load_adapters, merge = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+def test_models_and_adapters_load_as_the_page_says(runs):
+    load, load_adapters = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names = {}
     exec(load, names)
     base = logits_of(names["model"])
     exec(load_adapters, names)
-    adapted = logits_of(names["model"])
-    assert not torch.allclose(adapted, base, atol=0.01)
-    exec(merge, names)
-    merged = AutoModelForCausalLM.from_pretrained(runs / "merged")
-    # The same products in another order of additions, in fp32
-    torch.testing.assert_close(logits_of(merged), adapted, rtol=1e-4, atol=1e-4)
-    assert AutoTokenizer.from_pretrained(runs / "merged").chat_template
+    assert not torch.allclose(logits_of(names["model"]), base, atol=0.01)

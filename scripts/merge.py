@@ -1,0 +1,78 @@
+#!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
+r"""Merge adapters into their base: a folder of adapters becomes a folder of a whole model.
+
+    python scripts/merge.py runs/lora runs/merged
+    python scripts/merge.py runs/qlora runs/merged --base 16bit --dtype bfloat16
+    python scripts/merge.py runs/lora runs/merged --prompts held_out.jsonl
+    python scripts/merge.py runs/lora runs/merged --check     # of an earlier merge
+
+LoRA, rsLoRA and DoRA of linear layers, LoRA of embeddings and of experts, and modules that were
+saved whole are merged in fp32, tensor by tensor. That takes as much memory as the largest file of
+the base and one layer. Adapters of a quantized base (QLoRA) are merged into the values that the
+quantized base computes with, or into the base as it is: whichever has logits nearer to what was
+trained, unless --base names one.
+
+The folder has a receipt.json. It compares the merged model with the trained one on prompts: their
+text, the likeliest tokens, and the largest difference of a logit. A difference above its bound is
+an error. For these comparisons whole models are loaded, one at a time.
+
+Exit codes: 0 done, 64 usage, 65 data, 69 hub, 73 cannot write, 76 the merged model differs.
+"""
+
+import argparse
+from pathlib import Path
+
+import paths  # noqa: F401  makes recipes/ importable
+from components import upstream
+from usage import Parser
+
+
+def parse_args() -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("adapter", help="folder of adapters: the --output_dir of a run with --use_peft")
+    add("output", type=Path, help="new folder for the merged model")
+    add(
+        "--base",
+        default="auto",
+        choices=["auto", "16bit", "8bit", "4bit"],
+        help="for a run on a quantized base: what to merge into; auto: the one whose logits are "
+        "nearer to what was trained [%(default)s]",
+    )
+    add(
+        "--dtype",
+        default="auto",
+        choices=["auto", "float32", "bfloat16", "float16"],
+        help="type of the written weights; auto: as in the files of the base [%(default)s]",
+    )
+    add(
+        "--prompts",
+        type=Path,
+        help="take the prompts of the receipt from this file [the rows of the run]",
+    )
+    add("--num_prompts", type=int, default=50, help="prompts of the receipt [%(default)s]")
+    add("--max_new_tokens", type=int, default=16, help="longest answer to them [%(default)s]")
+    add(
+        "--bound",
+        type=float,
+        help="largest logit gap that is not an error, as a part of the largest logit [by the dtype "
+        "and the base: 1e-4 for float32, 0.01 for float16, 0.05 for bfloat16, 0.15 for adapters of "
+        "an int8 base, 0.5 on another base than in training]",
+    )
+    add("--device", help="cpu, cuda, cuda:1: of the comparisons [cuda if there is a GPU, or cpu]")
+    add("--check", action="store_true", help="merge nothing, but compare what is in the folder")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    # Imported here since it takes seconds: a wrong flag and --help are answered at once
+    upstream.start_faster()
+    from merging.session import run
+
+    run(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,486 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Receipts of merge.py: what they say of each kind of adapter, and which faults they catch."""
+
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import merge as command
+from adapter_folders import EXPERTS, make_base, write_adapters
+from merging import session, shards, writing
+from merging.plan import Plan
+
+FEW = ("--num_prompts", "50", "--max_new_tokens", "4", "--device", "cpu")
+
+
+@pytest.fixture
+def merge(monkeypatch, capsys):
+    """A function from words of a command line to (exit code, what was printed)."""
+
+    def call(*words):
+        line = ["merge.py", *FEW, *[str(word) for word in words]]
+        monkeypatch.setattr(sys, "argv", line)
+        try:
+            session.run(command.parse_args())
+            code = 0
+        except SystemExit as end:
+            code = end.code
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def base(once):
+    return once("merging_base", lambda folder: make_base(folder, shard="100KB"))
+
+
+@pytest.fixture(scope="module")
+def tied(once):
+    return once("merging_tied", lambda folder: make_base(folder, "llama", "--tie_word_embeddings"))
+
+
+@pytest.fixture(scope="module")
+def mixture(once):
+    return once("merging_mixture", lambda folder: make_base(folder, "mixtral", shard="100KB"))
+
+
+def read_receipt(folder):
+    return json.loads((folder / "receipt.json").read_text())
+
+
+def read_tensor(folder, name):
+    return shards.find_files(str(folder), "main").read_tensor(name)
+
+
+def contestants(receipt):
+    return {row["name"]: row for row in receipt["comparisons"]}
+
+
+# ---- Receipts ----
+KINDS = {
+    "LoRA": {},
+    "rsLoRA": {"use_rslora": True},
+    "DoRA": {"use_dora": True},
+    "whole modules": {"modules_to_save": ["lm_head", "embed_tokens"]},
+}
+
+
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+def test_a_receipt_shows_that_the_merged_model_is_the_trained_one(options, base, merge, tmp_path):
+    adapters = write_adapters(tmp_path / "adapters", base, **options)
+    code, printed = merge(adapters, tmp_path / "merged")
+    assert code == 0, printed
+    receipt = read_receipt(tmp_path / "merged")
+    assert receipt["passed"] and receipt["problems"] == []
+    assert receipt["trained_on"] == receipt["merged_into"] == "16bit"
+    assert receipt["prompts_from"] == {"evaluation rows of the run": 50}
+    rows = contestants(receipt)
+    assert list(rows) == ["merged", "reloaded"]
+    for row in rows.values():
+        assert row["same_greedy_tokens"] == row["same_rendered_prompts"] == row["prompts"] == 50
+        assert 0 <= row["largest_logit_gap"] < row["bound"]
+    assert len(receipt["greedy_tokens"]["reloaded"]) == 50
+    files = {path.name for path in (tmp_path / "merged").iterdir()} - {"receipt.json"}
+    assert receipt["files"].keys() == files
+    assert "evaluation rows of the run" in printed and "50/50 same" in printed
+
+
+def test_an_adapter_of_experts_has_a_receipt(mixture, merge, tmp_path):
+    adapters = write_adapters(tmp_path / "adapters", mixture, target_parameters=EXPERTS)
+    code, printed = merge(adapters, tmp_path / "merged")
+    assert code == 0, printed
+    assert read_receipt(tmp_path / "merged")["passed"]
+
+
+def test_the_base_with_the_nearer_logits_is_the_default(base, merge, tmp_path):
+    adapters = write_adapters(tmp_path / "adapters", base, {"load_in_4bit": True})
+    code, printed = merge(adapters, tmp_path / "merged")
+    assert code == 0, printed
+    receipt = read_receipt(tmp_path / "merged")
+    gaps = receipt["gaps_of_bases"]
+    assert gaps["4bit"] < 1e-3 * gaps["16bit"]
+    assert receipt["trained_on"] == receipt["merged_into"] == "4bit"
+    for name, gap in gaps.items():
+        assert f"Merged into the {name} base, the largest logit gap is {gap:.2e}" in printed
+
+
+def test_the_16_bit_base_may_be_requested_and_shows_its_gap(base, merge, tmp_path):
+    adapters = write_adapters(tmp_path / "adapters", base, {"load_in_4bit": True})
+    code, printed = merge(adapters, tmp_path / "merged", "--base", "16bit")
+    assert code == 0, printed
+    receipt = read_receipt(tmp_path / "merged")
+    row = contestants(receipt)["reloaded"]
+    assert receipt["merged_into"] == "16bit"
+    assert row["largest_logit_gap"] == pytest.approx(receipt["gaps_of_bases"]["16bit"], rel=1e-3)
+    assert row["largest_logit_gap"] < row["bound"]
+    # Weights without adapters are those of the base, which the quantized ones are not
+    name = "model.layers.0.mlp.up_proj.weight"
+    original = read_tensor(base / "model", name)
+    assert torch.equal(read_tensor(tmp_path / "merged", name), original)
+
+
+def test_a_bound_of_ones_own_decides(base, merge, tmp_path):
+    adapters = write_adapters(tmp_path / "adapters", base, {"load_in_4bit": True})
+    code, printed = merge(adapters, tmp_path / "merged", "--base", "16bit", "--bound", "1e-3")
+    assert code == 76 and "a logit differs by" in printed, printed
+    assert not (tmp_path / "merged").exists()
+
+
+def test_an_int8_base_is_offered_too(base, merge, tmp_path):
+    adapters = write_adapters(tmp_path / "adapters", base, {"load_in_8bit": True})
+    code, printed = merge(adapters, tmp_path / "merged")
+    assert code == 0, printed
+    assert read_receipt(tmp_path / "merged")["gaps_of_bases"].keys() == {"16bit", "8bit"}
+
+
+def test_bf16_weights_are_within_the_bound_of_bf16(base, merge, tmp_path):
+    adapters = write_adapters(tmp_path / "adapters", base)
+    code, printed = merge(adapters, tmp_path / "merged", "--dtype", "bfloat16")
+    assert code == 0, printed
+    rows = contestants(read_receipt(tmp_path / "merged"))
+    assert rows["merged"]["largest_logit_gap"] < 0.01 * rows["reloaded"]["largest_logit_gap"]
+    assert rows["reloaded"]["dtype"] == "bfloat16"
+    assert rows["reloaded"]["bound"] == pytest.approx(500 * rows["merged"]["bound"])
+
+
+def test_an_untied_model_has_a_receipt(tied, merge, tmp_path):
+    adapters = write_adapters(tmp_path / "adapters", tied, target_modules=["lm_head", "q_proj"])
+    code, printed = merge(adapters, tmp_path / "merged")
+    assert code == 0, printed
+
+
+def test_a_model_without_a_chat_template_continues_texts(merge, tmp_path):
+    base = make_base(tmp_path / "base", "mistral_pretrain")
+    adapters = write_adapters(tmp_path / "adapters", base, use_rslora=True)
+    code, printed = merge(adapters, tmp_path / "merged")
+    assert code == 0, printed
+    receipt = read_receipt(tmp_path / "merged")
+    assert receipt["passed"] and receipt["prompts_from"] == {"evaluation rows of the run": 50}
+
+
+def test_prompts_may_come_from_a_file_and_are_filled_up(base, merge, tmp_path):
+    adapters = write_adapters(tmp_path / "adapters", base)
+    rows = tmp_path / "few.jsonl"
+    rows.write_text('{"prompt": "Spell it.", "completion": "i-t"}\n')
+    code, printed = merge(adapters, tmp_path / "merged", "--prompts", rows)
+    assert code == 0, printed
+    sources = read_receipt(tmp_path / "merged")["prompts_from"]
+    assert sources == {str(rows): 1, "simple questions, made here": 49}
+
+
+# ---- Faults in how it is merged ----
+def forget_a_layer(monkeypatch):
+    parts = Plan.parts
+
+    def fewer(self, target, read):
+        found = parts(self, target, read)
+        if "layers.1" in target.parameter:
+            found = {name: torch.zeros_like(delta) for name, delta in found.items()}
+        return found
+
+    monkeypatch.setattr(Plan, "parts", fewer)
+
+
+def forget_the_scale(monkeypatch):
+    parts = Plan.parts
+
+    def unscaled(self, target, read):
+        found = parts(self, target, read)
+        return {name: delta / target.scaling for name, delta in found.items()}
+
+    monkeypatch.setattr(Plan, "parts", unscaled)
+
+
+def use_the_other_base(monkeypatch):
+    write = writing.write_weights
+
+    def swapped(folder, adapter, plan, files, use_quantized, dtype):
+        write(folder, adapter, plan, files, not use_quantized, dtype)
+
+    monkeypatch.setattr(writing, "write_weights", swapped)
+
+
+@pytest.mark.parametrize("plant", [forget_a_layer, forget_the_scale, use_the_other_base])
+def test_a_wrong_merge_is_an_error_and_does_not_look_finished(
+    plant, base, merge, monkeypatch, tmp_path
+):
+    adapters = write_adapters(tmp_path / "adapters", base, {"load_in_4bit": True})
+    plant(monkeypatch)
+    code, printed = merge(adapters, tmp_path / "merged")
+    assert code == 76, printed
+    assert "error: reloaded: a logit differs by" in printed.splitlines()[-1]
+    assert not (tmp_path / "merged").exists()
+    assert read_receipt(tmp_path / "merged.unfinished")["passed"] is False
+
+
+def test_a_merge_that_was_killed_leaves_nothing_that_looks_finished(
+    base, merge, monkeypatch, tmp_path
+):
+    adapters = write_adapters(tmp_path / "adapters", base)
+
+    def die(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(writing, "write_config", die)
+        merge(adapters, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+    left = tmp_path / "merged.unfinished"
+    assert (left / "model.safetensors.index.json").exists()
+    assert not (left / "config.json").exists() and not (left / "receipt.json").exists()
+    code, printed = merge(adapters, tmp_path / "merged")
+    assert code == 0 and not left.exists(), printed
+
+
+# ---- Faults in the merged folder ----
+def edit_json(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_template(folder, base):
+    path = folder / "chat_template.jinja"
+    path.write_text(path.read_text().replace("{{ '<|assistant|>' }}", "{{ '<|assistant|> ' }}"))
+
+
+def drop_end_token(folder, base):
+    edit_json(folder / "generation_config.json", eos_token_id=2)
+
+
+def write_head_twice(folder, base):
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, path, {"format": "pt"})
+
+
+def put_base_weights(folder, base):
+    shutil.copyfile(base / "model" / "model.safetensors", folder / "model.safetensors")
+
+
+def drop_tensor(folder, base):
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.layers.1.self_attn.q_proj.weight"]
+    save_file(tensors, path, {"format": "pt"})
+
+
+def leave_adapters(folder, base):
+    write_adapters(folder.parent / "left", base)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copyfile(folder.parent / "left" / name, folder / name)
+
+
+def add_token(folder, base):
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text().replace('"<|user|>"', '"<|USER|>"'))
+
+
+FAULTS = {
+    change_template: "the template writes prompt 1 as",
+    drop_end_token: "the end tokens [3] are missing",
+    write_head_twice: "lm_head.weight is written although it is tied to model.embed_tokens.weight",
+    put_base_weights: "a logit differs by",
+    drop_tensor: "the folder lacks model.layers.1.self_attn.q_proj.weight",
+    leave_adapters: "adapter_config.json is in it",
+    add_token: "the tokenizer makes other tokens",
+}
+
+
+@pytest.fixture(scope="module")
+def merged(tied, once):
+    """A merged folder with its adapters: folder/adapters and folder/merged."""
+
+    def fill(folder):
+        write_adapters(folder / "adapters", tied)
+        words = ["merge.py", *FEW, str(folder / "adapters"), str(folder / "merged")]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", words)
+            session.run(command.parse_args())
+
+    return once("merging_merged", fill)
+
+
+@pytest.fixture
+def copy(merged, tmp_path):
+    """A copy of the merged folder without its receipt, whose hashes would show any change."""
+    shutil.copytree(merged / "merged", tmp_path / "copy")
+    (tmp_path / "copy" / "receipt.json").unlink()
+    return tmp_path / "copy"
+
+
+def test_a_whole_folder_passes_and_gets_its_receipt(merged, copy, merge):
+    code, printed = merge(merged / "adapters", copy, "--check")
+    assert code == 0 and "is what was trained" in printed, printed
+    assert read_receipt(copy)["files"] == read_receipt(merged / "merged")["files"]
+
+
+@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
+def test_a_fault_in_a_folder_is_found(plant, merged, copy, tied, merge):
+    plant(copy, tied)
+    code, printed = merge(merged / "adapters", copy, "--check")
+    assert code == 76, printed
+    lines = [line for line in printed.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and FAULTS[plant] in lines[0], printed
+    assert not (copy / "receipt.json").exists()
+
+
+def test_the_adapters_of_another_run_do_not_pass(merged, copy, tied, merge, tmp_path):
+    others = write_adapters(tmp_path / "others", tied, seed=1)
+    code, printed = merge(others, copy, "--check")
+    assert code == 76 and "a logit differs by" in printed, printed
+
+
+def test_the_hashes_show_a_changed_file(merged, tied, merge, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(merged / "merged", folder)
+    (folder / "tokenizer_config.json").write_text(
+        (folder / "tokenizer_config.json").read_text() + "\n"
+    )
+    code, printed = merge(merged / "adapters", folder, "--check")
+    assert code == 76 and "tokenizer_config.json is not the file of receipt.json" in printed
+
+
+def test_a_truncated_file_is_named(merged, copy, tied, merge):
+    path = copy / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    code, printed = merge(merged / "adapters", copy, "--check")
+    assert code == 65 and "model.safetensors: incomplete or damaged" in printed, printed
+
+
+# ---- Bad input ----
+def rewrite_weights(folder, change):
+    path = folder / "adapter_model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, {"format": "pt"})
+
+
+def truncate_shard(adapters, base):
+    path = sorted((base / "model").glob("*.safetensors"))[1]
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def remove_shard(adapters, base):
+    sorted((base / "model").glob("*.safetensors"))[1].unlink()
+
+
+def other_rank(adapters, base):
+    edit_json(adapters / "adapter_config.json", r=8)
+
+
+def other_method(adapters, base):
+    edit_json(adapters / "adapter_config.json", peft_type="IA3")
+
+
+def other_task(adapters, base):
+    edit_json(adapters / "adapter_config.json", task_type="SEQ_CLS")
+
+
+def train_biases(adapters, base):
+    edit_json(adapters / "adapter_config.json", bias="all")
+
+
+def start_with_pissa(adapters, base):
+    edit_json(adapters / "adapter_config.json", init_lora_weights="pissa")
+
+
+def other_base(adapters, base):
+    edit_json(adapters / "adapter_config.json", base_model_name_or_path=str(base))
+
+
+def shapes_of_another_base(adapters, base):
+    edit_json(base / "model" / "config.json", hidden_size=32, head_dim=16)
+
+
+def train_the_base_again(adapters, base):
+    for path in (base / "model").glob("*.safetensors"):
+        tensors = load_file(path)
+        for weight in tensors.values():
+            weight += 0.01
+        save_file(tensors, path, {"format": "pt"})
+
+
+def quantize_the_files(adapters, base):
+    quantization = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    edit_json(base / "model" / "config.json", quantization_config=quantization)
+
+
+def lose_a_tensor(adapters, base):
+    rewrite_weights(adapters, lambda tensors: tensors.pop(next(iter(tensors))))
+
+
+def add_a_tensor(adapters, base):
+    rewrite_weights(adapters, lambda tensors: tensors.update(more=torch.zeros(1)))
+
+
+def cut_adapters(adapters, base):
+    path = adapters / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def remove_adapters(adapters, base):
+    (adapters / "adapter_model.safetensors").unlink()
+
+
+def strange_run(adapters, base):
+    run = json.loads((adapters / "run.json").read_text())
+    run["arguments"]["dtype"] = "float99"
+    (adapters / "run.json").write_text(json.dumps(run))
+
+
+BAD_INPUT = {
+    truncate_shard: "incomplete or damaged",
+    remove_shard: "which its model.safetensors.index.json names",
+    other_rank: "another rank, or another base",
+    other_method: "are of the type IA3",
+    other_task: "its task is SEQ_CLS",
+    train_biases: "train biases",
+    start_with_pissa: "init_lora_weights=pissa",
+    other_base: "run.json says that the adapters were trained on",
+    shapes_of_another_base: "another rank, or another base",
+    train_the_base_again: "are not those that the adapters were trained on",
+    quantize_the_files: "its files are quantized",
+    lose_a_tensor: "lacks base_model.model.model.layers.0",
+    add_a_tensor: "has more, for which the base has no place",
+    cut_adapters: "cannot be read",
+    remove_adapters: "has no adapter_model.safetensors",
+    strange_run: "dtype float99",
+}
+
+
+@pytest.mark.parametrize("spoil", BAD_INPUT, ids=lambda spoil: spoil.__name__)
+def test_bad_input_is_one_line_with_65_and_leaves_nothing(spoil, base, merge, tmp_path):
+    copy = tmp_path / "base"
+    shutil.copytree(base, copy)
+    adapters = write_adapters(tmp_path / "adapters", copy)
+    spoil(adapters, copy)
+    code, printed = merge(adapters, tmp_path / "merged")
+    assert code == 65 and BAD_INPUT[spoil] in printed, printed
+    assert len(printed.splitlines()) == 1 and printed.startswith("error: "), printed
+    assert not list(tmp_path.glob("merged*"))
+
+
+def test_wrong_calls_are_one_line_with_64(base, merge, tmp_path):
+    adapters = write_adapters(tmp_path / "adapters", base)
+    for words, says in (
+        ([base / "model", tmp_path / "merged"], "nothing to merge"),
+        ([tmp_path / "none", tmp_path / "merged"], "no such folder"),
+        ([adapters, tmp_path / "merged", "--base", "4bit"], "the run was on the 16bit base"),
+        ([adapters, tmp_path / "merged", "--check"], "--check needs a merged one"),
+        ([adapters, tmp_path / "merged", "--num_prompts", "0"], "--num_prompts"),
+        ([adapters, tmp_path / "merged", "--bound", "0"], "--bound"),
+    ):
+        code, printed = merge(*words)
+        assert code == 64 and says in printed and len(printed.splitlines()) == 1, printed
+
+
+def test_an_existing_folder_is_not_written_over(base, merge, tmp_path):
+    adapters = write_adapters(tmp_path / "adapters", base)
+    code, printed = merge(adapters, adapters)
+    assert code == 73 and "exists" in printed, printed
