@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from datasets import concatenate_datasets
 
 from components.exits import Exit
 from components.rows import (
@@ -106,6 +105,8 @@ def join_rows(names: Sequence[str], rows: Sequence[Rows]) -> Rows:
     """
     if len(rows) == 1:
         return rows[0]
+    from datasets import concatenate_datasets  # imported here: a plan of the memory needs no rows
+
     datasets = []
     parts = []
     notes = []

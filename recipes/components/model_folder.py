@@ -28,7 +28,7 @@ def find_folder_problems(args: CommonArguments) -> Iterator[str]:
         base = read_config(folder / ADAPTER_CONFIG).get("base_model_name_or_path") or "BASE"
         yield (
             f"{flag}: is an adapter of {base}, not a model: pass --model_name_or_path {base} to "
-            "train a new adapter, or merge this one into it first (peft's merge_and_unload)"
+            "train a new adapter, or first merge this one into it: python scripts/merge.py"
         )
         return
     if not (folder / "config.json").is_file():

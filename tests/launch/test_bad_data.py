@@ -21,10 +21,9 @@ from row_files import GOOD
 
 
 @pytest.fixture
-def model_without_weights(tiny, tmp_path):
-    shutil.copytree(
-        tiny / "model", tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors")
-    )
+def model_with_torn_weights(tiny, tmp_path):
+    shutil.copytree(tiny / "model", tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"torn")
     return tmp_path / "model"
 
 
@@ -41,7 +40,7 @@ def model_without_weights(tiny, tmp_path):
             f"{GOOD}\n{GOOD[:30]}\n",
             ["--skip_bad_rows"],
             64,
-            ["no file named model.safetensors"],
+            ["no model: SafetensorError"],
         ),  # past the rows
         (
             f"{GOOD}\n" * 8 + "caf\xe9\n",
@@ -52,13 +51,13 @@ def model_without_weights(tiny, tmp_path):
     ],
     ids=["torn", "torn and left out", "Latin-1, two processes"],
 )
-def test_bad_rows_stop_the_recipe_before_it_looks_for_weights(
-    content, flags, code, says, model_without_weights, tmp_path
+def test_bad_rows_stop_the_recipe_before_it_reads_weights(
+    content, flags, code, says, model_with_torn_weights, tmp_path
 ):
     (tmp_path / "rows.jsonl").write_bytes(content.encode("latin-1"))
     done = recipe(
         "--model_name_or_path",
-        model_without_weights,
+        model_with_torn_weights,
         "--dataset_name",
         tmp_path / "rows.jsonl",
         "--output_dir",

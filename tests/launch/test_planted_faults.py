@@ -105,8 +105,9 @@ FOUND_BY_A_TEST = {
         END_OF_TURN,
         r"assert -100 == ",
         f"{COMPONENTS}/chat.py",
-        "token if is_trained_on[start] else",
-        "token if is_trained_on[start] and token != tokenizer.pad_token_id else",
+        "labels[inside] = tokens[inside]",
+        "labels[inside] = tokens[inside]; "
+        "labels[tokens == template.tokenizer.pad_token_id] = NOT_TRAINED_ON",
     ),
     "adapters that are frozen": (
         TRAINED,

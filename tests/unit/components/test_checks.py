@@ -175,8 +175,8 @@ def test_an_adapter_is_no_model(also_config, tmp_path):
     (problem,) = conflicts("--model_name_or_path", str(folder))
     assert problem == (
         f"--model_name_or_path {folder}: is an adapter of owner/base, not a model: pass "
-        "--model_name_or_path owner/base to train a new adapter, or merge this one into it first "
-        "(peft's merge_and_unload)"
+        "--model_name_or_path owner/base to train a new adapter, or first merge this one into it: "
+        "python scripts/merge.py"
     )
 
 
