@@ -53,7 +53,7 @@ def preparation(words: Sequence[str]) -> Callable[[Path], Any]:
     tokenizer = chat.load_tokenizer(args.model_name_or_path, chat_template=args.chat_template)
 
     def prepare(file: Path) -> Any:
-        rows, _ = llama.load_data(dataclasses.replace(args, dataset_name=str(file)), tokenizer)
+        rows, _ = llama.load_data(dataclasses.replace(args, dataset_name=[str(file)]), tokenizer)
         return rows.dataset
 
     return prepare
