@@ -94,11 +94,13 @@ class ChatTemplate:
         """The texts of the tokens that may end a turn.
 
         These are the special ones. Some tokenizers do not flag their end of turn as special, so
-        other added tokens count too, except for tags inside a turn, such as </tool_call>.
+        other added tokens count too, except for white space, and for tags inside a turn, such as
+        </tool_call>.
         """
         ends = []
         for token in self.tokenizer.added_tokens_decoder.values():
-            if token.special or not token.content.startswith("</"):
+            is_space = not token.content.strip()
+            if token.special or not (is_space or token.content.startswith("</")):
                 ends.append(token.content)
         return tuple(ends)
 
@@ -243,9 +245,14 @@ def assign_marks(
 ) -> dict[int, list[Span]]:
     """Return {place of a message that is trained on: the parts of the text marked as its own}."""
     answers = places_of_answers(conversation)
+    is_one_each = len(spans) == len(answers)
     places = answers
-    if len(spans) != len(answers):  # Several marks in one turn, or one mark around several
-        places = find_places(spans, answers, conversation, text, template)
+    if not is_one_each or answers != places_trained_on(conversation):
+        try:
+            places = find_places(spans, answers, conversation, text, template)
+        except ValueError:
+            if not is_one_each:  # several marks in one turn, or one mark around several
+                raise
     marked: dict[int, list[Span]] = {}
     for place, span in zip(places, spans, strict=True):
         if conversation.is_trained_on[place]:

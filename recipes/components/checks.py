@@ -37,6 +37,11 @@ from components.status import RANK, fail
 from components.strategy_checks import find_missing_device, find_strategy_problems
 from components.trackers import NAMED_AS_PROJECT, find_missing_tracker
 
+# Arguments of apply_chat_template that --chat_template_kwargs cannot set
+RESERVED_VARIABLES = frozenset(
+    ("messages", "conversation", "tools", "tokenize", "add_generation_prompt", "chat_template")
+)
+
 
 def check_launch(args: CommonArguments) -> None:
     """End with 64 if the launcher's config file has faults, or lacks the GPU that it needs.
@@ -171,6 +176,9 @@ def find_chat_conflicts(args: CommonArguments) -> Iterator[str]:
     if isinstance(args, ChatArguments) and args.chat_template is not None:
         if not Path(args.chat_template).is_file():
             yield f"--chat_template {args.chat_template}: no such file"
+    if isinstance(args, ChatArguments):
+        for name in RESERVED_VARIABLES.intersection(args.chat_template_kwargs or ()):
+            yield f"--chat_template_kwargs: {name} is set by the recipe itself: leave it out"
     if isinstance(args, InstructionTuningArguments) and args.learn == "last":
         if not (args.completion_only_loss and args.assistant_only_loss):
             yield (

@@ -19,6 +19,7 @@ from components.columns import (
 )
 from components.messages import (
     Message,
+    is_by_assistant,
     is_sharegpt,
     name_message,
     normalize_message,
@@ -116,8 +117,7 @@ def messages_of_pair(row: Row, question: str, answer: str) -> list[Any]:
         prompt = "\n\n".join([prompt, row["input"]])
     asked = []
     for message in as_messages(prompt, "user"):
-        by_assistant = isinstance(message, Mapping) and message.get("role") == "assistant"
-        asked.append({**message, "weight": 0} if by_assistant else message)
+        asked.append({**message, "weight": 0} if is_by_assistant(message) else message)
     return asked + as_messages(row[answer], "assistant")
 
 

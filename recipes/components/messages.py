@@ -22,6 +22,9 @@ TRAINED_KEYS = ("weight", "train", "loss")
 # transformers writes the first of these under all of their names
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 OTHER_NAMES_OF_REASONING = ("thoughts", "thought")
+# Names of the arguments of a call: OpenAI's, Llama's, Hermes' and Anthropic's
+ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")
+CALL_KEYS = ("name", "id", "type", "index", *ARGUMENT_KEYS)
 # ShareGPT's names, and those of data sets in its form: {from: role}
 SHAREGPT_ROLES = {
     "human": "user",
@@ -63,16 +66,26 @@ def normalize_message(message: Any, number: int) -> Message:
     normalized = {key: value for key, value in message.items() if not is_empty(value)}
     if role == "function":  # OpenAI's older name
         normalized["role"] = "tool"
+    if "function_call" in normalized and "tool_calls" in normalized:
+        raise ValueError(f"{place} has tool_calls and function_call: leave one of them out")
     if "function_call" in normalized:
         normalized["tool_calls"] = [normalized.pop("function_call")]
     if "tool_calls" in normalized:
         normalized["tool_calls"] = normalize_calls(normalized["tool_calls"], place)
-    for name in OTHER_NAMES_OF_REASONING:
-        if name in normalized:
-            normalized.setdefault("reasoning_content", normalized.pop(name))
+    rename_reasoning(normalized, place)
     says_more = "tool_calls" in normalized or reasoning_of(normalized) is not None
     normalized["content"] = normalize_content(message, place, may_be_missing=says_more)
     return normalized
+
+
+def rename_reasoning(message: Message, place: str) -> None:
+    """Put the reasoning of a message under a name that chat templates know."""
+    for name in OTHER_NAMES_OF_REASONING:
+        if name not in message:
+            continue
+        if reasoning_of(message) is not None:
+            raise ValueError(f"{place} has reasoning under several names: leave out {name}")
+        message["reasoning_content"] = message.pop(name)
 
 
 def name_message(message: Mapping[str, Any], number: int) -> str:
@@ -109,7 +122,7 @@ def read_part(part: Any, place: str) -> str:
     """Return the text of a part of a message's content."""
     if isinstance(part, str):
         return part
-    kind = part.get("type", "text") if isinstance(part, Mapping) else None
+    kind = (part.get("type") or "text") if isinstance(part, Mapping) else None
     text = part.get("text") if kind == "text" else None
     if isinstance(text, str):
         return text
@@ -138,7 +151,7 @@ def pop_weight(message: Message, place: str) -> bool:
         if requested and not by_assistant:
             raise ValueError(
                 f"{place} has {key} {shorten(requested)}, but only what the assistant says can be "
-                "trained on: remove it, or pass --no_assistant_only_loss to train on everything"
+                "trained on: remove it"
             )
         is_trained_on = is_trained_on and bool(requested)
     return is_trained_on
@@ -166,6 +179,9 @@ def normalize_calls(calls: Any, place: str) -> list[dict[str, Any]]:
 def normalize_call(call: Mapping[str, Any]) -> dict[str, Any]:
     """Return a call in transformers' form; without a name it raises a KeyError or TypeError."""
     inner = call.get("function") or call
+    unknown = [key for key in inner if key not in CALL_KEYS and not is_empty(inner[key])]
+    if unknown:
+        raise TypeError(f"a call has no {unknown[0]}")
     function = {"name": require_text(inner["name"]), "arguments": read_arguments(inner)}
     outer = {"type": "function", "function": function}
     if not is_empty(call.get("id")):
@@ -179,11 +195,12 @@ def read_arguments(function: Mapping[str, Any]) -> dict[str, Any]:
     Nulls in an object are left out, since readers of tables fill them in for the arguments of
     other calls; nulls in JSON text are kept.
     """
-    arguments = function.get("arguments", function.get("parameters"))
+    given = [function[key] for key in ARGUMENT_KEYS if not is_empty(function.get(key))]
+    arguments = given[0] if given else {}
     if isinstance(arguments, str):
         arguments = json.loads(arguments) if arguments.strip() else {}
     else:
-        arguments = without_nulls(arguments or {})
+        arguments = without_nulls(arguments)
     if not isinstance(arguments, dict):
         raise TypeError("the arguments of a call have to be an object")
     return arguments
@@ -236,6 +253,16 @@ def without_nulls(value: Any) -> Any:
 
 
 # ---- ShareGPT ----
+def is_by_assistant(message: Any) -> bool:
+    """Return whether the assistant says a message, which is not yet normalized."""
+    if not isinstance(message, Mapping):
+        return False
+    if is_sharegpt(message):
+        speaker = message["from"]
+        return speaker == SHAREGPT_CALL or SHAREGPT_ROLES.get(speaker) == "assistant"
+    return message.get("role") == "assistant"
+
+
 def is_sharegpt(message: Mapping[str, Any]) -> bool:
     """Return whether a message has the keys of ShareGPT instead of role and content."""
     return {"from", "value"} <= set(message) and "role" not in message

@@ -40,6 +40,11 @@ def read_splits(
     names = args.dataset_name
     if len(names) > 1 and args.dataset_config is not None:
         fail(Exit.USAGE, "--dataset_config is for one data set, and there are several")
+    repeated = [name for name in names if list(names).count(name) > 1]
+    if repeated:
+        fail(
+            Exit.USAGE, f"--dataset_name {repeated[0]}: given twice; --dataset_weights repeats rows"
+        )
     train_rows = []
     eval_rows = {}
     for name in names:
@@ -145,6 +150,8 @@ def mix_rows(rows: Rows, weights: Sequence[float], seed: int) -> Rows:
     notes = []
     for number, (part, share) in enumerate(zip(rows.parts, shares, strict=True)):
         own = np.flatnonzero(part_of_row == number)
+        if not len(own):
+            fail(Exit.DATA, f"{part.name}: --eval_split leaves none of its rows to train on")
         drawn.append(draw(own, share, np.random.default_rng([seed, number])))
         notes.append(describe_share(part.name, share, len(own)))
     order = np.random.default_rng(seed).permutation(np.concatenate(drawn))
@@ -168,8 +175,6 @@ def divide(total: int, weights: Sequence[float]) -> list[int]:
 
 def draw(places: np.ndarray, number: int, generator: np.random.Generator) -> np.ndarray:
     """Return `number` of these places: each equally often, a random choice of them once more."""
-    if not len(places):
-        return places
     times, rest = divmod(number, len(places))
     once_more = generator.permutation(places)[:rest]
     return np.concatenate([np.tile(places, times), once_more])

@@ -154,9 +154,11 @@ def files_of_run(arguments: Mapping[str, Any]) -> Sequence[tuple[str, Path]]:
         ("evaluation rows of the run", "eval_dataset_name"),
         ("training rows of the run, not held out", "dataset_name"),
     ):
-        name = arguments.get(key)
-        if isinstance(name, str) and Path(name).suffix in FILE_TYPES and Path(name).is_file():
-            found.append((what, Path(name)))
+        given = arguments.get(key) or []
+        names = [given] if isinstance(given, str) else given
+        for path in map(Path, names):
+            if path.suffix in FILE_TYPES and path.is_file():
+                found.append((what, path))
     return found
 
 

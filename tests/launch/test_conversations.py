@@ -70,10 +70,11 @@ def test_a_template_that_drops_them_names_each_row(call):
         (["--chat_template", "none.jinja"], "--chat_template none.jinja: no such file"),
         (["--chat_template", "{tmp}/torn.jinja"], "torn.jinja, line 2: unexpected end of template"),
         (["--chat_template_kwargs", "{"], "{ is not a JSON object"),
+        (["--chat_template_kwargs", '{"tools": []}'], "tools is set by the recipe itself"),
         (["--learn", "last", "--no_assistant_only_loss"], "--learn last trains on the last answer"),
         (["--learn", "first"], "invalid choice: 'first'"),
     ],
-    ids=["no file", "torn", "no object", "everything and only the last", "no such choice"],
+    ids=["no file", "torn", "no object", "tools", "everything and only the last", "no such choice"],
 )
 def test_flags_that_cannot_be_meant_are_refused(flags, says, call, tmp_path):
     (tmp_path / "torn.jinja").write_text("{% if messages %}\n{{ messages")

@@ -67,6 +67,16 @@ def test_an_answer_of_weight_0_is_the_only_one_that_is_not_trained_on(template, 
     assert trained_text(template, with_weights(*weights)) == expected
 
 
+def test_marks_belong_to_the_turn_in_which_they_are_even_if_there_are_as_many_as_turns():
+    """A call without a mark, and an answer of weight 0 with two."""
+    template = MARKED_TWICE.replace(
+        "{% if m.role == 'assistant' %}", "{% if m.role == 'assistant' and m.content != 'call' %}"
+    )
+    messages = [said_by("user", "Hi."), said_by("assistant", "call"), *with_weights(0)]
+    with pytest.raises(ValueError, match="no answer in the text"):
+        trained_text(template, messages)
+
+
 def test_marks_that_cannot_be_told_apart_are_refused_if_not_all_answers_are_trained_on():
     rewrites = "{{ messages | length }}" + MARKED_TWICE
     assert trained_text(rewrites, with_weights(1, 1)).endswith("[[No. 1<|end|>]]")

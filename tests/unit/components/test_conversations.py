@@ -152,6 +152,8 @@ def test_an_empty_answer_that_is_left_out_is_no_fault():
 def test_answers_in_a_prompt_are_not_trained_on():
     row = {"prompt": [*MESSAGES, MESSAGES[0]], "completion": [MESSAGES[1]]}
     assert read(row).is_trained_on == [False, False, False, True]
+    row = {"prompt": [*SHAREGPT, SHAREGPT[0]], "completion": ANSWER}
+    assert read(row).is_trained_on == [False, False, False, True]
 
 
 def test_the_last_answer_can_be_the_only_one():

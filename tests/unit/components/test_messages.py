@@ -29,6 +29,7 @@ def by_assistant(**keys):
         ("", ""),
         ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "a\nb"),
         ([{"text": "a"}, "b"], "a\nb"),
+        ([{"type": None, "text": "a"}], "a"),
         ([], ""),
     ],
 )
@@ -88,6 +89,9 @@ def test_names_of_reasoning_that_transformers_knows_stay(key):
         [CALL["function"]],
         [{"name": "weather", "arguments": '{"city": "Rome"}'}],
         [{"name": "weather", "parameters": {"city": "Rome"}}],
+        [{"name": "weather", "arguments": None, "parameters": {"city": "Rome"}}],
+        [{"name": "weather", "args": {"city": "Rome"}}],
+        [{"name": "weather", "input": {"city": "Rome"}}],
         [{"function": {"name": "weather", "arguments": {"city": "Rome", "country": None}}}],
         json.dumps([CALL]),
         [json.dumps(CALL)],
@@ -125,12 +129,34 @@ def test_a_call_may_have_no_arguments(arguments):
 
 @pytest.mark.parametrize(
     "calls",
-    [5, "weather", ["weather"], [{}], [{"name": 5}], [{"name": "a", "arguments": "{"}], [[CALL]]],
+    [
+        5,
+        "weather",
+        ["weather"],
+        [{}],
+        [{"name": 5}],
+        [{"name": "a", "kwargs": {"b": 1}}],
+        [{"name": "a", "arguments": "{"}],
+        [[CALL]],
+    ],
     ids=json.dumps,
 )
 def test_calls_without_a_name_or_with_torn_arguments_are_refused(calls):
     with pytest.raises(ValueError, match=r"message 2 \(assistant\) has tool calls that are not"):
         by_assistant(content=None, tool_calls=calls)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"tool_calls": [CALL], "function_call": CALL["function"]},
+        {"reasoning_content": "hm", "thoughts": "aha"},
+    ],
+    ids=["calls", "reasoning"],
+)
+def test_what_is_said_twice_is_refused_rather_than_dropped(keys):
+    with pytest.raises(ValueError, match="leave"):
+        by_assistant(content="a", **keys)
 
 
 # ---- Tools ----

@@ -62,7 +62,8 @@ def test_a_single_data_set_is_as_it_is_without_a_mixture(mix, tmp_path):
 
 def test_a_bad_row_is_named_with_its_own_file(mix, tmp_path, capsys):
     (tmp_path / "bad.jsonl").write_text('{"name": "x"}\n{"name": ""}\n')
-    args = MixtureFlags([str(tmp_path / "bad.jsonl"), str(tmp_path / "bad.jsonl")])
+    (tmp_path / "good.jsonl").write_text('{"name": "y"}\n')
+    args = MixtureFlags([str(tmp_path / "good.jsonl"), str(tmp_path / "bad.jsonl")])
     with pytest.raises(SystemExit, match="65"):
         read_splits(args, take_name, evaluate=False)
     assert f"{tmp_path / 'bad.jsonl'}, line 2: has no name" in capsys.readouterr().err
@@ -101,6 +102,25 @@ def test_the_order_is_mixed_too(mix):
 )
 def test_shares_add_up(total, weights, shares):
     assert divide(total, weights) == shares
+
+
+def test_the_same_data_set_twice_is_refused(tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_text('{"name": "x"}')
+    args = MixtureFlags([str(tmp_path / "a.jsonl")] * 2)
+    with pytest.raises(SystemExit, match="64"):
+        read_splits(args, take_name, evaluate=False)
+    assert "given twice; --dataset_weights repeats rows" in capsys.readouterr().err
+
+
+def test_a_data_set_of_which_all_rows_are_held_out_is_named(mix, capsys):
+    for seed in range(20):  # One of these holds out the only row of b
+        try:
+            mix({"a": 20, "b": 1}, weights=[1, 1], eval_split=0.5, seed=seed)
+        except SystemExit as end:
+            assert end.code == 65
+            assert "b.jsonl: --eval_split leaves none of its rows" in capsys.readouterr().err
+            return
+    pytest.fail("b kept its row for each seed")
 
 
 # ---- Rows to evaluate on ----

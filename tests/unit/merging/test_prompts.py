@@ -41,7 +41,7 @@ GOOD = [{"prompt": f"Spell {word}.", "completion": word} for word in ("lamp", "r
 def test_evaluation_rows_come_before_training_rows_and_questions(reader, tmp_path):
     arguments = {
         "eval_dataset_name": str(write_rows(tmp_path / "eval.jsonl", GOOD[0])),
-        "dataset_name": str(write_rows(tmp_path / "train.jsonl", GOOD[1])),
+        "dataset_name": [str(write_rows(tmp_path / "train.jsonl", GOOD[1]))],
     }
     found = prompts.collect(reader, None, arguments, 50)
     assert asked(found)[:2] == ["Spell lamp.", "Spell river."] and len(found.items) == 50
