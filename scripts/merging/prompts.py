@@ -19,7 +19,7 @@ from components.data_files import FILE_TYPES
 from exits import Exit, first_line, stop
 from generation.questions import read_rows, to_question
 
-LONGEST = 1024  # tokens: longer prompts are left out, since they make a receipt slow
+LONGEST = 1024  # tokens of a prompt: longer ones make a receipt slow
 LONGEST_TEXT = 200  # characters of a row of raw text that are a prompt
 SUBJECTS = (
     "a lamp",
@@ -89,11 +89,13 @@ class Reader:
     Attributes:
         template: None for a model without a chat template, which continues texts.
         columns: {role: column} of the run.
+        longest: tokens; longer prompts are left out.
     """
 
     tokenizer: Any
     template: ChatTemplate | None
     columns: Mapping[str, str]
+    longest: int = LONGEST
 
     def read(self, path: Path, skip_bad_rows: bool) -> Iterator[Prompt]:
         """Yield the prompts in a file, without those that are too long.
@@ -126,9 +128,10 @@ class Reader:
                 yield Prompt(Conversation(messages, tools=[], is_trained_on=[False]))
 
     def is_short(self, prompt: Prompt) -> bool:
-        """Return whether a prompt has at most LONGEST tokens and at least one."""
+        """Return whether a prompt has at least one token, and is not too long."""
         text = prompt.render(self.template)
-        return 0 < len(self.tokenizer(text, add_special_tokens=False)["input_ids"]) <= LONGEST
+        num_tokens = len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return 0 < num_tokens <= self.longest
 
     def _read_row(self, place: str, row: Any) -> Prompt:
         if self.template is not None:
@@ -138,6 +141,20 @@ class Reader:
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"{place}: has no text in the column {column}")
         return Prompt(None, text.strip()[:LONGEST_TEXT].rstrip())
+
+
+def longest_prompt(config: Any, max_new_tokens: int) -> int:
+    """Return the most tokens of a prompt that leave a model enough positions for an answer.
+
+    config: that of the model.
+    Raises SystemExit with 64 if no prompt does.
+    """
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if positions is None:
+        return LONGEST
+    if positions <= max_new_tokens:
+        stop(Exit.USAGE, f"--max_new_tokens {max_new_tokens}: the model has {positions} positions")
+    return min(LONGEST, positions - max_new_tokens)
 
 
 def with_completion(row: Any) -> Any:
@@ -177,7 +194,7 @@ def collect(
             stop(Exit.DATA, f"{path}: no such file")
         prompts.take(str(path), reader.read(path, skip_bad_rows=False), number)
         if not prompts.items:
-            stop(Exit.DATA, f"{path}: no rows of at most {LONGEST} tokens")
+            stop(Exit.DATA, f"{path}: no rows of at most {reader.longest} tokens")
     else:
         for what, file in files_of_run(arguments):
             prompts.take(what, reader.read(file, skip_bad_rows=True), number)

@@ -96,7 +96,8 @@ def read_job(args: argparse.Namespace) -> Job:
     tokenizer = checking.load_tokenizer(adapter.source.tokenizer)
     settings = dict(adapter.arguments.get("chat_template_kwargs") or {})
     template = Asking([], settings, 1, 1).template_of(tokenizer)
-    reader = prompts.Reader(tokenizer, template, columns_of_run(adapter.path))
+    longest = prompts.longest_prompt(skeleton.model.config, args.max_new_tokens)
+    reader = prompts.Reader(tokenizer, template, columns_of_run(adapter.path), longest)
     found = prompts.collect(reader, args.prompts, adapter.arguments, args.num_prompts)
     asking = Asking(found.items, settings, args.max_new_tokens, BATCH_SIZE)
     dtype = getattr(torch, args.dtype, None)  # None for auto

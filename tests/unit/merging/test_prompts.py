@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The prompts of a receipt come from the rows of the run, and a receipt says which."""
 
+import dataclasses
 import json
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PretrainedConfig
 
 from components.chat_template import ChatTemplate
 from merging import prompts
@@ -93,3 +94,24 @@ def test_without_a_template_a_text_is_continued(texts, tmp_path):
     assert prompt.render(None).startswith("Once upon") and len(prompt.render(None)) <= 200
     made = prompts.collect(texts, None, {}, 2)
     assert made.items[0].render(None) == "Describe a lamp in one sentence."
+
+
+@pytest.mark.parametrize(
+    ("positions", "longest"), [(None, prompts.LONGEST), (100_000, prompts.LONGEST), (100, 84)]
+)
+def test_a_prompt_leaves_room_for_the_answer(positions, longest):
+    config = PretrainedConfig(max_position_embeddings=positions)
+    assert prompts.longest_prompt(config, 16) == longest
+
+
+def test_a_model_without_room_for_an_answer_is_told(capsys):
+    with pytest.raises(SystemExit, match="64"):
+        prompts.longest_prompt(PretrainedConfig(max_position_embeddings=16), 16)
+    assert "--max_new_tokens 16: the model has 16 positions" in capsys.readouterr().err
+
+
+def test_prompts_beyond_the_longest_are_left_out(reader, tmp_path):
+    short = dataclasses.replace(reader, longest=60)
+    path = write_rows(tmp_path / "rows.jsonl", GOOD[0], {"prompt": "a" * 200, "completion": "b"})
+    assert len(list(short.read(path, skip_bad_rows=False))) == 1
+    assert len(list(reader.read(path, skip_bad_rows=False))) == 2
