@@ -92,19 +92,11 @@ class RowFlags(DataFlags):
 
 
 @dataclass(frozen=True)
-class MixtureFlags:
+class MixtureFlags(RowFlags):
     """The same of recipes that take several data sets."""
 
     dataset_name: Sequence[str]
     dataset_weights: Sequence[float] = ()
-    dataset_config: str | None = None
-    dataset_train_split: str = "train"
-    dataset_test_split: str = "test"
-    eval_dataset_name: str | None = None
-    eval_split: float = 0
-    skip_bad_rows: bool = False
-    dataset_num_proc: int | None = None
-    seed: int = 42
 
 
 @dataclass(frozen=True)

@@ -243,16 +243,28 @@ def without_closing_token(text: str, template: ChatTemplate) -> str:
 def assign_marks(
     spans: Sequence[Span], conversation: Conversation, text: str, template: ChatTemplate
 ) -> dict[int, list[Span]]:
-    """Return {place of a message that is trained on: the parts of the text marked as its own}."""
+    """Return {place of a message that is trained on: the parts of the text marked as its own}.
+
+    Raises:
+        ValueError: if not all answers are trained on, and the template does not show which of the
+            marks belong to those that are.
+    """
     answers = places_of_answers(conversation)
     is_one_each = len(spans) == len(answers)
-    places = answers
-    if not is_one_each or answers != places_trained_on(conversation):
-        try:
-            places = find_places(spans, answers, conversation, text, template)
-        except ValueError:
-            if not is_one_each:  # several marks in one turn, or one mark around several
-                raise
+    all_are_trained_on = answers == places_trained_on(conversation)
+    if is_one_each and all_are_trained_on:
+        places = answers
+    else:  # perhaps several marks in one turn, or one mark around several
+        places = find_places(spans, answers, conversation, text, template)
+    if places is None and is_one_each:
+        places = answers
+    if places is None and all_are_trained_on:
+        places = [answers[-1]] * len(spans)  # It makes no difference to what is trained on
+    if places is None:
+        raise ValueError(
+            "the chat template does not show which of its text belongs to which of the assistant's "
+            "messages, and not all of them are trained on: use another --chat_template"
+        )
     marked: dict[int, list[Span]] = {}
     for place, span in zip(places, spans, strict=True):
         if conversation.is_trained_on[place]:
@@ -266,24 +278,20 @@ def find_places(
     conversation: Conversation,
     text: str,
     template: ChatTemplate,
-) -> list[int]:
-    """Return the place of the message to which each mark belongs: the last that begins before it.
+) -> list[int] | None:
+    """Return the place of the message to which each mark belongs, or None if that is unknown.
+
+    It is the last message that begins before the mark. Where a message begins is unknown if the
+    template writes what is before it differently once the conversation has moved on.
 
     Args:
         answers: the places of the assistant's messages.
     """
-    all_are_trained_on = answers == places_trained_on(conversation)
     starts = []
     for place in answers:
         before = template.render(conversation.up_to(place))
-        if not text.startswith(before) and all_are_trained_on:
-            return [answers[-1]] * len(spans)  # It makes no difference to what is trained on
         if not text.startswith(before):
-            raise ValueError(
-                f"{name_message(conversation.messages[place], place + 1)}: the chat template does "
-                "not show which of its text belongs to this message, and not all of the "
-                "assistant's messages are trained on: use another --chat_template"
-            )
+            return None
         starts.append(len(before))
     places = []
     for start, _ in spans:

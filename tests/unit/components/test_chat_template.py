@@ -80,7 +80,7 @@ def test_marks_belong_to_the_turn_in_which_they_are_even_if_there_are_as_many_as
 def test_marks_that_cannot_be_told_apart_are_refused_if_not_all_answers_are_trained_on():
     rewrites = "{{ messages | length }}" + MARKED_TWICE
     assert trained_text(rewrites, with_weights(1, 1)).endswith("[[No. 1<|end|>]]")
-    with pytest.raises(ValueError, match="does not show which of its text belongs to this"):
+    with pytest.raises(ValueError, match="does not show which of its text belongs to which"):
         trained_text(rewrites, with_weights(0, 1))
 
 

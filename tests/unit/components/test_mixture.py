@@ -30,7 +30,7 @@ def mix(tmp_path, monkeypatch):
             path = tmp_path / f"{file}.jsonl"
             path.write_text("\n".join(map(json.dumps, rows)))
             names.append(str(path))
-        args = MixtureFlags(names, weights, **flags)
+        args = MixtureFlags(names, dataset_weights=weights, **flags)
         return read_splits(args, take_name, evaluate=evaluate)
 
     return mix_files

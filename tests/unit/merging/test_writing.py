@@ -69,21 +69,6 @@ def assert_as_peft(adapters, base, output):
     return model
 
 
-@pytest.fixture(scope="module")
-def base(once):
-    return once("merging_base", lambda folder: make_base(folder, shard="100KB"))
-
-
-@pytest.fixture(scope="module")
-def tied(once):
-    return once("merging_tied", lambda folder: make_base(folder, "llama", "--tie_word_embeddings"))
-
-
-@pytest.fixture(scope="module")
-def mixture(once):
-    return once("merging_mixture", lambda folder: make_base(folder, "mixtral", shard="100KB"))
-
-
 def make_other(folder, model):
     """A base of another architecture with the tokenizer and rows of the tiny Llama."""
     make_base(folder)
