@@ -26,7 +26,7 @@ $(VENV)/.installed: requirements.txt | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install --quiet -r requirements.txt
 	touch $@
 
-$(VENV)/.installed-dev: requirements.txt requirements-dev.txt | $(VENV)/bin/python
+$(VENV)/.installed-dev: $(wildcard requirements*.txt) | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install --quiet -r requirements-dev.txt
 	touch $@ $(VENV)/.installed
 
