@@ -79,7 +79,7 @@ class Judge:
         if not words or not self.ends(place):  # Every text begins as an empty answer does
             return False
         is_whole = self.agreed_tokens(place, reply.text) == len(words)
-        return is_whole and not self.is_same(place, reply)
+        return is_whole and reply.end != "stop" and not self.is_same(place, reply)
 
     def may_differ(self, place: int, reply: Reply) -> bool:
         """Return whether a reply differs first by a token that is nearly as likely.
@@ -265,7 +265,7 @@ def find_split_answers(replies: Sequence[Reply]) -> Iterator[str]:
 
 
 def find_other_answers(ours: Judge, replies: Sequence[Reply]) -> Iterator[str]:
-    """Yield a problem if answers run on after their end, and one if they are other ones."""
+    """Yield a problem if answers are other ones, and one if they run on after their end."""
     endless = []
     others = []
     for place, reply in enumerate(replies):
@@ -275,21 +275,34 @@ def find_other_answers(ours: Judge, replies: Sequence[Reply]) -> Iterator[str]:
             endless.append(place)
         else:
             others.append(place)
-    if endless:
-        place = endless[0]
-        end = ours.reference.tokens[place][-1]
-        yield (
-            f"the answer to prompt {place + 1} runs on after {shorten(ours.text_of(place))} "
-            f"({len(endless)} of {len(replies)} prompts): the server does not end at token {end}; "
-            "list it as an eos_token_id in the generation_config.json that the server reads"
-        )
+    if len(endless) > len(others):  # Some of the others may have another cause
+        yield describe_endless(ours, endless, replies)
     if others:
-        place = others[0]
-        theirs = shorten(normalize(replies[place].text))
-        yield (
-            f"the answer to prompt {place + 1} is {theirs}, but the trained model says "
-            f"{shorten(ours.text_of(place))} ({len(others)} of {len(replies)} prompts)"
-        )
+        yield describe_other(ours, others, replies)
+    if 0 < len(endless) <= len(others):
+        yield describe_endless(ours, endless, replies)
+
+
+def describe_endless(ours: Judge, places: Sequence[int], replies: Sequence[Reply]) -> str:
+    """Return the problem of answers that run on after their end."""
+    place = places[0]
+    end = ours.reference.tokens[place][-1]
+    return (
+        f"the answer to prompt {place + 1} runs on after {shorten(ours.text_of(place))} "
+        f"({len(places)} of {len(replies)} prompts): the server does not end at token {end}; the "
+        "generation_config.json that it reads has to list it as an eos_token_id, and to have no "
+        "repetition_penalty"
+    )
+
+
+def describe_other(ours: Judge, places: Sequence[int], replies: Sequence[Reply]) -> str:
+    """Return the problem of answers that are other ones."""
+    place = places[0]
+    theirs = shorten(normalize(replies[place].text))
+    return (
+        f"the answer to prompt {place + 1} is {theirs}, but the trained model says "
+        f"{shorten(ours.text_of(place))} ({len(places)} of {len(replies)} prompts)"
+    )
 
 
 def normalize(text: str) -> str:
