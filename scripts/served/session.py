@@ -4,8 +4,6 @@
 import argparse
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from datasets import disable_progress_bars
@@ -14,17 +12,15 @@ from transformers.utils import logging
 from components import __version__
 from components.conversations import Conversation
 from exits import Exit, stop
+from exporting.origin import Origin, read_origin
 from generation import loading
-from generation.questions import arguments_of_run, columns_of_run
 from generation.session import check_output
-from merging import comparing, prompts, trained
-from merging.adapter import read_adapter_folder
-from merging.contestants import Asking, Contestant, stop_tokens_of_recipe
+from merging import comparing, prompts
+from merging.contestants import Asking, Contestant
 from merging.writing import write_json
 from served.client import Reply, Server, normalize_url
 from served.comparing import Verdict, judge
 
-BATCH_SIZE = 8  # prompts at a time that the trained model answers
 PLAIN_ROLES = ("system", "user", "assistant")
 GREETING = [{"role": "user", "content": "Hello"}]
 
@@ -47,25 +43,6 @@ def find_problems(args: argparse.Namespace) -> Iterator[str]:
         yield f"--url {error}"
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A trained model, and the prompts that it and a server are asked.
-
-    Attributes:
-        sources: {where prompts come from: how many}.
-    """
-
-    model: Any
-    tokenizer: Any
-    asking: Asking
-    sources: dict[str, int]
-
-    def answer(self) -> Contestant:
-        """Return what the trained model says."""
-        stop_tokens = stop_tokens_of_recipe(self.model, self.tokenizer)
-        return self.asking.ask("trained", self.model, self.tokenizer, stop_tokens)
-
-
 def run(args: argparse.Namespace) -> None:
     """Carry out a command line of check_server.py; exit with a code and one line if that fails."""
     problems = list(find_problems(args))
@@ -77,7 +54,9 @@ def run(args: argparse.Namespace) -> None:
     disable_progress_bars()
     source = loading.find_source(args.model_name_or_path)
     server = find_server(args)
-    ours = load_trained(source, args)
+    ours = read_origin(source, args, PlainReader)
+    if not ours.tokenizer.chat_template:
+        stop(Exit.DATA, f"{ours.name}: has no chat template, by which a server could be asked")
     reference = ours.answer()
     replies = ask_all(server, ours.asking)
     dtype = reference.dtype if args.dtype == "auto" else args.dtype
@@ -122,26 +101,7 @@ def ask_all(server: Server, asking: Asking) -> list[Reply]:
     return replies
 
 
-# ---- The trained model ----
-def load_trained(source: loading.Source, args: argparse.Namespace) -> Trained:
-    """Return the trained model and its prompts. Raises SystemExit with 64, 65 or 69."""
-    device = args.device or loading.default_device()
-    tokenizer = loading.load_chat_tokenizer(source)
-    if source.base is None:
-        model = loading.load_model(source, "auto", device)
-    else:
-        model = trained.load_trained(read_adapter_folder(source.name), device)
-    folder = Path(source.name)
-    arguments = arguments_of_run(folder)
-    settings = dict(arguments.get("chat_template_kwargs") or {})
-    template = Asking([], settings, 1, 1).template_of(tokenizer)
-    longest = prompts.longest_prompt(model.config, args.max_new_tokens)
-    reader = PlainReader(tokenizer, template, columns_of_run(folder), longest)
-    found = prompts.collect(reader, args.prompts, arguments, args.num_prompts)
-    asking = Asking(found.items, settings, args.max_new_tokens, BATCH_SIZE)
-    return Trained(model, tokenizer, asking, found.sources)
-
-
+# ---- Prompts ----
 class PlainReader(prompts.Reader):
     """Leaves out conversations with tools or reasoning, which each server parses in its own way."""
 
@@ -170,7 +130,7 @@ def relative_bound(args: argparse.Namespace, dtype: str) -> float:
 
 
 # ---- The report ----
-def report(ours: Trained, reference: Contestant, verdict: Verdict) -> None:
+def report(ours: Origin, reference: Contestant, verdict: Verdict) -> None:
     """Print the table of a verdict, and where the prompts come from."""
     for source, number in ours.sources.items():
         print(f"{number} prompts: {source}")
@@ -181,7 +141,7 @@ def report(ours: Trained, reference: Contestant, verdict: Verdict) -> None:
 def to_json(
     args: argparse.Namespace,
     server: Server,
-    ours: Trained,
+    ours: Origin,
     reference: Contestant,
     replies: Sequence[Reply],
     verdict: Verdict,
