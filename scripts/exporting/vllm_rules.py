@@ -219,7 +219,7 @@ def find_heads(adapters: Adapters) -> Iterator[Finding]:
             yield Finding(
                 f"they have {shape[0]} tokens in {name}, which vLLM skips, and the base has "
                 f"{vocabulary}",
-                adapters.merge,
+                "save the base with the larger vocabulary, and train on that",
             )
 
 
