@@ -258,7 +258,7 @@ def find_notes(origin: Origin, folder: Path, dtype: str) -> Iterator[str]:
         yield "without a chat template vLLM only continues texts, at /v1/completions"
     if dtype == "float32" and origin.adapter is not None:
         yield (
-            "trained in float32, but vLLM computes with adapters in 16 bits: merge them to serve "
+            "the run was in float32, but vLLM computes with adapters in 16 bits: merge them to serve "
             "float32"
         )
     elif dtype == "float32":
@@ -266,12 +266,13 @@ def find_notes(origin: Origin, folder: Path, dtype: str) -> Iterator[str]:
     config = read_generation_config(folder)
     sampling = [f"{name}={config[name]}" for name in SAMPLING if config.get(name) is not None]
     if sampling:
-        yield f"vLLM samples by the generation config unless a request says else: {sampling}"
+        listed = ", ".join(sampling)
+        yield f"unless a request says otherwise, vLLM samples by the generation config: {listed}"
     if origin.adapter is None:
         return
     if is_quantized(origin):
         yield (
-            "trained on a quantized base, but served on the base as it is: scripts/merge.py "
+            "the run was on a quantized base, but vLLM serves the base as it is: scripts/merge.py "
             "compares both, and merges into the nearer one"
         )
     adapters = read_adapters(origin.source, origin.config)
@@ -289,7 +290,7 @@ def find_notes(origin: Origin, folder: Path, dtype: str) -> Iterator[str]:
 
 # ---- The receipt ----
 def reload(origin: Origin, folder: Path, slip: Receipt) -> Contestant:
-    """Return what the files of an exported folder say, loaded from it alone, and its base."""
+    """Return what the files of an exported folder say, loaded without the folder of the run."""
     tokenizer = checking.load_tokenizer(str(folder))
     if origin.adapter is None:
         files = shards.find_files(str(folder), "main")

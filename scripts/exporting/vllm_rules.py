@@ -178,7 +178,8 @@ def find_other_tensors(adapters: Adapters) -> Iterator[Finding]:
             experts.append(name)
         elif not name.endswith((*ADAPTER_ENDINGS, *SKIPPED_ENDINGS)):
             others.append(name)
-    others = [name for name in others if "lora_magnitude_vector" not in name]  # of DoRA
+    # Those of DoRA are found by its option
+    others = [name for name in others if "lora_magnitude_vector" not in name]
     if others and not adapters.config.get("modules_to_save"):
         yield Finding(f"they also have {shorten(sorted(others))}", adapters.merge)
     if experts:

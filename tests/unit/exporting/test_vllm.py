@@ -115,7 +115,7 @@ def test_adapters_take_their_tokenizer_and_their_ends_with_them(adapters, whole,
     words = words_of(printed)
     assert words[:4] == ["vllm", "serve", str(whole), "--enable-lora"]
     assert value_of(words, "--lora-modules") == f"served={output}"
-    assert value_of(words, "--max-lora-rank") == "8"  # of 4
+    assert value_of(words, "--max-lora-rank") == "8"  # Next to their rank, 4
     for flag in ("--tokenizer", "--generation-config"):
         assert value_of(words, flag) == str(output)
     assert value_of(words, "--chat-template") == str(output / "chat_template.jinja")
@@ -145,7 +145,7 @@ def test_adapters_of_a_quantized_base_are_measured_on_the_base_itself(base, expo
     assert code == 0, printed
     (row,) = read_json(tmp_path / "served" / "receipt.json")["comparisons"]
     assert row["largest_logit_gap"] > 1e-3  # What quantization changed
-    assert "served on the base as it is: scripts/merge.py compares both" in printed
+    assert "vLLM serves the base as it is: scripts/merge.py compares both" in printed
     assert export(folder, tmp_path / "strict", 1e-4)[0] == 76
 
 

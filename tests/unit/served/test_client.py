@@ -134,8 +134,9 @@ def test_a_server_that_does_not_answer_is_given_up(stand_in, capsys):
 
 def test_where_no_server_listens_one_line_says_so(capsys):
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))  # Nobody else takes the port, and nobody listens at it
+        free.bind(("127.0.0.1", 0))
         server = Server(f"http://127.0.0.1:{free.getsockname()[1]}/v1", "mine", 5)
+        # The port is taken, but no process listens at it
         code, line = refusal(capsys, lambda: server.ask(HELLO, 5, {}))
     assert code == 69 and "refused" in line and "start the server" in line
 
