@@ -258,8 +258,8 @@ def find_notes(origin: Origin, folder: Path, dtype: str) -> Iterator[str]:
         yield "without a chat template vLLM only continues texts, at /v1/completions"
     if dtype == "float32" and origin.adapter is not None:
         yield (
-            "the run was in float32, but vLLM computes with adapters in 16 bits: merge them to serve "
-            "float32"
+            "the run was in float32, but vLLM computes with adapters in 16 bits: merge them to "
+            "serve float32"
         )
     elif dtype == "float32":
         yield "--dtype float32 is as it was trained; bfloat16 is faster, and rounds"

@@ -1,64 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is asked of a server, and how its answers and its failures are read."""
 
-import json
 import socket
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from chat_server import completion
 from served.client import API_KEY, Server, normalize_url, to_reply
 
 HELLO = [{"role": "user", "content": "Hello"}]
-
-
-def completion(**choice):
-    """A chat completion as servers write it, with changes of its choice."""
-    message = {"role": "assistant", "content": " a b"}
-    choice = {"index": 0, "finish_reason": "stop", "message": message, **choice}
-    return {"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}
-
-
-class StandIn(BaseHTTPRequestHandler):
-    """Answers every request with what its server was given, and keeps what it was asked."""
-
-    def do_POST(self):
-        length = int(self.headers["Content-Length"])
-        self.server.questions.append(json.loads(self.rfile.read(length)))
-        self.answer()
-
-    def do_GET(self):
-        self.answer()
-
-    def answer(self):
-        self.server.keys.append(self.headers["Authorization"])
-        self.server.go_on.wait(10)
-        self.send_response(self.server.status)
-        self.end_headers()
-        self.wfile.write(self.server.body)
-
-    def log_message(self, *words):
-        """Print nothing."""
-
-
-@pytest.fixture
-def stand_in():
-    """A server in this process: `status` and `body` are what it answers with."""
-    server = HTTPServer(("127.0.0.1", 0), StandIn)
-    server.status = 200
-    server.body = json.dumps(completion()).encode()
-    server.questions = []
-    server.keys = []
-    server.go_on = threading.Event()
-    server.go_on.set()
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield server
-    server.go_on.set()
-    server.shutdown()
-    thread.join()
-    server.server_close()
 
 
 def client_of(stand_in, timeout=10.0):
