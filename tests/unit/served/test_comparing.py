@@ -97,6 +97,13 @@ def test_an_answer_that_begins_as_the_trained_one_does_not_run_on(trained):
     assert "but the trained model says" in verdict_of(trained, text=" lamp red red").problems[0]
 
 
+def test_after_an_empty_answer_nothing_runs_on(trained):
+    empty = replace(trained, tokens=[[END]], logits=[LOGITS[2:]])
+    assert verdict_of(empty, text="").problems == []
+    (problem,) = verdict_of(empty, text=" lamp", end="length").problems
+    assert "is 'lamp', but the trained model says ''" in problem
+
+
 def test_an_answer_that_ends_unseen_is_not_one_that_ends(trained):
     """Special tokens after the end of a turn are not in the text."""
     assert "runs on" in verdict_of(trained, end="length").problems[0]
