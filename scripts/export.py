@@ -1,0 +1,69 @@
+#!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
+r"""Export a trained folder for another program: llama.cpp (GGUF), Ollama or vLLM, with a receipt.
+
+    python scripts/export.py runs/merged exports/gguf --to gguf
+    python scripts/export.py runs/merged exports/gguf --to gguf --outtype q4_k_m
+    python scripts/export.py runs/merged exports/ollama --to ollama
+    python scripts/export.py runs/lora exports/vllm --to vllm
+
+gguf and ollama take a whole model: what a run without adapters saved, or what scripts/merge.py made
+of one with adapters. vllm takes adapters too. llama.cpp's own converter writes the GGUF (pip
+install -r requirements-export.txt). Its tensors, vocabulary, special tokens and chat template are
+read back and compared with the folder. With llama-cpp-python (pip install -r
+requirements-llama-cpp.txt, which compiles it) it also answers prompts, and its answers and logits
+are compared with the trained model's.
+
+The new folder has a receipt.json with all of it. A difference above its bound is an error.
+
+Exit codes: 0 done, 64 usage, 65 data, 69 hub, 73 cannot write, 76 the exported model differs.
+"""
+
+import argparse
+from pathlib import Path
+
+import paths  # noqa: F401  makes recipes/ importable
+from components import upstream
+from usage import Parser
+
+# Types that llama.cpp's converter writes, and those that its quantizer makes of a 16-bit file
+CONVERTED = ("f32", "f16", "bf16", "q8_0")
+QUANTIZED = ("q6_k", "q5_k_m", "q5_k_s", "q4_k_m", "q4_k_s", "q3_k_m", "q2_k", "iq4_xs")
+
+
+def parse_args() -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("model_name_or_path", help="trained folder of a model; for vllm, or of adapters")
+    add("output", type=Path, help="new folder for the export")
+    add("--to", required=True, choices=["gguf", "ollama", "vllm"], help="what to export to")
+    add(
+        "--outtype",
+        default="auto",
+        choices=["auto", *CONVERTED, *QUANTIZED],
+        help="type of the weights in a GGUF; auto: as in the folder [%(default)s]",
+    )
+    add("--prompts", type=Path, help="take the prompts of the receipt from this file [of the run]")
+    add("--num_prompts", type=int, default=50, help="prompts of the receipt [%(default)s]")
+    add("--max_new_tokens", type=int, default=16, help="longest answer to them [%(default)s]")
+    add(
+        "--bound",
+        type=float,
+        help="largest logit gap that is not an error, as a part of the largest logit [by the type "
+        "of the weights]",
+    )
+    add("--device", help="cpu, cuda, cuda:1: of the trained model [cuda if there is a GPU, or cpu]")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    # Imported here since it takes seconds: a wrong flag and --help are answered at once
+    upstream.start_faster()
+    from exporting.session import run
+
+    run(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A GGUF: made by llama.cpp's converter, read back, and compared with the folder it was made of."""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+
+from exits import Exit, stop
+from exporting import converter
+from exporting.converter import Plan
+from merging import shards
+
+LOG = "converter.log"
+# The rounding of a value in each type, as a part of the largest one in its block
+ROUNDING = {"F32": 0.0, "F16": 2.0**-11, "BF16": 2.0**-8, "Q8_0": 1 / 254}
+
+
+@dataclass(frozen=True)
+class Gguf:
+    """What a GGUF holds.
+
+    Attributes:
+        fields: {key: value}.
+        tensors: {name: tensor of the gguf package}.
+    """
+
+    path: Path
+    fields: Mapping[str, Any]
+    tensors: Mapping[str, Any]
+
+    @property
+    def tokens(self) -> list[str]:
+        """Return the vocabulary."""
+        return self.fields["tokenizer.ggml.tokens"]
+
+    @property
+    def architecture(self) -> str:
+        """Return llama.cpp's name of the kind of model."""
+        return self.fields["general.architecture"]
+
+
+# ---- Write ----
+def convert(plan: Plan) -> None:
+    """Write a GGUF. Raises SystemExit with 65 if the converter cannot.
+
+    What the converter prints is in a log beside the GGUF until it has succeeded.
+    """
+    folder = Path(plan.outfile).parent
+    plan_file = folder / "plan.json"
+    plan_file.write_text(json.dumps(asdict(plan)), encoding="utf-8")
+    log = folder / LOG
+    command = [sys.executable, str(Path(converter.__file__)), str(plan_file)]
+    with log.open("w", encoding="utf-8") as file:
+        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False)
+    plan_file.unlink()
+    if done.returncode or not Path(plan.outfile).is_file():
+        stop(Exit.DATA, f"{plan.model}: {explain(log)}; all that it says is in {log}")
+    log.unlink()
+
+
+def explain(log: Path) -> str:
+    """Return in one line why the converter failed, and what can be done about it."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    reason = next((line for line in reversed(lines) if line.strip()), "it says nothing")
+    if "pre-tokenizer was not recognized" in reason:
+        return (
+            "llama.cpp's converter does not know how this tokenizer cuts words; it knows those of "
+            "the models that it lists, with their own vocabularies"
+        )
+    return f"llama.cpp's converter cannot convert it: {reason.strip()[:300]}"
+
+
+def link_model(folder: Path, source: Path, chat_template: str | None) -> None:
+    """Make a folder with the files of a model, and with another chat template.
+
+    Args:
+        chat_template: in place of the tokenizer's own; None for one without.
+    """
+    folder.mkdir()
+    for path in source.iterdir():
+        is_weights = path.suffix == ".safetensors" or path.name == shards.INDEX
+        if is_weights or path.suffix in (".json", ".model", ".txt"):
+            (folder / path.name).symlink_to(path.resolve())
+    config = source / "tokenizer_config.json"
+    if chat_template is None or not config.is_file():
+        return
+    content = json.loads(config.read_text(encoding="utf-8"))
+    content["chat_template"] = chat_template
+    (folder / config.name).unlink()
+    (folder / config.name).write_text(json.dumps(content), encoding="utf-8")
+
+
+def find_quantizer() -> str | None:
+    """Return what can quantize a GGUF: the program llama-quantize or llama-cpp-python, if any."""
+    program = shutil.which("llama-quantize")
+    if program is not None:
+        return program
+    if importlib.util.find_spec("llama_cpp") is not None:
+        return "llama-cpp-python"
+    return None
+
+
+def quantize(path: Path, outfile: Path, outtype: str) -> None:
+    """Write a GGUF in one of llama.cpp's quantized types. Raises SystemExit with 65."""
+    quantizer = find_quantizer()
+    if quantizer == "llama-cpp-python":
+        code = quantize_in_process(path, outfile, outtype)
+    else:
+        assert quantizer is not None, "check_tools has found one"
+        command = [quantizer, str(path), str(outfile), outtype.upper()]
+        code = subprocess.run(command, capture_output=True, check=False).returncode
+    if code or not outfile.is_file():
+        stop(Exit.DATA, f"llama.cpp's quantizer cannot make {outtype} of {path}")
+
+
+def quantize_in_process(path: Path, outfile: Path, outtype: str) -> int:
+    """Quantize with the library of llama-cpp-python, and return its code: 0 for success."""
+    import llama_cpp
+
+    options = llama_cpp.llama_model_quantize_default_params()
+    options.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{outtype.upper()}")
+    return llama_cpp.llama_model_quantize(bytes(path), bytes(outfile), options)
+
+
+# ---- Read ----
+def read(path: Path) -> Gguf:
+    """Return what a GGUF holds. Raises SystemExit with 65 if it is not a whole one."""
+    import gguf
+
+    try:
+        reader = gguf.GGUFReader(path)
+        fields = {key: field.contents() for key, field in reader.fields.items()}
+        tensors = {tensor.name: tensor for tensor in reader.tensors}
+    except (OSError, ValueError, LookupError, OverflowError) as error:
+        stop(Exit.DATA, f"{path}: not a whole GGUF: {' '.join(str(error).split())[:200]}")
+    return Gguf(path, fields, tensors)
+
+
+def values_of(tensor: Any) -> np.ndarray:
+    """Return the values of a tensor of a GGUF in fp32, with its shape."""
+    import gguf
+
+    shape = tuple(int(size) for size in reversed(tensor.shape))
+    return gguf.dequantize(tensor.data, tensor.tensor_type).reshape(shape)
+
+
+# ---- Compare ----
+def find_wrong_facts(
+    found: Gguf, tokenizer: Any, chat_template: str | None, plan: Plan, stop_tokens: frozenset[int]
+) -> Iterator[str]:
+    """Yield what a GGUF says of the tokenizer that is not so."""
+    name = found.path.name
+    theirs = found.tokens
+    for number, token in enumerate(tokenizer.convert_ids_to_tokens(range(len(tokenizer)))):
+        if token is not None and (number >= len(theirs) or theirs[number] != token):
+            other = theirs[number] if number < len(theirs) else "nothing"
+            yield f"{name}: token {number} is {other!r}, not {token!r}"
+            break
+    if found.fields.get("tokenizer.chat_template") != chat_template:
+        yield f"{name}: its chat template is not the one of the folder"
+    ends = {found.fields.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")}
+    missing = sorted(stop_tokens - ends)
+    if missing:
+        yield f"{name}: the tokens {missing} end no answer in it"
+    if bool(found.fields.get("tokenizer.ggml.add_bos_token")) != plan.adds_bos:
+        yield f"{name}: a text {'does not begin' if plan.adds_bos else 'begins'} with a token"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How many tensors of a GGUF were compared with those of the folder, and what is wrong.
+
+    Attributes:
+        equal: tensors whose values are those of the folder, but for the rounding of their type.
+        unknown: names of those that the converter computes from several, which are not compared.
+    """
+
+    equal: int
+    unknown: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+def compare_tensors(found: Gguf, folder: Path, config: Any) -> Compared:
+    """Compare each tensor of a GGUF with the folder's tensor that llama.cpp's names give it.
+
+    One tensor of each is in memory at a time.
+    """
+    import gguf
+
+    architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[found.architecture]
+    names = gguf.get_tensor_name_map(architecture, config.get_text_config().num_hidden_layers)
+    equal = 0
+    seen = set()
+    unknown = []
+    problems = []
+    for file in shards.find_files(str(folder), "main").shards:
+        with safe_open(file.path, framework="pt") as tensors:
+            for name in file.names:
+                own = names.get_name(name, try_suffixes=(".weight", ".bias"))
+                theirs = found.tensors.get(own or "")
+                if theirs is None:
+                    unknown.append(name)
+                    continue
+                seen.add(own)
+                problem = differs(theirs, tensors.get_tensor(name).float(), config)
+                if problem:
+                    problems.append(f"{found.path.name}: {own} {problem}")
+                else:
+                    equal += 1
+    more = sorted(found.tensors.keys() - seen)
+    if not unknown and more:
+        problems.append(f"{found.path.name}: has tensors that the folder lacks: {', '.join(more)}")
+    return Compared(equal, tuple(unknown), tuple(problems))
+
+
+def differs(theirs: Any, ours: torch.Tensor, config: Any) -> str | None:
+    """Return how a tensor of a GGUF differs from the folder's, or None."""
+    values = torch.from_numpy(values_of(theirs).copy())
+    kind = theirs.tensor_type.name
+    if values.shape != ours.shape:
+        return f"has the shape {tuple(values.shape)}, not {tuple(ours.shape)}"
+    if kind not in ROUNDING:
+        return None if values.isfinite().all() else "is not finite"
+    for arranged in arrangements(ours, config):
+        if ((values - arranged).abs() <= rounding(arranged, kind)).all():
+            return None
+    return "has other values"
+
+
+def rounding(ours: torch.Tensor, kind: str) -> torch.Tensor:
+    """Return by how much a type may change each value: Q8_0 shares a scale in a block of 32."""
+    if kind == "Q8_0":
+        blocks = ours.abs().reshape(-1, 32).amax(1, keepdim=True)
+        return (blocks.expand(-1, 32) * ROUNDING[kind] * 1.01).reshape(ours.shape)
+    smallest = 2.0**-25 if kind == "F16" else 0.0  # half of the smallest number of fp16
+    return ours.abs() * ROUNDING[kind] + smallest
+
+
+def arrangements(ours: torch.Tensor, config: Any) -> Iterator[torch.Tensor]:
+    """Yield the ways in which llama.cpp may hold a tensor.
+
+    As it is; with the rows of each attention head in the order of its rotary embedding
+    (LlamaModel.permute in conversion/llama.py); or plus 1, for the norms of Gemma.
+    """
+    yield ours
+    text = config.get_text_config()
+    for heads in {text.num_attention_heads, getattr(text, "num_key_value_heads", None) or 1}:
+        rows = ours.shape[0]
+        if ours.dim() <= 2 and rows % (2 * heads) == 0:
+            pairs = ours.reshape(heads, 2, rows // heads // 2, *ours.shape[1:])
+            yield pairs.swapaxes(1, 2).reshape(ours.shape)
+    yield ours + 1
