@@ -33,6 +33,8 @@ class StandIn(BaseHTTPRequestHandler):
         self.server.keys.append(self.headers["Authorization"])
         self.server.go_on.wait(10)
         self.send_response(self.server.status)
+        if self.server.location is not None:
+            self.send_header("Location", self.server.location)
         self.end_headers()
         self.wfile.write(body)
 
@@ -42,11 +44,15 @@ class StandIn(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving():
-    """A server: `status` and `body` are what it answers with, `models` the names that it lists."""
+    """A server: `status` and `body` are what it answers with, `models` the names that it lists.
+
+    A `location` is where it redirects to.
+    """
     server = HTTPServer(("127.0.0.1", 0), StandIn)
     server.status = 200
     server.body = json.dumps(completion()).encode()
     server.models = None
+    server.location = None
     server.questions = []
     server.keys = []
     server.go_on = threading.Event()

@@ -13,7 +13,7 @@ from http.client import HTTPException
 from typing import Any, NoReturn
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from components.messages import Message
 from exits import Exit, first_line, stop
@@ -102,7 +102,7 @@ class Server:
         if API_KEY in os.environ:
             request.add_header("Authorization", f"Bearer {os.environ[API_KEY]}")
         try:
-            with urlopen(request, timeout=self.timeout) as response:
+            with build_opener(NoRedirects).open(request, timeout=self.timeout) as response:
                 answer = response.read()
         except HTTPError as error:
             self._refuse(error, path)
@@ -133,6 +133,13 @@ class Server:
 
     def _give_up(self, reason: str) -> NoReturn:
         stop(Exit.NO_HUB, f"{self.url}: {reason}")
+
+
+class NoRedirects(HTTPRedirectHandler):
+    """Follows no redirects, since the key would be sent to another server too."""
+
+    def redirect_request(self, *words: Any, **options: Any) -> None:
+        """Return no request, so that the redirect is an error."""
 
 
 def to_reply(content: Any) -> Reply:

@@ -30,12 +30,14 @@ class Judge:
         decode: returns the text of tokens, without special tokens.
         bound: the largest difference of a logit that rounding explains.
         max_new_tokens: the most tokens of an answer.
+        special: the special tokens as texts; they are in no answer.
     """
 
     reference: Contestant
     decode: Callable[[Sequence[int]], str]
     bound: float
     max_new_tokens: int
+    special: Sequence[str] = ()
 
     @property
     def stop_tokens(self) -> frozenset[int]:
@@ -64,6 +66,11 @@ class Judge:
             if text.lstrip().startswith(self.decode(tokens[:number]).lstrip()):
                 return number
         return 0
+
+    def find_special(self, reply: Reply) -> str | None:
+        """Return the first special token that is in the text of a reply, or None."""
+        found = [token for token in self.special if token in reply.text]
+        return min(found, key=reply.text.index, default=None)
 
     def is_same(self, place: int, reply: Reply) -> bool:
         """Return whether a reply has the text of the trained model and ends as it does."""
@@ -195,7 +202,8 @@ def judge(
         return tokenizer.decode(tokens, skip_special_tokens=True)
 
     bound = relative_bound * largest_logit(reference)
-    ours = Judge(reference, decode, bound, max_new_tokens)
+    special = tuple(tokenizer.all_special_tokens)
+    ours = Judge(reference, decode, bound, max_new_tokens, special)
     same_answers = 0
     for place, reply in enumerate(replies):
         same_answers += ours.is_same(place, reply)
@@ -205,6 +213,7 @@ def judge(
     problems = [
         *find_other_prompts(reference, replies),
         *find_split_answers(replies),
+        *find_template_tokens(ours, replies),
         *find_other_answers(ours, replies),
     ]
     if gap is not None and not gap <= gap_bound:  # also if it is not a number
@@ -264,12 +273,25 @@ def find_split_answers(replies: Sequence[Reply]) -> Iterator[str]:
             return
 
 
+def find_template_tokens(ours: Judge, replies: Sequence[Reply]) -> Iterator[str]:
+    """Yield a problem if a server leaves special tokens in the texts of answers."""
+    places = [place for place, reply in enumerate(replies) if ours.find_special(reply) is not None]
+    if places:
+        token = ours.find_special(replies[places[0]])
+        yield (
+            f"the server writes {token} into the answer to prompt {places[0] + 1} ({len(places)} "
+            f"of {len(replies)} prompts): its parser of answers is for another chat template"
+        )
+
+
 def find_other_answers(ours: Judge, replies: Sequence[Reply]) -> Iterator[str]:
     """Yield a problem if answers are other ones, and one if they run on after their end."""
     endless = []
     others = []
     for place, reply in enumerate(replies):
-        if reply.split_off or ours.is_same(place, reply) or ours.may_differ(place, reply):
+        if reply.split_off or ours.find_special(reply) is not None:
+            continue
+        if ours.is_same(place, reply) or ours.may_differ(place, reply):
             continue
         if ours.runs_on(place, reply):
             endless.append(place)

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from chat_server import completion
+from chat_server import completion, serving
 from served.client import API_KEY, Server, normalize_url, to_reply
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -74,6 +74,18 @@ def test_what_is_no_chat_completion_is_refused_in_one_line(body, says, stand_in,
     stand_in.body = body
     code, line = refusal(capsys, lambda: client_of(stand_in).ask(HELLO, 5, {}))
     assert code == 69 and says in line
+
+
+def test_a_key_is_not_sent_to_where_a_server_redirects(stand_in, capsys, monkeypatch):
+    monkeypatch.setenv(API_KEY, "secret")
+    with serving() as other:
+        stand_in.status = 307
+        stand_in.location = f"http://127.0.0.1:{other.server_port}/v1/chat/completions"
+        code, line = refusal(capsys, lambda: client_of(stand_in).ask(HELLO, 5, {}))
+        assert code == 64 and "answers with 307" in line
+        stand_in.models = ["mine"]
+        code, line = refusal(capsys, client_of(stand_in).list_models)
+        assert code == 69 and not other.keys
 
 
 def test_a_server_that_does_not_answer_is_given_up(stand_in, capsys):

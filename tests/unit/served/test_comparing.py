@@ -23,6 +23,8 @@ LOGITS = torch.tensor(
 class Tokenizer:
     """Writes words."""
 
+    all_special_tokens = ("<begin>", "<end>")
+
     def decode(self, tokens, skip_special_tokens):
         assert skip_special_tokens
         return "".join(WORDS[token] for token in tokens)
@@ -160,6 +162,12 @@ def test_log_probabilities_of_other_tokens_are_not_compared(trained):
     logprob = LOGITS.log_softmax(-1)[0, 1].item()
     verdict = verdict_of(trained, text=" lamp blue", logprobs=[logprob, -50.0, -50.0])
     assert verdict.problems == [] and verdict.gap == pytest.approx(0, abs=1e-6)
+
+
+def test_special_tokens_in_an_answer_are_named(trained):
+    (problem,) = verdict_of(trained, text=" lamp red<end><begin>", end="length").problems
+    assert "writes <end> into the answer to prompt 1 (1 of 1 prompts)" in problem
+    assert "another chat template" in problem
 
 
 def test_an_answer_without_what_a_parser_took_is_not_compared(trained):
