@@ -24,11 +24,8 @@ from pathlib import Path
 
 import paths  # noqa: F401  makes recipes/ importable
 from components import upstream
+from exporting.outtypes import CONVERTED, QUANTIZED
 from usage import Parser
-
-# Types that llama.cpp's converter writes, and those that its quantizer makes of a 16-bit file
-CONVERTED = ("f32", "f16", "bf16", "q8_0")
-QUANTIZED = ("q6_k", "q5_k_m", "q5_k_s", "q4_k_m", "q4_k_s", "q3_k_m", "q2_k", "iq4_xs")
 
 
 def parse_args() -> argparse.Namespace:

@@ -56,19 +56,22 @@ def name_pre_tokenizer(name: str | None) -> None:
 
 
 def write_missing_keys(plan: Plan) -> None:
-    """Write the end of a turn, whether texts begin with a token, and an empty list of merges.
+    """Write the end of a turn, whether texts begin with a token, and at least one merge.
 
     Upstream reads the first only for models that it knows, and the second only where the
-    tokenizer's files name it. It leaves out an empty list, without which llama.cpp refuses the
-    file: a byte-level tokenizer has no merges.
+    tokenizer's files name it. A byte-level tokenizer has no merges, but llama.cpp refuses a file
+    without any, and the writer an empty list. A merge whose result is not in the vocabulary changes
+    no token: llama.cpp then takes its characters one by one (llm_tokenizer_bpe_session::tokenize in
+    src/llama-vocab.cpp).
     """
     import gguf
-    from conversion.base import ModelBase
+    from conversion.base import TextModel
 
     keys = gguf.Keys.Tokenizer
-    original = ModelBase.write
+    original = TextModel.prepare_metadata
 
-    def write(self: Any) -> None:
+    def prepare_metadata(self: Any, vocab_only: bool) -> None:
+        original(self, vocab_only)
         writer = self.gguf_writer
         written = writer.kv_data[0]
         if plan.end_of_turn is not None:
@@ -76,11 +79,18 @@ def write_missing_keys(plan: Plan) -> None:
         writer.add_add_bos_token(plan.adds_bos)
         model = written.get(keys.MODEL)
         if model is not None and model.value == "gpt2" and keys.MERGES not in written:
-            kinds = gguf.GGUFValueType
-            writer.add_key_value(keys.MERGES, [], kinds.ARRAY, sub_type=kinds.STRING)
-        original(self)
+            writer.add_token_merges([merge_without_effect(written[keys.LIST].value)])
 
-    ModelBase.write = write
+    TextModel.prepare_metadata = prepare_metadata
+
+
+def merge_without_effect(vocabulary: list[Any]) -> str:
+    """Return a merge of two ASCII characters whose result is not in a vocabulary."""
+    known = {token.decode() if isinstance(token, bytes) else str(token) for token in vocabulary}
+    for character in "~^`|\\":
+        if character * 2 not in known:
+            return f"{character} {character}"
+    raise ValueError("the vocabulary has no merges, and all pairs that could stand for one")
 
 
 def main() -> None:

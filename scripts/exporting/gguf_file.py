@@ -16,13 +16,14 @@ import torch
 from safetensors import safe_open
 
 from exits import Exit, stop
-from exporting import converter
+from exporting import converter, quantizer
 from exporting.converter import Plan
 from merging import shards
 
 LOG = "converter.log"
-# The rounding of a value in each type, as a part of the largest one in its block
-ROUNDING = {"F32": 0.0, "F16": 2.0**-11, "BF16": 2.0**-8, "Q8_0": 1 / 254}
+# By how much each type rounds a value, as a part of it; Q8_0 as a part of the largest in its block,
+# of which it keeps the 127th part in fp16
+ROUNDING = {"F32": 0.0, "F16": 2.0**-11, "BF16": 2.0**-8, "Q8_0": 1.2 / 254}
 
 
 @dataclass(frozen=True)
@@ -100,36 +101,26 @@ def link_model(folder: Path, source: Path, chat_template: str | None) -> None:
     (folder / config.name).write_text(json.dumps(content), encoding="utf-8")
 
 
-def find_quantizer() -> str | None:
-    """Return what can quantize a GGUF: the program llama-quantize or llama-cpp-python, if any."""
+def find_quantizer() -> list[str] | None:
+    """Return the command that quantizes a GGUF, by llama.cpp's program or llama-cpp-python."""
     program = shutil.which("llama-quantize")
     if program is not None:
-        return program
+        return [program]
     if importlib.util.find_spec("llama_cpp") is not None:
-        return "llama-cpp-python"
+        return [sys.executable, str(Path(quantizer.__file__))]
     return None
 
 
 def quantize(path: Path, outfile: Path, outtype: str) -> None:
     """Write a GGUF in one of llama.cpp's quantized types. Raises SystemExit with 65."""
-    quantizer = find_quantizer()
-    if quantizer == "llama-cpp-python":
-        code = quantize_in_process(path, outfile, outtype)
-    else:
-        assert quantizer is not None, "check_tools has found one"
-        command = [quantizer, str(path), str(outfile), outtype.upper()]
-        code = subprocess.run(command, capture_output=True, check=False).returncode
-    if code or not outfile.is_file():
-        stop(Exit.DATA, f"llama.cpp's quantizer cannot make {outtype} of {path}")
-
-
-def quantize_in_process(path: Path, outfile: Path, outtype: str) -> int:
-    """Quantize with the library of llama-cpp-python, and return its code: 0 for success."""
-    import llama_cpp
-
-    options = llama_cpp.llama_model_quantize_default_params()
-    options.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{outtype.upper()}")
-    return llama_cpp.llama_model_quantize(bytes(path), bytes(outfile), options)
+    program = find_quantizer()
+    assert program is not None, "check_tools has found one"
+    command = [*program, str(path), str(outfile), outtype.upper()]
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode or not outfile.is_file():
+        lines = done.stderr.decode(errors="replace").splitlines()
+        reason = lines[-1] if lines else f"it ended with {done.returncode}"
+        stop(Exit.DATA, f"llama.cpp cannot quantize {path} to {outtype}: {reason[:300]}")
 
 
 # ---- Read ----
@@ -241,7 +232,7 @@ def rounding(ours: torch.Tensor, kind: str) -> torch.Tensor:
     """Return by how much a type may change each value: Q8_0 shares a scale in a block of 32."""
     if kind == "Q8_0":
         blocks = ours.abs().reshape(-1, 32).amax(1, keepdim=True)
-        return (blocks.expand(-1, 32) * ROUNDING[kind] * 1.01).reshape(ours.shape)
+        return (blocks.expand(-1, 32) * ROUNDING[kind]).reshape(ours.shape)
     smallest = 2.0**-25 if kind == "F16" else 0.0  # half of the smallest number of fp16
     return ours.abs() * ROUNDING[kind] + smallest
 

@@ -17,21 +17,22 @@ from exporting import gguf_file, llama_cpp_run, ollama, turns
 from exporting.converter import Plan
 from exporting.gguf_file import Gguf
 from exporting.origin import Origin
+from exporting.outtypes import CONVERTED, OF_DTYPE
 from exporting.pre_tokenizers import find_pre_tokenizer
-from merging import comparing, receipt, writing
+from merging import receipt, writing
 from merging.contestants import Contestant
 from merging.prompts import Prompt
 from merging.receipt import Receipt
 from merging.session import fail, report
 
 GGUF = "model.gguf"
-CONVERTED = ("f32", "f16", "bf16", "q8_0")
-OF_DTYPE = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 # Largest logit difference, relative to the largest logit. llama.cpp sums products in another order
 # than torch; from Q8_0 on it also rounds activations to 8 bits. Fewer bits change the model itself:
 # their bound only finds what is broken, and the receipt says how much each one changes.
 BOUNDS = {"f32": 1e-3, "f16": 1e-2, "bf16": 5e-2, "q8_0": 0.1}
 QUANTIZED_BOUND = 0.5
+# In 16 bits a router may choose another of two experts that are nearly as likely
+EXPERTS_BOUND = 5e-2
 # A mark of Jinja that only training reads. llama-cpp-python and others do not know it.
 GENERATION_MARKS = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 
@@ -50,11 +51,14 @@ class Wishes:
     for_ollama: bool
     bound: float | None
 
-    def relative_bound(self, outtype: str) -> float:
+    def relative_bound(self, outtype: str, has_experts: bool) -> float:
         """Return the bound for a type of the weights."""
         if self.bound is not None:
             return self.bound
-        return BOUNDS.get(outtype, QUANTIZED_BOUND)
+        bound = BOUNDS.get(outtype, QUANTIZED_BOUND)
+        if has_experts and outtype != "f32":
+            bound = max(bound, EXPERTS_BOUND)
+        return bound
 
 
 @dataclass
@@ -133,12 +137,13 @@ def renderer_of(origin: Origin, template: ChatTemplate | None) -> turns.Renderer
     """Return what renders messages as in training, for `turns`."""
     if template is None:
         stop(Exit.DATA, f"{origin.name}: has no chat template; export it --to gguf")
+    known = template
 
     def render(messages: Sequence[turns.Message], adds_generation_prompt: bool) -> str:
         said: Any = [dict(message) for message in messages]
         conversation = Conversation(said, tools=[], is_trained_on=[False] * len(said))
         try:
-            return template.render(conversation, add_generation_prompt=adds_generation_prompt)
+            return known.render(conversation, add_generation_prompt=adds_generation_prompt)
         except Exception as error:  # Templates raise what they like, for a role they do not take
             raise ValueError(f"it refuses a conversation: {error}") from error
 
@@ -220,7 +225,8 @@ def add_gguf(job: Export, content: Gguf, slip: Receipt) -> None:
     template = template_of_gguf(job, content)
     render = renderer_of_prompts(template, job.origin, content)
     found = ask(job, slip, "gguf", render)
-    slip.add(found, job.wishes.relative_bound(job.outtype))
+    has_experts = f"{content.architecture}.expert_count" in content.fields
+    slip.add(found, job.wishes.relative_bound(job.outtype, has_experts))
 
 
 def template_of_gguf(job: Export, content: Gguf) -> ChatTemplate | None:
@@ -264,6 +270,7 @@ def add_modelfile(job: Export, content: Gguf, slip: Receipt, found: turns.Turns)
         written = without_bos(found, bos)
     stops = texts_of(origin.tokenizer, slip.reference.stop_tokens or frozenset())
     longest = int(content.fields[f"{content.architecture}.context_length"])
+    longest = min(longest, lost_window(job, content) or longest)
     ollama.write_modelfile(job.folder, GGUF, written, stops, longest)
 
     read = ollama.read_template(job.folder / ollama.NAME)
@@ -365,5 +372,19 @@ def find_notes(job: Export, content: Gguf) -> Iterator[str]:
             "the run set variables of the chat template, which a server has to be given: "
             f"{job.origin.asking.settings}"
         )
+    window = lost_window(job, content)
+    if window:
+        yield (
+            f"each token attends to the last {window} in the trained model, and to all in "
+            f"llama.cpp, whose {content.architecture} has no window: keep texts that short"
+        )
     if job.outtype not in BOUNDS:
         yield f"{job.outtype} changes the model itself; the receipt says by how much"
+
+
+def lost_window(job: Export, content: Gguf) -> int | None:
+    """Return the sliding window of the trained model if the GGUF has none."""
+    window = getattr(job.origin.config.get_text_config(), "sliding_window", None)
+    if f"{content.architecture}.attention.sliding_window" in content.fields:
+        return None
+    return window

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from exits import Exit, stop
 from exporting import turns
@@ -24,14 +25,19 @@ def find_turns(name: str, render: Renderer) -> Turns:
         found = turns.find_turns(render)
         problem = turns.find_difference(found, render)
     except ValueError as error:
-        problem = str(error)
+        refuse_template(name, str(error))
     if problem is not None:
-        stop(
-            Exit.DATA,
-            f"{name}: Ollama's templates cannot write its chat template: {problem[:300]}; export "
-            "it --to gguf, and serve that with llama-server, which runs the chat template itself",
-        )
+        refuse_template(name, problem)
     return found
+
+
+def refuse_template(name: str, problem: str) -> NoReturn:
+    """End with 65, since Ollama cannot write a chat template."""
+    stop(
+        Exit.DATA,
+        f"{name}: Ollama's templates cannot write its chat template: {problem[:300]}; export it "
+        "--to gguf, and serve that with llama-server, which runs the chat template itself",
+    )
 
 
 def write_modelfile(

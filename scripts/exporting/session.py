@@ -10,9 +10,10 @@ from transformers.utils import logging
 
 from exits import Exit, stop
 from exporting import gguf_folder, vllm
-from exporting.origin import read_origin
+from exporting.origin import read_config, read_origin
 from generation.loading import Source, find_device_problem, find_source
 from merging import writing
+from merging.checking import load_tokenizer
 
 
 def find_problems(args: argparse.Namespace) -> Iterator[str]:
@@ -39,14 +40,13 @@ def run(args: argparse.Namespace) -> None:
     disable_progress_bars()
     writing.check_output(args.output)
     source = find_source(args.model_name_or_path)
-    if args.to != "vllm":
+    if args.to == "vllm":
+        vllm.check(source, read_config(source), load_tokenizer(source.tokenizer))
+        vllm.export(read_origin(source, args), args.output, args.bound)
+    else:
         refuse_adapters(source, args)
         gguf_folder.check_tools(args.outtype)
-    origin = read_origin(source, args)
-    if args.to == "vllm":
-        vllm.check(source, origin.config, origin.tokenizer)
-        vllm.export(origin, args.output, args.bound)
-    else:
+        origin = read_origin(source, args)
         wishes = gguf_folder.Wishes(args.outtype, args.to == "ollama", args.bound)
         gguf_folder.export(origin, args.output, wishes)
 

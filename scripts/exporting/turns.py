@@ -133,9 +133,15 @@ def find_turns(render: Renderer) -> Turns:
     ]
     start, end = split(render(asked, True), user)
     _, between_user, between_answer, _ = split(render(longer, True), user, answer, again)
-    # Where two texts meet, any cut will do that holds for all conversations
-    before_user = common_end(start, between_answer)
-    after_user = commonprefix([end, between_user])
+    # Where two texts meet, any cut will do that holds for all conversations. That at the end of a
+    # conversation is the author's own.
+    _, after_user = split(render(asked, False), user)
+    if not (end.startswith(after_user) and between_user.startswith(after_user)):
+        after_user = commonprefix([end, between_user])
+    _, after_answer = split(render(longer[:2], False), answer)
+    before_user = between_answer.removeprefix(after_answer)
+    if not (between_answer.startswith(after_answer) and start.endswith(before_user)):
+        before_user = common_end(start, between_answer)
     turns = Turns(
         lead=without_end(start, before_user),
         no_system="",
@@ -215,7 +221,7 @@ def plain_conversations(has_system: bool) -> Iterator[list[Message]]:
     )
     for text in texts:
         yield [{"role": "user", "content": text}]
-    longer = [
+    longer: list[Message] = [
         {"role": "user", "content": texts[0]},
         {"role": "assistant", "content": "The Elbe."},
         {"role": "user", "content": texts[1]},
