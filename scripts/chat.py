@@ -38,7 +38,7 @@ def parse_args() -> argparse.Namespace:
         "--chat_template_kwargs",
         type=read_json_object,
         default={},
-        help='variables of the chat template, as in \'{"enable_thinking": false}\' [those of the '
+        help="variables of the chat template, as in '{\"enable_thinking\": false}' [those of the "
         "run]",
     )
     add(

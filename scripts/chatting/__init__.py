@@ -7,6 +7,7 @@ rows         a conversation as a training row in a file
 commands     the commands that begin with a slash
 terminal     the conversation in the terminal
 page         the conversation on a page in a browser
+serving      the server of the page, which no other machine reaches
 session      what chat.py does with its command line
 """
 

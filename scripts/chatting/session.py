@@ -19,7 +19,7 @@ from exits import Exit, stop
 from generation import loading
 
 ROWS = "saved_rows.jsonl"  # in the folder of the first model
-HOST = "127.0.0.1"  # no other machine reaches the page
+PORT = 7860  # gradio's own
 
 
 def find_problems(args: argparse.Namespace) -> Iterator[str]:
@@ -60,9 +60,10 @@ def run(args: argparse.Namespace) -> None:
     history = History(system=args.system)
     if args.web:
         # Imported here since it takes seconds, and only the page needs it
-        from chatting.page import Page, serve
+        from chatting.page import Page
+        from chatting.serving import serve
 
-        serve(Page(speakers, history, decoding, save_to), HOST, args.port or 7860)
+        serve(Page(speakers, history, decoding, save_to), args.port or PORT)
         return
     is_interactive = sys.stdin.isatty() and sys.stdout.isatty()
     # A byte that is not text would end the chat with a traceback

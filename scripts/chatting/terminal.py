@@ -15,7 +15,7 @@ from chatting.rows import save_row
 from chatting.speakers import Decoding, Speaker
 from exits import first_line
 from generation.printing import printable
-from generation.streaming import UNANSWERED, Ending, Reply, RunningAnswer
+from generation.streaming import UNANSWERED, Ending, Reply, RunningAnswer, mark_of
 
 MORE = ". "  # the prompt of the lines that continue a text
 QUOTES = '"""'
@@ -207,17 +207,6 @@ def print_parts(running: RunningAnswer) -> None:
     """Print the parts of an answer that were not printed yet, as they are generated."""
     for part in running:
         print(printable(part), end="", flush=True)
-
-
-def mark_of(ending: Ending) -> str:
-    """Return what is shown after an answer."""
-    match ending:
-        case Ending.COMPLETE:
-            return ""
-        case Ending.STOPPED:
-            return " [stopped]"
-        case Ending.CUT:
-            return " [cut off at the limit of tokens]"
 
 
 def import_line_editing() -> None:

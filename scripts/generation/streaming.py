@@ -28,6 +28,17 @@ class Ending(enum.Enum):
     CUT = "cut"  # it has as many tokens as were allowed
 
 
+def mark_of(ending: Ending) -> str:
+    """Return what is shown after an answer."""
+    match ending:
+        case Ending.COMPLETE:
+            return ""
+        case Ending.STOPPED:
+            return " [stopped]"
+        case Ending.CUT:
+            return " [cut off at the limit of tokens]"
+
+
 @dataclass(frozen=True)
 class Reply:
     """An answer of a model, without surrounding white space."""
