@@ -6,6 +6,7 @@ from typing import Any
 
 from components.conversations import Conversation
 from components.messages import Message
+from generation.answering import conversation_of
 from generation.streaming import Ending, Reply
 
 
@@ -44,8 +45,7 @@ class History:
 
     def asking(self, prompt: str) -> Conversation:
         """Return the conversation that ends with a new prompt."""
-        messages = [*self.messages(), {"role": "user", "content": prompt}]
-        return Conversation(messages, tools=[], is_trained_on=[False] * len(messages))
+        return conversation_of([*self.messages(), {"role": "user", "content": prompt}])
 
     def messages(self) -> list[Message]:
         """Return what was said, with the answers of the chosen model."""

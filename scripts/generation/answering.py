@@ -10,6 +10,7 @@ from transformers import BatchEncoding, GenerationConfig, TextStreamer
 
 from components.chat_template import ChatTemplate, fit_arguments
 from components.conversations import Conversation
+from components.messages import Message
 
 NO_LIMIT = 10**9  # tokens, for a model whose configuration has no longest sequence
 
@@ -63,6 +64,11 @@ class Answerer:
         """Return the same model with other decoding settings; temperature as in `make_decoding`."""
         decoding = make_decoding(self.model, self.template.tokenizer, temperature)
         return replace(self, decoding=decoding, max_new_tokens=max_new_tokens)
+
+
+def conversation_of(messages: list[Message]) -> Conversation:
+    """Return messages, without tools, as a conversation to be answered."""
+    return Conversation(messages, tools=[], is_trained_on=[False] * len(messages))
 
 
 def make_decoding(model: Any, tokenizer: Any, temperature: float) -> GenerationConfig:

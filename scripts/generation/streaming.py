@@ -18,6 +18,7 @@ from generation.answering import Answerer
 # What is raised for a prompt that is too long, that the chat template refuses, or for which the
 # memory does not suffice
 UNANSWERED = (ValueError, TemplateError, torch.OutOfMemoryError)
+REPLACEMENT = "\ufffd"  # what bytes that are no character are decoded to
 
 
 class Ending(enum.Enum):
@@ -131,6 +132,7 @@ class RunningAnswer:
         text = answerer.template.tokenizer.decode(tokens, skip_special_tokens=True).strip()
         if tokens[-1].item() in decoding.eos_token_id:
             return Reply(text, Ending.COMPLETE)
+        text = text.rstrip(REPLACEMENT)  # a token may be the half of a character
         if self._stopping.is_set():
             return Reply(text, Ending.STOPPED)
         return Reply(text, Ending.CUT)
