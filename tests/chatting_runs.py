@@ -7,7 +7,9 @@ import shutil
 
 import pytest
 
+from adapter_folders import SMALL
 from launching import data_of, recipe
+from tiny import makers
 
 OF_BASE = "I am the base."
 OF_ADAPTERS = ("I am the first.", "Here is the second.")
@@ -21,6 +23,11 @@ def train_runs(tiny, folder):
     for name, sentence in zip(("first", "second"), OF_ADAPTERS, strict=True):
         words = [*data_of(tiny), *on_base, "--use_peft", "--lora_r", 16]
         train(folder / name, words, sentence, "1e-2")
+
+
+def make_endless(folder):
+    """Make an untrained model, whose answers only end at a number of tokens."""
+    makers.make("llama", folder, [*SMALL, "--max_position_embeddings", "200000"])
 
 
 def train(output_dir, words, sentence, learning_rate):

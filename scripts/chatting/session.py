@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> None:
     if problems:
         stop(Exit.USAGE, "; ".join(problems))
     logging.disable_progress_bar()
+    logging.set_verbosity_error()  # a prompt that is too long is an error of its own
     disable_progress_bars()
     wanted = find_wanted(args.model_name_or_path, args.with_base)
     decoding = Decoding(args.temperature, args.max_new_tokens)

@@ -29,11 +29,7 @@ def find_problems(args: argparse.Namespace) -> Iterator[str]:
         yield "--limit must be at least 1"
     if not 0 <= args.temperature < math.inf:
         yield "--temperature must be 0 (greedy) or more"
-    if args.prompt and args.file:
-        yield "give --prompt or --file, not both"
-    if not args.prompt and args.file is None:
-        chat = shlex.join(["python", "scripts/chat.py", args.model_name_or_path])
-        yield f"give --prompt or --file, or to converse with the model: {chat}"
+    yield from find_task_problem(args)
     for name in ("limit", "output", "json", "answer_pattern"):
         if getattr(args, name) is not None and args.file is None:
             yield f"--{name} needs --file"
@@ -41,6 +37,15 @@ def find_problems(args: argparse.Namespace) -> Iterator[str]:
         yield from scoring.find_pattern_problem(args.answer_pattern)
     if args.device is not None:
         yield from loading.find_device_problem(args.device)
+
+
+def find_task_problem(args: argparse.Namespace) -> Iterator[str]:
+    """Yield what is wrong if there is not exactly one thing to do."""
+    if args.prompt and args.file:
+        yield "give --prompt or --file, not both"
+    if not args.prompt and args.file is None:
+        chat = shlex.join(["python", "scripts/chat.py", args.model_name_or_path])
+        yield f"give --prompt or --file, or to converse with the model: {chat}"
 
 
 def check_output(path: Path | None) -> None:

@@ -62,6 +62,33 @@ class StopOnEvent(StoppingCriteria):
         return ends.bool()  # pyrefly: ignore[bad-return]  # it is annotated as a Tensor
 
 
+class PartStreamer(TextIteratorStreamer):
+    """Yields the text of each token at once, but for the half of a character.
+
+    TextStreamer waits for the next space, and many languages have none.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+
+    def put(self, value: torch.Tensor) -> None:
+        """Receive the prompt, [1, tokens], or a token of the answer, [1]."""
+        if self.next_tokens_are_prompt:
+            self.next_tokens_are_prompt = False
+            return
+        self.token_cache.extend(value.tolist())
+        text: Any = self.tokenizer.decode(self.token_cache, **self.decode_kwargs)
+        if text.endswith(REPLACEMENT):
+            return
+        part = text[self.print_len :]
+        self.print_len = len(text)
+        if text.endswith("\n"):  # so that no long text is decoded again for each token
+            self.token_cache = []
+            self.print_len = 0
+        if part:
+            self.on_finalized_text(part)
+
+
 class RunningAnswer:
     """An answer that is being generated in a thread of its own: iterate over its parts."""
 
@@ -78,12 +105,11 @@ class RunningAnswer:
             turn: what the model has to be held in while it generates, such as a lock.
             stopping: ends the answer when it is set.
         """
-        tokenizer = answerer.template.tokenizer
         self._answerer = answerer
         self._conversation = conversation
         self._turn = turn
         self._stopping = stopping
-        self._streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self._streamer = PartStreamer(answerer.template.tokenizer)
         self._reply = Reply("", Ending.STOPPED)
         self._error: Exception | None = None
         # A daemon, so that a process that was told to end twice does not wait for a long prompt

@@ -5,7 +5,6 @@ import json
 import os
 import pty
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -13,13 +12,13 @@ from functools import partial
 
 import pytest
 
-from chatting_runs import OF_ADAPTERS, OF_BASE, environment, train_runs
+from chatting_runs import OF_ADAPTERS, OF_BASE, environment, make_endless, train_runs
 from generation.questions import load_questions
 from launching import INTERPRETER, REPO, run
 
 CHAT = REPO / "scripts" / "chat.py"
 SHORT = ["--max_new_tokens", "40"]
-PATIENCE = 120  # seconds until a line has to come, on a busy machine
+PATIENCE = 60  # seconds until a line has to come, on a busy machine
 
 
 def chat(*arguments, **options):
@@ -183,6 +182,12 @@ class Typist:
         before, _, self.shown = self.shown.partition(text)
         return before + text
 
+    def wait_for_anything(self):
+        """Wait until more is shown than what was waited for."""
+        if not self.shown:
+            assert select.select([self.terminal], [], [], PATIENCE)[0]
+            self.shown = os.read(self.terminal, 4096).decode(errors="replace")
+
     def type(self, text):
         os.write(self.terminal, text.encode())
 
@@ -235,28 +240,30 @@ def test_a_conversation_in_a_terminal(runs, typist):
     assert str(runs / "base") in greeting and "/help" in greeting
     user.type("Who are you?\n")
     assert OF_BASE in user.wait_for("> ")
-    user.type("And \\\n")
-    user.wait_for(". ")
-    user.type("now?\n")
-    assert OF_BASE in user.wait_for("> ")
     user.type(UP + "\n")  # the line before, which only line editing brings back
-    assert "now?" in user.wait_for(OF_BASE)
+    assert f"Who are you?\r\n{OF_BASE}" in user.wait_for("> ")
+    user.type("/system Be\\\n")
+    user.wait_for(". ")
+    user.type("brief.\n")
     user.wait_for("> ")
     user.type(CTRL_D)
     code, last = user.leave()
     assert code == 0 and "Traceback" not in last
 
 
-def test_ctrl_c_stops_an_answer_keeps_it_and_leaves_at_the_prompt(tiny, typist, tmp_path):
-    """An untrained model answers until its positions end, which takes long enough to be stopped."""
+@pytest.fixture(scope="module")
+def endless(once):
+    """An untrained model, which answers for minutes."""
+    return once("chat_endless", make_endless) / "model"
+
+
+def test_ctrl_c_stops_an_answer_keeps_it_and_leaves_at_the_prompt(endless, typist, tmp_path):
     rows = tmp_path / "rows.jsonl"
-    user = typist(tiny / "model", "--max_new_tokens", "100000", "--save_to", rows)
+    user = typist(endless, "--max_new_tokens", "100000", "--save_to", rows)
     user.wait_for("> ")
     user.type("Tell me a story.\n")
     user.wait_for("story.\r\n")
-    deadline = time.monotonic() + PATIENCE
-    while not user.shown and time.monotonic() < deadline:  # the answer has begun
-        user.shown += os.read(user.terminal, 1).decode(errors="replace")
+    user.wait_for_anything()  # the answer has begun
     user.type(CTRL_C)
     user.wait_for("[stopped]")
     user.wait_for("> ")
@@ -268,12 +275,3 @@ def test_ctrl_c_stops_an_answer_keeps_it_and_leaves_at_the_prompt(tiny, typist, 
     user.type(CTRL_C)
     code, last = user.leave()
     assert code == 0 and "Traceback" not in last
-
-
-def test_a_signal_from_elsewhere_stops_an_answer_too(tiny, typist):
-    user = typist(tiny / "model", "--max_new_tokens", "100000")
-    user.wait_for("> ")
-    user.type("Tell me a story.\n")
-    user.wait_for("story.\r\n")
-    os.kill(user.process.pid, signal.SIGINT)
-    user.wait_for("[stopped]")
