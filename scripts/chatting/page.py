@@ -249,16 +249,17 @@ class View:
         return html.escape(f"Saved: {path} has {count} row{'' if count == 1 else 's'}.")
 
     def on_shown(self, values: Update) -> Update:
-        """Show the chosen columns; the conversation can only continue with one of them."""
+        """Show the columns of these models; the conversation continues with one of them."""
         shown = values[self.shown]
         updates: Update = {}
         for number, column in enumerate(self.columns):
             updates[column] = gr.Column(visible=number in shown)
-        choices = [(name, number) for name, number in self.page.names if number in shown]
-        chosen = values[self.chosen]
-        if shown and chosen not in shown:
-            chosen = min(shown)
-        updates[self.chosen] = gr.Radio(choices, value=chosen)
+        if shown:
+            choices = [(name, number) for name, number in self.page.names if number in shown]
+            chosen = values[self.chosen]
+            if chosen not in shown:
+                chosen = min(shown)
+            updates[self.chosen] = gr.Radio(choices, value=chosen)
         return updates
 
     # ---- Answers ----

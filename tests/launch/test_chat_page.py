@@ -194,10 +194,11 @@ def test_an_answer_grows_and_can_be_stopped(open_tab, server):
     tab.set_longest(MANY)
     tab.send("Tell me a story.")
     answer = tab.answers(ENDLESS).first
+    selector = f"#chat_{ENDLESS} [data-testid=bot]"
     lengths = []
     for _ in range(3):
         tab.page.wait_for_function(
-            "least => document.querySelector('#chat_1 [data-testid=bot]')?.innerText.length > least",
+            f"least => document.querySelector('{selector}')?.innerText.length > least",
             arg=max(lengths, default=0),
         )
         lengths.append(len(answer.inner_text()))

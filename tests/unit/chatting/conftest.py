@@ -14,11 +14,12 @@ def base(once):
 
 @pytest.fixture(scope="module")
 def adapters(base, once):
-    """Two folders of adapters on the same base."""
+    """Four folders of adapters on the same base: two of LoRA, DoRA, and one with a whole module."""
 
     def fill(folder):
-        for seed in (0, 1):
-            write_adapters(folder / str(seed), base, seed=seed, scale=0.5)
+        kinds = ({}, {}, {"use_dora": True}, {"modules_to_save": ["lm_head"]})
+        for seed, options in enumerate(kinds):
+            write_adapters(folder / str(seed), base, seed=seed, scale=0.5, **options)
 
     folder = once("chatting_adapters", fill)
-    return folder / "0", folder / "1"
+    return [folder / str(seed) for seed in range(4)]
