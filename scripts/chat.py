@@ -56,7 +56,7 @@ def parse_args() -> argparse.Namespace:
         "folder]",
     )
     add("--web", action="store_true", help="show a page in the browser, for this machine only")
-    add("--port", type=int, help="of the page [7860]")
+    add("--port", type=int, help="where the page is served [7860]")
     return parser.parse_args()
 
 

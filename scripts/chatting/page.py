@@ -34,13 +34,14 @@ class Page:
         history: with which each tab of a browser begins.
         decoding: with which each tab begins.
         save_to: the only file that the page writes to.
+        stopping: {tab that waits for answers: the event that stops them}.
     """
 
     speakers: Sequence[Speaker]
     history: History
     decoding: Decoding
     save_to: Path
-    stopping: dict[str, Event] = field(default_factory=dict)  # of each tab that waits for answers
+    stopping: dict[str, Event] = field(default_factory=dict)
 
     @property
     def names(self) -> list[tuple[str, int]]:

@@ -165,10 +165,10 @@ class Terminal:
     def list_models(self) -> None:
         """Print the models, and which of them the conversation continues with."""
         for number, speaker in enumerate(self.speakers):
-            mark = ""
-            if len(self.speakers) > 1 and number == self.history.chosen:
-                mark = " (the conversation continues with its answers)"
-            print(f"{number + 1} {speaker.name}{mark}")
+            print(f"{number + 1} {speaker.name}")
+        if len(self.speakers) > 1:
+            chosen = self.history.chosen + 1
+            print(f"The conversation continues with the answers of {chosen}; /model N changes it.")
 
     # ---- Answers ----
     def ask(self, prompt: str) -> None:

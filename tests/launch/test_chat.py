@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """scripts/chat.py in the terminal and through a pipe, with what the recipe trained."""
 
+import contextlib
 import json
 import os
 import pty
@@ -191,9 +192,18 @@ class Typist:
     def type(self, text):
         os.write(self.terminal, text.encode())
 
-    def leave(self):
-        """Wait for the end of the chat and return its exit code, and what was shown at last."""
-        code = self.process.wait(PATIENCE)
+    def leave_by(self, key):
+        """Press a key at the prompt; return the exit code of the chat, and what it showed at last.
+
+        The key is pressed again after a while: readline overlooks a signal in the moment in which
+        it begins to wait.
+        """
+        deadline = time.monotonic() + PATIENCE
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self.type(key)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(5)
+        code = self.process.poll()
         last = self.shown
         try:
             while chunk := os.read(self.terminal, 4096):
@@ -246,8 +256,7 @@ def test_a_conversation_in_a_terminal(runs, typist):
     user.wait_for(". ")
     user.type("brief.\n")
     user.wait_for("> ")
-    user.type(CTRL_D)
-    code, last = user.leave()
+    code, last = user.leave_by(CTRL_D)
     assert code == 0 and "Traceback" not in last
 
 
@@ -272,6 +281,5 @@ def test_ctrl_c_stops_an_answer_keeps_it_and_leaves_at_the_prompt(endless, typis
     assert not rows.exists()
     user.type("/undo\n")
     assert "Taken back: Tell me a story." in user.wait_for("> ")
-    user.type(CTRL_C)
-    code, last = user.leave()
+    code, last = user.leave_by(CTRL_C)
     assert code == 0 and "Traceback" not in last

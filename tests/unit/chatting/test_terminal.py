@@ -169,7 +169,7 @@ def test_all_models_are_asked_and_the_chosen_ones_answers_continue(converse):
         assert seen[1] == ["one", "a1", "two"]
         assert seen[2] == ["one", "b1", "two", "b2", "three"]
     assert "1 a:\na1\n2 b:\nb1\n" in printed.out
-    assert "2 b (the conversation continues with its answers)" in printed.out
+    assert "1 a\n2 b\nThe conversation continues with the answers of 2" in printed.out
 
 
 def test_undo_and_retry_change_the_last_turn(converse):
