@@ -6,7 +6,8 @@ Texts are shown as they are, and never as HTML.
 
 import copy
 import html
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -20,8 +21,9 @@ from chatting.rows import save_row
 from chatting.speakers import Decoding, Speaker
 from exits import first_line
 from generation.printing import printable
-from generation.streaming import UNANSWERED, Ending, Reply, mark_of
+from generation.streaming import UNANSWERED, Ending, Reply, RunningAnswer, mark_of
 
+REFRESH = 0.05  # seconds between two looks of an answer that grows
 TITLE = "Chat with trained models"
 Update = dict[Any, Any]  # {component of the page: its new value}
 
@@ -264,8 +266,10 @@ class View:
         return updates
 
     # ---- Answers ----
-    def answer(self, prompt: str, values: Update, tab: str) -> Iterator[Update]:
+    def answer(self, prompt: str, values: Update, tab: str) -> Generator[Update, None, bool]:
         """Yield the page while the models answer; return whether none of them has answered."""
+        if tab in self.page.stopping:  # Enter was pressed while the models answer
+            return True
         history = values[self.history]
         history.system = values[self.system].strip()
         history.chosen = values[self.chosen]
@@ -281,21 +285,13 @@ class View:
         before.turns = list(history.turns)
         history.turns.append(turn)
         problem = ""
-        yield {**self.buttons_while(answering=True), self.status: "Answering ..."}
         try:
+            yield {**self.buttons_while(answering=True), self.status: "Answering ..."}
             for number in shown:
                 if stopping.is_set():
                     break
                 running = self.page.speakers[number].answer(before, prompt, decoding, stopping)
-                text = ""
-                for part in running:
-                    text += part
-                    if not text.strip():
-                        continue
-                    turn.replies[number] = Reply(text, Ending.COMPLETE)
-                    yield self.chats_of(history)
-                turn.replies[number] = running.result()
-                yield self.chats_of(history)
+                yield from self.show_answer(running, history, number)
         except UNANSWERED as error:
             problem = f"Error: {first_line(error)}"
         finally:
@@ -310,6 +306,24 @@ class View:
             **self.chats_of(history),
         }
         return not turn.replies
+
+    def show_answer(
+        self, running: RunningAnswer, history: History, number: int
+    ) -> Iterator[Update]:
+        """Yield the page while a model answers the last prompt, whose turn gets the answer."""
+        replies = history.turns[-1].replies
+        text = ""
+        shown_at = 0.0
+        for part in running:
+            text += part
+            now = time.monotonic()
+            if text.strip() and now - shown_at >= REFRESH:
+                shown_at = now
+                replies[number] = Reply(text, Ending.COMPLETE)
+                yield self.chats_of(history)
+        replies.pop(number, None)  # of an answer that fails nothing is kept
+        replies[number] = running.result()
+        yield self.chats_of(history)
 
     def chats_of(self, history: History) -> Update:
         """Return what the columns show of a conversation."""

@@ -257,10 +257,10 @@ def test_retry_undo_and_clear(open_tab):
     tab = open_tab()
     tab.show_only(FIRST)
     tab.ask("Who are you?")
+    tab.set_longest("4")
     tab.click("retry")
-    expect(tab.page.locator("#stop")).to_be_disabled()
+    expect(tab.answers(FIRST)).to_have_text([re.compile(r"\[cut off at the limit of tokens\]$")])
     tab.wait()
-    assert tab.said(FIRST, "bot") == [OF_ADAPTERS[0]]
     tab.click("undo")
     expect(tab.answers(FIRST)).to_have_count(0)
     expect(tab.prompt).to_have_value("Who are you?")
