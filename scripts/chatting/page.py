@@ -23,7 +23,7 @@ from exits import first_line
 from generation.printing import printable
 from generation.streaming import UNANSWERED, Ending, Reply, RunningAnswer, mark_of
 
-REFRESH = 0.05  # seconds between two looks of an answer that grows
+REFRESH = 0.05  # seconds between two views of an answer that grows
 TITLE = "Chat with trained models"
 Update = dict[Any, Any]  # {component of the page: its new value}
 
@@ -321,7 +321,7 @@ class View:
                 shown_at = now
                 replies[number] = Reply(text, Ending.COMPLETE)
                 yield self.chats_of(history)
-        replies.pop(number, None)  # of an answer that fails nothing is kept
+        replies.pop(number, None)  # nothing is kept of an answer that fails
         replies[number] = running.result()
         yield self.chats_of(history)
 
