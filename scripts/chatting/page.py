@@ -82,7 +82,7 @@ class View:
         self.history = gr.State(page.history)
         self.columns: list[gr.Column] = []
         self.chats: list[gr.Chatbot] = []
-        with gr.Row():
+        with gr.Row(elem_classes="models"):
             for number, speaker in enumerate(page.speakers):
                 self._add_column(number, speaker)
         self.status = gr.HTML(elem_id="status")

@@ -30,6 +30,7 @@ POLICY = (
 CSS = """
 h1 {font-size: 1.5rem; font-weight: 600;}
 .model-name {font-weight: 600; overflow-wrap: anywhere;}
+.models {align-items: flex-end !important;}  /* below names of one and of two lines */
 .chat {height: 52vh !important;}
 .chat .message {overflow-wrap: anywhere;}
 .chat .md {white-space: pre-wrap;}
