@@ -50,6 +50,11 @@ class Page:
         """Return the choices of a model: its name and its number, from 0."""
         return [(speaker.name, number) for number, speaker in enumerate(self.speakers)]
 
+    def stop_all(self) -> None:
+        """Stop the answers of all tabs."""
+        for stopping in list(self.stopping.values()):
+            stopping.set()
+
 
 # ---- What is shown ----
 def shown_messages(history: History, number: int) -> list[dict[str, Any]]:

@@ -95,3 +95,4 @@ def serve(page: Page, port: int) -> None:
         Event().wait()
     except KeyboardInterrupt:
         print()
+        page.stop_all()  # the process waits for its answers

@@ -35,11 +35,13 @@ MANY = "100000"  # tokens: minutes of an answer
 class Server:
     """A chat that serves its page."""
 
-    def __init__(self, save_to, *names):
+    def __init__(self, save_to, *names, with_base=True):
         self.port = free_port()
         self.save_to = save_to
         words = [*names, "--web", "--port", self.port, "--save_to", save_to]
-        words += ["--with_base", "--max_new_tokens", 40]
+        words += ["--max_new_tokens", 40]
+        if with_base:
+            words.append("--with_base")
         command = [str(word) for word in (INTERPRETER, CHAT, *words)]
         self.process = subprocess.Popen(
             command,
@@ -339,6 +341,21 @@ def test_the_page_fits_into_a_window(width, scheme, open_tab):
 
 
 # ---- The server ----
+def test_ctrl_c_ends_the_server_in_the_middle_of_an_answer(runs, once, browser, tmp_path):
+    endless = once("chat_endless", make_endless) / "model"
+    server = Server(tmp_path / "rows.jsonl", endless, with_base=False)
+    page = browser.new_page()
+    page.goto(server.url)
+    tab = Tab(page)
+    expect(tab.prompt).to_be_visible()
+    tab.set_longest(MANY)
+    tab.send("Tell me a story.")
+    expect(tab.answers(0)).to_have_count(1)
+    code, printed = server.end()
+    page.close()
+    assert code == 0 and "Traceback" not in printed, printed
+
+
 def test_only_this_machine_reaches_the_page(server):
     listening = []
     for name in ("tcp", "tcp6"):
