@@ -1,12 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The keys of a DeepSpeed JSON, and how accelerate reads those that its YAML also has.
 
-Sources: deepspeed 0.19 `runtime/config.py`, `runtime/precision_config.py` and `runtime/zero/`;
+Sources: deepspeed 0.19 `runtime/config.py`, `runtime/precision_config.py`, `runtime/zero/` and the
+models that `runtime/config.py` imports;
 accelerate 1.15 `utils/deepspeed.py` and `utils/dataclasses.py` (DeepSpeedPlugin).
 tests/unit/components/test_deepspeed_keys.py compares the tables with the installed packages.
 """
 
-# DeepSpeed ignores any other key at the top level, and refuses any other key in these sections.
+# Kinds of values. DeepSpeed reads them by pydantic, which takes true, "yes" and 1 as true, and
+# 5e8 as a whole number. It leaves out every "auto".
+BOOL = "true or false"
+INT = "a whole number"
+FLOAT = "a number"
+ANYTHING = "anything"
+
+# DeepSpeed ignores any other key at the top level.
 TOP_LEVEL = (
     "activation_checkpointing",
     "aio",
@@ -58,96 +66,225 @@ TOP_LEVEL = (
     "zero_force_ds_cpu_optimizer",
     "zero_optimization",
 )
-ZERO = (
-    "stage",
-    "contiguous_gradients",
-    "reduce_scatter",
-    "reduce_bucket_size",
-    "use_multi_rank_bucket_allreduce",
-    "allgather_partitions",
-    "allgather_bucket_size",
-    "overlap_comm",
-    "compute_grad_norm",
-    "load_from_fp32_weights",
-    "elastic_checkpoint",
-    "offload_param",
-    "offload_optimizer",
-    "zenflow",
-    "sub_group_size",
-    "cpu_offload_param",
-    "cpu_offload_use_pin_memory",
-    "cpu_offload",
-    "stage3_prefetch_bucket_size",
-    "stage3_param_persistence_threshold",
-    "stage3_model_persistence_threshold",
-    "stage3_max_live_parameters",
-    "stage3_max_reuse_distance",
-    "stage3_gather_16bit_weights_on_model_save",
-    "stage3_module_granularity_threshold",
-    "stage3_use_all_reduce_for_fetch_params",
-    "stage3_allgather_sequential",
-    "stage3_gather_fp16_weights_on_model_save",
-    "ignore_unused_parameters",
-    "legacy_stage1",
-    "round_robin_gradients",
-    "parameter_alignment",
-    "zero_hpz_partition_size",
-    "zero_quantized_weights",
-    "zero_quantized_nontrainable_weights",
-    "zero_quantized_gradients",
-    "memory_efficient_linear",
-    "pipeline_loading_checkpoint",
-    "override_module_apply",
-    "log_trace_cache_warnings",
-    "enable_sanity_checks",
-    "save_muon_momentum_buffer_in_memory",
-    "leaf_module",
+ZERO: dict[str, str] = {
+    "stage": ANYTHING,
+    "contiguous_gradients": BOOL,
+    "reduce_scatter": BOOL,
+    "reduce_bucket_size": INT,
+    "use_multi_rank_bucket_allreduce": BOOL,
+    "allgather_partitions": BOOL,
+    "allgather_bucket_size": INT,
+    "overlap_comm": BOOL,
+    "compute_grad_norm": BOOL,
+    "load_from_fp32_weights": BOOL,
+    "elastic_checkpoint": BOOL,
+    "offload_param": ANYTHING,
+    "offload_optimizer": ANYTHING,
+    "zenflow": ANYTHING,
+    "sub_group_size": INT,
+    "cpu_offload_param": BOOL,
+    "cpu_offload_use_pin_memory": BOOL,
+    "cpu_offload": BOOL,
+    "stage3_prefetch_bucket_size": INT,
+    "stage3_param_persistence_threshold": INT,
+    "stage3_model_persistence_threshold": INT,
+    "stage3_max_live_parameters": INT,
+    "stage3_max_reuse_distance": INT,
+    "stage3_gather_16bit_weights_on_model_save": BOOL,
+    "stage3_module_granularity_threshold": INT,
+    "stage3_use_all_reduce_for_fetch_params": BOOL,
+    "stage3_allgather_sequential": BOOL,
+    "stage3_gather_fp16_weights_on_model_save": BOOL,
+    "ignore_unused_parameters": BOOL,
+    "legacy_stage1": BOOL,
+    "round_robin_gradients": BOOL,
+    "parameter_alignment": BOOL,
+    "zero_hpz_partition_size": INT,
+    "zero_quantized_weights": BOOL,
+    "zero_quantized_nontrainable_weights": BOOL,
+    "zero_quantized_gradients": BOOL,
+    "memory_efficient_linear": BOOL,
+    "pipeline_loading_checkpoint": BOOL,
+    "override_module_apply": BOOL,
+    "log_trace_cache_warnings": BOOL,
+    "enable_sanity_checks": BOOL,
+    "save_muon_momentum_buffer_in_memory": BOOL,
+    "leaf_module": ANYTHING,
+}
+OFFLOAD_PARAM: dict[str, str] = {
+    "device": ANYTHING,
+    "nvme_path": ANYTHING,
+    "buffer_count": INT,
+    "buffer_size": INT,
+    "max_in_cpu": INT,
+    "pin_memory": BOOL,
+}
+OFFLOAD_OPTIMIZER: dict[str, str] = {
+    "device": ANYTHING,
+    "nvme_path": ANYTHING,
+    "buffer_count": INT,
+    "pin_memory": BOOL,
+    "pipeline_read": BOOL,
+    "pipeline_write": BOOL,
+    "fast_init": BOOL,
+    "ratio": FLOAT,
+    "super_offload": BOOL,
+    "cpuadam_cores_perc": FLOAT,
+}
+BF16: dict[str, str] = {
+    "enabled": BOOL,
+    "immediate_grad_update": BOOL,
+    "check_grad_overflow": BOOL,
+    "bf16_master_weights_and_grads": BOOL,
+    "bf16_optimizer_states": BOOL,
+}
+FP16: dict[str, str] = {
+    "enabled": BOOL,
+    "auto_cast": BOOL,
+    "loss_scale": FLOAT,
+    "initial_scale_power": INT,
+    "loss_scale_window": INT,
+    "hysteresis": INT,
+    "consecutive_hysteresis": BOOL,
+    "min_loss_scale": INT,
+    "fp16_master_weights_and_grads": BOOL,
+}
+COMPILE: dict[str, str] = {
+    "deepcompile": BOOL,
+    "autoep_non_moe": BOOL,
+    "free_activation": BOOL,
+    "free_activation_threshold": INT,
+    "offload_activation": BOOL,
+    "offload_activation_pin_memory": BOOL,
+    "offload_opt_states": BOOL,
+    "double_buffer": BOOL,
+    "symmetric_memory": BOOL,
+    "debug_log": BOOL,
+    "offload_parameters": BOOL,
+    "sync_before_reduce": BOOL,
+    "sync_after_reduce": BOOL,
+    "sync_before_allgather": BOOL,
+    "sync_after_allgather": BOOL,
+    "keep_int_input_tensors": BOOL,
+    "keep_all_input_tensors": BOOL,
+    "passes": ANYTHING,
+}
+COMMS_LOGGER: dict[str, str] = {
+    "enabled": BOOL,
+    "prof_all": BOOL,
+    "prof_ops": ANYTHING,
+    "verbose": BOOL,
+    "debug": BOOL,
+}
+TENSORBOARD: dict[str, str] = {
+    "enabled": BOOL,
+    "output_path": ANYTHING,
+    "job_name": ANYTHING,
+}
+WANDB: dict[str, str] = {
+    "enabled": BOOL,
+    "group": ANYTHING,
+    "team": ANYTHING,
+    "project": ANYTHING,
+}
+CSV_MONITOR: dict[str, str] = {
+    "enabled": BOOL,
+    "output_path": ANYTHING,
+    "job_name": ANYTHING,
+}
+COMET: dict[str, str] = {
+    "enabled": BOOL,
+    "samples_log_interval": INT,
+    "project": ANYTHING,
+    "workspace": ANYTHING,
+    "api_key": ANYTHING,
+    "experiment_name": ANYTHING,
+    "experiment_key": ANYTHING,
+    "online": BOOL,
+    "mode": ANYTHING,
+}
+TENSOR_PARALLEL: dict[str, str] = {
+    "dtype": ANYTHING,
+    "autotp_size": INT,
+    "tp_overlap_comm": BOOL,
+    "vocab_parallel_lm_head": BOOL,
+    "vocab_parallel_ce_backend": ANYTHING,
+    "tp": ANYTHING,
+    "injection_policy_tuple": ANYTHING,
+    "partition_config": ANYTHING,
+    "preset_model": ANYTHING,
+    "keep_module_on_host": BOOL,
+    "kernel_inject": BOOL,
+}
+HYBRID_ENGINE: dict[str, str] = {
+    "enabled": BOOL,
+    "max_out_tokens": INT,
+    "inference_tp_size": INT,
+    "release_inference_cache": BOOL,
+    "pin_parameters": BOOL,
+    "tp_gather_partition_size": INT,
+    "enable_cuda_graph": BOOL,
+}
+# Sections in which DeepSpeed says nothing to other keys
+AIO = (
+    "block_size",
+    "queue_depth",
+    "intra_op_parallelism",
+    "single_submit",
+    "overlap_events",
+    "use_gds",
 )
-OFFLOAD_PARAM = (
-    "device",
-    "nvme_path",
-    "buffer_count",
-    "buffer_size",
-    "max_in_cpu",
-    "pin_memory",
+ACTIVATION_CHECKPOINTING = (
+    "partition_activations",
+    "contiguous_memory_optimization",
+    "cpu_checkpointing",
+    "number_checkpoints",
+    "profile",
+    "synchronize_checkpoint_boundary",
 )
-OFFLOAD_OPTIMIZER = (
-    "device",
-    "nvme_path",
-    "buffer_count",
-    "pin_memory",
-    "pipeline_read",
-    "pipeline_write",
-    "fast_init",
-    "ratio",
-    "super_offload",
-    "cpuadam_cores_perc",
-)
-BF16 = (
+FLOPS_PROFILER = (
     "enabled",
-    "immediate_grad_update",
-    "check_grad_overflow",
-    "bf16_master_weights_and_grads",
-    "bf16_optimizer_states",
+    "recompute_fwd_factor",
+    "profile_step",
+    "module_depth",
+    "top_modules",
+    "detailed",
+    "output_file",
 )
-FP16 = (
-    "enabled",
-    "auto_cast",
-    "loss_scale",
-    "initial_scale_power",
-    "loss_scale_window",
-    "hysteresis",
-    "consecutive_hysteresis",
-    "min_loss_scale",
-    "fp16_master_weights_and_grads",
-)
-KEYS: dict[tuple[str, ...], tuple[str, ...]] = {
-    (): TOP_LEVEL,
+# The sections in which DeepSpeed refuses other keys, and values of other kinds
+STRICT_SECTIONS: dict[tuple[str, ...], dict[str, str]] = {
     ("zero_optimization",): ZERO,
     ("zero_optimization", "offload_param"): OFFLOAD_PARAM,
     ("zero_optimization", "offload_optimizer"): OFFLOAD_OPTIMIZER,
     ("bf16",): BF16,
     ("fp16",): FP16,
+    ("compile",): COMPILE,
+    ("comms_logger",): COMMS_LOGGER,
+    ("tensorboard",): TENSORBOARD,
+    ("wandb",): WANDB,
+    ("csv_monitor",): CSV_MONITOR,
+    ("comet",): COMET,
+    ("tensor_parallel",): TENSOR_PARALLEL,
+    ("hybrid_engine",): HYBRID_ENGINE,
+}
+KEYS: dict[tuple[str, ...], tuple[str, ...]] = {
+    (): TOP_LEVEL,
+    **{section: tuple(known) for section, known in STRICT_SECTIONS.items()},
+    ("aio",): AIO,
+    ("activation_checkpointing",): ACTIVATION_CHECKPOINTING,
+    ("flops_profiler",): FLOPS_PROFILER,
+}
+# {name in accelerate's YAML: switch of older versions, which DeepSpeed still takes}
+FORMER_SWITCHES = {
+    "offload_optimizer_device": "cpu_offload",
+    "offload_param_device": "cpu_offload_param",
+}
+# {alias: the names of the field, which DeepSpeed takes in its place}. It refuses two at once.
+OTHER_NAMES = {
+    "stage3_gather_16bit_weights_on_model_save": (
+        "gather_16bit_weights_on_model_save",
+        "stage3_gather_fp16_weights_on_model_save",
+    ),
 }
 # DeepSpeed refuses these keys of older versions
 REMOVED = (
@@ -200,6 +337,15 @@ MAY_BE_NULL = (
     "bf16",
     "aio",
     "expert_parallel",
+)
+# The keys of sections whose values may be null
+MAY_BE_NULL_IN_SECTIONS = (
+    "zero_optimization.overlap_comm",
+    "zero_optimization.cpu_offload_param",
+    "zero_optimization.cpu_offload_use_pin_memory",
+    "zero_optimization.cpu_offload",
+    "tensor_parallel.vocab_parallel_lm_head",
+    "comet.online",
 )
 # The keys at which accelerate replaces "auto" with a value
 AUTO_IS_FILLED_IN = (
