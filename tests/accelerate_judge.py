@@ -10,7 +10,12 @@ import pytest
 from accelerate.commands.config import cluster
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin, patch_environment
-from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+from accelerate.utils.launch import (
+    prepare_deepspeed_cmd_env,
+    prepare_multi_gpu_env,
+    prepare_simple_launcher_cmd_env,
+    prepare_tpu,
+)
 
 EXPORTED = ("ACCELERATE_", "FSDP_", "PARALLELISM_")
 
@@ -36,9 +41,14 @@ class Launched:
 
 
 def launched(folder: Path, text: str, *flags: str) -> Launched:
-    """Return what accelerate's launcher makes of a file with this text."""
+    """Return what accelerate's launcher makes of a file with this text.
+
+    A free port is taken if the file has none.
+    """
     path = write(folder, text, "launched.yaml")
-    words = ["--config_file", str(path), *flags, "--main_process_port", "0", "train.py"]
+    if "main_process_port" not in text:
+        flags += ("--main_process_port", "0")
+    words = ["--config_file", str(path), *flags, "train.py"]
     args = launch_command_parser().parse_args(words)
     args, defaults, has_precision = _validate_launch_command(args)
     fields = list(defaults.deepspeed_config)
@@ -47,8 +57,12 @@ def launched(folder: Path, text: str, *flags: str) -> Launched:
     args.deepspeed_fields_from_accelerate_config = ",".join(fields)  # as launch_command does
     if args.use_deepspeed:
         _, environment = prepare_deepspeed_cmd_env(args)
-    else:
+    elif args.use_fsdp or args.use_megatron_lm or args.multi_gpu:
         environment = prepare_multi_gpu_env(args)
+    elif args.tpu:
+        _, environment = prepare_tpu(args, {})
+    else:
+        _, environment = prepare_simple_launcher_cmd_env(args)
     exported = {name: environment[name] for name in environment if name.startswith(EXPORTED)}
     return Launched(exported, args)
 
@@ -66,6 +80,7 @@ def deepspeed_run(folder: Path, text: str, *flags: str) -> dict[str, Any]:
     with patch_environment(**environment):
         plugin = DeepSpeedPlugin()
         plugin.set_mixed_precision(environment["ACCELERATE_MIXED_PRECISION"])
+    int(environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", 1))  # as Accelerator() does
     return plugin.deepspeed_config
 
 

@@ -45,7 +45,7 @@ SAME_WORDS = {
 }
 # Libraries and engines whose names people put before a key
 OWNERS = ("accelerate", "deepspeed", "ds", "fsdp", "zero")
-# A word of fewer letters may be another word with one letter changed: tp and dp.
+# Of two words with fewer letters, one may be another word than the other: tp and dp.
 LETTERS_OF_A_SLIP = 3
 LETTERS_OF_TWO_SLIPS = 9
 
@@ -125,9 +125,9 @@ def same_word(word: str, other: str) -> bool:
         return True
     if is_plural(word, other) or is_plural(other, word):
         return True
-    shorter = min(len(word), len(other))
-    if shorter < LETTERS_OF_A_SLIP:
+    if max(len(word), len(other)) < LETTERS_OF_A_SLIP:
         return False
+    shorter = min(len(word), len(other))
     return is_slip(word, other, slips=2 if shorter >= LETTERS_OF_TWO_SLIPS else 1)
 
 

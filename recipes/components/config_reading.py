@@ -244,8 +244,16 @@ class Config:
 
     @property
     def fsdp_written(self) -> dict:
-        """fsdp_config as written, but with full names."""
-        return written_in(self.written, "fsdp_config")
+        """fsdp_config as written, but with full names, and with its keys in other sections."""
+        return written_in(self.written, "fsdp_config") | self.elsewhere("fsdp_config")
+
+    def elsewhere(self, section: str) -> dict:
+        """Return the keys of a section that are written in other sections, where they work."""
+        return {
+            option.home[1]: option.value
+            for option in self.options_in_sections
+            if option.home[:1] == (section,) and len(option.home) == 2
+        }
 
     @property
     def zero(self) -> dict:

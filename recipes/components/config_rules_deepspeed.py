@@ -21,8 +21,7 @@ from components.config_reading import Config, json_value, precision_of_json
 from components.config_rules_keys import OWNED
 from components.config_strategy import OFFLOADED_FROM_STAGE
 
-STAGE_PATH = ("deepspeed_config", "zero_stage")
-STAGE = ".".join(STAGE_PATH)
+STAGE = "deepspeed_config.zero_stage"
 SAVE = "deepspeed_config.zero3_save_16bit_model"
 INIT = "deepspeed_config.zero3_init_flag"
 LOST_SAVE = (
@@ -128,9 +127,7 @@ def command_line_owns_it(config: Config) -> Iterator[Finding]:
 def stage_is_written(config: Config) -> Iterator[Finding]:
     """Without a stage, accelerate runs ZeRO-2."""
     written = config.zero_written
-    if "zero_stage" in written or STAGE_PATH in [
-        option.home for option in config.options_in_sections
-    ]:
+    if "zero_stage" in written or "zero_stage" in config.elsewhere("deepspeed_config"):
         return
     fix = [set_value(STAGE, 2)]
     if isinstance(written.get("zero_optimization"), dict):
