@@ -85,7 +85,8 @@ def is_said_by_the_json(config: Config, key: str, value: Any) -> bool:
         return False
     if key == "mixed_precision":
         return precision_of_json(config.deepspeed) == value
-    return json_value(config.deepspeed, deepspeed_keys.IN_JSON[key]) == value
+    missing = deepspeed_keys.WHEN_MISSING.get(key)
+    return json_value(config.deepspeed, deepspeed_keys.IN_JSON[key], missing=missing) == value
 
 
 def accumulation_is_a_number(config: Config) -> Iterator[Finding]:

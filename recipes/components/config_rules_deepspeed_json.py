@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules on a DeepSpeed JSON to which a config of accelerate points."""
 
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -138,10 +139,14 @@ def is_of_kind(value: Any, kind: str, path: KeyPath) -> bool:
         return ".".join(path) in deepspeed_keys.MAY_BE_NULL_IN_SECTIONS
     if kind == deepspeed_keys.BOOL:
         return str(value).lower() in keys.TRUTHS or value in (0.0, 1.0)
+    if isinstance(value, bool) and ".".join(path) in deepspeed_keys.TAKE_NO_TRUTH:
+        return False
     try:
         number = float(value)
     except (TypeError, ValueError):
         return False
+    if not math.isfinite(number):
+        return kind == deepspeed_keys.FLOAT and path != ("fp16", "loss_scale")
     if kind == deepspeed_keys.INT and isinstance(value, str):
         return re.fullmatch(r"[+-]?\d+(\.0*)?", value.strip()) is not None
     return kind == deepspeed_keys.FLOAT or number == int(number)
@@ -276,15 +281,26 @@ def unknown_key_of_json(data: dict, path: KeyPath, names: Names) -> UnknownKey:
         reason = "no such key: DeepSpeed stops once the model is loaded"
     if path[:-1] == ("bf16",) and path[-1] in deepspeed_keys.FP16:
         reason += "; only fp16 scales the loss"
-        names = names[:1]
+        names = ((path[:-1], ()),)
     if is_comment(path[-1]):
         names = ((path[:-1], ()),)
-    return UnknownKey(path, value_at(data, path), kind, reason, names, data, fits_in_json)
+    if path[0] in accelerate_sets_by_yaml(path):
+        reason += "; accelerate's YAML has it, in deepspeed_config"
+    return UnknownKey(path, value_at(data, path), kind, reason, names, data, obstacle_in_json)
 
 
-def fits_in_json(path: KeyPath, value: Any) -> bool:
-    """Return whether DeepSpeed can read a value at a known path."""
+def accelerate_sets_by_yaml(path: KeyPath) -> tuple[str, ...]:
+    """Return the keys of accelerate's YAML that no JSON has, for a key at the top level."""
+    if len(path) > 1:
+        return ()
+    return tuple(key for key in keys.DEEPSPEED if key not in deepspeed_keys.TOP_LEVEL)
+
+
+def obstacle_in_json(path: KeyPath, value: Any) -> str:
+    """Return why a value cannot be written at a known path, or "" if it can."""
+    kind = deepspeed_keys.STRICT_SECTIONS.get(path[:-1], {}).get(path[-1], deepspeed_keys.ANYTHING)
     if ".".join(path) in deepspeed_keys.MUST_BE_SECTIONS:
-        return isinstance(value, dict)
-    known = deepspeed_keys.STRICT_SECTIONS.get(path[:-1], {})
-    return value == "auto" or is_of_kind(value, known.get(path[-1], deepspeed_keys.ANYTHING), path)
+        can = isinstance(value, dict)
+    else:
+        can = value == "auto" or is_of_kind(value, kind, path)
+    return "" if can else f"does not take {as_yaml(value)}"

@@ -4,6 +4,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 from components import accelerate_keys as keys
@@ -106,9 +107,21 @@ def is_known(path: KeyPath) -> bool:
 
 
 def sections_hold_keys(config: Config, key: str) -> Iterator[Finding]:
-    """A section has keys, or is empty."""
-    if key in keys.SECTIONS and not isinstance(config.written[key], dict | None):
-        yield finding(STOPS, (key,), "must be a mapping", "indent its keys below it")
+    """A section has keys, or is empty; accelerate says nothing to another value it has no use for.
+
+    rules_of_engine report the section of another engine.
+    """
+    value = config.written[key]
+    owner = {section: engine for engine, section in keys.SECTION_OF_ENGINE.items()}.get(key)
+    if key not in keys.SECTIONS or isinstance(value, dict | None):
+        return
+    fix = "indent its keys below it"
+    if key == "deepspeed_config" and str(value).endswith(".json"):
+        fix = f"deepspeed_config_file: {value}, indented below it"
+    if owner == "DEEPSPEED" and config.engine in (owner, None):
+        yield finding(STOPS, (key,), "must be a mapping", fix)
+    elif owner in (config.engine, None):
+        yield finding(IGNORED, (key,), "must be a mapping: nothing of it is read", fix)
 
 
 def names_are_complete(config: Config, section: str, key: Any) -> Iterator[Finding]:
@@ -200,7 +213,7 @@ class UnknownKey:
         reason: the same in words.
         names: the names that it may mean; () if the right name is not looked for.
         content: the whole file.
-        fits: whether a value can be read at the known key of a path.
+        obstacle: why a value cannot be written at a known path instead, or "" if it can.
         engine: the distributed_type of the file; None in a DeepSpeed JSON.
     """
 
@@ -210,7 +223,7 @@ class UnknownKey:
     reason: str
     names: Names
     content: dict
-    fits: Callable[[KeyPath, Any], bool]
+    obstacle: Callable[[KeyPath, Any], str]
     engine: str | None = None
 
     @property
@@ -241,17 +254,22 @@ def unknown_in_yaml(config: Config, path: KeyPath, search: bool) -> UnknownKey:
         names = SECTION_NAMES
     if not search:
         names = ()
-    return UnknownKey(path, value, kind, reason, names, config.written, fits_in_yaml, config.engine)
+    obstacle = partial(obstacle_in_yaml, config)
+    return UnknownKey(path, value, kind, reason, names, config.written, obstacle, config.engine)
 
 
-def fits_in_yaml(path: KeyPath, value: Any) -> bool:
-    """Return whether accelerate can read a value at a known path, or an empty one."""
+def obstacle_in_yaml(config: Config, path: KeyPath, value: Any) -> str:
+    """Return why a value cannot be written at a known path instead, or "" if it can."""
     if path[-1] in keys.SECTIONS:
-        return isinstance(value, dict | None)
-    kind = kind_of(path)
-    if isinstance(value, dict) and kind != keys.ANYTHING:
-        return False
-    return value is None or is_readable(path[-1], value, kind)
+        can_be_read = isinstance(value, dict | None)
+    elif isinstance(value, dict) and kind_of(path) != keys.ANYTHING:
+        can_be_read = False
+    else:
+        can_be_read = value is None or is_readable(path[-1], value, kind_of(path))
+    if not can_be_read:
+        return f"does not take {as_yaml(value)}"
+    version = keys.READ_BY_ONE_VERSION.get(path[-1], config.fsdp_version)
+    return "" if version == config.fsdp_version else f"is not read by FSDP{config.fsdp_version}"
 
 
 def judge_unknown(unknown: UnknownKey) -> Finding:
@@ -269,8 +287,9 @@ def judge_unknown(unknown: UnknownKey) -> Finding:
         return misplaced(unknown, meant)
     if meant[-1] in written_in(unknown.content, *unknown.section):
         return written_beside(unknown, meant)
-    if not unknown.fits(meant, unknown.value):
-        return of_another_kind(unknown, meant)
+    obstacle = unknown.obstacle(meant, unknown.value)
+    if obstacle:
+        return of_another_kind(unknown, meant, obstacle)
     return unknown.found("", [rename(unknown.path, meant[-1])])
 
 
@@ -325,8 +344,8 @@ def section_of_a_json(unknown: UnknownKey) -> Finding:
         more += "; here its keys are zero_stage, offload_optimizer_device, offload_param_device"
     written = written_in(unknown.content, "deepspeed_config")
     paths = {name: ("deepspeed_config", name) for name in settings or ()}
-    fit = [unknown.fits(path, settings[name]) for name, path in paths.items()]
-    if not paths or not all(fit) or set(paths) & set(written):
+    obstacles = [unknown.obstacle(path, settings[name]) for name, path in paths.items()]
+    if not paths or any(obstacles) or set(paths) & set(written):
         fix = "a JSON with it in deepspeed_config_file"
         return unknown.found(more, fix)
     edits = [set_value(path, settings[name]) for name, path in paths.items()]
@@ -369,18 +388,19 @@ def misplaced(unknown: UnknownKey, meant: KeyPath) -> Finding:
         return unknown.found(more, [delete(unknown.path)])
     if meant[-1] in written_in(unknown.content, *section):
         return written_beside(unknown, meant, more)
-    if not unknown.fits(meant, unknown.value):
-        return unknown.found(more, f"delete it, or write {meant[-1]} there")
+    obstacle = unknown.obstacle(meant, unknown.value)
+    if obstacle:
+        return unknown.found(f"{more}, where it {obstacle}", f"delete it, or write {meant[-1]}")
     edits = [delete(unknown.path), set_value(meant, unknown.value)]
     return unknown.found(more, edits)
 
 
-def of_another_kind(unknown: UnknownKey, meant: KeyPath) -> Finding:
+def of_another_kind(unknown: UnknownKey, meant: KeyPath, obstacle: str) -> Finding:
     """Return the finding on a key whose value the right key does not take.
 
     The key had no effect where accelerate ignores it, so that deleting it changes nothing.
     """
-    more = f"; {meant[-1]} does not take {as_yaml(unknown.value)}"
+    more = f"; {meant[-1]} {obstacle}"
     if isinstance(unknown.value, dict | list):
         return unknown.found(f"; the key is {meant[-1]}", f"delete it, or write {meant[-1]}")
     return unknown.found(more, [delete(unknown.path)])
@@ -398,10 +418,10 @@ def written_beside(unknown: UnknownKey, meant: KeyPath, more: str = "") -> Findi
     """Return the finding on a key whose right name is also in the file."""
     name = meant[-1]
     more += f"; {name} is written too"
-    if name != unknown.key:
-        return unknown.found(more, f"delete it, or {name}")
     if written_in(unknown.content, *meant[:-1])[name] == unknown.value:
         return unknown.found(more, [delete(unknown.path)])
+    if name != unknown.key:
+        return unknown.found(more, f"delete it, or {name}")
     return unknown.found(more, "delete one of the two")
 
 

@@ -347,6 +347,8 @@ MAY_BE_NULL_IN_SECTIONS = (
     "tensor_parallel.vocab_parallel_lm_head",
     "comet.online",
 )
+# Keys of numbers at which DeepSpeed refuses true and false, which pydantic takes as 1 and 0
+TAKE_NO_TRUTH = ("fp16.loss_scale", "fp16.loss_scale_window", "fp16.min_loss_scale")
 # The keys at which accelerate replaces "auto" with a value
 AUTO_IS_FILLED_IN = (
     "train_batch_size",
