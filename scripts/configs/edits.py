@@ -152,11 +152,24 @@ def with_value_for_block(text: str, nodes: KeyNodes, value: str) -> str:
 def with_key_in_section(text: str, edit: SetValue, positions: Positions) -> str:
     """Return text with a new key at the end of a section."""
     section = positions.nodes[edit.path[:-1]].value
+    if not isinstance(section, yaml.MappingNode) or not section.value:
+        return with_first_key(text, edit, positions.nodes[edit.path[:-1]])
     first_key, _ = section.value[0]
     indent = " " * first_key.start_mark.column
     lines = text.splitlines(keepends=True)
     line = f"{indent}{edit.path[-1]}: {as_yaml(edit.value)}\n"
     lines.insert(last_line(section) + 1, line)
+    return "".join(lines)
+
+
+def with_first_key(text: str, edit: SetValue, nodes: KeyNodes) -> str:
+    """Return text with a key in a section that is empty, or {}; a comment behind it stays."""
+    start = nodes.value.start_mark.index
+    end = nodes.value.end_mark.index
+    lines = (text[:start].rstrip(" ") + text[end:]).splitlines(keepends=True)
+    indent = " " * (nodes.key.start_mark.column + 2)
+    line = f"{indent}{edit.path[-1]}: {as_yaml(edit.value)}\n"
+    lines.insert(nodes.key.start_mark.line + 1, line)
     return "".join(lines)
 
 
