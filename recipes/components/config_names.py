@@ -45,7 +45,7 @@ SAME_WORDS = {
 }
 # Libraries and engines whose names people put before a key
 OWNERS = ("accelerate", "deepspeed", "ds", "fsdp", "zero")
-# Of two words with fewer letters, one may be another word than the other: tp and dp.
+# Two words with fewer letters may be different words: tp and dp.
 LETTERS_OF_A_SLIP = 3
 LETTERS_OF_TWO_SLIPS = 9
 

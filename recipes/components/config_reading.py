@@ -297,15 +297,14 @@ class Config:
             return False
         if key in keys.FOR_TPUS:
             return self.engine == "XLA"
-        if key == "dynamo_backend":
-            return self.compiles
-        if key == "machine_rank":
-            return self.machines > 1 and self.uses_torchrun
-        if key == "main_process_ip":
-            return self.machines > 1
-        if key == "use_cpu":
-            return not self.uses_torchrun
-        return True
+        on_several = self.machines > 1
+        when = {
+            "dynamo_backend": self.compiles,
+            "machine_rank": on_several and self.uses_torchrun,
+            "main_process_ip": on_several,
+            "use_cpu": not self.uses_torchrun,
+        }
+        return when.get(key, True)
 
     def is_setting_of_engine_read(self, key: str) -> bool:
         """Return whether the engine of the file reads a known key of its own section."""

@@ -14,6 +14,7 @@ from components.config_findings import (
     RECIPE,
     STOPS,
     UNSAVED,
+    Edit,
     Finding,
     delete,
     finding,
@@ -84,7 +85,7 @@ def command_line_owns_it_in_json(data: dict) -> Iterator[Finding]:
     for key, flag in keys.OWNED_BY_THE_RECIPE.items():
         if data.get(key, "auto") == "auto":
             continue
-        edits = [set_value(key, "auto")]
+        edits: list[Edit] = [set_value(key, "auto")]
         if key in deepspeed_keys.MUST_BE_SECTIONS:
             edits = [delete(key)]
         if key == BATCH and MICRO_BATCH not in data:

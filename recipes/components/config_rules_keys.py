@@ -343,7 +343,8 @@ def section_of_a_json(unknown: UnknownKey) -> Finding:
         settings = settings_of_yaml(unknown.value, (unknown.key,))
         more += "; here its keys are zero_stage, offload_optimizer_device, offload_param_device"
     written = written_in(unknown.content, "deepspeed_config")
-    paths = {name: ("deepspeed_config", name) for name in settings or ()}
+    settings = settings or {}
+    paths = {name: ("deepspeed_config", name) for name in settings}
     obstacles = [unknown.obstacle(path, settings[name]) for name, path in paths.items()]
     if not paths or any(obstacles) or set(paths) & set(written):
         fix = "a JSON with it in deepspeed_config_file"

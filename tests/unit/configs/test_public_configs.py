@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configs as they stand in public repositories: --fix breaks none of them, and loses no comment.
+"""Configs like those of public repositories: --fix breaks none of them, and loses no comment.
 
 The files are made of the keys, values and mistakes that public files have, at random but always the
 same. accelerate's launcher and plugins are the judges.
