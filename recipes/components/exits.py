@@ -14,7 +14,7 @@ class Exit(enum.IntEnum):
     FAILED = 1  # an exception that no message explains
     USAGE = 64  # wrong arguments, or ones that this machine or this strategy cannot run
     DATA = 65  # rows or checkpoints that cannot be used
-    NO_HUB = 69  # the Hugging Face Hub cannot be reached
+    NO_HUB = 69  # the Hugging Face Hub, or a server, cannot be reached
     NOT_FINITE = 70  # the loss or the gradient is not finite
     CANNOT_WRITE = 73
     STOPPED = 75  # stopped and saved: the same command continues the run
