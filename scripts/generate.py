@@ -3,14 +3,13 @@
 r"""Answer prompts with a trained folder: a model, or adapters, which are loaded on their base.
 
     python scripts/generate.py runs/tiny/run --prompt "Spell the word lamp."
-    python scripts/generate.py runs/tiny/run               # chat until Ctrl-D; an empty line resets
     python scripts/generate.py runs/tiny/run --file runs/tiny/data/test.jsonl --output answers.jsonl
     python scripts/generate.py runs/gsm8k/run --file test.jsonl --answer_pattern "#### (.+)" \
         --max_new_tokens 256
 
 --file answers every row and scores exact match, per "skill" if the rows have one. The last line
 printed looks like `exact match: 0.9421 (242/257)`. Prompts are built as in training,
-from the columns that the run's --columns named.
+from the columns that the run's --columns named. To converse with a model, use scripts/chat.py.
 
 Exit codes: 0 done, 64 usage, 65 data, 69 hub, 73 cannot write.
 """
@@ -27,7 +26,7 @@ def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("model_name_or_path", help="folder of a model or of adapters, or a hub id")
-    add("--prompt", action="append", help="answer this prompt and exit; may be repeated")
+    add("--prompt", action="append", help="answer this prompt; may be repeated")
     add("--file", type=Path, help="answer and score its rows: .jsonl, .json, .csv or .parquet")
     add("--limit", type=int, help="answer only the first rows of --file, this many")
     add("--output", type=Path, help="write prompts, answers and references here, as JSON lines")

@@ -14,6 +14,7 @@ BOOL = "true or false"
 INT = "a whole number"
 TEXT = "text"
 LIST = "a list"
+NUMBER = "a number"
 STRATEGY = "a sharding strategy"
 ANYTHING = "anything"
 Kind = str | tuple
@@ -94,7 +95,7 @@ TOP_LEVEL = {
     "tpu_env": LIST,
     # Keys of older versions, which accelerate converts
     "fp16": BOOL,
-    "dynamo_backend": TEXT,
+    "dynamo_backend": DYNAMO_BACKENDS,
 }
 FSDP = {
     "fsdp_version": (1, 2),
@@ -122,8 +123,8 @@ DEEPSPEED = {
     "offload_param_device": OFFLOAD_DEVICES,
     "offload_optimizer_nvme_path": TEXT,
     "offload_param_nvme_path": TEXT,
-    "gradient_accumulation_steps": TEXT,
-    "gradient_clipping": TEXT,
+    "gradient_accumulation_steps": INT,
+    "gradient_clipping": NUMBER,
     "zero3_init_flag": BOOL,
     "zero3_save_16bit_model": BOOL,
     "deepspeed_moe_layer_cls_names": TEXT,
@@ -211,6 +212,51 @@ SECTION_OF_ENGINE = {
     "MEGATRON_LM": "megatron_lm_config",
 }
 
+# The launcher copies each key of each section to its option of the same name. In these sections,
+# to whose keys it adds no prefix, any option of the launcher therefore works, and beats the key of
+# the top level.
+OPEN_SECTIONS = ("deepspeed_config", "parallelism_config", "megatron_lm_config", "mpirun_config")
+# Later sections beat earlier ones.
+SECTIONS_IN_ORDER_OF_READING = (
+    "fp8_config",
+    "deepspeed_config",
+    "fsdp_config",
+    "parallelism_config",
+    "megatron_lm_config",
+    "mpirun_config",
+    "dynamo_config",
+)
+# Keys of the top level that are no options of the launcher
+NO_OPTIONS = ("compute_environment", "distributed_type", "fp16", "command_file", "commands")
+# Options of the launcher that have no key of their own in a file
+ONLY_OPTIONS = (
+    "cpu",
+    "env",
+    "log_dir",
+    "max_restarts",
+    "module",
+    "monitor_interval",
+    "multi_gpu",
+    "no_python",
+    "num_cpu_threads_per_process",
+    "quiet",
+    "rdzv_conf",
+    "role",
+    "tee",
+    "tpu",
+    "use_deepspeed",
+    "use_fsdp",
+    "use_megatron_lm",
+    "use_parallelism_config",
+    "vm",
+)
+FLAGS_OF_ENGINES = ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm")
+# The launchers of these engines start one process by themselves, or mpirun.
+WITHOUT_TORCHRUN = ("NO", "MULTI_CPU")
+# Keys that only the launcher of TPUs reads
+FOR_TPUS = ("tpu_name", "tpu_zone", "tpu_use_cluster", "tpu_vm", "tpu_env")
+FOR_TPUS += ("command_file", "commands", "main_training_function")
+
 # Keys that `accelerate config` wrote up to accelerate 1.12, and what replaces them
 REMOVED = {
     ("ipex_config",): None,
@@ -220,7 +266,11 @@ REMOVED = {
 # The launcher puts the prefix before a key of these sections that lacks it.
 ADDED_PREFIXES = {"fsdp_config": "fsdp_", "dynamo_config": "dynamo_", "fp8_config": "fp8_"}
 CASE_MATTERS = ("compute_environment", "distributed_type", "fp8_backend")
-# The keys of fsdp_config that may be empty. At the top level and in deepspeed_config, all may.
+# The launcher compares it with a number, which an empty value cannot be.
+MUST_NOT_BE_EMPTY = ("num_machines",)
+# No value of these keys stops: any text is true, or all but the word true is false.
+READ_AS_ANYTHING = ("debug", "fp16", "zero3_save_16bit_model")
+# The keys of other sections than deepspeed_config that may be empty. There, all may be.
 MAY_BE_EMPTY = (
     "fsdp_auto_wrap_policy",
     "fsdp_transformer_layer_cls_to_wrap",
@@ -246,6 +296,13 @@ READ_BY_ONE_VERSION = {
     "fsdp_sync_module_states": 1,
     "fsdp_reshard_after_forward": 2,
 }
+# Keys of deepspeed_config that only DeepSpeed's launchers of several machines read
+FOR_SEVERAL_MACHINES = (
+    "deepspeed_multinode_launcher",
+    "deepspeed_hostfile",
+    "deepspeed_exclusion_filter",
+    "deepspeed_inclusion_filter",
+)
 # Settings that belong on the command line of a recipe, and their flags
 OWNED_BY_THE_RECIPE = {
     "gradient_accumulation_steps": "--gradient_accumulation_steps",
@@ -305,7 +362,11 @@ def read_value(key: str, value: Any, kind: Kind) -> Any:
     if kind == TEXT:
         return read_text(key, value)
     if kind == INT:
+        return read_whole_number(value)
+    if kind == NUMBER:
         return read_number(value)
+    if key in READ_AS_ANYTHING:
+        return read_anything(key, value)
     if kind == BOOL:
         return read_bool(value)
     if kind == STRATEGY:
@@ -320,11 +381,20 @@ def read_text(key: str, value: Any) -> Any:
     return value
 
 
-def read_number(value: Any) -> int:
+def read_whole_number(value: Any) -> int:
     """Return a whole number, which may be written as text."""
     if isinstance(value, bool):
         raise ValueError(f"{value} is not a number")
     return int(str(value))
+
+
+def read_number(value: Any) -> Any:
+    """Return a number, which may be written as text, or "auto"."""
+    if isinstance(value, bool):
+        raise ValueError(f"{value} is not a number")
+    if value == "auto":
+        return value
+    return float(str(value))
 
 
 def read_bool(value: Any) -> bool:
@@ -333,6 +403,13 @@ def read_bool(value: Any) -> bool:
     if word not in TRUTHS:
         raise ValueError(f"{value} is neither true nor false")
     return TRUTHS[word]
+
+
+def read_anything(key: str, value: Any) -> bool:
+    """Return the truth of a value that accelerate reads whatever it is."""
+    if key == "zero3_save_16bit_model":
+        return str(value).lower() == "true"
+    return bool(value)
 
 
 def read_strategy(key: str, value: Any) -> str:

@@ -70,7 +70,8 @@ def load(path: str | Path) -> ConfigFile:
     file = read(path, as_json=path.suffix == ".json")
     if file.content.get("compute_environment") == "AMAZON_SAGEMAKER":
         raise ValueError(f"{path} is for SageMaker, whose configs are not checked here")
-    if path.suffix == ".json" and "distributed_type" not in file.content:
+    is_for_deepspeed = "zero_optimization" in file.content
+    if path.suffix == ".json" and (is_for_deepspeed or "distributed_type" not in file.content):
         file.deepspeed = file
     else:
         file.deepspeed = read_deepspeed(file)

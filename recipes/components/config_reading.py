@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from components import accelerate_keys as keys
@@ -21,6 +22,21 @@ class KnownSetting:
     path: KeyPath
     value: Any
     kind: Kind
+
+
+@dataclass(frozen=True)
+class OptionInSection:
+    """An option of the launcher that a section of another topic sets.
+
+    Attributes:
+        path: where it is written.
+        home: where it belongs; () if no key of a file is for it.
+        value: the value as written.
+    """
+
+    path: KeyPath
+    home: KeyPath
+    value: Any
 
 
 def value_at(content: Any, path: KeyPath) -> Any:
@@ -50,6 +66,30 @@ def known_settings(content: dict) -> Iterator[KnownSetting]:
                 yield KnownSetting((section, key), value, known[key])
 
 
+def home_of(key: Any) -> KeyPath | None:
+    """Return where an option of the launcher belongs in a file; None if there is no such option.
+
+    An option that no key of a file is for has the home ().
+    """
+    if key in keys.TOP_LEVEL and key not in keys.NO_OPTIONS and key != "dynamo_backend":
+        return (key,)
+    for section, known in keys.SECTIONS.items():
+        if key in known:
+            return section, key
+    return () if key in keys.ONLY_OPTIONS else None
+
+
+def options_in_sections(content: dict) -> Iterator[OptionInSection]:
+    """Yield the options of the launcher that sections of other topics set, the last one last."""
+    for section in keys.SECTIONS_IN_ORDER_OF_READING:
+        if section not in keys.OPEN_SECTIONS:
+            continue
+        for key, value in written_in(content, section).items():
+            home = home_of(key)
+            if key not in keys.SECTIONS[section] and home is not None:
+                yield OptionInSection((section, key), home, value)
+
+
 def as_read(content: dict, deepspeed: dict | None = None) -> dict:
     """Return the config that accelerate makes of a file.
 
@@ -66,6 +106,10 @@ def as_read(content: dict, deepspeed: dict | None = None) -> dict:
     for setting in known_settings(content):
         if setting.value is not None:
             put_as_read(config, setting)
+    for option in options_in_sections(content):
+        if option.home and option.value is not None:
+            kind = kind_of(option.home)
+            put_as_read(config, KnownSetting(option.home, option.value, kind))
     # The launcher only distinguishes between one and several
     config["num_machines"] = max(config["num_machines"], 1)
     # Nothing after the colon, or an unquoted NO, which is false in YAML
@@ -75,6 +119,14 @@ def as_read(content: dict, deepspeed: dict | None = None) -> dict:
         config["deepspeed_config"] |= zero_of_json(deepspeed)
         config["mixed_precision"] = precision_of_json(deepspeed)
     return config
+
+
+def kind_of(path: KeyPath) -> Kind:
+    """Return the kind of a known key at the top level or in a section."""
+    if len(path) == 1:
+        return keys.TOP_LEVEL[path[0]]
+    section, key = path
+    return keys.SECTIONS[section][key]
 
 
 def put_as_read(config: dict, setting: KnownSetting) -> None:
@@ -97,15 +149,23 @@ def zero_of_json(deepspeed: dict) -> dict:
         value = json_value(deepspeed, deepspeed_keys.IN_JSON[key], auto, missing)
         known = value in keys.DEEPSPEED[key]
         settings[key] = value if known else missing
+    for key, former in deepspeed_keys.FORMER_SWITCHES.items():
+        if is_true(json_value(deepspeed, f"zero_optimization.{former}")):
+            settings[key] = "cpu"
     return settings
 
 
 def precision_of_json(deepspeed: dict) -> str:
     """Return the mixed precision of a DeepSpeed JSON; "auto" counts as "no"."""
     for kind in ("fp16", "bf16"):
-        if json_value(deepspeed, f"{kind}.enabled") is True:
+        if is_true(json_value(deepspeed, f"{kind}.enabled")):
             return kind
     return "no"
+
+
+def is_true(value: Any) -> bool:
+    """Return whether DeepSpeed reads a value as true: pydantic also takes words and 1."""
+    return keys.TRUTHS.get(str(value).lower(), False)
 
 
 def json_value(data: Any, path: str, auto: Any = "auto", missing: Any = None) -> Any:
@@ -148,6 +208,21 @@ class Config:
         return self.read.get("distributed_type")
 
     @property
+    def uses_torchrun(self) -> bool:
+        """Whether torchrun starts the processes, as under all engines for several GPUs."""
+        return self.engine not in (*keys.WITHOUT_TORCHRUN, "XLA")
+
+    @property
+    def has_json(self) -> bool:
+        """Whether the file points to a DeepSpeed JSON; accelerate reads the word none as no."""
+        return self.zero_written.get("deepspeed_config_file") not in (None, "none")
+
+    @cached_property
+    def options_in_sections(self) -> tuple[OptionInSection, ...]:
+        """The options of the launcher that sections of other topics set."""
+        return tuple(options_in_sections(self.written))
+
+    @property
     def processes(self) -> int:
         """The number of processes, or NOT_GIVEN."""
         return self.read.get("num_processes", NOT_GIVEN)
@@ -169,8 +244,16 @@ class Config:
 
     @property
     def fsdp_written(self) -> dict:
-        """fsdp_config as written, but with full names."""
-        return written_in(self.written, "fsdp_config")
+        """fsdp_config as written, but with full names, and with its keys in other sections."""
+        return written_in(self.written, "fsdp_config") | self.elsewhere("fsdp_config")
+
+    def elsewhere(self, section: str) -> dict:
+        """Return the keys of a section that are written in other sections, where they work."""
+        return {
+            option.home[1]: option.value
+            for option in self.options_in_sections
+            if option.home[:1] == (section,) and len(option.home) == 2
+        }
 
     @property
     def zero(self) -> dict:
@@ -181,3 +264,58 @@ class Config:
     def zero_written(self) -> dict:
         """deepspeed_config as written."""
         return written_in(self.written, "deepspeed_config")
+
+    def is_read(self, path: KeyPath) -> bool:
+        """Return whether the launcher of this engine, or what it starts, reads a known key.
+
+        A value that cannot be read stops only where it is read.
+        """
+        if self.engine is None:
+            return True
+        if len(path) == 1:
+            return self.is_top_level_read(path[0])
+        section, key = path
+        if section in keys.SECTION_OF_ENGINE.values():
+            own = keys.SECTION_OF_ENGINE.get(self.engine)
+            return section == own and self.is_setting_of_engine_read(key)
+        if section == "fp8_config":
+            return self.read["mixed_precision"] == "fp8"
+        if section == "dynamo_config":
+            return self.compiles and "dynamo_backend" not in self.written
+        if section == "mpirun_config":
+            return self.engine in keys.WITHOUT_TORCHRUN
+        return self.uses_torchrun  # parallelism_config
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the launcher passes dynamo's settings on; those of DeepSpeed and TPUs do not."""
+        return self.engine not in ("DEEPSPEED", "XLA")
+
+    def is_top_level_read(self, key: Any) -> bool:
+        """Return whether a known key of the top level is read."""
+        if key in keys.COMMAND_LINE_ONLY:
+            return False
+        if key in keys.FOR_TPUS:
+            return self.engine == "XLA"
+        on_several = self.machines > 1
+        when = {
+            "dynamo_backend": self.compiles,
+            "machine_rank": on_several and self.uses_torchrun,
+            "main_process_ip": on_several,
+            "use_cpu": not self.uses_torchrun,
+        }
+        return when.get(key, True)
+
+    def is_setting_of_engine_read(self, key: str) -> bool:
+        """Return whether the engine of the file reads a known key of its own section."""
+        if key == "fsdp_min_num_params":
+            return self.fsdp["fsdp_auto_wrap_policy"] == "SIZE_BASED_WRAP"
+        if key == "fsdp_transformer_layer_cls_to_wrap":
+            return self.fsdp["fsdp_auto_wrap_policy"] == "TRANSFORMER_BASED_WRAP"
+        if key in ("fsdp_backward_prefetch", "fsdp_sync_module_states"):
+            return True  # FSDP2 drops them only after it has read them
+        if key in keys.READ_BY_ONE_VERSION:
+            return keys.READ_BY_ONE_VERSION[key] == self.fsdp_version
+        if key in keys.FOR_SEVERAL_MACHINES:
+            return self.machines > 1
+        return True

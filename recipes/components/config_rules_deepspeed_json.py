@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules on a DeepSpeed JSON to which a config of accelerate points."""
 
+import math
+import re
 from collections.abc import Iterator
+from typing import Any
 
 from components import accelerate_keys as keys
 from components import deepspeed_keys
@@ -11,13 +14,15 @@ from components.config_findings import (
     RECIPE,
     STOPS,
     UNSAVED,
+    Edit,
     Finding,
     delete,
     finding,
     set_value,
     split,
 )
-from components.config_reading import as_read, json_value, value_at, written_in
+from components.config_names import is_comment
+from components.config_reading import as_read, is_true, json_value, value_at, written_in
 from components.config_rules_deepspeed import LOST_SAVE
 from components.config_rules_keys import (
     MAX_SEARCHES,
@@ -28,9 +33,12 @@ from components.config_rules_keys import (
     unreadable,
 )
 from components.config_strategy import OFFLOADED_FROM_STAGE
-from components.yaml_text import KeyPath
+from components.yaml_text import KeyPath, as_yaml
 
 NAMES: Names = tuple(deepspeed_keys.KEYS.items())
+GATHER = deepspeed_keys.IN_JSON["zero3_save_16bit_model"]
+BATCH = "train_batch_size"
+MICRO_BATCH = "train_micro_batch_size_per_gpu"
 
 
 def rules_of_json(data: dict) -> Iterator[Finding]:
@@ -40,7 +48,11 @@ def rules_of_json(data: dict) -> Iterator[Finding]:
     yield from sections_of_json_hold_keys(data)
     yield from command_line_owns_it_in_json(data)
     yield from accumulation_is_left_open(data)
+    yield from batch_has_a_micro_batch(data)
     yield from values_of_json_are_readable(data)
+    yield from values_of_sections_are_readable(data)
+    yield from stage_is_a_number(data)
+    yield from field_has_one_name(data)
     yield from zero3_can_save_by_json(data)
     yield from stage_offloads_it_by_json(data)
     yield from one_precision_is_on(data)
@@ -73,10 +85,19 @@ def command_line_owns_it_in_json(data: dict) -> Iterator[Finding]:
     for key, flag in keys.OWNED_BY_THE_RECIPE.items():
         if data.get(key, "auto") == "auto":
             continue
-        edit = set_value(key, "auto")
+        edits: list[Edit] = [set_value(key, "auto")]
         if key in deepspeed_keys.MUST_BE_SECTIONS:
-            edit = delete(key)
-        yield finding(RECIPE, key, OWNED.format(flag), [edit])
+            edits = [delete(key)]
+        if key == BATCH and MICRO_BATCH not in data:
+            edits.append(set_value(MICRO_BATCH, "auto"))
+        yield finding(RECIPE, key, OWNED.format(flag), edits)
+
+
+def batch_has_a_micro_batch(data: dict) -> Iterator[Finding]:
+    """accelerate fills in the batch of all GPUs from that of one, so it needs the latter."""
+    if data.get(BATCH) == "auto" and data.get(MICRO_BATCH) is None:
+        reason = f"accelerate fills this auto in from {MICRO_BATCH}, which is missing"
+        yield finding(STOPS, BATCH, reason, [set_value(MICRO_BATCH, "auto")])
 
 
 def accumulation_is_left_open(data: dict) -> Iterator[Finding]:
@@ -96,16 +117,85 @@ def values_of_json_are_readable(data: dict) -> Iterator[Finding]:
             yield unreadable(split(path), json_value(data, path), choices)
 
 
+def values_of_sections_are_readable(data: dict) -> Iterator[Finding]:
+    """DeepSpeed reads the values of its sections by their kinds, and leaves out "auto"."""
+    for section, known in deepspeed_keys.STRICT_SECTIONS.items():
+        inner = value_at(data, section)
+        if not isinstance(inner, dict):
+            continue
+        for key, value in inner.items():
+            path = (*section, key)
+            kind = known.get(key, known.get(f"stage3_{key}", deepspeed_keys.ANYTHING))
+            if ".".join(path) in deepspeed_keys.MUST_BE_SECTIONS or value == "auto":
+                continue
+            if not is_of_kind(value, kind, path):
+                yield finding(STOPS, path, f"{as_yaml(value)}: must be {kind}", kind)
+
+
+def is_of_kind(value: Any, kind: str, path: KeyPath) -> bool:
+    """Return whether pydantic reads a value as a kind, as DeepSpeed uses it."""
+    if kind == deepspeed_keys.ANYTHING:
+        return True
+    if value is None:
+        return ".".join(path) in deepspeed_keys.MAY_BE_NULL_IN_SECTIONS
+    if kind == deepspeed_keys.BOOL:
+        return str(value).lower() in keys.TRUTHS or value in (0.0, 1.0)
+    if isinstance(value, bool) and ".".join(path) in deepspeed_keys.TAKE_NO_TRUTH:
+        return False
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return False
+    if not math.isfinite(number):
+        return kind == deepspeed_keys.FLOAT and path != ("fp16", "loss_scale")
+    if kind == deepspeed_keys.INT and isinstance(value, str):
+        return re.fullmatch(r"[+-]?\d+(\.0*)?", value.strip()) is not None
+    return kind == deepspeed_keys.FLOAT or number == int(number)
+
+
+def stage_is_a_number(data: dict) -> Iterator[Finding]:
+    """DeepSpeed takes the stage as text, but accelerate compares it with numbers."""
+    path = "zero_optimization.stage"
+    value = json_value(data, path)
+    if isinstance(value, str) and value in ("0", "1", "2", "3"):
+        reason = f"text: DeepSpeed runs ZeRO-{value}, but accelerate does not know that"
+        yield finding(IGNORED, path, reason, [set_value(path, int(value))])
+
+
+def field_has_one_name(data: dict) -> Iterator[Finding]:
+    """DeepSpeed takes the name of a field in place of its alias, but refuses both at once."""
+    zero = value_at(data, ("zero_optimization",))
+    if not isinstance(zero, dict):
+        return
+    for alias in deepspeed_keys.ZERO:
+        others = deepspeed_keys.OTHER_NAMES.get(alias, (alias.removeprefix("stage3_"),))
+        for name in others:
+            if name != alias and name in zero and alias in zero:
+                reason = f"the same as {alias}, which is written too: DeepSpeed refuses both"
+                fix = "keep one of them"
+                if zero[name] == zero[alias]:
+                    fix = [delete(("zero_optimization", name))]
+                yield finding(STOPS, ("zero_optimization", name), reason, fix)
+
+
 def zero_stage_of(data: dict) -> int:
     """Return the ZeRO stage of a JSON."""
     return as_read({}, data)["deepspeed_config"]["zero_stage"]
 
 
 def zero3_can_save_by_json(data: dict) -> Iterator[Finding]:
-    """ZeRO-3 only gathers the weights for a save if the config requests it."""
-    path = deepspeed_keys.IN_JSON["zero3_save_16bit_model"]
-    if zero_stage_of(data) == 3 and json_value(data, path) is not True:
+    """ZeRO-3 only gathers the weights for a save if the config requests it, by any of the names."""
+    section, alias = split(GATHER)
+    names = (alias, *deepspeed_keys.OTHER_NAMES[alias])
+    if zero_stage_of(data) == 3 and not any(gathers(data, section, name) for name in names):
+        written = [name for name in names if json_value(data, f"{section}.{name}") is not None]
+        path = (section, *written[:1]) if written else (section, alias)
         yield finding(UNSAVED, path, f"{LOST_SAVE} (auto is false)", [set_value(path, True)])
+
+
+def gathers(data: dict, section: str, name: str) -> bool:
+    """Return whether a name in a section of a JSON is true."""
+    return is_true(json_value(data, f"{section}.{name}"))
 
 
 def stage_offloads_it_by_json(data: dict) -> Iterator[Finding]:
@@ -122,11 +212,14 @@ def one_precision_is_on(data: dict) -> Iterator[Finding]:
     """Either bf16 or fp16 is on; "auto" leaves it to the launcher's --mixed_precision."""
     bf16 = json_value(data, "bf16.enabled")
     fp16 = json_value(data, "fp16.enabled")
-    if bf16 is True and fp16 is True:
+    if is_true(bf16) and is_true(fp16):
         yield finding(STOPS, "fp16.enabled", "bf16 and fp16 at once", "keep one of them")
-    elif bf16 is not True and fp16 is not True and "auto" in (bf16, fp16):
+    elif not is_true(bf16) and not is_true(fp16) and "auto" in (bf16, fp16):
         path = "bf16.enabled" if bf16 == "auto" else "fp16.enabled"
-        reason = "auto is fp32 here, unless --mixed_precision is passed"
+        reason = (
+            "auto is fp32 unless --mixed_precision is passed or transformers' Trainer, which "
+            "fills it in, runs the training"
+        )
         yield finding(COSTS, path, reason, [set_value(path, True)])
 
 
@@ -151,11 +244,16 @@ def unfilled_autos(section: dict, path: KeyPath = ()) -> Iterator[KeyPath]:
 
 # ---- Names ----
 def names_in_json(data: dict) -> Iterator[Finding]:
-    """DeepSpeed knows all keys: it ignores unknown ones at the top level, and stops at others."""
+    """DeepSpeed knows all keys: it ignores some unknown ones, and stops at others.
+
+    A key that only holds a remark may stand where DeepSpeed says nothing to it.
+    """
     searches = 0
     for path in unknown_in_json(data):
         if path[0] in deepspeed_keys.REMOVED:
             yield finding(STOPS, path, "removed from DeepSpeed", [delete(path)])
+            continue
+        if is_comment(path[-1]) and path[:-1] not in deepspeed_keys.STRICT_SECTIONS:
             continue
         names = ()
         if searches < MAX_SEARCHES:
@@ -179,7 +277,31 @@ def unknown_key_of_json(data: dict, path: KeyPath, names: Names) -> UnknownKey:
     """Return a key that DeepSpeed does not know, with its effect and what it may mean."""
     kind = IGNORED
     reason = "no such key: DeepSpeed ignores it silently"
-    if len(path) > 1:
+    if path[:-1] in deepspeed_keys.STRICT_SECTIONS:
         kind = STOPS
         reason = "no such key: DeepSpeed stops once the model is loaded"
-    return UnknownKey(path, value_at(data, path), kind, reason, names, data)
+    if path[:-1] == ("bf16",) and path[-1] in deepspeed_keys.FP16:
+        reason += "; only fp16 scales the loss"
+        names = ((path[:-1], ()),)
+    if is_comment(path[-1]):
+        names = ((path[:-1], ()),)
+    if path[0] in accelerate_sets_by_yaml(path):
+        reason += "; accelerate's YAML has it, in deepspeed_config"
+    return UnknownKey(path, value_at(data, path), kind, reason, names, data, obstacle_in_json)
+
+
+def accelerate_sets_by_yaml(path: KeyPath) -> tuple[str, ...]:
+    """Return the keys of accelerate's YAML that no JSON has, for a key at the top level."""
+    if len(path) > 1:
+        return ()
+    return tuple(key for key in keys.DEEPSPEED if key not in deepspeed_keys.TOP_LEVEL)
+
+
+def obstacle_in_json(path: KeyPath, value: Any) -> str:
+    """Return why a value cannot be written at a known path, or "" if it can."""
+    kind = deepspeed_keys.STRICT_SECTIONS.get(path[:-1], {}).get(path[-1], deepspeed_keys.ANYTHING)
+    if ".".join(path) in deepspeed_keys.MUST_BE_SECTIONS:
+        can = isinstance(value, dict)
+    else:
+        can = value == "auto" or is_of_kind(value, kind, path)
+    return "" if can else f"does not take {as_yaml(value)}"

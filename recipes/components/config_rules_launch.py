@@ -3,6 +3,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from components import accelerate_keys as keys
 from components.config_findings import (
@@ -28,42 +29,62 @@ def rules_of_engine(config: Config) -> Iterator[Finding]:
     engine = config.engine
     others = sections_of_other_engines(config)
     fix = "one of FSDP, DEEPSPEED, MULTI_GPU, NO"
-    if len(others) == 1:
-        fix = [set_value(path, *others)]
     if path not in config.written:
+        if len(others) == 1:
+            fix = [set_value(path, *others)]
         yield finding(STOPS, path, "missing", fix)
     elif config.written[path] is None:
         yield finding(IGNORED, path, "empty: one process runs", fix)
     elif engine and others:
-        yield from sections_of_others_are_not_read(config, others, fix)
+        yield from sections_of_others_are_not_read(config, others)
     elif engine == "NO" and config.processes > 1:
         reason = f"one process runs, not {config.processes}"
-        yield finding(IGNORED, path, reason, [set_value(path, "MULTI_GPU")])
-    elif engine in ("XLA", "MEGATRON_LM", "MULTI_CPU"):
+        yield finding(IGNORED, path, reason, "MULTI_GPU, or num_processes: 1")
+    elif engine == "MULTI_CPU":
+        yield from mpirun_starts_the_processes(config)
+    if engine in ("XLA", "MEGATRON_LM", "MULTI_CPU"):
         yield finding(UNTESTED, path, f"the recipes are not tested under {engine}", fix)
 
 
 def sections_of_other_engines(config: Config) -> dict[str, str]:
-    """Return {engine: section} of the sections that this file's engine does not read."""
-    return {
-        engine: section
-        for engine, section in keys.SECTION_OF_ENGINE.items()
-        if engine != config.engine and config.written.get(section)
-    }
+    """Return {engine: section} of the sections that this file's engine does not read.
+
+    A section that only sets options of other topics is read.
+    """
+    others = {}
+    for engine, section in keys.SECTION_OF_ENGINE.items():
+        options = {option.path for option in config.options_in_sections}
+        content = config.written.get(section)
+        if engine == config.engine or not content:
+            continue
+        if not isinstance(content, dict) or any((section, key) not in options for key in content):
+            others[engine] = section
+    return others
 
 
-def sections_of_others_are_not_read(
-    config: Config, others: dict[str, str], fix: str | list
-) -> Iterator[Finding]:
+def sections_of_others_are_not_read(config: Config, others: dict[str, str]) -> Iterator[Finding]:
     """An engine reads its own section only; if that is missing, the engine itself may be wrong."""
     own_section = keys.SECTION_OF_ENGINE.get(str(config.engine))
     if config.written.get(own_section):
         reason = f"{config.engine} runs and does not read it"
         for section in others.values():
-            yield finding(IGNORED, section, reason, [delete(section)])
+            holds_options = any(option.path[0] == section for option in config.options_in_sections)
+            fix = "delete all but the options" if holds_options else [delete(section)]
+            yield finding(IGNORED, section, reason, fix)
         return
-    reason = f"{config.engine} runs and does not read {' or '.join(others.values())}"
+    sections = " or ".join(others.values())
+    reason = f"{config.engine} runs and does not read {sections}"
+    fix = f"{' or '.join(others)}, or delete {sections}"
     yield finding(IGNORED, "distributed_type", reason, fix)
+
+
+def mpirun_starts_the_processes(config: Config) -> Iterator[Finding]:
+    """Only mpirun starts several processes on CPUs, and the launcher needs its list of hosts."""
+    hosts = config.read.get("mpirun_config", {}).get("mpirun_hostfile")
+    if hosts is None and config.processes > 1:
+        reason = f"one process runs, not {config.processes}, unless mpirun starts the launcher"
+        fix = "mpirun_hostfile in mpirun_config"
+        yield finding(IGNORED, "distributed_type", reason, fix)
 
 
 # ---- Processes, machines, GPUs ----
@@ -92,10 +113,13 @@ def processes_spread_over_machines(config: Config) -> Iterator[Finding]:
     processes = config.processes
     machines = config.machines
     if processes == NOT_GIVEN:
-        if config.engine not in ("NO", None) and path not in config.written:
+        written = config.written.get(path)
+        if config.engine not in ("NO", None) and written in (None, NOT_GIVEN):
             reason = "missing: the launcher needs --num_processes"
             yield finding(COSTS, path, reason, "a number, or the flag")
         return
+    if config.engine in keys.WITHOUT_TORCHRUN:
+        return  # one process, or as many as mpirun starts
     on_each = processes // machines
     if on_each < 1:
         reason = f"{processes} processes on {machines} machines"
@@ -106,7 +130,9 @@ def processes_spread_over_machines(config: Config) -> Iterator[Finding]:
 
 
 def machine_is_one_of_them(config: Config) -> Iterator[Finding]:
-    """machine_rank counts from 0."""
+    """machine_rank counts from 0; on one machine it is not read."""
+    if not config.is_read(("machine_rank",)):
+        return
     if not 0 <= config.read["machine_rank"] < config.machines:
         reason = "the machines would wait for each other"
         yield finding(STOPS, "machine_rank", reason, f"0 to {config.machines - 1}")
@@ -150,12 +176,23 @@ def deepspeed_reaches_all_machines(config: Config) -> Iterator[Finding]:
 def launcher_reads_the_key(config: Config) -> Iterator[Finding]:
     """Some settings only take effect as flags of the launcher."""
     for key, without_effect in keys.COMMAND_LINE_ONLY.items():
-        if without_effect is None or config.read.get(key, without_effect) == without_effect:
+        if without_effect is None or read_at_top_level(config, key) == without_effect:
             continue
         if key == "rdzv_backend" and config.machines == 1:
             continue
         reason = "accelerate launch never takes it from the file"
         yield finding(COSTS, key, reason, f"the flag --{key} instead")
+
+
+def read_at_top_level(config: Config, key: str) -> Any:
+    """Return the value of the top level as accelerate would read it, or what has no effect."""
+    without_effect = keys.COMMAND_LINE_ONLY[key]
+    kind = keys.TOP_LEVEL[key]
+    value = config.written.get(key, without_effect)
+    in_sections = [option.home for option in config.options_in_sections]
+    if (key,) in in_sections or not keys.is_readable(key, value, kind):
+        return without_effect
+    return keys.read_value(key, value, kind)
 
 
 # ---- Mesh ----
@@ -174,7 +211,7 @@ def sizes_are_possible(config: Config) -> Iterator[Finding]:
     """Each size is 1 or more, and the recipes only replicate and shard."""
     for kind, size in mesh_sizes(config.read).items():
         path = f"parallelism_config.parallelism_config_{kind}_size"
-        if size < 1:
+        if size < 1 and config.uses_torchrun:
             yield finding(STOPS, path, "a group has at least one process", "1 or more")
         if size > 1 and kind in ("tp", "cp", "sp"):
             yield finding(RECIPE, path, "the recipes only shard and replicate", "1")
@@ -184,31 +221,45 @@ def fsdp_can_use_the_mesh(config: Config) -> Iterator[Finding]:
     """FSDP2 has something to shard over, and the mesh has a place for each process."""
     path = "parallelism_config"
     sizes = mesh_sizes(config.read)
-    places = math.prod(sizes.values())
     if config.fsdp_version == 1:
-        fix = "fsdp_version: 2, or HYBRID_SHARD without a mesh"
-        yield finding(STOPS, path, "FSDP1 takes no mesh", fix)
+        if math.prod(sizes.values()) > 1:
+            fix = "fsdp_version: 2, or HYBRID_SHARD without a mesh"
+            yield finding(STOPS, path, "FSDP1 takes no mesh", fix)
     elif sizes["dp_shard"] == sizes["cp"] == 1:
         fix = "a parallelism_config_dp_shard_size above 1"
         yield finding(STOPS, path, "FSDP2 has nothing to shard over", fix)
-    elif places > 0 and config.processes not in (NOT_GIVEN, places):
-        reason = f"its sizes multiply to {places}, num_processes is {config.processes}"
-        replicas = sizes["dp_replicate"]
-        fix = how_to_fit_mesh(replicas, places // replicas, config.processes)
-        yield finding(STOPS, path, reason, fix)
+    else:
+        yield from mesh_has_a_place_for_each_process(config)
+
+
+def mesh_has_a_place_for_each_process(config: Config) -> Iterator[Finding]:
+    """The sizes multiply to the number of processes; DeepSpeed checks its sequences by itself."""
+    sizes = mesh_sizes(config.read)
+    places = math.prod(sizes.values())
+    if sizes["sp"] > 1 or places < 1 or config.processes in (NOT_GIVEN, places):
+        return
+    reason = f"its sizes multiply to {places}, num_processes is {config.processes}"
+    replicas = sizes["dp_replicate"]
+    fix = how_to_fit_mesh(replicas, places // replicas, config.processes)
+    yield finding(STOPS, "parallelism_config", reason, fix)
 
 
 def engine_splits_by_the_mesh(config: Config) -> Iterator[Finding]:
     """Only FSDP shards by the mesh; DeepSpeed only reads its sequence parallelism."""
     path = "parallelism_config"
     sizes = mesh_sizes(config.read)
-    if str(config.engine).startswith("MULTI") and sizes["dp_shard"] > 1:
-        edits = [set_value("distributed_type", "FSDP"), set_value("fsdp_config.fsdp_version", 2)]
-        yield finding(IGNORED, path, "DDP runs and shards nothing", edits)
-    elif config.engine in ("NO", "DEEPSPEED") and sizes["sp"] == 1:
-        if math.prod(sizes.values()) > 1:
-            reason = f"{config.engine} does not split by it"
-            yield finding(IGNORED, path, reason, [delete(path)])
+    if math.prod(sizes.values()) <= 1 or sizes["sp"] > 1:
+        return
+    if str(config.engine).startswith("MULTI") and config.uses_torchrun:
+        if sizes["dp_shard"] > 1:
+            fix = "FSDP with fsdp_version: 2, or delete parallelism_config"
+            yield finding(IGNORED, path, "DDP runs and shards nothing", fix)
+        yield from mesh_has_a_place_for_each_process(config)
+    elif config.engine == "DEEPSPEED":
+        yield from mesh_has_a_place_for_each_process(config)
+        yield finding(IGNORED, path, "DEEPSPEED does not split by it", [delete(path)])
+    elif config.engine in keys.WITHOUT_TORCHRUN:
+        yield finding(IGNORED, path, f"{config.engine} does not split by it", [delete(path)])
 
 
 # ---- Mixed precision ----

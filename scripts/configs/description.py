@@ -3,7 +3,11 @@
 
 from dataclasses import dataclass
 
-from components.accelerate_keys import COMMAND_LINE_ONLY, READ_BY_ONE_VERSION
+from components.accelerate_keys import (
+    COMMAND_LINE_ONLY,
+    FOR_SEVERAL_MACHINES,
+    READ_BY_ONE_VERSION,
+)
 from components.config_findings import STOPS, Finding
 from components.config_reading import written_in
 from components.config_strategy import (
@@ -48,6 +52,11 @@ SIBLINGS = {
         "fsdp1": "FSDP1 HYBRID_SHARD (fsdp1_hybrid_shard.yaml)",
     },
 }
+# Engines whose processes share in ways that are not described here
+NOT_DESCRIBED = {
+    "MEGATRON_LM": "Megatron-LM, whose parallelism is not described here",
+    "XLA": "torch_xla, whose processes on TPUs are not described here",
+}
 WRAP_POLICY_OF = {
     "fsdp_transformer_layer_cls_to_wrap": "TRANSFORMER_BASED_WRAP",
     "fsdp_min_num_params": "SIZE_BASED_WRAP",
@@ -81,6 +90,12 @@ class Run:
         return self.requested.engine
 
     @property
+    def is_on_cpus(self) -> bool:
+        """Whether it runs on CPUs: only the launchers that torchrun does not start heed use_cpu."""
+        engine = self.config["distributed_type"]
+        return engine == "MULTI_CPU" or (engine == "NO" and self.config.get("use_cpu", False))
+
+    @property
     def is_fsdp(self) -> bool:
         """Whether either version of FSDP runs."""
         return self.engine in ("fsdp1", "fsdp2")
@@ -106,6 +121,9 @@ def describe(
         return {"runs": "nothing: accelerate or DeepSpeed stops, see below"}
     run = run_of(config, for_recipes)
     words = {"runs": words_of_strategy(run), "processes": words_of_processes(run)}
+    if config["distributed_type"] in NOT_DESCRIBED:
+        words["no effect"] = words_of_no_effect(content, config, deepspeed)
+        return words
     words |= words_of_shares(run)
     words["state"] = words_of_place(run)
     words["precision"] = words_of_precision(run)
@@ -122,13 +140,20 @@ def run_of(config: dict, for_recipes: bool) -> Run:
     requested = strategy_of(config)
     machines = config["num_machines"]
     processes = 1
-    if requested.engine != "single":
+    if requested.engine != "single" or config["distributed_type"] in NOT_DESCRIBED:
         processes = max(config.get("num_processes", 1) // machines * machines, 1)
+    if config["distributed_type"] == "MULTI_CPU" and not config.get("mpirun_config"):
+        processes = 1  # only mpirun starts more
     return Run(config, requested, strategy_run(config), processes, machines, for_recipes)
 
 
 def words_of_strategy(run: Run) -> str:
     """Return the name of what runs."""
+    engine = run.config["distributed_type"]
+    if engine in NOT_DESCRIBED:
+        return NOT_DESCRIBED[engine]
+    if engine == "MULTI_CPU" and run.processes == 1:
+        return "one process, unless mpirun starts the launcher"
     if run.engine == "single":
         return "one process"
     if run.engine == "ddp":
@@ -140,7 +165,7 @@ def words_of_strategy(run: Run) -> str:
 
 def words_of_processes(run: Run) -> str:
     """Return how many processes run, and on how many machines."""
-    if run.processes == 1 and run.engine != "single":
+    if run.processes == 1 and run.engine != "single" and not run.is_on_cpus:
         return "1, so that nothing is split; --num_processes N for more"
     if run.machines > 1:
         return f"{run.processes} on {run.machines} machines"
@@ -192,6 +217,8 @@ def words_of_place(run: Run) -> str:
         device = run.config["deepspeed_config"][f"{what}_device"]
         if (run.requested.stage or 0) >= first_stage and device != "none":
             moved.append(f"{names[what]} on {device}")
+    if run.is_on_cpus:
+        return "in host memory: the training runs on the CPU"
     if not moved:
         return "on the GPU"
     return f"{', '.join(moved)}; the rest on the GPU"
@@ -247,6 +274,7 @@ def keys_without_effect(
         f"for FSDP{other_version}": keys_for_other_version(content, other_version),
         "for another wrap policy": keys_for_other_policy(content, config),
         "for ZeRO-3": keys_for_zero3(config, deepspeed),
+        "accelerate sets it to infinity": keys_that_accelerate_sets(deepspeed),
         "transformers' models do not use it": keys_for_other_models(deepspeed),
     }
 
@@ -267,7 +295,11 @@ def keys_for_machines(content: dict, config: dict) -> list[str]:
     """Return the keys that only matter on several machines."""
     if config["num_machines"] > 1:
         return []
-    return [key for key in ("machine_rank", "main_process_ip") if key in content]
+    found = [key for key in ("machine_rank", "main_process_ip") if key in content]
+    if config["distributed_type"] == "DEEPSPEED":
+        written = written_in(content, "deepspeed_config")
+        found += [key for key in FOR_SEVERAL_MACHINES if key in written]
+    return found
 
 
 def keys_for_cpus(content: dict, config: dict) -> list[str]:
@@ -305,6 +337,11 @@ def keys_for_zero3(config: dict, deepspeed: dict | None) -> list[str]:
     found = [key for key in ("zero3_init_flag", "zero3_save_16bit_model") if key in zero]
     in_json = (deepspeed or {}).get("zero_optimization", {})
     return found + [key for key in in_json if key.startswith("stage3_")]
+
+
+def keys_that_accelerate_sets(deepspeed: dict | None) -> list[str]:
+    """Return the key of a DeepSpeed JSON that accelerate overwrites, so that DeepSpeed is quiet."""
+    return ["steps_per_print"] if "steps_per_print" in (deepspeed or {}) else []
 
 
 def keys_for_other_models(deepspeed: dict | None) -> list[str]:

@@ -7,7 +7,7 @@ from copy import deepcopy
 import yaml
 
 from components.config_findings import DeleteKey, Edit, RenameKey, SetValue
-from components.yaml_text import UNREADABLE, KeyPath, Positions, as_yaml, find_positions
+from components.yaml_text import UNREADABLE, KeyNodes, KeyPath, Positions, as_yaml, find_positions
 
 COMMENT = re.compile("#.*")
 
@@ -96,13 +96,23 @@ def edit_lines(text: str, edit: Edit) -> str:
 
 
 def without_key(text: str, path: KeyPath, positions: Positions) -> str:
-    """Return text without a key; a section is removed with its last key."""
+    """Return text without a key, whose comments stay as lines of their own.
+
+    A section is removed with its last key.
+    """
     while len(path) > 1 and is_only_key(path, positions):
         path = path[:-1]
     nodes = positions.nodes[path]
     lines = text.splitlines(keepends=True)
-    del lines[nodes.key.start_mark.line : last_line(nodes.value) + 1]
-    return "".join(lines)
+    first = nodes.key.start_mark.line
+    after = last_line(nodes.value) + 1
+    kept = comments_in(lines[first:after], " " * nodes.key.start_mark.column)
+    return "".join([*lines[:first], *kept, *lines[after:]])
+
+
+def comments_in(lines: list[str], indent: str) -> list[str]:
+    """Return the comments of some lines of YAML, each as a line of its own."""
+    return [f"{indent}{comment}\n" for comment in comments("".join(lines))]
 
 
 def is_only_key(path: KeyPath, positions: Positions) -> bool:
@@ -113,23 +123,53 @@ def is_only_key(path: KeyPath, positions: Positions) -> bool:
 
 def with_other_value(text: str, edit: SetValue, positions: Positions) -> str:
     """Return text in which a key has another value."""
-    node = positions.nodes[edit.path].value
+    nodes = positions.nodes[edit.path]
+    node = nodes.value
+    value = as_yaml(edit.value)
+    if isinstance(node, yaml.CollectionNode) and not node.flow_style:
+        return with_value_for_block(text, nodes, value)
     start = node.start_mark.index
     end = node.end_mark.index
-    value = as_yaml(edit.value)
     if start == end:  # There is nothing after the colon.
         value = f" {value}"
     return text[:start] + value + text[end:]
 
 
+def with_value_for_block(text: str, nodes: KeyNodes, value: str) -> str:
+    """Return text with a value on the line of its key in place of a block of lines.
+
+    The comments of the block stay, as lines before the key.
+    """
+    lines = text.splitlines(keepends=True)
+    first = nodes.key.start_mark.line
+    after = last_line(nodes.value) + 1
+    indent = " " * nodes.key.start_mark.column
+    kept = comments_in(lines[first:after], indent)
+    key = text[nodes.key.start_mark.index : nodes.key.end_mark.index]
+    return "".join([*lines[:first], *kept, f"{indent}{key}: {value}\n", *lines[after:]])
+
+
 def with_key_in_section(text: str, edit: SetValue, positions: Positions) -> str:
     """Return text with a new key at the end of a section."""
     section = positions.nodes[edit.path[:-1]].value
+    if not isinstance(section, yaml.MappingNode) or not section.value:
+        return with_first_key(text, edit, positions.nodes[edit.path[:-1]])
     first_key, _ = section.value[0]
     indent = " " * first_key.start_mark.column
     lines = text.splitlines(keepends=True)
     line = f"{indent}{edit.path[-1]}: {as_yaml(edit.value)}\n"
     lines.insert(last_line(section) + 1, line)
+    return "".join(lines)
+
+
+def with_first_key(text: str, edit: SetValue, nodes: KeyNodes) -> str:
+    """Return text with a key in a section that is empty, or {}; a comment behind it stays."""
+    start = nodes.value.start_mark.index
+    end = nodes.value.end_mark.index
+    lines = (text[:start].rstrip(" ") + text[end:]).splitlines(keepends=True)
+    indent = " " * (nodes.key.start_mark.column + 2)
+    line = f"{indent}{edit.path[-1]}: {as_yaml(edit.value)}\n"
+    lines.insert(nodes.key.start_mark.line + 1, line)
     return "".join(lines)
 
 

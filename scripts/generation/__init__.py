@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text from trained models: the library of generate.py and continue_text.py.
+"""Text from trained models: the library of generate.py, chat.py and continue_text.py.
 
 loading      a trained folder: the model, or adapters on their base, and the tokenizer
 answering    answers to conversations
+streaming    answers that are shown while they are generated, and can be stopped
 questions    rows of a file as questions with a reference, read as the recipe reads them
 printing     answers on a terminal, without control characters
 continuing   what continue_text.py does with its command line

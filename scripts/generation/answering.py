@@ -2,14 +2,15 @@
 """Answers of a model to conversations."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, TextStreamer
+from transformers import BatchEncoding, GenerationConfig, TextStreamer
 
 from components.chat_template import ChatTemplate, fit_arguments
 from components.conversations import Conversation
+from components.messages import Message
 
 NO_LIMIT = 10**9  # tokens, for a model whose configuration has no longest sequence
 
@@ -32,14 +33,24 @@ class Answerer:
         streamer: prints the answer to a single conversation as it is generated.
         Raises ValueError if a conversation leaves no room for an answer.
         """
+        inputs, decoding = self.prepare(conversations)
+        length = inputs["input_ids"].shape[1]
+        output = self.model.generate(**inputs, generation_config=decoding, streamer=streamer)
+        texts = self.template.tokenizer.batch_decode(output[:, length:], skip_special_tokens=True)
+        return [text.strip() for text in texts]
+
+    def prepare(self, conversations: list[Conversation]) -> tuple[BatchEncoding, GenerationConfig]:
+        """Return the tokens of the prompts, [prompts, longest], and how to generate after them.
+
+        Raises ValueError if a conversation leaves no room for an answer.
+        """
         prompts = []
         for conversation in conversations:
             conversation = fit_arguments(conversation, self.template)
             prompts.append(self.template.render(conversation, add_generation_prompt=True))
-        tokenizer = self.template.tokenizer
-        inputs = tokenizer(prompts, add_special_tokens=False, padding=True, return_tensors="pt").to(
-            self.model.device
-        )
+        inputs = self.template.tokenizer(
+            prompts, add_special_tokens=False, padding=True, return_tensors="pt"
+        ).to(self.model.device)
         inputs.pop("token_type_ids", None)
         length = inputs["input_ids"].shape[1]
         longest = getattr(self.model.config, "max_position_embeddings", NO_LIMIT)
@@ -47,9 +58,17 @@ class Answerer:
             raise ValueError(f"the prompt has {length} tokens; the model is limited to {longest}")
         decoding = copy.deepcopy(self.decoding)
         decoding.max_new_tokens = min(self.max_new_tokens, longest - length)
-        output = self.model.generate(**inputs, generation_config=decoding, streamer=streamer)
-        texts = tokenizer.batch_decode(output[:, length:], skip_special_tokens=True)
-        return [text.strip() for text in texts]
+        return inputs, decoding
+
+    def with_decoding(self, temperature: float, max_new_tokens: int) -> "Answerer":
+        """Return the same model with other decoding settings; temperature as in `make_decoding`."""
+        decoding = make_decoding(self.model, self.template.tokenizer, temperature)
+        return replace(self, decoding=decoding, max_new_tokens=max_new_tokens)
+
+
+def conversation_of(messages: list[Message]) -> Conversation:
+    """Return messages, without tools, as a conversation to be answered."""
+    return Conversation(messages, tools=[], is_trained_on=[False] * len(messages))
 
 
 def make_decoding(model: Any, tokenizer: Any, temperature: float) -> GenerationConfig:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from peft import PeftModel
@@ -139,6 +139,14 @@ def load_model(source: Source, dtype: str, device: str, load_in_4bit: bool = Fal
     dtype: of the weights, "auto" for that of the files; with 4-bit weights that of the products,
         where "auto" is bfloat16.
     """
+    model = load_weights(source, dtype, device, load_in_4bit)
+    if source.base is not None:
+        model = add_adapters(model, source)
+    return model.eval()
+
+
+def load_weights(source: Source, dtype: str, device: str, load_in_4bit: bool) -> Any:
+    """Return the whole model of a source, without its adapters; arguments as in `load_model`."""
     options: dict[str, Any] = {
         "dtype": dtype,
         "device_map": device,
@@ -147,14 +155,31 @@ def load_model(source: Source, dtype: str, device: str, load_in_4bit: bool = Fal
     if load_in_4bit:
         options["quantization_config"] = nf4(dtype)
     try:
-        model = AutoModelForCausalLM.from_pretrained(source.weights, **options)
-        if source.base is not None:
-            upstream.silence_old_name_of_checkpointing()
-            model = PeftModel.from_pretrained(model, source.name)
+        return AutoModelForCausalLM.from_pretrained(source.weights, **options)
     except LOAD_ERRORS as error:
-        code = Exit.DATA if Path(source.weights).is_dir() else Exit.NO_HUB
-        stop(code, f"{source.name}: cannot be loaded: {first_line(error)}")
-    return model.eval()
+        refuse_to_load(source, error)
+
+
+def add_adapters(model: Any, source: Source, adapter_name: str = "default") -> PeftModel:
+    """Return a model with the adapters of a source; those that it already has remain.
+
+    model: the base of the source or, with other adapters on the same base, a model of peft.
+    adapter_name: of the new adapters in the model of peft, without a dot.
+    """
+    try:
+        if isinstance(model, PeftModel):
+            model.load_adapter(source.name, adapter_name)
+            return model
+        upstream.silence_old_name_of_checkpointing()
+        return PeftModel.from_pretrained(model, source.name, adapter_name)
+    except LOAD_ERRORS as error:
+        refuse_to_load(source, error)
+
+
+def refuse_to_load(source: Source, error: Exception) -> NoReturn:
+    """End with 65, or 69 for a model of the hub, after a line about weights that do not load."""
+    code = Exit.DATA if source.is_local else Exit.NO_HUB
+    stop(code, f"{source.name}: cannot be loaded: {first_line(error)}")
 
 
 def nf4(dtype: str) -> BitsAndBytesConfig:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What generate.py does with its command line: score a file, answer prompts, or chat."""
+"""What generate.py does with its command line: score a file, or answer prompts."""
 
 import argparse
 import math
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,11 +12,9 @@ from jinja2 import TemplateError
 from transformers.utils import logging
 
 from components.chat_template import ChatTemplate
-from components.conversations import Conversation
-from components.messages import Message
 from exits import Exit, first_line, stop
 from generation import loading, scoring
-from generation.answering import Answerer, make_decoding
+from generation.answering import Answerer, conversation_of, make_decoding
 from generation.printing import PrintableStreamer
 from generation.questions import Question, arguments_of_run, columns_of_run, load_questions
 
@@ -30,8 +29,7 @@ def find_problems(args: argparse.Namespace) -> Iterator[str]:
         yield "--limit must be at least 1"
     if not 0 <= args.temperature < math.inf:
         yield "--temperature must be 0 (greedy) or more"
-    if args.prompt and args.file:
-        yield "give --prompt or --file, not both"
+    yield from find_task_problem(args)
     for name in ("limit", "output", "json", "answer_pattern"):
         if getattr(args, name) is not None and args.file is None:
             yield f"--{name} needs --file"
@@ -39,6 +37,15 @@ def find_problems(args: argparse.Namespace) -> Iterator[str]:
         yield from scoring.find_pattern_problem(args.answer_pattern)
     if args.device is not None:
         yield from loading.find_device_problem(args.device)
+
+
+def find_task_problem(args: argparse.Namespace) -> Iterator[str]:
+    """Yield what is wrong if there is not exactly one thing to do."""
+    if args.prompt and args.file:
+        yield "give --prompt or --file, not both"
+    if not args.prompt and args.file is None:
+        chat = shlex.join(["python", "scripts/chat.py", args.model_name_or_path])
+        yield f"give --prompt or --file, or to converse with the model: {chat}"
 
 
 def check_output(path: Path | None) -> None:
@@ -58,25 +65,6 @@ def answer_prompts(answerer: Answerer, prompts: list[str]) -> None:
         print(f"> {prompt}")
         if prompt.strip():
             answerer.answer([conversation_of([{"role": "user", "content": prompt}])], streamer)
-
-
-def chat(answerer: Answerer) -> None:
-    """Hold a conversation with stdin until it ends; an empty line starts a new one."""
-    streamer = PrintableStreamer(answerer.template.tokenizer)
-    messages: list[Message] = []
-    while True:
-        prompt = input("> ")
-        if not prompt.strip():
-            messages = []
-            continue
-        messages.append({"role": "user", "content": prompt})
-        (text,) = answerer.answer([conversation_of(messages)], streamer)
-        messages.append({"role": "assistant", "content": text})
-
-
-def conversation_of(messages: list[Message]) -> Conversation:
-    """Return messages, without tools, as a conversation to be answered."""
-    return Conversation(messages, tools=[], is_trained_on=[False] * len(messages))
 
 
 def score_file(answerer: Answerer, questions: list[Question], args: argparse.Namespace) -> None:
@@ -120,11 +108,9 @@ def run(args: argparse.Namespace) -> None:
     try:
         if questions:
             score_file(answerer, questions, args)
-        elif args.prompt:
-            answer_prompts(answerer, args.prompt)
         else:
-            chat(answerer)
-    except (EOFError, KeyboardInterrupt):
+            answer_prompts(answerer, args.prompt)
+    except KeyboardInterrupt:
         print()
     except (ValueError, TemplateError) as error:
         stop(Exit.DATA, first_line(error))

@@ -22,7 +22,7 @@ The copy is yours: it runs from this folder and needs nothing else from that rep
 A name that begins with `ORIGIN/` in a message or a comment is a file of that repository which was
 not copied. Put the path of your clone of it in place of `ORIGIN`, as in
 
-    python ORIGIN/scripts/generate.py OUTPUT_DIR      # ask the trained model
+    python ORIGIN/scripts/chat.py OUTPUT_DIR          # chat with the trained model
     python ORIGIN/scripts/plot_loss.py OUTPUT_DIR     # draw its loss
     python ORIGIN/scripts/plan_memory.py --help       # plan the memory of a launch
     python ORIGIN/scripts/rehearse.py --help          # rehearse a launch on CPU processes

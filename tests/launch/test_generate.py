@@ -43,11 +43,6 @@ def test_adapters_are_found_and_scored(adapters, tiny, tmp_path):
     assert score["correct"] == sum(answer["answer"] == answer["reference"] for answer in answers)
 
 
-def test_it_chats_until_the_end_of_the_input(adapters):
-    done = generate(adapters, "--max_new_tokens", 4, input="Spell the word lamp.\n")
-    assert done.returncode == 0 and "Traceback" not in done.output, done.output
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [

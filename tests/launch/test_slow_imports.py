@@ -102,3 +102,16 @@ def test_a_maker_imports_nothing_that_only_another_one_needs(tmp_path):
         "assert not own & {'tiny.tokenizers', 'tiny.llama', 'tiny.bert', 'tiny.t5'}, own\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=REPO / "scripts")
+
+
+def test_the_help_of_the_chat_comes_before_the_imports_that_take_seconds():
+    program = (
+        "import sys, chat\n"
+        "sys.argv = ['chat.py', '--help']\n"
+        "try:\n"
+        "    chat.main()\n"
+        "except SystemExit as end:\n"
+        "    assert end.code == 0\n"
+        "assert not {'torch', 'datasets', 'gradio'} & {*sys.modules}\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=REPO / "scripts")

@@ -314,8 +314,8 @@ class TestLaunch:
         assert code == 64 and "command line: --gradient_accumulation_steps; fix: delete" in said
 
     def test_what_only_costs_is_a_warning(self, start):
-        code, said = start(FSDP2.replace("fsdp_version", "version"))
-        says = "warning: config.yaml:6: fsdp_config.version: only the launcher completes this name"
+        code, said = start(FSDP2.replace("  fsdp_version: 2\n", ""))
+        says = "warning: config.yaml:4: fsdp_config.fsdp_version: missing, so FSDP1 runs"
         assert code == 0 and said.startswith(says)
 
     def test_a_file_that_cannot_be_read_again_is_said(self, start):

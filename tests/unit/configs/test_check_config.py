@@ -126,8 +126,8 @@ def test_processes_of_the_command_line_also_count_for_the_fixed_file(tmp_path, c
     assert check(path) == 0
     assert check(path, "--num_processes", 4) == 65
     assert "one process runs, not 4" in capsys.readouterr().out
-    assert check(path, "--num_processes", 4, "--fix") == 0
-    assert "fixed: distributed_type" in capsys.readouterr().out
+    assert check(path, "--num_processes", 4, "--fix") == 65
+    assert "one process runs, not 4" in capsys.readouterr().out
     path = write(tmp_path, DDP.replace("8", "4") + "num_machines: 2\nmain_process_ip: a\n")
     assert check(path, "--num_processes", 3, "--fix") == 65
 

@@ -33,6 +33,21 @@ def test_the_last_key_of_a_section_takes_the_section_along():
     assert edit_text("a: 1\nb:\n  c:\n    d: 2\n", delete("b.c.d")) == "a: 1\n"
 
 
+@pytest.mark.parametrize("empty", ["b: {}", "b:", "b: null"])
+def test_a_key_goes_into_an_empty_section_whose_comment_stays(empty):
+    edited = edit_text(f"a: 1\n{empty}  # mine\nc: 2\n", set_value("b.d", 3))
+    assert edited == "a: 1\nb:  # mine\n  d: 3\nc: 2\n"
+
+
+def test_the_comment_of_a_deleted_line_stays_as_a_line():
+    assert edit_text("a: 1\nb: 2  # why\n", delete("b")) == "a: 1\n# why\n"
+
+
+def test_a_list_that_becomes_text_keeps_the_comments_of_its_lines():
+    edited = edit_text("a:\n  - x  # one\n  - y\nb: 2  # two\n", set_value("a", "x,y"))
+    assert edited == "# one\na: x,y\nb: 2  # two\n"
+
+
 def test_a_key_without_a_value_gets_one():
     assert edit_text("a:\nb: 1\n", set_value("a", 2)) == "a: 2\nb: 1\n"
 

@@ -1,0 +1,73 @@
+#!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
+r"""Chat with trained folders, models or adapters, in the terminal or on a page in a browser.
+
+    python scripts/chat.py runs/tiny/run
+    python scripts/chat.py runs/lora --with_base --system "Answer briefly." --temperature 0.7
+    python scripts/chat.py runs/a runs/b --load_in_4bit
+    python scripts/chat.py runs/lora --with_base --web
+
+Several models answer side by side. Each is asked the same: the conversation continues with the
+answers of one of them, which /model changes. Adapters of one base share it in memory, and so does
+the base itself. /help lists the other commands. /save appends the conversation to a file as a row,
+on which recipes/llama.py trains. Prompts may also come through a pipe, one per line.
+
+--web serves the page to this machine only. It needs pip install -r requirements-chat.txt.
+
+Exit codes: 0 done, 64 usage, 65 data, 69 hub.
+"""
+
+import argparse
+from pathlib import Path
+
+import paths  # noqa: F401  makes recipes/ importable
+from components import upstream
+from components.arguments import read_json_object
+from usage import Parser
+
+
+def parse_args() -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("model_name_or_path", nargs="+", help="folders of models or of adapters, or hub ids")
+    add("--with_base", action="store_true", help="also ask the model before training")
+    add("--system", default="", help="system prompt")
+    add("--temperature", type=float, default=0.0, help="0 always takes the likeliest token")
+    add("--max_new_tokens", type=int, default=512, help="longest answer [%(default)s]")
+    add(
+        "--chat_template_kwargs",
+        type=read_json_object,
+        default={},
+        help="variables of the chat template, as in '{\"enable_thinking\": false}' [those of the "
+        "run]",
+    )
+    add(
+        "--dtype",
+        default="auto",
+        choices=["auto", "float32", "bfloat16", "float16"],
+        help="type of the weights; auto: as they were saved [%(default)s]",
+    )
+    add("--device", help="cpu, cuda, cuda:1 [cuda if there is a GPU, or else cpu]")
+    add("--load_in_4bit", action="store_true", help="nf4 weights (bitsandbytes)")
+    add(
+        "--save_to",
+        type=Path,
+        help=".jsonl file to which conversations are saved as rows [saved_rows.jsonl in the first "
+        "folder]",
+    )
+    add("--web", action="store_true", help="show a page in the browser, for this machine only")
+    add("--port", type=int, help="where the page is served [7860]")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    # Imported here since it takes seconds: a wrong flag and --help are answered at once
+    upstream.start_faster()
+    from chatting.session import run
+
+    run(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""scripts/chat.py in the terminal and through a pipe, with what the recipe trained."""
+
+import contextlib
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from functools import partial
+
+import pytest
+
+from chatting_runs import OF_ADAPTERS, OF_BASE, environment, make_endless, train_runs
+from generation.questions import load_questions
+from launching import INTERPRETER, REPO, run
+
+CHAT = REPO / "scripts" / "chat.py"
+SHORT = ["--max_new_tokens", "40"]
+PATIENCE = 60  # seconds until a line has to come, on a busy machine
+
+
+def chat(*arguments, **options):
+    return run(sys.executable, CHAT, *arguments, **options)
+
+
+@pytest.fixture(scope="module")
+def runs(tiny, once):
+    return once("chat_runs", partial(train_runs, tiny))
+
+
+# ---- Through a pipe ----
+def test_prompts_through_a_pipe_are_answered_in_turn(runs):
+    done = chat(runs / "base", *SHORT, input="Who are you?\nAnd now?\n")
+    assert done.returncode == 0
+    assert done.output.splitlines() == [OF_BASE, OF_BASE, ""]
+
+
+def test_adapters_and_their_base_answer_side_by_side(runs):
+    names = [runs / "first", runs / "second"]
+    done = chat(*names, "--with_base", *SHORT, input="Who are you?\n")
+    assert done.returncode == 0, done.output
+    assert done.output.splitlines()[:6] == [
+        f"1 {runs / 'first'}:",
+        OF_ADAPTERS[0],
+        f"2 {runs / 'second'}:",
+        OF_ADAPTERS[1],
+        f"3 {runs / 'base'} (before training):",
+        OF_BASE,
+    ]
+
+
+def test_a_full_run_answers_beside_the_model_before_training(runs, tiny):
+    done = chat(runs / "base", "--with_base", *SHORT, input="Who are you?\n")
+    lines = done.output.splitlines()
+    assert lines[1] == OF_BASE and lines[2] == f"2 {tiny / 'model'} (before training):"
+    assert OF_BASE not in lines[3:]
+
+
+def test_a_saved_conversation_is_a_row_that_the_recipe_trains_on(runs, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a", "completion": "b"}\n')
+    typed = f"Who are you?\n/model 2\nAnd now?\n/save {rows}\n"
+    done = chat(runs / "first", runs / "second", *SHORT, "--system", "Be brief.", input=typed)
+    assert f"{rows} has 2 rows." in done.output, done.output
+    saved = json.loads(rows.read_text().splitlines()[1])["messages"]
+    assert [message["role"] for message in saved] == ["system"] + 2 * ["user", "assistant"]
+    assert [question.reference for question in load_questions(rows)] == ["b", OF_ADAPTERS[1]]
+    dry = run(
+        sys.executable,
+        REPO / "recipes" / "llama.py",
+        "--dry_run",
+        "--model_name_or_path",
+        runs / "base",
+        "--dataset_name",
+        rows,
+        "--output_dir",
+        tmp_path / "run",
+    )
+    assert dry.returncode == 0, dry.output
+
+
+def test_rows_go_to_the_folder_of_the_run_unless_told_otherwise(runs, tmp_path):
+    other = tmp_path / "other.jsonl"
+    chat(runs / "base", *SHORT, "--save_to", other, input="Who are you?\n/save\n")
+    assert len(other.read_text().splitlines()) == 1
+    done = chat(runs / "base", *SHORT, input="Who are you?\n/save\n")
+    assert f"{runs / 'base' / 'saved_rows.jsonl'} has " in done.output
+    assert not any(runs.glob("first/saved_rows.jsonl"))
+
+
+def test_what_goes_wrong_in_a_conversation_is_a_line_and_does_not_end_it(runs):
+    typed = [b"/nothing", b"word " * 500, b"\xff\xfe", b"/save /none/rows.jsonl", b"Who are you?"]
+    done = subprocess.run(
+        [sys.executable, CHAT, runs / "base", *SHORT],
+        input=b"\n".join(typed),
+        capture_output=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+    errors = done.stderr.decode().splitlines()
+    assert len([line for line in errors if line.startswith("error: ")]) == 3, errors
+    assert "tokens; the model is limited to" in errors[1]
+    assert b"Traceback" not in done.stderr
+    assert done.stdout.decode().splitlines()[-2] == OF_BASE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["{tmp}/none"], 64, "none"),
+        (["{runs}/base", "--temperature", "-1"], 64, "--temperature"),
+        (["{runs}/base", "--max_new_tokens", "0"], 64, "--max_new_tokens"),
+        (["{runs}/base", "{runs}/base"], 64, "a model is named twice"),
+        (["{runs}/base", "--port", "80"], 64, "--port needs --web"),
+        (["{runs}/base", "--web", "--port", "0"], 64, "--port must be from 1"),
+        (["{runs}/base", "--save_to", "rows.txt"], 64, "must end in .jsonl"),
+        (["{runs}/base", "--chat_template_kwargs", "1"], 64, "is not a JSON object"),
+        (["{runs}/base", "--chat_template_kwargs", '{{"tools": []}}'], 64, "leave it out"),
+        (["{tiny}/model", "--with_base"], 65, "leave out --with_base"),
+    ],
+)
+def test_a_wrong_call_is_one_line(arguments, code, says, runs, tiny, tmp_path):
+    words = [word.format(tmp=tmp_path, runs=runs, tiny=tiny) for word in arguments]
+    done = chat(*words, input="")
+    assert done.returncode == code and says in done.output and "Traceback" not in done.output, (
+        done.output
+    )
+    assert len(done.output.splitlines()) == 1
+
+
+def test_a_page_without_gradio_is_one_line_with_the_fix(runs, tmp_path):
+    """An environment without it is one whose search for packages does not find it."""
+    hide = (
+        "import importlib.util, runpy, sys\n"
+        "find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *rest: (\n"
+        "    None if name == 'gradio' else find(name, *rest))\n"
+        f"sys.argv = ['chat.py', {str(runs / 'base')!r}, '--web']\n"
+        f"sys.path.insert(0, {str(CHAT.parent)!r})\n"
+        f"runpy.run_path({str(CHAT)!r}, run_name='__main__')\n"
+    )
+    done = run(sys.executable, "-c", hide)
+    assert done.returncode == 64
+    assert done.output == "error: --web needs gradio: pip install -r requirements-chat.txt\n"
+
+
+def test_generate_names_the_chat(runs):
+    done = run(sys.executable, REPO / "scripts" / "generate.py", runs / "base", input="Hi\n")
+    assert done.returncode == 64
+    assert f"python scripts/chat.py {runs / 'base'}" in done.output
+    assert len(done.output.splitlines()) == 1
+
+
+# ---- In a terminal ----
+class Typist:
+    """Types into a chat that runs in a terminal of its own, and reads what it shows."""
+
+    def __init__(self, *arguments):
+        self.terminal, inner = pty.openpty()
+        words = [INTERPRETER, CHAT, *arguments]
+        self.process = subprocess.Popen(
+            [str(word) for word in words],
+            stdin=inner,
+            stdout=inner,
+            stderr=inner,
+            env=environment(),
+            start_new_session=True,
+            preexec_fn=take_terminal,
+        )
+        os.close(inner)
+        self.shown = ""
+
+    def wait_for(self, text):
+        """Read until a text is shown, and return all that was shown until then."""
+        deadline = time.monotonic() + PATIENCE
+        while text not in self.shown:
+            assert time.monotonic() < deadline, self.shown
+            if select.select([self.terminal], [], [], 1)[0]:
+                self.shown += os.read(self.terminal, 4096).decode(errors="replace")
+        before, _, self.shown = self.shown.partition(text)
+        return before + text
+
+    def wait_for_anything(self):
+        """Wait until more is shown than what was waited for."""
+        if not self.shown:
+            assert select.select([self.terminal], [], [], PATIENCE)[0]
+            self.shown = os.read(self.terminal, 4096).decode(errors="replace")
+
+    def type(self, text):
+        os.write(self.terminal, text.encode())
+
+    def leave_by(self, key):
+        """Press a key at the prompt; return the exit code of the chat, and what it showed at last.
+
+        The key is pressed again after a while: readline overlooks a signal in the moment in which
+        it begins to wait.
+        """
+        deadline = time.monotonic() + PATIENCE
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self.type(key)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(5)
+        code = self.process.poll()
+        last = self.shown
+        try:
+            while chunk := os.read(self.terminal, 4096):
+                last += chunk.decode(errors="replace")
+        except OSError:  # how Linux reports that the other end of a terminal is closed
+            pass
+        return code, last
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        os.close(self.terminal)
+
+
+def take_terminal():
+    """Make the terminal that of the new session, so that Ctrl-C in it is a signal."""
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def typist():
+    typists = []
+
+    def start(*arguments):
+        typists.append(Typist(*arguments))
+        return typists[-1]
+
+    yield start
+    for one in typists:
+        one.close()
+
+
+CTRL_C = "\x03"
+CTRL_D = "\x04"
+UP = "\x1b[A"
+
+
+def test_a_conversation_in_a_terminal(runs, typist):
+    user = typist(runs / "base", *SHORT)
+    greeting = user.wait_for("> ")
+    assert str(runs / "base") in greeting and "/help" in greeting
+    user.type("Who are you?\n")
+    assert OF_BASE in user.wait_for("> ")
+    user.type(UP + "\n")  # the line before, which only line editing brings back
+    assert f"Who are you?\r\n{OF_BASE}" in user.wait_for("> ")
+    user.type("/system Be\\\n")
+    user.wait_for(". ")
+    user.type("brief.\n")
+    user.wait_for("> ")
+    code, last = user.leave_by(CTRL_D)
+    assert code == 0 and "Traceback" not in last
+
+
+@pytest.fixture(scope="module")
+def endless(once):
+    """An untrained model, which answers for minutes."""
+    return once("chat_endless", make_endless) / "model"
+
+
+def test_ctrl_c_stops_an_answer_keeps_it_and_leaves_at_the_prompt(endless, typist, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    user = typist(endless, "--max_new_tokens", "100000", "--save_to", rows)
+    user.wait_for("> ")
+    user.type("Tell me a story.\n")
+    user.wait_for("story.\r\n")
+    user.wait_for_anything()  # the answer has begun
+    user.type(CTRL_C)
+    user.wait_for("[stopped]")
+    user.wait_for("> ")
+    user.type("/save\n")
+    assert "only complete answers are trained on" in user.wait_for("> ")
+    assert not rows.exists()
+    user.type("/undo\n")
+    assert "Taken back: Tell me a story." in user.wait_for("> ")
+    code, last = user.leave_by(CTRL_C)
+    assert code == 0 and "Traceback" not in last

@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of scripts/chat.py, used in a headless Chromium as a person uses it."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from functools import partial
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from chatting_runs import (
+    OF_ADAPTERS,
+    OF_BASE,
+    environment,
+    find_browser,
+    make_endless,
+    train_runs,
+)
+from generation.questions import load_questions
+from launching import INTERPRETER, REPO, run
+
+pytestmark = pytest.mark.cold("the server is a process of its own, which is looked for in /proc")
+CHAT = REPO / "scripts" / "chat.py"
+FIRST, ENDLESS, BEFORE = range(3)  # the columns of the page
+PATIENCE = 90_000  # milliseconds until something has to be seen, on a busy machine
+MANY = "100000"  # tokens: minutes of an answer
+
+
+class Server:
+    """A chat that serves its page."""
+
+    def __init__(self, save_to, *names, with_base=True):
+        self.port = free_port()
+        self.save_to = save_to
+        words = [*names, "--web", "--port", self.port, "--save_to", save_to]
+        words += ["--max_new_tokens", 40]
+        if with_base:
+            words.append("--with_base")
+        command = [str(word) for word in (INTERPRETER, CHAT, *words)]
+        self.process = subprocess.Popen(
+            command,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.url = f"http://127.0.0.1:{self.port}"
+        line = self.process.stdout.readline()
+        assert self.url in line, line + self.process.stdout.read()
+
+    def end(self):
+        """End the server as Ctrl-C does; return its exit code and what it has printed."""
+        self.process.send_signal(signal.SIGINT)
+        try:
+            printed, _ = self.process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            printed, _ = self.process.communicate()
+        return self.process.returncode, printed
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def runs(tiny, once):
+    find_browser()
+    return once("chat_runs", partial(train_runs, tiny))
+
+
+@pytest.fixture(scope="module")
+def server(runs, once, tmp_path_factory):
+    endless = once("chat_endless", make_endless) / "model"
+    rows = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    # Adapters, an untrained model, and the base of both: a model without a run has none
+    link = tmp_path_factory.mktemp("endless") / "endless"
+    link.mkdir()
+    for path in endless.iterdir():
+        (link / path.name).symlink_to(path)
+    arguments = {"arguments": {"model_name_or_path": str(runs / "base")}}
+    (link / "run.json").write_text(json.dumps(arguments))
+    found = Server(rows, runs / "first", link)
+    yield found
+    code, printed = found.end()
+    assert code == 0 and "Traceback" not in printed, printed
+
+
+@pytest.fixture(scope="module")
+def browser():
+    path = find_browser()
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+
+
+class Tab:
+    """A tab of the browser with the page."""
+
+    def __init__(self, page):
+        self.page = page
+        self.prompt = page.locator("#prompt textarea")
+        self.status = page.locator("#status")
+
+    def send(self, text):
+        self.prompt.fill(text)
+        self.prompt.press("Enter")
+
+    def ask(self, text):
+        """Send a prompt and wait until all models have answered."""
+        self.send(text)
+        expect(self.prompt).to_have_value("")
+        self.wait()
+
+    def wait(self):
+        """Wait until no model answers any longer."""
+        expect(self.page.locator("#stop")).to_be_disabled()
+        expect(self.page.locator("#send")).to_be_enabled()
+
+    def click(self, name):
+        self.page.locator(f"#{name}").click()
+
+    def said(self, column, by):
+        """The texts in a column by the user, or by the bot."""
+        return self.page.locator(f"#chat_{column} [data-testid={by}]").all_inner_texts()
+
+    def answers(self, column):
+        return self.page.locator(f"#chat_{column} [data-testid=bot]")
+
+    def show_only(self, *columns):
+        boxes = self.page.locator("#shown input")
+        for column in range(3):
+            boxes.nth(column).set_checked(column in columns)
+        for column in range(3):
+            expect(self.page.locator(f"#chat_{column}")).to_be_visible(visible=column in columns)
+
+    def set_longest(self, tokens):
+        box = self.page.locator("#max_new_tokens input")
+        box.fill(tokens)
+        box.blur()
+
+    def continue_with(self, name):
+        self.page.locator("#chosen label").filter(has_text=name).locator("input").check()
+
+
+@pytest.fixture
+def open_tab(server, browser):
+    """A function that opens the page in a tab; no tab may ask another machine for anything."""
+    contexts = []
+    asked = []
+    errors = []
+
+    def start(**options):
+        contexts.append(browser.new_context(**options))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(PATIENCE)
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(server.url)
+        tab = Tab(page)
+        expect(tab.prompt).to_be_visible()
+        return tab
+
+    expect.set_options(timeout=PATIENCE)
+    yield start
+    for context in contexts:
+        context.close()
+    elsewhere = [url for url in asked if not re.match(rf"(data|blob):|{server.url}/", url)]
+    assert asked and elsewhere == [] and errors == []
+
+
+def test_before_and_after_answer_side_by_side(open_tab, runs):
+    tab = open_tab()
+    tab.ask("Who are you?")
+    tab.ask("And now?")
+    assert tab.said(FIRST, "bot") == [OF_ADAPTERS[0]] * 2
+    assert tab.said(BEFORE, "bot")[0] == OF_BASE
+    assert tab.said(ENDLESS, "bot")[0].endswith(" [cut off at the limit of tokens]")
+    for column in (FIRST, ENDLESS, BEFORE):
+        assert tab.said(column, "user") == ["Who are you?", "And now?"]
+    names = tab.page.locator(".model-name").all_inner_texts()
+    assert names[FIRST] == f"1. {runs / 'first'}"
+    assert names[BEFORE] == f"3. {runs / 'base'} (before training)"
+
+
+def test_an_answer_grows_and_can_be_stopped(open_tab, server):
+    tab = open_tab()
+    tab.show_only(ENDLESS)
+    tab.set_longest(MANY)
+    tab.send("Tell me a story.")
+    answer = tab.answers(ENDLESS).first
+    selector = f"#chat_{ENDLESS} [data-testid=bot]"
+    lengths = []
+    for _ in range(3):
+        tab.page.wait_for_function(
+            f"least => document.querySelector('{selector}')?.innerText.length > least",
+            arg=max(lengths, default=0),
+        )
+        lengths.append(len(answer.inner_text()))
+    assert lengths == sorted(set(lengths))
+    expect(tab.page.locator("#send")).to_be_disabled()
+    tab.click("stop")
+    tab.wait()
+    stopped = answer.inner_text()
+    assert stopped.endswith(" [stopped]") and len(stopped) > lengths[-1]
+    tab.click("save")
+    expect(tab.status).to_contain_text("only complete answers are trained on")
+    tab.show_only(FIRST)
+    tab.set_longest("40")
+    tab.click("clear")
+    expect(tab.answers(ENDLESS)).to_have_count(0)
+    tab.ask("Who are you?")
+    assert tab.said(FIRST, "bot") == [OF_ADAPTERS[0]]
+
+
+def test_the_conversation_that_is_saved_is_that_of_the_chosen_model(open_tab, server):
+    tab = open_tab()
+    before = len(read_rows(server))
+    tab.show_only(FIRST, BEFORE)
+    tab.page.locator("#system textarea").fill("Be brief.")
+    tab.ask("Who are you?")
+    tab.click("save")
+    expect(tab.status).to_contain_text(f"{server.save_to} has {before + 1} row")
+    tab.continue_with("before training")
+    tab.click("save")
+    expect(tab.status).to_contain_text(f"has {before + 2} rows.")
+    first, second = read_rows(server)[before:]
+    assert first["messages"][0] == {"role": "system", "content": "Be brief."}
+    question = {"role": "user", "content": "Who are you?"}
+    assert first["messages"][1] == second["messages"][1] == question
+    answers = [row["messages"][2]["content"] for row in (first, second)]
+    assert answers == [tab.said(FIRST, "bot")[0], tab.said(BEFORE, "bot")[0]]
+    assert [question.reference for question in load_questions(server.save_to)][before:] == answers
+
+
+def test_a_reload_starts_over_and_the_rows_remain(open_tab, server):
+    tab = open_tab()
+    tab.show_only(FIRST)
+    tab.ask("Who are you?")
+    tab.click("save")
+    expect(tab.status).to_contain_text("Saved: ")
+    saved = server.save_to.read_text()
+    tab.page.reload()
+    expect(tab.prompt).to_be_visible()
+    expect(tab.answers(FIRST)).to_have_count(0)
+    tab.click("save")
+    expect(tab.status).to_contain_text("nothing was said yet")
+    assert server.save_to.read_text() == saved
+
+
+def test_retry_undo_and_clear(open_tab):
+    tab = open_tab()
+    tab.show_only(FIRST)
+    tab.ask("Who are you?")
+    tab.set_longest("4")
+    tab.click("retry")
+    expect(tab.answers(FIRST)).to_have_text([re.compile(r"\[cut off at the limit of tokens\]$")])
+    tab.wait()
+    tab.click("undo")
+    expect(tab.answers(FIRST)).to_have_count(0)
+    expect(tab.prompt).to_have_value("Who are you?")
+    tab.click("retry")
+    expect(tab.status).to_contain_text("Nothing was said yet.")
+    tab.ask("And now?")
+    tab.click("clear")
+    expect(tab.answers(FIRST)).to_have_count(0)
+
+
+def test_two_tabs_have_conversations_of_their_own(open_tab):
+    one = open_tab()
+    two = open_tab()
+    for tab in (one, two):
+        tab.show_only(FIRST)
+    one.send("Who are you?")
+    two.send("And now?")  # while the other one is being answered
+    for tab in (one, two):
+        expect(tab.answers(FIRST)).to_have_count(1)
+        tab.wait()
+    assert one.said(FIRST, "user") == ["Who are you?"]
+    assert two.said(FIRST, "user") == ["And now?"]
+    assert one.said(FIRST, "bot") == two.said(FIRST, "bot") == [OF_ADAPTERS[0]]
+
+
+def test_a_tab_that_is_closed_does_not_keep_the_models(open_tab):
+    gone = open_tab()
+    gone.show_only(ENDLESS)
+    gone.set_longest(MANY)
+    gone.send("Tell me a story.")
+    expect(gone.answers(ENDLESS)).to_have_count(1)
+    gone.page.close()
+    tab = open_tab()
+    tab.show_only(FIRST)
+    tab.ask("Who are you?")
+    assert tab.said(FIRST, "bot") == [OF_ADAPTERS[0]]
+
+
+def test_texts_are_shown_as_they_are_and_never_run(open_tab):
+    tab = open_tab()
+    tab.show_only(FIRST)
+    text = "<img src=/x onerror=document.title='run'> **a** $b$\n    <b>c</b> &amp; \x1b[2J"
+    tab.ask(text)
+    (shown,) = tab.said(FIRST, "user")
+    assert shown == text.replace("\x1b", "\\x1b")
+    assert tab.page.locator("#chat_0 img, #chat_0 b, #chat_0 strong").count() == 0
+    assert tab.page.title() == "Chat with trained models"
+
+
+def test_a_prompt_that_is_too_long_is_a_line_and_the_conversation_remains(open_tab):
+    tab = open_tab()
+    tab.show_only(FIRST)
+    tab.ask("Who are you?")
+    tab.send("word " * 500)
+    expect(tab.status).to_contain_text("the model is limited to 512")
+    expect(tab.prompt).to_have_value(re.compile("word word"))
+    assert tab.said(FIRST, "bot") == [OF_ADAPTERS[0]]
+    tab.show_only()
+    tab.send("And now?")
+    expect(tab.status).to_contain_text("Choose a model that answers")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_the_page_fits_into_a_window(width, scheme, open_tab):
+    tab = open_tab(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    tab.ask("Who_" * 60)
+    widths = "[document.documentElement.scrollWidth, window.innerWidth]"
+    needed, there = tab.page.evaluate(widths)
+    assert needed <= there == width
+    left = [tab.page.locator(f"#chat_{column}").bounding_box()["x"] for column in range(3)]
+    assert len(set(left)) == (1 if width == 400 else 3)  # below each other, or side by side
+    background = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    brightness = int(re.search(r"\d+", background)[0])
+    assert (brightness < 100) == (scheme == "dark")
+
+
+# ---- The server ----
+def test_ctrl_c_ends_the_server_in_the_middle_of_an_answer(runs, once, browser, tmp_path):
+    endless = once("chat_endless", make_endless) / "model"
+    server = Server(tmp_path / "rows.jsonl", endless, with_base=False)
+    page = browser.new_page()
+    page.goto(server.url)
+    tab = Tab(page)
+    expect(tab.prompt).to_be_visible()
+    tab.set_longest(MANY)
+    tab.send("Tell me a story.")
+    expect(tab.answers(0)).to_have_count(1)
+    code, printed = server.end()
+    page.close()
+    assert code == 0 and "Traceback" not in printed, printed
+
+
+def test_only_this_machine_reaches_the_page(server):
+    listening = []
+    for name in ("tcp", "tcp6"):
+        for line in Path("/proc/net", name).read_text().splitlines()[1:]:
+            address, port = line.split()[1].split(":")
+            if int(port, 16) == server.port and line.split()[3] == "0A":
+                listening.append(address)
+    assert listening == ["0100007F"]
+
+
+def test_a_request_for_another_host_is_refused(server):
+    """A page of another site can resolve its own name to this machine."""
+    request = urllib.request.Request(server.url, headers={"Host": "example.org"})
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=30)
+    assert refused.value.code == 400
+
+
+def test_the_browser_may_load_nothing_from_elsewhere(server):
+    with urllib.request.urlopen(server.url, timeout=30) as response:
+        policy = response.headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'self';") and "http" not in policy
+
+
+def test_a_port_that_is_taken_is_one_line(server, runs):
+    done = run(INTERPRETER, CHAT, runs / "base", "--web", "--port", server.port)
+    assert done.returncode == 64, done.output
+    assert done.output.startswith(f"error: --port {server.port}: ")
+    assert len(done.output.splitlines()) == 1
+
+
+def read_rows(server):
+    if not server.save_to.exists():
+        return []
+    return [json.loads(line) for line in server.save_to.read_text().splitlines()]

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models side by side: which were asked for, and that they share their base without sharing
+answers."""
+
+import json
+from threading import Event
+
+import pytest
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from chatting import speakers
+from chatting.history import History
+from chatting.speakers import Decoding, LoadOptions, find_wanted, load_speakers
+from generation import loading
+
+DECODING = Decoding(temperature=0.0, max_new_tokens=12)
+OPTIONS = LoadOptions("float32", "cpu", load_in_4bit=False)
+
+
+def names_of(wanted):
+    return [model.name for model in wanted]
+
+
+def load(names, with_base=False, settings=None):
+    return load_speakers(find_wanted(names, with_base), OPTIONS, DECODING, settings or {})
+
+
+def answer(speaker, prompt="Spell the word lamp."):
+    running = speaker.answer(History(), prompt, DECODING, Event())
+    list(running)
+    return running.result().text
+
+
+def answer_loaded_on_its_own(folder):
+    (speaker,) = load([str(folder)])
+    return answer(speaker)
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """The folders whose weights were loaded as whole models, one entry for each time."""
+    calls = []
+    load_model = AutoModelForCausalLM.from_pretrained
+
+    def count(name, **options):
+        calls.append(name)
+        return load_model(name, **options)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", count)
+    return calls
+
+
+def test_adapters_and_their_base_are_one_loaded_model_with_answers_of_their_own(
+    base, adapters, loaded
+):
+    together = load([str(folder) for folder in adapters], with_base=True)
+    assert loaded == [str(base / "model")]
+    assert len({id(speaker.answerer.model) for speaker in together}) == 1
+    assert isinstance(together[0].answerer.model, PeftModel)
+    # In both orders, so that no adapter stays active
+    answers = [answer(speaker) for speaker in together]
+    again = [answer(speaker) for speaker in reversed(together)]
+    assert answers == again[::-1] and len(set(answers)) == len(together) == 5
+    on_their_own = [answer_loaded_on_its_own(folder) for folder in (*adapters, base / "model")]
+    assert answers == on_their_own
+
+
+def test_a_base_that_is_named_itself_is_not_loaded_twice_either(base, adapters, loaded):
+    together = load([str(base / "model"), str(adapters[0])])
+    assert loaded == [str(base / "model")] and len(together) == 2
+    assert together[0].adapter is None and answer(together[0]) != answer(together[1])
+
+
+def test_models_take_turns(adapters, base):
+    one, two = load([str(folder) for folder in adapters[:2]])
+    with one.taking_turn():
+        assert one.lock is two.lock and two.lock.locked()
+    assert not two.lock.locked()
+
+
+def test_the_lock_is_released_if_an_answer_fails(adapters):
+    (one,) = load([str(adapters[0])])
+    running = one.answer(History(), "word " * 300, DECODING, Event())
+    list(running)
+    with pytest.raises(ValueError, match="limited to"):
+        running.result()
+    assert not one.lock.locked()
+
+
+def test_settings_of_the_chat_template_add_to_those_of_the_run(adapters, tmp_path):
+    run = json.loads((adapters[0] / "run.json").read_text())
+    run["arguments"]["chat_template_kwargs"] = {"a": 1, "b": 2}
+    for name in ("adapter_config.json", "adapter_model.safetensors", "tokenizer.json"):
+        (tmp_path / name).write_bytes((adapters[0] / name).read_bytes())
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        (tmp_path / name).write_bytes((adapters[0] / name).read_bytes())
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    speaker, before = load([str(tmp_path)], with_base=True, settings={"b": 3})
+    assert speaker.answerer.template.settings == {"a": 1, "b": 3}
+    assert before.answerer.template.settings == {"a": 1, "b": 3}
+
+
+# ---- Bases ----
+@pytest.fixture
+def full(tmp_path):
+    """A function that makes a folder of a full run, without weights, on a base."""
+
+    def make(name, base):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        if base is not None:
+            run = {"arguments": {"model_name_or_path": str(base)}}
+            (folder / "run.json").write_text(json.dumps(run))
+        return str(folder)
+
+    return make
+
+
+def test_the_base_of_a_full_run_is_that_of_its_run_json(full, base):
+    run = full("run", base / "model")
+    wanted = find_wanted([run], with_base=True)
+    assert names_of(wanted) == [run, f"{base / 'model'} (before training)"]
+    assert wanted[1].source == loading.Source(str(base / "model"))
+    assert wanted[1].prompts == wanted[0].source  # the chat template of the run
+
+
+def test_one_base_of_several_models_is_asked_once(full, base, adapters):
+    runs = [full("a", base / "model"), full("b", base / "model"), str(adapters[0])]
+    assert len(find_wanted(runs, with_base=True)) == 4
+
+
+@pytest.mark.parametrize(
+    ("of_run", "problem"),
+    [("/gone", "its base /gone is missing"), (None, "no run.json in it names its base")],
+)
+def test_a_base_that_is_missing_is_one_line_with_the_fix(of_run, problem, full, capsys):
+    with pytest.raises(SystemExit) as end:
+        find_wanted([full("run", of_run)], with_base=True)
+    assert end.value.code == 65
+    printed = capsys.readouterr().err
+    assert problem in printed and "leave out --with_base" in printed and printed.count("\n") == 1
+
+
+def test_adapters_that_do_not_fit_the_base_are_named(adapters, tmp_path, capsys):
+    config = json.loads((adapters[0] / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**config, "r": 16}))
+    weights = (adapters[0] / "adapter_model.safetensors").read_bytes()
+    (tmp_path / "adapter_model.safetensors").write_bytes(weights)
+    with pytest.raises(SystemExit) as end:
+        load([str(adapters[1]), str(tmp_path)])
+    assert end.value.code == 65
+    assert f"{tmp_path}: cannot be loaded" in capsys.readouterr().err
+
+
+def test_the_place_of_a_folder_does_not_depend_on_how_it_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").mkdir()
+    assert speakers.place_of("a") == speakers.place_of("./a/") == str(tmp_path / "a")
+    assert speakers.place_of("owner/model") == "owner/model"

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An answer comes in parts, can be stopped, and says why it ended."""
+
+import contextlib
+from threading import Event, Lock
+
+import pytest
+import torch
+from jinja2 import TemplateError
+
+from adapter_folders import make_base
+from components.chat_template import ChatTemplate
+from generation import loading
+from generation.answering import Answerer, conversation_of, make_decoding
+from generation.streaming import Ending, RunningAnswer
+
+QUESTION = conversation_of([{"role": "user", "content": "Spell the word lamp."}])
+
+
+@pytest.fixture(scope="module")
+def answerer(once):
+    source = loading.find_source(str(once("chatting_base", make_base) / "model"))
+    tokenizer = loading.load_chat_tokenizer(source)
+    torch.manual_seed(0)
+    model = loading.load_model(source, "float32", "cpu")
+    return Answerer(model, ChatTemplate(tokenizer), make_decoding(model, tokenizer, 0.0), 40)
+
+
+def start(answerer, conversation=QUESTION, stopping=None, turn=None):
+    return RunningAnswer(
+        answerer, conversation, turn or contextlib.nullcontext(), stopping or Event()
+    )
+
+
+def test_the_parts_are_the_answer_that_is_given_without_streaming(answerer):
+    running = start(answerer)
+    parts = list(running)
+    (whole,) = answerer.answer([QUESTION])
+    assert running.result().text == whole == "".join(parts).strip()
+    assert running.result().ending is Ending.CUT and len(parts) > 1
+
+
+def test_an_answer_is_complete_if_the_model_ends_its_turn(answerer, monkeypatch):
+    (whole,) = answerer.answer([QUESTION])
+    tokens = answerer.template.tokenizer(whole, add_special_tokens=False)["input_ids"]
+    monkeypatch.setattr(answerer.decoding, "eos_token_id", tokens)  # any of them ends it
+    running = start(answerer)
+    list(running)
+    assert running.result().ending is Ending.COMPLETE
+
+
+class SetAfter(Event):
+    """An event that is set by being looked at for the N-th time, which threads cannot change."""
+
+    def __init__(self, times):
+        super().__init__()
+        self.times = times
+
+    def is_set(self):
+        self.times -= 1
+        return self.times < 0
+
+
+def test_a_stopped_answer_keeps_the_part_until_then(answerer):
+    (whole,) = answerer.answer([QUESTION])
+    running = start(answerer, stopping=SetAfter(10))
+    parts = list(running)
+    reply = running.result()
+    assert reply.ending is Ending.STOPPED
+    assert reply.text == "".join(parts).strip().rstrip("\ufffd")  # the half of a character
+    assert reply.text and whole.startswith(reply.text) and reply.text != whole
+
+
+def test_an_answer_that_is_stopped_while_it_waits_is_empty(answerer):
+    lock = Lock()
+    with lock:
+        running = start(answerer, turn=lock)
+        running.stop()
+    assert list(running) == [""]
+    assert running.result().text == "" and running.result().ending is Ending.STOPPED
+
+
+def test_a_prompt_without_room_for_an_answer_is_an_error_and_releases_the_lock(answerer):
+    lock = Lock()
+    long = conversation_of([{"role": "user", "content": "word " * 300}])
+    running = start(answerer, long, turn=lock)
+    assert list(running) == [""]
+    with pytest.raises(ValueError, match="the model is limited to 128"):
+        running.result()
+    assert not lock.locked()
+
+
+def test_a_template_that_refuses_a_conversation_is_an_error(answerer, monkeypatch):
+    tokenizer = answerer.template.tokenizer
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('no such role') }}")
+    running = start(answerer)
+    list(running)
+    with pytest.raises(TemplateError, match="no such role"):
+        running.result()
+
+
+def test_decoding_can_be_changed_without_another_model(answerer):
+    warm = answerer.with_decoding(temperature=0.7, max_new_tokens=3)
+    assert warm.model is answerer.model and warm.max_new_tokens == 3
+    assert warm.decoding.do_sample and warm.decoding.temperature == 0.7
+    assert not answerer.decoding.do_sample and answerer.max_new_tokens == 40
