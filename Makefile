@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Some containers set it. Without bytecode each process compiles all that it imports from here.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install install-dev docs quickstart proof bench pictures test check fix test-gpu gpu-proof gpu-wheels clean
+.PHONY: help install install-dev docs quickstart proof bench pictures test check fix test-export test-gpu gpu-proof gpu-wheels clean
 .PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-bert_ner quickstart-t5 quickstart-llama_dpo quickstart-vit quickstart-mixtral
 
 help:  ## list these targets
@@ -179,6 +179,10 @@ fix: install-dev  ## apply the linter's fixes, and format
 
 test: check  ## all tests that need no GPU; tests/gpu shows as skipped
 	python -m pytest -q -rs -n 3 --dist worksteal tests/launch tests/gpu
+
+test-export: install-dev  ## compile llama.cpp, for minutes, and run exported models in it
+	$(VENV)/bin/python -m pip install --quiet -r requirements-llama-cpp.txt
+	python -m pytest -q -rs -n 2 tests/export
 
 proof: install  ## measure every strategy and the planner; write the tables
 	python scripts/parity.py --json results/parity.json

@@ -164,7 +164,8 @@ def find_wrong_facts(
     if missing:
         yield f"{name}: the tokens {missing} end no answer in it"
     if bool(found.fields.get("tokenizer.ggml.add_bos_token")) != plan.adds_bos:
-        yield f"{name}: a text {'does not begin' if plan.adds_bos else 'begins'} with a token"
+        begins = "does not begin" if plan.adds_bos else "begins"
+        yield f"{name}: a text {begins} with the token of its beginning"
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,7 @@ def compare_tensors(found: Gguf, folder: Path, config: Any) -> Compared:
                     unknown.append(name)
                     continue
                 seen.add(own)
-                problem = differs(theirs, tensors.get_tensor(name).float(), config)
+                problem = differs(theirs, tensors.get_tensor(name).float(), found, config)
                 if problem:
                     problems.append(f"{found.path.name}: {own} {problem}")
                 else:
@@ -214,7 +215,7 @@ def compare_tensors(found: Gguf, folder: Path, config: Any) -> Compared:
     return Compared(equal, tuple(unknown), tuple(problems))
 
 
-def differs(theirs: Any, ours: torch.Tensor, config: Any) -> str | None:
+def differs(theirs: Any, ours: torch.Tensor, found: Gguf, config: Any) -> str | None:
     """Return how a tensor of a GGUF differs from the folder's, or None."""
     values = torch.from_numpy(values_of(theirs).copy())
     kind = theirs.tensor_type.name
@@ -222,7 +223,7 @@ def differs(theirs: Any, ours: torch.Tensor, config: Any) -> str | None:
         return f"has the shape {tuple(values.shape)}, not {tuple(ours.shape)}"
     if kind not in ROUNDING:
         return None if values.isfinite().all() else "is not finite"
-    for arranged in arrangements(ours, config):
+    for arranged in arrangements(theirs.name, ours, found, config):
         if ((values - arranged).abs() <= rounding(arranged, kind)).all():
             return None
     return "has other values"
@@ -237,17 +238,24 @@ def rounding(ours: torch.Tensor, kind: str) -> torch.Tensor:
     return ours.abs() * ROUNDING[kind] + smallest
 
 
-def arrangements(ours: torch.Tensor, config: Any) -> Iterator[torch.Tensor]:
+def arrangements(name: str, ours: torch.Tensor, found: Gguf, config: Any) -> Iterator[torch.Tensor]:
     """Yield the ways in which llama.cpp may hold a tensor.
 
-    As it is; with the rows of each attention head in the order of its rotary embedding
-    (LlamaModel.permute in conversion/llama.py); or plus 1, for the norms of Gemma.
+    In its architecture "llama" the rows of queries and keys are in the order of another rotary
+    embedding, head by head (LlamaModel.permute in conversion/llama.py). Norms of Gemma have 1
+    added. All other tensors are as they are.
+
+    Args:
+        name: llama.cpp's name of the tensor.
     """
-    yield ours
     text = config.get_text_config()
-    for heads in {text.num_attention_heads, getattr(text, "num_key_value_heads", None) or 1}:
-        rows = ours.shape[0]
-        if ours.dim() <= 2 and rows % (2 * heads) == 0:
-            pairs = ours.reshape(heads, 2, rows // heads // 2, *ours.shape[1:])
-            yield pairs.swapaxes(1, 2).reshape(ours.shape)
-    yield ours + 1
+    heads = {"attn_q": text.num_attention_heads, "attn_k": text.num_key_value_heads}
+    kind = name.split(".")[-2]
+    if found.architecture == "llama" and kind in heads:
+        number = heads[kind]
+        pairs = ours.reshape(number, 2, ours.shape[0] // number // 2, *ours.shape[1:])
+        yield pairs.swapaxes(1, 2).reshape(ours.shape)
+        return
+    yield ours
+    if found.architecture.startswith("gemma") and "norm" in kind:
+        yield ours + 1

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""llama.cpp runs what scripts/export.py made, and says what was trained.
+
+`make test-export` installs llama-cpp-python, which takes minutes to compile, and runs these tests.
+They are not part of `make test`.
+"""
+
+import importlib.util
+import sys
+from functools import partial
+
+import pytest
+
+from launching import REPO, data_of, read_json, recipe, run
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("llama_cpp") is None,
+    reason="llama-cpp-python is not installed: make test-export",
+)
+RECIPES = ("llama", "mixtral", "llama_dpo")
+
+
+def export(*arguments):
+    return run(sys.executable, REPO / "scripts" / "export.py", *arguments)
+
+
+def train(tiny, script, folder):
+    rows = data_of(tiny)
+    flags = ("--max_steps", "2", "--learning_rate", "2e-2", "--logging_steps", "1")
+    done = run(
+        sys.executable, REPO / "recipes" / f"{script}.py", *rows, *flags, "--output_dir", folder
+    )
+    assert done.returncode == 0, done.output[-3000:]
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_of, once):
+    """A function from a recipe to the folder of a short run."""
+    return lambda script: once(f"run_{script}", partial(train, tiny_of(script), script))
+
+
+def gguf_row(folder):
+    (row,) = read_json(folder / "receipt.json")["comparisons"]
+    assert row["name"] == "gguf"
+    return row
+
+
+@pytest.mark.parametrize("script", RECIPES)
+def test_the_gguf_answers_with_the_tokens_of_the_trained_folder(script, trained, tmp_path):
+    done = export(trained(script), tmp_path / "out", "--to", "gguf", "--outtype", "f32")
+    assert done.returncode == 0, done.output
+    row = gguf_row(tmp_path / "out")
+    assert row["same_greedy_tokens"] == row["same_rendered_prompts"] == row["prompts"] == 50
+    assert row["largest_logit_gap"] < 1e-4
+
+
+@pytest.mark.parametrize("outtype", ["f16", "bf16", "q8_0", "q4_k_m"])
+def test_each_type_of_weights_runs_and_says_how_far_it_is_off(outtype, trained, tmp_path):
+    done = export(trained("llama"), tmp_path / "out", "--to", "ollama", "--outtype", outtype)
+    assert done.returncode == 0, done.output
+    assert 0 < gguf_row(tmp_path / "out")["largest_logit_gap"]
+
+
+def test_merged_adapters_run_too(tiny, once, tmp_path):
+    folder = once(
+        "run_lora",
+        lambda folder: train_lora(tiny, folder),
+    )
+    merged = run(sys.executable, REPO / "scripts" / "merge.py", folder, tmp_path / "merged")
+    assert merged.returncode == 0, merged.output
+    done = export(tmp_path / "merged", tmp_path / "out", "--to", "gguf")
+    assert done.returncode == 0, done.output
+    receipt = read_json(tmp_path / "out" / "receipt.json")
+    assert receipt["receipt_of_merge_sha256"]
+    assert gguf_row(tmp_path / "out")["same_greedy_tokens"] == 50
+
+
+def train_lora(tiny, folder):
+    done = recipe(
+        *data_of(tiny),
+        *("--use_peft", "--max_steps", "2", "--learning_rate", "2e-2", "--output_dir", folder),
+    )
+    assert done.returncode == 0, done.output[-3000:]
+
+
+def test_a_gap_above_the_bound_is_an_error_and_leaves_what_was_made(trained, tmp_path):
+    flags = ("--to", "gguf", "--outtype", "q8_0", "--bound", "1e-9")
+    done = export(trained("llama"), tmp_path / "out", *flags)
+    assert done.returncode == 76, done.output
+    assert not (tmp_path / "out").exists()
+    assert not read_json(tmp_path / "out.unfinished" / "receipt.json")["passed"]

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""scripts/export.py makes folders for llama.cpp, Ollama and vLLM of what the recipes train."""
+
+import json
+import shutil
+import sys
+from functools import partial
+
+import pytest
+
+from launching import REPO, data_of, read_json, recipe, run
+
+STEPS = ("--max_steps", "2", "--learning_rate", "2e-2", "--logging_steps", "1")
+
+
+def export(*arguments, **options):
+    return run(sys.executable, REPO / "scripts" / "export.py", *arguments, **options)
+
+
+def train(tiny, flags, folder):
+    done = recipe(*data_of(tiny), *STEPS, *flags, "--output_dir", folder)
+    assert done.returncode == 0, done.output[-3000:]
+
+
+@pytest.fixture(scope="module")
+def trained(tiny, once):
+    return once("export_trained", partial(train, tiny, ()))
+
+
+@pytest.fixture(scope="module")
+def adapters(tiny, once):
+    return once("export_adapters", partial(train, tiny, ("--use_peft",)))
+
+
+def refused(done, code, words):
+    """Check that a command ended with one line that has these words."""
+    assert done.returncode == code, done.output
+    lines = [line for line in done.output.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and "Traceback" not in done.output
+    assert words in lines[0]
+
+
+def test_a_trained_folder_becomes_a_gguf_with_its_receipt(trained, tmp_path):
+    done = export(trained, tmp_path / "out", "--to", "gguf")
+    assert done.returncode == 0, done.output
+    receipt = read_json(tmp_path / "out" / "receipt.json")
+    assert receipt["passed"] and receipt["outtype"] == "f32"
+    assert receipt["tensors"]["equal"] == receipt["tensors"]["in_the_gguf"] > 20
+    assert receipt["tensors"]["not_compared"] == []
+    assert set(receipt["files"]) == {"model.gguf"}
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "model.gguf",
+        "receipt.json",
+    ]
+    assert not (tmp_path / "out.unfinished").exists()
+
+
+def test_a_trained_folder_becomes_a_model_of_ollama(trained, tmp_path):
+    done = export(trained, tmp_path / "out", "--to", "ollama", "--outtype", "q8_0")
+    assert done.returncode == 0, done.output
+    receipt = read_json(tmp_path / "out" / "receipt.json")
+    assert receipt["modelfile"] == {"prompts": 50, "same": 50, "different": []}
+    lines = (tmp_path / "out" / "Modelfile").read_text().splitlines()
+    assert lines[0] == "FROM ./model.gguf"
+    assert 'PARAMETER stop "<|end_of_turn|>"' in lines
+    assert "ollama create out -f" in done.output
+
+
+@pytest.mark.parametrize("kind", ["trained", "adapters"])
+def test_both_kinds_of_folders_become_ones_for_vllm(kind, request, tmp_path):
+    folder = request.getfixturevalue(kind)
+    done = export(folder, tmp_path / "out", "--to", "vllm")
+    assert done.returncode == 0, done.output
+    receipt = read_json(tmp_path / "out" / "receipt.json")
+    assert receipt["passed"] and receipt["command"] == done.output.splitlines()[-1]
+    assert receipt["command"].startswith("vllm serve ")
+
+
+def test_adapters_have_to_be_merged_for_llama_cpp(adapters, tmp_path):
+    done = export(adapters, tmp_path / "out", "--to", "gguf")
+    refused(done, 64, "python scripts/merge.py")
+
+
+def test_a_template_that_ollama_cannot_write_is_refused_before_anything_is_written(
+    trained, tmp_path
+):
+    shutil.copytree(trained, tmp_path / "run")
+    template = tmp_path / "run" / "chat_template.jinja"
+    template.write_text(
+        template.read_text().replace("message['content']", "message['content']|upper")
+    )
+    done = export(tmp_path / "run", tmp_path / "out", "--to", "ollama")
+    refused(done, 65, "--to gguf")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_a_tokenizer_that_llama_cpp_does_not_know_is_refused(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    path = tmp_path / "run" / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["pre_tokenizer"]["pretokenizers"][0]["individual_digits"] = False
+    path.write_text(json.dumps(content))
+    refused(export(tmp_path / "run", tmp_path / "out", "--to", "gguf"), 65, "cuts words")
+
+
+def test_nothing_is_overwritten(trained, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    refused(export(trained, tmp_path / "mine", "--to", "gguf"), 73, "exists")
+    assert (tmp_path / "mine" / "notes.txt").read_text() == "keep"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--to", "vllm", "--outtype", "f16"), "--outtype is for gguf"),
+        (("--to", "gguf", "--num_prompts", "0"), "--num_prompts"),
+        (("--to", "gguf", "--bound", "nan"), "--bound"),
+    ],
+)
+def test_a_wrong_flag_is_refused(flags, words, trained, tmp_path):
+    refused(export(trained, tmp_path / "out", *flags), 64, words)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    refused(export(tmp_path, tmp_path / "out", "--to", "gguf"), 64, "no config.json")
