@@ -2,6 +2,7 @@
 """A trained folder, whole or of adapters, and the prompts that it is asked."""
 
 import argparse
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from transformers import AutoConfig
 from exits import Exit, first_line, stop
 from generation import loading
 from generation.questions import arguments_of_run, columns_of_run
-from merging import checking, prompts, trained
+from merging import checking, prompts, receipt, trained
 from merging.adapter import AdapterFolder, read_adapter_folder
 from merging.contestants import Asking, Contestant, stop_tokens_of_recipe
 
@@ -75,7 +76,7 @@ def read_origin(
         adapter = read_adapter_folder(source.name)
     config = read_config(source)
     tokenizer = checking.load_tokenizer(source.tokenizer)
-    folder = Path(source.name)
+    folder = run_of(Path(source.name))
     arguments = arguments_of_run(folder)
     settings = dict(arguments.get("chat_template_kwargs") or {})
     template = Asking([], settings, 1, 1).template_of(tokenizer)
@@ -85,6 +86,21 @@ def read_origin(
     asking = Asking(found.items, settings, args.max_new_tokens, BATCH_SIZE)
     device = args.device or loading.default_device()
     return Origin(source, adapter, config, tokenizer, arguments, asking, found.sources, device)
+
+
+def run_of(folder: Path) -> Path:
+    """Return the folder of the run that trained a model: the adapters of a merged one, if known.
+
+    It says which rows the prompts are taken from, and sets the variables of the chat template.
+    """
+    try:
+        merged = json.loads((folder / receipt.NAME).read_text(encoding="utf-8"))
+        adapters = Path(merged["adapters"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return folder
+    if (folder / "run.json").is_file() or not adapters.is_dir():
+        return folder
+    return adapters
 
 
 def read_config(source: loading.Source) -> Any:
