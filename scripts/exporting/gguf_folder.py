@@ -174,7 +174,8 @@ def start(
 
 def end_of_turn(reference: Contestant, tokenizer: Any) -> int | None:
     """Return the token that ends a turn but not a text, if there is one."""
-    others = sorted((reference.stop_tokens or frozenset()) - {tokenizer.eos_token_id})
+    stop_tokens = reference.stop_tokens or frozenset()
+    others = sorted(stop_tokens - {tokenizer.eos_token_id})
     return others[0] if others else None
 
 
@@ -318,7 +319,7 @@ def texts_of(tokenizer: Any, tokens: frozenset[int]) -> list[str]:
 
 
 def plain_prompts(origin: Origin) -> dict[int, list[turns.Message]]:
-    """Return {number of a prompt, from 1: its messages} of those with plain texts alone."""
+    """Return {number of a prompt, from 1: its messages} of those with only plain texts."""
     found = {}
     for number, prompt in enumerate(origin.asking.prompts, 1):
         conversation = prompt.conversation

@@ -35,7 +35,7 @@ class Turns:
         no_system: after that, if there is no system message: a default one, for example.
         before, after: {role: text before and after the content of a message}.
         generation: where an answer is to begin.
-        joins_system: whether a system message stands inside of the first user's turn, which then
+        joins_system: whether a system message stands inside the first user's turn, which then
             has no text before its content.
     """
 

@@ -35,6 +35,8 @@ PLAIN = {
     "source .venv/bin/activate",
     "pip install -r requirements.txt",
     "pip install liger-kernel",
+    "pip install -r requirements-export.txt",
+    "pip install -r requirements-llama-cpp.txt",
     "apt install g++",
     "python -m pytest -q tests/unit/components/test_cli.py",
 }
