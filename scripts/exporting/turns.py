@@ -66,11 +66,11 @@ class Turns:
         if self.no_system:
             lines += ["{{- if not .System }}", go_text(self.no_system), "{{- end }}"]
         lines.append("{{- range $i, $message := .Messages }}")
-        word = "if"
+        branch = "{{- if"
         for role in ROLES:
             if role not in self.before:
                 continue
-            lines.append(f'{{{{- {word} eq $message.Role "{role}" }}}}')
+            lines.append(f'{branch} eq $message.Role "{role}" }}}}')
             if role == "user" and self.joins_system:
                 lines.append("{{- if not (and $.System (eq $i 1)) }}")
                 lines += [go_text(self.before[role]), "{{- end }}"]
@@ -78,7 +78,7 @@ class Turns:
                 lines.append(go_text(self.before[role]))
             lines.append("{{- $message.Content }}")
             lines.append(go_text(self.after[role]))
-            word = "else if"
+            branch = "{{- else if"
         lines += ["{{- end }}", "{{- end }}", go_text(self.generation)]
         return "\n".join(line for line in lines if line)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A chat template is written in Ollama's language if it can be, and otherwise refused."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from exporting import turns
 
 TEMPLATES = Path(__file__).parents[2] / "data" / "chat_templates"
+# What Go 1.19 made of the templates and conversations, by the program in the same folder
+BY_GO = Path(__file__).parents[2] / "data" / "go_templates" / "rendered.json"
 FAMILIES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
 PLAIN = (
     "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}"
@@ -41,6 +44,15 @@ def test_the_template_of_each_family_can_be_written(family):
     found = turns.find_turns(render)
     assert turns.find_difference(found, render) is None
     assert turns.read_go(found.to_go()) == found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_go_itself_writes_what_is_computed_here(family):
+    recorded = json.loads(BY_GO.read_text())[family]
+    found = turns.find_turns(renderer((TEMPLATES / f"{family}.jinja").read_text()))
+    assert found.to_go() == recorded["template"]
+    conversations = list(turns.plain_conversations(has_system=True))
+    assert [found.render(messages) for messages in conversations] == recorded["texts"]
 
 
 def test_each_plain_conversation_is_written_as_by_the_chat_template():
