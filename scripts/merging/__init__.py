@@ -13,6 +13,7 @@ contestants  what a model says to the prompts: text, tokens, logits
 comparing    how contestants differ, and whether they may
 receipt      all comparisons, sizes and hashes, and their table
 checking     what is wrong with a folder before a model is loaded from it
+tensors      whether the written tensors are what peft makes of the base and the adapters
 trained      the model that was trained, and the same with its adapters merged by peft
 session      what merge.py does with its command line
 

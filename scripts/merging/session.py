@@ -17,7 +17,7 @@ from components import __version__
 from exits import Exit, stop
 from generation.loading import default_device, find_device_problem
 from generation.questions import columns_of_run
-from merging import checking, comparing, prompts, receipt, shards, trained, writing
+from merging import checking, comparing, prompts, receipt, shards, tensors, trained, writing
 from merging.adapter import WEIGHTS, AdapterFolder, check_base_weights, read_adapter_folder
 from merging.contestants import Asking, Contestant, stop_tokens_of, stop_tokens_of_recipe
 from merging.plan import Plan, make_plan
@@ -208,6 +208,10 @@ def reload(job: Job, folder: Path, slip: Receipt, base: str) -> None:
     """
     files = shards.find_files(str(folder), "main")
     slip.problems += checking.find_problems_of_files(folder, files)
+    is_quantized = base != trained.SIXTEEN_BITS
+    slip.problems += tensors.find_wrong_tensors(
+        job.adapter, job.plan, job.files, files, is_quantized
+    )
     tokenizer = checking.load_tokenizer(str(folder))
     model, problems = checking.load_folder(folder, job.device)
     slip.problems += problems

@@ -199,9 +199,42 @@ def test_a_wrong_merge_is_an_error_and_does_not_look_finished(
     plant(monkeypatch)
     code, printed = merge(adapters, tmp_path / "merged")
     assert code == 76, printed
-    assert "error: reloaded: a logit differs by" in printed.splitlines()[-1]
+    assert "error: a merged tensor" in printed.splitlines()[-1]
     assert not (tmp_path / "merged").exists()
-    assert read_receipt(tmp_path / "merged.unfinished")["passed"] is False
+    receipt = read_receipt(tmp_path / "merged.unfinished")
+    assert receipt["passed"] is False
+    assert any("reloaded: a logit differs by" in problem for problem in receipt["problems"])
+
+
+def add_twice(monkeypatch):
+    parts = Plan.parts
+
+    def doubled(self, target, read):
+        found = parts(self, target, read)
+        if "layers.1" in target.parameter:
+            found = {name: 2 * delta for name, delta in found.items()}
+        return found
+
+    monkeypatch.setattr(Plan, "parts", doubled)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("plant", [forget_a_layer, add_twice])
+def test_a_wrong_layer_is_found_although_its_adapter_is_mild(
+    plant, dtype, base, merge, monkeypatch, tmp_path
+):
+    adapters = write_adapters(tmp_path / "adapters", base, scale=2e-3)
+    code, printed = merge(adapters, tmp_path / "good", "--dtype", dtype)
+    assert code == 0, printed
+    plant(monkeypatch)
+    code, printed = merge(adapters, tmp_path / "merged", "--dtype", dtype)
+    assert code == 76, printed
+    receipt = read_receipt(tmp_path / "merged.unfinished")
+    wrong = "model.layers.1.self_attn.q_proj.weight, model.layers.1.self_attn.v_proj.weight"
+    what = "a merged tensor is not what peft makes of the base and its adapter"
+    assert receipt["problems"][0] == f"{what}: {wrong}"
+    if dtype == "bfloat16":  # Rounding covers what the adapters do
+        assert len(receipt["problems"]) == 1
 
 
 def test_a_merge_that_was_killed_leaves_nothing_that_looks_finished(
@@ -270,8 +303,8 @@ FAULTS = {
     change_template: "the template writes prompt 1 as",
     drop_end_token: "the end tokens [3] are missing",
     write_head_twice: "lm_head.weight is written although it is tied to model.embed_tokens.weight",
-    put_base_weights: "a logit differs by",
-    drop_tensor: "the folder lacks model.layers.1.self_attn.q_proj.weight",
+    put_base_weights: "is not what peft makes of the base and its adapter",
+    drop_tensor: "the merged files lack model.layers.1.self_attn.q_proj.weight",
     leave_adapters: "adapter_config.json is in it",
     add_token: "the tokenizer makes other tokens",
 }
@@ -318,7 +351,7 @@ def test_a_fault_in_a_folder_is_found(plant, merged, copy, tied, merge):
 def test_the_adapters_of_another_run_do_not_pass(merged, copy, tied, merge, tmp_path):
     others = write_adapters(tmp_path / "others", tied, seed=1)
     code, printed = merge(others, copy, "--check")
-    assert code == 76 and "a logit differs by" in printed, printed
+    assert code == 76 and "is not what peft makes of the base and its adapter" in printed, printed
 
 
 def test_the_hashes_show_a_changed_file(merged, tied, merge, tmp_path):
