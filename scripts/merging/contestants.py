@@ -101,6 +101,15 @@ class Asking:
         dtype = str(model.dtype).removeprefix("torch.")
         return Contestant(name, dtype, rendered, prompts, tokens, logits, stop_tokens)
 
+    def logits_of(self, model: Any, reference: Contestant, pad: int) -> list[torch.Tensor]:
+        """Return what another model has as logits where the reference has its own."""
+        logits: list[torch.Tensor] = []
+        for start in range(0, len(reference.prompts), self.batch_size):
+            end = start + self.batch_size
+            prompts = reference.prompts[start:end]
+            logits += predict(model, prompts, reference.tokens[start:end], pad, self.max_new_tokens)
+        return logits
+
 
 def stop_tokens_of_recipe(model: Any, tokenizer: Any) -> frozenset[int]:
     """Return the tokens that end an answer of a trained model: those of scripts/generate.py."""

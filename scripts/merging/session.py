@@ -4,7 +4,7 @@
 import argparse
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -35,6 +35,8 @@ def find_problems(args: argparse.Namespace) -> Iterator[str]:
         yield "--max_new_tokens must be at least 1"
     if args.bound is not None and not 0 < args.bound < math.inf:
         yield "--bound must be above 0"
+    if args.check and args.dtype != "auto":
+        yield "--dtype is that of the written weights, and --check writes none; leave it out"
     if args.device is not None:
         yield from find_device_problem(args.device)
 
@@ -122,8 +124,7 @@ def merge(job: Job, args: argparse.Namespace) -> None:
     staging = writing.start_staging(args.output)
     model = trained.load_trained(job.adapter, job.device)
     stop_tokens = stop_tokens_of_recipe(model, job.tokenizer)
-    reference = job.asking.ask("trained", model, job.tokenizer, stop_tokens)
-    slip = Receipt(facts_of(job), reference)
+    slip = start_receipt(job, model, stop_tokens)
     base = merge_in_memory(job, model, slip, args.base)
     del model
     slip.facts["merged_into"] = base
@@ -164,16 +165,28 @@ def merge_in_memory(job: Job, model: Any, slip: Receipt, wanted: str) -> str:
         assert gap is not None, "models of transformers have logits"
         gaps[name] = gap
         print(f"Merged into the {name} base, the largest logit gap is {gaps[name]:.2e}")
-    slip.facts["gaps_of_bases"] = gaps
+    slip.facts["gaps_of_bases"] = {name: comparing.only_finite(gap) for name, gap in gaps.items()}
     chosen = wanted
     why = "as requested"
     if wanted == "auto":
-        chosen = min(gaps, key=gaps.__getitem__)
+        chosen = nearest_base(gaps)
         why = "the nearer one"
     print(f"Merging into the {chosen} base, {why}")
     merged = contestants[chosen]
     slip.add(merged, relative_bound(job, chosen, slip.reference.dtype, merged.dtype))
     return chosen
+
+
+def nearest_base(gaps: Mapping[str, float]) -> str:
+    """Return the name of the base with the smallest gap. Raises SystemExit with 76 if none has one.
+
+    Args:
+        gaps: of each base; one that is not a number is none.
+    """
+    finite = {name: gap for name, gap in gaps.items() if math.isfinite(gap)}
+    if not finite:
+        stop(Exit.DIFFERS, f"merged into {' or '.join(gaps)}, the model's logits are not numbers")
+    return min(finite, key=finite.__getitem__)
 
 
 def ask_merged(job: Job, model: Any, reference: Contestant) -> Contestant:
@@ -231,9 +244,9 @@ def check(job: Job, args: argparse.Namespace) -> None:
         base = base_of_receipt(folder, job)
     model = trained.load_trained(job.adapter, job.device)
     stop_tokens = stop_tokens_of_recipe(model, job.tokenizer)
-    reference = job.asking.ask("trained", model, job.tokenizer, stop_tokens)
+    slip = start_receipt(job, model, stop_tokens)
     del model
-    slip = Receipt({**facts_of(job), "merged_into": base}, reference)
+    slip.facts["merged_into"] = base
     slip.problems += receipt.find_changed_files(folder)
     reload(job, folder, slip, base)
     report(slip)
@@ -256,6 +269,17 @@ def base_of_receipt(folder: Path, job: Job) -> str:
 
 
 # ---- The receipt ----
+def start_receipt(job: Job, model: Any, stop_tokens: frozenset[int]) -> Receipt:
+    """Return a receipt without comparisons but the one of the trained model with its base."""
+    reference = job.asking.ask("trained", model, job.tokenizer, stop_tokens)
+    slip = Receipt(facts_of(job), reference)
+    with model.disable_adapter():
+        of_base = job.asking.logits_of(model, reference, job.tokenizer.pad_token_id)
+    assert reference.logits is not None, "models of transformers have logits"
+    slip.gap_without_adapters = comparing.gap_of_logits(reference.logits, of_base)
+    return slip
+
+
 def facts_of(job: Job) -> dict[str, Any]:
     """Return what a receipt says of a merge beside its comparisons."""
     return {

@@ -3,8 +3,8 @@
 
 Logits cannot show that: rounding to bf16 may move them by more than mild adapters do, so that an
 adapter that was forgotten would pass. Here each tensor is read back from the folder. One with an
-adapter must be what peft's layer makes of the base's tensor in fp32, rounded to its dtype. Any other
-must be the base's, or that of a module that was saved whole, in its dtype.
+adapter must be what peft's layer makes of the base's tensor in fp32, rounded to its dtype. Any
+other must be the base's, or that of a module that was saved whole, in its dtype.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -2,6 +2,7 @@
 """Receipts of merge.py: what they say of each kind of adapter, and which faults they catch."""
 
 import json
+import math
 import shutil
 import sys
 
@@ -70,6 +71,11 @@ def test_a_receipt_shows_that_the_merged_model_is_the_trained_one(options, base,
     for row in rows.values():
         assert row["same_greedy_tokens"] == row["same_rendered_prompts"] == row["prompts"] == 50
         assert 0 <= row["largest_logit_gap"] < row["bound"]
+    without = receipt["reference"]["largest_logit_gap_without_adapters"]
+    assert without > 100 * rows["reloaded"]["bound"]
+    assert any(
+        line.startswith("its base") and f"{without:.2e}" in line for line in printed.split("\n")
+    )
     assert len(receipt["greedy_tokens"]["reloaded"]) == 50
     files = {path.name for path in (tmp_path / "merged").iterdir()} - {"receipt.json"}
     assert receipt["files"].keys() == files
@@ -93,6 +99,25 @@ def test_the_base_with_the_nearer_logits_is_the_default(base, merge, tmp_path):
     assert receipt["trained_on"] == receipt["merged_into"] == "4bit"
     for name, gap in gaps.items():
         assert f"Merged into the {name} base, the largest logit gap is {gap:.2e}" in printed
+
+
+@pytest.mark.parametrize(
+    ("gaps", "chosen"),
+    [
+        ({"16bit": 0.2, "4bit": 0.1}, "4bit"),
+        ({"16bit": math.nan, "4bit": 0.1}, "4bit"),
+        ({"16bit": 0.2, "4bit": math.nan}, "16bit"),
+        ({"16bit": math.inf, "4bit": 0.1}, "4bit"),
+    ],
+)
+def test_a_base_without_numbers_is_never_the_nearest(gaps, chosen):
+    assert session.nearest_base(gaps) == chosen
+
+
+def test_bases_that_both_have_no_numbers_are_an_error(capsys):
+    with pytest.raises(SystemExit, match="76"):
+        session.nearest_base({"16bit": math.nan, "4bit": math.nan})
+    assert "16bit or 4bit, the model's logits are not numbers" in capsys.readouterr().err
 
 
 def test_the_16_bit_base_may_be_requested_and_shows_its_gap(base, merge, tmp_path):
@@ -493,6 +518,7 @@ def test_wrong_calls_are_one_line_with_64(base, merge, tmp_path):
         ([adapters, tmp_path / "merged", "--check"], "--check needs a merged one"),
         ([adapters, tmp_path / "merged", "--num_prompts", "0"], "--num_prompts"),
         ([adapters, tmp_path / "merged", "--bound", "0"], "--bound"),
+        ([adapters, adapters, "--check", "--dtype", "float16"], "--check writes none"),
     ):
         code, printed = merge(*words)
         assert code == 64 and says in printed and len(printed.splitlines()) == 1, printed
