@@ -7,6 +7,7 @@ plan         which tensors of the base's files change, and which are tied
 deltas       the arithmetic for one tensor
 quantized    the values that a quantized base computes with
 shards       reading and writing safetensors, shard by shard
+disk         what happens where a file cannot be written
 writing      the merged folder, in a staging folder until it is complete
 prompts      held-out prompts, and where they come from
 contestants  what a model says to the prompts: text, tokens, logits

@@ -14,8 +14,10 @@ from typing import Any
 
 from merging.comparing import Comparison, as_lists, compare, largest_logit, only_finite
 from merging.contestants import Contestant
+from merging.disk import writing_to
 
 NAME = "receipt.json"
+MARKER = ".made_by_merge"  # a file that marks a folder which is not complete yet
 CHUNK = 2**20  # bytes that are hashed at a time
 
 
@@ -83,14 +85,19 @@ class Receipt:
         }
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Write receipt.json to a folder, with the sizes and hashes of the other files."""
-        content = self.to_json(hash_files(folder))
+        """Write receipt.json to a folder, with the sizes and hashes of the other files.
+
+        Raises SystemExit with 73 if it cannot be written.
+        """
         path = folder / NAME
+        with writing_to(path):
+            content = self.to_json(hash_files(folder))
         lines = []
         for key, value in content.items():
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
             lines.append(f"  {json.dumps(key)}: {text}")
-        path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+        with writing_to(path):
+            path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
         return content
 
     def table(self) -> list[str]:
@@ -122,10 +129,10 @@ def align(rows: Sequence[Sequence[str]]) -> list[str]:
 
 # ---- Files ----
 def hash_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return {name: bytes and SHA-256} of the files of a folder, without its receipt."""
+    """Return {name: bytes and SHA-256} of the files of a folder, but for receipt and marker."""
     found = {}
     for path in sorted(folder.iterdir()):
-        if path.is_file() and path.name != NAME:
+        if path.is_file() and path.name not in (NAME, MARKER):
             found[path.name] = {"bytes": path.stat().st_size, "sha256": hash_file(path)}
     return found
 

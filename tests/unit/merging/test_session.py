@@ -228,6 +228,7 @@ def test_a_wrong_merge_is_an_error_and_does_not_look_finished(
     assert not (tmp_path / "merged").exists()
     receipt = read_receipt(tmp_path / "merged.unfinished")
     assert receipt["passed"] is False
+    assert writing.is_left_behind(tmp_path / "merged.unfinished")
     assert any("reloaded: a logit differs by" in problem for problem in receipt["problems"])
 
 
