@@ -102,6 +102,9 @@ def read_job(args: argparse.Namespace) -> Job:
     reader = prompts.Reader(tokenizer, template, columns_of_run(adapter.path), longest)
     found = prompts.collect(reader, args.prompts, adapter.arguments, args.num_prompts)
     asking = Asking(found.items, settings, args.max_new_tokens, BATCH_SIZE)
+    unknown = asking.find_unknown_token(skeleton.model, tokenizer)
+    if unknown is not None:
+        stop(Exit.DATA, f"{adapter.path}: {unknown}")
     dtype = getattr(torch, args.dtype, None)  # None for auto
     device = args.device or default_device()
     return Job(adapter, plan, files, tokenizer, asking, found.sources, device, dtype, args.bound)
@@ -229,6 +232,10 @@ def reload(job: Job, folder: Path, slip: Receipt, base: str) -> None:
     model, problems = checking.load_folder(folder, job.device)
     slip.problems += problems
     stop_tokens = stop_tokens_of(model.generation_config)
+    unknown = job.asking.find_unknown_token(model, tokenizer)
+    if unknown is not None:
+        slip.problems.append(unknown)
+        return
     found = job.asking.ask("reloaded", model, tokenizer, stop_tokens, slip.reference.tokens)
     slip.add(found, relative_bound(job, base, slip.reference.dtype, found.dtype))
 
