@@ -138,7 +138,7 @@ def merge(job: Job, args: argparse.Namespace) -> None:
     writing.write_config(staging, job.adapter, job.plan.unties, job.dtype)
     reload(job, staging, slip, base)
     slip.write(staging)
-    report(slip)
+    report(slip, args.num_prompts)
     if slip.all_problems:
         fail(slip, f"what was merged is in {staging}")
     writing.finish(staging, args.output)
@@ -256,7 +256,7 @@ def check(job: Job, args: argparse.Namespace) -> None:
     slip.facts["merged_into"] = base
     slip.problems += receipt.find_changed_files(folder)
     reload(job, folder, slip, base)
-    report(slip)
+    report(slip, args.num_prompts)
     if slip.all_problems:
         fail(slip, f"{folder} is not what was trained")
     slip.write(folder)
@@ -301,10 +301,17 @@ def facts_of(job: Job) -> dict[str, Any]:
     }
 
 
-def report(slip: Receipt) -> None:
-    """Print the table of a receipt, and where its prompts come from."""
+def report(slip: Receipt, wanted: int) -> None:
+    """Print the table of a receipt, and where its prompts come from.
+
+    Args:
+        wanted: the number of prompts that were requested.
+    """
     for source, number in slip.facts["prompts_from"].items():
         print(f"{number} prompts: {source}")
+    num_prompts = len(slip.reference.tokens)
+    if num_prompts < wanted:
+        print(f"There are no more than these {num_prompts} of --num_prompts {wanted}")
     for line in slip.table():
         print(line)
 

@@ -157,6 +157,16 @@ def test_prompts_may_come_from_a_file_and_are_filled_up(base, merge, tmp_path):
     assert sources == {str(rows): 1, "simple questions, made here": 49}
 
 
+def test_fewer_prompts_than_requested_are_said(base, merge, tmp_path):
+    adapters = write_adapters(tmp_path / "adapters", base)
+    words = ["--num_prompts", "500", "--max_new_tokens", "1"]
+    code, printed = merge(adapters, tmp_path / "merged", *words)
+    assert code == 0, printed
+    number = sum(read_receipt(tmp_path / "merged")["prompts_from"].values())
+    assert number < 500
+    assert f"There are no more than these {number} of --num_prompts 500" in printed
+
+
 def test_a_merge_that_was_killed_leaves_nothing_that_looks_finished(
     base, merge, monkeypatch, tmp_path
 ):
