@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from adapter_folders import EXPERTS, write_adapters
 from merging import shards, writing
 from merging.adapter import read_adapter_folder
-from merging.plan import make_plan
+from merging.plan import Plan, make_plan
 from merging.skeleton import read_skeleton
 from merging.tensors import find_wrong_tensors, is_rounded
 
@@ -49,6 +49,20 @@ def merge_and_check(base, mixture, tmp_path):
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 def test_what_is_merged_right_has_no_problem(options, dtype, merge_and_check):
     assert merge_and_check(options, dtype) == []
+
+
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+def test_a_mild_adapter_of_any_kind_that_was_left_out_is_found(
+    options, merge_and_check, monkeypatch
+):
+    parts = Plan.parts
+
+    def nothing(self, target, read):
+        return {name: 0 * delta for name, delta in parts(self, target, read).items()}
+
+    monkeypatch.setattr(Plan, "parts", nothing)
+    (problem,) = merge_and_check(options, torch.bfloat16)
+    assert "is not what peft makes of the base and its adapter: model." in problem
 
 
 def spoil(name, change):

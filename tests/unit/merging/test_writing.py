@@ -25,6 +25,7 @@ from merging.contestants import Contestant
 from merging.plan import make_plan
 from merging.receipt import Receipt
 from merging.skeleton import read_skeleton
+from merging.tensors import find_wrong_tensors
 from merging.trained import merge_by_peft
 
 
@@ -38,6 +39,7 @@ def read_plan(adapters):
 
 
 def merge(adapters, output, dtype=None, use_quantized=False):
+    """Merge, and check that the receipt's comparison of tensors has no false alarm."""
     read = read_plan(adapters)
     output.mkdir()
     writing.write_weights(output, read.adapter, read.plan, read.files, use_quantized, dtype)
@@ -45,6 +47,9 @@ def merge(adapters, output, dtype=None, use_quantized=False):
     tokenizer = AutoTokenizer.from_pretrained(output)
     writing.write_generation_config(output, read.adapter, {2, 3}, tokenizer)
     writing.write_config(output, read.adapter, read.plan.unties, dtype)
+    written = shards.find_files(str(output), "main")
+    wrong = find_wrong_tensors(read.adapter, read.plan, read.files, written, use_quantized)
+    assert list(wrong) == []
     return output
 
 
