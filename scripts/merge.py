@@ -13,9 +13,10 @@ the base and one layer. Adapters of a quantized base (QLoRA) are merged into the
 quantized base computes with, or into the base as it is: whichever has logits nearer to what was
 trained, unless --base names one.
 
-The folder has a receipt.json. It compares the merged model with the trained one on prompts: their
-text, the likeliest tokens, and the largest difference of a logit. A difference above its bound is
-an error. For these comparisons whole models are loaded, one at a time.
+Each tensor is read back and compared with what peft makes of the base and its adapter. The folder
+has a receipt.json. It compares the merged model with the trained one on prompts: their text, the
+likeliest tokens, and the largest difference of a logit. A difference above its bound is an error.
+For these comparisons whole models are loaded, one at a time.
 
 Exit codes: 0 done, 64 usage, 65 data, 69 hub, 73 cannot write, 76 the merged model differs.
 """

@@ -16,8 +16,10 @@ from components.columns import (
     is_empty,
     list_columns,
     rename_columns,
+    shorten,
 )
 from components.messages import (
+    SHAREGPT_ROLES,
     Message,
     is_by_assistant,
     is_sharegpt,
@@ -113,7 +115,10 @@ def columns_of_messages(columns: Mapping[str, str] | None) -> Sequence[str]:
 def messages_of_pair(row: Row, question: str, answer: str) -> list[Any]:
     """Return the messages in two columns; of those in the question, none is trained on."""
     prompt = row[question]
-    if question == "instruction" and row.get("input"):
+    if question == "instruction" and not is_empty(row.get("input")):
+        for text in (prompt, row["input"]):
+            if not isinstance(text, str):
+                raise ValueError(f"its instruction and its input must be texts: {shorten(text)}")
         prompt = "\n\n".join([prompt, row["input"]])
     asked = []
     for message in as_messages(prompt, "user"):
@@ -248,6 +253,9 @@ def describe_speakers(messages: Sequence[Message], said_by: Sequence[str]) -> st
     if unknown:
         shown = ", ".join(unknown)[:MAX_SHOWN]
         text += f"; unknown role: {shown}; known are {', '.join(KNOWN_ROLES)}"
+    renames = [f"{role} to {SHAREGPT_ROLES[role]}" for role in unknown if role in SHAREGPT_ROLES]
+    if renames:
+        text += f"; rename {', '.join(renames)}"
     return text
 
 

@@ -5,6 +5,7 @@ An id has at most one slash, as in owner/name. Asking the hub for a folder that 
 minutes of retries where there is no network, so what can be told without it is told here.
 """
 
+import os
 from pathlib import Path
 
 from transformers.utils.hub import constants
@@ -32,6 +33,10 @@ def find_missing(name: str, kind: str = "model") -> str | None:
     if Path(name).exists():
         return None
     wanted = "folder" if kind == "model" else "file or folder"
+    if name.startswith("~"):  # The shell leaves it in --flag=~/folder
+        meant = Path(os.path.expanduser(name))
+        if meant.exists():
+            return f"{name}: no such {wanted}, since the shell left the ~ in it; write {meant}"
     if is_path(name):
         return f"{name}: no such {wanted}"
     owner, slash, _ = name.partition("/")

@@ -210,11 +210,16 @@ def normalize_tools(tools: Any) -> list[dict[str, Any]]:
     """Return tools as {"type": "function", "function": a JSON schema}.
 
     Args:
-        tools: a list of them, or its JSON; each with or without the "function" around it.
+        tools: a list of them, or its JSON; each with or without the "function" around it. Nulls
+            are kept in JSON, where somebody wrote them: in columns, readers fill them in.
     """
     try:
-        listed = [parse_json(tool) for tool in parse_json(tools)]
-        return [normalize_tool(tool) for tool in listed]
+        listed = []
+        for tool in parse_json(tools):
+            is_json = isinstance(tools, str) or isinstance(tool, str)
+            parsed = parse_json(tool)
+            listed.append(normalize_tool(parsed if is_json else without_nulls(parsed)))
+        return listed
     except (ValueError, TypeError, KeyError, AttributeError):
         raise ValueError(
             "has tools that are not a list of functions, each with a name and parameters as a JSON "
@@ -224,10 +229,10 @@ def normalize_tools(tools: Any) -> list[dict[str, Any]]:
 
 def normalize_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Return a tool in transformers' form; without a name it raises a KeyError or TypeError."""
-    function = without_nulls(tool.get("function") or tool)
+    function = tool.get("function") or tool
     require_text(function["name"])
     if "function" in tool:
-        return {**without_nulls(tool), "function": function}
+        return {**tool, "function": function}
     return {"type": "function", "function": function}
 
 

@@ -46,15 +46,12 @@ class Comparison:
     problems: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the comparison as JSON, which has no number for infinity."""
-        gap = self.gap
-        if gap is not None and not math.isfinite(gap):
-            gap = None
+        """Return the comparison as JSON."""
         return {
             "name": self.name,
             "dtype": self.dtype,
-            "largest_logit_gap": gap,
-            "bound": self.bound,
+            "largest_logit_gap": only_finite(self.gap),
+            "bound": only_finite(self.bound),
             "same_greedy_tokens": self.same_answers,
             "same_rendered_prompts": self.same_prompts,
             "prompts": self.num_prompts,
@@ -95,6 +92,13 @@ def compare(reference: Contestant, other: Contestant, relative_bound: float) -> 
         num_prompts=len(reference.tokens),
         problems=problems,
     )
+
+
+def only_finite(number: float | None) -> float | None:
+    """Return a number for JSON, which has none for infinity and for what is not a number."""
+    if number is None or not math.isfinite(number):
+        return None
+    return number
 
 
 def count_same(ours: Sequence[Any], theirs: Sequence[Any]) -> int:
@@ -164,11 +168,14 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int:
 
 
 def largest_logit(contestant: Contestant) -> float:
-    """Return the largest absolute logit, or 0 without logits."""
-    largest = 0.0
+    """Return the largest absolute logit, or 0 without logits.
+
+    A logit that is not a number makes the largest one too.
+    """
+    largest = [torch.zeros(())]
     for logits in contestant.logits or ():
-        largest = max(largest, logits.abs().max().item())
-    return largest
+        largest.append(logits.abs().max())
+    return torch.stack(largest).max().item()
 
 
 def largest_gap(reference: Contestant, other: Contestant) -> float | None:
@@ -178,8 +185,13 @@ def largest_gap(reference: Contestant, other: Contestant) -> float | None:
     """
     if reference.logits is None or other.logits is None:
         return None
+    return gap_of_logits(reference.logits, other.logits)
+
+
+def gap_of_logits(one: Sequence[torch.Tensor], another: Sequence[torch.Tensor]) -> float:
+    """Return the largest difference, as `largest_gap`, of the logits of the same places."""
     gaps = [torch.zeros(())]
-    for ours, theirs in zip(reference.logits, other.logits, strict=True):
+    for ours, theirs in zip(one, another, strict=True):
         if ours.shape != theirs.shape:
             return float("inf")
         gaps.append((ours - theirs).abs().max())

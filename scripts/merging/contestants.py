@@ -63,6 +63,22 @@ class Asking:
             return None
         return ChatTemplate(tokenizer, self.settings)
 
+    def tokenize(self, tokenizer: Any) -> tuple[list[str], list[list[int]]]:
+        """Return the text of each prompt as the template renders it, and its tokens."""
+        template = self.template_of(tokenizer)
+        rendered = [prompt.render(template) for prompt in self.prompts]
+        add_special_tokens = template is None
+        return rendered, tokenizer(rendered, add_special_tokens=add_special_tokens)["input_ids"]
+
+    def find_unknown_token(self, model: Any, tokenizer: Any) -> str | None:
+        """Return why a model cannot be asked: a tokenizer of another model. None if it can be."""
+        _, prompts = self.tokenize(tokenizer)
+        largest = max(max(tokens) for tokens in prompts)
+        size = model.get_input_embeddings().weight.shape[0]
+        if largest < size:
+            return None
+        return f"the tokenizer makes the token {largest}, but the model knows only {size} tokens"
+
     def ask(
         self,
         name: str,
@@ -77,10 +93,7 @@ class Asking:
             tokenizer: pads on the left.
             answers: the tokens of the reference; None for the reference itself.
         """
-        template = self.template_of(tokenizer)
-        rendered = [prompt.render(template) for prompt in self.prompts]
-        add_special_tokens = template is None
-        prompts = tokenizer(rendered, add_special_tokens=add_special_tokens)["input_ids"]
+        rendered, prompts = self.tokenize(tokenizer)
         pad = tokenizer.pad_token_id
         tokens: list[list[int]] = []
         logits: list[torch.Tensor] = []
@@ -100,6 +113,15 @@ class Asking:
             logits += predict(model, batch, wanted, pad, self.max_new_tokens)
         dtype = str(model.dtype).removeprefix("torch.")
         return Contestant(name, dtype, rendered, prompts, tokens, logits, stop_tokens)
+
+    def logits_of(self, model: Any, reference: Contestant, pad: int) -> list[torch.Tensor]:
+        """Return what another model has as logits where the reference has its own."""
+        logits: list[torch.Tensor] = []
+        for start in range(0, len(reference.prompts), self.batch_size):
+            end = start + self.batch_size
+            prompts = reference.prompts[start:end]
+            logits += predict(model, prompts, reference.tokens[start:end], pad, self.max_new_tokens)
+        return logits
 
 
 def stop_tokens_of_recipe(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -187,6 +187,8 @@ def collect(
     Args:
         path: the file that the user named, if any. Then no other rows are read.
         arguments: those of the run.
+
+    Raises SystemExit with 65 if there is none.
     """
     prompts = Prompts()
     if path is not None:
@@ -198,5 +200,9 @@ def collect(
     else:
         for what, file in files_of_run(arguments):
             prompts.take(what, reader.read(file, skip_bad_rows=True), number)
-    prompts.take("simple questions, made here", reader.make(), number)
+    made = filter(reader.is_short, reader.make())
+    prompts.take("simple questions, made here", made, number)
+    if not prompts.items:
+        fix = "name a file of shorter ones with --prompts"
+        stop(Exit.DATA, f"no prompt has at most {reader.longest} tokens; {fix}")
     return prompts

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from merging.comparing import Comparison, as_lists, compare, largest_logit
+from merging.comparing import Comparison, as_lists, compare, largest_logit, only_finite
 from merging.contestants import Contestant
+from merging.disk import writing_to
 
 NAME = "receipt.json"
+MARKER = ".made_by_merge"  # a file that marks a folder which is not complete yet
 CHUNK = 2**20  # bytes that are hashed at a time
 
 
@@ -28,6 +30,8 @@ class Receipt:
         reference: the contestant that the others are compared with.
         answers: {contestant: the likeliest tokens for each prompt}.
         problems: what is wrong apart from the comparisons.
+        gap_without_adapters: the largest difference of a logit between the reference and its base.
+            A gap as large as this one could hide adapters that were left out. None if unknown.
     """
 
     facts: dict[str, Any]
@@ -35,6 +39,7 @@ class Receipt:
     comparisons: list[Comparison] = field(default_factory=list)
     answers: dict[str, list[list[int]]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    gap_without_adapters: float | None = None
 
     def add(self, contestant: Contestant, relative_bound: float) -> Comparison:
         """Compare a contestant with the reference, and keep the result but not its logits."""
@@ -75,17 +80,24 @@ class Receipt:
             "dtype": self.reference.dtype,
             "prompts_sha256": hashlib.sha256(prompts.encode()).hexdigest(),
             "stop_tokens": sorted(self.reference.stop_tokens or ()),
-            "largest_logit": largest_logit(self.reference),
+            "largest_logit": only_finite(largest_logit(self.reference)),
+            "largest_logit_gap_without_adapters": only_finite(self.gap_without_adapters),
         }
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Write receipt.json to a folder, with the sizes and hashes of the other files."""
-        content = self.to_json(hash_files(folder))
+        """Write receipt.json to a folder, with the sizes and hashes of the other files.
+
+        Raises SystemExit with 73 if it cannot be written.
+        """
         path = folder / NAME
+        with writing_to(path):
+            content = self.to_json(hash_files(folder))
         lines = []
         for key, value in content.items():
-            lines.append(f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}")
-        path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            lines.append(f"  {json.dumps(key)}: {text}")
+        with writing_to(path):
+            path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
         return content
 
     def table(self) -> list[str]:
@@ -93,6 +105,9 @@ class Receipt:
         number = str(len(self.reference.tokens))
         head = ["", "dtype", "greedy answers", "largest logit gap", "bound", "prompts"]
         rows = [head, [self.reference.name, self.reference.dtype, number, "", "", number]]
+        if self.gap_without_adapters is not None:
+            gap = f"{self.gap_without_adapters:.2e}"
+            rows.append(["its base", self.reference.dtype, "", gap, "", ""])
         for comparison in self.comparisons:
             rows.append(comparison.cells())
         return align(rows)
@@ -114,10 +129,10 @@ def align(rows: Sequence[Sequence[str]]) -> list[str]:
 
 # ---- Files ----
 def hash_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return {name: bytes and SHA-256} of the files of a folder, without its receipt."""
+    """Return {name: bytes and SHA-256} of the files of a folder, but for receipt and marker."""
     found = {}
     for path in sorted(folder.iterdir()):
-        if path.is_file() and path.name != NAME:
+        if path.is_file() and path.name not in (NAME, MARKER):
             found[path.name] = {"bytes": path.stat().st_size, "sha256": hash_file(path)}
     return found
 

@@ -4,7 +4,7 @@
 import argparse
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,7 +17,7 @@ from components import __version__
 from exits import Exit, stop
 from generation.loading import default_device, find_device_problem
 from generation.questions import columns_of_run
-from merging import checking, comparing, prompts, receipt, shards, trained, writing
+from merging import checking, comparing, prompts, receipt, shards, tensors, trained, writing
 from merging.adapter import WEIGHTS, AdapterFolder, check_base_weights, read_adapter_folder
 from merging.contestants import Asking, Contestant, stop_tokens_of, stop_tokens_of_recipe
 from merging.plan import Plan, make_plan
@@ -35,6 +35,8 @@ def find_problems(args: argparse.Namespace) -> Iterator[str]:
         yield "--max_new_tokens must be at least 1"
     if args.bound is not None and not 0 < args.bound < math.inf:
         yield "--bound must be above 0"
+    if args.check and args.dtype != "auto":
+        yield "--dtype is that of the written weights, and --check writes none; leave it out"
     if args.device is not None:
         yield from find_device_problem(args.device)
 
@@ -100,6 +102,9 @@ def read_job(args: argparse.Namespace) -> Job:
     reader = prompts.Reader(tokenizer, template, columns_of_run(adapter.path), longest)
     found = prompts.collect(reader, args.prompts, adapter.arguments, args.num_prompts)
     asking = Asking(found.items, settings, args.max_new_tokens, BATCH_SIZE)
+    unknown = asking.find_unknown_token(skeleton.model, tokenizer)
+    if unknown is not None:
+        stop(Exit.DATA, f"{adapter.path}: {unknown}")
     dtype = getattr(torch, args.dtype, None)  # None for auto
     device = args.device or default_device()
     return Job(adapter, plan, files, tokenizer, asking, found.sources, device, dtype, args.bound)
@@ -122,8 +127,7 @@ def merge(job: Job, args: argparse.Namespace) -> None:
     staging = writing.start_staging(args.output)
     model = trained.load_trained(job.adapter, job.device)
     stop_tokens = stop_tokens_of_recipe(model, job.tokenizer)
-    reference = job.asking.ask("trained", model, job.tokenizer, stop_tokens)
-    slip = Receipt(facts_of(job), reference)
+    slip = start_receipt(job, model, stop_tokens)
     base = merge_in_memory(job, model, slip, args.base)
     del model
     slip.facts["merged_into"] = base
@@ -134,7 +138,7 @@ def merge(job: Job, args: argparse.Namespace) -> None:
     writing.write_config(staging, job.adapter, job.plan.unties, job.dtype)
     reload(job, staging, slip, base)
     slip.write(staging)
-    report(slip)
+    report(slip, args.num_prompts)
     if slip.all_problems:
         fail(slip, f"what was merged is in {staging}")
     writing.finish(staging, args.output)
@@ -164,16 +168,28 @@ def merge_in_memory(job: Job, model: Any, slip: Receipt, wanted: str) -> str:
         assert gap is not None, "models of transformers have logits"
         gaps[name] = gap
         print(f"Merged into the {name} base, the largest logit gap is {gaps[name]:.2e}")
-    slip.facts["gaps_of_bases"] = gaps
+    slip.facts["gaps_of_bases"] = {name: comparing.only_finite(gap) for name, gap in gaps.items()}
     chosen = wanted
     why = "as requested"
     if wanted == "auto":
-        chosen = min(gaps, key=gaps.__getitem__)
+        chosen = nearest_base(gaps)
         why = "the nearer one"
     print(f"Merging into the {chosen} base, {why}")
     merged = contestants[chosen]
     slip.add(merged, relative_bound(job, chosen, slip.reference.dtype, merged.dtype))
     return chosen
+
+
+def nearest_base(gaps: Mapping[str, float]) -> str:
+    """Return the name of the base with the smallest gap. Raises SystemExit with 76 if none has one.
+
+    Args:
+        gaps: of each base; one that is not a number is none.
+    """
+    finite = {name: gap for name, gap in gaps.items() if math.isfinite(gap)}
+    if not finite:
+        stop(Exit.DIFFERS, f"merged into {' or '.join(gaps)}, the model's logits are not numbers")
+    return min(finite, key=finite.__getitem__)
 
 
 def ask_merged(job: Job, model: Any, reference: Contestant) -> Contestant:
@@ -208,10 +224,18 @@ def reload(job: Job, folder: Path, slip: Receipt, base: str) -> None:
     """
     files = shards.find_files(str(folder), "main")
     slip.problems += checking.find_problems_of_files(folder, files)
+    is_quantized = base != trained.SIXTEEN_BITS
+    slip.problems += tensors.find_wrong_tensors(
+        job.adapter, job.plan, job.files, files, is_quantized
+    )
     tokenizer = checking.load_tokenizer(str(folder))
     model, problems = checking.load_folder(folder, job.device)
     slip.problems += problems
     stop_tokens = stop_tokens_of(model.generation_config)
+    unknown = job.asking.find_unknown_token(model, tokenizer)
+    if unknown is not None:
+        slip.problems.append(unknown)
+        return
     found = job.asking.ask("reloaded", model, tokenizer, stop_tokens, slip.reference.tokens)
     slip.add(found, relative_bound(job, base, slip.reference.dtype, found.dtype))
 
@@ -227,12 +251,12 @@ def check(job: Job, args: argparse.Namespace) -> None:
         base = base_of_receipt(folder, job)
     model = trained.load_trained(job.adapter, job.device)
     stop_tokens = stop_tokens_of_recipe(model, job.tokenizer)
-    reference = job.asking.ask("trained", model, job.tokenizer, stop_tokens)
+    slip = start_receipt(job, model, stop_tokens)
     del model
-    slip = Receipt({**facts_of(job), "merged_into": base}, reference)
+    slip.facts["merged_into"] = base
     slip.problems += receipt.find_changed_files(folder)
     reload(job, folder, slip, base)
-    report(slip)
+    report(slip, args.num_prompts)
     if slip.all_problems:
         fail(slip, f"{folder} is not what was trained")
     slip.write(folder)
@@ -252,6 +276,17 @@ def base_of_receipt(folder: Path, job: Job) -> str:
 
 
 # ---- The receipt ----
+def start_receipt(job: Job, model: Any, stop_tokens: frozenset[int]) -> Receipt:
+    """Return a receipt without comparisons but the one of the trained model with its base."""
+    reference = job.asking.ask("trained", model, job.tokenizer, stop_tokens)
+    slip = Receipt(facts_of(job), reference)
+    with model.disable_adapter():
+        of_base = job.asking.logits_of(model, reference, job.tokenizer.pad_token_id)
+    assert reference.logits is not None, "models of transformers have logits"
+    slip.gap_without_adapters = comparing.gap_of_logits(reference.logits, of_base)
+    return slip
+
+
 def facts_of(job: Job) -> dict[str, Any]:
     """Return what a receipt says of a merge beside its comparisons."""
     return {
@@ -266,10 +301,17 @@ def facts_of(job: Job) -> dict[str, Any]:
     }
 
 
-def report(slip: Receipt) -> None:
-    """Print the table of a receipt, and where its prompts come from."""
+def report(slip: Receipt, wanted: int) -> None:
+    """Print the table of a receipt, and where its prompts come from.
+
+    Args:
+        wanted: the number of prompts that were requested.
+    """
     for source, number in slip.facts["prompts_from"].items():
         print(f"{number} prompts: {source}")
+    num_prompts = len(slip.reference.tokens)
+    if num_prompts < wanted:
+        print(f"There are no more than these {num_prompts} of --num_prompts {wanted}")
     for line in slip.table():
         print(line)
 

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from transformers.utils import cached_file
 
 from exits import Exit, first_line, stop
+from merging.disk import writing_to
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -135,17 +136,22 @@ def bytes_of(tensor: Any) -> int:
 
 
 def write_shard(path: Path, tensors: Mapping[str, torch.Tensor]) -> int:
-    """Write a file of tensors and return how many bytes the tensors have."""
+    """Write a file of tensors and return how many bytes the tensors have.
+
+    Raises SystemExit with 73 if it cannot be written.
+    """
     num_bytes = 0
     contiguous = {}
     for name, tensor in tensors.items():
         contiguous[name] = tensor.contiguous()
         num_bytes += tensor.numel() * tensor.element_size()
-    save_file(contiguous, path, metadata={"format": "pt"})
+    with writing_to(path):
+        save_file(contiguous, path, metadata={"format": "pt"})
     return num_bytes
 
 
 def write_index(path: Path, weight_map: Mapping[str, str], num_bytes: int) -> None:
-    """Write the index of several files."""
+    """Write the index of several files. Raises SystemExit with 73."""
     index = {"metadata": {"total_size": num_bytes}, "weight_map": dict(sorted(weight_map.items()))}
-    path.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    with writing_to(path):
+        path.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

@@ -2,7 +2,7 @@
 """The merged folder. It is written beside its place, and moved there when it is complete.
 
 A merge that was killed leaves only a folder whose name ends in `.unfinished`. The next merge to the
-same place removes it.
+same place removes it. It knows by a marker file that a merge made the folder, and removes no other.
 """
 
 import json
@@ -21,7 +21,9 @@ from exits import Exit, first_line, stop
 from generation.loading import LOAD_ERRORS
 from merging import shards
 from merging.adapter import WEIGHTS, AdapterFolder
+from merging.disk import writing_to
 from merging.plan import Plan, ReadTensor, merge_tensor
+from merging.receipt import MARKER
 
 UNFINISHED = ".unfinished"  # ending of the staging folder's name
 TOKENIZER_PATTERNS = (
@@ -48,21 +50,35 @@ def check_output(output: Path) -> None:
 
 
 def start_staging(output: Path) -> Path:
-    """Return a new staging folder. Raises SystemExit with 73 if it cannot be written."""
+    """Return a new staging folder, in the place of one that a merge left behind.
+
+    Raises SystemExit with 73 if it cannot be written, or if something else is at its place.
+    """
     folder = staging_of(output)
-    try:
-        if folder.is_dir() and not folder.is_symlink():
+    with writing_to(folder):
+        if folder.exists() or folder.is_symlink():
+            if not is_left_behind(folder):
+                stop(Exit.CANNOT_WRITE, f"{folder} is not of a merge; move it, or name another one")
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
-    except OSError as error:
-        stop(Exit.CANNOT_WRITE, f"cannot write {folder}: {error.strerror}")
+        (folder / MARKER).touch()
     return folder
 
 
+def is_left_behind(folder: Path) -> bool:
+    """Return whether a merge made a staging folder: it has the marker, or nothing at all yet."""
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    names = [path.name for path in folder.iterdir()]
+    return MARKER in names or not names
+
+
 def finish(staging: Path, output: Path) -> None:
-    """Move a complete staging folder to its place."""
+    """Move a complete staging folder to its place. Raises SystemExit with 73."""
     check_output(output)
-    os.replace(staging, output)
+    with writing_to(output):
+        os.replace(staging, output)
+        (output / MARKER).unlink(missing_ok=True)
 
 
 # ---- Weights ----
@@ -244,12 +260,16 @@ def read_json_of_base(adapter: AdapterFolder, name: str) -> dict[str, Any] | Non
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file."""
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    """Write a JSON file. Raises SystemExit with 73."""
+    with writing_to(path):
+        path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def copy_tokenizer(folder: Path, adapter: AdapterFolder) -> None:
-    """Copy the tokenizer and its chat template, byte for byte where they are in a folder."""
+    """Copy the tokenizer and its chat template, byte for byte where they are in a folder.
+
+    Raises SystemExit with 69 without the hub, with 73 if they cannot be written.
+    """
     source = Path(adapter.source.tokenizer)
     if source.is_dir():
         copy_files(source, folder, TOKENIZER_PATTERNS)
@@ -258,16 +278,18 @@ def copy_tokenizer(folder: Path, adapter: AdapterFolder) -> None:
             tokenizer: Any = AutoTokenizer.from_pretrained(
                 adapter.source.tokenizer, revision=adapter.revision, trust_remote_code=False
             )
-            tokenizer.save_pretrained(folder)
         except LOAD_ERRORS as error:
             stop(Exit.NO_HUB, f"{source}: its tokenizer cannot be loaded: {first_line(error)}")
+        with writing_to(folder):
+            tokenizer.save_pretrained(folder)
     if Path(adapter.base).is_dir():
         copy_files(Path(adapter.base), folder, LICENSE_PATTERNS)
 
 
 def copy_files(source: Path, folder: Path, patterns: Collection[str]) -> None:
-    """Copy the files of a folder whose names fit one of the patterns."""
+    """Copy the files of a folder whose names fit one of the patterns. Raises SystemExit with 73."""
     for pattern in patterns:
         for path in sorted(source.glob(pattern)):
             if path.is_file():
-                shutil.copyfile(path, folder / path.name)
+                with writing_to(folder / path.name):
+                    shutil.copyfile(path, folder / path.name)

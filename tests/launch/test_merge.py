@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from safetensors.torch import load_file, save_file
 
-from launching import REPO, data_of, recipe, run
+from launching import REPO, data_of, recipe, rehearse, run
 
 # A high rate: after two steps the adapters change the logits by more than any bound
 STEPS = ("--use_peft", "--max_steps", "2", "--learning_rate", "2e-2", "--logging_steps", "1")
@@ -68,6 +68,23 @@ def test_what_a_recipe_trained_is_merged_with_a_receipt(kind, trained, tmp_path)
         (name,) = [key for key in load_file(folder / "adapter_model.safetensors") if "head" in key]
         head = load_file(folder / "adapter_model.safetensors")[name]
         assert load_file(tmp_path / "merged" / "model.safetensors")["lm_head.weight"].equal(head)
+
+
+@pytest.mark.parametrize(
+    "config", ["ddp", "fsdp", "fsdp1_full_shard", "deepspeed_zero2", "deepspeed_zero3"]
+)
+def test_what_two_ranks_trained_under_a_yaml_is_merged(config, tiny, tmp_path):
+    words = [*data_of(tiny), *STEPS, "--output_dir", tmp_path / "run"]
+    done = rehearse(config, *words, num_processes=2)
+    assert done.returncode == 0, done.output[-3000:]
+    few = ("--num_prompts", "8", "--max_new_tokens", "4")
+    done = merge(tmp_path / "run", tmp_path / "merged", *few)
+    assert done.returncode == 0, done.output
+    receipt = read_receipt(tmp_path / "merged")
+    (_, reloaded) = receipt["comparisons"]
+    assert receipt["passed"] and reloaded["largest_logit_gap"] < reloaded["bound"]
+    # The adapters do something, so that the wrong ones would not pass
+    assert receipt["reference"]["largest_logit_gap_without_adapters"] > 10 * reloaded["bound"]
 
 
 @pytest.mark.parametrize("base", ["auto", "16bit"])

@@ -115,6 +115,12 @@ def test_no_tools_are_no_tools(nothing):
         ({"messages": ["a"]}, "message 1 is not an object with role and content"),
         ({"messages": []}, "no answer to train on after a user's text: its texts are by nobody"),
         ({"messages": MESSAGES[1:] + MESSAGES}, "its texts are by assistant, user, assistant"),
+        (
+            {"messages": [{"role": "human", "content": "a"}, {"role": "gpt", "content": "b"}]},
+            "rename human to user, gpt to assistant",
+        ),
+        ({"instruction": "Add.", "input": 12, "output": "3"}, "its input must be texts: 12"),
+        ({"instruction": "Add.", "input": 0, "output": "3"}, "its input must be texts: 0"),
         ({"chat": SHAREGPT}, "pass --columns messages=chat"),
         (with_answer(weight=0), "all of the assistant's messages have weight 0"),
         (with_answer(""), "has no answer to train on after a user's text"),

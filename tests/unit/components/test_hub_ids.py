@@ -35,6 +35,12 @@ def test_a_path_is_not_asked_of_the_hub(name, here):
     assert problem is not None and problem.endswith("run: no such folder")
 
 
+def test_a_tilde_that_the_shell_left_is_told_with_the_folder_that_it_means(here, monkeypatch):
+    monkeypatch.setenv("HOME", str(here / "here"))
+    problem = find_missing("~/mine/model")
+    assert problem is not None and problem.endswith(f"write {here / 'here' / 'mine' / 'model'}")
+
+
 def test_a_name_in_a_folder_that_is_here_is_not_asked_of_the_hub(here):
     problem = find_missing("mine/modle")
     assert problem is not None and problem.startswith("mine/modle: no such folder in mine/; ")

@@ -169,6 +169,15 @@ def test_tools_in_all_forms_are_the_same(tools):
     assert normalize_tools(tools) == [TOOL]
 
 
+def test_a_null_is_kept_in_tools_that_are_json_and_is_none_in_those_of_a_reader():
+    parameters = {"type": "object", "properties": {"unit": {"type": "string", "default": None}}}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    for tools in (json.dumps([tool]), [json.dumps(tool)]):
+        assert normalize_tools(tools) == [tool]
+    (read,) = normalize_tools([tool])
+    assert read["function"]["parameters"]["properties"]["unit"] == {"type": "string"}
+
+
 @pytest.mark.parametrize("tools", [5, "weather", ["weather"], [{}], [{"function": 5}]], ids=str)
 def test_tools_without_a_name_are_refused(tools):
     with pytest.raises(ValueError, match="has tools that are not a list of functions"):

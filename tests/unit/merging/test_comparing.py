@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What may differ between two forms of a model, and what is an error."""
 
+import json
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
-from merging.comparing import compare, largest_gap
+from merging.comparing import compare, largest_gap, largest_logit
 from merging.contestants import Contestant
 from merging.receipt import Receipt, find_changed_files, hash_files
 
@@ -50,6 +52,21 @@ def test_what_is_not_a_number_is_an_error(trained):
     logits = LOGITS.clone()
     logits[0, 0] = float("nan")
     assert "a logit differs by nan" in problems_of(trained, logits=[logits])[0]
+
+
+def test_a_receipt_without_numbers_is_still_json(trained, tmp_path):
+    broken = replace(trained, logits=[LOGITS * float("nan")])
+    assert math.isnan(largest_logit(broken))
+    receipt = Receipt({}, broken, gap_without_adapters=float("nan"))
+    receipt.add(replace(broken, name="other"), BOUND)
+    receipt.write(tmp_path)
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    content = json.loads((tmp_path / "receipt.json").read_text(), parse_constant=refuse)
+    assert not content["passed"] and content["reference"]["largest_logit"] is None
+    assert content["comparisons"][0]["bound"] is None
 
 
 def test_another_vocabulary_is_an_error(trained):

@@ -96,6 +96,12 @@ def test_without_a_template_a_text_is_continued(texts, tmp_path):
     assert made.items[0].render(None) == "Describe a lamp in one sentence."
 
 
+def test_a_model_for_which_every_prompt_is_too_long_is_told(reader, capsys):
+    with pytest.raises(SystemExit, match="65"):
+        prompts.collect(dataclasses.replace(reader, longest=3), None, {}, 5)
+    assert "no prompt has at most 3 tokens" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("positions", "longest"), [(None, prompts.LONGEST), (100_000, prompts.LONGEST), (100, 84)]
 )

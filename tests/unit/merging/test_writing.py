@@ -2,6 +2,7 @@
 """A merged folder has the weights of peft's merge in fp32, bit for bit, in the base's layout."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,8 +21,11 @@ from transformers import (
 from adapter_folders import EXPERTS, make_base, write_adapters
 from merging import shards, writing
 from merging.adapter import read_adapter_folder
+from merging.contestants import Contestant
 from merging.plan import make_plan
+from merging.receipt import Receipt
 from merging.skeleton import read_skeleton
+from merging.tensors import find_wrong_tensors
 from merging.trained import merge_by_peft
 
 
@@ -35,6 +39,7 @@ def read_plan(adapters):
 
 
 def merge(adapters, output, dtype=None, use_quantized=False):
+    """Merge, and check that the receipt's comparison of tensors has no false alarm."""
     read = read_plan(adapters)
     output.mkdir()
     writing.write_weights(output, read.adapter, read.plan, read.files, use_quantized, dtype)
@@ -42,6 +47,9 @@ def merge(adapters, output, dtype=None, use_quantized=False):
     tokenizer = AutoTokenizer.from_pretrained(output)
     writing.write_generation_config(output, read.adapter, {2, 3}, tokenizer)
     writing.write_config(output, read.adapter, read.plan.unties, dtype)
+    written = shards.find_files(str(output), "main")
+    wrong = find_wrong_tensors(read.adapter, read.plan, read.files, written, use_quantized)
+    assert list(wrong) == []
     return output
 
 
@@ -277,9 +285,59 @@ def test_a_staging_folder_replaces_that_of_a_killed_merge(tmp_path):
     staging = writing.start_staging(output)
     (staging / "model.safetensors").write_text("half")
     again = writing.start_staging(output)
-    assert again == staging and not list(again.iterdir())
+    assert again == staging and not list(again.glob("model*"))
     writing.finish(again, output)
-    assert output.is_dir() and not staging.exists()
+    assert output.is_dir() and not list(output.iterdir()) and not staging.exists()
+
+
+def test_a_staging_folder_that_no_merge_made_is_kept(tmp_path, capsys):
+    staging = writing.staging_of(tmp_path / "merged")
+    staging.mkdir()
+    (staging / "thesis.txt").write_text("years of work")
+    with pytest.raises(SystemExit, match="73"):
+        writing.start_staging(tmp_path / "merged")
+    assert "merged.unfinished is not of a merge" in capsys.readouterr().err
+    assert (staging / "thesis.txt").read_text() == "years of work"
+
+
+def copy_tokenizer_of_the_hub(folder):
+    tokenizer = SimpleNamespace(save_pretrained=lambda where: Path(where, "vocab.txt").touch())
+    source = SimpleNamespace(tokenizer="owner/name")
+    adapter = SimpleNamespace(source=source, base="owner/name", revision="main")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writing.AutoTokenizer, "from_pretrained", lambda *_, **options: tokenizer)
+        writing.copy_tokenizer(folder, adapter)
+
+
+def copy_a_license(folder):
+    source = folder.parent / "source"
+    source.mkdir()
+    (source / "LICENSE").touch()
+    writing.copy_files(source, folder, ["LICENSE*"])
+
+
+def write_receipt(folder):
+    asked = Contestant("trained", "float32", ["a"], [[1]], [[2]], None, None)
+    Receipt({}, asked).write(folder)
+
+
+WRITERS = {
+    "weights": lambda folder: shards.write_shard(folder / "a.safetensors", {"a": torch.ones(1)}),
+    "index": lambda folder: shards.write_index(folder / shards.INDEX, {}, 0),
+    "config": lambda folder: writing.write_json(folder / "config.json", {}),
+    "tokenizer": copy_tokenizer_of_the_hub,
+    "license": copy_a_license,
+    "receipt": write_receipt,
+    "end": lambda folder: writing.finish(folder, folder.parent / "merged"),
+}
+
+
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+def test_what_cannot_be_written_is_one_line_with_73(write, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="73"):
+        write(tmp_path / "gone")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: cannot write "), lines
 
 
 @pytest.mark.parametrize("make", ["mkdir", "touch"])

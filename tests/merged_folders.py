@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of merged folders do with them."""
+
+import json
+
+from safetensors.torch import load_file, save_file
+
+# Words of merge.py with which its comparisons are quick
+FEW = ("--num_prompts", "50", "--max_new_tokens", "4", "--device", "cpu")
+
+
+def read_receipt(folder):
+    return json.loads((folder / "receipt.json").read_text())
+
+
+def edit_json(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edit_tensors(path, change):
+    """Call a function with {name: tensor} of a file, and write what it makes of them."""
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, {"format": "pt"})
