@@ -3,6 +3,7 @@
 
 import importlib
 import logging
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +24,8 @@ def prepare(may_run_code: bool) -> None:
     Args:
         may_run_code: whether metrics that are code on the hub may be loaded.
     """
+    if not sys.stderr.isatty():  # Progress bars in a file are thousands of lines
+        os.environ.setdefault("TQDM_DISABLE", "1")
     try:
         package = import_metrics()
         importlib.import_module("lm_eval")

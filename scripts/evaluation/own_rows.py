@@ -21,6 +21,7 @@ from generation.scoring import is_match
 ANSWER = "generate_until"  # methods of evaluation.asking.AskedModel, as lm-eval calls them
 SCORE = "loglikelihood_of_tokens"
 SPLIT = "rows"
+VERSION = 1  # of how rows are asked and scored
 
 Sum = tuple[float, int]  # of the losses of tokens in nats, and the number of the tokens
 
@@ -73,7 +74,7 @@ def make_task(
         "generation_kwargs": {"until": [], "max_gen_toks": max_new_tokens, "do_sample": False},
         "process_results": process,
         "metric_list": metrics,
-        "metadata": {},
+        "metadata": {"version": VERSION},
     }
     return RowsTask(config=config)
 

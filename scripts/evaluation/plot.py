@@ -20,6 +20,7 @@ WIDTH = 8  # inches, as the pictures of scripts/plot_loss.py
 BAR = 0.26  # inches
 AROUND = 0.75  # inches, of a panel beside its bars
 BARS = 0.84  # of the room of a task
+PAST_LONGEST = 1.08  # the last tick over the longest bar; an accuracy has none above 1
 LABELS = 1.25  # the end of an axis over the longest bar, which leaves room for a number
 
 
@@ -100,7 +101,9 @@ def draw_panel(
             label = "_nolegend_"  # once for each model
     axes.set_yticks(range(len(tasks)), tasks)
     axes.invert_yaxis()
-    axes.set_xlim(right=(max(ends) or 1.0) * LABELS)
+    longest = max(ends) or 1.0
+    axes.set_xlim(right=longest * LABELS)
+    axes.set_xticks([tick for tick in axes.get_xticks() if tick <= longest * PAST_LONGEST])
     direction = {True: " (higher is better)", False: " (lower is better)"}.get(better, "")
     axes.set_title(metric + direction, loc="left", fontsize=10)
     axes.grid(axis="x", alpha=0.25)
