@@ -1,6 +1,6 @@
 #!/usr/bin/env python
 # SPDX-License-Identifier: Apache-2.0
-r"""Evaluate trained folders with lm-evaluation-harness, beside the base that they were trained from.
+r"""Evaluate trained folders with lm-evaluation-harness, beside the base that they began with.
 
     python scripts/evaluate.py runs/mine --with_base --rows held_out.jsonl
     python scripts/evaluate.py runs/mine --with_base --tasks gsm8k,hellaswag --limit 200
@@ -73,9 +73,10 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     # Imported here since it takes seconds: a wrong flag and --help are answered at once
-    upstream.start_faster()
     from evaluation import harness
 
+    harness.hide_progress()
+    upstream.start_faster()
     harness.prepare(may_run_code=args.confirm_run_unsafe_code)
     from evaluation.session import run
 

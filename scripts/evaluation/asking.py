@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A loaded model as lm-eval asks it: with the tokens and the end of an answer of the recipes."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,10 @@ from generation.answering import make_decoding
 
 
 class AskedModel(HFLM):
-    """A model of transformers or peft that also scores tokens which are given as such."""
+    """A model of transformers or peft that also scores tokens which are given as such.
+
+    Its progress bars are only shown on a terminal: lm-eval ignores tqdm's TQDM_DISABLE.
+    """
 
     def loglikelihood_of_tokens(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
@@ -27,6 +31,26 @@ class AskedModel(HFLM):
             text, before, tokens = request.args
             pairs.append(((text, ""), before, tokens))
         return self._loglikelihood_tokens(pairs, disable_tqdm=disable_tqdm)
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Return an answer to each request."""
+        return super().generate_until(requests, disable_tqdm or is_silent())
+
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
+        """Return the log-likelihood of each text in nats."""
+        return super().loglikelihood_rolling(requests, disable_tqdm or is_silent())
+
+    def _loglikelihood_tokens(
+        self, requests: Any, disable_tqdm: bool = False, override_bs: int | None = None
+    ) -> list[tuple[float, bool]]:
+        return super()._loglikelihood_tokens(requests, disable_tqdm or is_silent(), override_bs)
+
+
+def is_silent() -> bool:
+    """Return whether there is no terminal that could show progress."""
+    return not sys.stderr.isatty()
 
 
 def as_chat(model: Any, contestant: Contestant, batch_size: int, longest: int | None) -> AskedModel:

@@ -14,6 +14,17 @@ from paths import SCRIPTS
 
 # Hugging Face's package, from which lm-eval and its tasks take metrics
 METRICS = "evaluate"
+# What would print several lines where one says what is wrong, such as each retry of the hub
+LOGGERS = ("lm_eval", "huggingface_hub", "datasets")
+
+
+def hide_progress() -> None:
+    """Let lm-eval show no progress bars in a file, where they are thousands of lines.
+
+    Call it before tqdm is imported, which reads the variable then.
+    """
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")
 
 
 def prepare(may_run_code: bool) -> None:
@@ -24,8 +35,6 @@ def prepare(may_run_code: bool) -> None:
     Args:
         may_run_code: whether metrics that are code on the hub may be loaded.
     """
-    if not sys.stderr.isatty():  # Progress bars in a file are thousands of lines
-        os.environ.setdefault("TQDM_DISABLE", "1")
     try:
         package = import_metrics()
         importlib.import_module("lm_eval")
@@ -34,7 +43,8 @@ def prepare(may_run_code: bool) -> None:
         stop(Exit.USAGE, f"lm-eval is not installed (no module {error.name}): {fix}")
     if not may_run_code:
         vars(package)["load"] = refuse_code
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    for name in LOGGERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def import_metrics() -> ModuleType:

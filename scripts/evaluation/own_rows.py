@@ -19,7 +19,7 @@ from evaluation.documents import Document
 from generation.scoring import is_match
 
 ANSWER = "generate_until"  # methods of evaluation.asking.AskedModel, as lm-eval calls them
-SCORE = "loglikelihood_of_tokens"
+SCORE: Any = "loglikelihood_of_tokens"  # lm-eval's annotation has only its own methods
 SPLIT = "rows"
 VERSION = 1  # of how rows are asked and scored
 
@@ -34,7 +34,7 @@ class RowsTask(ConfigurableTask):
         common = {"doc": doc, "metadata": kwargs["metadata"]}
         requests = []
         if not doc["choices"]:
-            words = (doc["prompt"], dict(self.config.generation_kwargs))
+            words = (doc["prompt"], dict(self.config.generation_kwargs or {}))
             requests.append(Instance(request_type=ANSWER, arguments=words, idx=0, **common))
         for scored in doc["scored"]:
             tokens = scored["tokens"]

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from evaluation.report import Measured, keys_of, with_error
+from evaluation.report import DIRECTIONS, Measured, keys_of, with_error
 from exits import Exit, stop
 from pictures.style import LIGHT
 
@@ -73,12 +73,11 @@ def colors_of(measured: Sequence[Measured]) -> list[str]:
     return colors
 
 
-def draw_panel(
-    axes: Axes, metric: str, tasks: Sequence[str], measured: Sequence[Measured]
-) -> None:
+def draw_panel(axes: Axes, metric: str, tasks: Sequence[str], measured: Sequence[Measured]) -> None:
     """Draw the bars of a metric, with one group for each task."""
     height = BARS / len(measured)
     ends = [0.0]
+    values = [0.0]
     better = None
     for number, (one, color) in enumerate(zip(measured, colors_of(measured), strict=True)):
         label = one.contestant.name
@@ -98,13 +97,16 @@ def draw_panel(
                 text, (end, middle), (5, 0), textcoords="offset points", va="center", fontsize=8
             )
             ends.append(end)
+            values.append(figure.value)
             label = "_nolegend_"  # once for each model
     axes.set_yticks(range(len(tasks)), tasks)
     axes.invert_yaxis()
     longest = max(ends) or 1.0
+    if min(values) >= 0:
+        axes.set_xlim(left=0)  # also where all are 0, around which matplotlib leaves room
     axes.set_xlim(right=longest * LABELS)
     axes.set_xticks([tick for tick in axes.get_xticks() if tick <= longest * PAST_LONGEST])
-    direction = {True: " (higher is better)", False: " (lower is better)"}.get(better, "")
+    direction = "" if better is None else f" ({DIRECTIONS[better]} is better)"
     axes.set_title(metric + direction, loc="left", fontsize=10)
     axes.grid(axis="x", alpha=0.25)
     axes.set_axisbelow(True)

@@ -2,6 +2,7 @@
 """The files of the results, and the table: one row for each metric, one column for each model."""
 
 import json
+import platform
 import re
 import shlex
 import sys
@@ -154,11 +155,17 @@ def write_results(
     content = {
         "complete": len(measured) == number,
         "command": shlex.join(["python", *sys.argv]),
-        "versions": {"accelerate-recipes": __version__} | {name: version(name) for name in PACKAGES},
+        "versions": versions(),
         "settings": dict(settings),
         "models": models,
     }
     write(folder, RESULTS, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what an evaluation depends on."""
+    found = {"accelerate-recipes": __version__, "python": platform.python_version()}
+    return found | {name: version(name) for name in PACKAGES}
 
 
 def model_to_json(one: Measured, other: Measured | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 
 import argparse
 import gc
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from merging.receipt import hash_file
 # Resamplings for errors of metrics that are no means. lm-eval's command makes 100,000, which takes
 # minutes; a thousand tell an error within a few percent.
 BOOTSTRAPS = 1000
+INTERRUPTED = 130  # as a shell has it for a command that Ctrl-C ended
 
 
 def find_problems(args: argparse.Namespace) -> Iterator[str]:
@@ -40,11 +42,7 @@ def find_problems(args: argparse.Namespace) -> Iterator[str]:
         yield "--num_fewshot must be at least 0"
     if args.rows is None and args.tasks is None:
         yield "give --rows, --tasks or both"
-    for name in ("include_path", "num_fewshot"):
-        if getattr(args, name) is not None and args.tasks is None:
-            yield f"--{name} needs --tasks"
-    if args.include_path is not None and not args.include_path.is_dir():
-        yield f"--include_path {args.include_path}: no such folder"
+    yield from find_task_problems(args)
     if args.answer_pattern is not None:
         if args.rows is None:
             yield "--answer_pattern needs --rows"
@@ -53,6 +51,15 @@ def find_problems(args: argparse.Namespace) -> Iterator[str]:
         yield "the same model is given twice"
     if args.device is not None:
         yield from loading.find_device_problem(args.device)
+
+
+def find_task_problems(args: argparse.Namespace) -> Iterator[str]:
+    """Yield what is wrong with the options of --tasks, without a look at the tasks."""
+    for name in ("include_path", "num_fewshot"):
+        if getattr(args, name) is not None and args.tasks is None:
+            yield f"--{name} needs --tasks"
+    if args.include_path is not None and not args.include_path.is_dir():
+        yield f"--include_path {args.include_path}: no such folder"
 
 
 @dataclass(frozen=True)
@@ -91,21 +98,39 @@ def run(args: argparse.Namespace) -> None:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     disable_progress_bars()
-    job = read_job(args)
     report.check_folder(folder)
-    settings = settings_of(args)
+    job = read_job(args)
     measured: list[Measured] = []
-    for place, contestant in enumerate(job.contestants):
-        one, samples = measure(job, place)
-        measured.append(one)
-        print(f"{contestant.name}: evaluated in {one.seconds:.0f} s", flush=True)
-        report.write_samples(folder, contestant.name, samples)
-        report.write_results(folder, measured, settings, len(job.contestants))
+    try:
+        measure_all(job, folder, measured)
+    except KeyboardInterrupt:
+        number = f"{len(measured)} of {len(job.contestants)} models are in"
+        print(f"\ninterrupted: {number} {folder / report.RESULTS}", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
     table = report.make_table(measured)
     report.write(folder, report.TABLE, table + "\n")
     plot.write_plot(folder / report.PLOT, measured)
     print(f"\n{table}\n\nThe numbers are in {folder / report.RESULTS}, the answers in")
     print(f"{folder / report.SAMPLES}/, a plot in {folder / report.PLOT}")
+
+
+def measure_all(job: Job, folder: Path, measured: list[Measured]) -> None:
+    """Ask all models, and write what is known after each; exit with 64 if memory does not suffice.
+
+    Args:
+        measured: is filled with the figures of each model.
+    """
+    settings = settings_of(job.args)
+    for place, contestant in enumerate(job.contestants):
+        try:
+            one, samples = measure(job, place)
+        except torch.OutOfMemoryError:
+            fix = f"pass a smaller --batch_size than {job.args.batch_size}"
+            stop(Exit.USAGE, f"{contestant.name}: the memory does not suffice; {fix}")
+        measured.append(one)
+        print(f"{contestant.name}: evaluated in {one.seconds:.0f} s", flush=True)
+        report.write_samples(folder, contestant.name, samples)
+        report.write_results(folder, measured, settings, len(job.contestants))
 
 
 def read_job(args: argparse.Namespace) -> Job:
@@ -132,6 +157,7 @@ def read_job(args: argparse.Namespace) -> Job:
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return the command line as results.json has it, with the hash of the rows."""
     settings = dict(vars(args))
+    settings["device"] = args.device or loading.default_device()
     settings |= {"bootstrap_iters": BOOTSTRAPS, "softmax_dtype": "float32"}
     if args.rows is not None:
         settings["sha256_of_rows"] = hash_file(args.rows)
@@ -216,7 +242,10 @@ def sample_to_json(sample: Mapping[str, Any]) -> dict[str, Any]:
     """Return one of our rows with what was answered, without its tokens."""
     kept = {key: value for key, value in sample["doc"].items() if key != "scored"}
     scores = list(sample["filtered_resps"])
-    if not kept["choices"]:
-        kept["answer"] = scores.pop(0)
-    kept["log_likelihoods"] = [score for score, _ in scores]
-    return kept | {name: sample[name] for name in sample["metrics"]}
+    if kept["choices"]:
+        kept["log_likelihoods"] = [score for score, _ in scores]
+        return kept | {name: sample[name] for name in sample["metrics"]}
+    del kept["choices"]
+    total, number = sample["loss"]
+    kept |= {"answer": scores[0], "exact_match": sample["exact_match"]}
+    return kept | {"loss": total / number, "num_tokens": number}
