@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> None:
     problems = list(find_problems(args))
     if problems:
         stop(Exit.USAGE, "; ".join(problems))
-    folder = args.output_dir or Path("evaluations") / Path(args.models[0]).name
+    folder = args.output_dir or Path("evaluations") / report.file_name(args.models[0])
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     disable_progress_bars()
@@ -247,5 +247,5 @@ def sample_to_json(sample: Mapping[str, Any]) -> dict[str, Any]:
         return kept | {name: sample[name] for name in sample["metrics"]}
     del kept["choices"]
     total, number = sample["loss"]
-    kept |= {"answer": scores[0], "exact_match": sample["exact_match"]}
+    kept |= {"answer": scores[0].strip(), "exact_match": sample["exact_match"]}
     return kept | {"loss": total / number, "num_tokens": number}
