@@ -110,8 +110,10 @@ def run(args: argparse.Namespace) -> None:
     table = report.make_table(measured)
     report.write(folder, report.TABLE, table + "\n")
     plot.write_plot(folder / report.PLOT, measured)
-    print(f"\n{table}\n\nThe numbers are in {folder / report.RESULTS}, the answers in")
-    print(f"{folder / report.SAMPLES}/, a plot in {folder / report.PLOT}")
+    print(f"\n{table}\n")
+    print(f"The numbers are in {folder / report.RESULTS}, a plot in {folder / report.PLOT}")
+    if args.rows is not None or args.log_samples:
+        print(f"The answers are in {folder / report.SAMPLES}/")
 
 
 def measure_all(job: Job, folder: Path, measured: list[Measured]) -> None:
