@@ -112,8 +112,8 @@ def read_base(name: str, adapter_config: Path) -> str:
     return base
 
 
-def load_chat_tokenizer(source: Source) -> Any:
-    """Return the tokenizer with its chat template, padding on the left."""
+def load_tokenizer(source: Source) -> Any:
+    """Return the tokenizer, with or without a chat template, padding on the left."""
     name = source.tokenizer
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(
@@ -125,12 +125,23 @@ def load_chat_tokenizer(source: Source) -> Any:
             stop(Exit.NO_HUB, f"{name}: no such folder, and not from the hub: {reason}")
         fix = "copy tokenizer*.json of the base model into it"
         stop(Exit.DATA, f"{name}: its tokenizer cannot be loaded; {fix}")
-    if not tokenizer.chat_template:
-        fix = "recipes/llama.py saves one with the model"
-        stop(Exit.DATA, f"{name}: its tokenizer has no chat template; {fix}")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def load_chat_tokenizer(source: Source) -> Any:
+    """Return the tokenizer with its chat template, padding on the left."""
+    tokenizer = load_tokenizer(source)
+    check_chat_template(tokenizer, source)
+    return tokenizer
+
+
+def check_chat_template(tokenizer: Any, source: Source) -> None:
+    """End with 65 if a tokenizer has no chat template."""
+    if not tokenizer.chat_template:
+        fix = "recipes/llama.py saves one with the model"
+        stop(Exit.DATA, f"{source.tokenizer}: its tokenizer has no chat template; {fix}")
 
 
 def load_model(source: Source, dtype: str, device: str, load_in_4bit: bool = False) -> Any:

@@ -6,10 +6,10 @@ Columns that the run's --columns named, which its run.json has, need not be name
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from datasets import load_dataset
 from datasets.exceptions import DatasetGenerationError
@@ -20,6 +20,7 @@ from exits import Exit, first_line, stop
 from llama import Arguments, row_to_conversation
 
 Row = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -93,20 +94,35 @@ def load_questions(
     columns: {role: column} of the run; a row that lacks one of them is read without them.
     Raises SystemExit with 65 after a line that names the first bad row and its place.
     """
+
+    def convert(place: str, row: Row) -> Question:
+        return to_question(place, row, answer_pattern, columns or {})
+
+    return load_rows(path, limit, columns or {}, convert)
+
+
+def load_rows(
+    path: Path, limit: int | None, columns: Mapping[str, str], convert: Callable[[str, Row], T]
+) -> list[T]:
+    """Return what `convert` makes of the place and the content of the first rows of a file.
+
+    convert: raises ValueError with the place of a bad row.
+    Raises SystemExit with 65 after a line that names the first bad row and its place.
+    """
     if not path.is_file():
         stop(Exit.DATA, f"{path}: no such file")
-    questions = []
+    found = []
     try:
-        for place, row in read_rows(path, columns or {}):
-            if len(questions) == limit:
+        for place, row in read_rows(path, columns):
+            if len(found) == limit:
                 break
-            questions.append(to_question(place, row, answer_pattern, columns or {}))
+            found.append(convert(place, row))
     except (OSError, ValueError, DatasetGenerationError) as error:
         reason = first_line(error.__cause__ or error)
         stop(Exit.DATA, reason if str(path) in reason else f"{path}: {reason}")
-    if not questions:
+    if not found:
         stop(Exit.DATA, f"{path}: no rows")
-    return questions
+    return found
 
 
 def read_rows(path: Path, columns: Mapping[str, str]) -> Iterator[tuple[str, Row]]:
@@ -141,8 +157,7 @@ def to_question(
 ) -> Question:
     """Return a row as a question. Raises ValueError with the place and what is wrong with it."""
     try:
-        has_columns = isinstance(row, dict) and set(columns.values()) <= row.keys()
-        conversation = row_to_conversation(row, columns if has_columns else None)
+        conversation = row_to_conversation(row, columns_in(row, columns))
         last = find_last_answer(conversation)
     except AttributeError:
         raise ValueError(f"{place}: not an object") from None
@@ -153,6 +168,13 @@ def to_question(
         problem = f"its answer does not match --answer_pattern {answer_pattern}"
         raise ValueError(f"{place}: {problem}")
     return Question(conversation.up_to(last), reference, row.get("skill"))
+
+
+def columns_in(row: Row, columns: Mapping[str, str]) -> Mapping[str, str] | None:
+    """Return the columns of the run, or None for a row that lacks one of them."""
+    if isinstance(row, dict) and set(columns.values()) <= row.keys():
+        return columns
+    return None
 
 
 def find_last_answer(conversation: Conversation) -> int:

@@ -1,0 +1,87 @@
+#!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
+r"""Evaluate trained folders with lm-evaluation-harness, beside the base that they began with.
+
+    python scripts/evaluate.py runs/mine --with_base --rows held_out.jsonl
+    python scripts/evaluate.py runs/mine --with_base --tasks gsm8k,hellaswag --limit 200
+    python scripts/evaluate.py runs/a runs/b --rows test.jsonl --answer_pattern "#### (.+)"
+
+A folder is a model, or adapters, which are loaded on their base. --rows makes a task of your own
+file, without the hub: exact match of greedy answers as scripts/generate.py counts it, and the loss
+of the recipe's evaluation; or accuracy, if the rows have "choices" and the right "answer".
+--tasks are lm-eval's own, or YAML files of yours. The table is printed; the folder of --output_dir
+gets it as results.md, all numbers as results.json, a plot as results.png, and what was answered in
+samples/.
+
+Needs: pip install -r requirements-eval.txt
+
+Exit codes: 0 done, 64 usage, 65 data, 69 hub, 73 cannot write.
+"""
+
+import argparse
+from pathlib import Path
+
+import paths  # noqa: F401  makes recipes/ importable
+from components import upstream
+from usage import Parser
+
+
+def parse_args() -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("models", nargs="+", metavar="MODEL", help="folder of a run or of a model, or a hub id")
+    add("--with_base", action="store_true", help="evaluate the base of each run before it")
+    add("--rows", type=Path, help="your rows: .jsonl, .json, .csv or .parquet")
+    add("--answer_pattern", help="regular expression; its group 1 is compared, not the whole text")
+    add("--max_new_tokens", type=int, default=128, help="longest answer to a row [%(default)s]")
+    add("--tasks", help="lm-eval's tasks, groups or tags, or YAML files, separated by commas")
+    add("--include_path", type=Path, help="folder with more task files, by whose names they go")
+    add("--num_fewshot", type=int, help="examples in the prompts of --tasks [as each task says]")
+    add(
+        "--apply_chat_template",
+        nargs="?",
+        const="true",
+        default="auto",
+        choices=["auto", "true", "false"],
+        help="ask --tasks as a chat; auto: if the tokenizer has a template. Rows always are [auto]",
+    )
+    add("--limit", type=int, help="evaluate only the first rows of each task, this many")
+    add("--batch_size", type=int, default=32, help="rows at a time [%(default)s]")
+    add("--seed", type=int, default=1234, help="of few-shot examples and sampling [%(default)s]")
+    add("--log_samples", action="store_true", help="write the answers to --tasks too")
+    add(
+        "--output_dir",
+        type=Path,
+        help="folder of the results [evaluations/ and the name of the first MODEL]",
+    )
+    add(
+        "--dtype",
+        default="auto",
+        choices=["auto", "float32", "bfloat16", "float16"],
+        help="type of the weights; auto: as they were saved [%(default)s]",
+    )
+    add("--device", help="cpu, cuda, cuda:1 [cuda if there is a GPU, or else cpu]")
+    add("--load_in_4bit", action="store_true", help="nf4 weights (bitsandbytes)")
+    add(
+        "--confirm_run_unsafe_code",
+        action="store_true",
+        help="allow tasks that run code which a model wrote, or metrics that are code on the hub",
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    # Imported here since it takes seconds: a wrong flag and --help are answered at once
+    from evaluation import harness
+
+    harness.hide_progress()
+    upstream.start_faster()
+    harness.prepare(may_run_code=args.confirm_run_unsafe_code)
+    from evaluation.session import run
+
+    run(args)
+
+
+if __name__ == "__main__":
+    main()

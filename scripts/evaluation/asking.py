@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A loaded model as lm-eval asks it: with the tokens and the end of an answer of the recipes."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+
+from evaluation.contestants import Contestant
+from generation.answering import make_decoding
+
+
+class AskedModel(HFLM):
+    """A model of transformers or peft that also scores tokens which are given as such.
+
+    Its progress bars are only shown on a terminal: lm-eval ignores tqdm's TQDM_DISABLE.
+    """
+
+    def loglikelihood_of_tokens(
+        self, requests: Sequence[Instance], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
+        """Return the log-likelihood of tokens in nats, and whether each is the likeliest.
+
+        Args:
+            requests: with the text of the prompt, the tokens before, and those to score.
+        """
+        pairs = []
+        for request in requests:
+            text, before, tokens = request.args
+            pairs.append(((text, ""), before, tokens))
+        return self._loglikelihood_tokens(pairs, disable_tqdm=disable_tqdm)
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Return an answer to each request."""
+        return super().generate_until(requests, disable_tqdm or is_silent())
+
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
+        """Return the log-likelihood of each text in nats."""
+        return super().loglikelihood_rolling(requests, disable_tqdm or is_silent())
+
+    def _loglikelihood_tokens(
+        self, requests: Any, disable_tqdm: bool = False, override_bs: int | None = None
+    ) -> list[tuple[float, bool]]:
+        return super()._loglikelihood_tokens(requests, disable_tqdm or is_silent(), override_bs)
+
+
+def is_silent() -> bool:
+    """Return whether there is no terminal that could show progress."""
+    return not sys.stderr.isatty()
+
+
+def as_chat(model: Any, contestant: Contestant, batch_size: int, longest: int | None) -> AskedModel:
+    """Return a model that is asked what a chat template rendered.
+
+    The text has all special tokens, so the tokenizer adds none; an answer ends with the turn.
+
+    Args:
+        longest: the most tokens of a prompt and its answer; None as lm-eval finds them.
+    """
+    decoding = make_decoding(model, contestant.tokenizer, temperature=0)
+    model.generation_config.eos_token_id = decoding.eos_token_id
+    return ask(model, contestant, batch_size, max_length=longest, add_bos_token=False)
+
+
+def as_text(model: Any, contestant: Contestant, batch_size: int) -> AskedModel:
+    """Return a model that is asked plain text, with the special tokens of its tokenizer."""
+    return ask(model, contestant, batch_size)
+
+
+def ask(model: Any, contestant: Contestant, batch_size: int, **options: Any) -> AskedModel:
+    """Return a model for lm-eval, which computes likelihoods in fp32 whatever its weights are."""
+    return AskedModel(
+        pretrained=model,
+        backend="causal",
+        tokenizer=contestant.tokenizer,
+        batch_size=batch_size,
+        softmax_dtype="float32",
+        trust_remote_code=False,
+        chat_template_args=contestant.settings,
+        **options,
+    )

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is evaluated: trained folders, and the bases that they were trained from."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+
+from components.chat_template import ChatTemplate
+from components.hub_ids import find_missing
+from exits import Exit, first_line, stop
+from generation.answering import NO_LIMIT
+from generation.loading import LOAD_ERRORS, Source, find_source, load_tokenizer
+from generation.questions import arguments_of_run, columns_of_run
+from merging.receipt import hash_file
+
+WEIGHTS = ("*.safetensors", "*.bin")
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A model, and how it is asked.
+
+    A base is asked as the run that began with it: with the tokenizer and the chat template of the
+    run's folder, and its settings. So the prompts are the same before and after the training.
+
+    Attributes:
+        name: as the command line or the run names it.
+        source: where the weights are.
+        tokenizer: pads on the left; with or without a chat template.
+        arguments: of the run, by which rows are read and rendered; {} without a run.json.
+        columns: {role: column} of the run.
+        longest: the number of positions of the model.
+        before: the name of the base, for a run whose base is evaluated too.
+    """
+
+    name: str
+    source: Source
+    tokenizer: Any
+    arguments: Mapping[str, Any]
+    columns: Mapping[str, str]
+    longest: int
+    before: str | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the variables of the chat template."""
+        return dict(self.arguments.get("chat_template_kwargs") or {})
+
+    @property
+    def template(self) -> ChatTemplate:
+        """Return the chat template, which the tokenizer must have."""
+        return ChatTemplate(self.tokenizer, self.settings)
+
+    def is_asked_like(self, other: "Contestant") -> bool:
+        """Return whether another contestant is the same model, asked with the same prompts."""
+        ours = (self.source, self.tokenizer.chat_template, self.settings, self.columns)
+        theirs = (other.source, other.tokenizer.chat_template, other.settings, other.columns)
+        return ours == theirs
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what identifies the model, as results.json has it."""
+        return {
+            "name": self.name,
+            "adapters_on": self.source.base,
+            "before": self.before,
+            "chat_template_kwargs": self.settings,
+            "sha256": hash_weights(self.source),
+        }
+
+
+def find_contestants(names: Sequence[str], with_base: bool) -> list[Contestant]:
+    """Return the models of the command line, each base before the first of its runs.
+
+    Raises SystemExit with 64 for a folder that is no model, or whose base is unknown; with 65 for
+    one that cannot be read; with 69 without the hub.
+    """
+    found: list[Contestant] = []
+    for name in names:
+        source = find_source(name)
+        arguments = arguments_of_run(Path(name))
+        before = None
+        if with_base:
+            base = base_of(name, source, arguments)
+            before = add_base(found, make(base, Source(base), source, Path(name)))
+        found.append(make(name, source, source, Path(name), before))
+    return found
+
+
+def add_base(found: list[Contestant], base: Contestant) -> str:
+    """Add a base unless it is there already, and return its name.
+
+    A base that is asked with other prompts for another run is evaluated again for it.
+    """
+    for other in found:
+        if other.is_asked_like(base):
+            return other.name
+    if any(other.name == base.name for other in found):
+        place = len(found) + 1
+        name = f"{base.name} ({place})"
+        base = Contestant(**vars(base) | {"name": name})
+    found.append(base)
+    return base.name
+
+
+def make(
+    name: str, source: Source, tokenizer: Source, run: Path, before: str | None = None
+) -> Contestant:
+    """Return a contestant.
+
+    Args:
+        tokenizer: where the tokenizer is.
+        run: the folder by whose run.json it is asked.
+    """
+    return Contestant(
+        name,
+        source,
+        load_tokenizer(tokenizer),
+        arguments_of_run(run),
+        columns_of_run(run),
+        longest_of(source),
+        before,
+    )
+
+
+def base_of(name: str, source: Source, arguments: Mapping[str, Any]) -> str:
+    """Return the folder or hub id of the model that a run began with."""
+    if source.base is not None:
+        return source.base
+    base = arguments.get("model_name_or_path")
+    if not isinstance(base, str):
+        stop(Exit.USAGE, f"--with_base: {name} has no run.json that names its base")
+    if find_missing(base) is not None:
+        fix = f"put it back or correct {Path(name) / 'run.json'}"
+        stop(Exit.DATA, f"{name}: its base model {base} is missing; {fix}")
+    revision = arguments.get("model_revision", "main")
+    if revision != "main":
+        fix = "download that revision to a folder and evaluate it without --with_base"
+        stop(Exit.USAGE, f"--with_base: {name} was trained from revision {revision}; {fix}")
+    return base
+
+
+def longest_of(source: Source) -> int:
+    """Return the number of positions of a model, which is 10^9 if it has no limit."""
+    try:
+        config = AutoConfig.from_pretrained(source.weights, trust_remote_code=False)
+    except LOAD_ERRORS as error:
+        code = Exit.DATA if source.is_local else Exit.NO_HUB
+        stop(code, f"{source.weights}: cannot be loaded: {first_line(error)}")
+    return getattr(config, "max_position_embeddings", NO_LIMIT)
+
+
+def hash_weights(source: Source) -> dict[str, str]:
+    """Return {file: SHA-256} of the weights, and of the run.json beside them.
+
+    A folder of adapters has those of its base too. {} for a model on the hub.
+    """
+    found = {}
+    for name in (source.name, source.base):
+        if name is None or not Path(name).is_dir():
+            continue
+        for pattern in (*WEIGHTS, "run.json"):
+            for path in sorted(Path(name).glob(pattern)):
+                found[str(path)] = hash_file(path)
+    return found

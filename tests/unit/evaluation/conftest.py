@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that are evaluated, and lm-eval as the command has it."""
+
+import json
+import sys
+
+import pytest
+
+from adapter_folders import make_base, write_adapters
+from evaluation import harness
+
+# lm-eval needs Hugging Face's package of this name, tests of all commands need scripts/evaluate.py
+COMMAND = sys.modules.pop("evaluate", None)
+harness.prepare(may_run_code=False)
+del sys.modules["evaluate"]
+if COMMAND is not None:
+    sys.modules["evaluate"] = COMMAND
+
+
+@pytest.fixture(scope="session")
+def base(once):
+    """The folder of an untrained model with rows."""
+    return once("evaluation_base", make_base)
+
+
+@pytest.fixture(scope="session")
+def adapters(base, once):
+    """The folder of a run with random adapters on that model."""
+    return once("evaluation_adapters", lambda folder: write_adapters(folder, base))
+
+
+@pytest.fixture
+def write_rows(tmp_path):
+    """A function that writes rows, or lines as they are, and returns their file."""
+
+    def write(*rows, name="rows.jsonl"):
+        path = tmp_path / name
+        lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def refused(capsys):
+    """A function that returns the code and the one line with which a call ends."""
+
+    def refusal(call, *arguments):
+        with pytest.raises(SystemExit) as ended:
+            call(*arguments)
+        (line,) = capsys.readouterr().err.splitlines()
+        return ended.value.code, line
+
+    return refusal
