@@ -116,7 +116,7 @@ def export(origin: Origin, output: Path, wishes: Wishes) -> None:
         add_modelfile(job, content, slip, found)
     writing.copy_files(Path(origin.name), staging, writing.LICENSE_PATTERNS)
     slip.write(staging)
-    report(slip)
+    report(slip, origin.num_prompts)
     for note in slip.facts["notes"]:
         print(f"note: {note}")
     if slip.all_problems:

@@ -29,6 +29,7 @@ class Origin:
         config: that of the whole model, or of the base of adapters.
         arguments: those of the run; {} without a run.json.
         sources: {where prompts come from: how many}.
+        num_prompts: how many were requested.
     """
 
     source: loading.Source
@@ -39,6 +40,7 @@ class Origin:
     asking: Asking
     sources: dict[str, int]
     device: str
+    num_prompts: int
 
     @property
     def name(self) -> str:
@@ -85,7 +87,17 @@ def read_origin(
     found = prompts.collect(rows, args.prompts, arguments, args.num_prompts)
     asking = Asking(found.items, settings, args.max_new_tokens, BATCH_SIZE)
     device = args.device or loading.default_device()
-    return Origin(source, adapter, config, tokenizer, arguments, asking, found.sources, device)
+    return Origin(
+        source,
+        adapter,
+        config,
+        tokenizer,
+        arguments,
+        asking,
+        found.sources,
+        device,
+        args.num_prompts,
+    )
 
 
 def run_of(folder: Path) -> Path:

@@ -96,7 +96,7 @@ def export(origin: Origin, output: Path, bound: float | None) -> None:
     found = reload(origin, staging, slip)
     slip.add(found, relative_bound(origin, bound, reference.dtype, found.dtype))
     slip.write(staging)
-    report(slip)
+    report(slip, origin.num_prompts)
     if slip.all_problems:
         fail(slip, f"what was exported is in {staging}")
     writing.finish(staging, output)
