@@ -211,12 +211,12 @@ bad_line("prompt of spaces", row("  "), [NO_ANSWER, "a user's text"])
 bad_line(
     "instruction that is null",
     '{"instruction": null, "input": "a", "output": "b"}',
-    ["NoneType found"],
+    ["its instruction must be a text, but is null"],
 )
 bad_line(
     "input that is a number",
     '{"instruction": "a", "input": 5, "output": "b"}',
-    ["expected str instance, int"],
+    ["its input must be a text, but is 5"],
 )
 bad_line(
     "messages that are null",

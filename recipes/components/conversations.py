@@ -116,9 +116,9 @@ def messages_of_pair(row: Row, question: str, answer: str) -> list[Any]:
     """Return the messages in two columns; of those in the question, none is trained on."""
     prompt = row[question]
     if question == "instruction" and not is_empty(row.get("input")):
-        for text in (prompt, row["input"]):
+        for column, text in (("instruction", prompt), ("input", row["input"])):
             if not isinstance(text, str):
-                raise ValueError(f"its instruction and its input must be texts: {shorten(text)}")
+                raise ValueError(f"its {column} must be a text, but is {shorten(text)}")
         prompt = "\n\n".join([prompt, row["input"]])
     asked = []
     for message in as_messages(prompt, "user"):

@@ -216,9 +216,10 @@ def normalize_tools(tools: Any) -> list[dict[str, Any]]:
     try:
         listed = []
         for tool in parse_json(tools):
-            is_json = isinstance(tools, str) or isinstance(tool, str)
             parsed = parse_json(tool)
-            listed.append(normalize_tool(parsed if is_json else without_nulls(parsed)))
+            if not isinstance(tools, str) and not isinstance(tool, str):
+                parsed = without_nulls(parsed)
+            listed.append(normalize_tool(parsed))
         return listed
     except (ValueError, TypeError, KeyError, AttributeError):
         raise ValueError(

@@ -19,7 +19,8 @@ def writing_to(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except OSError as error:
-        stop(Exit.CANNOT_WRITE, f"cannot write {path}: {error.strerror or first_line(error)}")
-    except SafetensorError as error:
-        stop(Exit.CANNOT_WRITE, f"cannot write {path}: {first_line(error)}")
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None)
+        if reason is None:
+            reason = first_line(error)
+        stop(Exit.CANNOT_WRITE, f"cannot write {path}: {reason}")

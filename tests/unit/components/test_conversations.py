@@ -119,8 +119,11 @@ def test_no_tools_are_no_tools(nothing):
             {"messages": [{"role": "human", "content": "a"}, {"role": "gpt", "content": "b"}]},
             "rename human to user, gpt to assistant",
         ),
-        ({"instruction": "Add.", "input": 12, "output": "3"}, "its input must be texts: 12"),
-        ({"instruction": "Add.", "input": 0, "output": "3"}, "its input must be texts: 0"),
+        (
+            {"instruction": "Add.", "input": 12, "output": "3"},
+            "input must be a text, but is 12",
+        ),
+        ({"instruction": "Add.", "input": 0, "output": "3"}, "its input must be a text, but is 0"),
         ({"chat": SHAREGPT}, "pass --columns messages=chat"),
         (with_answer(weight=0), "all of the assistant's messages have weight 0"),
         (with_answer(""), "has no answer to train on after a user's text"),

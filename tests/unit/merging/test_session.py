@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Receipts of merge.py: what they say of each kind of adapter, and what is refused."""
 
+import errno
 import json
 import math
 import shutil
@@ -306,6 +307,24 @@ def test_wrong_calls_are_one_line_with_64(base, merge, tmp_path):
     ):
         code, printed = merge(*words)
         assert code == 64 and says in printed and len(printed.splitlines()) == 1, printed
+
+
+def test_a_full_disk_is_one_line_with_73_and_the_next_merge_replaces_what_is_left(
+    base, merge, monkeypatch, tmp_path
+):
+    adapters = write_adapters(tmp_path / "adapters", base)
+
+    def fill(*arguments, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shards, "save_file", fill)
+        code, printed = merge(adapters, tmp_path / "merged")
+    assert code == 73 and len(printed.splitlines()) == 1, printed
+    assert "cannot write" in printed and "No space left on device" in printed
+    assert not (tmp_path / "merged").exists()
+    code, printed = merge(adapters, tmp_path / "merged")
+    assert code == 0 and not (tmp_path / "merged.unfinished").exists(), printed
 
 
 def test_an_existing_folder_is_not_written_over(base, merge, tmp_path):
