@@ -47,7 +47,12 @@ def parse_args() -> argparse.Namespace:
     )
     add("--limit", type=int, help="evaluate only the first rows of each task, this many")
     add("--batch_size", type=int, default=32, help="rows at a time [%(default)s]")
-    add("--seed", type=int, default=1234, help="of few-shot examples and sampling [%(default)s]")
+    add(
+        "--seed",
+        type=int,
+        default=1234,
+        help="seed of few-shot examples and sampling [%(default)s]",
+    )
     add("--log_samples", action="store_true", help="write the answers to --tasks too")
     add(
         "--output_dir",

@@ -2,7 +2,7 @@
 """Documents of a file as a task of lm-eval: what it asks of a model, and how it scores that.
 
 Prompts are texts already, so lm-eval adds no chat template and no examples to them. Answers are
-scored by their tokens, which are those of the recipe; lm-eval would find them anew in the text.
+scored by their tokens, which are those of the recipe; lm-eval would tokenize the text again.
 """
 
 import math
@@ -21,9 +21,9 @@ from generation.scoring import is_match
 ANSWER = "generate_until"  # methods of evaluation.asking.AskedModel, as lm-eval calls them
 SCORE: Any = "loglikelihood_of_tokens"  # lm-eval's annotation has only its own methods
 SPLIT = "rows"
-VERSION = 1  # of how rows are asked and scored
+VERSION = 1  # changes when rows are asked or scored in another way
 
-Sum = tuple[float, int]  # of the losses of tokens in nats, and the number of the tokens
+Sum = tuple[float, int]  # the summed loss of tokens in nats, and the number of the tokens
 
 
 class RowsTask(ConfigurableTask):
@@ -63,9 +63,14 @@ def make_task(
     if not documents[0].choices:
         metrics = METRICS_OF_ANSWERS
         process = partial(score_answer, pattern=pattern)
+
+    def make_dataset(**_: Any) -> dict[str, Dataset]:
+        """Return the rows in memory; lm-eval would write those of a file to a cache."""
+        return {SPLIT: Dataset.from_list(rows)}
+
     config = {
         "task": name,
-        "custom_dataset": lambda **_: {SPLIT: Dataset.from_list(rows)},  # in memory, not in a cache
+        "custom_dataset": make_dataset,
         "test_split": SPLIT,
         "output_type": ANSWER,
         "doc_to_text": "prompt",

@@ -19,7 +19,7 @@ COLORS = tuple(LIGHT.series[name] for name in ("blue", "orange", "green", "red",
 WIDTH = 8  # inches, as the pictures of scripts/plot_loss.py
 BAR = 0.26  # inches
 AROUND = 0.75  # inches, of a panel beside its bars
-BARS = 0.84  # of the room of a task
+BARS = 0.84  # share of the room of a task that its bars take
 PAST_LONGEST = 1.08  # the last tick over the longest bar; an accuracy has none above 1
 LABELS = 1.25  # the end of an axis over the longest bar, which leaves room for a number
 

@@ -41,7 +41,7 @@ def load_tasks(
     """Return the tasks that a command line names.
 
     Ends with 64 for an unknown or unsafe task, with 65 for one whose files are bad, and with 69
-    for one whose data are on the hub, if that cannot be reached.
+    for one whose data is on the hub, if that cannot be reached.
 
     Args:
         words: names, patterns such as mmlu_*, or YAML files, separated by commas.
@@ -167,7 +167,7 @@ def load_task(name: str, manager: TaskManager) -> Any:
 
 
 def is_on_hub(name: str, manager: TaskManager) -> bool:
-    """Return whether data of a task are on the hub."""
+    """Return whether data of a task is on the hub."""
     for config in configs_of(name, manager):
         path = config.get("dataset_path")
         if isinstance(path, str) and path not in READERS and not Path(path).exists():

@@ -42,7 +42,7 @@ def test_the_error_of_a_difference_is_that_of_the_pairs():
     pairs = [after - before for after, before in zip(RIGHT, BEFORE, strict=True)]
     assert gap == pytest.approx(statistics.mean(pairs))
     assert error == pytest.approx(statistics.stdev(pairs) / math.sqrt(6))
-    # Of independent rows it would be larger
+    # It would be larger if the rows were independent
     assert error < math.hypot(figure_of(RIGHT).stderr, figure_of(BEFORE).stderr)
 
 

@@ -105,7 +105,7 @@ def test_own_tasks_are_asked_beside_rows(evaluate, adapters, write_rows, tmp_pat
     results = json.loads(Path("out/results.json").read_text())
     before, after = [model["tasks"] for model in results["models"]]
     assert list(before) == list(after) == ["rows", "sums"]
-    # Of choices that are the same in each row, one is right in half of them
+    # The choices are the same in each row, so the likeliest one is right in half of the rows
     assert after["sums"]["metrics"]["acc"]["value"] == 0.5
     assert after["sums"]["rows"] == 4 and after["sums"]["chat_template"] is True
     assert after["sums"]["num_fewshot"] == 1 and after["rows"]["num_fewshot"] == 0

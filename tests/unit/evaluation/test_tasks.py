@@ -80,7 +80,7 @@ def test_a_task_that_runs_what_the_model_writes_is_refused(load, refused):
     code, line = refused(load, "my_code")
     assert code == 64 and "--confirm_run_unsafe_code" in line
     code, line = refused(load, "my_code", True)
-    assert code == 69  # it is loaded, and its data are on the hub
+    assert code == 69  # it is loaded, and its data is on the hub
 
 
 @pytest.mark.parametrize(
