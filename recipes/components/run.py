@@ -411,6 +411,7 @@ class Run:
                 "learning_rate": self._schedule.learning_rate,
                 self._counted: num_seen,
                 self._speed: (num_seen - int(self._num_seen_before)) / seconds,
+                "elapsed_seconds": seconds,
                 "peak_memory_gib": peak_memory_gib(),
             },
             self.step,
