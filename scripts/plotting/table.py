@@ -168,7 +168,7 @@ def time_text(seconds: float | None) -> str:
 
 def as_json(runs: Sequence[RecordedRun]) -> dict[str, Any]:
     """Return the numbers of all runs as JSON has them: None in place of what is not finite."""
-    rows = [asdict(row) for row in rows_of(runs)]
+    rows: list[dict[str, Any]] = [asdict(row) for row in rows_of(runs)]
     for row in rows:
         if not math.isfinite(row["final_loss"]):
             row["final_loss"] = None
