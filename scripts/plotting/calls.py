@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of a run: each resumes where the last one ended, and its clock starts anew.
+"""The calls of a run: each resumes where the last one ended, and its clock starts at zero.
 
 metrics.jsonl has in each line the tokens (or images) since the run began, and the time and the mean
 speed since the call began. What was seen before the call follows from these three, and with it

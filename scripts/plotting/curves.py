@@ -26,20 +26,29 @@ class Curve:
 
     def first(self) -> float:
         """Return the mean over the first twentieth of a curve that has values."""
-        return mean(self.values[: max(1, len(self.values) // PARTS)])
+        return mean(self.values[: self._part()])
 
     def last(self) -> float:
         """Return the mean over the last twentieth of a curve that has values.
 
         One step is a matter of luck.
         """
-        return mean(self.values[-max(1, len(self.values) // PARTS) :])
+        return mean(self.values[-self._part() :])
+
+    def _part(self) -> int:
+        """Return how many values are a twentieth of them."""
+        return max(1, len(self.values) // PARTS)
 
 
 def curve_of(lines: Sequence[Line], name: str) -> Curve:
     """Return the curve of the lines that have a metric."""
-    found = [line for line in lines if line.get(name) is not None]
-    return Curve([line["step"] for line in found], [line[name] for line in found])
+    steps = []
+    values = []
+    for line in lines:
+        if line.get(name) is not None:
+            steps.append(line["step"])
+            values.append(line[name])
+    return Curve(steps, values)
 
 
 def smooth(values: Sequence[float]) -> list[float]:

@@ -21,8 +21,8 @@ from plotting.labels import labels_of
 from plotting.panels import LOSS, MEMORY, RATE, Panel
 from plotting.runs import RecordedRun
 
-# Of Okabe and Ito, which color-blind readers can tell apart; the sixth run has the first color
-# again, with dashes
+# The colors of Okabe and Ito, which color-blind readers can tell apart; the sixth run has the
+# first color again, with dashes
 COLORS = ["#0072b2", "#e69f00", "#009e73", "#c2410c", "#a3578a"]
 STYLES = [("-", "o"), ((0, (4, 1.5)), "s")]  # of lines and of points
 MOST_RUNS = len(COLORS) * len(STYLES)

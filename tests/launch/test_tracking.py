@@ -98,7 +98,7 @@ def test_trackio_has_each_line_of_metrics_once_and_no_process_looks_outside(
     assert not (tmp_path / "noted").exists(), (tmp_path / "noted").read_text()
     assert "Reserved keys" not in output
 
-    (found,) = runs_in_store()  # of two ranks
+    (found,) = runs_in_store()  # one run, from two ranks
     assert found["name"] == str(tmp_path / "run")
     assert found["config"]["eval_steps"] == "2" and found["config"]["max_steps"] == "4"
     expected = metrics_of(tmp_path / "run")

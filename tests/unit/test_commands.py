@@ -35,6 +35,9 @@ PLAIN = {
     "source .venv/bin/activate",
     "pip install -r requirements.txt",
     "pip install liger-kernel",
+    "pip install trackio",
+    "trackio show --project llama",
+    "tensorboard --logdir runs",
     "apt install g++",
     "python -m pytest -q tests/unit/components/test_cli.py",
 }
