@@ -24,7 +24,7 @@ from plotting.runs import RecordedRun
 # The colors of Okabe and Ito, which color-blind readers can tell apart; the sixth run has the
 # first color again, with dashes
 COLORS = ["#0072b2", "#e69f00", "#009e73", "#c2410c", "#a3578a"]
-STYLES = [("-", "o"), ((0, (4, 1.5)), "s")]  # of a line, and of points
+STYLES = [("-", "o"), ((0, (4, 1.5)), "s")]  # a line and its points
 MOST_RUNS = len(COLORS) * len(STYLES)
 LOG_SCALE_FROM = 5  # the largest loss over the smallest
 X_LABELS = {
