@@ -26,7 +26,7 @@ from components.exits import Exit
 from components.folder import predictions_file
 from components.generation import generate
 from components.predictions import NUM_SHOWN, SHOWN_LETTERS, show_prediction, write_predictions
-from components.rows import Rows
+from components.rows import TRUNCATED, Rows
 from components.run import Run
 from components.status import fail
 from components.tokens import NOT_TRAINED_ON
@@ -102,13 +102,21 @@ class Question:
         prompt: the tokens before that answer, as a text with its special tokens.
         shown: the same without them.
         reference: the row's own answer.
-        is_short: whether an answer is right only if it is equal to the reference.
+        length: the tokens of the reference, or None if its end was cut off.
     """
 
     prompt: str
     shown: str
     reference: str
-    is_short: bool
+    length: int | None
+
+    def has_one_answer(self, max_new_tokens: int) -> bool:
+        """Return whether an answer is right only if it is equal to the reference.
+
+        Args:
+            max_new_tokens: a longer reference is out of reach, and says nothing about the model.
+        """
+        return self.length is not None and self.length <= min(SHORT_ANSWER, max_new_tokens)
 
 
 def read_question(row: Mapping[str, Any], tokenizer: Any, turn_ends: Collection[int]) -> Question:
@@ -120,15 +128,29 @@ def read_question(row: Mapping[str, Any], tokenizer: Any, turn_ends: Collection[
         turn_ends: the tokens that may end a turn.
     """
     tokens = row["input_ids"].tolist()
-    start, end = last_answer(row["labels"])
-    answer = tokens[start:end]
-    length = length_of_reference(answer, turn_ends, tokenizer)
+    start, _ = last_answer(row["labels"])
+    answer, length = read_reference(row, turn_ends, tokenizer)
     return Question(
         prompt=tokenizer.decode(tokens[:start]),
         shown=tokenizer.decode(tokens[:start], skip_special_tokens=True),
         reference=tokenizer.decode(answer[:length], skip_special_tokens=True).strip(),
-        is_short=length is not None and length <= SHORT_ANSWER,
+        length=length,
     )
+
+
+def read_reference(
+    row: Mapping[str, Any], turn_ends: Collection[int], tokenizer: Any
+) -> tuple[list[int], int | None]:
+    """Return the tokens of a prepared row's last answer, and how many are before its end.
+
+    None instead of that number if the row was cut, even if the last token that is left may end a
+    turn.
+    """
+    start, end = last_answer(row["labels"])
+    answer = row["input_ids"][start:end].tolist()
+    if row[TRUNCATED]:
+        return answer, None
+    return answer, length_of_reference(answer, turn_ends, tokenizer)
 
 
 def ends_of_turns(tokenizer: Any) -> set[int]:
@@ -143,10 +165,7 @@ def ends_of_answers(rows: Rows, numbers: Sequence[int], tokenizer: Any) -> set[i
     turn_ends = ends_of_turns(tokenizer)
     found = set()
     for number in numbers:
-        row = rows.dataset[number]
-        start, end = last_answer(row["labels"])
-        answer = row["input_ids"][start:end].tolist()
-        length = length_of_reference(answer, turn_ends, tokenizer)
+        answer, length = read_reference(rows.dataset[number], turn_ends, tokenizer)
         if length is not None:
             found.add(answer[length])
     return found
@@ -236,11 +255,12 @@ class Predictor:
 
     def __str__(self) -> str:
         """Return what is generated in each evaluation, for the summary of a run."""
-        num_short = sum(question.is_short for question in self._questions.values())
+        room = self._max_new_tokens
+        num_short = sum(question.has_one_answer(room) for question in self._questions.values())
         return (
-            f"{len(self._questions)} rows in each evaluation, at most {self._max_new_tokens} new "
-            f"tokens each; {num_short} have an answer of at most {SHORT_ANSWER} tokens, which "
-            "exact match counts"
+            f"{len(self._questions)} rows in each evaluation, at most {room} new tokens each; "
+            f"{num_short} have an answer of at most {min(SHORT_ANSWER, room)} tokens, which exact "
+            "match counts"
         )
 
     @torch.no_grad()
@@ -264,10 +284,9 @@ class Predictor:
                 width = batch["inputs"]["input_ids"].shape[1]
                 # Not strict: a rank without rows generates a text that belongs to no row.
                 answers += zip(batch["row"], tokens[:, width:].tolist(), strict=False)
-        ends = options["eos_token_id"]
         predictions = []
         for row, answer in sorted(gather_object(answers)):
-            predictions.append(self._judge(row, answer, ends))
+            predictions.append(self._judge(row, answer, options))
         if self._accelerator.is_main_process:
             self._keep(predictions)
         verdicts = [line["correct"] for line in predictions if line["correct"] is not None]
@@ -298,16 +317,20 @@ class Predictor:
             "use_cache": True,
         }
 
-    def _judge(self, row: int, tokens: Sequence[int], ends: Collection[int]) -> dict[str, Any]:
+    def _judge(self, row: int, tokens: Sequence[int], options: Mapping[str, Any]) -> dict[str, Any]:
         """Return a line of the file: a row's number, prompt, answer and reference.
 
         `correct` is whether the last two are equal, or None if that says nothing.
+
+        Args:
+            tokens: the answer.
+            options: those with which it was generated.
         """
         question = self._questions[row]
-        length = length_of_answer(tokens, ends)
+        length = length_of_answer(tokens, options["eos_token_id"])
         answer = self._tokenizer.decode(tokens[:length], skip_special_tokens=True).strip()
         correct = None
-        if question.is_short:
+        if question.has_one_answer(options["max_new_tokens"]):
             correct = answer == question.reference
         return {
             "row": row,

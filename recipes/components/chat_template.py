@@ -176,7 +176,8 @@ def find_answers(conversation: Conversation, template: ChatTemplate) -> Answers:
             if place != last and lacks_reasoning(conversation, place, text, marked):
                 left_out.append(place)
             else:
-                spans += marked
+                end = end_with_turn(marked[-1], conversation, place, text, template)
+                spans += [*marked[:-1], (marked[-1][0], end)]
         return Answers(text, spans, left_out)
     for place in places_trained_on(conversation):
         span = find_turn(conversation, place, text, template)
@@ -300,6 +301,38 @@ def find_places(
     return places
 
 
+def end_with_turn(
+    span: Span, conversation: Conversation, place: int, text: str, template: ChatTemplate
+) -> int:
+    """Return where the last marked part of a message ends, with the end of turn that follows it.
+
+    Some templates do not mark the end of turn. A model that is trained on their marks as they are
+    does not learn to stop. If the template does not mark the last words of a turn either, its end
+    is left as it is.
+
+    Args:
+        place: of the message, from 0.
+        text: of the whole conversation.
+    """
+    _, end = span
+    if text[:end].rstrip().endswith(template.end_tokens):
+        return end
+    turn = text
+    if place + 1 < len(conversation.messages):
+        turn = template.render(conversation.up_to(place + 1))
+        if not text.startswith(turn):
+            turn = without_closing_token(turn.rstrip(), template)
+        if not text.startswith(turn):
+            return end
+    rest = turn[end:].lstrip()
+    start = len(turn) - len(rest)
+    closing = template.tokenizer.eos_token or ""
+    for token in template.end_tokens:
+        if rest.startswith(token) and rest.removeprefix(token).strip() in {"", closing}:
+            return start + len(token)
+    return end
+
+
 def lacks_reasoning(
     conversation: Conversation, place: int, text: str, spans: Sequence[Span]
 ) -> bool:
@@ -329,12 +362,21 @@ def check_nothing_is_lost(
         name = tool["function"]["name"]
         if name not in text:
             raise ValueError(f"has the tool {name}, which the chat template drops: {fix}")
+    roles = {message["role"] for message in conversation.messages}
+    everything = "\n".join(
+        said for message in conversation.messages for _, said in parts_of(message)
+    )
     for place, message in enumerate(conversation.messages):
         for key, said in parts_of(message):
             is_dropped_on_purpose = key in REASONING_KEYS and (
                 place in left_out or not conversation.is_trained_on[place]
             )
-            if said in text or is_dropped_on_purpose:
+            if is_dropped_on_purpose or not said:
+                continue
+            # The template may have written the same text elsewhere: in another message, or of its
+            # own accord, which most do with the names of roles
+            is_in_place = text.count(said) == everything.count(said)
+            if is_in_place and not any(said in name for name in roles):
                 continue
             if makes_no_difference(conversation, place, key, text, template):
                 raise ValueError(

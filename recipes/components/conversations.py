@@ -20,6 +20,7 @@ from components.columns import (
 )
 from components.messages import (
     SHAREGPT_ROLES,
+    TRAINED_KEYS,
     Message,
     is_by_assistant,
     is_sharegpt,
@@ -162,13 +163,39 @@ def trains_on_answers_only(
 ) -> bool:
     """Return the flag that applies to a row: one is for prompts and answers, one for messages.
 
+    Raises a ValueError if the row says that a message is not trained on, and the flag that it is.
+
     Args:
         columns: as in `find_messages`.
     """
     row = rename_columns(row, columns or {})
-    if any(row.get(name) for name in columns_of_messages(columns)):
+    of_messages = [name for name in columns_of_messages(columns) if row.get(name)]
+    if of_messages:
+        if not assistant_only_loss:
+            check_no_weight_0(row, of_messages, "--no_assistant_only_loss")
         return assistant_only_loss
+    if not completion_only_loss:
+        check_no_weight_0(row, list(row), "--no_completion_only_loss")
     return completion_only_loss
+
+
+def check_no_weight_0(row: Row, columns: Sequence[str], flag: str) -> None:
+    """Check that no message in these columns of a row is to be left out of the loss.
+
+    Args:
+        flag: with which everything is trained on.
+    """
+    for column in columns:
+        messages = row[column]
+        if not isinstance(messages, list):
+            continue
+        for number, message in enumerate(messages, 1):
+            for key in TRAINED_KEYS:
+                if isinstance(message, Mapping) and message.get(key) == 0:
+                    raise ValueError(
+                        f"has {key} {message[key]} in message {number} of {column}, which {flag} "
+                        f"would train on: leave out {flag}, or remove the {key}"
+                    )
 
 
 # ---- Conversations ----

@@ -57,9 +57,15 @@ class Metrics:
         self.start = time.perf_counter()
 
     def write(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Write a line, and log those of its values that are not None to the trackers."""
+        """Write a line, and log those of its values that are not None to the trackers.
+
+        They get the step as such, and not also as a metric.
+        """
         self._file.write(json.dumps(metrics) + "\n")
-        known = {name: value for name, value in metrics.items() if value is not None}
+        known = {}
+        for name, value in metrics.items():
+            if value is not None and name != "step":
+                known[name] = value
         self._accelerator.log(known, step=step)
 
     def show(self, numbers: Mapping[str, str]) -> None:

@@ -43,7 +43,7 @@ UNREAD = "not_read"  # the columns and message keys that nothing has read, as JS
 TRUNCATED = "truncated"  # whether `prepare` has cut the row
 WHOLE_LENGTH = "whole_length"  # the tokens of a row with the end that `prepare` has cut off
 REWRITTEN = "rewritten"  # number of answers that are not trained on, as the chat template rewrites
-TEMPORARY = (PROBLEM, UNREAD, TRUNCATED, WHOLE_LENGTH, REWRITTEN)
+TEMPORARY = (PROBLEM, UNREAD, WHOLE_LENGTH, REWRITTEN)
 NOTABLE_SHARE = 0.05  # A larger share of truncated rows is a warning.
 
 
@@ -113,8 +113,8 @@ class Rows:
     """The prepared rows of a split, in numpy's format.
 
     Attributes:
-        dataset: the columns that the recipe's function returned, except `truncated` and
-            `whole_length`, and `row`: the number of the row in its file, from 1.
+        dataset: the columns that the recipe's function returned, except `whole_length`, and
+            `row`: the number of the row in its file, from 1.
         notes: a line of the start summary: "2260, 3 truncated to --max_length, 0 left out".
         prefix: the text before the number of a row in messages: "train.jsonl, line".
         warning: a warning of the start summary, or "".
@@ -254,7 +254,7 @@ def prepare_rows(
             the prepared row, and raises an exception if the row cannot be used; the text of a
             ValueError continues "train.jsonl, line 7: ", as in "has no answer to train on". `Rows`
             reads the columns `length`, `largest`, the largest token, and `hash`, of all that is
-            trained on. A column `truncated` is counted in the notes and then dropped; with a column
+            trained on. A column `truncated` is counted in the notes; with a column
             `whole_length` beside it, truncating many rows is a warning.
         limits: the arguments to which `prepare` truncates, for the notes.
     """

@@ -198,7 +198,8 @@ class Run:
             masters = master_weights(model, optimizer.optimizer).values()
             if masters:
                 upstream.undo_allocating_step(masters, optimizer.optimizer.optimizer)
-        start_trackers(accelerator, self._args, Path(sys.argv[0]).stem)
+        resumed = self._checkpoint is not None
+        start_trackers(accelerator, self._args, Path(sys.argv[0]).stem, resumed)
         if self._checkpoint is not None:
             self._restore(self._checkpoint)
         if accelerator.is_main_process:
@@ -411,6 +412,7 @@ class Run:
                 "learning_rate": self._schedule.learning_rate,
                 self._counted: num_seen,
                 self._speed: (num_seen - int(self._num_seen_before)) / seconds,
+                "elapsed_seconds": seconds,
                 "peak_memory_gib": peak_memory_gib(),
             },
             self.step,

@@ -39,23 +39,38 @@ def find_missing_tracker(args: CommonArguments) -> Iterator[str]:
     )
 
 
-def start_trackers(accelerator: Accelerator, args: CommonArguments, project: str) -> None:
+def start_trackers(
+    accelerator: Accelerator, args: CommonArguments, project: str, resumed: bool
+) -> None:
     """Start the trackers and give them all arguments. Every rank calls it; rank 0 reports.
 
     Args:
         project: the name of the project that the run belongs to.
+        resumed: whether an earlier call of the run has reported steps.
     """
     settings: dict[str, dict[str, Any]] = {}
     if args.run_name is not None:
         settings = {name: {key: args.run_name} for name, key in NAME_OF_RUN.items()}
         if args.report_to in NAMED_AS_PROJECT:
             project = args.run_name
+    if args.report_to in ("trackio", "all"):
+        settings["trackio"] = trackio_settings(args, resumed)
     arguments = {name: str(value) for name, value in vars(args).items()}
     accelerator.init_trackers(project, arguments, settings)
     if args.run_name is not None and accelerator.is_main_process:
         for tracker in accelerator.trackers:
             if tracker.name == "comet_ml":  # Its function takes no name.
                 tracker.tracker.set_name(args.run_name)
+
+
+def trackio_settings(args: CommonArguments, resumed: bool) -> dict[str, str]:
+    """Return how trackio is to begin a run, or to continue it.
+
+    It finds the run to continue by its name, and would make up another one in each call. The
+    output folder names a run without a --run_name: the same command has the same one.
+    """
+    name = args.run_name or args.output_dir
+    return {"name": name, "resume": "allow" if resumed else "never"}
 
 
 def log_table(

@@ -34,7 +34,7 @@ JOB = [
     0,
 ]
 CUT = {1: (3, 4), 2: (3, 2)}  # ranks: per-device batch, accumulation
-TIMES = ("tokens_per_second", "peak_memory_gib")
+TIMES = ("tokens_per_second", "elapsed_seconds", "peak_memory_gib")
 
 
 @pytest.fixture(scope="module")

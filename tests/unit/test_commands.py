@@ -37,6 +37,9 @@ PLAIN = {
     "pip install liger-kernel",
     "pip install -r requirements-export.txt",
     "pip install -r requirements-llama-cpp.txt",
+    "pip install trackio",
+    "trackio show --project llama",
+    "tensorboard --logdir runs",
     "apt install g++",
     "python -m pytest -q tests/unit/components/test_cli.py",
 }

@@ -16,7 +16,7 @@ from proof.jobs import Run
 from proof.trials.lab import Lab
 from proof.trials.trial import Result, failed
 
-MEASURED = ("_per_second", "_memory_gib")  # suffixes of numbers that vary between runs
+MEASURED = ("_per_second", "_seconds", "_memory_gib")  # suffixes of numbers that vary between runs
 # Starts of lines of launchers and of the rehearsal
 LAUNCHERS_LINE = re.compile(
     r"[WEI]\d{4} |Traceback|  |torch\.distributed|[=-]{5}|\S+ FAILED|Root|Fail|\[\d\]|<NO_"
@@ -27,7 +27,7 @@ LAUNCHERS_LINE = re.compile(
 
 
 def metrics_of(folder: Path) -> list[dict]:
-    """Return the lines of metrics.jsonl, without speed and memory."""
+    """Return the lines of metrics.jsonl, without speed, time and memory."""
     lines = []
     for text in (folder / "metrics.jsonl").read_text().splitlines():
         numbers = json.loads(text).items()

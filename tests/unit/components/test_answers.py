@@ -19,6 +19,7 @@ from components.answers import (
     PromptCollator,
     attending_to_padded_rows,
     describe_predictions,
+    ends_of_answers,
     ends_of_turns,
     last_answer,
     length_of_answer,
@@ -107,7 +108,8 @@ def test_a_question_is_the_conversation_before_its_last_answer(tokenize, tokeniz
     question = read_question(row, tokenizer, ends_of_turns(tokenizer))
     expected = tokenizer.apply_chat_template(TALK[:3], tokenize=False, add_generation_prompt=True)
     assert question.prompt == expected
-    assert question.reference == "c-d" and question.is_short
+    assert question.reference == "c-d"
+    assert question.length == len(tokenizer.encode("c-d", add_special_tokens=False))
     assert "<|" not in question.shown and question.shown.endswith("Spell cd.")
 
 
@@ -115,10 +117,28 @@ def test_what_has_no_single_right_answer_is_no_match(tokenize, tokenizer):
     ends = ends_of_turns(tokenizer)
     [whole] = tokenize(TALK)
     [cut] = tokenize(TALK, max_length=len(whole["input_ids"]) - 2)
-    assert not read_question(cut, tokenizer, ends).is_short
+    assert read_question(cut, tokenizer, ends).length is None
     long = [TALK[0], {"role": "assistant", "content": "q-" * 4 * SHORT_ANSWER}]
     [row] = tokenize(long)
-    assert not read_question(row, tokenizer, ends).is_short
+    assert read_question(row, tokenizer, ends).length > SHORT_ANSWER
+
+
+def test_a_row_that_is_cut_at_a_token_that_may_end_a_turn_has_no_whole_reference(tiny):
+    tokenizer = AutoTokenizer.from_pretrained(tiny / "model")
+    tokenizer.add_tokens(["<think>"])
+    said = [TALK[0], {"role": "assistant", "content": "ab<think>cd"}]
+
+    def prepare(max_length):
+        row = llama.tokenize_row({"messages": said}, ChatTemplate(tokenizer), max_length)
+        return {name: np.array(value) for name, value in row.items()} | {"row": 1}
+
+    think = tokenizer.convert_tokens_to_ids("<think>")
+    cut = prepare(prepare(1024)["input_ids"].tolist().index(think) + 1)
+    assert cut["input_ids"][-1] == think
+    question = read_question(cut, tokenizer, ends_of_turns(tokenizer))
+    assert question.length is None and question.reference == "ab<think>"
+    rows = SimpleNamespace(dataset=[cut])
+    assert ends_of_answers(rows, [0], tokenizer) == set()
 
 
 def test_prompts_are_padded_on_the_left(tokenize):
@@ -164,7 +184,7 @@ def predictor_of(tokenizer, tmp_path, monkeypatch):
     """A function that makes what answers rows, in one process, into tmp_path."""
 
     def make(rows, *flags):
-        words = ["--predict_with_generate", "--output_dir", str(tmp_path), *flags]
+        words = ["--predict_with_generate", "--output_dir", str(tmp_path), *map(str, flags)]
         args = parse_arguments(llama.Arguments, words=words)
         run = SimpleNamespace(step=5, interruptible=iter)
         accelerator = SimpleNamespace(
@@ -205,6 +225,21 @@ def test_answers_are_compared_with_short_references_only(predictor_of, rows, tok
     assert [line["correct"] for line in lines] == [True, False, True, None]
     assert {line["answer"] for line in lines} == {"c-d"}
     assert list(lines[0]) == ["row", "prompt", "answer", "reference", "correct"]
+
+
+def test_a_reference_that_is_longer_than_what_may_be_generated_is_no_mistake(
+    predictor_of, rows, tokenizer
+):
+    said = tokenizer.encode("c-d", add_special_tokens=False)
+    enough = predictor_of(rows, "--generation_max_new_tokens", len(said))
+    assert enough.predict(Parrot(said)) == {"eval_exact_match": pytest.approx(2 / 3)}
+    assert f"3 have an answer of at most {len(said)} tokens" in str(enough)
+    less = predictor_of(rows, "--generation_max_new_tokens", len(said) - 1)
+    assert less.predict(Parrot(said[:-1])) == {}
+    assert f"0 have an answer of at most {len(said) - 1} tokens" in str(less)
+    # So it is where the model has no positions for more
+    longest = max(last_answer(row["labels"])[0] for row in rows.dataset)
+    assert predictor_of(rows).predict(Parrot(said[:-1], longest + len(said) - 1)) == {}
 
 
 def test_three_answers_are_shown(predictor_of, rows, tokenizer, capsys):

@@ -24,6 +24,9 @@ MARKED_TWICE = MARKED.replace(
     "{{ m.content }}<|end|>{% endgeneration %}",
     "{{ m.content }}{% endgeneration %}{% generation %}<|end|>{% endgeneration %}",
 )
+MARKED_WITHOUT_ITS_END = MARKED.replace(
+    "{{ m.content }}<|end|>{% endgeneration %}", "{{ m.content }}{% endgeneration %}<|end|>"
+)
 WRITES_ALL = (
     "{{ tools | tojson if tools }}{% for m in messages %}<|{{ m.role }}|>"
     "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content }}"
@@ -57,7 +60,11 @@ def with_weights(*weights):
 
 
 # ---- What is trained on ----
-@pytest.mark.parametrize("template", [PLAIN, MARKED, MARKED_TWICE], ids=["", "marked", "twice"])
+@pytest.mark.parametrize(
+    "template",
+    [PLAIN, MARKED, MARKED_TWICE, MARKED_WITHOUT_ITS_END],
+    ids=["", "marked", "twice", "without its end"],
+)
 @pytest.mark.parametrize("weights", [(1, 1), (0, 1), (1, 0), (1, 0, 1)], ids=str)
 def test_an_answer_of_weight_0_is_the_only_one_that_is_not_trained_on(template, weights):
     expected = ""
@@ -75,6 +82,32 @@ def test_marks_belong_to_the_turn_in_which_they_are_even_if_there_are_as_many_as
     messages = [said_by("user", "Hi."), said_by("assistant", "call"), *with_weights(0)]
     with pytest.raises(ValueError, match="no answer in the text"):
         trained_text(template, messages)
+
+
+@pytest.mark.parametrize(
+    ("ending", "learned"),
+    [
+        ("{% endgeneration %}<|end|>\n", "[[Hello.<|end|>]]\n"),
+        ("{% endgeneration %}\n<|end|>", "[[Hello.\n<|end|>]]"),
+        ("<|end|>\n{% endgeneration %}", "[[Hello.<|end|>\n]]"),
+        ("{% endgeneration %}<|tool|>.<|end|>", "[[Hello.]]<|tool|>.<|end|>"),  # more of the turn
+        ("{% endgeneration %}", "[[Hello.]]"),  # the token that opens the next turn is no end
+    ],
+    ids=["white space after", "before", "inside", "more", "none"],
+)
+def test_an_end_of_turn_that_is_not_marked_is_trained_on(ending, learned):
+    template = MARKED.replace("<|end|>{% endgeneration %}", ending.replace("\n", "{{ '\n' }}"))
+    text = trained_text(template, HELLO * 2)
+    assert text.startswith(f"<|user|>{HELLO[0]['content']}<|end|><|assistant|>{learned}<|user|>")
+    if "<|end|>" in learned.partition("]]")[0]:
+        assert text.endswith(f"<|assistant|>{learned}")
+
+
+def test_a_token_that_closes_the_conversation_is_not_part_of_the_end_of_turn():
+    closes = MARKED_WITHOUT_ITS_END + "{{ eos_token }}"
+    template = template_of(closes)
+    text = trained_text(closes, HELLO)
+    assert text.endswith(f"[[Hello.<|end|>]]{template.tokenizer.eos_token}")
 
 
 def test_marks_that_cannot_be_told_apart_are_refused_if_not_all_answers_are_trained_on():
@@ -137,6 +170,23 @@ def test_a_template_that_generation_would_prompt_otherwise_says_what_to_do():
 def test_what_was_said_and_is_not_written_is_named(template, messages, tools, says):
     with pytest.raises(ValueError, match=re.escape(says)):
         trained_text(template, messages, tools)
+
+
+@pytest.mark.parametrize("question", ["Hello.", "lo", "assistant", "a"])
+def test_a_content_is_missed_although_its_text_is_elsewhere(question):
+    """In the answer, or in what the template writes of its own."""
+    drops = "{% for m in messages if m.role != 'user' %}<|assistant|>{{ m.content }}{% endfor %}"
+    messages = [said_by("user", question), said_by("assistant", "Hello.")]
+    with pytest.raises(ValueError, match=r"message 1 .user. has content, which the chat template"):
+        trained_text(drops, messages)
+
+
+def test_a_content_that_others_repeat_is_not_missed_where_it_is_written():
+    messages = [said_by("user", "a"), said_by("assistant", "a"), said_by("user", "aa a")]
+    messages.append(said_by("assistant", "a"))
+    assert trained_text(PLAIN, messages).count("[[a<|end|>]]") == 2
+    twice = "{{ messages[0].content }}" + PLAIN
+    assert trained_text(twice, HELLO).startswith("Hi.<|user|>Hi.")
 
 
 def test_all_that_was_said_may_be_written():

@@ -206,6 +206,46 @@ def test_each_kind_of_row_has_its_own_flag(row, columns, expected):
         assert trains_on_answers_only(row, columns, **flags) == flags[expected]
 
 
+LEFT_OUT = [MESSAGES[0], MESSAGES[1] | {"weight": 0}]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"messages": LEFT_OUT * 2}, "weight 0 in message 2 of messages"),
+        ({"messages": [MESSAGES[0] | {"train": False}, MESSAGES[1]]}, "train False in message 1"),
+        (
+            {"conversations": [SHAREGPT[0], SHAREGPT[1] | {"loss": 0}]},
+            "loss 0 in message 2 of",
+        ),
+        ({"prompt": "a", "completion": [LEFT_OUT[1]]}, "weight 0 in message 1 of completion"),
+    ],
+    ids=json.dumps,
+)
+def test_a_weight_of_0_is_refused_where_everything_is_trained_on(row, says):
+    flags = {"completion_only_loss": False, "assistant_only_loss": False}
+    with pytest.raises(ValueError, match=f"has {says}.*: leave out --no_"):
+        trains_on_answers_only(row, None, **flags)
+    answers_only = {"completion_only_loss": True, "assistant_only_loss": True}
+    assert trains_on_answers_only(row, None, **answers_only)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [message | {"weight": None} for message in MESSAGES]},
+        {"messages": [MESSAGES[0], MESSAGES[1] | {"weight": 1}]},
+        {"messages": MESSAGES, "unread": LEFT_OUT},
+        {"prompt": [*MESSAGES, MESSAGES[0]], "completion": "b"},
+        {"prompt": "a", "completion": "b", "messages": []},
+    ],
+    ids=json.dumps,
+)
+def test_rows_without_a_weight_of_0_can_be_trained_on_as_a_whole(row):
+    flags = {"completion_only_loss": False, "assistant_only_loss": False}
+    assert not trains_on_answers_only(row, None, **flags)
+
+
 # ---- Pairs ----
 @pytest.mark.parametrize(
     "row",

@@ -21,13 +21,13 @@ from components.trackers import (
 from example_arguments import language_model_arguments
 
 
-def started(*flags, trackers=()):
+def started(*flags, trackers=(), resumed=False):
     """What accelerate's init_trackers is called with, under these flags."""
     calls = []
     accelerator = SimpleNamespace(
         init_trackers=lambda *given: calls.append(given), is_main_process=True, trackers=trackers
     )
-    start_trackers(accelerator, language_model_arguments(*flags), "llama")
+    start_trackers(accelerator, language_model_arguments(*flags), "llama", resumed)
     [(project, arguments, settings)] = calls
     return project, arguments, settings
 
@@ -41,7 +41,7 @@ def test_all_trackers_that_accelerate_knows_may_be_chosen():
 def test_a_tracker_is_told_the_name_in_its_own_words(name):
     project, arguments, settings = started("--report_to", name, "--run_name", "first")
     assert project == "llama" and arguments["run_name"] == "first"
-    assert settings[name] == {NAME_OF_RUN[name]: "first"}
+    assert settings[name][NAME_OF_RUN[name]] == "first"
 
 
 @pytest.mark.parametrize("name", NAMED_AS_PROJECT)
@@ -63,6 +63,15 @@ def test_without_a_name_the_trackers_choose():
     assert (project, settings) == ("llama", {})
 
 
+@pytest.mark.parametrize("tracker", ["trackio", "all"])
+def test_trackio_continues_a_resumed_run_under_its_name(tracker):
+    flags = ["--report_to", tracker, "--output_dir", "runs/a"]
+    assert started(*flags)[2]["trackio"] == {"name": "runs/a", "resume": "never"}
+    assert started(*flags, resumed=True)[2]["trackio"] == {"name": "runs/a", "resume": "allow"}
+    named = started(*flags, "--run_name", "first", resumed=True)[2]["trackio"]
+    assert named == {"name": "first", "resume": "allow"}
+
+
 @pytest.mark.parametrize(
     ("installed", "name", "says"),
     [
@@ -72,6 +81,7 @@ def test_without_a_name_the_trackers_choose():
         ([], "all", "no tracker is installed: pip install tensorboard"),
         (["tensorboard"], "wandb", "pip install wandb"),
         ([], "comet_ml", "pip install comet-ml"),
+        (["tensorboard"], "trackio", "pip install trackio"),
     ],
 )
 def test_a_tracker_that_is_not_installed_is_told_with_its_package(

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""--report_to trackio works without a network: its store has what metrics.jsonl has, once."""
+
+import json
+import shutil
+import sys
+
+import pytest
+
+from launching import data_of, rehearse, run
+
+JOB = [
+    *"--max_steps 4 --eval_strategy steps --eval_steps 2 --save_steps 2".split(),
+    *"--per_device_train_batch_size 3 --report_to trackio".split(),
+]
+# Prints all runs of a project as trackio's own functions read them from its store
+READ = """
+import json, sys, trackio
+from trackio.sqlite_storage import SQLiteStorage
+found = []
+for run in trackio.Api().runs(sys.argv[1]):
+    logs = SQLiteStorage.get_logs(run.project, run.name, run_id=run.id)
+    found.append({"name": run.name, "config": run.config, "logs": logs})
+print(json.dumps(found))
+"""
+# Loaded by each process at its start: it notes each address outside this machine
+GUARD = """
+import os, socket
+connect, look_up = socket.socket.connect, socket.getaddrinfo
+local = ("127.0.0.1", "::1", "localhost", socket.gethostname(), None, "")
+def note(host):
+    if host not in local:
+        with open(os.environ["NOTED"], "a") as file:
+            file.write(f"{host}\\n")
+def noting_connect(self, address):
+    if isinstance(address, tuple):
+        note(address[0])
+    return connect(self, address)
+def noting_look_up(host, *rest, **more):
+    note(host)
+    return look_up(host, *rest, **more)
+socket.socket.connect, socket.getaddrinfo = noting_connect, noting_look_up
+"""
+
+
+@pytest.fixture(scope="module")
+def tiny(short_of):
+    return short_of("llama")
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """A folder of its own for what trackio keeps."""
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "store"))
+    return tmp_path / "store"
+
+
+def train(tiny, folder, *flags):
+    words = [*data_of(tiny), *JOB, "--output_dir", folder, *flags]
+    done = rehearse("ddp", *words, num_processes=2)
+    assert done.returncode == 0 and "shard report: ok" in done.output, done.output[-4000:]
+    return done.output
+
+
+def runs_in_store():
+    done = run(sys.executable, "-c", READ, "llama", stderr=None)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def metrics_of(folder):
+    """The lines of metrics.jsonl, without values that no tracker gets."""
+    lines = []
+    for text in (folder / "metrics.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        lines.append({name: value for name, value in line.items() if value is not None})
+    return lines
+
+
+def logged(run_of_store):
+    """What trackio has of each line, without the time at which it was told."""
+    lines = [dict(line) for line in run_of_store["logs"]]
+    for line in lines:
+        assert line.pop("timestamp")
+    return lines
+
+
+@pytest.mark.cold("each process loads a module that notes its connections")
+def test_trackio_has_each_line_of_metrics_once_and_no_process_looks_outside(
+    tiny, store, tmp_path, monkeypatch
+):
+    (tmp_path / "guard").mkdir()
+    (tmp_path / "guard" / "sitecustomize.py").write_text(GUARD)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "guard"))
+    monkeypatch.setenv("NOTED", str(tmp_path / "noted"))
+    monkeypatch.delenv("HF_HUB_OFFLINE")  # as for a user
+    monkeypatch.setenv("HF_UPDATE_DOWNLOAD_COUNTS", "0")  # `datasets` counts what is loaded
+    output = train(tiny, tmp_path / "run")
+    assert not (tmp_path / "noted").exists(), (tmp_path / "noted").read_text()
+    assert "Reserved keys" not in output
+
+    (found,) = runs_in_store()  # one run, from two ranks
+    assert found["name"] == str(tmp_path / "run")
+    assert found["config"]["eval_steps"] == "2" and found["config"]["max_steps"] == "4"
+    expected = metrics_of(tmp_path / "run")
+    assert [line["step"] for line in expected] == [1, 2, 2, 3, 4, 4]  # with two evaluations
+    assert logged(found) == expected
+
+    call = "import socket, contextlib\nwith contextlib.suppress(OSError):\n"
+    run(sys.executable, "-c", f"{call} socket.create_connection(('host.invalid', 1))")
+    assert (tmp_path / "noted").read_text() == "host.invalid\n"  # the guard would have seen it
+
+
+def test_a_run_that_is_continued_is_one_run_in_trackio(tiny, store, tmp_path):
+    train(tiny, tmp_path / "run", "--max_steps", 2)
+    train(tiny, tmp_path / "run", "--max_steps", 4, "--allow_change", "max_steps")
+    (found,) = runs_in_store()
+    assert logged(found) == metrics_of(tmp_path / "run")
+    assert [line["step"] for line in found["logs"]] == [1, 2, 2, 3, 4, 4]
+
+
+def test_a_new_run_in_the_same_folder_is_another_run_in_trackio(tiny, store, tmp_path):
+    train(tiny, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    train(tiny, tmp_path / "run", "--seed", 7)
+    first, second = runs_in_store()
+    assert first["name"] == second["name"] == str(tmp_path / "run")
+    assert {first["config"]["seed"], second["config"]["seed"]} == {"42", "7"}

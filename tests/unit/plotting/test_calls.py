@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Speed and time are those of training, also in a run that was resumed."""
+
+import dataclasses
+
+import pytest
+
+from plotting.calls import calls_of, duration, mean_speed, speed_name, speeds_of, times_of
+from plotting.curves import Curve
+from plotting.runs import RecordedRun
+from recorded_runs import lines_of, recorded
+
+LOSSES = [1.0] * 10
+
+
+def resumed():
+    """Ten steps of a second each, then ten more in a call whose steps took two seconds."""
+    second = lines_of(LOSSES, first_step=11, seconds=2.0, before=1000)
+    return RecordedRun("run", lines_of(LOSSES) + second, [], {})
+
+
+def test_a_resumed_run_is_two_calls():
+    first, second = calls_of(resumed())
+    assert [line["step"] for line in first] == list(range(1, 11))
+    assert [line["step"] for line in second] == list(range(11, 21))
+
+
+def test_a_call_that_logs_later_than_the_one_before_it_is_still_another_one():
+    """Its clock has gone further at its first line than that of the first call at its last one."""
+    seldom = lines_of(LOSSES, first_step=3, seconds=50.0, before=200)
+    run = RecordedRun("run", lines_of([1.0, 1.0]) + seldom[5:], [], {})
+    assert [len(lines) for lines in calls_of(run)] == [2, 5]
+    assert duration(run) == 2 + 500
+
+
+def test_the_times_of_calls_follow_each_other():
+    times = times_of(resumed())
+    assert times.values[9:12] == pytest.approx([10, 12, 14])
+    assert duration(resumed()) == pytest.approx(30)
+
+
+def test_the_speed_is_that_between_logged_steps_of_a_call():
+    speeds = speeds_of(resumed())
+    assert speeds.steps == [*range(2, 11), *range(12, 21)]
+    assert speeds.values == pytest.approx([100.0] * 9 + [50.0] * 9)
+
+
+def test_the_time_of_evaluations_is_not_training():
+    run = recorded(LOSSES, evaluations=[{"step": 0, "eval_loss": 1.0}, {"step": 6, "eval_loss": 1}])
+    for line in run.steps[6:]:
+        line["elapsed_seconds"] += 1000
+        line["tokens_per_second"] = line["num_input_tokens_seen"] / line["elapsed_seconds"]
+    assert speeds_of(run).steps == [2, 3, 4, 5, 6, 8, 9, 10]
+    assert speeds_of(run).values == pytest.approx([100.0] * 8)
+    assert mean_speed(run) == pytest.approx(100)
+    assert duration(run) == 1010
+
+
+def test_the_mean_speed_is_without_the_first_steps_of_each_call():
+    run = resumed()
+    for start in (0, 10):  # five slow steps
+        earlier = 0.0
+        for number, line in enumerate(run.steps[start : start + 10]):
+            before = (
+                line["num_input_tokens_seen"]
+                - line["tokens_per_second"] * (line["elapsed_seconds"])
+            )
+            earlier += 90 if number < 5 else 0
+            line["elapsed_seconds"] += earlier
+            line["tokens_per_second"] = (line["num_input_tokens_seen"] - before) / (
+                line["elapsed_seconds"]
+            )
+    # Steps of a second and of two, 100 tokens each, in equal numbers
+    assert mean_speed(run) == pytest.approx(100 / 1.5)
+
+
+def test_a_run_of_an_earlier_version_has_no_times_instead_of_wrong_ones():
+    run = recorded(LOSSES)
+    steps = [{k: v for k, v in line.items() if k != "elapsed_seconds"} for line in run.steps]
+    run = dataclasses.replace(run, steps=steps)
+    assert speed_name(run) is None and calls_of(run) == []
+    assert speeds_of(run) == times_of(run) == Curve([], [])
+    assert mean_speed(run) is None and duration(run) is None
+
+
+def test_a_run_that_is_all_warm_up_has_no_mean_speed():
+    assert mean_speed(recorded([1.0] * 5)) is None

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""plot_loss.py draws a run or compares several, and refuses what it cannot draw."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import plot_loss
+from launching import REPO
+from recorded_runs import write_run
+
+EVALUATION = {"step": 2, "eval_loss": 3.0, "eval_accuracy": 0.5}
+
+
+@pytest.fixture
+def plotted(monkeypatch, capsys):
+    """Call the command in this process; return its exit code, output and error lines."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["plot_loss.py", *map(str, words)])
+        code = 0
+        try:
+            plot_loss.main()
+        except SystemExit as ended:
+            code = ended.code
+        captured = capsys.readouterr()
+        return code, captured.out.splitlines(), captured.err.splitlines()
+
+    return call
+
+
+def test_the_picture_is_beside_the_metrics_of_its_run(tmp_path, monkeypatch, plotted):
+    run = write_run(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    assert plotted(run) == (0, [f"{run}/loss.png"], [])
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["loss.png", "metrics.jsonl", "run"]
+
+
+def test_several_runs_are_one_picture_a_table_and_json(tmp_path, plotted):
+    facts = [{"arguments": {"seed": 1}}, {"arguments": {"seed": 2}}]
+    first = write_run(tmp_path / "a", [4.0] * 9, [EVALUATION], facts[0])
+    second = write_run(tmp_path / "b", [3.0] * 9, [], facts[1])
+    code, out, err = plotted(first, second, "--json", tmp_path / "numbers.json")
+    assert code == 0 and err == []
+    assert out[0] == "panel eval_accuracy: not recorded by b"
+    assert out[1].startswith("run  steps  final loss") and "  a: seed=1" in out
+    assert out[-1] == f"{first}/comparison.png" and (tmp_path / "a" / "comparison.png").exists()
+    runs = json.loads((tmp_path / "numbers.json").read_text())["runs"]
+    assert [run["differs"] for run in runs] == [{"seed": 1}, {"seed": 2}]
+
+
+def test_what_a_run_has_not_recorded_is_a_line_and_no_panel(tmp_path, plotted):
+    run = write_run(tmp_path / "run")
+    code, out, _ = plotted(run, "--panels", "loss", "grad_norm")
+    assert code == 0
+    assert out[0] == "no panel grad_norm: no run has grad_norm in its metrics.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected", "problem"),
+    [
+        (["RUN", "--panels", "f1"], 65, "no panel f1: no run has f1"),
+        (["RUN", "RUN"], 64, "is given twice"),
+        (["RUN", "--panels", "loss", "loss"], 64, "--panels names a panel twice"),
+        ([f"run{i}" for i in range(11)], 64, "11 runs: no reader can tell more than 10"),
+        (["RUN", "--output", "RUN/none/loss.png"], 73, "cannot write RUN/none/loss.png"),
+        (["RUN", "--output", "RUN/loss.jpeg2"], 73, "cannot write RUN/loss.jpeg2"),
+        (["RUN", "--json", "RUN/none/x.json"], 73, "cannot write RUN/none/x.json"),
+        (["RUN", "--x", "epoch"], 64, "--x"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_in_one_line(words, expected, problem, tmp_path, plotted):
+    run = write_run(tmp_path / "run")
+    code, _, (line,) = plotted(*(word.replace("RUN", run) for word in words))
+    assert code == expected and problem.replace("RUN", run) in line
+
+
+def test_a_folder_that_is_no_run_is_refused_in_one_line(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1}))
+    command = [sys.executable, REPO / "scripts" / "plot_loss.py", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 65
+    assert len(done.stderr.splitlines()) == 1
+    assert "no line with a loss" in done.stderr
