@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A local stand-in of the hub's HTTP interface, as far as a push uses it. The hub is never asked."""
+"""A local stand-in of the hub's HTTP interface, as far as a push uses it."""
 
 import base64
 import hashlib

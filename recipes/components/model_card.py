@@ -274,8 +274,10 @@ def command_of(clean: Cleaner) -> str:
     if launch is not None:
         options: list[str] = []
         for name, value in launch.given.items():
-            if name not in ("training_script", "training_script_args"):
-                options += [f"--{name}", str(value)]
+            if name not in ("training_script", "training_script_args") and value is not False:
+                options.append(f"--{name}")
+                if value is not True:  # An option such as --cpu has no value.
+                    options.append(str(value))
         words = ["accelerate", "launch", *options, *words]
     cleaned = [clean(word) for word in words]
     return shlex.join(cleaned)

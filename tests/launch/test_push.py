@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A push sends what it shows, byte for byte, and every refusal is one line. The hub is a stand-in."""
+"""A push sends what it shows, byte for byte, and every refusal is one line."""
 
 import json
 import os
