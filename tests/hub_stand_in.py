@@ -96,6 +96,8 @@ class Handler(BaseHTTPRequestHandler):
         path = self.path.split("?")[0]
         if path.endswith("/whoami-v2"):
             self.answer({"name": "owner", "type": "user", "orgs": []})
+        elif path.endswith("/validate-yaml"):
+            self.answer({"errors": [], "warnings": []})
         elif path.endswith("/repos/create"):
             self.create(json.loads(body))
         elif "/preupload/" in path:

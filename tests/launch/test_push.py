@@ -73,13 +73,13 @@ def test_what_arrives_is_the_folder_byte_for_byte_in_a_private_repository(hub, r
     process = push("--yes", "--commit_message", "First")
     assert process.returncode == 0, process.stderr
     assert hub.files == {name: (result / name).read_bytes() for name in PUSHED}
-    assert hub.created[0].get("private") is True
+    assert hub.created[0]["visibility"] == "private"
     assert hub.commits[0]["summary"] == "First"
 
 
 def test_a_repository_is_public_only_on_request(hub, push):
     assert push("--yes", "--public").returncode == 0
-    assert hub.created[0].get("private") is not True
+    assert hub.created[0]["visibility"] == "public"
 
 
 def test_without_yes_nothing_is_asked_of_the_hub_and_all_is_shown(hub, push):
