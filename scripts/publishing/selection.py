@@ -124,6 +124,6 @@ def with_base(source: Path, base: str) -> dict[str, bytes]:
     path = source / "README.md"
     if path.is_file():
         card = ModelCard(path.read_text(), ignore_metadata_errors=True)
-        card.data.base_model = base
+        card.data["base_model"] = base
         changed["README.md"] = str(card).encode()
     return changed

@@ -11,6 +11,7 @@ import pytest
 from hub_stand_in import CUT, Hub
 from launching import REPO
 
+pytestmark = pytest.mark.cold("the libraries read the address of the hub when they are imported")
 CARD = "---\nlibrary_name: peft\n---\n\n# A card\n"
 PUSHED = ("README.md", "adapter_config.json", "adapter_model.safetensors", "tokenizer.json")
 
