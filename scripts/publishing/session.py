@@ -95,7 +95,7 @@ def is_agreed() -> bool:
 
 def push(args: argparse.Namespace, names: list[str], replaced: dict[str, bytes]) -> None:
     """Create the repository if there is none, and upload the files in one commit."""
-    import httpx
+    import httpx2
     from huggingface_hub import CommitOperationAdd, HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -118,7 +118,7 @@ def push(args: argparse.Namespace, names: list[str], replaced: dict[str, bytes])
         code = error.response.status_code
         advice = ADVICE.get(code, "run the same command again later")
         stop(Exit.NO_HUB, f"the hub answered {code}: {advice}")
-    except (httpx.HTTPError, OSError, RuntimeError, ValueError) as error:
+    except (httpx2.HTTPError, OSError, RuntimeError, ValueError) as error:
         stop(
             Exit.NO_HUB,
             f"the push was cut ({first_line(error)}): run the same command again",

@@ -49,6 +49,7 @@ def push(hub, result, tmp_path):
 
     def call(*words, token="hf_stand_in", repo="owner/name"):
         environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1"}
+        environment["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
         environment |= {"HF_HOME": str(tmp_path / "home"), "NO_PROXY": "127.0.0.1"}
         for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
             environment.pop(name, None)
