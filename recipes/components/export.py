@@ -2,6 +2,7 @@
 """The folder that `from_pretrained` loads."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
@@ -48,7 +49,11 @@ def write_folder(model: Any, weights: Mapping[str, Any], output_dir: str) -> Non
     for name, weight in weights.items():
         if name not in tied:  # Tied weights are written once, under the name they are tied to.
             exported[clean_name(name)] = weight
+    readme = Path(output_dir, "README.md")
+    before = readme.read_bytes() if readme.is_file() else None
     unwrapped.save_pretrained(output_dir, state_dict=exported)
+    if before is not None:  # peft writes into a README.md that may be the user's own.
+        readme.write_bytes(before)
 
 
 def whole_weights(accelerator: Accelerator, model: Any) -> dict[str, Any]:

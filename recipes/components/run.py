@@ -31,6 +31,7 @@ from components.deepspeed_state import master_weights
 from components.ending import conclude, end_all_ranks, end_as_done
 from components.exits import Exit
 from components.metrics import Metrics, drop_lines_after, finite_or_none, peak_memory_gib
+from components.model_card import write_card
 from components.model_checks import check_under_strategy, warn_of_long_rows
 from components.optimizer import Schedule
 from components.startup import imports_are_done
@@ -316,7 +317,11 @@ class Run:
         self._end(code, message)
 
     def finish(self, hint: str) -> None:
-        """Record that the run is done, and print a hint about what to do next."""
+        """Write the model card, record that the run is done, and print what to do next."""
+        if self._accelerator.is_main_process:
+            problem = write_card(self._args, self._best)
+            if problem is not None:
+                print(f"warning: {problem}", file=sys.stderr, flush=True)
         conclude(self._accelerator, "done", Exit.DONE)
         seconds = time.perf_counter() - self._metrics.start
         part = ""

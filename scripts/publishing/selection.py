@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which files of a folder are pushed, and why a folder is refused."""
+
+import fnmatch
+import json
+import re
+from pathlib import Path
+
+from components import folder
+from components.hub_ids import is_path
+
+# Files and folders that stay here, by the names of a path's parts
+LEFT_OUT = (
+    "checkpoint-*",
+    "latest",
+    "logs",
+    "runs",
+    "*.log",
+    "*.unfinished",
+    "*.tmp",
+    "predictions-*.jsonl",
+    "saved_rows.jsonl",
+    "nonfinite_rows.jsonl",
+    "metrics.jsonl",
+    "status.json",
+    "run.json",  # It has the paths of this machine; the card has its content without them.
+    "optimizer*",
+    "scheduler*",
+    "trackio",
+    "wandb",
+    "__pycache__",
+    ".*",
+)
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt")
+SECRET_NAMES = ("*.pem", "*.key", "id_rsa*", "id_ed25519*", "*credentials*", "*secret*", "token")
+SECRET = re.compile(rb"\bhf_[A-Za-z0-9]{20,}|-----BEGIN [A-Z ]*PRIVATE KEY-----")
+LARGEST_READ = 32 * 2**20  # bytes of a text file that is searched for tokens
+ADAPTERS = "adapter_config.json"
+
+
+def is_left_out(name: str) -> bool:
+    """Return whether a file stays here, by its path from the folder."""
+    return matches(name, LEFT_OUT)
+
+
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Return whether a part of a path has one of these names."""
+    parts = Path(name).parts
+    return any(fnmatch.fnmatch(part, pattern) for part in parts for pattern in patterns)
+
+
+def select(source: Path) -> tuple[dict[str, int], list[str]]:
+    """Return {path from the folder: bytes} of what is pushed, and the names of what is left out."""
+    chosen = {}
+    left_out = set()
+    for path in sorted(source.rglob("*")):
+        name = path.relative_to(source).as_posix()
+        if is_left_out(name):
+            left_out.add(Path(name).parts[0])
+        elif path.is_file():
+            chosen[name] = path.stat().st_size
+    return chosen, sorted(left_out)
+
+
+def find_unfinished(source: Path) -> str | None:
+    """Return why a folder has no finished result, or None."""
+    if not source.is_dir():
+        return f"{source}: no such folder"
+    if source.name.endswith(".unfinished"):
+        return f"{source}: was not finished: run its command again"
+    status = source / folder.STATUS
+    if status.is_file():
+        try:
+            state = json.loads(status.read_text()).get("state")
+        except ValueError:
+            state = "unreadable"
+        if state != "done":
+            return f"{source}: the run is {state}, not done: run its launch command again"
+    return None
+
+
+def find_unsafe(source: Path, names: list[str]) -> str | None:
+    """Return why a folder must not be published: secrets or pickled weights, or None."""
+    for name in names:
+        if matches(name, SECRET_NAMES) or has_secret(source / name):
+            return f"{source / name}: looks like a secret: move it out of the folder"
+        if matches(name, PICKLED):
+            return f"{source / name}: is pickled: save it as safetensors, or move it out"
+    return None
+
+
+def find_no_result(source: Path) -> str | None:
+    """Return why a folder has no result to push, or None."""
+    if folder.has_result(source):
+        return None
+    return f"{source}: has no model or adapters in safetensors: name the folder of a result"
+
+
+def has_secret(path: Path) -> bool:
+    """Return whether a file other than weights contains a token of the hub or a private key."""
+    if path.suffix == ".safetensors" or path.stat().st_size > LARGEST_READ:
+        return False
+    return SECRET.search(path.read_bytes()) is not None
+
+
+def find_local_base(source: Path) -> str | None:
+    """Return the base of adapters if it is a path on this machine, or None."""
+    config = source / ADAPTERS
+    if not config.is_file():
+        return None
+    base = json.loads(config.read_text()).get("base_model_name_or_path") or ""
+    if not base or is_path(base) or Path(base).exists():
+        return base
+    return None
+
+
+def with_base(source: Path, base: str) -> dict[str, bytes]:
+    """Return {name: content} of the files that name the base, with its hub id in them."""
+    from huggingface_hub import ModelCard
+
+    config = json.loads((source / ADAPTERS).read_text())
+    config["base_model_name_or_path"] = base
+    changed = {ADAPTERS: json.dumps(config, indent=2).encode()}
+    path = source / "README.md"
+    if path.is_file():
+        card = ModelCard(path.read_text(), ignore_metadata_errors=True)
+        card.data["base_model"] = base
+        changed["README.md"] = str(card).encode()
+    return changed
