@@ -55,10 +55,10 @@ def last_answer(labels: np.ndarray) -> tuple[int, int]:
     Args:
         labels: of a prepared row, [tokens], of which at least one is trained on.
     """
-    places = np.flatnonzero(labels != NOT_TRAINED_ON)
-    gaps = np.flatnonzero(np.diff(places) > 1)
+    token_indices = np.flatnonzero(labels != NOT_TRAINED_ON)
+    gaps = np.flatnonzero(np.diff(token_indices) > 1)
     first = gaps[-1] + 1 if len(gaps) else 0
-    return int(places[first]), int(places[-1]) + 1
+    return int(token_indices[first]), int(token_indices[-1]) + 1
 
 
 def spread_over(num_rows: int, count: int) -> list[int]:
@@ -67,14 +67,14 @@ def spread_over(num_rows: int, count: int) -> list[int]:
     The first rows of a file may all be of one kind.
     """
     count = min(count, num_rows)
-    return [place * num_rows // count for place in range(count)]
+    return [number * num_rows // count for number in range(count)]
 
 
 def length_of_answer(answer: Sequence[int], ends: Collection[int]) -> int | None:
     """Return the number of tokens before the first one that ends an answer, or None without one."""
-    for place, token in enumerate(answer):
+    for token_index, token in enumerate(answer):
         if token in ends:
-            return place
+            return token_index
     return None
 
 
@@ -86,10 +86,10 @@ def length_of_reference(
     That is the last token, but for white space: tokens that may end a turn, such as the <think> of
     some tokenizers, may also be inside.
     """
-    for place in reversed(range(len(answer))):
-        if answer[place] in turn_ends:
-            return place
-        if tokenizer.decode([answer[place]]).strip():
+    for token_index in reversed(range(len(answer))):
+        if answer[token_index] in turn_ends:
+            return token_index
+        if tokenizer.decode([answer[token_index]]).strip():
             return None
     return None
 

@@ -99,7 +99,7 @@ def tokenize_conversation(
 ) -> dict[str, Any]:
     """Return the tokens of a conversation and their labels.
 
-    The assistant's tokens are trained on, including its end of turn. They are found by their place
+    The assistant's tokens are trained on, including its end of turn. They are found by their offset
     in the text and not by their id, since the end of turn may also be the pad token
     (huggingface/trl#976).
 
@@ -160,14 +160,14 @@ def explain_no_answer(conversation: Conversation, left_out: Sequence[int]) -> st
     """Return why a row has nothing to train on, and what to do about it.
 
     Args:
-        left_out: places of the messages that the template rewrites.
+        left_out: indices of the messages that the template rewrites.
     """
     problem = "has no answer in the text that the chat template makes of it"
     if not left_out:
         return problem
-    place = left_out[-1]
+    index = left_out[-1]
     return (
-        f"{problem}: {name_message(conversation.messages[place], place + 1)} does not follow from "
+        f"{problem}: {name_message(conversation.messages[index], index + 1)} does not follow from "
         "the prompt that generation would use; pass another --chat_template, or "
         "--chat_template_kwargs such as '{\"enable_thinking\": false}'"
     )
@@ -196,28 +196,28 @@ def close_last_turn(
     return closed, [*spans[:-1], (start, len(closed))]
 
 
-def first_token_from(place: int, encoded: Any, text: str) -> int:
-    """Return the index of the first token that begins at a place in the text, or after it.
+def first_token_from(offset: int, encoded: Any, text: str) -> int:
+    """Return the index of the first token that begins at an offset in the text, or after it.
 
     Args:
-        encoded: the tokens of the text, from a tokenizer that knows their places.
+        encoded: the tokens of the text, from a tokenizer that knows their offsets.
     """
-    while place < len(text):
-        token = encoded.char_to_token(place)
+    while offset < len(text):
+        token = encoded.char_to_token(offset)
         if token is None:  # a character that the tokenizer has dropped
-            place += 1
+            offset += 1
             continue
         start, end = encoded.token_to_chars(token)
-        if start >= place:
+        if start >= offset:
             return token
-        place = end  # the token began earlier
+        offset = end  # the token began earlier
     return len(encoded["input_ids"])
 
 
 def first_trained_on(labels: np.ndarray) -> int | None:
     """Return the index of the first token that is trained on; token 0 is never predicted."""
-    places = np.flatnonzero(labels[1:] != NOT_TRAINED_ON)
-    return int(places[0]) + 1 if len(places) else None
+    token_indices = np.flatnonzero(labels[1:] != NOT_TRAINED_ON)
+    return int(token_indices[0]) + 1 if len(token_indices) else None
 
 
 def show_trained_tokens(row: Mapping[str, Any], tokenizer: Any) -> str:

@@ -151,7 +151,7 @@ class Answers(NamedTuple):
     Attributes:
         text: what the template writes.
         spans: the parts of it that are trained on.
-        left_out: the places of the messages, from 0, that should be trained on but cannot be.
+        left_out: the indices of the messages, from 0, that should be trained on but cannot be.
     """
 
     text: str
@@ -171,52 +171,52 @@ def find_answers(conversation: Conversation, template: ChatTemplate) -> Answers:
     spans = []
     left_out = []
     if marks is not None:
-        last = places_of_answers(conversation)[-1]
-        for place, marked in assign_marks(marks, conversation, text, template).items():
-            if place != last and lacks_reasoning(conversation, place, text, marked):
-                left_out.append(place)
+        last = indices_of_answers(conversation)[-1]
+        for index, marked in assign_marks(marks, conversation, text, template).items():
+            if index != last and lacks_reasoning(conversation, index, text, marked):
+                left_out.append(index)
             else:
-                end = end_with_turn(marked[-1], conversation, place, text, template)
+                end = end_with_turn(marked[-1], conversation, index, text, template)
                 spans += [*marked[:-1], (marked[-1][0], end)]
         return Answers(text, spans, left_out)
-    for place in places_trained_on(conversation):
-        span = find_turn(conversation, place, text, template)
+    for index in indices_trained_on(conversation):
+        span = find_turn(conversation, index, text, template)
         if span is None:
-            left_out.append(place)
+            left_out.append(index)
         else:
             spans.append(span)
     return Answers(text, spans, left_out)
 
 
-def places_trained_on(conversation: Conversation) -> list[int]:
-    """Return the places of the messages that are trained on, from 0."""
+def indices_trained_on(conversation: Conversation) -> list[int]:
+    """Return the indices of the messages that are trained on, from 0."""
     return [
-        place for place, is_trained_on in enumerate(conversation.is_trained_on) if is_trained_on
+        index for index, is_trained_on in enumerate(conversation.is_trained_on) if is_trained_on
     ]
 
 
-def places_of_answers(conversation: Conversation) -> list[int]:
-    """Return the places of the assistant's messages, from 0."""
+def indices_of_answers(conversation: Conversation) -> list[int]:
+    """Return the indices of the assistant's messages, from 0."""
     return [
-        place
-        for place, message in enumerate(conversation.messages)
+        index
+        for index, message in enumerate(conversation.messages)
         if message["role"] == "assistant"
     ]
 
 
 def find_turn(
-    conversation: Conversation, place: int, text: str, template: ChatTemplate
+    conversation: Conversation, index: int, text: str, template: ChatTemplate
 ) -> Span | None:
     """Return where the text of a message is, with its end of turn; None if it is not there.
 
     Args:
-        place: of the message, from 0.
+        index: of the message, from 0.
         text: of the whole conversation.
     """
-    before = template.render(conversation.up_to(place), add_generation_prompt=True)
+    before = template.render(conversation.up_to(index), add_generation_prompt=True)
     after = text
-    if place + 1 < len(conversation.messages):
-        after = template.render(conversation.up_to(place + 1))
+    if index + 1 < len(conversation.messages):
+        after = template.render(conversation.up_to(index + 1))
     after = after.rstrip()
     if not text.startswith(after):
         after = without_closing_token(after, template)
@@ -244,65 +244,65 @@ def without_closing_token(text: str, template: ChatTemplate) -> str:
 def assign_marks(
     spans: Sequence[Span], conversation: Conversation, text: str, template: ChatTemplate
 ) -> dict[int, list[Span]]:
-    """Return {place of a message that is trained on: the parts of the text marked as its own}.
+    """Return {index of a message that is trained on: the parts of the text marked as its own}.
 
     Raises:
         ValueError: if not all answers are trained on, and the template does not show which of the
             marks belong to those that are.
     """
-    answers = places_of_answers(conversation)
+    answers = indices_of_answers(conversation)
     is_one_each = len(spans) == len(answers)
-    all_are_trained_on = answers == places_trained_on(conversation)
+    all_are_trained_on = answers == indices_trained_on(conversation)
     if is_one_each and all_are_trained_on:
-        places = answers
+        indices = answers
     else:  # perhaps several marks in one turn, or one mark around several
-        places = find_places(spans, answers, conversation, text, template)
-    if places is None and is_one_each:
-        places = answers
-    if places is None and all_are_trained_on:
-        places = [answers[-1]] * len(spans)  # It makes no difference to what is trained on
-    if places is None:
+        indices = find_owners(spans, answers, conversation, text, template)
+    if indices is None and is_one_each:
+        indices = answers
+    if indices is None and all_are_trained_on:
+        indices = [answers[-1]] * len(spans)  # It makes no difference to what is trained on
+    if indices is None:
         raise ValueError(
             "the chat template does not show which of its text belongs to which of the assistant's "
             "messages, and not all of them are trained on: use another --chat_template"
         )
     marked: dict[int, list[Span]] = {}
-    for place, span in zip(places, spans, strict=True):
-        if conversation.is_trained_on[place]:
-            marked.setdefault(place, []).append(span)
+    for index, span in zip(indices, spans, strict=True):
+        if conversation.is_trained_on[index]:
+            marked.setdefault(index, []).append(span)
     return marked
 
 
-def find_places(
+def find_owners(
     spans: Sequence[Span],
     answers: Sequence[int],
     conversation: Conversation,
     text: str,
     template: ChatTemplate,
 ) -> list[int] | None:
-    """Return the place of the message to which each mark belongs, or None if that is unknown.
+    """Return the index of the message to which each mark belongs, or None if that is unknown.
 
     It is the last message that begins before the mark. Where a message begins is unknown if the
     template writes what is before it differently once the conversation has moved on.
 
     Args:
-        answers: the places of the assistant's messages.
+        answers: the indices of the assistant's messages.
     """
     starts = []
-    for place in answers:
-        before = template.render(conversation.up_to(place))
+    for index in answers:
+        before = template.render(conversation.up_to(index))
         if not text.startswith(before):
             return None
         starts.append(len(before))
-    places = []
+    indices = []
     for start, _ in spans:
         number = bisect_right(starts, start)
-        places.append(answers[max(number - 1, 0)])
-    return places
+        indices.append(answers[max(number - 1, 0)])
+    return indices
 
 
 def end_with_turn(
-    span: Span, conversation: Conversation, place: int, text: str, template: ChatTemplate
+    span: Span, conversation: Conversation, index: int, text: str, template: ChatTemplate
 ) -> int:
     """Return where the last marked part of a message ends, with the end of turn that follows it.
 
@@ -311,15 +311,15 @@ def end_with_turn(
     is left as it is.
 
     Args:
-        place: of the message, from 0.
+        index: of the message, from 0.
         text: of the whole conversation.
     """
     _, end = span
     if text[:end].rstrip().endswith(template.end_tokens):
         return end
     turn = text
-    if place + 1 < len(conversation.messages):
-        turn = template.render(conversation.up_to(place + 1))
+    if index + 1 < len(conversation.messages):
+        turn = template.render(conversation.up_to(index + 1))
         if not text.startswith(turn):
             turn = without_closing_token(turn.rstrip(), template)
         if not text.startswith(turn):
@@ -334,14 +334,14 @@ def end_with_turn(
 
 
 def lacks_reasoning(
-    conversation: Conversation, place: int, text: str, spans: Sequence[Span]
+    conversation: Conversation, index: int, text: str, spans: Sequence[Span]
 ) -> bool:
     """Return whether a message has reasoning that the template has not written into its spans.
 
     Many templates drop it from all turns but the last. Trained on, such a turn would teach the
     model to answer without it.
     """
-    reasoning = reasoning_of(conversation.messages[place])
+    reasoning = reasoning_of(conversation.messages[index])
     written = "".join(text[start:end] for start, end in spans)
     return isinstance(reasoning, str) and reasoning.strip() not in written
 
@@ -354,7 +354,7 @@ def check_nothing_is_lost(
 
     Args:
         text: as the template rendered it.
-        left_out: places of messages that are not trained on, since the template rewrites them. It
+        left_out: indices of messages that are not trained on, since the template rewrites them. It
             often drops their reasoning on purpose.
     """
     fix = "remove it from the data, or use a template that writes it (--chat_template)"
@@ -366,33 +366,33 @@ def check_nothing_is_lost(
     everything = "\n".join(
         said for message in conversation.messages for _, said in parts_of(message)
     )
-    for place, message in enumerate(conversation.messages):
+    for index, message in enumerate(conversation.messages):
         for key, said in parts_of(message):
             is_dropped_on_purpose = key in REASONING_KEYS and (
-                place in left_out or not conversation.is_trained_on[place]
+                index in left_out or not conversation.is_trained_on[index]
             )
             if is_dropped_on_purpose or not said:
                 continue
             # The template may have written the same text elsewhere: in another message, or of its
             # own accord, which most do with the names of roles
-            is_in_place = text.count(said) == everything.count(said)
-            if is_in_place and not any(said in name for name in roles):
+            is_written = text.count(said) == everything.count(said)
+            if is_written and not any(said in name for name in roles):
                 continue
-            if makes_no_difference(conversation, place, key, text, template):
+            if makes_no_difference(conversation, index, key, text, template):
                 raise ValueError(
-                    f"{name_message(message, place + 1)} has {key}, which the chat template "
+                    f"{name_message(message, index + 1)} has {key}, which the chat template "
                     f"drops: {fix}"
                 )
-    place = find_dropped_call(conversation, template)
-    if place is not None:
+    index = find_dropped_call(conversation, template)
+    if index is not None:
         raise ValueError(
-            f"{name_message(conversation.messages[place], place + 1)} has tool_calls, which the "
+            f"{name_message(conversation.messages[index], index + 1)} has tool_calls, which the "
             f"chat template drops: {fix}"
         )
 
 
 def find_dropped_call(conversation: Conversation, template: ChatTemplate) -> int | None:
-    """Return the place of the first message with a call that the template does not write, if any.
+    """Return the index of the first message with a call that the template does not write, if any.
 
     That the name of its tool is in the text does not suffice, since the tools and other calls have
     it too. So the template is given calls with names that are nowhere else.
@@ -403,30 +403,30 @@ def find_dropped_call(conversation: Conversation, template: ChatTemplate) -> int
     text = text_or_none(renamed, template)
     if text is None:
         return None
-    for place, name in names:
+    for index, name in names:
         if name not in text:
-            return place
+            return index
     return None
 
 
 def with_unique_names(conversation: Conversation) -> tuple[Conversation, list[tuple[int, str]]]:
-    """Return a conversation in which each call has a name of its own, and (place, name) of each.
+    """Return a conversation in which each call has a name of its own, and (index, name) of each.
 
-    The place is that of the message. Kimi's template names a call by its id, such as
+    The index is that of the message. Kimi's template names a call by its id, such as
     functions.weather:0, so the name changes there too.
     """
     messages = []
     names = []
-    for place, message in enumerate(conversation.messages):
+    for index, message in enumerate(conversation.messages):
         calls = []
         for number, call in enumerate(message.get("tool_calls", ())):
             old = call["function"]["name"]
-            new = f"{old}_{place}_{number}_"
+            new = f"{old}_{index}_{number}_"
             renamed = {**call, "function": {**call["function"], "name": new}}
             if isinstance(call.get("id"), str):
                 renamed["id"] = call["id"].replace(old, new)
             calls.append(renamed)
-            names.append((place, new))
+            names.append((index, new))
         messages.append({**message, "tool_calls": calls} if calls else message)
     return replace(conversation, messages=messages), names
 
@@ -440,16 +440,16 @@ def parts_of(message: Message) -> Iterator[tuple[str, str]]:
 
 
 def makes_no_difference(
-    conversation: Conversation, place: int, key: str, text: str, template: ChatTemplate
+    conversation: Conversation, index: int, key: str, text: str, template: ChatTemplate
 ) -> bool:
     """Return whether the text stays the same if a key of a message says something else."""
     messages = list(conversation.messages)
-    message = dict(messages[place])
+    message = dict(messages[index])
     if key == "content":
         message["content"] *= 2  # and not "", which a template may refuse
     else:
         message = {name: value for name, value in message.items() if name not in REASONING_KEYS}
-    messages[place] = message
+    messages[index] = message
     return text_or_none(replace(conversation, messages=messages), template) == text
 
 
@@ -471,10 +471,10 @@ def check_other_keys(
     """
     dropped = find_dropped_keys(conversation, text, template)
     for key in dropped:
-        place = first_with(key, conversation.messages)
-        if key in SAID_KEYS and place is not None:
+        index = first_with(key, conversation.messages)
+        if key in SAID_KEYS and index is not None:
             raise ValueError(
-                f"{name_message(conversation.messages[place], place + 1)} has {key}, which the "
+                f"{name_message(conversation.messages[index], index + 1)} has {key}, which the "
                 "chat template drops: remove it from the data, or use a template that writes it "
                 "(--chat_template)"
             )
@@ -483,13 +483,13 @@ def check_other_keys(
 
 
 def first_with(key: str, messages: Sequence[Message]) -> int | None:
-    """Return the place of the first message that says something with a key.
+    """Return the index of the first message that says something with a key.
 
     The name in a result of a tool is that of the tool, which its call has too.
     """
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if key in message and not (key == "name" and message["role"] == "tool"):
-            return place
+            return index
     return None
 
 

@@ -54,16 +54,16 @@ class Conversation:
     tools: list[Tool]
     is_trained_on: list[bool]
 
-    def up_to(self, place: int) -> "Conversation":
-        """Return the messages before this place, from 0."""
+    def up_to(self, index: int) -> "Conversation":
+        """Return the messages before this index, from 0."""
         return replace(
-            self, messages=self.messages[:place], is_trained_on=self.is_trained_on[:place]
+            self, messages=self.messages[:index], is_trained_on=self.is_trained_on[:index]
         )
 
     def with_last_answer_only(self) -> "Conversation":
         """Return the conversation with only the last answer to be trained on, if it is one."""
         answers = [i for i, message in enumerate(self.messages) if message["role"] == "assistant"]
-        is_last = [place == answers[-1] for place in range(len(self.messages))]
+        is_last = [index == answers[-1] for index in range(len(self.messages))]
         if not self.is_trained_on[answers[-1]]:
             raise ValueError("has weight 0 on its last answer, the only one that --learn last uses")
         return replace(self, is_trained_on=is_last)
@@ -344,14 +344,14 @@ def normalize_turns(messages: Sequence[Any], first: int) -> list[Message]:
     normalized = []
     for number, raw in enumerate(messages, first):
         message = normalize_message(raw, number)
-        place = name_message(message, number)
+        label = name_message(message, number)
         by_assistant = message["role"] == "assistant"
-        if pop_weight(message, place) != by_assistant:
+        if pop_weight(message, label) != by_assistant:
             raise ValueError(
-                f"{place} has weight 0, but answers are compared as a whole: remove it"
+                f"{label} has weight 0, but answers are compared as a whole: remove it"
             )
         if by_assistant and not says_something(message):
-            raise ValueError(f"{place} is empty: the model would learn to say nothing")
+            raise ValueError(f"{label} is empty: the model would learn to say nothing")
         normalized.append(message)
     return normalized
 

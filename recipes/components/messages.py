@@ -46,7 +46,7 @@ def normalize_message(message: Any, number: int) -> Message:
     """Return a message with role and content, the calls of tools as objects, and no empty keys.
 
     Args:
-        number: its place in the conversation, from 1, for problems.
+        number: its number in the conversation, from 1, for problems.
 
     Returns:
         A new message. Its content is one text, "" if it has only calls or reasoning. TRAINED_KEYS
@@ -61,30 +61,30 @@ def normalize_message(message: Any, number: int) -> Message:
     role = message.get("role")
     if not isinstance(role, str):
         raise ValueError(f"message {number} has no role: {shorten(dict(message))}")
-    place = name_message(message, number)
+    label = name_message(message, number)
     # 0 and false are values; null, "" and [] are what readers fill in
     normalized = {key: value for key, value in message.items() if not is_empty(value)}
     if role == "function":  # OpenAI's older name
         normalized["role"] = "tool"
     if "function_call" in normalized and "tool_calls" in normalized:
-        raise ValueError(f"{place} has tool_calls and function_call: leave one of them out")
+        raise ValueError(f"{label} has tool_calls and function_call: leave one of them out")
     if "function_call" in normalized:
         normalized["tool_calls"] = [normalized.pop("function_call")]
     if "tool_calls" in normalized:
-        normalized["tool_calls"] = normalize_calls(normalized["tool_calls"], place)
-    rename_reasoning(normalized, place)
+        normalized["tool_calls"] = normalize_calls(normalized["tool_calls"], label)
+    rename_reasoning(normalized, label)
     says_more = "tool_calls" in normalized or reasoning_of(normalized) is not None
-    normalized["content"] = normalize_content(message, place, may_be_missing=says_more)
+    normalized["content"] = normalize_content(message, label, may_be_missing=says_more)
     return normalized
 
 
-def rename_reasoning(message: Message, place: str) -> None:
+def rename_reasoning(message: Message, label: str) -> None:
     """Put the reasoning of a message under a name that chat templates know."""
     for name in OTHER_NAMES_OF_REASONING:
         if name not in message:
             continue
         if reasoning_of(message) is not None:
-            raise ValueError(f"{place} has reasoning under several names: leave out {name}")
+            raise ValueError(f"{label} has reasoning under several names: leave out {name}")
         message["reasoning_content"] = message.pop(name)
 
 
@@ -101,24 +101,24 @@ def reasoning_of(message: Mapping[str, Any]) -> Any:
     return None
 
 
-def normalize_content(message: Mapping[str, Any], place: str, may_be_missing: bool) -> str:
+def normalize_content(message: Mapping[str, Any], label: str, may_be_missing: bool) -> str:
     """Return the content of a message as one text; its parts become lines."""
     content = message.get("content")
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        return "\n".join(read_part(part, place) for part in content)
+        return "\n".join(read_part(part, label) for part in content)
     if content is None and may_be_missing:
         return ""
     found = "it has no content"
     if "content" in message:
         found = f"its content is {shorten(content)}"
     raise ValueError(
-        f"{place} has no text: {found}; content has to be a text or a list of parts of text"
+        f"{label} has no text: {found}; content has to be a text or a list of parts of text"
     )
 
 
-def read_part(part: Any, place: str) -> str:
+def read_part(part: Any, label: str) -> str:
     """Return the text of a part of a message's content."""
     if isinstance(part, str):
         return part
@@ -128,11 +128,11 @@ def read_part(part: Any, place: str) -> str:
         return text
     found = shorten(kind or part)
     raise ValueError(
-        f"{place} has a part of its content that is not text: {found}; this recipe trains on text"
+        f"{label} has a part of its content that is not text: {found}; this recipe trains on text"
     )
 
 
-def pop_weight(message: Message, place: str) -> bool:
+def pop_weight(message: Message, label: str) -> bool:
     """Remove TRAINED_KEYS from a message; return whether the message is trained on.
 
     By default, what the assistant says is, and nothing else. A message can only be left out.
@@ -145,12 +145,12 @@ def pop_weight(message: Message, place: str) -> bool:
             continue
         if requested not in (0, 1):  # False is 0, and True is 1
             raise ValueError(
-                f"{place} has {key} {shorten(requested)}: it has to be 0, which leaves the message "
+                f"{label} has {key} {shorten(requested)}: it has to be 0, which leaves the message "
                 "out of the loss, or 1"
             )
         if requested and not by_assistant:
             raise ValueError(
-                f"{place} has {key} {shorten(requested)}, but only what the assistant says can be "
+                f"{label} has {key} {shorten(requested)}, but only what the assistant says can be "
                 "trained on: remove it"
             )
         is_trained_on = is_trained_on and bool(requested)
@@ -158,7 +158,7 @@ def pop_weight(message: Message, place: str) -> bool:
 
 
 # ---- Tools ----
-def normalize_calls(calls: Any, place: str) -> list[dict[str, Any]]:
+def normalize_calls(calls: Any, label: str) -> list[dict[str, Any]]:
     """Return calls of tools as {"type": "function", "function": {"name", "arguments"}, ...}.
 
     Args:
@@ -171,7 +171,7 @@ def normalize_calls(calls: Any, place: str) -> list[dict[str, Any]]:
         return [normalize_call(parse_json(call)) for call in calls]
     except (ValueError, TypeError, KeyError, AttributeError):
         raise ValueError(
-            f"{place} has tool calls that are not objects with a name and arguments: "
+            f"{label} has tool calls that are not objects with a name and arguments: "
             f"{shorten(str(calls))}"
         ) from None
 

@@ -47,9 +47,9 @@ def split_shared_prompt(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
 
 def shared_length(*sequences: Sequence[Any]) -> int:
     """Return how many items at their beginning the sequences have in common."""
-    for place, items in enumerate(zip(*sequences, strict=False)):
+    for token_index, items in enumerate(zip(*sequences, strict=False)):
         if any(item != items[0] for item in items):
-            return place
+            return token_index
     return min(len(items) for items in sequences)
 
 
@@ -190,10 +190,10 @@ class PairCollator:
         lengths = torch.tensor([len(answer) for _, answer in answers])
         sequences = [torch.tensor([*prompt, *answer]) for prompt, answer in answers]
         ids = pad_sequence(sequences, batch_first=True, padding_value=self.pad_token_id)
-        places = torch.arange(ids.shape[1])
-        is_filled = places < (starts + lengths)[:, None]
+        token_indices = torch.arange(ids.shape[1])
+        is_filled = token_indices < (starts + lengths)[:, None]
         first = self._first_trained_on(starts, len(rows))
-        is_trained_on = (places >= first[:, None]) & is_filled
+        is_trained_on = (token_indices >= first[:, None]) & is_filled
         cells = is_trained_on.flatten().nonzero()[:, 0]
         inputs: dict[str, Any] = {"input_ids": ids}
         positions = cells - 1
@@ -230,7 +230,7 @@ class PairCollator:
         return answers
 
     def _first_trained_on(self, starts: torch.Tensor, num_pairs: int) -> torch.Tensor:
-        """Return the place of each line's first token that is trained on, [lines]."""
+        """Return the index of each line's first token that is trained on, [lines]."""
         if not self.learn_prompts:
             return starts
         first = starts.clone()
@@ -244,8 +244,8 @@ def put_into_one_line(ids: torch.Tensor, is_filled: torch.Tensor) -> dict[str, A
     Args:
         is_filled: whether a cell holds a token rather than padding, [lines, tokens].
     """
-    places = torch.arange(ids.shape[1])
-    positions = places.expand_as(ids)
+    token_indices = torch.arange(ids.shape[1])
+    positions = token_indices.expand_as(ids)
     inputs: dict[str, Any] = ends_of_rows(is_filled.sum(1).tolist())
     inputs["input_ids"] = ids[is_filled][None]
     inputs["position_ids"] = positions[is_filled][None]
