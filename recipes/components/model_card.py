@@ -6,6 +6,7 @@ A card is for other people: it has no path of this machine, no token and no row 
 
 import dataclasses
 import json
+import os
 import re
 import shlex
 import sys
@@ -84,19 +85,20 @@ def card_of(args: Any, best: Any) -> str:
     run = json.loads((output / folder.RUN).read_text())
     clean = Cleaner(run["arguments"])
     data = metadata_of(args, output)
-    parts = [
-        f"# {clean(output.resolve().name)}",
-        MARKER,
-        base_lines(args, run, clean),
-        section("Data", data_lines(args, run, clean)),
-        section("Training", summary_lines(run, clean)),
-        section("Results", result_lines(read_metrics(output), best)),
-        section("Loss", curve_of(output)),
-        section("Hyperparameters that differ from the defaults", changed_lines(args, clean)),
-        section("Versions", table(("library", "version"), sorted(run["versions"].items()))),
-        section("Command", fenced("bash", command_of(clean))),
-        section("Load it", fenced("python", code_to_load(data.library_name, data.pipeline_tag))),
-    ]
+    versions = sorted(run["versions"].items())
+    loading = code_to_load(data.library_name, data.pipeline_tag)
+    sections = {
+        "Data": data_lines(args, run, clean),
+        "Training": summary_lines(run, clean),
+        "Results": result_lines(read_metrics(output), best),
+        "Loss": curve_of(output),
+        "Hyperparameters that differ from the defaults": changed_lines(args, clean),
+        "Versions": table(("library", "version"), versions),
+        "Command": fenced("bash", command_of(clean)),
+        "Load it": fenced("python", loading),
+    }
+    parts = [f"# {clean(output.resolve().name)}", MARKER, base_lines(args, run, clean)]
+    parts += [section(title, text) for title, text in sections.items()]
     body = "\n\n".join(part for part in parts if part)
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}\n"))
 
@@ -151,7 +153,7 @@ def is_hub_id(name: str) -> bool:
 
 # ---- Parts ----
 def metadata_of(args: Any, output: Path) -> Any:
-    """Return the ModelCardData. The license is left to the user, who alone knows it."""
+    """Return the ModelCardData. The license is left to the user, who knows it."""
     from huggingface_hub import ModelCardData
 
     base = args.model_name_or_path
@@ -215,8 +217,6 @@ def summary_lines(run: Mapping[str, Any], clean: Cleaner) -> str:
 
 def hardware() -> str:
     """Return the accelerators or CPU cores of this host."""
-    import os
-
     import torch
 
     if torch.cuda.is_available():

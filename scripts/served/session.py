@@ -16,6 +16,7 @@ from exporting.origin import Origin, read_origin
 from generation import loading
 from generation.session import check_output
 from merging import comparing, prompts
+from merging.checking import load_tokenizer
 from merging.contestants import Asking, Contestant
 from merging.writing import write_json
 from served.client import Reply, Server, normalize_url
@@ -53,10 +54,10 @@ def run(args: argparse.Namespace) -> None:
     logging.set_verbosity_error()
     disable_progress_bars()
     source = loading.find_source(args.model_name_or_path)
+    if not load_tokenizer(source.tokenizer).chat_template:
+        stop(Exit.DATA, f"{source.name}: has no chat template, by which a server could be asked")
     server = find_server(args)
     ours = read_origin(source, args, PlainReader)
-    if not ours.tokenizer.chat_template:
-        stop(Exit.DATA, f"{ours.name}: has no chat template, by which a server could be asked")
     reference = ours.answer()
     replies = ask_all(server, ours.asking)
     dtype = reference.dtype if args.dtype == "auto" else args.dtype
