@@ -72,14 +72,29 @@ def as_text(model: Any, contestant: Contestant, batch_size: int) -> AskedModel:
 
 
 def ask(model: Any, contestant: Contestant, batch_size: int, **options: Any) -> AskedModel:
-    """Return a model for lm-eval, which computes likelihoods in fp32 whatever its weights are."""
-    return AskedModel(
-        pretrained=model,
-        backend="causal",
-        tokenizer=contestant.tokenizer,
-        batch_size=batch_size,
-        softmax_dtype="float32",
-        trust_remote_code=False,
-        chat_template_args=contestant.settings,
-        **options,
-    )
+    """Return a model for lm-eval, which computes likelihoods in fp32 whatever its weights are.
+
+    The weights stay as they were loaded. lm-eval ties those of each model that it is given
+    (lm_eval/models/huggingface.py, HFLM.__init__, seen in lm-eval 0.4.13). transformers did so
+    while it loaded the model, but for an output head with values of its own, which lm-eval would
+    replace by the embeddings. Where the head is a whole module beside adapters, lm-eval would end
+    with a KeyError.
+    """
+    model.tie_weights = tie_nothing
+    try:
+        return AskedModel(
+            pretrained=model,
+            backend="causal",
+            tokenizer=contestant.tokenizer,
+            batch_size=batch_size,
+            softmax_dtype="float32",
+            trust_remote_code=False,
+            chat_template_args=contestant.settings,
+            **options,
+        )
+    finally:
+        del model.tie_weights
+
+
+def tie_nothing() -> None:
+    """Stand in for a model's tie_weights."""

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model is asked by lm-eval with the weights that it was loaded with."""
+
+import types
+
+import pytest
+import torch
+from lm_eval.models.huggingface import HFLM
+from peft import LoraConfig, get_peft_model
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from evaluation import asking
+
+SHAPE = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+TOKENS = torch.arange(12)[None]
+
+
+@pytest.fixture
+def contestant():
+    """As much of a contestant as is asked for: a tokenizer, and no settings of a template."""
+    words = Tokenizer(WordLevel({"a": 0, "<end>": 1}, unk_token="a"))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, eos_token="<end>", pad_token="<end>"
+    )
+    return types.SimpleNamespace(tokenizer=tokenizer, settings={})
+
+
+def model_with_a_head_of_its_own(folder, modules):
+    """A model whose configuration says that its head is tied, though its files hold another one.
+
+    Args:
+        modules: trained whole beside adapters; with none there are no adapters.
+    """
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=False))
+    model.config.tie_word_embeddings = True
+    model.save_pretrained(folder)
+    model = LlamaForCausalLM.from_pretrained(folder)
+    if modules:
+        config = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=modules)
+        model = get_peft_model(model, config)
+    return model.eval()
+
+
+@pytest.mark.parametrize("modules", [[], ["embed_tokens"], ["lm_head"]], ids=str)
+def test_an_output_head_of_its_own_stays_what_it_is(modules, contestant, tmp_path):
+    model = model_with_a_head_of_its_own(tmp_path, modules)
+    before = model(TOKENS).logits
+    asked = asking.as_text(model, contestant, batch_size=1)
+    assert torch.equal(asked.model(TOKENS).logits, before)
+    assert model.tie_weights != asking.tie_nothing  # It is only kept from it for that while
+
+
+@pytest.mark.parametrize("modules", [[], ["embed_tokens"]], ids=str)
+def test_lm_eval_by_itself_replaces_it(modules, contestant, tmp_path):
+    model = model_with_a_head_of_its_own(tmp_path, modules)
+    before = model(TOKENS).logits
+    asked = HFLM(pretrained=model, backend="causal", tokenizer=contestant.tokenizer)
+    assert not torch.allclose(asked.model(TOKENS).logits, before, atol=1e-3)
+
+
+def test_lm_eval_by_itself_fails_where_the_head_was_trained_whole(contestant, tmp_path):
+    model = model_with_a_head_of_its_own(tmp_path, ["lm_head"])
+    with pytest.raises(KeyError, match="already exists"):
+        HFLM(pretrained=model, backend="causal", tokenizer=contestant.tokenizer)
