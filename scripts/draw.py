@@ -28,6 +28,7 @@ NAMES = (
     "which_yaml",
     "quickstart_terminal",
     "quickstart_curve",
+    "comparison",
     "speed",
 )
 

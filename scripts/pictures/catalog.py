@@ -4,6 +4,7 @@
 from collections.abc import Callable
 
 from .agreement import draw_agreement
+from .comparison import draw_comparison
 from .curves import draw_parity, draw_quickstart_curve, draw_resume
 from .diagrams import draw_what_is_split, draw_which_yaml
 from .memory import draw_memory
@@ -20,6 +21,7 @@ FUNCTIONS = (
     draw_which_yaml,
     draw_quickstart_terminal,
     draw_quickstart_curve,
+    draw_comparison,
     draw_speed,
 )
 PICTURES: dict[str, Callable[[Theme], str]] = {}

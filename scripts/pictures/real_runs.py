@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bench.quickstarts import read_taught
 from paths import ROOT
+from plotting.runs import read_run
 from proof.compare import read_steps
 from proof.faults import Fault
 from proof.jobs import configs, ranks_of, run_on_ranks
@@ -25,6 +26,12 @@ from .recordings import Recording
 RESUMED_CONFIG = "fsdp2_full_shard"
 RESUMED_FLAGS = ("--max_steps", "40", "--num_train_epochs", "4", "--save_steps", "10")
 KILLED_IN_STEP = 27  # between the checkpoints of steps 20 and 30
+COMPARED_RATES = ("3e-4", "1e-3", "3e-3")
+COMPARED_FLAGS = (
+    "--max_steps 150 --per_device_train_batch_size 32 --warmup_steps 0.1 --eval_strategy steps "
+    "--eval_steps 30 --predict_with_generate --num_predictions 100 --save_steps 0 "
+    "--generation_max_new_tokens 24"
+).split()
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # colors and movements of a terminal's cursor
 PROGRESS_BAR = re.compile(r"(.+?): +\d+%\|")
 
@@ -121,6 +128,41 @@ def record_quickstart(folder: Path) -> Recording:
     }
 
 
+def record_comparison(folder: Path) -> Recording:
+    """Return what runs with different learning rates have written, as plot_loss.py reads it.
+
+    Raises RecordingError if one of them fails.
+    """
+    tiny = folder / "tiny"
+    run_script("scripts/make_tiny.py", "llama", str(tiny), "--quiet")
+    runs = []
+    for rate in COMPARED_RATES:
+        output_dir = folder / f"rate_{rate}"
+        data = ["--dataset_name", f"{tiny}/data/train.jsonl"]
+        data += ["--eval_dataset_name", f"{tiny}/data/test.jsonl"]
+        model = ["--model_name_or_path", f"{tiny}/model", "--output_dir", str(output_dir)]
+        run_script("recipes/llama.py", *model, *data, "--learning_rate", rate, *COMPARED_FLAGS)
+        run = read_run(str(output_dir))
+        runs.append(
+            {
+                "folder": f"runs/{output_dir.name}",
+                "steps": run.steps,
+                "evaluations": run.evaluations,
+                "facts": {"arguments": {"learning_rate": float(rate)}},
+            }
+        )
+        print(f"comparison: learning rate {rate}, last loss {run.steps[-1]['loss']}", flush=True)
+    return {"cores": os.cpu_count(), "runs": runs}
+
+
+def run_script(script: str, *words: str) -> None:
+    """Run a program of this repository. Raises RecordingError if it fails."""
+    command = [sys.executable, str(ROOT / script), *words]
+    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if done.returncode:
+        raise RecordingError(f"{script} ended with {done.returncode}: {done.stdout[-TAIL:]}")
+
+
 def printed_lines(output: str, output_dir: Path) -> list[str]:
     """Return what a terminal shows of an output, with the folders that a user would see."""
     lines = []
@@ -145,4 +187,5 @@ RECORDERS = {
     "parity": record_parity,
     "resume": record_resume,
     "quickstart": record_quickstart,
+    "comparison": record_comparison,
 }

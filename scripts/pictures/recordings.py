@@ -9,7 +9,7 @@ from paths import ROOT
 from proof.results import versions
 
 CURVES = ROOT / "results" / "curves.json"
-NAMES = ("parity", "resume", "quickstart")
+NAMES = ("parity", "resume", "quickstart", "comparison")
 
 Recording = dict[str, Any]
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FormatStrFormatter, MaxNLocator
+from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from plotting.calls import COUNTS, speed_name, times_of
 from plotting.curves import Curve, curve_of
@@ -194,7 +194,9 @@ def draw_panel(axes: Axes, panel: Panel, runs: Sequence[RecordedRun], axis: str)
         if needs_log_scale(runs):
             axes.set_yscale("log")
             axes.set_ylabel("loss (nats per token), log scale")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+            axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 Place = Callable[[Sequence[float]], list[float]]  # from steps to positions on the axis

@@ -27,6 +27,7 @@ RECORDED = {
     "resume": "resume",
     "quickstart_curve": "quickstart",
     "quickstart_terminal": "quickstart",
+    "comparison": "comparison",
 }
 # Not drawn yet, though nothing is missing
 NOT_DRAWN_YET: set[str] = set()
