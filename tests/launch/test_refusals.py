@@ -52,7 +52,7 @@ ASKED_FOR_MORE = (
         (["--config_file", str(CONFIGS / "ddp.yaml"), "--main_process_port", "0"], ASKED_FOR_MORE),
         (
             ["--config_file", str(CONFIGS / "single.yaml")],
-            "one process runs, not 2; fix: distributed_type",
+            "one process runs, not 2; fix: MULTI_GPU",
         ),
         (["--cpu"], ASKED_FOR_MORE),
         (["--cpu", "--main_process_port", "29511"], ASKED_FOR_MORE),
