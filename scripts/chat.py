@@ -23,7 +23,7 @@ from pathlib import Path
 import paths  # noqa: F401  makes recipes/ importable
 from components import upstream
 from components.arguments import read_json_object
-from usage import Parser
+from usage import Parser, add_loading_options
 
 
 def parse_args() -> argparse.Namespace:
@@ -41,14 +41,7 @@ def parse_args() -> argparse.Namespace:
         help="variables of the chat template, as in '{\"enable_thinking\": false}' [those of the "
         "run]",
     )
-    add(
-        "--dtype",
-        default="auto",
-        choices=["auto", "float32", "bfloat16", "float16"],
-        help="type of the weights; auto: as they were saved [%(default)s]",
-    )
-    add("--device", help="cpu, cuda, cuda:1 [cuda if there is a GPU, or else cpu]")
-    add("--load_in_4bit", action="store_true", help="nf4 weights (bitsandbytes)")
+    add_loading_options(parser)
     add(
         "--save_to",
         type=Path,

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import paths  # noqa: F401  makes recipes/ importable
 from components import upstream
-from usage import Parser
+from usage import Parser, add_prompt_options
 
 
 def parse_args() -> argparse.Namespace:
@@ -30,9 +30,7 @@ def parse_args() -> argparse.Namespace:
     add("model_name_or_path", help="trained folder of a model or of adapters")
     add("--url", default="http://127.0.0.1:8000/v1", help="address of the API [%(default)s]")
     add("--model", help="name of the model on the server [the only one that it lists]")
-    add("--prompts", type=Path, help="take the prompts from this file [the rows of the run]")
-    add("--num_prompts", type=int, default=50, help="prompts [%(default)s]")
-    add("--max_new_tokens", type=int, default=16, help="longest answer to them [%(default)s]")
+    add_prompt_options(parser)
     add("--timeout", type=float, default=120, help="seconds to wait for an answer [%(default)s]")
     add(
         "--dtype",
@@ -47,7 +45,6 @@ def parse_args() -> argparse.Namespace:
         help="largest difference of a logit that is not an error, as a part of the largest logit "
         "[1e-4 for float32, 0.01 for float16, 0.05 for bfloat16]",
     )
-    add("--device", help="cpu, cuda, cuda:1: of the trained model [cuda if there is a GPU, or cpu]")
     add("--json", type=Path, help="write the verdict and all answers here, as JSON")
     return parser.parse_args()
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import paths  # noqa: F401  makes recipes/ importable
 from components import upstream
-from usage import Parser
+from usage import Parser, add_loading_options
 
 
 def parse_args() -> argparse.Namespace:
@@ -59,14 +59,7 @@ def parse_args() -> argparse.Namespace:
         type=Path,
         help="folder of the results [evaluations/ and the name of the first MODEL]",
     )
-    add(
-        "--dtype",
-        default="auto",
-        choices=["auto", "float32", "bfloat16", "float16"],
-        help="type of the weights; auto: as they were saved [%(default)s]",
-    )
-    add("--device", help="cpu, cuda, cuda:1 [cuda if there is a GPU, or else cpu]")
-    add("--load_in_4bit", action="store_true", help="nf4 weights (bitsandbytes)")
+    add_loading_options(parser)
     add(
         "--confirm_run_unsafe_code",
         action="store_true",

@@ -25,7 +25,7 @@ from pathlib import Path
 import paths  # noqa: F401  makes recipes/ importable
 from components import upstream
 from exporting.outtypes import CONVERTED, QUANTIZED
-from usage import Parser
+from usage import Parser, add_prompt_options
 
 
 def parse_args() -> argparse.Namespace:
@@ -40,16 +40,13 @@ def parse_args() -> argparse.Namespace:
         choices=["auto", *CONVERTED, *QUANTIZED],
         help="type of the weights in a GGUF; auto: as in the folder [%(default)s]",
     )
-    add("--prompts", type=Path, help="take the prompts of the receipt from this file [of the run]")
-    add("--num_prompts", type=int, default=50, help="prompts of the receipt [%(default)s]")
-    add("--max_new_tokens", type=int, default=16, help="longest answer to them [%(default)s]")
+    add_prompt_options(parser)
     add(
         "--bound",
         type=float,
         help="largest logit gap that is not an error, as a part of the largest logit [by the type "
         "of the weights]",
     )
-    add("--device", help="cpu, cuda, cuda:1: of the trained model [cuda if there is a GPU, or cpu]")
     return parser.parse_args()
 
 

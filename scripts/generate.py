@@ -19,7 +19,7 @@ from pathlib import Path
 
 import paths  # noqa: F401  makes recipes/ importable
 from components import upstream
-from usage import Parser
+from usage import Parser, add_loading_options
 
 
 def parse_args() -> argparse.Namespace:
@@ -40,14 +40,7 @@ def parse_args() -> argparse.Namespace:
         help="rows of --file at a time [%(default)s]",
     )
     add("--temperature", type=float, default=0.0, help="0 always takes the likeliest token")
-    add(
-        "--dtype",
-        default="auto",
-        choices=["auto", "float32", "bfloat16", "float16"],
-        help="type of the weights; auto: as they were saved [%(default)s]",
-    )
-    add("--device", help="cpu, cuda, cuda:1 [cuda if there is a GPU, or else cpu]")
-    add("--load_in_4bit", action="store_true", help="nf4 weights (bitsandbytes)")
+    add_loading_options(parser)
     return parser.parse_args()
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import paths  # noqa: F401  makes recipes/ importable
 from components import upstream
-from usage import Parser
+from usage import Parser, add_prompt_options
 
 
 def parse_args() -> argparse.Namespace:
@@ -47,13 +47,7 @@ def parse_args() -> argparse.Namespace:
         choices=["auto", "float32", "bfloat16", "float16"],
         help="type of the written weights; auto: as in the files of the base [%(default)s]",
     )
-    add(
-        "--prompts",
-        type=Path,
-        help="take the prompts of the receipt from this file [the rows of the run]",
-    )
-    add("--num_prompts", type=int, default=50, help="prompts of the receipt [%(default)s]")
-    add("--max_new_tokens", type=int, default=16, help="longest answer to them [%(default)s]")
+    add_prompt_options(parser)
     add(
         "--bound",
         type=float,
@@ -61,7 +55,6 @@ def parse_args() -> argparse.Namespace:
         "and the base: 1e-4 for float32, 0.01 for float16, 0.05 for bfloat16, 0.15 for adapters of "
         "an int8 base, 0.5 on another base than in training]",
     )
-    add("--device", help="cpu, cuda, cuda:1: of the comparisons [cuda if there is a GPU, or cpu]")
     add("--check", action="store_true", help="merge nothing, but compare what is in the folder")
     return parser.parse_args()
 

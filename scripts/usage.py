@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the command lines of the tools have in common: wrong calls, and --version."""
+"""What the command lines of the tools have in common: wrong calls, --version, groups of options."""
 
 import argparse
+from pathlib import Path
 from typing import Any, NoReturn
 
 import paths  # noqa: F401  makes recipes/ importable
@@ -18,3 +19,25 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(Exit.USAGE, f"{self.prog}: {message}\n")
+
+
+def add_loading_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options on how a trained folder is loaded."""
+    add = parser.add_argument
+    add(
+        "--dtype",
+        default="auto",
+        choices=["auto", "float32", "bfloat16", "float16"],
+        help="type of the weights; auto: as they were saved [%(default)s]",
+    )
+    add("--device", help="cpu, cuda, cuda:1 [cuda if there is a GPU, or else cpu]")
+    add("--load_in_4bit", action="store_true", help="nf4 weights (bitsandbytes)")
+
+
+def add_prompt_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options on the prompts that a trained model and another form of it are asked."""
+    add = parser.add_argument
+    add("--prompts", type=Path, help="take the prompts from this file [the rows of the run]")
+    add("--num_prompts", type=int, default=50, help="number of prompts [%(default)s]")
+    add("--max_new_tokens", type=int, default=16, help="longest answer to them [%(default)s]")
+    add("--device", help="cpu, cuda, cuda:1: of the trained model [cuda if there is a GPU, or cpu]")

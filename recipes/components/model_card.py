@@ -310,7 +310,8 @@ def table(head: tuple[str, str], rows: Any) -> str:
     """Return a table of two columns, or "" without rows."""
     lines = []
     for name, value in rows:
-        text = str(value).replace("|", "\\|").replace("\n", "<br>")
+        text = f"{value:.6g}" if isinstance(value, float) else str(value)
+        text = text.replace("|", "\\|").replace("\n", "<br>")
         lines.append(f"| {name} | {text} |")
     if not lines:
         return ""

@@ -2,7 +2,6 @@
 """What export.py does with its command line: export to one of the programs, with a receipt."""
 
 import argparse
-import math
 from collections.abc import Iterator
 
 from datasets import disable_progress_bars
@@ -11,23 +10,16 @@ from transformers.utils import logging
 from exits import Exit, stop
 from exporting import gguf_folder, vllm
 from exporting.origin import read_config, read_origin
-from generation.loading import Source, find_device_problem, find_source
-from merging import writing
+from generation.loading import Source, find_source
+from merging import prompts, writing
 from merging.checking import load_tokenizer
 
 
 def find_problems(args: argparse.Namespace) -> Iterator[str]:
     """Yield everything that is wrong with the command line."""
-    if args.num_prompts < 1:
-        yield "--num_prompts must be at least 1"
-    if args.max_new_tokens < 1:
-        yield "--max_new_tokens must be at least 1"
-    if args.bound is not None and not 0 < args.bound < math.inf:
-        yield "--bound must be above 0"
+    yield from prompts.find_problems(args)
     if args.to == "vllm" and args.outtype != "auto":
         yield "--outtype is for gguf and ollama; vLLM loads the weights as they are"
-    if args.device is not None:
-        yield from find_device_problem(args.device)
 
 
 def run(args: argparse.Namespace) -> None:

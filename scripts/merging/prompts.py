@@ -5,7 +5,9 @@ From --prompts, or else from the evaluation rows of the run, then from its train
 not held out, then from a list of simple questions. A receipt says how many came from where.
 """
 
+import argparse
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,7 @@ from components.chat_template import ChatTemplate, fit_arguments
 from components.conversations import Conversation
 from components.data_files import FILE_TYPES
 from exits import Exit, first_line, stop
+from generation.loading import find_device_problem
 from generation.questions import read_rows, to_question
 
 LONGEST = 1024  # tokens of a prompt: longer ones make a receipt slow
@@ -45,6 +48,18 @@ REQUESTS = (
     "Ask me a question about {}.",
     "How would you draw {}?",
 )
+
+
+def find_problems(args: argparse.Namespace) -> Iterator[str]:
+    """Yield what is wrong with the options of usage.add_prompt_options, and with --bound."""
+    if args.num_prompts < 1:
+        yield "--num_prompts must be at least 1"
+    if args.max_new_tokens < 1:
+        yield "--max_new_tokens must be at least 1"
+    if args.bound is not None and not 0 < args.bound < math.inf:
+        yield "--bound must be above 0"
+    if args.device is not None:
+        yield from find_device_problem(args.device)
 
 
 @dataclass(frozen=True)

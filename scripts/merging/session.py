@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from components import __version__
 from exits import Exit, stop
-from generation.loading import default_device, find_device_problem
+from generation.loading import default_device
 from generation.questions import columns_of_run
 from merging import checking, comparing, prompts, receipt, shards, tensors, trained, writing
 from merging.adapter import WEIGHTS, AdapterFolder, check_base_weights, read_adapter_folder
@@ -29,16 +29,9 @@ BATCH_SIZE = 8  # prompts at a time
 
 def find_problems(args: argparse.Namespace) -> Iterator[str]:
     """Yield everything that is wrong with the command line."""
-    if args.num_prompts < 1:
-        yield "--num_prompts must be at least 1"
-    if args.max_new_tokens < 1:
-        yield "--max_new_tokens must be at least 1"
-    if args.bound is not None and not 0 < args.bound < math.inf:
-        yield "--bound must be above 0"
+    yield from prompts.find_problems(args)
     if args.check and args.dtype != "auto":
         yield "--dtype is that of the written weights, and --check writes none; leave it out"
-    if args.device is not None:
-        yield from find_device_problem(args.device)
 
 
 @dataclass(frozen=True)

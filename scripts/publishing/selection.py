@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which files of a folder are pushed, and why a folder is refused."""
 
+import contextlib
 import fnmatch
 import json
 import re
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 from components import folder
 from components.hub_ids import is_path
+from exits import Exit, stop
 
 # Files and folders that stay here, by the names of a path's parts
 LEFT_OUT = (
@@ -71,8 +75,8 @@ def find_unfinished(source: Path) -> str | None:
     status = source / folder.STATUS
     if status.is_file():
         try:
-            state = json.loads(status.read_text()).get("state")
-        except ValueError:
+            state = json.loads(status.read_text())["state"]
+        except (OSError, ValueError, LookupError, TypeError):
             state = "unreadable"
         if state != "done":
             return f"{source}: the run is {state}, not done: run its launch command again"
@@ -100,7 +104,8 @@ def has_secret(path: Path) -> bool:
     """Return whether a file other than weights contains a token of the hub or a private key."""
     if path.suffix == ".safetensors" or path.stat().st_size > LARGEST_READ:
         return False
-    return SECRET.search(path.read_bytes()) is not None
+    with reading(path):
+        return SECRET.search(path.read_bytes()) is not None
 
 
 def find_local_base(source: Path) -> str | None:
@@ -108,17 +113,34 @@ def find_local_base(source: Path) -> str | None:
     config = source / ADAPTERS
     if not config.is_file():
         return None
-    base = json.loads(config.read_text()).get("base_model_name_or_path") or ""
+    base = read_adapter_config(config).get("base_model_name_or_path") or ""
     if not base or is_path(base) or Path(base).exists():
         return base
     return None
+
+
+def read_adapter_config(path: Path) -> dict[str, Any]:
+    """Return the configuration of adapters; end with 65 if it is damaged."""
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        stop(Exit.DATA, f"{path}: not the configuration of adapters: train or merge again")
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Generator[None]:
+    """End with 65 if a file cannot be read in this context."""
+    try:
+        yield
+    except OSError as error:
+        stop(Exit.DATA, f"cannot read {path}: {error.strerror}: make it readable, or move it out")
 
 
 def with_base(source: Path, base: str) -> dict[str, bytes]:
     """Return {name: content} of the files that name the base, with its hub id in them."""
     from huggingface_hub import ModelCard
 
-    config = json.loads((source / ADAPTERS).read_text())
+    config = read_adapter_config(source / ADAPTERS)
     config["base_model_name_or_path"] = base
     changed = {ADAPTERS: json.dumps(config, indent=2).encode()}
     path = source / "README.md"

@@ -90,7 +90,12 @@ def is_agreed() -> bool:
     """Return whether the user, on a terminal, agrees to the push."""
     if not sys.stdin.isatty():
         return False
-    return input("Push this? [y/N] ").strip().lower() in ("y", "yes")
+    try:
+        answer = input("Push this? [y/N] ")
+    except (EOFError, KeyboardInterrupt):  # Ctrl-D or Ctrl-C
+        print()
+        return False
+    return answer.strip().lower() in ("y", "yes")
 
 
 def push(args: argparse.Namespace, names: list[str], replaced: dict[str, bytes]) -> None:
@@ -104,7 +109,8 @@ def push(args: argparse.Namespace, names: list[str], replaced: dict[str, bytes])
     operations = []
     for name in names:
         content: Any = replaced.get(name, str(Path(args.folder, name)))
-        operations.append(CommitOperationAdd(path_in_repo=name, path_or_fileobj=content))
+        with selection.reading(args.folder / name):
+            operations.append(CommitOperationAdd(path_in_repo=name, path_or_fileobj=content))
     api = HfApi()
     try:
         made = api.create_repo(args.repo_id, private=not args.public, exist_ok=True)

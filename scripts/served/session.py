@@ -28,16 +28,9 @@ GREETING = [{"role": "user", "content": "Hello"}]
 
 def find_problems(args: argparse.Namespace) -> Iterator[str]:
     """Yield everything that is wrong with the command line."""
-    if args.num_prompts < 1:
-        yield "--num_prompts must be at least 1"
-    if args.max_new_tokens < 1:
-        yield "--max_new_tokens must be at least 1"
+    yield from prompts.find_problems(args)
     if not 0 < args.timeout < math.inf:
         yield "--timeout must be above 0"
-    if args.bound is not None and not 0 < args.bound < math.inf:
-        yield "--bound must be above 0"
-    if args.device is not None:
-        yield from loading.find_device_problem(args.device)
     try:
         normalize_url(args.url)
     except ValueError as error:

@@ -60,7 +60,7 @@ def test_a_card_has_what_the_run_recorded(arguments):
         '| data | "fade" |',
         "| --learning_rate | 0.5 |",
         "| torch | 9.9 |",
-        "| 1 | 3.0 |",
+        "| 1 | 3 |",
         "| loss | 1.0 |",
     ):
         assert line in card.text

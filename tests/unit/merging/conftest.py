@@ -3,11 +3,13 @@
 
 import shutil
 import sys
+from functools import partial
 
 import pytest
 
 import merge as command
 from adapter_folders import make_base, write_adapters
+from calling import call
 from merged_folders import FEW
 from merging import session
 
@@ -31,18 +33,7 @@ def mixture(once):
 def merge(monkeypatch, capsys):
     """A function from words of a command line to (exit code, what was printed)."""
 
-    def call(*words):
-        line = ["merge.py", *FEW, *[str(word) for word in words]]
-        monkeypatch.setattr(sys, "argv", line)
-        try:
-            session.run(command.parse_args())
-            code = 0
-        except SystemExit as end:
-            code = end.code
-        printed = capsys.readouterr()
-        return code, printed.out + printed.err
-
-    return call
+    return partial(call, monkeypatch, capsys, command, session, *FEW)
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,13 @@
 """What check_server.py does with its command line, before and after it asks a server."""
 
 import json
-import sys
+from functools import partial
 
 import pytest
 
 import check_server as command
 from adapter_folders import make_base
+from calling import call
 from chat_server import completion
 from components.conversations import Conversation
 from served import session
@@ -25,19 +26,9 @@ def base(once):
 def check(monkeypatch, capsys, stand_in):
     """A function from words of a command line to (exit code, what was printed)."""
 
-    def call(*words):
-        url = f"http://127.0.0.1:{stand_in.server_port}"
-        defaults = ["--url", url, "--num_prompts", "3", "--device", "cpu"]
-        monkeypatch.setattr(sys, "argv", ["check_server.py", *defaults, *map(str, words)])
-        try:
-            session.run(command.parse_args())
-            code = 0
-        except SystemExit as end:
-            code = end.code
-        printed = capsys.readouterr()
-        return code, printed.out + printed.err
-
-    return call
+    url = f"http://127.0.0.1:{stand_in.server_port}"
+    defaults = ["--url", url, "--num_prompts", "3", "--device", "cpu"]
+    return partial(call, monkeypatch, capsys, command, session, *defaults)
 
 
 @pytest.mark.parametrize(
