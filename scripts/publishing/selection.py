@@ -69,7 +69,7 @@ def select(source: Path) -> tuple[dict[str, int], list[str]]:
 def find_unfinished(source: Path) -> str | None:
     """Return why a folder has no finished result, or None."""
     if not source.is_dir():
-        return f"{source}: no such folder"
+        return f"{source}: no such folder: give the --output_dir of a finished run"
     if source.name.endswith(".unfinished"):
         return f"{source}: was not finished: run its command again"
     status = source / folder.STATUS

@@ -61,7 +61,7 @@ def test_a_card_has_what_the_run_recorded(arguments):
         "| --learning_rate | 0.5 |",
         "| torch | 9.9 |",
         "| 1 | 3 |",
-        "| loss | 1.0 |",
+        "| loss | 1 |",
     ):
         assert line in card.text
 
