@@ -268,7 +268,7 @@ def add_modelfile(job: Export, content: Gguf, slip: Receipt, found: turns.Turns)
     bos = origin.tokenizer.bos_token or ""
     written = found
     if job.plan.adds_bos and bos:  # llama.cpp writes it, and the template must not do so again
-        written = without_bos(found, bos)
+        written = found.without_start(bos)
     stops = texts_of(origin.tokenizer, slip.reference.stop_tokens or frozenset())
     longest = int(content.fields[f"{content.architecture}.context_length"])
     longest = min(longest, lost_window(job, content) or longest)
@@ -296,21 +296,6 @@ def add_modelfile(job: Export, content: Gguf, slip: Receipt, found: turns.Turns)
 def template_of(origin: Origin) -> ChatTemplate | None:
     """Return the chat template of the training."""
     return origin.asking.template_of(origin.tokenizer)
-
-
-def without_bos(found: turns.Turns, bos: str) -> turns.Turns:
-    """Return turns whose text does not begin with the token that llama.cpp adds."""
-    content = {name: getattr(found, name) for name in found.__dataclass_fields__}
-    if found.lead.startswith(bos):
-        content["lead"] = found.lead.removeprefix(bos)
-    else:
-        content["no_system"] = found.no_system.removeprefix(bos)
-        before = dict(found.before)
-        for role in ("system", "user"):
-            if role in before and found.lead == "":
-                before[role] = before[role].removeprefix(bos)
-        content["before"] = before
-    return turns.Turns(**content)
 
 
 def texts_of(tokenizer: Any, tokens: frozenset[int]) -> list[str]:

@@ -9,7 +9,7 @@ after each message can be rewritten; what it writes is found by rendering conver
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os.path import commonprefix
 
 Message = Mapping[str, str]
@@ -59,6 +59,15 @@ class Turns:
             text += message["content"] + self.after[role]
             previous = role
         return text + self.generation
+
+    def without_start(self, start: str) -> "Turns":
+        """Return turns that leave out the start of a text, which another program writes."""
+        if self.lead.startswith(start):
+            return replace(self, lead=self.lead.removeprefix(start))
+        before = dict(self.before)
+        if "system" in before:
+            before["system"] = before["system"].removeprefix(start)
+        return replace(self, no_system=self.no_system.removeprefix(start), before=before)
 
     def to_go(self) -> str:
         """Return the template for Ollama. Each text is a string of Go, so that none is trimmed."""

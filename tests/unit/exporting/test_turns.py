@@ -19,6 +19,9 @@ PLAIN = (
 )
 
 
+ASKED = [{"role": "user", "content": "Hi."}]
+
+
 def renderer(template):
     """Return what renders messages with a chat template, as exporting.gguf_folder does."""
 
@@ -84,6 +87,15 @@ def test_a_default_system_message_is_only_written_without_another_one():
     assert "Be kind." in found.no_system
     assert turns.find_difference(found, render) is None
     assert "{{- if not .System }}" in found.to_go()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_token_that_llama_cpp_adds_is_left_out_once(family):
+    render = renderer((TEMPLATES / f"{family}.jinja").read_text())
+    bos = "<s>" if render(ASKED, True).startswith("<s>") else ""
+    shortened = turns.find_turns(render).without_start(bos)
+    for messages in turns.plain_conversations(has_system=True):
+        assert bos + shortened.render(messages) == render(messages, True)
 
 
 def test_white_space_that_the_template_strips_is_a_note():
