@@ -201,8 +201,8 @@ class View:
         prompt = values[self.prompt].strip()
         if not prompt:
             return
-        yield {self.prompt: ""}
-        failed = yield from self.answer(prompt, values, str(request.session_hash))
+        cleared = {self.prompt: ""}
+        failed = yield from self.answer(prompt, values, str(request.session_hash), cleared)
         if failed:
             yield {self.prompt: prompt}  # to be shortened, for example
 
@@ -271,8 +271,16 @@ class View:
         return updates
 
     # ---- Answers ----
-    def answer(self, prompt: str, values: Update, tab: str) -> Generator[Update, None, bool]:
-        """Yield the page while the models answer; return whether none of them has answered."""
+    def answer(
+        self, prompt: str, values: Update, tab: str, at_start: Update | None = None
+    ) -> Generator[Update, None, bool]:
+        """Yield the page while the models answer; return whether none of them has answered.
+
+        Args:
+            at_start: further changes of the page when the models begin to answer. They belong into
+                the update that disables the buttons: after one of its own, the page would for a
+                moment look as if the models had answered.
+        """
         if tab in self.page.stopping:  # Enter was pressed while the models answer
             return True
         history = values[self.history]
@@ -291,7 +299,8 @@ class View:
         history.turns.append(turn)
         problem = ""
         try:
-            yield {**self.buttons_while(answering=True), self.status: "Answering ..."}
+            buttons = self.buttons_while(answering=True)
+            yield {**buttons, self.status: "Answering ...", **(at_start or {})}
             for number in shown:
                 if stopping.is_set():
                     break
