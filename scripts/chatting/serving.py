@@ -5,6 +5,7 @@ The page has the fonts of the system, and its Content-Security-Policy lets the b
 what this server has. Analytics and the look for newer versions are off.
 """
 
+import contextlib
 import os
 from threading import Event
 from typing import Any
@@ -95,4 +96,8 @@ def serve(page: Page, port: int) -> None:
         Event().wait()
     except KeyboardInterrupt:
         print()
-        page.stop_all()  # the process waits for its answers
+        page.stop_all()
+        # An interpreter that ends while a thread of it computes is aborted by C++. From here on the
+        # lock is held, so that no other answer begins. Pressing again does not wait.
+        with contextlib.suppress(KeyboardInterrupt):
+            page.speakers[0].lock.acquire()
