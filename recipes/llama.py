@@ -116,6 +116,7 @@ from components.chat_template import ChatTemplate
 from components.conversations import Conversation, read_conversation, trains_on_answers_only
 from components.export import save_model
 from components.head_loss import LossInHead
+from components.mesh import Mesh
 from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
@@ -207,6 +208,7 @@ def main(args: Arguments) -> None:
     # From here on a signal stops the run cleanly, and status.json records how it ends
     run = Run(args)
     accelerator = make_accelerator(args)
+    mesh = Mesh.of(accelerator)
     run.start(accelerator)
     set_seed(args.seed)
 
@@ -278,7 +280,7 @@ def main(args: Arguments) -> None:
         # Tokens that are trained on, and all tokens without padding.
         # Divided by the counts of the whole step on all ranks, the loss is the same for any number
         # of ranks and micro-batches.
-        counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
+        counts = mesh.sum_of_rows(accelerator, sum(batch["counts"] for batch in micro_batches))
         num_trained_on, num_tokens = counts
         losses = []
         grad_norm = None

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from components.arguments import CommonArguments, EvalOnStartArguments, SamplingArguments
 from components.best import require_rows_to_choose_by
+from components.mesh import Mesh
 from components.rows import Rows
 from components.watch import leave_process_group
 
@@ -181,7 +182,7 @@ class BatchPlan:
         self._accelerator = accelerator
         self._num_lines = num_lines
         self._lengths = lengths
-        self._batches_per_step = args.gradient_accumulation_steps * accelerator.num_processes
+        self._batches_per_step = args.gradient_accumulation_steps * Mesh.of(accelerator).data_ranks
         self.rows_per_step = args.per_device_train_batch_size * self._batches_per_step
         self.steps_per_epoch = math.ceil(num_lines / self.rows_per_step)
         self.total_steps = args.max_steps
@@ -267,7 +268,7 @@ class BatchPlan:
     def ordered_loader(self, rows: Rows, collate: Collator, numbers: Sequence[int]) -> DataLoader:
         """Return a loader of this rank's part of these rows, in their order, one row per line."""
         size = self._args.per_device_eval_batch_size
-        batches = global_batches(len(numbers), size, self._accelerator.num_processes)
+        batches = global_batches(len(numbers), size, Mesh.of(self._accelerator).data_ranks)
         batches = [[numbers[place] for place in batch] for batch in batches]
         return self._loader(rows, OnePerLine(len(rows)), batches, collate)
 

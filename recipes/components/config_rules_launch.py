@@ -213,8 +213,8 @@ def sizes_are_possible(config: Config) -> Iterator[Finding]:
         path = f"parallelism_config.parallelism_config_{kind}_size"
         if size < 1 and config.uses_torchrun:
             yield finding(STOPS, path, "a group has at least one process", "1 or more")
-        if size > 1 and kind in ("tp", "cp", "sp"):
-            yield finding(RECIPE, path, "the recipes only shard and replicate", "1")
+        if size > 1 and kind in ("cp", "sp"):
+            yield finding(RECIPE, path, "the recipes do not split rows", "1")
 
 
 def fsdp_can_use_the_mesh(config: Config) -> Iterator[Finding]:

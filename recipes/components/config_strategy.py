@@ -30,6 +30,7 @@ class ConfigStrategy:
         replicas: in FSDP2's mesh, the groups of processes with a whole model each.
         shards: in FSDP2's mesh, the processes that share a model; 0 if there is no mesh.
         offload: the keys that offload something.
+        tp, cp, sp: the processes that share matrices, and those that share the tokens of a row.
     """
 
     engine: Engine
@@ -38,6 +39,17 @@ class ConfigStrategy:
     replicas: int
     shards: int
     offload: tuple[str, ...]
+    tp: int = 1
+    cp: int = 1
+    sp: int = 1
+
+    @property
+    def places(self) -> int:
+        """The number of processes in the mesh; 0 if there is none."""
+        shared = self.tp * self.cp * self.sp
+        if shared == 1 and not self.shards:
+            return 0
+        return self.replicas * max(self.shards, 1) * shared
 
 
 def strategy_of(config: dict) -> ConfigStrategy:
@@ -59,6 +71,7 @@ def strategy_of(config: dict) -> ConfigStrategy:
         replicas=mesh.get("parallelism_config_dp_replicate_size", 1),
         shards=mesh.get("parallelism_config_dp_shard_size", 0),
         offload=tuple(key for key, value in {**fsdp, **zero}.items() if offloads(key, value)),
+        **{kind: mesh.get(f"parallelism_config_{kind}_size", 1) for kind in ("tp", "cp", "sp")},
     )
 
 

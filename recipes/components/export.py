@@ -64,9 +64,10 @@ def whole_weights(accelerator: Accelerator, model: Any) -> dict[str, Any]:
     """
     has_adapters = hasattr(extract_model_from_parallel(model), "peft_config")
     strategy = Strategy.of(accelerator)
-    if has_adapters and strategy.fsdp_version == 2:
+    is_fsdp2_of_adapters = has_adapters and strategy.fsdp_version == 2
+    if is_fsdp2_of_adapters or strategy.is_split:
         options = StateDictOptions(
-            full_state_dict=True, cpu_offload=True, ignore_frozen_params=True
+            full_state_dict=True, cpu_offload=True, ignore_frozen_params=has_adapters
         )
         return get_model_state_dict(model, options=options)
     if has_adapters and strategy.zero_stage == 3:

@@ -10,6 +10,7 @@ from accelerate import Accelerator
 
 from components.answers import Predictor
 from components.head_loss import LossInHead
+from components.mesh import Mesh
 from components.run import Run
 
 
@@ -39,7 +40,9 @@ def evaluate_perplexity(
         token_loss.forget_batch()  # The head returns logits again.
         answered = predictor.predict(model)
     model.train()
-    loss, num_trained_on = accelerator.reduce(total).tolist()
+    mesh = Mesh.of(accelerator)
+    loss = mesh.sum_of_parts(accelerator, total[0]).item()
+    num_trained_on = mesh.sum_of_rows(accelerator, total[1]).item()
     mean = loss / num_trained_on
     perplexity = perplexity_of(mean)
     text = f"loss {mean:.4f}, perplexity {perplexity:.2f} per token of held-out text"

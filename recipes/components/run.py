@@ -30,6 +30,7 @@ from components.changes import find_changes
 from components.deepspeed_state import master_weights
 from components.ending import conclude, end_all_ranks, end_as_done
 from components.exits import Exit
+from components.mesh import Mesh
 from components.metrics import Metrics, drop_lines_after, finite_or_none, peak_memory_gib
 from components.model_card import write_card
 from components.model_checks import check_under_strategy, warn_of_long_rows
@@ -120,6 +121,7 @@ class Run:
     def start(self, accelerator: Accelerator) -> None:
         """Watch the other ranks, create the output folder, and find the newest checkpoint."""
         self._accelerator = accelerator
+        self._mesh = Mesh.of(accelerator)
         self._watch.join(accelerator, self._args.ddp_timeout)
         found = gather_object([folder.find_problem(self._folder, self._args.dry_run)])
         problems = [problem for problem in found if problem]
@@ -373,7 +375,7 @@ class Run:
 
     def _seed_dropout(self, step: int) -> None:
         """Seed the generator of this rank's device for a step."""
-        place = (self._args.seed, step, self._accelerator.process_index)
+        place = (self._args.seed, step, self._mesh.data_rank)
         seed = int(np.random.SeedSequence(place).generate_state(1)[0])
         if self._accelerator.device.type == "cuda":
             torch.cuda.manual_seed(seed)
@@ -402,7 +404,7 @@ class Run:
         """Write the metrics of a step. Every rank takes part."""
         found = {}
         if losses is not None:
-            found["loss"] = self._accelerator.reduce(sum(losses)).item()
+            found["loss"] = self._mesh.sum_of_parts(self._accelerator, sum(losses)).item()
         if more is not None:
             found |= more()
         norm = float("nan") if grad_norm is None else float(grad_norm)

@@ -78,7 +78,7 @@ def gather_trained(
     masters = master_weights(model, optimizer)
     if masters:
         return gather_master_state(accelerator, masters, optimizer.optimizer)
-    if strategy.fsdp_version > 0:
+    if strategy.fsdp_version > 0 or strategy.is_split:
         return gather_fsdp_state(model, optimizer)
     return gather_unsharded_state(accelerator, model, optimizer)
 

@@ -15,6 +15,7 @@ from accelerate.utils.dataclasses import DynamoBackend, TorchDynamoPlugin
 
 from components import upstream
 from components.arguments import CommonArguments, CompileArguments
+from components.mesh import Mesh
 from components.plugins import fsdp_plugin, mixed_dtype
 
 FSDP2_NAMES = {  # by (hybrid, reshards after the forward pass)
@@ -35,11 +36,13 @@ class Strategy:
         name: "one process", "DDP", "FSDP2 FULL_SHARD", "DeepSpeed ZeRO-3", ...
         fsdp_version: 1 or 2; 0 without FSDP.
         zero_stage: 0 to 3; None without DeepSpeed.
+        is_split: whether tensor parallelism splits the matrices.
     """
 
     name: str
     fsdp_version: int = 0
     zero_stage: int | None = None
+    is_split: bool = False
 
     @property
     def is_sharded(self) -> bool:
@@ -50,15 +53,18 @@ class Strategy:
     def of(cls, accelerator: Accelerator) -> "Strategy":
         """Return the strategy of an Accelerator."""
         plugin = fsdp_plugin(accelerator)
+        mesh = Mesh.of(accelerator)
         if plugin is not None and plugin.fsdp_version == 1:
             return cls(f"FSDP1 {fsdp1_name(accelerator)}", fsdp_version=1)
         if plugin is not None:
-            hybrid = getattr(accelerator.parallelism_config, "dp_replicate_size", 1) > 1
-            name = FSDP2_NAMES[hybrid, bool(plugin.reshard_after_forward)]
-            return cls(f"FSDP2 {name}", fsdp_version=2)
+            name = FSDP2_NAMES[mesh.dp_replicate > 1, bool(plugin.reshard_after_forward)]
+            return cls(mesh.describe(f"FSDP2 {name}"), fsdp_version=2, is_split=mesh.tp > 1)
         zero = accelerator.state.deepspeed_plugin
         if zero is not None:
-            return cls(f"DeepSpeed ZeRO-{zero.zero_stage}", zero_stage=zero.zero_stage)
+            name = f"DeepSpeed ZeRO-{zero.zero_stage}"
+            return cls(mesh.describe(name), zero_stage=zero.zero_stage)
+        if mesh.tp > 1:
+            return cls(mesh.describe(""), is_split=True)
         return cls("one process" if accelerator.num_processes == 1 else "DDP")
 
 
@@ -110,6 +116,7 @@ def set_up_engine(args: CommonArguments, accelerator: Accelerator) -> None:
     """Set what accelerate does not pass on to the engine, and the precision of matrix products."""
     upstream.reduce_each_micro_batch(accelerator)
     upstream.reduce_in_fp32(accelerator)
+    upstream.leave_whole_weights_to_fsdp(accelerator)
     upstream.configure_deepspeed_for_loop(
         accelerator, args.max_grad_norm, args.per_device_train_batch_size
     )
@@ -128,7 +135,7 @@ def backward_of_sum(accelerator: Accelerator, loss: torch.Tensor) -> None:
     Args:
         loss: the micro-batch's sum, divided by the count of the whole step over all ranks.
     """
-    num_parts = accelerator.gradient_accumulation_steps * accelerator.num_processes
+    num_parts = accelerator.gradient_accumulation_steps * Mesh.of(accelerator).averaged
     # An infinite loss may have finite gradients. As NaN they spread to all ranks, which share the
     # gradient, and so all of them leave the step out. Nothing here waits for the device.
     nan_unless_finite = 0 * loss.detach()

@@ -266,12 +266,12 @@ def find_deepspeed_misfits(accelerator: Accelerator, strategy: Strategy) -> Iter
 def find_problems_of_environment(args: CommonArguments, strategy: Strategy) -> Iterator[str]:
     """Yield a problem for each setting in the environment that cannot work here."""
     env = os.environ
-    meshes = ["TP", "CP", "SP"]
+    meshes = ["CP", "SP"]
     if strategy.fsdp_version != 2:
         meshes.append("DP_SHARD")
     if any(int(env.get(f"PARALLELISM_CONFIG_{mesh}_SIZE", 1)) > 1 for mesh in meshes):
         yield (
-            f"{strategy.name} shards no mesh of this kind: set tp_size, cp_size and sp_size to 1, "
+            f"{strategy.name} shards no mesh of this kind: set cp_size and sp_size to 1, "
             "and dp_shard_size too without FSDP2"
         )
     compiles_by_yaml = env.get("ACCELERATE_DYNAMO_BACKEND", "NO").upper() != "NO"

@@ -483,6 +483,50 @@ def adapters_disabled() -> Generator[None]:
         AuxiliaryTrainingWrapper.disable_adapters = of_modules
 
 
+# ---- Mesh ----
+class GroupOfRanks:
+    """Stands for transformers' mesh over all ranks; its only group is a tensor parallel one."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def get_mesh(self, names: Any) -> Any:
+        """Return accelerate's mesh of the group, whatever the names."""
+        return self._group
+
+
+@workaround(
+    "transformers/distributed/utils.py, initialize_distributed_mesh", seen="transformers 5.23"
+)
+@contextlib.contextmanager
+def splitting_over(accelerator: "Accelerator") -> Generator[None]:
+    """Have transformers split weights over accelerate's tensor parallel group within this context.
+
+    transformers makes a mesh of its own, whose sizes must multiply to the number of all ranks. It
+    would have to shard over the others too, and accelerate's FSDP2 refuses to shard again.
+    """
+    from transformers.distributed import mixin
+
+    group = GroupOfRanks(accelerator.torch_device_mesh["tp"])
+    original = mixin.initialize_distributed_mesh
+    mixin.initialize_distributed_mesh = lambda config: (accelerator.device, group)
+    try:
+        yield
+    finally:
+        mixin.initialize_distributed_mesh = original
+
+
+@workaround("accelerate/accelerator.py, _prepare_tp", seen="accelerate 1.15")
+def leave_whole_weights_to_fsdp(accelerator: "Accelerator") -> None:
+    """Have accelerate not wrap the weights that tensor parallelism leaves whole.
+
+    It imports ReplicateParallel, which transformers 5 no longer has. FSDP2 takes weights without a
+    tensor parallel mesh as well.
+    """
+    if accelerator.is_fsdp2:
+        accelerator._prepare_tp = lambda *prepared: prepared
+
+
 # ---- Optimizer ----
 @workaround("deepspeed/runtime/engine.py, _take_model_step", seen="deepspeed 0.19")
 def check_gradients_of_zero0(

@@ -10,7 +10,10 @@ import torch
 from accelerate import Accelerator, init_empty_weights
 from accelerate.utils import broadcast_object_list
 from transformers import AutoConfig
+from transformers.distributed import DistributedConfig
 
+from components import upstream
+from components.mesh import Mesh
 from components.plugins import fsdp_plugin, mixed_dtype
 
 # Options of from_pretrained that from_config does not take
@@ -34,6 +37,8 @@ def load_pretrained(auto_class: Any, accelerator: Accelerator, name: str, **opti
         options: further arguments of from_pretrained; dtype and attn_implementation are needed
             under FSDP.
     """
+    if Mesh.of(accelerator).tp > 1:
+        return load_split(auto_class, accelerator, name, options)
     if not may_broadcast(accelerator, options):
         if stays_whole(accelerator) and not options.get("output_loading_info"):
             options |= options_of_whole_model(accelerator, options)
@@ -45,6 +50,18 @@ def load_pretrained(auto_class: Any, accelerator: Accelerator, name: str, **opti
         return load_on_rank_0(auto_class, accelerator, name, options, skeleton)
     read_on_every_rank(accelerator)
     return auto_class.from_pretrained(name, **options)
+
+
+def load_split(
+    auto_class: Any, accelerator: Accelerator, name: str, options: Mapping[str, Any]
+) -> Any:
+    """Return from_pretrained's result with this rank's part of each matrix, read from the files."""
+    splits = DistributedConfig(tp_size=Mesh.of(accelerator).tp)
+    with upstream.splitting_over(accelerator):
+        model = auto_class.from_pretrained(name, distributed_config=splits, **options)
+    # Otherwise save_pretrained waits on the writing rank for ranks that do not call it.
+    del model.config.distributed_config
+    return model
 
 
 def may_broadcast(accelerator: Accelerator, options: Mapping[str, Any]) -> bool:

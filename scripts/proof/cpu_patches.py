@@ -69,7 +69,7 @@ def use_gloo() -> None:
     ) -> tuple:
         if "LOCAL_RANK" not in os.environ:  # single.yaml: not a distributed job
             return original(self, cpu, sagemaker_dp, backend)
-        if uses("FSDP") or uses("DEEPSPEED"):
+        if any(map(uses, ("FSDP", "DEEPSPEED", "PARALLELISM_CONFIG"))):
             return "gloo", DistributedType.MULTI_GPU
         return "gloo", DistributedType.MULTI_CPU
 

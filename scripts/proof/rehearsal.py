@@ -157,7 +157,7 @@ def choose_ranks(
         raise ValueError(
             f"{config_file} is for one process; it does not run with --num_processes {ranks}"
         )
-    mesh = facts.replicas * facts.shards
+    mesh = facts.places
     if mesh and ranks != mesh:
         raise ValueError(
             f"the mesh of {config_file} is {facts.replicas} x {facts.shards}: "
@@ -178,7 +178,7 @@ def default_ranks(config: dict, facts: ConfigStrategy, device: str) -> int:
     """Return the default number of ranks: on CPU, the fewest that show the strategy."""
     if device != "cpu":
         return config.get("num_processes", 1)
-    mesh = facts.replicas * facts.shards
+    mesh = facts.places
     if mesh:
         return mesh
     if facts.strategy == "HYBRID_SHARD":

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mesh of a run: which ranks have other rows, and which share the rows, a row or the weights.
+
+accelerate orders the ranks by dp_replicate, dp_shard, cp, sp and tp, the last one fastest
+(accelerate/parallelism_config.py). Without a mesh, every rank has rows of its own.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The sizes of a mesh, and the place of this rank in it.
+
+    Attributes:
+        dp_replicate: groups of ranks that each have the whole weights.
+        dp_shard: ranks that share the weights, and have rows of their own.
+        cp: ranks that share the tokens of a row, in attention by a ring (context parallelism).
+        sp: ranks that share the tokens of a row, in attention the heads (DeepSpeed-Ulysses).
+        tp: ranks that share the matrices of each layer (tensor parallelism).
+        rank: of this process.
+    """
+
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    sp: int = 1
+    tp: int = 1
+    rank: int = 0
+
+    @classmethod
+    def of(cls, accelerator: "Accelerator") -> "Mesh":
+        """Return the mesh of an Accelerator."""
+        config: Any = accelerator.parallelism_config
+        if config is None:
+            return cls(dp_shard=accelerator.num_processes, rank=accelerator.process_index)
+        return cls(
+            config.dp_replicate_size,
+            config.dp_shard_size,
+            config.cp_size,
+            config.sp_size,
+            config.tp_size,
+            accelerator.process_index,
+        )
+
+    def describe(self, engine: str) -> str:
+        """Return the name of a strategy with what the mesh adds to its engine, such as "TP 2"."""
+        words = [engine] if engine else []
+        for name in ("cp", "sp", "tp"):
+            size = getattr(self, name)
+            if size > 1:
+                words.append(f"{name.upper()} {size}")
+        return " x ".join(words)
+
+    @property
+    def copies(self) -> int:
+        """The number of ranks that have the same rows."""
+        return self.cp * self.sp * self.tp
+
+    @property
+    def data_ranks(self) -> int:
+        """The number of groups of ranks that have different rows."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def data_rank(self) -> int:
+        """The number of the group of this rank."""
+        return self.rank // self.copies
+
+    @property
+    def averaged(self) -> int:
+        """By what the engine divides the gradients.
+
+        A tensor parallel group has one gradient between its ranks. All others add theirs up, and
+        divide by their number.
+        """
+        return self.data_ranks * self.cp * self.sp
+
+    def sum_of_rows(self, accelerator: "Accelerator", value: Any) -> Any:
+        """Return the sum over all rows of the step; each rank has that of its own rows, whole."""
+        return divided(accelerator.reduce(value), self.copies)
+
+    def sum_of_parts(self, accelerator: "Accelerator", value: Any) -> Any:
+        """Return the sum over all tokens of the step; each rank has that of its own tokens."""
+        return divided(accelerator.reduce(value), self.tp)
+
+
+def divided(total: Any, number: int) -> Any:
+    """Return a total of `number` equal parts, divided by it; as it is if there is one part."""
+    if number == 1:
+        return total
+    return total / number
