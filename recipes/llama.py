@@ -232,6 +232,7 @@ def main(args: Arguments) -> None:
         pad_token_id=tokenizer.pad_token_id,
         refit=args.padding_free,  # fit the rows of a batch into fewer lines, in place of padding
         one_line=takes_one_line(args.attn_implementation),
+        pad_to_multiple_of=mesh.pad_to_multiple_of,
     )
     packer = collator
     if args.packing:
@@ -285,8 +286,8 @@ def main(args: Arguments) -> None:
         losses = []
         grad_norm = None
         for batch in micro_batches:
-            with accelerator.accumulate(model):
-                loss = token_loss(model, batch) / num_trained_on
+            with accelerator.accumulate(model), mesh.part_of(accelerator, batch) as part:
+                loss = token_loss(model, part) / num_trained_on
                 losses.append(loss.detach())
                 # Backward, without the division by ranks and micro-batches that engines add
                 backward_of_sum(accelerator, loss)

@@ -213,7 +213,7 @@ def sizes_are_possible(config: Config) -> Iterator[Finding]:
         path = f"parallelism_config.parallelism_config_{kind}_size"
         if size < 1 and config.uses_torchrun:
             yield finding(STOPS, path, "a group has at least one process", "1 or more")
-        if size > 1 and kind in ("cp", "sp"):
+        if size > 1 and kind == "sp":
             yield finding(RECIPE, path, "the recipes do not split rows", "1")
 
 

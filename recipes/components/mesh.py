@@ -5,8 +5,14 @@ accelerate orders the ranks by dp_replicate, dp_shard, cp, sp and tp, the last o
 (accelerate/parallelism_config.py). Without a mesh, every rank has rows of its own.
 """
 
+import contextlib
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import torch
+
+from components.tokens import NOT_TRAINED_ON
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -79,6 +85,45 @@ class Mesh:
         divide by their number.
         """
         return self.data_ranks * self.cp * self.sp
+
+    @property
+    def pad_to_multiple_of(self) -> int:
+        """Of what the length of a line has to be a multiple.
+
+        A ring gives each rank a piece of the first half of a row and one of the second, so that all
+        have as much attention to compute (torch/distributed/tensor/experimental/_context_parallel/
+        _load_balancer.py).
+        """
+        if self.cp > 1:
+            return 2 * self.cp
+        return 1
+
+    @contextlib.contextmanager
+    def part_of(
+        self, accelerator: "Accelerator", batch: Mapping[str, Any]
+    ) -> Generator[Mapping[str, Any]]:
+        """Give this rank its part of a batch. Forward and backward pass belong into this context.
+
+        Args:
+            batch: as a TokenCollator returns it, of one row per line.
+        """
+        if self.cp == 1:
+            yield batch
+            return
+        ids = batch["inputs"]["input_ids"].clone()
+        targets = torch.full_like(ids, NOT_TRAINED_ON)
+        targets.view(-1)[batch["positions"]] = batch["targets"]
+        places = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape).contiguous()
+        whole = [ids, targets, places]
+        with accelerator.maybe_context_parallel(whole, [1, 1, 1], no_restore_buffers=set(whole)):
+            # The tensors are now those of this rank's tokens
+            trained_on = (targets.flatten() != NOT_TRAINED_ON).nonzero()[:, 0]
+            yield {
+                **batch,
+                "inputs": {"input_ids": ids, "position_ids": places},
+                "positions": trained_on,
+                "targets": targets.flatten()[trained_on],
+            }
 
     def sum_of_rows(self, accelerator: "Accelerator", value: Any) -> Any:
         """Return the sum over all rows of the step; each rank has that of its own rows, whole."""

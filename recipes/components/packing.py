@@ -61,6 +61,7 @@ class TokenCollator:
         width: the length that lines are padded to; 0 pads to the longest of the batch.
         refit: put the rows of a batch into as few lines as they need.
         one_line: put them into one line, for FlashAttention.
+        pad_to_multiple_of: the length of a line is a multiple of this.
     """
 
     columns: ClassVar[list[str]] = ["input_ids", "labels", "row"]
@@ -68,6 +69,7 @@ class TokenCollator:
     width: int = 0
     refit: bool = False
     one_line: bool = False
+    pad_to_multiple_of: int = 1
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
         """Return a batch of the rows of `source` whose numbers are in `lines`, which may be []."""
@@ -111,7 +113,8 @@ class TokenCollator:
         widths = [sum(len(row["input_ids"]) for row in line) for line in laid_out]
         if not self.one_line:
             widths.append(self.width)
-        shape = len(laid_out), max(widths)
+        width = max(widths)
+        shape = len(laid_out), width + -width % self.pad_to_multiple_of
         ids = np.full(shape, self.pad_token_id)
         labels = np.full(shape, NOT_TRAINED_ON)
         positions = np.zeros(shape, dtype=np.int64)

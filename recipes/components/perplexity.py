@@ -31,16 +31,17 @@ def evaluate_perplexity(
         batches: of this rank, as `token_loss` takes them, with the number of tokens that are
             trained on as the first of their `counts`. Every rank has the same number of batches.
     """
+    mesh = Mesh.of(accelerator)
     model.eval()
     total = torch.zeros(2, device=accelerator.device)
     for batch in run.interruptible(batches):
-        total += torch.stack([token_loss(model, batch), batch["counts"][0]])
+        with mesh.part_of(accelerator, batch) as part:
+            total += torch.stack([token_loss(model, part), batch["counts"][0]])
     answered: dict[str, float] = {}
     if predictor is not None:
         token_loss.forget_batch()  # The head returns logits again.
         answered = predictor.predict(model)
     model.train()
-    mesh = Mesh.of(accelerator)
     loss = mesh.sum_of_parts(accelerator, total[0]).item()
     num_trained_on = mesh.sum_of_rows(accelerator, total[1]).item()
     mean = loss / num_trained_on

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import (
     FullyShardedDataParallel,
     _init_utils,
 )
+from torch.distributed.tensor import DTensor, Shard
 
 # Settings of the YAML that accelerate's plugin refuses if there is no GPU
 LOADS_ONCE = "FSDP_CPU_RAM_EFFICIENT_LOADING"
@@ -33,6 +34,8 @@ def treat_cpu_as_gpu(ranks_per_node: int) -> None:
     do_not_pin_memory()
     keep_full_state_dict()
     simulate_nodes(ranks_per_node)
+    if int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", "1")) > 1:
+        attend_by_a_ring()
     if os.environ.get("FSDP_VERSION", "1") == "1":
         sync_fsdp1_states()
     if uses("DEEPSPEED"):
@@ -176,3 +179,72 @@ def do_not_compile() -> None:
         self.deepspeed_config["zero_force_ds_cpu_optimizer"] = False
 
     DeepSpeedPlugin.__post_init__ = post_init
+
+
+def attend_by_a_ring() -> None:
+    """Let context parallelism use torch's attention for CPUs.
+
+    Upstream's ring attention knows the kernels of CUDA alone (torch/distributed/tensor/
+    experimental/_context_parallel/_attention.py). Its own templates for forward and backward pass
+    take any kernel that returns the sums by which pieces of attention are joined; that for CPUs
+    does.
+    """
+    attention: Any = importlib.import_module(
+        "torch.distributed.tensor.experimental._context_parallel._attention"
+    )
+    for name in ("custom_ops", "_templated_ring_attention", "_templated_ring_attention_backward"):
+        upstream(attention, name)
+    operations = torch.ops.aten
+    forward = operations._scaled_dot_product_flash_attention_for_cpu.default
+    backward = operations._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+    def ring_forward(operation: Any, args: tuple, options: dict) -> tuple:
+        mesh = args[0].device_mesh
+        query, key, value = map(local_part, args[:3])
+        dropout, is_causal = (*args[3:], *(0.0, False)[len(args[3:]) :])
+        outputs = attention._templated_ring_attention(
+            mesh.get_group(),
+            2,
+            forward,
+            query=query,
+            key=key,
+            value=value,
+            is_causal=options.get("is_causal", is_causal),
+            dropout_p=options.get("dropout_p", dropout),
+            scale=options.get("scale"),
+        )
+        return tuple(split_by_tokens(output, mesh) for output in outputs)
+
+    def ring_backward(operation: Any, args: tuple, options: dict) -> tuple:
+        mesh = args[0].device_mesh
+        gradient, query, key, value, output, logsumexp = map(local_part, args[:6])
+        dropout, is_causal = args[6:8]
+        outputs = attention._templated_ring_attention_backward(
+            mesh.get_group(),
+            2,
+            backward,
+            grad_out=gradient,
+            grad_out_name="grad_out",
+            query=query,
+            key=key,
+            value=value,
+            out=output,
+            logsumexp=logsumexp,
+            is_causal=is_causal,
+            dropout_p=dropout,
+            scale=options.get("scale"),
+        )
+        return tuple(split_by_tokens(output, mesh) for output in outputs[:3])
+
+    attention.custom_ops[forward] = ring_forward
+    attention.custom_ops[backward] = ring_backward
+
+
+def local_part(tensor: Any) -> torch.Tensor:
+    """Return this rank's part of a tensor of the ring."""
+    return tensor.to_local()
+
+
+def split_by_tokens(part: torch.Tensor, mesh: Any) -> DTensor:
+    """Return the parts of all ranks as a tensor of the ring, [rows, heads, tokens, ...]."""
+    return DTensor.from_local(part.contiguous(), mesh, [Shard(2)], run_check=False)
