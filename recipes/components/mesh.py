@@ -78,6 +78,14 @@ class Mesh:
         return self.rank // self.copies
 
     @property
+    def token_rank(self) -> int:
+        """The number of the group of ranks that compute with the same tokens of the same rows.
+
+        Dropout has to draw the same in such a group, and something else in every other one.
+        """
+        return self.rank // self.tp
+
+    @property
     def averaged(self) -> int:
         """By what the engine divides the gradients.
 

@@ -375,7 +375,7 @@ class Run:
 
     def _seed_dropout(self, step: int) -> None:
         """Seed the generator of this rank's device for a step."""
-        place = (self._args.seed, step, self._mesh.data_rank)
+        place = (self._args.seed, step, self._mesh.token_rank)
         seed = int(np.random.SeedSequence(place).generate_state(1)[0])
         if self._accelerator.device.type == "cuda":
             torch.cuda.manual_seed(seed)

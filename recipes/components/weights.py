@@ -61,7 +61,19 @@ def load_split(
         model = auto_class.from_pretrained(name, distributed_config=splits, **options)
     # Otherwise save_pretrained waits on the writing rank for ranks that do not call it.
     del model.config.distributed_config
+    release_files(model)
     return model
+
+
+def release_files(model: torch.nn.Module) -> None:
+    """Give each part of a weight memory of its own.
+
+    On the host a part is a view of the whole weight in its file, all of which stays in memory.
+    """
+    for weight in model.parameters():
+        part: Any = getattr(weight, "_local_tensor", weight)
+        if part.untyped_storage().nbytes() > part.nbytes:
+            part.data = part.clone()
 
 
 def may_broadcast(accelerator: Accelerator, options: Mapping[str, Any]) -> bool:

@@ -69,7 +69,9 @@ def number_of_shards(facts: ConfigStrategy, ranks: int, ranks_per_node: int) -> 
         return 1
     if facts.strategy == "HYBRID_SHARD":
         return ranks_per_node
-    return facts.shards or ranks
+    if facts.places:
+        return max(facts.shards, 1) * facts.cp
+    return ranks
 
 
 def promised(
@@ -129,7 +131,7 @@ def promise_of(
     else:
         tensors = [tensor for tensor in tensors if tensor.is_trained]
     by_rows = facts.engine == "fsdp2"
-    promise = promised(tensors, shards[name], rank, by_rows, whole_below)
+    promise = promised(tensors, shards[name], rank // facts.tp, by_rows, whole_below)
     if name == "gradients" and facts.stage == 1:
         # Gradients are whole between micro-batches; at the step only the rank's share is left.
         least = promised(tensors, shards["optimizer"], rank, by_rows=False).least

@@ -10,9 +10,18 @@ from typing import Any
 from accelerate import Accelerator
 from torch.nn import Module
 from torch.optim import Optimizer
+from transformers.distributed.parallel_utils import _get_parameter_plan
 
-# (elements, rows, whether it is trained) of each tensor of a model, which its strategy may split
+# (elements, rows, whether it is trained) of each tensor of a model, which its strategy may split;
+# under tensor parallelism of the part that the model's plan gives to a rank
 Shapes = list[tuple[int, int, bool]]
+# The dimension of a weight that each style of a plan splits; the others leave it whole
+SPLIT_DIMENSION = {
+    "colwise": 0,
+    "colwise_gather_output": 0,
+    "embedding_rowwise": 0,
+    "rowwise": 1,
+}
 PreparedAction = Callable[[Module, Optimizer, Shapes], None]
 StepAction = Callable[[Any, Any], None]
 
@@ -59,11 +68,21 @@ def describe(model: Module) -> Shapes:
     ZeRO-3 has split such a model already and keeps the shape of each whole tensor in `ds_shape`.
     """
     described = []
-    for parameter in model.parameters():
-        shape = getattr(parameter, "ds_shape", parameter.shape)
+    for name, parameter in model.named_parameters():
+        shape = list(getattr(parameter, "ds_shape", parameter.shape))
+        dimension = planned_dimension(model, name)
+        if dimension is not None:
+            shape[dimension] //= model.tp_size
         rows = shape[0] if shape else 1
         described.append((math.prod(shape), rows, parameter.requires_grad))
     return described
+
+
+def planned_dimension(model: Any, name: str) -> int | None:
+    """Return the dimension by which the plan of tensor parallelism splits a weight, if it does."""
+    if (getattr(model, "tp_size", None) or 1) == 1:
+        return None
+    return SPLIT_DIMENSION.get(_get_parameter_plan(name, model.tp_plan))
 
 
 def when_prepared(action: PreparedAction) -> None:
