@@ -281,6 +281,10 @@ class BatchPlan:
     ) -> DataLoader:
         """Return a loader of this rank's part of the batches of all ranks."""
         source = rows.dataset.select_columns(collate.columns)
+        # accelerate deals batch j to rank j % ranks. It knows the ranks of a mesh that share rows,
+        # except those of DeepSpeed.
+        sharing = Mesh.of(self._accelerator).sp
+        batches = [batch for batch in batches for _ in range(sharing)]
         loader = DataLoader(
             # pyrefly: ignore[bad-argument-type]  # a sequence has all that a data set needs
             lines,

@@ -9,7 +9,6 @@ from components import accelerate_keys as keys
 from components.config_findings import (
     COSTS,
     IGNORED,
-    RECIPE,
     STOPS,
     UNTESTED,
     Finding,
@@ -213,8 +212,6 @@ def sizes_are_possible(config: Config) -> Iterator[Finding]:
         path = f"parallelism_config.parallelism_config_{kind}_size"
         if size < 1 and config.uses_torchrun:
             yield finding(STOPS, path, "a group has at least one process", "1 or more")
-        if size > 1 and kind == "sp":
-            yield finding(RECIPE, path, "the recipes do not split rows", "1")
 
 
 def fsdp_can_use_the_mesh(config: Config) -> Iterator[Finding]:

@@ -44,9 +44,11 @@ class Mesh:
         config: Any = accelerator.parallelism_config
         if config is None:
             return cls(dp_shard=accelerator.num_processes, rank=accelerator.process_index)
+        replicas = config.dp_replicate_size
+        shared = config.cp_size * config.sp_size * config.tp_size
         return cls(
-            config.dp_replicate_size,
-            config.dp_shard_size,
+            replicas,
+            accelerator.num_processes // (replicas * shared),  # DeepSpeed's YAML does not name it
             config.cp_size,
             config.sp_size,
             config.tp_size,
@@ -104,18 +106,19 @@ class Mesh:
         """
         if self.cp > 1:
             return 2 * self.cp
-        return 1
+        return self.sp
 
     @contextlib.contextmanager
     def part_of(
-        self, accelerator: "Accelerator", batch: Mapping[str, Any]
+        self, accelerator: "Accelerator", batch: Mapping[str, Any], is_training: bool = True
     ) -> Generator[Mapping[str, Any]]:
         """Give this rank its part of a batch. Forward and backward pass belong into this context.
 
         Args:
             batch: as a TokenCollator returns it, of one row per line.
         """
-        if self.cp == 1:
+        # accelerate has DeepSpeed's attention see whole rows in evaluation
+        if self.cp == 1 and (self.sp == 1 or not is_training):
             yield batch
             return
         ids = batch["inputs"]["input_ids"].clone()
@@ -123,15 +126,12 @@ class Mesh:
         targets.view(-1)[batch["positions"]] = batch["targets"]
         places = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape).contiguous()
         whole = [ids, targets, places]
+        if self.sp > 1:
+            own = self.rank // self.tp % self.sp
+            yield rejoined(batch, *[tensor.chunk(self.sp, 1)[own].contiguous() for tensor in whole])
+            return
         with accelerator.maybe_context_parallel(whole, [1, 1, 1], no_restore_buffers=set(whole)):
-            # The tensors are now those of this rank's tokens
-            trained_on = (targets.flatten() != NOT_TRAINED_ON).nonzero()[:, 0]
-            yield {
-                **batch,
-                "inputs": {"input_ids": ids, "position_ids": places},
-                "positions": trained_on,
-                "targets": targets.flatten()[trained_on],
-            }
+            yield rejoined(batch, *whole)  # The tensors are now those of this rank's tokens
 
     def sum_of_rows(self, accelerator: "Accelerator", value: Any) -> Any:
         """Return the sum over all rows of the step; each rank has that of its own rows, whole."""
@@ -147,3 +147,20 @@ def divided(total: Any, number: int) -> Any:
     if number == 1:
         return total
     return total / number
+
+
+def rejoined(
+    batch: Mapping[str, Any], ids: torch.Tensor, targets: torch.Tensor, places: torch.Tensor
+) -> dict[str, Any]:
+    """Return a batch with the tokens of this rank.
+
+    Args:
+        ids, targets, places: [rows, tokens of this rank]; the target of a token is the next one.
+    """
+    trained_on = (targets.flatten() != NOT_TRAINED_ON).nonzero()[:, 0]
+    return {
+        **batch,
+        "inputs": {"input_ids": ids, "position_ids": places},
+        "positions": trained_on,
+        "targets": targets.flatten()[trained_on],
+    }

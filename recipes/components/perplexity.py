@@ -35,7 +35,7 @@ def evaluate_perplexity(
     model.eval()
     total = torch.zeros(2, device=accelerator.device)
     for batch in run.interruptible(batches):
-        with mesh.part_of(accelerator, batch) as part:
+        with mesh.part_of(accelerator, batch, is_training=False) as part:
             total += torch.stack([token_loss(model, part), batch["counts"][0]])
     answered: dict[str, float] = {}
     if predictor is not None:

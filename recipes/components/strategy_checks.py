@@ -266,7 +266,7 @@ def find_deepspeed_misfits(accelerator: Accelerator, strategy: Strategy) -> Iter
 def find_problems_of_environment(args: CommonArguments, strategy: Strategy) -> Iterator[str]:
     """Yield a problem for each setting in the environment that cannot work here."""
     env = os.environ
-    meshes = ["SP"]
+    meshes = []
     if strategy.fsdp_version != 2:
         meshes.append("DP_SHARD")
     if any(int(env.get(f"PARALLELISM_CONFIG_{mesh}_SIZE", 1)) > 1 for mesh in meshes):
