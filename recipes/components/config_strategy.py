@@ -45,8 +45,13 @@ class ConfigStrategy:
 
     @property
     def places(self) -> int:
-        """The number of processes in the mesh; 0 if there is none."""
+        """The number of processes in the mesh; 0 if there is none or the launch decides.
+
+        DeepSpeed takes any multiple of the processes that share a row.
+        """
         shared = self.tp * self.cp * self.sp
+        if self.engine == "zero":
+            return 0
         if shared == 1 and not self.shards:
             return 0
         return self.replicas * max(self.shards, 1) * shared

@@ -266,14 +266,12 @@ def find_deepspeed_misfits(accelerator: Accelerator, strategy: Strategy) -> Iter
 def find_problems_of_environment(args: CommonArguments, strategy: Strategy) -> Iterator[str]:
     """Yield a problem for each setting in the environment that cannot work here."""
     env = os.environ
-    meshes = []
-    if strategy.fsdp_version != 2:
-        meshes.append("DP_SHARD")
-    if any(int(env.get(f"PARALLELISM_CONFIG_{mesh}_SIZE", 1)) > 1 for mesh in meshes):
-        yield (
-            f"{strategy.name} shards no mesh of this kind: set cp_size and sp_size to 1, "
-            "and dp_shard_size too without FSDP2"
-        )
+    sizes = {}
+    for kind in ("DP_SHARD", "CP", "SP", "TP"):
+        sizes[kind] = int(env.get(f"PARALLELISM_CONFIG_{kind}_SIZE", 1))
+    shards_by_mesh = strategy.fsdp_version == 2 or sizes["SP"] > 1
+    if sizes["DP_SHARD"] > 1 and not shards_by_mesh:
+        yield f"{strategy.name} shards by no mesh: set dp_shard_size to 1, or use an fsdp2 YAML"
     compiles_by_yaml = env.get("ACCELERATE_DYNAMO_BACKEND", "NO").upper() != "NO"
     if isinstance(args, CompileArguments) and args.torch_compile and compiles_by_yaml:
         yield (

@@ -69,7 +69,7 @@ def number_of_shards(facts: ConfigStrategy, ranks: int, ranks_per_node: int) -> 
         return 1
     if facts.strategy == "HYBRID_SHARD":
         return ranks_per_node
-    if facts.places:
+    if facts.places and facts.engine == "fsdp2":
         return max(facts.shards, 1) * facts.cp
     return ranks
 
