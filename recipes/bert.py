@@ -27,6 +27,7 @@ from components.arguments import (
     SamplingArguments,
 )
 from components.cli import arg
+from components.mesh import sum_over_rows
 from components.startup import start
 
 
@@ -269,7 +270,7 @@ def main(args: Arguments) -> None:
         # The sum of the rows' weights, and all tokens without padding.
         # Divided by the counts of the whole step on all ranks, the loss is the same for any number
         # of ranks and micro-batches.
-        counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
+        counts = sum_over_rows(accelerator, sum(batch["counts"] for batch in micro_batches))
         weight, num_tokens = counts
         losses = []
         grad_norm = None

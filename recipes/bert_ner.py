@@ -26,6 +26,7 @@ from components.arguments import (
     SamplingArguments,
 )
 from components.cli import Above, arg
+from components.mesh import sum_over_rows
 from components.startup import start
 
 
@@ -300,7 +301,7 @@ def main(args: Arguments) -> None:
         # Tokens that have a tag, and all tokens without padding.
         # Divided by the counts of the whole step on all ranks, the loss is the same for any number
         # of ranks and micro-batches.
-        counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
+        counts = sum_over_rows(accelerator, sum(batch["counts"] for batch in micro_batches))
         num_labeled, num_tokens = counts
         losses = []
         grad_norm = None

@@ -116,7 +116,7 @@ from components.chat_template import ChatTemplate
 from components.conversations import Conversation, read_conversation, trains_on_answers_only
 from components.export import save_model
 from components.head_loss import LossInHead
-from components.mesh import Mesh
+from components.mesh import Mesh, part_of, sum_over_rows
 from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
@@ -208,7 +208,6 @@ def main(args: Arguments) -> None:
     # From here on a signal stops the run cleanly, and status.json records how it ends
     run = Run(args)
     accelerator = make_accelerator(args)
-    mesh = Mesh.of(accelerator)
     run.start(accelerator)
     set_seed(args.seed)
 
@@ -228,6 +227,7 @@ def main(args: Arguments) -> None:
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
     # The collator makes batches of rows, for evaluation always. The packer makes those to train on:
     # with --packing their lines are all --max_length wide.
+    mesh = Mesh.of(accelerator)
     collator = TokenCollator(
         pad_token_id=tokenizer.pad_token_id,
         refit=args.padding_free,  # fit the rows of a batch into fewer lines, in place of padding
@@ -283,12 +283,12 @@ def main(args: Arguments) -> None:
         # Tokens that are trained on, and all tokens without padding.
         # Divided by the counts of the whole step on all ranks, the loss is the same for any number
         # of ranks and micro-batches.
-        counts = mesh.sum_of_rows(accelerator, sum(batch["counts"] for batch in micro_batches))
+        counts = sum_over_rows(accelerator, sum(batch["counts"] for batch in micro_batches))
         num_trained_on, num_tokens = counts
         losses = []
         grad_norm = None
         for batch in micro_batches:
-            with accelerator.accumulate(model), mesh.part_of(accelerator, batch) as part:
+            with accelerator.accumulate(model), part_of(accelerator, batch) as part:
                 loss = token_loss(model, part) / num_trained_on
                 losses.append(loss.detach())
                 # Backward, without the division by ranks and micro-batches that engines add

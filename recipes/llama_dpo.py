@@ -28,6 +28,7 @@ from components.arguments import (
     SamplingArguments,
 )
 from components.cli import MAY_CHANGE, Above, arg
+from components.mesh import sum_over_rows
 from components.startup import start
 
 
@@ -341,7 +342,7 @@ def run_reference(
         logps, _ = answer_logps(model, token_loss, batch)
         reference_logps[batch["pairs"]] = logps.T
     # Each row was on one rank, and is zero on all others
-    return accelerator.reduce(reference_logps)
+    return sum_over_rows(accelerator, reference_logps)
 
 
 @torch.no_grad()
@@ -363,7 +364,7 @@ def evaluate(
         num_pairs_and_tokens = batch["counts"][:2]
         compared.append(torch.cat([losses, sums.metrics, num_pairs_and_tokens]))
     model.train()
-    totals = accelerator.reduce(sum(compared)).tolist()  # one reduction for all sums
+    totals = sum_over_rows(accelerator, sum(compared)).tolist()  # one reduction for all sums
     preference_loss, chosen_nll, *metric_sums, num_pairs, num_trained_on = totals
     loss = preference_loss / num_pairs + chosen_nll / num_trained_on
     metrics = {"eval_loss": loss}
@@ -382,7 +383,7 @@ def mean_metrics(
         metric_sums: those of `PairSums` of this rank's micro-batches.
         num_pairs: of the step, on all ranks.
     """
-    means = accelerator.reduce(sum(metric_sums)) / num_pairs
+    means = sum_over_rows(accelerator, sum(metric_sums)) / num_pairs
     return dict(zip(METRICS, means.tolist(), strict=True))
 
 
@@ -455,7 +456,7 @@ def main(args: Arguments) -> None:
         # Pairs, tokens that are trained on, and all tokens without padding.
         # Divided by the counts of the whole step on all ranks, the loss is the same for any number
         # of ranks and micro-batches.
-        counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
+        counts = sum_over_rows(accelerator, sum(batch["counts"] for batch in micro_batches))
         num_pairs, num_trained_on, num_tokens = counts
         losses = []
         metric_sums = []

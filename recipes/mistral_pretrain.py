@@ -26,6 +26,7 @@ from typing import Annotated, ClassVar, Literal
 
 from components.arguments import CausalLMArguments, EvalOnStartArguments
 from components.cli import MAY_CHANGE, Above, AtLeast, arg
+from components.mesh import Mesh, part_of, sum_over_rows
 from components.startup import start
 
 
@@ -276,7 +277,7 @@ def main(args: Arguments) -> None:
     tokenizer = load_text_tokenizer(args.model_name_or_path, args.model_revision)
     with accelerator.local_main_process_first():  # the other ranks read its cache
         corpus = load_data(args, tokenizer)
-    batches_per_step = args.gradient_accumulation_steps * accelerator.num_processes
+    batches_per_step = args.gradient_accumulation_steps * Mesh.of(accelerator).data_ranks
     rows_per_step = args.per_device_train_batch_size * batches_per_step
     tokens_per_step = rows_per_step * args.max_length
     total_steps = count_steps(args, corpus, tokens_per_step)
@@ -328,13 +329,13 @@ def main(args: Arguments) -> None:
         # Tokens that are trained on, and all tokens without padding.
         # Divided by the counts of the whole step on all ranks, the loss is the same for any number
         # of ranks and micro-batches.
-        counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
+        counts = sum_over_rows(accelerator, sum(batch["counts"] for batch in micro_batches))
         num_trained_on, num_tokens = counts
         losses = []
         grad_norm = None
         for batch in micro_batches:
-            with accelerator.accumulate(model):
-                loss = token_loss(model, batch) / num_trained_on
+            with accelerator.accumulate(model), part_of(accelerator, batch) as part:
+                loss = token_loss(model, part) / num_trained_on
                 losses.append(loss.detach())
                 # Backward, without the division by ranks and micro-batches that engines add
                 backward_of_sum(accelerator, loss)

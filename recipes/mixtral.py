@@ -29,6 +29,7 @@ from components.arguments import (
     SamplingArguments,
 )
 from components.cli import AtLeast, arg
+from components.mesh import sum_over_rows, sum_over_tokens
 from components.startup import start
 
 
@@ -321,7 +322,8 @@ def mean_losses(
         load: the number of tokens that each expert got on this rank, [layers, experts].
         counts: tokens that are trained on, and all tokens, on all ranks.
     """
-    sums, load = accelerator.reduce((sums, load))
+    sums = sum_over_tokens(accelerator, sums)
+    load = sum_over_tokens(accelerator, load)
     loss, aux_loss = (sums / counts).tolist()
     largest = (load / load.mean(1, keepdim=True)).max().item()
     return {"loss": loss, "aux_loss": aux_loss, "max_expert_load": largest}
@@ -348,7 +350,7 @@ def evaluate(
         load = load + batch_load
         counts = counts + batch["counts"]
     model.train()
-    means = mean_losses(accelerator, sums, load, accelerator.reduce(counts))
+    means = mean_losses(accelerator, sums, load, sum_over_rows(accelerator, counts))
     metrics = {f"eval_{name}": mean for name, mean in means.items()}
     metrics["eval_perplexity"] = perplexity_of(means["loss"])
     run.log_evaluation(
@@ -413,7 +415,7 @@ def main(args: Arguments) -> None:
         # Tokens that are trained on, and all tokens without padding.
         # Divided by the counts of the whole step on all ranks, the loss is the same for any number
         # of ranks and micro-batches.
-        counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
+        counts = sum_over_rows(accelerator, sum(batch["counts"] for batch in micro_batches))
         num_trained_on, num_tokens = counts
         losses = []
         sums = torch.zeros(2, device=accelerator.device)  # cross-entropy and router loss

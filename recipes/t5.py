@@ -29,6 +29,7 @@ from components.arguments import (
     SamplingArguments,
 )
 from components.cli import MAY_CHANGE, Above, arg
+from components.mesh import gather_rows, sum_over_rows
 from components.startup import start
 
 
@@ -121,7 +122,7 @@ import numpy as np
 import sacrebleu
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object, set_seed
+from accelerate.utils import set_seed
 from rouge_score.rouge_scorer import RougeScorer
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
@@ -391,9 +392,9 @@ def evaluate(
             # Not strict: a rank without rows generates one text, which belongs to no row
             written += zip(batch["row"], texts, strict=False)
     model.train()
-    loss, num_targets = accelerator.reduce(total).tolist()
+    loss, num_targets = sum_over_rows(accelerator, total).tolist()
     metrics = {"eval_loss": loss / num_targets}
-    written = sorted(gather_object(written))
+    written = sorted(gather_rows(accelerator, written))
     if written and accelerator.is_main_process:
         metrics |= keep_predictions(written, rows, tokenizer, args.output_dir)
     listed = [f"{name.removeprefix('eval_')} {value:.4f}" for name, value in metrics.items()]
@@ -449,7 +450,7 @@ def main(args: Arguments) -> None:
         # Tokens of targets, and all tokens without padding.
         # Divided by the counts of the whole step on all ranks, the loss is the same for any number
         # of ranks and micro-batches.
-        counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
+        counts = sum_over_rows(accelerator, sum(batch["counts"] for batch in micro_batches))
         num_targets, num_tokens = counts
         losses = []
         grad_norm = None

@@ -26,6 +26,7 @@ from components.arguments import (
     PreparationArguments,
 )
 from components.cli import MAY_CHANGE, AtLeast, arg
+from components.mesh import sum_over_rows
 from components.startup import start
 
 
@@ -336,7 +337,7 @@ def main(args: Arguments) -> None:
         # The sum of the images' weights, and the number of images.
         # Divided by the counts of the whole step on all ranks, the loss is the same for any number
         # of ranks and micro-batches.
-        counts = accelerator.reduce(sum(batch["counts"] for batch in micro_batches))
+        counts = sum_over_rows(accelerator, sum(batch["counts"] for batch in micro_batches))
         weight, num_images = counts
         losses = []
         grad_norm = None

@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 from torch.utils.data import DataLoader
 
 from components import varlen
@@ -25,6 +24,7 @@ from components.chat_template import ChatTemplate
 from components.exits import Exit
 from components.folder import predictions_file
 from components.generation import generate
+from components.mesh import gather_rows
 from components.predictions import NUM_SHOWN, SHOWN_LETTERS, show_prediction, write_predictions
 from components.rows import TRUNCATED, Rows
 from components.run import Run
@@ -285,7 +285,7 @@ class Predictor:
                 # Not strict: a rank without rows generates a text that belongs to no row.
                 answers += zip(batch["row"], tokens[:, width:].tolist(), strict=False)
         predictions = []
-        for row, answer in sorted(gather_object(answers)):
+        for row, answer in sorted(gather_rows(self._accelerator, answers)):
             predictions.append(self._judge(row, answer, options))
         if self._accelerator.is_main_process:
             self._keep(predictions)

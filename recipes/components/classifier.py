@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object, set_seed
+from accelerate.utils import set_seed
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from components import upstream
 from components.arguments import CommonArguments
 from components.labels import label_metrics
+from components.mesh import gather_rows, sum_over_rows
 from components.model import add_adapters, load_with_report, quantization, set_up_layers
 from components.run import Run
 
@@ -126,8 +127,8 @@ def evaluate_classifier(
             predicted = logits[:, 0]
         pairs.append(torch.stack([predicted, batch["labels"]]).cpu())
     model.train()
-    loss, weight = accelerator.reduce(total).tolist()
-    predicted, labels = torch.cat(gather_object(pairs), dim=1)
+    loss, weight = sum_over_rows(accelerator, total).tolist()
+    predicted, labels = torch.cat(gather_rows(accelerator, pairs), dim=1)
     metrics = {"eval_loss": loss / weight, **label_metrics(predicted, labels)}
     listed = [f"{name.removeprefix('eval_')} {value:.4f}" for name, value in metrics.items()]
     run.log_evaluation(metrics, f"{', '.join(listed)} on held-out rows")

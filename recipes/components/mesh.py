@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate.utils import gather_object
 
 from components.tokens import NOT_TRAINED_ON
 
@@ -96,6 +97,14 @@ class Mesh:
         """
         return self.data_ranks * self.cp * self.sp
 
+    def parts_of_row(self, is_training: bool = True) -> int:
+        """Return over how many ranks the tokens of a row are split.
+
+        In evaluation accelerate has DeepSpeed's attention see whole rows (accelerator.py,
+        _prepare_deepspeed, disable_in_eval).
+        """
+        return self.cp * (self.sp if is_training else 1)
+
     @property
     def pad_to_multiple_of(self) -> int:
         """Of what the length of a line has to be a multiple.
@@ -108,38 +117,24 @@ class Mesh:
             return 2 * self.cp
         return self.sp
 
-    @contextlib.contextmanager
-    def part_of(
-        self, accelerator: "Accelerator", batch: Mapping[str, Any], is_training: bool = True
-    ) -> Generator[Mapping[str, Any]]:
-        """Give this rank its part of a batch. Forward and backward pass belong into this context.
 
-        Args:
-            batch: as a TokenCollator returns it, of one row per line.
-        """
-        # accelerate has DeepSpeed's attention see whole rows in evaluation
-        if self.cp == 1 and (self.sp == 1 or not is_training):
-            yield batch
-            return
-        ids = batch["inputs"]["input_ids"].clone()
-        targets = torch.full_like(ids, NOT_TRAINED_ON)
-        targets.view(-1)[batch["positions"]] = batch["targets"]
-        places = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape).contiguous()
-        whole = [ids, targets, places]
-        if self.sp > 1:
-            own = self.rank // self.tp % self.sp
-            yield rejoined(batch, *[tensor.chunk(self.sp, 1)[own].contiguous() for tensor in whole])
-            return
-        with accelerator.maybe_context_parallel(whole, [1, 1, 1], no_restore_buffers=set(whole)):
-            yield rejoined(batch, *whole)  # The tensors are now those of this rank's tokens
+def sum_over_rows(accelerator: "Accelerator", value: Any) -> Any:
+    """Return the sum of what belongs to the rows of all ranks. Every rank takes part.
 
-    def sum_of_rows(self, accelerator: "Accelerator", value: Any) -> Any:
-        """Return the sum over all rows of the step; each rank has that of its own rows, whole."""
-        return divided(accelerator.reduce(value), self.copies)
+    Args:
+        value: the sum over the rows of this rank; ranks that share rows have the same.
+    """
+    return divided(accelerator.reduce(value), Mesh.of(accelerator).copies)
 
-    def sum_of_parts(self, accelerator: "Accelerator", value: Any) -> Any:
-        """Return the sum over all tokens of the step; each rank has that of its own tokens."""
-        return divided(accelerator.reduce(value), self.tp)
+
+def sum_over_tokens(accelerator: "Accelerator", value: Any, is_training: bool = True) -> Any:
+    """Return the sum of what belongs to the tokens of all ranks, such as losses.
+
+    Args:
+        value: the sum over the tokens of this rank in `part_of`, which may be a part of a row's.
+    """
+    mesh = Mesh.of(accelerator)
+    return divided(accelerator.reduce(value), mesh.copies // mesh.parts_of_row(is_training))
 
 
 def divided(total: Any, number: int) -> Any:
@@ -147,6 +142,39 @@ def divided(total: Any, number: int) -> Any:
     if number == 1:
         return total
     return total / number
+
+
+def gather_rows(accelerator: "Accelerator", rows: list[Any]) -> list[Any]:
+    """Return what all ranks have of their rows, once for ranks that share rows."""
+    mesh = Mesh.of(accelerator)
+    return gather_object(rows if mesh.rank % mesh.copies == 0 else [])
+
+
+# ---- Parts of rows ----
+@contextlib.contextmanager
+def part_of(
+    accelerator: "Accelerator", batch: Mapping[str, Any], is_training: bool = True
+) -> Generator[Mapping[str, Any]]:
+    """Give this rank its part of a batch. Forward and backward pass belong into this context.
+
+    Args:
+        batch: as a TokenCollator returns it, of one row per line if ranks share rows.
+    """
+    mesh = Mesh.of(accelerator)
+    if mesh.parts_of_row(is_training) == 1:
+        yield batch
+        return
+    ids = batch["inputs"]["input_ids"].clone()
+    targets = torch.full_like(ids, NOT_TRAINED_ON)
+    targets.view(-1)[batch["positions"]] = batch["targets"]
+    places = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape).contiguous()
+    whole = [ids, targets, places]
+    if mesh.sp > 1:
+        own = mesh.rank // mesh.tp % mesh.sp
+        yield rejoined(batch, *[tensor.chunk(mesh.sp, 1)[own].contiguous() for tensor in whole])
+        return
+    with accelerator.maybe_context_parallel(whole, [1, 1, 1], no_restore_buffers=set(whole)):
+        yield rejoined(batch, *whole)  # The tensors are now those of this rank's tokens
 
 
 def rejoined(

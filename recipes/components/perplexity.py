@@ -10,7 +10,7 @@ from accelerate import Accelerator
 
 from components.answers import Predictor
 from components.head_loss import LossInHead
-from components.mesh import Mesh
+from components.mesh import part_of, sum_over_rows, sum_over_tokens
 from components.run import Run
 
 
@@ -31,20 +31,18 @@ def evaluate_perplexity(
         batches: of this rank, as `token_loss` takes them, with the number of tokens that are
             trained on as the first of their `counts`. Every rank has the same number of batches.
     """
-    mesh = Mesh.of(accelerator)
     model.eval()
     total = torch.zeros(2, device=accelerator.device)
     for batch in run.interruptible(batches):
-        with mesh.part_of(accelerator, batch, is_training=False) as part:
+        with part_of(accelerator, batch, is_training=False) as part:
             total += torch.stack([token_loss(model, part), batch["counts"][0]])
     answered: dict[str, float] = {}
     if predictor is not None:
         token_loss.forget_batch()  # The head returns logits again.
         answered = predictor.predict(model)
     model.train()
-    loss = mesh.sum_of_parts(accelerator, total[0]).item()
-    num_trained_on = mesh.sum_of_rows(accelerator, total[1]).item()
-    mean = loss / num_trained_on
+    loss = sum_over_tokens(accelerator, total[0], is_training=False).item()
+    mean = loss / sum_over_rows(accelerator, total[1]).item()
     perplexity = perplexity_of(mean)
     text = f"loss {mean:.4f}, perplexity {perplexity:.2f} per token of held-out text"
     for name, value in answered.items():

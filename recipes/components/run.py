@@ -30,7 +30,7 @@ from components.changes import find_changes
 from components.deepspeed_state import master_weights
 from components.ending import conclude, end_all_ranks, end_as_done
 from components.exits import Exit
-from components.mesh import Mesh
+from components.mesh import Mesh, sum_over_tokens
 from components.metrics import Metrics, drop_lines_after, finite_or_none, peak_memory_gib
 from components.model_card import write_card
 from components.model_checks import check_under_strategy, warn_of_long_rows
@@ -404,7 +404,7 @@ class Run:
         """Write the metrics of a step. Every rank takes part."""
         found = {}
         if losses is not None:
-            found["loss"] = self._mesh.sum_of_parts(self._accelerator, sum(losses)).item()
+            found["loss"] = sum_over_tokens(self._accelerator, sum(losses)).item()
         if more is not None:
             found |= more()
         norm = float("nan") if grad_norm is None else float(grad_norm)

@@ -21,6 +21,7 @@ from accelerate import Accelerator
 from datasets import Dataset
 
 from components.documents import Documents
+from components.mesh import Mesh
 from components.strategy import SECONDS_AFTER_THE_WATCH
 
 TOKENS, PLACES, NUMBERS = range(3)  # the rows of a block
@@ -257,9 +258,9 @@ class BlockStream:
             self._read_ahead()
         _, self.position = dealt[-1]
         size = self._args.per_device_train_batch_size
-        rank = self._accelerator.process_index
+        mesh = Mesh.of(self._accelerator)
         # Micro-batch j goes to rank j % ranks.
-        starts = range(0, self._blocks_per_step, size)[rank :: self._accelerator.num_processes]
+        starts = range(0, self._blocks_per_step, size)[mesh.data_rank :: mesh.data_ranks]
         return [[block for block, _ in dealt[start : start + size]] for start in starts]
 
     def _deal(self) -> list[PlacedBlock]:
@@ -314,8 +315,9 @@ def deal_blocks(
 
     The last batches may be empty.
     """
-    starts = starts_of_batches(len(blocks), size, accelerator.num_processes)
-    own = starts[accelerator.process_index :: accelerator.num_processes]
+    mesh = Mesh.of(accelerator)
+    starts = starts_of_batches(len(blocks), size, mesh.data_ranks)
+    own = starts[mesh.data_rank :: mesh.data_ranks]
     return [blocks[start : start + size] for start in own]
 
 

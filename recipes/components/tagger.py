@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from components.entities import are_of_entities, count_matches, tag_metrics
+from components.mesh import sum_over_rows
 from components.run import Run
 from components.tags import tag_words
 from components.tokens import NOT_TRAINED_ON
@@ -61,9 +62,9 @@ def evaluate_tags(
             predicted = tag_words(numbers[row], word_ids, names, len(tags))
             counts += count_matches(tags, predicted, has_entities)
     model.train()
-    loss, num_labeled = accelerator.reduce(total).tolist()
+    loss, num_labeled = sum_over_rows(accelerator, total).tolist()
     whole = torch.from_numpy(counts).to(accelerator.device)
-    whole = accelerator.reduce(whole).tolist()
+    whole = sum_over_rows(accelerator, whole).tolist()
     metrics = {"eval_loss": loss / num_labeled}
     metrics |= tag_metrics(whole, has_entities)
     listed = [f"{name.removeprefix('eval_')} {value:.4f}" for name, value in metrics.items()]

@@ -62,7 +62,7 @@ def is_trained(model: Module) -> bool:
     return any(parameter.requires_grad for parameter in model.parameters())
 
 
-def describe(model: Module) -> Shapes:
+def describe(model: Any) -> Shapes:
     """Return the tensors of a model that is not prepared, tied ones once.
 
     ZeRO-3 has split such a model already and keeps the shape of each whole tensor in `ds_shape`.
@@ -82,7 +82,8 @@ def planned_dimension(model: Any, name: str) -> int | None:
     """Return the dimension by which the plan of tensor parallelism splits a weight, if it does."""
     if (getattr(model, "tp_size", None) or 1) == 1:
         return None
-    return SPLIT_DIMENSION.get(_get_parameter_plan(name, model.tp_plan))
+    style = _get_parameter_plan(name, model.tp_plan)
+    return SPLIT_DIMENSION.get(style or "")
 
 
 def when_prepared(action: PreparedAction) -> None:
