@@ -26,7 +26,7 @@ from typing import Annotated, ClassVar, Literal
 
 from components.arguments import CausalLMArguments, EvalOnStartArguments
 from components.cli import MAY_CHANGE, Above, AtLeast, arg
-from components.mesh import Mesh, part_of, sum_over_rows
+from components.mesh import Mesh, sum_over_rows
 from components.startup import start
 
 
@@ -334,8 +334,8 @@ def main(args: Arguments) -> None:
         losses = []
         grad_norm = None
         for batch in micro_batches:
-            with accelerator.accumulate(model), part_of(accelerator, batch) as part:
-                loss = token_loss(model, part) / num_trained_on
+            with accelerator.accumulate(model):
+                loss = token_loss(model, batch) / num_trained_on
                 losses.append(loss.detach())
                 # Backward, without the division by ranks and micro-batches that engines add
                 backward_of_sum(accelerator, loss)

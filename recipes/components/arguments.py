@@ -511,7 +511,13 @@ class CommonArguments(
     AdapterArguments,
     ModelArguments,
 ):
-    """The arguments of every recipe."""
+    """The arguments of every recipe.
+
+    Attributes:
+        MESH: the dimensions of a mesh in which several ranks may share a row: "tp", "cp", "sp".
+    """
+
+    MESH: ClassVar[Sequence[str]] = ("tp",)
 
     def find_own_conflicts(self) -> Iterable[str]:
         """Return a line with the fix for each conflict between a recipe's own arguments."""

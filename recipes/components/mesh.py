@@ -88,13 +88,19 @@ class Mesh:
         """
         return self.rank // self.tp
 
-    @property
-    def averaged(self) -> int:
-        """By what the engine divides the gradients.
+    def averaged(self, zero_stage: int | None = None) -> int:
+        """Return the number by which the engine divides the sum of the gradients.
 
         A tensor parallel group has one gradient between its ranks. All others add theirs up, and
-        divide by their number.
+        divide by their number; but ZeRO-1 and ZeRO-2 leave out the ranks that share a row
+        (deepspeed/runtime/zero/stage_1_and_2.py, average_tensor), and ZeRO-3 does not
+        (deepspeed/runtime/comm/coalesced_collectives.py, reduce_scatter_coalesced).
+
+        Args:
+            zero_stage: of DeepSpeed; None for other engines.
         """
+        if zero_stage in (1, 2):
+            return self.data_ranks
         return self.data_ranks * self.cp * self.sp
 
     def parts_of_row(self, is_training: bool = True) -> int:
@@ -159,11 +165,17 @@ def part_of(
 
     Args:
         batch: as a TokenCollator returns it, of one row per line if ranks share rows.
+
+    Raises:
+        ValueError: if several rows share a line, which no mask would keep apart.
     """
     mesh = Mesh.of(accelerator)
     if mesh.parts_of_row(is_training) == 1:
         yield batch
         return
+    others = sorted(set(batch["inputs"]) - {"input_ids"})
+    if others:
+        raise ValueError(f"only input_ids are split over ranks, and the model is given {others}")
     ids = batch["inputs"]["input_ids"].clone()
     targets = torch.full_like(ids, NOT_TRAINED_ON)
     targets.view(-1)[batch["positions"]] = batch["targets"]

@@ -135,7 +135,10 @@ def backward_of_sum(accelerator: Accelerator, loss: torch.Tensor) -> None:
     Args:
         loss: the micro-batch's sum, divided by the count of the whole step over all ranks.
     """
-    num_parts = accelerator.gradient_accumulation_steps * Mesh.of(accelerator).averaged
+    plugin = accelerator.state.deepspeed_plugin
+    zero_stage = None if plugin is None else plugin.zero_stage
+    averaged = Mesh.of(accelerator).averaged(zero_stage)
+    num_parts = accelerator.gradient_accumulation_steps * averaged
     # An infinite loss may have finite gradients. As NaN they spread to all ranks, which share the
     # gradient, and so all of them leave the step out. Nothing here waits for the device.
     nan_unless_finite = 0 * loss.detach()

@@ -27,6 +27,8 @@ from components.arguments import (
 from components.config_strategy import OTHER_VERSION, SHARDING_KEY
 from components.deepspeed_builds import find_locked_builds
 from components.launch_command import find_readable_launch, started_one_of_several_processes
+from components.mesh import Mesh
+from components.mesh_checks import find_mesh_misfits, find_model_misfits
 from components.plugins import deepspeed_config, fsdp_plugin
 from components.strategy import Strategy, compute_dtype
 
@@ -36,6 +38,7 @@ def find_strategy_problems(args: CommonArguments, accelerator: Accelerator) -> I
     strategy = Strategy.of(accelerator)
     yield from find_dropped_settings(accelerator, strategy)
     yield from find_misfits(args, accelerator, strategy)
+    yield from find_model_misfits(args, Mesh.of(accelerator))
     yield from find_problems_of_environment(args, strategy)
     yield from find_locked_builds(accelerator)
 
@@ -152,6 +155,7 @@ def find_misfits(
     yield from find_quantization_misfits(args, accelerator, strategy)
     yield from find_master_weight_misfits(args, accelerator, strategy)
     yield from find_adapter_misfits(args, accelerator, strategy)
+    yield from find_mesh_misfits(args, accelerator, strategy)
     plugin = getattr(accelerator.state, "fsdp_plugin", None)  # It is missing without FSDP.
     if plugin is not None and strategy.fsdp_version == 1 and not plugin.use_orig_params:
         yield (

@@ -516,6 +516,23 @@ def splitting_over(accelerator: "Accelerator") -> Generator[None]:
         mixin.initialize_distributed_mesh = original
 
 
+@workaround("torch/distributed/tensor/_ops/_embedding_ops.py", seen="torch 2.13")
+def keep_gradients_split(model: Any) -> None:
+    """Have the gradient of each split weight be split as the weight is.
+
+    That of split embeddings would be whole on every rank until the step. FSDP2 makes parameters of
+    its own, and splits their gradients by itself.
+    """
+    from torch.distributed.tensor import DTensor
+
+    def split_like(weight: Any) -> Any:
+        return lambda gradient: gradient.redistribute(placements=weight.placements)
+
+    for weight in model.parameters():
+        if isinstance(weight, DTensor):
+            weight.register_hook(split_like(weight))
+
+
 @workaround("accelerate/accelerator.py, _prepare_tp", seen="accelerate 1.15")
 def leave_whole_weights_to_fsdp(accelerator: "Accelerator") -> None:
     """Have accelerate not wrap the weights that tensor parallelism leaves whole.

@@ -62,6 +62,7 @@ def load_split(
     # Otherwise save_pretrained waits on the writing rank for ranks that do not call it.
     del model.config.distributed_config
     release_files(model)
+    upstream.keep_gradients_split(model)
     return model
 
 

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find what does not fit a mesh, before the model is loaded.
+
+What is refused here would not give the loss of one process, or would end in a traceback after the
+model was loaded.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from components import varlen
+from components.arguments import (
+    CommonArguments,
+    CompileArguments,
+    InstructionTuningArguments,
+    PredictionArguments,
+    QuantizationArguments,
+)
+from components.mesh import Mesh
+from components.plugins import deepspeed_config, fsdp_plugin
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from components.strategy import Strategy
+
+NAMES = {"tp": "tensor", "cp": "context", "sp": "sequence"}
+
+
+def find_mesh_misfits(
+    args: CommonArguments, accelerator: "Accelerator", strategy: "Strategy"
+) -> Iterator[str]:
+    """Yield a problem, with its fix, for each argument and key of the YAML that a mesh forbids."""
+    mesh = Mesh.of(accelerator)
+    if mesh.copies == 1:
+        return
+    for kind, name in NAMES.items():
+        if getattr(mesh, kind) > 1 and kind not in args.MESH:
+            yield (
+                f"this recipe has no {name} parallelism: set {kind}_size to 1, or use a YAML that "
+                "shards alone, such as fsdp2_full_shard.yaml"
+            )
+    if mesh.tp > 1:
+        yield from find_misfits_of_tp(args, accelerator, strategy)
+    if mesh.cp > 1:
+        yield from find_misfits_of_cp(args)
+    if mesh.sp > 1:
+        yield from find_misfits_of_sp(args, accelerator, strategy)
+    if mesh.parts_of_row() > 1:
+        yield from find_misfits_of_parts(args)
+
+
+# ---- Arguments and keys of the YAML ----
+def find_misfits_of_tp(
+    args: CommonArguments, accelerator: "Accelerator", strategy: "Strategy"
+) -> Iterator[str]:
+    """Yield a problem for each argument and key that tensor parallelism forbids."""
+    plugin = fsdp_plugin(accelerator)
+    if strategy.zero_stage is not None or strategy.fsdp_version == 1:
+        yield f"{strategy.name} does not split matrices: use tp.yaml, or fsdp2_tp.yaml with FSDP2"
+    elif plugin is not None and plugin.cpu_ram_efficient_loading:
+        # accelerate/utils/fsdp_utils.py, fsdp2_load_full_state_dict
+        yield (
+            f"{strategy.name}: each rank reads its own part of the weights, and FSDP would "
+            "broadcast those of rank 0: set fsdp_cpu_ram_efficient_loading: false"
+        )
+    if args.use_peft:
+        # peft/tuners/lora/model.py makes an adapter of a split matrix as large as that of its part,
+        # and draws it from the part's size.
+        yield (
+            "--use_peft: peft's adapters do not follow the split of a matrix: leave it out, or "
+            "use fsdp2_full_shard.yaml"
+        )
+    if isinstance(args, QuantizationArguments) and (args.load_in_8bit or args.load_in_4bit):
+        yield (
+            "a quantized base cannot be split by matrices: leave out --load_in_8bit and "
+            "--load_in_4bit, or use ddp.yaml or fsdp2_full_shard.yaml"
+        )
+    if isinstance(args, CompileArguments) and args.torch_compile:
+        yield "--torch_compile does not work on split matrices: leave it out"
+    if args.optim.endswith("bit") and not strategy.is_sharded:
+        yield f"--optim {args.optim} cannot hold parts of matrices: use adamw_torch_fused"
+
+
+def find_misfits_of_cp(args: CommonArguments) -> Iterator[str]:
+    """Yield a problem for each argument that context parallelism forbids.
+
+    Its ring knows no mask but the causal one (accelerate/big_modeling.py,
+    _attach_context_parallel_hooks).
+    """
+    if args.attn_implementation not in (None, "sdpa"):
+        yield (
+            f"--attn_implementation {args.attn_implementation}: the ring of context parallelism "
+            "replaces sdpa alone: use sdpa"
+        )
+    if isinstance(args, PredictionArguments) and args.predict_with_generate:
+        yield (
+            "--predict_with_generate pads prompts on the left, which needs a mask, and context "
+            "parallelism has none: leave it out, and use generate.py on the result"
+        )
+
+
+def find_misfits_of_sp(
+    args: CommonArguments, accelerator: "Accelerator", strategy: "Strategy"
+) -> Iterator[str]:
+    """Yield a problem for each argument and key that DeepSpeed-Ulysses forbids."""
+    if strategy.zero_stage in (None, 0):
+        yield f"{strategy.name} has no sequence parallelism: use deepspeed_ulysses.yaml"
+        return
+    handler: Any = accelerator.parallelism_config.sp_handler
+    takes = handler.sp_attn_implementation or "sdpa"
+    if (args.attn_implementation or "sdpa") != takes:
+        yield (
+            f"--attn_implementation {args.attn_implementation}: sequence parallelism replaces "
+            f"{takes}, and ranks would attend to their own part of a row alone: set "
+            f"parallelism_config_sp_attn_implementation: {args.attn_implementation}"
+        )
+    if not handler.sp_seq_length_is_variable:
+        yield (
+            "rows differ in length: set parallelism_config_sp_seq_length_is_variable: true, and "
+            "leave out parallelism_config_sp_seq_length"
+        )
+    zero = deepspeed_config(accelerator).get("zero_optimization", {})
+    if strategy.zero_stage == 3 and zero.get("reduce_scatter") is False:
+        # deepspeed/runtime/zero/stage3.py divides by ranks / sp then.
+        yield (
+            "reduce_scatter: false has DeepSpeed divide gradients by another number under sequence "
+            "parallelism: leave it out"
+        )
+
+
+def find_misfits_of_parts(args: CommonArguments) -> Iterator[str]:
+    """Yield a problem for each argument that cannot work on a part of a row."""
+    for name in ("packing", "padding_free"):
+        if getattr(args, name, False):
+            yield (
+                f"--{name}: rows of one line would see each other, since no mask is split with the "
+                f"line: leave it out"
+            )
+    if args.attn_implementation == varlen.NAME:
+        yield f"--attn_implementation {varlen.NAME} needs whole lines: use sdpa"
+    if isinstance(args, InstructionTuningArguments) and args.neftune_noise_alpha is not None:
+        yield (
+            "--neftune_noise_alpha: the noise depends on the length of a row, of which a rank has "
+            "a part: leave it out"
+        )
+    if isinstance(args, CompileArguments) and args.torch_compile:
+        yield "--torch_compile does not work on parts of rows: leave it out"
+
+
+# ---- Model ----
+def find_model_misfits(args: CommonArguments, mesh: Mesh) -> Iterator[str]:
+    """Yield a problem for each size of the model that the mesh cannot split.
+
+    A config that cannot be read is left to those who load the model.
+    """
+    from transformers import AutoConfig
+
+    if mesh.copies == 1:
+        return
+    name = args.model_name_or_path
+    with contextlib.suppress(OSError, ValueError):
+        config = AutoConfig.from_pretrained(name, revision=args.model_revision)
+        yield from find_misfits_of_config(config.get_text_config(), mesh)
+
+
+def find_misfits_of_config(config: Any, mesh: Mesh) -> Iterator[str]:
+    """Yield a problem for each size in a config of transformers that the mesh cannot split."""
+    if mesh.tp > 1 and not config.base_model_tp_plan:
+        yield (
+            f"transformers has no plan by which to split the matrices of a {config.model_type} "
+            "model: set tp_size to 1, or use fsdp2_full_shard.yaml"
+        )
+        return
+    for kind in ("tp", "sp"):
+        yield from find_indivisible_sizes(config, kind, getattr(mesh, kind))
+    others = attention_other_than_full(config)
+    if mesh.cp > 1 and others:
+        yield (
+            f"the ring of context parallelism knows full attention alone, and this model has "
+            f"{', '.join(others)}: set cp_size to 1, or use deepspeed_ulysses.yaml"
+        )
+
+
+def find_indivisible_sizes(config: Any, kind: str, size: int) -> Iterator[str]:
+    """Yield a problem for each number of heads, and for TP each width, that `size` does not divide.
+
+    Args:
+        kind: "tp" or "sp", both of which give a rank whole heads.
+        size: of the group of ranks.
+    """
+    names = ["num_attention_heads", "num_key_value_heads"]
+    if kind == "tp":
+        names += ["intermediate_size", "vocab_size"]
+    for name in names:
+        number = getattr(config, name, None) or size
+        if number % size:
+            yield (
+                f"{kind}_size {size} does not divide the model's {name}, {number}: use "
+                f"{largest_common_size(config, names, size)}"
+            )
+
+
+def largest_common_size(config: Any, names: list[str], size: int) -> int:
+    """Return the largest number below `size` that divides each of these sizes of a config."""
+    numbers = [getattr(config, name, None) or size for name in names]
+    for smaller in range(size - 1, 1, -1):
+        if all(number % smaller == 0 for number in numbers):
+            return smaller
+    return 1
+
+
+def attention_other_than_full(config: Any) -> list[str]:
+    """Return the kinds of attention in a model that are not full, as accelerate reads them."""
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is None:
+        return ["a sliding window"] if getattr(config, "sliding_window", None) else []
+    return sorted(set(layer_types) - {"full_attention"})
