@@ -25,6 +25,10 @@ TYPO_SAID = (
     "silently; fix: fsdp_reshard_after_forward"
 )
 # The number of shards follows.
+MESH_OF = (
+    "parallelism_config:\n  parallelism_config_{first}_size: 2\n"
+    "  parallelism_config_{second}_size: 2\n"
+)
 MESH = (
     "parallelism_config:\n  parallelism_config_dp_replicate_size: 2\n"
     "  parallelism_config_dp_shard_size: "
@@ -742,11 +746,54 @@ broken(
     "nothing to shard",
 )
 broken(
-    "tensor parallel mesh",
+    "tensor parallel mesh under FSDP2",
     FULL2 + "parallelism_config:\n  parallelism_config_tp_size: 8\n",
     "error",
-    "parallelism_config_tp_size",
-    "only shard and replicate",
+    "parallelism_config",
+    "nothing to shard",
+)
+broken(
+    "tensor parallel shards that rank 0 would load",
+    FULL2.replace("8", "4") + MESH_OF.format(first="dp_shard", second="tp"),
+    "error",
+    "fsdp_cpu_ram_efficient_loading",
+    "into whole weights",
+    fixed={"fsdp_cpu_ram_efficient_loading": False},
+)
+broken(
+    "replicas of tensor parallel groups",
+    DDP.replace("8", "4") + MESH_OF.format(first="dp_replicate", second="tp"),
+    "error",
+    "parallelism_config_dp_replicate_size",
+    "without shards",
+)
+broken(
+    "a row split in two ways",
+    FULL2.replace("8", "4") + MESH_OF.format(first="cp", second="sp"),
+    "error",
+    "parallelism_config_sp_size",
+    "the same rows",
+)
+broken(
+    "context parallelism without FSDP2",
+    DDP.replace("8", "2") + "parallelism_config:\n  parallelism_config_cp_size: 2\n",
+    "error",
+    "parallelism_config_cp_size",
+    "needs FSDP2",
+)
+broken(
+    "sequence parallelism without DeepSpeed",
+    DDP.replace("8", "2") + "parallelism_config:\n  parallelism_config_sp_size: 2\n",
+    "error",
+    "parallelism_config_sp_size",
+    "nothing splits rows",
+)
+broken(
+    "sequence parallelism that divides no processes",
+    ZERO2.replace("8", "3") + "parallelism_config:\n  parallelism_config_sp_size: 2\n",
+    "error",
+    "parallelism_config_sp_size",
+    "is no multiple",
 )
 broken(
     "fp16 as it was",

@@ -14,6 +14,8 @@ def fake_accelerator(**settings):
     plain = {
         "distributed_type": DistributedType.NO,
         "num_processes": 1,
+        "process_index": 0,
+        "parallelism_config": None,
         "is_main_process": True,
         "is_local_main_process": True,
         "is_fsdp2": False,
@@ -29,6 +31,8 @@ def alone(ranks):
     """What a run asks of an Accelerator before its first step, on rank 0 of `ranks`."""
     return SimpleNamespace(
         num_processes=ranks,
+        process_index=0,
+        parallelism_config=None,
         print=print,
         is_main_process=True,
         wait_for_everyone=lambda: None,

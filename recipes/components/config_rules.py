@@ -20,10 +20,10 @@ from components.config_rules_fsdp import rules_of_fsdp
 from components.config_rules_keys import rules_of_names, rules_of_values
 from components.config_rules_launch import (
     rules_of_engine,
-    rules_of_mesh,
     rules_of_precision,
     rules_of_processes,
 )
+from components.config_rules_mesh import rules_of_mesh
 
 RULES = (
     rules_of_deepspeed,

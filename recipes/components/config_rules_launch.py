@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules on what is launched: engine, processes, machines, GPUs, mesh and mixed precision."""
+"""Rules on what is launched: engine, processes, machines, GPUs and mixed precision."""
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +17,6 @@ from components.config_findings import (
     set_value,
 )
 from components.config_reading import NOT_GIVEN, Config
-from components.config_strategy import how_to_fit_mesh, mesh_sizes
 
 
 # ---- Engine ----
@@ -192,71 +190,6 @@ def read_at_top_level(config: Config, key: str) -> Any:
     if (key,) in in_sections or not keys.is_readable(key, value, kind):
         return without_effect
     return keys.read_value(key, value, kind)
-
-
-# ---- Mesh ----
-def rules_of_mesh(config: Config) -> Iterator[Finding]:
-    """parallelism_config fits the engine and the number of processes."""
-    if not config.written.get("parallelism_config"):
-        return
-    yield from sizes_are_possible(config)
-    if config.engine == "FSDP":
-        yield from fsdp_can_use_the_mesh(config)
-    else:
-        yield from engine_splits_by_the_mesh(config)
-
-
-def sizes_are_possible(config: Config) -> Iterator[Finding]:
-    """Each size is 1 or more, and the recipes only replicate and shard."""
-    for kind, size in mesh_sizes(config.read).items():
-        path = f"parallelism_config.parallelism_config_{kind}_size"
-        if size < 1 and config.uses_torchrun:
-            yield finding(STOPS, path, "a group has at least one process", "1 or more")
-
-
-def fsdp_can_use_the_mesh(config: Config) -> Iterator[Finding]:
-    """FSDP2 has something to shard over, and the mesh has a place for each process."""
-    path = "parallelism_config"
-    sizes = mesh_sizes(config.read)
-    if config.fsdp_version == 1:
-        if math.prod(sizes.values()) > 1:
-            fix = "fsdp_version: 2, or HYBRID_SHARD without a mesh"
-            yield finding(STOPS, path, "FSDP1 takes no mesh", fix)
-    elif sizes["dp_shard"] == sizes["cp"] == 1:
-        fix = "a parallelism_config_dp_shard_size above 1"
-        yield finding(STOPS, path, "FSDP2 has nothing to shard over", fix)
-    else:
-        yield from mesh_has_a_place_for_each_process(config)
-
-
-def mesh_has_a_place_for_each_process(config: Config) -> Iterator[Finding]:
-    """The sizes multiply to the number of processes; DeepSpeed checks its sequences by itself."""
-    sizes = mesh_sizes(config.read)
-    places = math.prod(sizes.values())
-    if sizes["sp"] > 1 or places < 1 or config.processes in (NOT_GIVEN, places):
-        return
-    reason = f"its sizes multiply to {places}, num_processes is {config.processes}"
-    replicas = sizes["dp_replicate"]
-    fix = how_to_fit_mesh(replicas, places // replicas, config.processes)
-    yield finding(STOPS, "parallelism_config", reason, fix)
-
-
-def engine_splits_by_the_mesh(config: Config) -> Iterator[Finding]:
-    """Only FSDP shards by the mesh; DeepSpeed only reads its sequence parallelism."""
-    path = "parallelism_config"
-    sizes = mesh_sizes(config.read)
-    if math.prod(sizes.values()) <= 1 or sizes["sp"] > 1:
-        return
-    if str(config.engine).startswith("MULTI") and config.uses_torchrun:
-        if sizes["dp_shard"] > 1:
-            fix = "FSDP with fsdp_version: 2, or delete parallelism_config"
-            yield finding(IGNORED, path, "DDP runs and shards nothing", fix)
-        yield from mesh_has_a_place_for_each_process(config)
-    elif config.engine == "DEEPSPEED":
-        yield from mesh_has_a_place_for_each_process(config)
-        yield finding(IGNORED, path, "DEEPSPEED does not split by it", [delete(path)])
-    elif config.engine in keys.WITHOUT_TORCHRUN:
-        yield finding(IGNORED, path, f"{config.engine} does not split by it", [delete(path)])
 
 
 # ---- Mixed precision ----

@@ -56,6 +56,17 @@ class ConfigStrategy:
             return 0
         return self.replicas * max(self.shards, 1) * shared
 
+    @property
+    def mesh(self) -> str:
+        """The sizes of the mesh in words, "" without one: "2 replicas x 2 shards x 2 in TP"."""
+        sizes = {"replicas": self.replicas, "shards": self.shards}
+        words = [f"{size} {name}" for name, size in sizes.items() if size > 0]
+        for name in ("cp", "sp", "tp"):
+            size = getattr(self, name)
+            if size > 1:
+                words.append(f"{size} in {name.upper()}")
+        return " x ".join(words) if self.places or self.sp > 1 else ""
+
 
 def strategy_of(config: dict) -> ConfigStrategy:
     """Return the strategy of a config, which may be as written or as accelerate reads it."""
@@ -132,8 +143,13 @@ def strategy_run(config: dict) -> str:
 
 
 def shards_of(requested: ConfigStrategy, processes: int, processes_per_node: int) -> dict[str, int]:
-    """Return into how many shards each kind of state is split, {kind: count}; 1 is whole."""
-    count = requested.shards or processes
+    """Return into how many shards each kind of state is split, {kind: count}; 1 is whole.
+
+    Under tensor parallelism it is the part of a rank that is split so.
+    """
+    count = processes
+    if requested.engine == "fsdp2" and requested.places:
+        count = max(requested.shards, 1) * requested.cp
     if requested.engine in ("single", "ddp") or requested.strategy == "NO_SHARD":
         count = 1
     elif requested.strategy == "HYBRID_SHARD":

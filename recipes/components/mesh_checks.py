@@ -108,7 +108,8 @@ def find_misfits_of_sp(
     if strategy.zero_stage in (None, 0):
         yield f"{strategy.name} has no sequence parallelism: use deepspeed_ulysses.yaml"
         return
-    handler: Any = accelerator.parallelism_config.sp_handler
+    config: Any = accelerator.parallelism_config
+    handler = config.sp_handler
     takes = handler.sp_attn_implementation or "sdpa"
     if (args.attn_implementation or "sdpa") != takes:
         yield (

@@ -13,6 +13,7 @@ imported.
 import contextlib
 import copy
 import functools
+import importlib
 import inspect
 import logging
 import sys
@@ -499,14 +500,13 @@ class GroupOfRanks:
     "transformers/distributed/utils.py, initialize_distributed_mesh", seen="transformers 5.23"
 )
 @contextlib.contextmanager
-def splitting_over(accelerator: "Accelerator") -> Generator[None]:
+def splitting_over(accelerator: Any) -> Generator[None]:
     """Have transformers split weights over accelerate's tensor parallel group within this context.
 
     transformers makes a mesh of its own, whose sizes must multiply to the number of all ranks. It
     would have to shard over the others too, and accelerate's FSDP2 refuses to shard again.
     """
-    from transformers.distributed import mixin
-
+    mixin: Any = importlib.import_module("transformers.distributed.mixin")
     group = GroupOfRanks(accelerator.torch_device_mesh["tp"])
     original = mixin.initialize_distributed_mesh
     mixin.initialize_distributed_mesh = lambda config: (accelerator.device, group)
@@ -534,7 +534,7 @@ def keep_gradients_split(model: Any) -> None:
 
 
 @workaround("accelerate/accelerator.py, _prepare_tp", seen="accelerate 1.15")
-def leave_whole_weights_to_fsdp(accelerator: "Accelerator") -> None:
+def leave_whole_weights_to_fsdp(accelerator: Any) -> None:
     """Have accelerate not wrap the weights that tensor parallelism leaves whole.
 
     It imports ReplicateParallel, which transformers 5 no longer has. FSDP2 takes weights without a

@@ -124,13 +124,15 @@ def describe(
     if config["distributed_type"] in NOT_DESCRIBED:
         words["no effect"] = words_of_no_effect(content, config, deepspeed)
         return words
+    words |= words_of_mesh(run.requested, run.processes)
     words |= words_of_shares(run)
     words["state"] = words_of_place(run)
     words["precision"] = words_of_precision(run)
     if run.is_fsdp:
         default = "FULL_STATE_DICT" if run.engine == "fsdp1" else "SHARDED_STATE_DICT"
         words["checkpoints"] = config["fsdp_config"].get("fsdp_state_dict_type", default)
-    words["siblings"] = words_of_siblings(run)
+    if not words_of_mesh(run.requested, run.processes):
+        words["siblings"] = words_of_siblings(run)
     words["no effect"] = words_of_no_effect(content, config, deepspeed)
     return words
 
@@ -156,6 +158,8 @@ def words_of_strategy(run: Run) -> str:
         return "one process, unless mpirun starts the launcher"
     if run.engine == "single":
         return "one process"
+    if run.engine == "ddp" and run.requested.tp > 1:
+        return "tensor parallelism, by the plan of transformers for the model"
     if run.engine == "ddp":
         return "DDP"
     if run.engine == "zero":
@@ -172,6 +176,26 @@ def words_of_processes(run: Run) -> str:
     return str(run.processes)
 
 
+# ---- Who computes what ----
+def words_of_mesh(requested: ConfigStrategy, processes: int) -> dict[str, str]:
+    """Return which processes share rows, layers or tokens; {} if each has rows of its own."""
+    sharing = requested.tp * requested.cp * requested.sp
+    if sharing == 1:
+        return {}
+    shared = []
+    if requested.cp > 1:
+        shared.append(f"{requested.cp} share the tokens of a row, and attend by a ring")
+    if requested.sp > 1:
+        shared.append(f"{requested.sp} share the tokens of a row, and its heads in attention")
+    if requested.tp > 1:
+        shared.append(f"{requested.tp} share the matrices of each layer")
+    groups = max(processes // sharing, 1)
+    rows = "all processes see the same rows"
+    if groups > 1:
+        rows = f"{groups} groups of {sharing} processes have rows of their own"
+    return {"mesh": f"{requested.mesh}: {'; '.join(shared)}", "rows": rows}
+
+
 # ---- Who holds what ----
 def words_of_shares(run: Run) -> dict[str, str]:
     """Return what each process holds of parameters, gradients and optimizer state."""
@@ -182,8 +206,10 @@ def words_of_shares(run: Run) -> dict[str, str]:
         words[kind] = "whole on each process"
         if shards[kind] > 1:
             # For a single process, describe what each of N processes would hold.
-            count = shards[kind] if run.processes > 1 else "N"
+            count = shards[kind] * run.requested.tp if run.processes > 1 else "N"
             words[kind] = f"1/{count} on each process"
+        elif run.requested.tp > 1:
+            words[kind] = f"1/{run.requested.tp} of each split matrix on each process, norms whole"
     if shards["parameters"] > 1:
         words["parameters"] += words_of_gathering(run)
     if shards["gradients"] > 1 and run.engine != "zero":

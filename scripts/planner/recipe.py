@@ -89,7 +89,13 @@ def refusals(
         deepspeed_plugin=SimpleNamespace(deepspeed_config={"zero_optimization": zero}),
         fsdp_plugin=SimpleNamespace(use_orig_params=use_orig_params),
     )
-    accelerator = SimpleNamespace(mixed_precision=mixed_precision, num_processes=ranks, state=state)
+    accelerator = SimpleNamespace(
+        mixed_precision=mixed_precision,
+        num_processes=ranks,
+        process_index=0,
+        parallelism_config=None,
+        state=state,
+    )
     return [
         problem
         for problem in problems_of(args, accelerator, strategy)

@@ -160,9 +160,8 @@ def choose_ranks(
     mesh = facts.places
     if mesh and ranks != mesh:
         raise ValueError(
-            f"the mesh of {config_file} is {facts.replicas} x {facts.shards}: "
-            f"it needs {mesh} processes, not {ranks}: "
-            f"{how_to_fit_mesh(facts.replicas, facts.shards, ranks)}"
+            f"the mesh of {config_file} is {facts.mesh}: it needs {mesh} processes, not {ranks}: "
+            f"{how_to_fit_mesh(facts.replicas, mesh // facts.replicas, ranks)}"
         )
     if device != "cpu":
         return ranks, ranks

@@ -187,7 +187,7 @@ def judged(name: str, held: dict, promise: Promise, shards: int, facts: ConfigSt
         "devices": held["devices"],
         "held_bytes": held["bytes"],
         "promised_bytes": round(promise.nominal * width),
-        "shards": shards,
+        "shards": shards * facts.tp,
         "verdict": "ok" if ok else "NOT AS PROMISED",
     }
 

@@ -173,7 +173,7 @@ def test_going_down_its_gradient_evens_the_load():
 
 
 def test_the_means_name_the_busiest_expert_of_any_layer():
-    accelerator = SimpleNamespace(reduce=lambda pair: pair)
+    accelerator = fake_accelerator(reduce=lambda sums: sums)
     load = torch.tensor([[4.0, 4.0, 4.0], [2.0, 3.0, 7.0]])
     means = mixtral.mean_losses(accelerator, torch.tensor([6.0, 9.0]), load, torch.tensor([3, 6]))
     assert means == pytest.approx({"loss": 2.0, "aux_loss": 1.5, "max_expert_load": 7 / 4})

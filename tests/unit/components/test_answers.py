@@ -202,7 +202,9 @@ def predictor_of(tokenizer, tmp_path, monkeypatch):
         return model.generate(**inputs, **options)
 
     monkeypatch.setattr("components.answers.generate", generate)
-    monkeypatch.setattr("components.answers.gather_object", list)
+    monkeypatch.setattr(
+        "components.answers.gather_rows", lambda accelerator, answers: list(answers)
+    )
     return make
 
 

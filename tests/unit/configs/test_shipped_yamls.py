@@ -21,6 +21,12 @@ EXPECTED = {
     "fsdp2_shard_grad_op": "FSDP",
     "fsdp2_hybrid_shard": "FSDP",
     "fsdp2_cpu_offload": "FSDP",
+    "tp": "MULTI_GPU",
+    "fsdp2_tp": "FSDP",
+    "hsdp_tp": "FSDP",
+    "fsdp2_cp": "FSDP",
+    "hsdp_cp": "FSDP",
+    "deepspeed_ulysses": "DEEPSPEED",
     "deepspeed_zero0": "DEEPSPEED",
     "deepspeed_zero1": "DEEPSPEED",
     "deepspeed_zero2": "DEEPSPEED",
@@ -68,7 +74,7 @@ class TestConfig:
         if fsdp is None:
             return
         version = fsdp["fsdp_version"]
-        assert path.stem == "fsdp" or path.stem.startswith(f"fsdp{version}_")
+        assert path.stem == "fsdp" or path.stem.startswith((f"fsdp{version}_", "hsdp_"))
         assert ("fsdp_sharding_strategy" in fsdp) == (version == 1)
         assert ("fsdp_reshard_after_forward" in fsdp) == (version == 2)
 
