@@ -25,7 +25,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from proof.jobs import MAKERS, Run, all_runs, configs, reference_of
+from proof.jobs import MAKERS, Run, all_runs, configs, mesh_configs, reference_of
 from proof.launch import make_model
 from proof.parity_table import measure, merge, tables
 from proof.results import read_rows, write_rows
@@ -35,7 +35,7 @@ from usage import Parser
 def parse_args() -> argparse.Namespace:
     """Read the command line; `runs` are the chosen runs."""
     groups = list(dict.fromkeys(run.group for run in all_runs()))
-    names = configs()
+    names = [*configs(), *mesh_configs()]
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--groups", nargs="+", choices=groups, default=groups, help="groups of runs (default: all)"
@@ -81,7 +81,7 @@ def chosen_runs(args: argparse.Namespace) -> list[Run]:
 
 def measure_in(output_dir: Path, run: Run) -> dict:
     """Launch one run in a folder of its own, print its verdict, and return its row."""
-    tiny = output_dir / f"tiny_{run.recipe}"
+    tiny = output_dir / run.tiny
     row = measure(run, tiny, output_dir / run.name, output_dir / reference_of(run).name)
     print(f"{row['verdict']:>13}  {run.group}: {run.name}", flush=True)
     return row
@@ -104,8 +104,8 @@ def main() -> None:
     if args.list:
         print("\n".join(f"{run.group}: {run.name}" for run in args.runs))
         return
-    for recipe in dict.fromkeys(run.recipe for run in args.runs):
-        make_model(args.output_dir / f"tiny_{recipe}", recipe)
+    for tiny, maker in {run.tiny: run.maker for run in args.runs}.items():
+        make_model(args.output_dir / tiny, maker)
     rows = measure_all(args)
     rows = merge(rows, read_rows(args.json), args.runs)
     print(f"\n{tables(rows)}")

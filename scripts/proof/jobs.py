@@ -8,6 +8,9 @@ accumulation has fewer rows.
 
 from dataclasses import dataclass, replace
 
+import yaml
+
+from components.config_strategy import strategy_of
 from paths import CONFIGS, FIRST_CHOICE
 
 # Arguments of make_tiny.py for a recipe's tiny model and rows. Its matrices have at least 320 x 320
@@ -26,6 +29,9 @@ MAKERS = {
     "bert_ner": ["bert_ner", *WIDTH, *ROWS],
     "vit": ["vit", *WIDTH, *ROWS],
 }
+
+# The same of meshes, which divide the heads by 2 or 4
+EVEN_HEADS = "--num_attention_heads 4 --num_key_value_heads 4".split()
 
 # The flags of the job. 210 rows do not divide by the global batch of 12: the last window of an
 # epoch has 6 rows, and some ranks have none of them.
@@ -48,7 +54,8 @@ FLAGS = {
 }
 # The same for its adapters. Those of experts must be large enough for ZeRO-3 to shard them.
 ADAPTER_FLAGS = {"mixtral": ["--lora_r", "128"]}
-LEVERS = ("--padding_free", "--max_logits_mib", "0.02")  # pieces of 16 tokens, several per batch
+PIECES = ("--max_logits_mib", "0.02")  # of 16 tokens, several per batch
+LEVERS = ("--padding_free", *PIECES)
 PACKING = ("--packing", "--max_length", "96")  # two or three rows per packed sequence
 CHECKPOINTING = ("--gradient_checkpointing",)
 EAGER = ("--attn_implementation", "eager")
@@ -74,6 +81,8 @@ OTHER_CUTS = {
     2: ((1, 6), (2, 3), (6, 1)),
     4: ((1, 3),),
 }
+# The same where ranks share rows, {groups of ranks that have rows of their own: ...}
+MESH_CUT = {1: (6, 2), 2: (3, 2), 4: (1, 3)}
 CUT_CONFIGS = ("ddp", "fsdp2_full_shard", "deepspeed_zero2")
 WEIGHTS = {
     "full": [],
@@ -96,6 +105,18 @@ class Run:
     flags: tuple[str, ...] = ()
     recipe: str = "llama"
     precision: str = "no"  # --mixed_precision
+    sizes: tuple[str, ...] = ()  # of the mesh where they are not the YAML's, such as "tp_size=4"
+
+    @property
+    def tiny(self) -> str:
+        """The name of the folder of its tiny model and rows."""
+        return f"tiny_{self.recipe}" + ("_of_meshes" if self.group == "meshes" else "")
+
+    @property
+    def maker(self) -> list[str]:
+        """The arguments of make_tiny.py for them."""
+        more = EVEN_HEADS if self.group == "meshes" else []
+        return [*MAKERS[self.recipe], *more]
 
     @property
     def name(self) -> str:
@@ -105,6 +126,8 @@ class Run:
         if self.precision != "no":
             words.append(self.precision)
         words += [flag.removeprefix("--") for flag in self.flags]
+        if self.group == "meshes":
+            words += ["mesh", *self.sizes]
         return "-".join(words)
 
     @property
@@ -123,6 +146,9 @@ def reference_of(run: Run) -> Run:
 
     The reference of packed rows is packed too, since packing decides which rows make a batch.
     """
+    if run.group == "meshes":
+        batch, accumulation = MESH_CUT[1]
+        return Run("meshes", "single", 1, batch, accumulation, run.weights, recipe=run.recipe)
     if run.recipe == "llama" and "--packing" not in run.flags:
         return Run("strategies", "single", weights=run.weights)
     batch, accumulation = CUT[1]
@@ -130,8 +156,32 @@ def reference_of(run: Run) -> Run:
 
 
 def configs() -> list[str]:
-    """Return names of the shipped YAML files, without fsdp.yaml, which is a copy of another one."""
-    return sorted(path.stem for path in set(CONFIGS.glob("*.yaml")) - {FIRST_CHOICE})
+    """Return names of the shipped YAML files under which each rank has rows of its own.
+
+    fsdp.yaml is left out, since it is a copy of another one.
+    """
+    names = {path.stem for path in set(CONFIGS.glob("*.yaml")) - {FIRST_CHOICE}}
+    return sorted(names - set(mesh_configs()))
+
+
+def mesh_configs() -> list[str]:
+    """Return names of the shipped YAML files under which several ranks share rows."""
+    return sorted(path.stem for path in CONFIGS.glob("*.yaml") if ranks_per_row(path.stem) > 1)
+
+
+def ranks_per_row(config: str, sizes: tuple[str, ...] = ()) -> int:
+    """Return how many ranks share each row under a shipped YAML, with these sizes of its mesh."""
+    requested = strategy_of(content_of(config, sizes))
+    return requested.tp * requested.cp * requested.sp
+
+
+def content_of(config: str, sizes: tuple[str, ...] = ()) -> dict:
+    """Return the content of a shipped YAML, with these sizes of its mesh."""
+    content = yaml.safe_load((CONFIGS / f"{config}.yaml").read_text())
+    for size in sizes:
+        key, _, number = size.partition("=")
+        content["parallelism_config"][f"parallelism_config_{key}"] = int(number)
+    return content
 
 
 def ranks_of(config: str, wanted: int) -> int:
@@ -171,7 +221,7 @@ def all_runs() -> list[Run]:
     for recipe in MAKERS:
         if recipe != "llama":
             runs += runs_of_recipe(recipe)
-    return runs
+    return [*runs, *runs_of_meshes()]
 
 
 def runs_of_strategies(wanted: int) -> list[Run]:
@@ -222,14 +272,66 @@ def runs_of_recipe(recipe: str) -> list[Run]:
     return runs
 
 
+# (YAML, ranks, sizes that are not the YAML's)
+MESHES = (
+    ("tp", 2, ()),
+    ("tp", 4, ("tp_size=4",)),
+    ("fsdp2_tp", 4, ()),
+    ("fsdp2_tp", 8, ("dp_shard_size=4",)),
+    ("hsdp_tp", 8, ()),
+    ("fsdp2_cp", 2, ("dp_shard_size=1",)),
+    ("fsdp2_cp", 4, ()),
+    ("fsdp2_cp", 4, ("dp_shard_size=1", "cp_size=4")),
+    ("hsdp_cp", 8, ()),
+    ("deepspeed_ulysses", 2, ()),
+    ("deepspeed_ulysses", 4, ()),
+    ("deepspeed_ulysses", 4, ("sp_size=4",)),
+)
+# Recipes that train under tensor parallelism alone
+SPLIT_BY_MATRICES = ("llama_dpo", "mistral_pretrain")
+
+
+def runs_of_meshes() -> list[Run]:
+    """Return runs under each mesh, with each kind of weights, and with what changes memory."""
+    runs = [run_on_mesh("single", 1)]
+    for config, ranks, sizes in MESHES:
+        runs.append(run_on_mesh(config, ranks, sizes))
+        if sizes:
+            continue
+        if (config, ranks) != ("deepspeed_ulysses", 4):
+            kinds = [kind for kind in WEIGHTS if kind != "full"]
+            runs += [run_on_mesh(config, ranks, weights=kind) for kind in kinds]
+            runs.append(run_on_mesh(config, ranks, flags=CHECKPOINTING))
+            runs.append(run_on_mesh(config, ranks, flags=PIECES))
+    runs += [run_on_mesh("single", 1, weights=kind) for kind in WEIGHTS if kind != "full"]
+    for recipe in SPLIT_BY_MATRICES:
+        runs.append(run_on_mesh("single", 1, recipe=recipe))
+        runs.append(run_on_mesh("tp", 2, recipe=recipe))
+        runs.append(run_on_mesh("fsdp2_tp", 4, recipe=recipe))
+    return runs
+
+
+def run_on_mesh(
+    config: str,
+    ranks: int,
+    sizes: tuple[str, ...] = (),
+    weights: str = "full",
+    flags: tuple[str, ...] = (),
+    recipe: str = "llama",
+) -> Run:
+    """Return a run under a mesh, with the global batch split among the groups that share rows."""
+    batch, accumulation = MESH_CUT[ranks // ranks_per_row(config, sizes)]
+    return Run("meshes", config, ranks, batch, accumulation, weights, flags, recipe, sizes=sizes)
+
+
 def is_refused(run: Run) -> bool:
-    """Return whether the recipe must refuse a run, since FSDP does not support its weights."""
+    """Return whether the recipe must refuse a run, since its strategy does not take its weights."""
     if run.weights == "full":
         return False
-    if run.config == "fsdp1_no_shard":
+    if run.config == "fsdp1_no_shard" or run.config.endswith("tp"):
         return True
     if run.weights == "int8 LoRA":
-        return run.config.startswith("fsdp")
+        return run.config.startswith(("fsdp", "hsdp"))
     if run.weights == "nf4 LoRA" and run.config == "fsdp1_shard_grad_op":
         return True
     return run.recipe == "mixtral" and run.config.startswith("fsdp1")

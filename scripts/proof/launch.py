@@ -6,8 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import yaml
+
 from paths import ROOT
-from proof.jobs import MAKERS, Run
+from proof.jobs import Run, content_of
 
 # Nothing is downloaded, and each rank has one thread, since the ranks share the machine's cores.
 ENVIRONMENT = {
@@ -17,9 +19,13 @@ ENVIRONMENT = {
 }
 
 
-def make_model(folder: Path, recipe: str = "llama") -> None:
-    """Write the tiny model and rows of a recipe to `folder`/model and `folder`/data."""
-    maker, *shape = MAKERS[recipe]
+def make_model(folder: Path, words: list[str]) -> None:
+    """Write a tiny model and its rows to `folder`/model and `folder`/data.
+
+    Args:
+        words: arguments of make_tiny.py, the maker first, as in Run.maker.
+    """
+    maker, *shape = words
     command = [sys.executable, str(ROOT / "scripts" / "make_tiny.py"), maker, str(folder), *shape]
     subprocess.run(command, check=True, capture_output=True)
 
@@ -55,6 +61,8 @@ def launch(run: Run, tiny: Path, folder: Path, root: Path = ROOT) -> tuple[int, 
         Exit code, and what was printed.
     """
     command = [*rehearsal(run.config, run.ranks, root), "--report", folder / "report.json"]
+    if run.sizes:
+        command += ["--config_file", write_with_sizes(run, folder)]
     command += ["--mixed_precision", run.precision]
     command += [root / "recipes" / f"{run.recipe}.py", *run.arguments]
     command += [*data_of(tiny), "--output_dir", folder]
@@ -66,3 +74,12 @@ def launch(run: Run, tiny: Path, folder: Path, root: Path = ROOT) -> tuple[int, 
         text=True,
     )
     return done.returncode, done.stdout
+
+
+def write_with_sizes(run: Run, folder: Path) -> Path:
+    """Write the YAML with the run's sizes of the mesh beside its folder, and return its path."""
+    content = content_of(run.config, run.sizes) | {"num_processes": run.ranks}
+    path = folder.with_name(f"{folder.name}.yaml")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(content))
+    return path

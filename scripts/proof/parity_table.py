@@ -89,8 +89,11 @@ def merge(measured: list[dict], before: list[dict], chosen: list[Run]) -> list[d
 
 def run_of(row: dict) -> Run:
     """Return the run that a row is about."""
-    settings = {field.name: row[field.name] for field in dataclasses.fields(Run)}
-    return Run(**settings | {"flags": tuple(row["flags"])})
+    settings = {
+        field.name: row[field.name] for field in dataclasses.fields(Run) if field.name in row
+    }
+    lists = {"flags": tuple(row["flags"]), "sizes": tuple(row.get("sizes", ()))}
+    return Run(**settings | lists)
 
 
 def in_order(rows: list[dict]) -> list[dict]:
@@ -119,7 +122,7 @@ def tables(rows: list[dict]) -> str:
 
 def cells_of(row: dict, names_recipe: bool) -> list[str]:
     """Return the cells of one row's line in its table."""
-    words = [row["weights"], *row["flags"]]
+    words = [row["weights"], *row["flags"], *row.get("sizes", ())]
     if names_recipe:
         words.insert(0, f"{row['recipe']}.py")
     return [
