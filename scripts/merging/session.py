@@ -127,7 +127,8 @@ def merge(job: Job, args: argparse.Namespace) -> None:
     is_quantized = base != trained.SIXTEEN_BITS
     writing.write_weights(staging, job.adapter, job.plan, job.files, is_quantized, job.dtype)
     writing.copy_tokenizer(staging, job.adapter)
-    writing.write_generation_config(staging, job.adapter, stop_tokens, job.tokenizer)
+    of_base = writing.read_json_of_base(job.adapter, writing.GENERATION_CONFIG) or {}
+    writing.write_generation_config(staging, of_base, stop_tokens, job.tokenizer)
     writing.write_config(staging, job.adapter, job.plan.unties, job.dtype)
     reload(job, staging, slip, base)
     slip.write(staging)

@@ -66,6 +66,37 @@ def test_a_trained_folder_becomes_a_model_of_ollama(trained, tmp_path):
     assert "ollama create out -f" in done.output
 
 
+@pytest.fixture
+def base_without_the_end(tiny, tmp_path):
+    """The tiny model, whose generation config lists only the end of a text, and its rows."""
+    shutil.copytree(tiny, tmp_path / "tiny")
+    path = tmp_path / "tiny" / "model" / "generation_config.json"
+    path.write_text(json.dumps(read_json(path) | {"eos_token_id": 2}))
+    return tmp_path / "tiny"
+
+
+def test_a_trained_folder_lists_the_end_of_turn_that_its_base_lacked(
+    base_without_the_end, tmp_path
+):
+    done = recipe(*data_of(base_without_the_end), *STEPS, "--output_dir", tmp_path / "run")
+    assert done.returncode == 0, done.output[-3000:]
+    assert read_json(tmp_path / "run" / "generation_config.json")["eos_token_id"] == [2, 3]
+    lines = [line for line in done.output.splitlines() if line.startswith("generation_config.json")]
+    assert len(lines) == 1 and lines[0].endswith("[2, 3] (<|end_of_text|>, <|end_of_turn|>)"), (
+        done.output
+    )
+
+
+def test_adapters_on_such_a_base_get_the_end_of_turn_when_they_are_exported(
+    base_without_the_end, tmp_path
+):
+    train(base_without_the_end, ("--use_peft",), tmp_path / "run")
+    assert not (tmp_path / "run" / "generation_config.json").exists()
+    done = export(tmp_path / "run", tmp_path / "out", "--to", "vllm")
+    assert done.returncode == 0, done.output
+    assert read_json(tmp_path / "out" / "generation_config.json")["eos_token_id"] == [2, 3]
+
+
 @pytest.mark.parametrize("kind", ["trained", "adapters"])
 def test_both_kinds_of_folders_become_ones_for_vllm(kind, request, tmp_path):
     folder = request.getfixturevalue(kind)
