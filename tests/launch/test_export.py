@@ -12,6 +12,8 @@ from launching import REPO, data_of, read_json, recipe, run
 
 STEPS = ("--max_steps", "2", "--learning_rate", "2e-2", "--logging_steps", "1")
 
+FEW = ("--num_prompts", "8", "--max_new_tokens", "4")
+
 
 def export(*arguments, **options):
     return run(sys.executable, REPO / "scripts" / "export.py", *arguments, **options)
@@ -105,6 +107,41 @@ def test_both_kinds_of_folders_become_ones_for_vllm(kind, request, tmp_path):
     receipt = read_json(tmp_path / "out" / "receipt.json")
     assert receipt["passed"] and receipt["command"] == done.output.splitlines()[-1]
     assert receipt["command"].startswith("vllm serve ")
+
+
+@pytest.fixture(scope="module")
+def trained_mixture(tiny_of, once):
+    def fill(folder):
+        script = REPO / "recipes" / "mixtral.py"
+        words = [*data_of(tiny_of("mixtral")), *STEPS, "--output_dir", folder]
+        done = run(sys.executable, script, *words)
+        assert done.returncode == 0, done.output[-3000:]
+
+    return once("export_mixture", fill)
+
+
+def test_every_tensor_of_a_trained_mixture_is_compared(trained_mixture, tmp_path):
+    done = export(trained_mixture, tmp_path / "out", "--to", "gguf", *FEW)
+    assert done.returncode == 0, done.output
+    tensors = read_json(tmp_path / "out" / "receipt.json")["tensors"]
+    assert tensors["not_compared"] == []
+    assert tensors["equal"] == tensors["in_the_gguf"] > 20
+
+
+@pytest.mark.parametrize("target", ["gguf", "ollama", "vllm"])
+@pytest.mark.parametrize(
+    "config", ["ddp", "fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero2", "deepspeed_zero3"]
+)
+def test_what_ranks_trained_under_a_yaml_is_exported(config, target, short_under, tmp_path):
+    done = export(short_under(config, "full"), tmp_path / "out", "--to", target, *FEW)
+    assert done.returncode == 0, done.output
+    receipt = read_json(tmp_path / "out" / "receipt.json")
+    assert receipt["passed"]
+    if target == "vllm":
+        (reloaded,) = receipt["comparisons"]
+        assert reloaded["same_greedy_tokens"] == reloaded["prompts"] == 8
+    else:
+        assert receipt["tensors"]["equal"] == receipt["tensors"]["in_the_gguf"] > 20
 
 
 def test_adapters_have_to_be_merged_for_llama_cpp(adapters, tmp_path):
