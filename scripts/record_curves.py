@@ -17,6 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from exits import run_command
 from pictures.recordings import CURVES, NAMES, write_recording
 from usage import Parser
 
@@ -56,4 +57,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

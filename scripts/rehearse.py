@@ -27,6 +27,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from exits import run_command
 from proof import warm_start
 from proof.exit_codes import NOT_AS_PROMISED, recipe_exit_code
 from proof.ranks import Launcher
@@ -154,4 +155,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)
