@@ -38,6 +38,7 @@ class Arguments(
     """Preference tuning."""
 
     GROUP: ClassVar[str] = "Preferences"
+    LOSS_UNIT: ClassVar[str] = "per pair"
     model_name_or_path: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Apache-2.0
     # EDIT: your data set. Default: about 62,100 rows of UltraFeedback (MIT license); some of
     # its prompts are too long, so use --skip_bad_rows

@@ -513,6 +513,9 @@ class CommonArguments(
 ):
     """The arguments of every recipe."""
 
+    # What the logged loss is a mean over; run.json says it to those who draw the loss
+    LOSS_UNIT: ClassVar[str] = "nats per token"
+
     def find_own_conflicts(self) -> Iterable[str]:
         """Return a line with the fix for each conflict between a recipe's own arguments."""
         return ()

@@ -319,6 +319,7 @@ def write_run_json(
         "summary": lines,
         "arguments": vars(args),
         **identity,
+        "loss_unit": args.LOSS_UNIT,
         "launch": launchers_variables(),
         "versions": versions(),
     }

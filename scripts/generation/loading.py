@@ -20,6 +20,7 @@ from transformers import (
 from components import upstream
 from components.hub_ids import find_missing
 from exits import Exit, first_line, stop
+from generation.hub import refuse_without_hub
 
 LOAD_ERRORS = (
     OSError,
@@ -78,9 +79,11 @@ def find_device_problem(device: str) -> Iterator[str]:
 def find_source(name: str) -> Source:
     """Return the source of the model in a folder, or of a hub id.
 
-    Raises SystemExit with 64 if it is neither, with 65 for adapters whose base is missing.
+    Raises SystemExit with 64 if it is neither, with 65 for adapters whose base is missing, with 69
+    for what only the hub can have if that is out of reach.
     """
     refuse_missing(name)
+    refuse_without_hub(name)
     folder = Path(name)
     adapter_config = folder / "adapter_config.json"
     if adapter_config.is_file():
@@ -109,6 +112,7 @@ def read_base(name: str, adapter_config: Path) -> str:
     if find_missing(base) is not None:
         fix = f"put it back or correct {adapter_config}"
         stop(Exit.DATA, f"{name}: its base model {base} is missing; {fix}")
+    refuse_without_hub(base)
     return base
 
 

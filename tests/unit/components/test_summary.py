@@ -247,7 +247,8 @@ class TestRunJson:
         monkeypatch.setenv("HOME_OF", "mine")
         lines = start(LLAMA, ["--seed", "7"])
         run = json.loads((tmp_path / "run.json").read_text())
-        assert list(run) == ["summary", "arguments", *IDENTITY, "launch", "versions"]
+        assert list(run) == ["summary", "arguments", *IDENTITY, "loss_unit", "launch", "versions"]
+        assert run["loss_unit"] == "nats per token"
         assert run["summary"] == lines and run["arguments"]["seed"] == 7
         assert {key: run[key] for key in IDENTITY} == IDENTITY
         assert run["launch"]["ACCELERATE_MIXED_PRECISION"] == "no"

@@ -43,7 +43,8 @@ def test_adapters_name_their_base_which_lends_its_tokenizer(folder, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./none", "runs/tiny/run", "runs/none"])
-def test_a_folder_that_is_not_there_is_a_wrong_call(name, capsys):
+def test_a_folder_that_is_not_there_is_a_wrong_call(name, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the checkout may have a run of that name
     with pytest.raises(SystemExit) as end:
         loading.find_source(name)
     assert end.value.code == 64
