@@ -403,6 +403,8 @@ class EvaluationArguments:
     """When to evaluate."""
 
     GROUP: ClassVar[str] = "Evaluation and logs"
+    # What metrics.jsonl counts the loss in, which run.json has for scripts/plot_loss.py
+    LOSS_UNIT: ClassVar[str] = "nats per token"
     per_device_eval_batch_size: Annotated[int, Above(0), MAY_CHANGE] = arg(8, "rows per GPU")
     eval_strategy: Annotated[Literal["no", "steps", "epoch"], MAY_CHANGE] = arg(
         "epoch", "when to evaluate, besides after the last step"
@@ -512,9 +514,6 @@ class CommonArguments(
     ModelArguments,
 ):
     """The arguments of every recipe."""
-
-    # What the logged loss is a mean over; run.json says it to those who draw the loss
-    LOSS_UNIT: ClassVar[str] = "nats per token"
 
     def find_own_conflicts(self) -> Iterable[str]:
         """Return a line with the fix for each conflict between a recipe's own arguments."""

@@ -21,7 +21,7 @@ def refuse_without_hub(name: str) -> None:
 
 
 def why_not_from_hub(name: str, kind: str = "model") -> str | None:
-    """Return why something cannot be had, neither from here nor from the hub; None if it may be.
+    """Return why something can neither be read here nor loaded from the hub; None if it may be.
 
     With HF_HUB_OFFLINE the libraries do not try, and say so themselves.
 
