@@ -124,8 +124,8 @@ def card_of(args: Any, notes: CardNotes) -> str:
     versions = sorted(run["versions"].items())
     loading = code_to_load(data.library_name, data.pipeline_tag)
     sections = {
-        "Data": data_lines(args, run, clean),
-        "Training": summary_lines(run, clean, notes),
+        "Data": data_lines(run, clean),
+        "Training": table(("what", "value"), training_rows(run, clean, notes)),
         "Results": result_lines(read_metrics(output), notes.best),
         "Loss": curve_of(output),
         "Hyperparameters that differ from the defaults": changed_lines(args, clean),
@@ -206,11 +206,11 @@ def base_lines(args: Any, run: Mapping[str, Any], clean: Cleaner) -> str:
     return "\n".join(lines)
 
 
-def data_lines(args: Any, run: Mapping[str, Any], clean: Cleaner) -> str:
+def data_lines(run: Mapping[str, Any], clean: Cleaner) -> str:
     """Return the files or data sets, the hash of their rows, and rows per step."""
     rows = []
     for name in ("dataset_name", "eval_dataset_name"):
-        for word in words_of(getattr(args, name, None)):
+        for word in words_of(run["arguments"].get(name)):
             rows.append((READABLE[name], clean(word)))
     for name in ("data", "rows_per_step"):
         if name in run:
@@ -218,21 +218,30 @@ def data_lines(args: Any, run: Mapping[str, Any], clean: Cleaner) -> str:
     return table(("what", "value"), rows)
 
 
-def summary_lines(run: Mapping[str, Any], clean: Cleaner, notes: CardNotes) -> str:
-    """Return strategy, precision, hardware and more, as the run's summary told them."""
+def training_rows(
+    run: Mapping[str, Any], clean: Cleaner, notes: CardNotes
+) -> list[tuple[str, str]]:
+    """Return the summary, with what only this process knows: its launcher, hardware and time."""
     rows = []
     launch = find_readable_launch()
     if launch is not None and launch.config_file:
         rows.append(("YAML", Path(launch.config_file).name))
-    for name, text in run["summary"].items():
-        if name not in PRIVATE_LINES:
-            rows.append((READABLE.get(name, name), clean(text)))
+    rows += summary_rows(run, clean)
     rows.append(("hardware", hardware()))
     if notes.seconds is not None:
         rows.append(("training time", f"{notes.seconds:,.0f} s"))
     if notes.resumed_after:
         rows.append(("resumed", f"the last time after step {notes.resumed_after:,}"))
-    return table(("what", "value"), rows)
+    return rows
+
+
+def summary_rows(run: Mapping[str, Any], clean: Cleaner) -> list[tuple[str, str]]:
+    """Return strategy, precision and more, as the run's summary told them."""
+    rows = []
+    for name, text in run.get("summary", {}).items():
+        if name not in PRIVATE_LINES:
+            rows.append((READABLE.get(name, name), clean(text)))
+    return rows
 
 
 def hardware() -> str:

@@ -71,6 +71,8 @@ def test_a_card_has_no_path_token_user_or_row(arguments):
     arguments.model_name_or_path = "/home/alice/models/base"
     arguments.dataset_name = "/home/alice/rows.jsonl"
     arguments.tracker = "hf_abcdefghijklmnop"
+    path = Path(arguments.output_dir, "run.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"arguments": vars(arguments)}))
     card = card_of(arguments)
     assert card.data.base_model is None and card.data.datasets is None
     for private in ("alice", "/home", arguments.output_dir, "hf_abcdef", "a row of the data"):
