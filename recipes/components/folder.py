@@ -15,6 +15,7 @@ from components.status import fail, process_status
 # Files that a run writes into its folder, besides checkpoints and the result
 STATUS = "status.json"
 RUN = "run.json"
+PUBLIC_RUN = "run_public.json"  # What scripts/push.py publishes of it
 METRICS = "metrics.jsonl"
 LATEST = "latest"
 MANIFEST = "manifest.json"  # In the folder of a checkpoint

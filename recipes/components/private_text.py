@@ -84,8 +84,7 @@ def names_of_this_machine() -> dict[str, list[str]]:
     users = set()
     with contextlib.suppress(OSError, KeyError, ImportError):  # A user without an entry
         users.add(getpass.getuser())
-    with contextlib.suppress(RuntimeError):  # There is no home folder.
-        users.add(Path.home().name)
+    users.add(Path(home_folder()).name)
     host = socket.gethostname()
     hosts = set()
     for name in (host, host.split(".")[0]):
@@ -100,10 +99,19 @@ def names_of_this_machine() -> dict[str, list[str]]:
 
 def last_part(path: str) -> str:
     """Return the last part of a path; that of the home folder, a user's name, is hidden."""
-    with contextlib.suppress(RuntimeError):  # There is no home folder.
-        if Path(path).expanduser() == Path.home():
-            return "home"
+    home = home_folder()
+    if home and path.rstrip("/") in ("~", home):
+        return "home"
     return Path(path).name
+
+
+def home_folder() -> str:
+    """Return the path of the user's home folder, or "" if there is none but the root."""
+    try:
+        home = str(Path.home())
+    except RuntimeError:
+        return ""
+    return "" if home == "/" else home
 
 
 def words_of(value: Any) -> list[str]:

@@ -16,7 +16,7 @@ from components.model_card import CARD, CARD_ERRORS, code_to_load, fenced, table
 from components.private_text import Cleaner, is_hub_id
 from components.status import write_file
 from exits import first_line
-from generation.questions import read_run
+from generation.recorded import read_run
 from merging.adapter import AdapterFolder
 from merging.receipt import Receipt
 

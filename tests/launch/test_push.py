@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A push sends what it shows, byte for byte, and every refusal is one line."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -8,12 +9,23 @@ import sys
 
 import pytest
 
-from hub_stand_in import CUT, Hub
+from hub_stand_in import CUT, CUT_WITHIN, Hub, Planted
 from launching import REPO
 
 pytestmark = pytest.mark.cold("the libraries read the address of the hub when they are imported")
 CARD = "---\nlibrary_name: peft\n---\n\n# A card\n"
 PUSHED = ("README.md", "adapter_config.json", "adapter_model.safetensors", "tokenizer.json")
+RUN = {
+    "arguments": {
+        "output_dir": "/home/alice/run",
+        "model_name_or_path": "/home/alice/base",
+        "dataset_name": ["/home/alice/rows.jsonl"],
+        "load_in_4bit": True,
+        "columns": ["prompt=question"],
+    },
+    "base_weights": "a" * 64,
+    "launch": {"ACCELERATE_X": "alice"},
+}
 
 
 @pytest.fixture
@@ -33,7 +45,7 @@ def result(tmp_path):
         "adapter_model.safetensors": "weights" * 999,
         "tokenizer.json": "{}",
         "status.json": json.dumps({"state": "done"}),
-        "run.json": "{}",
+        "run.json": json.dumps(RUN),
         "metrics.jsonl": "",
         "predictions-3.jsonl": "",
         "checkpoint-3/model.safetensors": "state",
@@ -63,6 +75,13 @@ def push(hub, result, tmp_path):
     return call
 
 
+def whole(hub, result):
+    """Whether the hub has the folder byte for byte, and beside it what is pushed of run.json."""
+    expected = {name: (result / name).read_bytes() for name in PUSHED}
+    record = json.loads(hub.files.get("run_public.json", b"{}"))
+    return hub.files == expected | {"run_public.json": hub.files["run_public.json"]} and record
+
+
 def refused(process, code, *says):
     """Assert that a process ended with a code after one line that says this."""
     assert process.returncode == code, process.stderr
@@ -74,7 +93,7 @@ def refused(process, code, *says):
 def test_what_arrives_is_the_folder_byte_for_byte_in_a_private_repository(hub, result, push):
     process = push("--yes", "--commit_message", "First")
     assert process.returncode == 0, process.stderr
-    assert hub.files == {name: (result / name).read_bytes() for name in PUSHED}
+    assert whole(hub, result)
     assert hub.created[0]["visibility"] == "private"
     assert hub.commits[0]["summary"] == "First"
 
@@ -129,7 +148,15 @@ def test_a_bad_repo_id_is_refused(hub, push):
 
 @pytest.mark.parametrize(
     ("error", "says"),
-    [(401, "hf auth login"), (403, "write access"), (404, "--revision"), (409, "again")],
+    [
+        (401, "hf auth login"),
+        (403, "write access"),
+        (404, "--revision"),
+        (409, "again"),
+        (429, "wait, and run the same command again"),
+        (500, "run the same command again later"),
+        (503, "run the same command again later"),
+    ],
 )
 def test_an_error_of_the_hub_is_one_line(error, says, hub, push):
     hub.errors["/commit/"] = error
@@ -142,4 +169,48 @@ def test_a_push_that_was_cut_is_run_again(hub, result, push):
     assert hub.files == {}
     hub.errors.clear()
     assert push("--yes").returncode == 0
-    assert hub.files == {name: (result / name).read_bytes() for name in PUSHED}
+    assert whole(hub, result)
+
+
+def test_what_is_pushed_of_a_run_has_no_path_and_no_name(hub, push):
+    process = push("--yes")
+    assert process.returncode == 0, process.stderr
+    assert json.loads(hub.files["run_public.json"]) == {
+        "arguments": {"load_in_4bit": True, "columns": ["prompt=question"]},
+        "base_weights": "a" * 64,
+    }
+    assert "run_public.json (what loading reads of run.json)" in process.stdout
+
+
+def test_how_long_to_wait_is_told(hub, push):
+    hub.errors["/commit/"] = Planted(429, headers={"Retry-After": "77"})
+    refused(push("--yes"), 69, "429", "wait 77 s")
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [Planted(429, 1, {"Retry-After": "0"}), Planted(503, 1), Planted(CUT_WITHIN, 1)],
+    ids=["too many requests", "unavailable", "cut"],
+)
+def test_an_upload_that_fails_once_is_tried_again(planted, hub, result, push):
+    hub.errors["/lfs/"] = planted
+    process = push("--yes")
+    assert process.returncode == 0, process.stderr
+    assert whole(hub, result) and sum("PUT /lfs/" in request for request in hub.requests) == 2
+
+
+def test_a_push_cut_within_an_upload_goes_on_with_what_is_missing(hub, result, push):
+    (result / "other.safetensors").write_bytes(b"more weights" * 999)
+    oid = hashlib.sha256((result / "other.safetensors").read_bytes()).hexdigest()
+    hub.errors[oid] = CUT_WITHIN
+    process = push("--yes")
+    assert process.returncode == 69 and hub.files == {}
+    assert "run the same command again" in process.stderr.splitlines()[-1]
+    assert "Traceback" not in process.stderr and len(hub.stored) == 1
+    hub.errors.clear()
+    hub.requests.clear()
+    process = push("--yes")
+    assert process.returncode == 0, process.stderr
+    assert [request for request in hub.requests if "PUT" in request] == [f"PUT /lfs/{oid}"]
+    expected = {name: (result / name).read_bytes() for name in (*PUSHED, "other.safetensors")}
+    assert hub.files == expected | {"run_public.json": hub.files["run_public.json"]}
