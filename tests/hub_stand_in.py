@@ -144,9 +144,16 @@ class Handler(BaseHTTPRequestHandler):
             self.store(path.removeprefix("/lfs/"), body)
         elif "/commit/" in path:
             self.commit(body)
-        elif re.fullmatch("/api/models/[^/]+/[^/]+(/revision/.+)?", path):
+        else:
+            self.route_download(path)
+
+    def route_download(self, path: str) -> None:
+        """Answer a request of a download as the hub would."""
+        if re.fullmatch("/api/models/[^/]+/[^/]+(/revision/.+)?", path):
             siblings = [{"rfilename": name} for name in self.server.files]
             self.answer({"id": "owner/name", "sha": SHA, "siblings": siblings})
+        elif re.fullmatch("/api/models/[^/]+/[^/]+/tree/[^/]+", path):
+            self.answer([self.entry_of(name) for name in self.server.files])
         elif found := re.fullmatch("/[^/]+/[^/]+/resolve/[^/]+/(.+)", path):
             self.send_file(found[1])
         else:
@@ -199,6 +206,11 @@ class Handler(BaseHTTPRequestHandler):
         url = f"{self.server.url}/owner/name/commit/{SHA}"
         self.answer({"success": True, "commitOid": SHA, "commitUrl": url})
 
+    def entry_of(self, name: str) -> dict[str, Any]:
+        """Return what the list of the repository's files says of one."""
+        size = len(self.server.files[name])
+        return {"type": "file", "path": name, "size": size, "oid": SHA}
+
     def send_file(self, name: str) -> None:
         """Send a file of the repository, or for HEAD only what it is."""
         content = self.server.files.get(name)
@@ -213,9 +225,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.command == "GET":
             self.wfile.write(content)
 
-    def answer(
-        self, body: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None
-    ) -> None:
+    def answer(self, body: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
         """Send JSON."""
         text = json.dumps(body).encode()
         self.send_response(status)

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from components import folder
+from components.folder import CARD, MARKER
 from components.launch_command import find_readable_launch
 from components.private_text import Cleaner, is_hub_id, words_of
 from components.status import write_file
 
-CARD = "README.md"
-MARKER = "<!-- Written by accelerate-recipes: remove this line to keep changes of your own. -->"
 STUB = ("# Model Card for Model ID", "[More Information Needed]")  # peft writes both
 PRIVATE_LINES = ("sample", "warning", "WARNING")  # Lines of the summary that a card leaves out
 # How the card calls a line of the summary or of run.json whose name says too little without them

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from components import model_card
-from components.model_card import CARD, CARD_ERRORS, code_to_load, fenced, table
+from components.folder import CARD, MARKER
+from components.model_card import CARD_ERRORS, code_to_load, fenced, table
 from components.private_text import Cleaner, is_hub_id
 from components.status import write_file
 from exits import first_line
@@ -88,8 +89,8 @@ def read_card(folder: Path, clean: Cleaner) -> RunCard | None:
     except yaml.YAMLError as error:
         raise ValueError(f"{path}: {first_line(error)}") from None
     body = card.text
-    if model_card.MARKER in body:  # What its owner has written is left as it is.
-        body = clean(body.replace(model_card.MARKER, ""))
+    if MARKER in body:  # What its owner has written is left as it is.
+        body = clean(body.replace(MARKER, ""))
     intro, sections = split(body)
     sections.pop(LOADING, None)
     if model_card.PICTURE in sections.get(CURVE, ""):  # It stays with the run.

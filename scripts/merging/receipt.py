@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from components.model_card import CARD
+from components.folder import CARD
 from merging.comparing import Comparison, as_lists, compare, largest_logit, only_finite
 from merging.contestants import Contestant
 from merging.disk import writing_to

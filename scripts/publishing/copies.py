@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from components import folder
-from components.model_card import CARD, MARKER
+from components.folder import CARD, MARKER
 from components.private_text import (
     Cleaner,
     home_folder,

@@ -152,5 +152,9 @@ def with_base(source: Path, base: str) -> dict[str, bytes]:
             reason = first_line(error)
             stop(Exit.DATA, f"{path}: the block at its top is not YAML ({reason}): correct it")
         card.data["base_model"] = base
+        # peft's own card also has the path of the base in a tag.
+        tags = card.data.get("tags")
+        if tags:
+            card.data["tags"] = [tag for tag in tags if not tag.startswith("base_model:")]
         changed["README.md"] = str(card).encode()
     return changed

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.model_card import CARD
+from components.folder import CARD
 from exits import Exit, first_line, stop
 from publishing import copies, selection
 from publishing.copies import Copy

@@ -6,13 +6,17 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from adapter_folders import make_base, write_adapters
 from hub_stand_in import CUT, CUT_WITHIN, Hub, Planted
-from launching import REPO
+from launching import REPO, run
+from merged_folders import FEW, edit_json, edit_tensors
 
 pytestmark = pytest.mark.cold("the libraries read the address of the hub when they are imported")
+HF = Path(sys.executable).with_name("hf")
 CARD = "---\nlibrary_name: peft\n---\n\n# A card\n"
 PUSHED = ("README.md", "adapter_config.json", "adapter_model.safetensors", "tokenizer.json")
 RUN = {
@@ -60,11 +64,7 @@ def push(hub, result, tmp_path):
     """A function from words to the finished process of push.py on the result."""
 
     def call(*words, token="hf_stand_in", repo="owner/name"):
-        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1"}
-        environment["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-        environment |= {"HF_HOME": str(tmp_path / "home"), "NO_PROXY": "127.0.0.1"}
-        for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
-            environment.pop(name, None)
+        environment = environment_of(hub, tmp_path)
         if token:
             environment["HF_TOKEN"] = token
         command = [sys.executable, REPO / "scripts" / "push.py", result, repo, *words]
@@ -73,6 +73,16 @@ def push(hub, result, tmp_path):
         )
 
     return call
+
+
+def environment_of(hub, folder):
+    """Return the environment of a process for which the stand-in is the hub."""
+    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1"}
+    environment["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    environment |= {"HF_HOME": str(folder / "home"), "NO_PROXY": "127.0.0.1"}
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        environment.pop(name, None)
+    return environment
 
 
 def whole(hub, result):
@@ -193,10 +203,11 @@ def test_how_long_to_wait_is_told(hub, push):
     ids=["too many requests", "unavailable", "cut"],
 )
 def test_an_upload_that_fails_once_is_tried_again(planted, hub, result, push):
-    hub.errors["/lfs/"] = planted
+    oid = hashlib.sha256((result / "adapter_model.safetensors").read_bytes()).hexdigest()
+    hub.errors[oid] = planted
     process = push("--yes")
     assert process.returncode == 0, process.stderr
-    assert whole(hub, result) and sum("PUT /lfs/" in request for request in hub.requests) == 2
+    assert whole(hub, result) and hub.requests.count(f"PUT /lfs/{oid}") == 2
 
 
 def test_a_push_cut_within_an_upload_goes_on_with_what_is_missing(hub, result, push):
@@ -214,3 +225,38 @@ def test_a_push_cut_within_an_upload_goes_on_with_what_is_missing(hub, result, p
     assert [request for request in hub.requests if "PUT" in request] == [f"PUT /lfs/{oid}"]
     expected = {name: (result / name).read_bytes() for name in (*PUSHED, "other.safetensors")}
     assert hub.files == expected | {"run_public.json": hub.files["run_public.json"]}
+
+
+def test_adapters_that_were_pushed_and_fetched_refuse_another_base(hub, push, result, tmp_path):
+    base = make_base(tmp_path / "base")
+    for path in result.glob("*.*"):
+        path.unlink()
+    write_adapters(result, base)
+    assert str(base) in (result / "README.md").read_text()  # peft's own card
+    assert push("--yes", "--base_model", "owner/base").returncode == 0
+    assert not [name for name, content in hub.files.items() if bytes(tmp_path) in content]
+    fetched = tmp_path / "fetched"
+    words = ["download", "owner/name", "--local-dir", fetched]
+    done = run(HF, *words, env=environment_of(hub, tmp_path))
+    assert done.returncode == 0, done.output
+    assert not (fetched / "run.json").exists()
+    edit_json(fetched / "adapter_config.json", base_model_name_or_path=str(base / "model"))
+    generate = ["generate.py", fetched, "--prompt", "Hello", "--max_new_tokens", "2"]
+    merge = ["merge.py", fetched, tmp_path / "merged", *FEW]
+    assert call(generate).returncode == 0
+    edit_tensors(
+        base / "model" / "model.safetensors", lambda tensors: tensors["lm_head.weight"].add_(1)
+    )
+    for words in (generate, merge):
+        done = call(words)
+        assert done.returncode == 65, done.output
+        assert "are not those that the adapters were trained on" in done.output.splitlines()[-1]
+
+
+def change(tensors):
+    for tensor in tensors.values():
+        tensor.add_(1)
+
+
+def call(words):
+    return run(sys.executable, REPO / "scripts" / words[0], *words[1:])

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard
 
+from components.folder import CARD
 from components.launch_command import Launch
-from components.model_card import CARD, CardNotes, write_card
+from components.model_card import CardNotes, write_card
 
 STUB = "# Model Card for Model ID\n\n[More Information Needed]\n"
 

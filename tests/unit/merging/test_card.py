@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from adapter_folders import write_adapters
-from components.model_card import MARKER
+from components.folder import MARKER
 from merged_folders import edit_json, read_receipt
 
 RUN_CARD = f"""---
