@@ -61,6 +61,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(whole_run, tiny, t
     kept = list(tmp_path.glob("reference-*.table"))
     (saved,) = tmp_path.glob("checkpoint-*")
     assert len(kept) == 1
+    step = saved.name.removeprefix("checkpoint-")
     # On two ranks, whose weights are shards; the reference is read, not run with trained weights
     # The loss is computed in pieces of 16 tokens.
     flags = ["--per_device_train_batch_size", 3, "--max_logits_mib", 0.02]
@@ -82,9 +83,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(whole_run, tiny, t
             )
     card = ModelCard.load(tmp_path / "README.md").text
     assert "| steps | 8 (--max_steps) |" in card and "| 8 | " in card.split("## Loss")[1]
-    assert (
-        f"| resumed | the last time after step {saved.name.removeprefix('checkpoint-')} |" in card
-    )
+    assert f"| resumed | the last time after step {step} |" in card
     command = card.split("## Command")[1]
     assert "fsdp2_full_shard.yaml" in command and "--max_logits_mib 0.02" in command
     assert str(tmp_path) not in card and str(REPO) not in card
