@@ -12,7 +12,7 @@ from typing import Any
 
 CUT = "cut"  # The planted error that closes the connection without an answer
 CUT_WITHIN = "cut within"  # The same in the middle of the request's body
-SHA = "0" * 40  # of every commit
+SHA = "0" * 40  # All commits have it.
 
 
 @dataclass

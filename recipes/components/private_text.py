@@ -14,8 +14,8 @@ from components.hub_ids import is_path
 ABSOLUTE = re.compile(r"(?<![\w.:/~-])~?/[^\s'\"`,;:)\]]+")
 TOKEN = re.compile(r"\b(hf|sk|api|ghp)_[A-Za-z0-9_-]{8,}")
 FLAG = r"(?<![\w-])--[A-Za-z][\w-]*"  # It is never masked: somebody may be called max or seed.
-MACHINE = re.compile(r"[0-9.-]")  # A host that is called gpu or lab tells of nobody.
-# Names of users and hosts that many machines have, so that they tell of nobody either
+MACHINE = re.compile(r"[0-9.-]")  # A host that is called gpu or lab identifies nobody.
+# Names of users and hosts that many machines have, so that they identify nobody either
 COMMON_NAMES = {
     "",
     "admin",

@@ -85,7 +85,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(whole_run, tiny, t
     assert "| steps | 8 (--max_steps) |" in card and "| 8 | " in card.split("## Loss")[1]
     assert f"| resumed | the last time after step {step} |" in card
     command = card.split("## Command")[1]
-    assert "fsdp2_full_shard.yaml" in command and "--max_logits_mib 0.02" in command
+    assert "--max_logits_mib 0.02" in command and "--max_steps 8" in command
     assert str(tmp_path) not in card and str(REPO) not in card
 
 
