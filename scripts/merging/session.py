@@ -4,6 +4,7 @@
 import argparse
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from components import __version__
 from exits import Exit, stop
 from generation.loading import default_device
 from generation.questions import columns_of_run
-from merging import checking, comparing, prompts, receipt, shards, tensors, trained, writing
+from merging import card, checking, comparing, prompts, receipt, shards, tensors, trained, writing
 from merging.adapter import WEIGHTS, AdapterFolder, check_base_weights, read_adapter_folder
 from merging.contestants import Asking, Contestant, stop_tokens_of, stop_tokens_of_recipe
 from merging.plan import Plan, make_plan
@@ -135,6 +136,9 @@ def merge(job: Job, args: argparse.Namespace) -> None:
     report(slip, args.num_prompts)
     if slip.all_problems:
         fail(slip, f"what was merged is in {staging}")
+    problem = card.write_card(staging, args.output.resolve().name, job.adapter, slip)
+    if problem is not None:
+        print(f"warning: {problem}", file=sys.stderr)
     writing.finish(staging, args.output)
     print(f"The merged model is in {args.output}, its receipt in {args.output / receipt.NAME}")
 

@@ -72,3 +72,21 @@ def test_a_device_that_torch_does_not_know_is_named():
     assert list(loading.find_device_problem("cpu")) == []
     (problem,) = loading.find_device_problem("gpu")
     assert problem.startswith("--device gpu: ")
+
+
+@pytest.mark.parametrize("name", ["run.json", "run_public.json"])
+def test_adapters_are_not_loaded_on_other_weights_than_their_runs(name, folder, tmp_path, capsys):
+    (folder / "model.safetensors").write_bytes(b"weights")
+    adapters = tmp_path / "adapters"
+    write_adapters(adapters, str(folder))
+    source = loading.find_source(str(adapters))
+    loading.check_base_weights(source)  # Nothing is known of the run.
+    recorded = loading.fingerprint_of_weights(str(folder), "main")
+    (adapters / name).write_text(json.dumps({"arguments": {}, "base_weights": recorded}))
+    loading.check_base_weights(source)
+    (folder / "model.safetensors").write_bytes(b"others!")
+    with pytest.raises(SystemExit) as end:
+        loading.load_model(source, "float32", "cpu")
+    said = capsys.readouterr().err
+    assert end.value.code == 65 and len(said.splitlines()) == 1
+    assert "not those that the adapters were trained on" in said and name in said
