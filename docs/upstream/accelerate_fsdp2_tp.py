@@ -2,7 +2,6 @@
 """accelerate: FSDP2 with tensor parallelism imports what transformers 5 has not (4 gloo ranks)."""
 
 import os
-import socket
 
 import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
@@ -15,7 +14,6 @@ PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_
 
 
 def prepare(rank: int) -> None:
-    """Prepare a model that torch has split over the tensor-parallel ranks."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "4"}
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="no_wrap")
     mesh = ParallelismConfig(dp_shard_size=2, tp_size=2)
@@ -33,7 +31,6 @@ def prepare(rank: int) -> None:
 
 
 if __name__ == "__main__":
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20000 + os.getpid() % 10000)}
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     start_processes(prepare, nprocs=4, start_method="fork")

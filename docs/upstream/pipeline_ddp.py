@@ -2,7 +2,6 @@
 """torch: a pipeline stage in DistributedDataParallel fails in its second step (4 gloo ranks)."""
 
 import os
-import socket
 
 import torch
 from torch.distributed import init_device_mesh
@@ -12,7 +11,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def train(rank: int) -> None:
-    """Take two steps, and print what the second one comes to."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "4"}
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pipeline", "data"))
     stage = mesh.get_local_rank("pipeline")
@@ -33,6 +31,5 @@ def train(rank: int) -> None:
 
 
 if __name__ == "__main__":
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20000 + os.getpid() % 10000)}
     start_processes(train, nprocs=4, start_method="fork")
