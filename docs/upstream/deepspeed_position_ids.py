@@ -24,8 +24,7 @@ def compare(rank: int) -> None:
     mesh = ParallelismConfig(sp_size=2, sp_backend="deepspeed")
     accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(zero), parallelism_config=mesh)
     torch.manual_seed(0)
-    config = LlamaConfig(hidden_size=64, num_hidden_layers=1, initializer_range=0.5)
-    model = LlamaForCausalLM(config)
+    model = LlamaForCausalLM(LlamaConfig(hidden_size=64, num_hidden_layers=1))
     expected = model(torch.arange(16)[None]).logits[0, -1, 0]  # of the last token
     engine, _ = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
     mine = torch.arange(16).chunk(2)[rank][None]
