@@ -13,9 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 os.environ |= {"ACCELERATE_TORCH_DEVICE": "cpu", "MASTER_ADDR": "127.0.0.1"}
 os.environ["MASTER_PORT"] = str(20000 + os.getpid() % 10000)
 os.environ["PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION"] = "sdpa"
-# Without a GPU, DeepSpeed would compile collectives of its own.
-deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-IDS = torch.arange(64)  # of one row, which serve as positions and labels too
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # It would be compiled.
+ROW = dict.fromkeys(["input_ids", "position_ids", "labels"], torch.arange(64))
 ONE_STEP = {"max_steps": 1, "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True}
 
 
@@ -30,14 +29,12 @@ def train(rank: int, stage: int) -> None:
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(hidden_size=64, num_hidden_layers=1, vocab_size=64))
     arguments = TrainingArguments(per_device_train_batch_size=1, **ONE_STEP, **options)
-    rows = [{"input_ids": IDS, "position_ids": IDS, "labels": IDS}]
-    trainer = Trainer(model, arguments, train_dataset=rows)
+    trainer = Trainer(model, arguments, train_dataset=[ROW])
     trainer.train()
     if rank == 0:
         name = f"got, ZeRO-{stage}" if stage > 0 else "expected, one process"
         print(f"{name}: {trainer.state.log_history[0]['grad_norm']:.4f}")
 
 
-if __name__ == "__main__":
-    for stage, ranks in ((0, 1), (1, 2), (2, 2), (3, 2)):
-        start_processes(train, (stage,), nprocs=ranks, start_method="fork")
+for number, ranks in ((0, 1), (1, 2), (2, 2), (3, 2)):
+    start_processes(train, (number,), nprocs=ranks, start_method="fork")
