@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""accelerate: in eval mode, Ulysses lets each rank attend to its own slice alone (2 gloo ranks)."""
+"""accelerate: in eval mode, Ulysses lets each rank attend only to its own slice (2 gloo ranks)."""
 
 import os
 
@@ -26,9 +26,9 @@ def compare(rank: int) -> None:
     torch.manual_seed(0)
     config = LlamaConfig(hidden_size=64, num_hidden_layers=1, initializer_range=0.5)
     model = LlamaForCausalLM(config)
-    expected = model(torch.arange(16)[None]).logits[0, -1, 0]  # of the last token
+    expected = model(torch.arange(16)[None]).logits[0, -1, 0]  # the last token
     engine, _ = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
-    mine = torch.arange(16).chunk(2)[rank][None]  # ids, which serve as positions too
+    mine = torch.arange(16).chunk(2)[rank][None]  # ids, and positions too
     for mode in ("train", "eval"):
         getattr(engine, mode)()
         got = engine(mine, position_ids=mine).logits[0, -1, 0]
