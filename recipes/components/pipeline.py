@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pipeline parallel training: torch's schedules own forward and backward pass of a batch.
+
+accelerate has no part in it but process groups and devices. Gradients of replicas are added up
+here, since DistributedDataParallel fails in the second micro-batch (torch 2.13, reducer.cpp, line
+2003), and shards are FSDP2's, within each stage.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from components.arguments import PipelineArguments
+from components.head_loss import LossInHead
+from components.pipeline_batches import MicroBatch, micro_batches_of
+from components.pipeline_mesh import PipelineMesh
+from components.pipeline_schedules import KINDS, Shape, make_schedule
+from components.pipeline_stages import Stage, view_of
+from components.plugins import mixed_dtype
+
+
+class StageModule(torch.nn.Module):
+    """The module of a stage: tokens or hidden states in, hidden states or the loss out.
+
+    A schedule gives a stage the micro-batches of a batch in their order. What else belongs to them
+    waits in `micro_batches`.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        part: Any,
+        token_loss: LossInHead | None,
+        accelerator: Accelerator,
+        dtype: torch.dtype,
+    ) -> None:
+        """Make the module of a stage.
+
+        Args:
+            part: the model with the modules of this rank.
+            token_loss: the loss, in the head of the last stage.
+            dtype: of the hidden states between stages.
+        """
+        super().__init__()
+        self.view = view_of(part, stage)
+        self.micro_batches: Iterator[MicroBatch] = iter(())
+        self._stage = stage
+        self._token_loss = token_loss
+        self._accelerator = accelerator
+        self._dtype = dtype
+
+    def forward(self, received: torch.Tensor) -> torch.Tensor:
+        """Return hidden states, [rows, tokens, features], or the sum of the losses of the tokens.
+
+        Args:
+            received: tokens, [rows, tokens], or the hidden states of the stage before.
+        """
+        micro_batch = next(self.micro_batches)
+        name = "input_ids" if self._stage.is_first else "inputs_embeds"
+        inputs = {name: received, **micro_batch.inputs}
+        with self._accelerator.autocast():
+            if self._stage.is_last:
+                assert self._token_loss is not None
+                losses = self._token_loss.losses(
+                    self.view, inputs, micro_batch.positions, micro_batch.targets
+                )
+                return losses.sum()
+            return self.view(**inputs, use_cache=False).logits.to(self._dtype)
+
+
+class Pipeline:
+    """The stages of this rank, and the schedule that runs them with those of the other ranks.
+
+    Create it after the loss and before the optimizer, since it shards the weights if requested.
+
+    Attributes:
+        model: the part of the model on this rank.
+        mesh: the place of this rank.
+    """
+
+    def __init__(
+        self,
+        args: PipelineArguments,
+        accelerator: Accelerator,
+        mesh: PipelineMesh,
+        stages: list[Stage],
+        model: Any,
+        token_loss: LossInHead | None,
+    ) -> None:
+        """Make the stages of this rank.
+
+        Args:
+            stages: all stages of the pipeline.
+            model: the part of this rank, with its weights.
+            token_loss: the loss, on a rank with the last stage.
+        """
+        self.model = model
+        self.mesh = mesh
+        self._args = args
+        self._accelerator = accelerator
+        self._num_stages = len(stages)
+        self._shape: Shape | None = None
+        self._schedule: Any = None
+        self._count: Any = 1
+        dtype = model.dtype
+        self._is_sharded = args.shard_stages and mesh.num_pipelines > 1
+        if self._is_sharded and mixed_dtype(accelerator):
+            dtype = getattr(torch, str(mixed_dtype(accelerator)))
+        self._hidden = torch.empty(model.config.hidden_size, dtype=dtype, device="meta")
+        self._stages: dict[int, StageModule] = {}
+        for number in KINDS[args.pipeline_schedule].stages_of(mesh.rank, mesh.num_ranks):
+            stage = stages[number]
+            self._stages[number] = StageModule(stage, model, token_loss, accelerator, dtype)
+            if self._is_sharded:
+                shard(self._stages[number], mesh, mixed_dtype(accelerator))
+
+    # ---- Forward and backward ----
+    def step(self, batch: Mapping[str, Any], count: torch.Tensor) -> torch.Tensor:
+        """Run forward and backward pass of a batch, and return this rank's part of the loss.
+
+        Args:
+            batch: as PipelineCollator makes it, the same on all ranks of a pipeline.
+            count: by which the sum of the losses of the tokens is divided.
+        """
+        self._count = count
+        return self._run("step", batch)
+
+    @torch.no_grad()
+    def evaluate(self, batch: Mapping[str, Any]) -> torch.Tensor:
+        """Return this rank's part of the summed losses of the tokens of a batch."""
+        self._count = 1
+        loss = self._run("eval", batch)
+        for stage in self._stages.values():
+            for module in stage.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()  # A forward pass alone leaves the weights whole
+        return loss
+
+    def _run(self, what: str, batch: Mapping[str, Any]) -> torch.Tensor:
+        """Have the schedule run a batch; return the loss on the rank that has it, 0 elsewhere."""
+        tokens = batch["inputs"]["input_ids"]
+        number = len(batch["targets"])
+        shape = Shape(len(tokens) // number, tokens.shape[1], number)
+        if shape != self._shape:
+            self._shape = shape
+            self._schedule = self._schedule_for(shape)
+        for stage in self._stages.values():
+            stage.micro_batches = micro_batches_of(batch)
+        has_first = 0 in self._stages
+        has_last = self._num_stages - 1 in self._stages
+        losses: list[torch.Tensor] = []
+        run = getattr(self._schedule, what)
+        run(
+            *([tokens] if has_first else []),
+            target=torch.arange(number) if has_last else None,
+            losses=losses if has_last else None,
+        )
+        if not has_last:
+            return torch.zeros((), device=tokens.device)
+        return torch.stack(losses).sum().detach()
+
+    def _schedule_for(self, shape: Shape) -> Any:
+        """Return a schedule for batches of a shape."""
+        return make_schedule(
+            self._args.pipeline_schedule,
+            self._stages,
+            self._num_stages,
+            shape,
+            self._hidden,
+            self._accelerator.device,
+            self.mesh.over_stages,
+            self._part_of_loss,
+        )
+
+    def _part_of_loss(self, loss: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        """Return the part of a micro-batch in the loss of the step.
+
+        An infinite loss may have finite gradients. As NaN they spread to all ranks, as in
+        `backward_of_sum` of components/strategy.py.
+        """
+        nan_unless_finite = 0 * loss.detach()
+        return loss / self._count * (1 + nan_unless_finite)
+
+    # ---- Gradients ----
+    def reduce_gradients(self) -> None:
+        """Add up the gradients of weights that several ranks have. Every rank takes part.
+
+        FSDP2 has already done so for what it shards.
+        """
+        waiting = []
+        if self.mesh.num_pipelines > 1 and not self._is_sharded:
+            group = self.mesh.over_pipelines.get_group()
+            for gradient in self._gradients():
+                waiting.append(dist.all_reduce(gradient, group=group, async_op=True))
+        for work in waiting:
+            work.wait()
+        if self._shares_embedding():
+            weight = self.model.get_input_embeddings().weight
+            dist.all_reduce(local(weight.grad), group=self.mesh.ends)
+
+    def clip_gradients(self, max_norm: float) -> torch.Tensor:
+        """Scale the gradients so that their norm over all stages is at most this; return the norm.
+
+        Every rank takes part.
+        """
+        counted = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
+        if self._shares_embedding() and self.mesh.rank > 0:  # The first rank counts it.
+            embedding = self.model.get_input_embeddings().weight
+            counted = [gradient for gradient in counted if gradient is not embedding.grad]
+        norm: Any = torch.nn.utils.get_total_norm(counted)
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
+        norm = self.mesh.sum_over_stages(norm**2).sqrt()
+        scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        for gradient in self._gradients():
+            gradient.mul_(scale)
+        return norm
+
+    def _gradients(self) -> list[torch.Tensor]:
+        """Return what this rank has of each gradient, in the order of the weights."""
+        found = []
+        for weight in self.model.parameters():
+            if weight.grad is not None:
+                found.append(local(weight.grad))
+        return found
+
+    def _shares_embedding(self) -> bool:
+        """Return whether this rank and another one have the weight of the embedding."""
+        has_both = 0 in self._stages and self._num_stages - 1 in self._stages
+        is_an_end = 0 in self._stages or self._num_stages - 1 in self._stages
+        return self.model.config.tie_word_embeddings and is_an_end and not has_both
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """Return what this rank has of a tensor that may be sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def shard(stage: StageModule, mesh: PipelineMesh, dtype: str | None) -> None:
+    """Shard the weights of a stage over the pipelines.
+
+    They stay whole from the forward pass to the backward pass, or else each micro-batch would
+    gather them twice.
+
+    Args:
+        dtype: of mixed precision, or None.
+    """
+    precision = MixedPrecisionPolicy()
+    if dtype is not None:
+        precision = MixedPrecisionPolicy(getattr(torch, dtype), torch.float32)
+    for layer in stage.view.model.layers:
+        if any(True for _ in layer.parameters()):
+            fully_shard(
+                layer, mesh=mesh.over_pipelines, mp_policy=precision, reshard_after_forward=False
+            )
+    fully_shard(stage, mesh=mesh.over_pipelines, mp_policy=precision, reshard_after_forward=False)
+    for module in stage.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)  # The loss is a sum over the whole step
