@@ -19,7 +19,7 @@ way round. Exit codes: components/exits.py. To make it yours: python scripts/cop
 llama_pipeline my_project, then look for EDIT.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -130,7 +130,7 @@ from components.packing import TokenCollator, describe_packing
 from components.perplexity import log_perplexity
 from components.pipeline import Pipeline
 from components.pipeline_batches import PipelineCollator
-from components.pipeline_checks import check_stages, num_microbatches
+from components.pipeline_checks import check_stages, describe_pipeline, num_microbatches
 from components.pipeline_mesh import PipelineMesh
 from components.pipeline_stages import PartOfModel, Stage
 from components.rows import Rows, describe_rows, longest_row
@@ -202,3 +202,140 @@ def lay_out(lengths: np.ndarray, args: Arguments) -> Sequence[Line]:
     return OnePerLine(len(lengths))
 
 
+# ---- Model ----
+def load_part(args: Arguments, accelerator: Accelerator, stages: Sequence[Stage]) -> Any:
+    """Return the part of the model that this rank trains; it reads no other weights.
+
+    Args:
+        stages: those of this rank.
+    """
+    model = load_pretrained(PartOfModel(stages), args, accelerator)
+    set_up_layers(model, args)
+    add_neftune(model, args.neftune_noise_alpha)
+    return model.to(accelerator.device)
+
+
+@torch.no_grad()
+def evaluate(
+    run: Run, accelerator: Accelerator, pipeline: Pipeline, batches: Iterable[Mapping[str, Any]]
+) -> None:
+    """Log the loss and the perplexity of the evaluation batches. Every rank takes part."""
+    pipeline.eval()
+    total = torch.zeros(2, device=accelerator.device)
+    for batch in run.interruptible(batches):
+        loss = pipeline.evaluate(batch)
+        total += torch.stack([loss, batch["counts"][0] / pipeline.mesh.num_ranks])
+    pipeline.train()
+    loss, num_trained_on = accelerator.reduce(total).tolist()
+    log_perplexity(run, loss / num_trained_on)
+
+
+def main(args: Arguments) -> None:
+    # From here on a signal stops the run cleanly, and status.json records how it ends
+    run = Run(args)
+    accelerator = make_accelerator(args)
+    run.start(accelerator)
+    set_seed(args.seed)
+
+    # ---- Data ----
+    tokenizer = load_tokenizer(args.model_name_or_path, args.model_revision, args.chat_template)
+    with accelerator.local_main_process_first():  # the other ranks read its cache
+        train_rows, eval_rows = load_data(args, tokenizer)
+    lengths = train_rows.lengths
+    lines = lay_out(lengths, args)
+    plan = BatchPlan(
+        args,
+        accelerator,
+        len(lines),
+        lengths=None if args.packing else lengths,
+        num_workers=args.dataloader_num_workers,
+    )
+    run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
+    # All ranks of a pipeline get the same batches, which are cut into micro-batches of one shape
+    collator = PipelineCollator(
+        TokenCollator(tokenizer.pad_token_id),
+        num_rows=args.per_device_train_batch_size,
+        num_microbatches=num_microbatches(args),
+    )
+    packer = collator
+    if args.packing:
+        lines_of_one_width = TokenCollator(tokenizer.pad_token_id, width=args.max_length)
+        packer = dataclasses.replace(collator, collate=lines_of_one_width)
+    train_loader = plan.training_loader(train_rows, packer, first_step=run.step, lines=lines)
+    eval_loader = plan.evaluation_loader(
+        eval_rows, collator.for_rows(args.per_device_eval_batch_size)
+    )
+
+    # ---- Stages ----
+    outline = outline_of(AutoModelForCausalLM, args)  # the whole model without its weights
+    stages = check_stages(args, outline)
+    check_model(
+        args,
+        outline,
+        train_rows.largest_token(tokenizer),
+        longest_row=longest_row(train_rows, eval_rows),
+        shares_lines=args.packing,
+    )
+    notes = describe_rows(train_rows, eval_rows)
+    notes["batch"] = plan.describe("lines" if args.packing else "rows", lengths.sum() / len(lines))
+    notes["pipeline"] = describe_pipeline(args, stages)
+    notes["sample"] = show_trained_tokens(train_rows.dataset[0], tokenizer)
+    if args.packing:
+        notes["packing"] = describe_packing(lines, lengths, args.max_length)
+    run.summarize(outline, notes, longest_row=longest_row(train_rows, eval_rows))
+    mesh = PipelineMesh(accelerator)
+    own_stages = [stages[number] for number in mesh.stages_under(args.pipeline_schedule)]
+    model = load_part(args, accelerator, own_stages)
+    token_loss = None
+    if own_stages[-1].is_last:
+        # EDIT: another loss of a token is one line of token_losses in components/head_loss.py
+        token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
+    # With --shard_stages the weights are shards from here on
+    pipeline = Pipeline(args, accelerator, mesh, own_stages, model, token_loss)
+
+    # ---- Optimizer, schedule ----
+    optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
+    optimizer = accelerator.prepare(optimizer)
+    run.resume(model, optimizer, schedule)
+
+    # ---- Train ----
+    measure = partial(evaluate, run, accelerator, pipeline)
+    if eval_loader and run.owes_evaluation(plan.evaluate_after):
+        measure(eval_loader)
+    pipeline.train()
+    batches = iter(train_loader)
+    for step in run.steps():
+        window = [next(batches) for _ in range(args.gradient_accumulation_steps)]
+        # Tokens that are trained on, and all tokens without padding.
+        # Divided by the counts of the whole step over all pipelines, the loss is the same for any
+        # number of stages, pipelines and micro-batches.
+        counts = mesh.sum_over_pipelines(sum(batch["counts"] for batch in window))
+        num_trained_on, num_tokens = counts
+        losses = []
+        grad_norm = None
+        for batch in window:
+            with accelerator.accumulate():
+                # Forward and backward passes of all micro-batches, in the order of the schedule;
+                # the loss is 0 on ranks without the last stage
+                losses.append(pipeline.step(batch, num_trained_on))
+                if accelerator.sync_gradients:
+                    pipeline.reduce_gradients()
+                    max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
+                    grad_norm = pipeline.clip_gradients(max_norm)
+                    # Has optimizer.step() change nothing if the gradient is NaN or infinite
+                    run.skip_if_not_finite(grad_norm, losses, window)
+                # These act after the last batch of the window only
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+        run.finish_step(losses, grad_norm, num_tokens, epoch=step / plan.steps_per_epoch)
+        if eval_loader and step in plan.evaluate_after:
+            measure(eval_loader)
+
+    # ---- Save ----
+    save_model(accelerator, model, tokenizer, args.output_dir)
+    run.finish(f'Ask it: python scripts/generate.py {args.output_dir} --prompt "..."')
+
+
+if __name__ == "__main__":
+    main(args)  # pyrefly: ignore[unbound-name]  # bound above, before the imports

@@ -6,7 +6,7 @@ here, since DistributedDataParallel fails in the second micro-batch (torch 2.13,
 2003), and shards are FSDP2's, within each stage.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from components.arguments import PipelineArguments
 from components.head_loss import LossInHead
 from components.pipeline_batches import MicroBatch, micro_batches_of
 from components.pipeline_mesh import PipelineMesh
-from components.pipeline_schedules import KINDS, Shape, make_schedule
+from components.pipeline_schedules import Shape, make_schedule
 from components.pipeline_stages import Stage, view_of
 from components.plugins import mixed_dtype
 
@@ -88,14 +88,14 @@ class Pipeline:
         args: PipelineArguments,
         accelerator: Accelerator,
         mesh: PipelineMesh,
-        stages: list[Stage],
+        stages: Sequence[Stage],
         model: Any,
         token_loss: LossInHead | None,
     ) -> None:
         """Make the stages of this rank.
 
         Args:
-            stages: all stages of the pipeline.
+            stages: those of this rank.
             model: the part of this rank, with its weights.
             token_loss: the loss, on a rank with the last stage.
         """
@@ -103,7 +103,9 @@ class Pipeline:
         self.mesh = mesh
         self._args = args
         self._accelerator = accelerator
-        self._num_stages = len(stages)
+        self._num_stages = mesh.num_ranks * len(stages)
+        self._has_first = stages[0].is_first
+        self._has_last = stages[-1].is_last
         self._shape: Shape | None = None
         self._schedule: Any = None
         self._count: Any = 1
@@ -113,11 +115,20 @@ class Pipeline:
             dtype = getattr(torch, str(mixed_dtype(accelerator)))
         self._hidden = torch.empty(model.config.hidden_size, dtype=dtype, device="meta")
         self._stages: dict[int, StageModule] = {}
-        for number in KINDS[args.pipeline_schedule].stages_of(mesh.rank, mesh.num_ranks):
-            stage = stages[number]
-            self._stages[number] = StageModule(stage, model, token_loss, accelerator, dtype)
+        for stage in stages:
+            module = StageModule(stage, model, token_loss, accelerator, dtype)
             if self._is_sharded:
-                shard(self._stages[number], mesh, mixed_dtype(accelerator))
+                shard(module, mesh, mixed_dtype(accelerator))
+            self._stages[stage.index] = module
+
+    def train(self, is_training: bool = True) -> None:
+        """Turn on what is only done in training, such as dropout, or turn it off."""
+        for stage in self._stages.values():
+            stage.train(is_training)
+
+    def eval(self) -> None:
+        """Turn off what is only done in training."""
+        self.train(False)
 
     # ---- Forward and backward ----
     def step(self, batch: Mapping[str, Any], count: torch.Tensor) -> torch.Tensor:
@@ -151,16 +162,15 @@ class Pipeline:
             self._schedule = self._schedule_for(shape)
         for stage in self._stages.values():
             stage.micro_batches = micro_batches_of(batch)
-        has_first = 0 in self._stages
-        has_last = self._num_stages - 1 in self._stages
         losses: list[torch.Tensor] = []
         run = getattr(self._schedule, what)
         run(
-            *([tokens] if has_first else []),
-            target=torch.arange(number) if has_last else None,
-            losses=losses if has_last else None,
+            *([tokens] if self._has_first else []),
+            target=torch.arange(number) if self._has_last else None,
+            losses=losses if self._has_last else None,
+            return_outputs=False,
         )
-        if not has_last:
+        if not self._has_last:
             return torch.zeros((), device=tokens.device)
         return torch.stack(losses).sum().detach()
 
@@ -231,9 +241,8 @@ class Pipeline:
 
     def _shares_embedding(self) -> bool:
         """Return whether this rank and another one have the weight of the embedding."""
-        has_both = 0 in self._stages and self._num_stages - 1 in self._stages
-        is_an_end = 0 in self._stages or self._num_stages - 1 in self._stages
-        return self.model.config.tie_word_embeddings and is_an_end and not has_both
+        is_one_end = self._has_first != self._has_last
+        return self.model.config.tie_word_embeddings and is_one_end
 
 
 def local(tensor: Any) -> torch.Tensor:

@@ -2,7 +2,7 @@
 """Batches that are cut into the micro-batches of a pipeline, all of one shape."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -43,6 +43,11 @@ class PipelineCollator:
     collate: TokenCollator
     num_rows: int
     num_microbatches: int
+
+    def for_rows(self, num_rows: int) -> "PipelineCollator":
+        """Return a collator for batches of at most this many rows, in as many micro-batches."""
+        filled_up = num_rows + -num_rows % self.num_microbatches
+        return replace(self, num_rows=filled_up)
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
         """Return a batch of the rows of `source` whose numbers are in `lines`, which may be []."""

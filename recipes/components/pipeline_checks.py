@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find what makes a pipeline impossible, before the model is loaded."""
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from accelerate import Accelerator
 
+from components.batches import counted
 from components.arguments import CommonArguments, PipelineArguments
 from components.exits import Exit
 from components.pipeline_schedules import KINDS, why_not_scheduled
@@ -82,11 +84,11 @@ def check_stages(args: PipelineArguments, model: Any) -> list[Stage]:
     """Return the stages of a model; end with 64 if it cannot be cut into them.
 
     Args:
-        model: of transformers, whole; its parameters may be on the meta device. It is changed.
+        model: of transformers, whole; its parameters may be on the meta device.
     """
     assert isinstance(args, CommonArguments)
     kind = type(model).__name__
-    reason = why_not_cut(model)
+    reason = why_not_cut(copy.deepcopy(model))
     if reason:
         fail(
             Exit.USAGE,
@@ -116,3 +118,19 @@ def check_stages(args: PipelineArguments, model: Any) -> list[Stage]:
                 "--pipeline_schedule interleaved_zero_bubble",
             )
     return cut_into_stages(num_layers, num_stages)
+
+
+def describe_pipeline(args: PipelineArguments, stages: Sequence[Stage]) -> str:
+    """Return a line of the start summary: the stages, the schedule and the micro-batches.
+
+    Args:
+        stages: of the whole pipeline.
+    """
+    assert isinstance(args, CommonArguments)
+    layers = " + ".join(str(len(stage.layers)) for stage in stages)
+    number = num_microbatches(args)
+    rows = args.per_device_train_batch_size // number
+    return (
+        f"{len(stages)} stages of {layers} layers on {args.pp_size} ranks, "
+        f"{args.pipeline_schedule}, each batch in {number} parts of {counted(rows, 'row')}"
+    )

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from components.pipeline_schedules import KINDS
 from components.plugins import pipeline_ranks
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ class PipelineMesh:
             group = dist.new_group([first, last + first])
             if first == self.pipeline and self.rank in (0, self.num_ranks - 1):
                 self.ends = group
+
+    def stages_under(self, schedule: str) -> list[int]:
+        """Return the numbers of the stages of this rank under --pipeline_schedule."""
+        return KINDS[schedule].stages_of(self.rank, self.num_ranks)
 
     def sum_over_stages(self, value: torch.Tensor) -> torch.Tensor:
         """Return the sum of what the ranks of this pipeline have."""
