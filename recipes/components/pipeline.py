@@ -70,7 +70,8 @@ class StageModule(torch.nn.Module):
                     self.view, inputs, micro_batch.positions, micro_batch.targets
                 )
                 return losses.sum()
-            return self.view(**inputs, use_cache=False).logits.to(self._dtype)
+            hidden = self.view.model(**inputs, use_cache=False).last_hidden_state
+            return hidden.to(self._dtype)
 
 
 class Pipeline:
@@ -106,7 +107,7 @@ class Pipeline:
         self._num_stages = mesh.num_ranks * len(stages)
         self._has_first = stages[0].is_first
         self._has_last = stages[-1].is_last
-        self._shape: Shape | None = None
+        self._made_for: tuple[Shape, bool] | None = None
         self._schedule: Any = None
         self._count: Any = 1
         dtype = model.dtype
@@ -157,9 +158,10 @@ class Pipeline:
         tokens = batch["inputs"]["input_ids"]
         number = len(batch["targets"])
         shape = Shape(len(tokens) // number, tokens.shape[1], number)
-        if shape != self._shape:
-            self._shape = shape
-            self._schedule = self._schedule_for(shape)
+        is_training = what == "step"
+        if (shape, is_training) != self._made_for:
+            self._made_for = (shape, is_training)
+            self._schedule = self._schedule_for(shape, is_training)
         for stage in self._stages.values():
             stage.micro_batches = micro_batches_of(batch)
         losses: list[torch.Tensor] = []
@@ -172,9 +174,10 @@ class Pipeline:
         )
         if not self._has_last:
             return torch.zeros((), device=tokens.device)
-        return torch.stack(losses).sum().detach()
+        averaged = self.mesh.num_pipelines if self._is_sharded else 1
+        return torch.stack(losses).sum().detach() / averaged
 
-    def _schedule_for(self, shape: Shape) -> Any:
+    def _schedule_for(self, shape: Shape, is_training: bool) -> Any:
         """Return a schedule for batches of a shape."""
         return make_schedule(
             self._args.pipeline_schedule,
@@ -185,6 +188,7 @@ class Pipeline:
             self._accelerator.device,
             self.mesh.over_stages,
             self._part_of_loss,
+            is_training,
         )
 
     def _part_of_loss(self, loss: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
@@ -193,8 +197,9 @@ class Pipeline:
         An infinite loss may have finite gradients. As NaN they spread to all ranks, as in
         `backward_of_sum` of components/strategy.py.
         """
+        averaged = self.mesh.num_pipelines if self._is_sharded else 1  # by FSDP2
         nan_unless_finite = 0 * loss.detach()
-        return loss / self._count * (1 + nan_unless_finite)
+        return loss / self._count * (averaged + nan_unless_finite)
 
     # ---- Gradients ----
     def reduce_gradients(self) -> None:
@@ -268,6 +273,3 @@ def shard(stage: StageModule, mesh: PipelineMesh, dtype: str | None) -> None:
                 layer, mesh=mesh.over_pipelines, mp_policy=precision, reshard_after_forward=False
             )
     fully_shard(stage, mesh=mesh.over_pipelines, mp_policy=precision, reshard_after_forward=False)
-    for module in stage.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)  # The loss is a sum over the whole step

@@ -6,11 +6,13 @@ have fixed shapes, so one is made for each shape; that takes no communication wo
 """
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from components import upstream
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,9 @@ def make_schedule(
     device: torch.device,
     group: Any,
     loss: Callable[..., torch.Tensor],
+    is_training: bool,
 ) -> Any:
-    """Return a schedule for batches of a shape.
+    """Return a schedule for batches of a shape: its step() for training, its eval() otherwise.
 
     Args:
         stages: {number of a stage: the module that computes it} of this rank.
@@ -102,23 +105,26 @@ def make_schedule(
     states = hidden.expand(shape.rows, shape.width, -1).contiguous().requires_grad_()
     made = []
     for number, module in stages.items():
-        made.append(
-            pipelining.PipelineStage(
-                module,
-                number,
-                num_stages,
-                device,
-                input_args=tokens if number == 0 else states,
-                output_args=hidden.sum() if number == num_stages - 1 else states,
-                group=group,
-            )
+        stage = pipelining.PipelineStage(
+            module,
+            number,
+            num_stages,
+            device,
+            input_args=tokens if number == 0 else states,
+            output_args=hidden.sum() if number == num_stages - 1 else states,
+            group=group,
         )
+        upstream.keep_gradients_of_shards(stage)
+        made.append(stage)
     kind = KINDS[name]
-    schedule = getattr(pipelining, kind.class_name)
+    has_several = kind.stages_per_rank > 1
     # The loss is divided by the tokens of the whole step, not by micro-batches
-    return schedule(
-        made if kind.stages_per_rank > 1 else made[0],
+    schedule = getattr(pipelining, kind.class_name)(
+        made if has_several else made[0],
         shape.num_microbatches,
         loss_fn=loss,
         scale_grads=False,
     )
+    if has_several and not is_training:
+        upstream.run_only_forward(schedule)
+    return schedule

@@ -109,6 +109,9 @@ def view_of(model: Any, stage: Stage) -> Any:
         if number not in stage.layers:
             layers[number] = Elsewhere()
     view.model.layers = torch.nn.ModuleList(layers)
+    # The weight of a head may be that of the embedding, which FSDP2 has to find in both
+    if not stage.is_first and not (stage.is_last and model.all_tied_weights_keys):
+        view.model.embed_tokens = Elsewhere()
     if not stage.is_last:
         view.model.norm = Elsewhere()
         view.lm_head = Elsewhere()
@@ -174,6 +177,7 @@ def why_not_cut(model: Any) -> str:
     hidden = torch.linspace(-1, 1, 2 * model.config.hidden_size).view(1, 2, -1)
     keep_only(model, [Stage(index=1, layers=range(0), is_last=False)])
     with contextlib.suppress(RuntimeError, TypeError, AttributeError):
-        if torch.equal(model(inputs_embeds=hidden, use_cache=False).logits, hidden):
+        passed = body(inputs_embeds=hidden, use_cache=False).last_hidden_state
+        if torch.equal(passed, hidden):
             return ""
-    return "it computes more between its embedding, layers and head than their modules do"
+    return "it computes more between its embedding, layers and norm than their modules do"
