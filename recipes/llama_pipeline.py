@@ -130,9 +130,9 @@ from components.packing import TokenCollator, describe_packing
 from components.perplexity import log_perplexity
 from components.pipeline import Pipeline
 from components.pipeline_batches import PipelineCollator
-from components.pipeline_checks import check_stages, describe_pipeline, num_microbatches
+from components.pipeline_kinds import num_microbatches
 from components.pipeline_mesh import PipelineMesh
-from components.pipeline_stages import PartOfModel, Stage
+from components.pipeline_stages import PartOfModel, Stage, check_stages, describe_pipeline
 from components.rows import Rows, describe_rows, longest_row
 from components.run import Run
 
@@ -202,6 +202,20 @@ def lay_out(lengths: np.ndarray, args: Arguments) -> Sequence[Line]:
     return OnePerLine(len(lengths))
 
 
+def make_collators(args: Arguments, pad: int) -> tuple[PipelineCollator, PipelineCollator]:
+    """Return what makes the batches to train on, and those to evaluate on.
+
+    All ranks of a pipeline get the same ones, cut into micro-batches of one shape.
+    """
+    collator = PipelineCollator(
+        TokenCollator(pad), args.per_device_train_batch_size, num_microbatches(args)
+    )
+    packer = collator
+    if args.packing:  # Lines of one width
+        packer = dataclasses.replace(collator, collate=TokenCollator(pad, width=args.max_length))
+    return packer, collator.for_rows(args.per_device_eval_batch_size)
+
+
 # ---- Model ----
 def load_part(args: Arguments, accelerator: Accelerator, stages: Sequence[Stage]) -> Any:
     """Return the part of the model that this rank trains; it reads no other weights.
@@ -251,20 +265,9 @@ def main(args: Arguments) -> None:
         num_workers=args.dataloader_num_workers,
     )
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
-    # All ranks of a pipeline get the same batches, which are cut into micro-batches of one shape
-    collator = PipelineCollator(
-        TokenCollator(tokenizer.pad_token_id),
-        num_rows=args.per_device_train_batch_size,
-        num_microbatches=num_microbatches(args),
-    )
-    packer = collator
-    if args.packing:
-        lines_of_one_width = TokenCollator(tokenizer.pad_token_id, width=args.max_length)
-        packer = dataclasses.replace(collator, collate=lines_of_one_width)
-    train_loader = plan.training_loader(train_rows, packer, first_step=run.step, lines=lines)
-    eval_loader = plan.evaluation_loader(
-        eval_rows, collator.for_rows(args.per_device_eval_batch_size)
-    )
+    train_collator, eval_collator = make_collators(args, tokenizer.pad_token_id)
+    train_loader = plan.training_loader(train_rows, train_collator, run.step, lines)
+    eval_loader = plan.evaluation_loader(eval_rows, eval_collator)
 
     # ---- Stages ----
     outline = outline_of(AutoModelForCausalLM, args)  # the whole model without its weights
@@ -309,7 +312,7 @@ def main(args: Arguments) -> None:
         # Tokens that are trained on, and all tokens without padding.
         # Divided by the counts of the whole step over all pipelines, the loss is the same for any
         # number of stages, pipelines and micro-batches.
-        counts = mesh.sum_over_pipelines(sum(batch["counts"] for batch in window))
+        counts = mesh.sum_over_pipelines([batch["counts"] for batch in window])
         num_trained_on, num_tokens = counts
         losses = []
         grad_norm = None

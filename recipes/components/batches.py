@@ -304,7 +304,8 @@ class BatchPlan:
         """
         dealt: list[list[int]] = []
         for start in range(0, len(batches), self._data_ranks):
-            dealt += batches[start : start + self._data_ranks] * pipeline_ranks(self._accelerator)
+            for _ in range(pipeline_ranks(self._accelerator)):
+                dealt += batches[start : start + self._data_ranks]
         return dealt
 
 

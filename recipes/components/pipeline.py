@@ -19,7 +19,7 @@ from components.arguments import PipelineArguments
 from components.head_loss import LossInHead
 from components.pipeline_batches import MicroBatch, micro_batches_of
 from components.pipeline_mesh import PipelineMesh
-from components.pipeline_schedules import Shape, make_schedule
+from components.pipeline_schedules import ScheduleMaker, Shape
 from components.pipeline_stages import Stage, view_of
 from components.plugins import mixed_dtype
 
@@ -102,9 +102,6 @@ class Pipeline:
         """
         self.model = model
         self.mesh = mesh
-        self._args = args
-        self._accelerator = accelerator
-        self._num_stages = mesh.num_ranks * len(stages)
         self._has_first = stages[0].is_first
         self._has_last = stages[-1].is_last
         self._made_for: tuple[Shape, bool] | None = None
@@ -114,13 +111,21 @@ class Pipeline:
         self._is_sharded = args.shard_stages and mesh.num_pipelines > 1
         if self._is_sharded and mixed_dtype(accelerator):
             dtype = getattr(torch, str(mixed_dtype(accelerator)))
-        self._hidden = torch.empty(model.config.hidden_size, dtype=dtype, device="meta")
         self._stages: dict[int, StageModule] = {}
         for stage in stages:
             module = StageModule(stage, model, token_loss, accelerator, dtype)
             if self._is_sharded:
                 shard(module, mesh, mixed_dtype(accelerator))
             self._stages[stage.index] = module
+        self._schedules = ScheduleMaker(
+            args.pipeline_schedule,
+            self._stages,
+            num_stages=mesh.num_ranks * len(stages),
+            hidden=torch.empty(model.config.hidden_size, dtype=dtype, device="meta"),
+            device=accelerator.device,
+            group=mesh.over_stages,
+            loss=self._part_of_loss,
+        )
 
     def train(self, is_training: bool = True) -> None:
         """Turn on what is only done in training, such as dropout, or turn it off."""
@@ -161,7 +166,7 @@ class Pipeline:
         is_training = what == "step"
         if (shape, is_training) != self._made_for:
             self._made_for = (shape, is_training)
-            self._schedule = self._schedule_for(shape, is_training)
+            self._schedule = self._schedules.make(shape, is_training)
         for stage in self._stages.values():
             stage.micro_batches = micro_batches_of(batch)
         losses: list[torch.Tensor] = []
@@ -176,20 +181,6 @@ class Pipeline:
             return torch.zeros((), device=tokens.device)
         averaged = self.mesh.num_pipelines if self._is_sharded else 1
         return torch.stack(losses).sum().detach() / averaged
-
-    def _schedule_for(self, shape: Shape, is_training: bool) -> Any:
-        """Return a schedule for batches of a shape."""
-        return make_schedule(
-            self._args.pipeline_schedule,
-            self._stages,
-            self._num_stages,
-            shape,
-            self._hidden,
-            self._accelerator.device,
-            self.mesh.over_stages,
-            self._part_of_loss,
-            is_training,
-        )
 
     def _part_of_loss(self, loss: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
         """Return the part of a micro-batch in the loss of the step.

@@ -1,18 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find what makes a pipeline impossible, before the model is loaded."""
 
-import copy
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 from accelerate import Accelerator
 
-from components.batches import counted
 from components.arguments import CommonArguments, PipelineArguments
-from components.exits import Exit
-from components.pipeline_schedules import KINDS, why_not_scheduled
-from components.pipeline_stages import Stage, cut_into_stages, why_not_cut
-from components.status import fail
+from components.pipeline_kinds import num_microbatches, why_not_scheduled
 from components.strategy import Strategy
 
 
@@ -72,65 +66,3 @@ def find_microbatch_problems(args: PipelineArguments) -> Iterator[str]:
         yield f"{given}: {reason}"
     if args.shard_stages and args.optim.endswith("bit"):
         yield f"--optim {args.optim} cannot hold shards: use adamw_torch_fused"
-
-
-def num_microbatches(args: PipelineArguments) -> int:
-    """Return how many micro-batches are in a batch: --num_microbatches, or one for each row."""
-    assert isinstance(args, CommonArguments)
-    return args.num_microbatches or args.per_device_train_batch_size
-
-
-def check_stages(args: PipelineArguments, model: Any) -> list[Stage]:
-    """Return the stages of a model; end with 64 if it cannot be cut into them.
-
-    Args:
-        model: of transformers, whole; its parameters may be on the meta device.
-    """
-    assert isinstance(args, CommonArguments)
-    kind = type(model).__name__
-    reason = why_not_cut(copy.deepcopy(model))
-    if reason:
-        fail(
-            Exit.USAGE,
-            f"--model_name_or_path {args.model_name_or_path}: {kind} cannot be cut into stages, "
-            f"since {reason}: train it with recipes/llama.py under fsdp2_full_shard.yaml",
-        )
-    per_rank = KINDS[args.pipeline_schedule].stages_per_rank
-    num_stages = args.pp_size * per_rank
-    num_layers = len(model.base_model.layers)
-    if num_stages > num_layers:
-        cure = f"use --pp_size {num_layers // per_rank}"
-        if num_layers // per_rank < 2:
-            cure = "use --pipeline_schedule 1f1b, which has one stage per rank"
-        if num_layers < 2:
-            cure = "use recipes/llama.py"
-        fail(
-            Exit.USAGE,
-            f"--pp_size {args.pp_size} with {args.pipeline_schedule} makes {num_stages} stages, "
-            f"and the model has {num_layers} layers: {cure}",
-        )
-    if args.shard_stages and KINDS[args.pipeline_schedule].is_folded:
-        if model.config.tie_word_embeddings:
-            fail(
-                Exit.USAGE,
-                "--shard_stages: embedding and output head of this model share their weight, which "
-                f"{args.pipeline_schedule} has in two stages of one rank: use "
-                "--pipeline_schedule interleaved_zero_bubble",
-            )
-    return cut_into_stages(num_layers, num_stages)
-
-
-def describe_pipeline(args: PipelineArguments, stages: Sequence[Stage]) -> str:
-    """Return a line of the start summary: the stages, the schedule and the micro-batches.
-
-    Args:
-        stages: of the whole pipeline.
-    """
-    assert isinstance(args, CommonArguments)
-    layers = " + ".join(str(len(stage.layers)) for stage in stages)
-    number = num_microbatches(args)
-    rows = args.per_device_train_batch_size // number
-    return (
-        f"{len(stages)} stages of {layers} layers on {args.pp_size} ranks, "
-        f"{args.pipeline_schedule}, each batch in {number} parts of {counted(rows, 'row')}"
-    )

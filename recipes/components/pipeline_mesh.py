@@ -6,13 +6,14 @@ exchange gradients or shards are neighbors, on one host if possible, and what go
 is the hidden states between stages, which are far less.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from components.pipeline_schedules import KINDS
+from components.pipeline_kinds import KINDS
 from components.plugins import pipeline_ranks
 
 if TYPE_CHECKING:
@@ -62,8 +63,12 @@ class PipelineMesh:
         dist.all_reduce(total, group=self.over_stages)
         return total
 
-    def sum_over_pipelines(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the sum of what belongs to the rows of each pipeline."""
-        total = value.detach().clone()
+    def sum_over_pipelines(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the sum of what belongs to the rows of all pipelines.
+
+        Args:
+            values: of this rank's pipeline, the same on all of its ranks.
+        """
+        total = torch.stack(list(values)).sum(0)
         dist.all_reduce(total, group=self.over_pipelines.get_group())
         return total

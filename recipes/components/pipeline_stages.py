@@ -16,6 +16,11 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from components.arguments import CommonArguments, PipelineArguments
+from components.batches import counted
+from components.exits import Exit
+from components.pipeline_kinds import KINDS, num_microbatches
+from components.status import fail
 
 
 @dataclass(frozen=True)
@@ -147,16 +152,16 @@ class PartOfModel:
 
     def _class_for(self, config: Any) -> Any:
         """Return the class of the part: the model's own, without the modules of other ranks."""
-        whole = AutoModelForCausalLM._model_mapping[type(config)]
+        whole: Any = AutoModelForCausalLM._model_mapping[type(config)]
         stages = self._stages
 
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            super(part, self).__init__(*args, **kwargs)
+            whole.__init__(self, *args, **kwargs)
             keep_only(self, stages)
 
-        attributes = {"__init__": init, "_keys_to_ignore_on_load_unexpected": [".*"]}
-        part = type(whole.__name__, (whole,), {"__module__": whole.__module__, **attributes})
-        return part
+        # Its name is the model's own, since config.json names the class
+        changes = {"__init__": init, "_keys_to_ignore_on_load_unexpected": [".*"]}
+        return type(whole.__name__, (whole,), {"__module__": whole.__module__} | changes)
 
 
 # ---- Can a model be cut? ----
@@ -181,3 +186,59 @@ def why_not_cut(model: Any) -> str:
         if torch.equal(passed, hidden):
             return ""
     return "it computes more between its embedding, layers and norm than their modules do"
+
+
+def check_stages(args: PipelineArguments, model: Any) -> list[Stage]:
+    """Return the stages of a model; end with 64 if it cannot be cut into them.
+
+    Args:
+        model: of transformers, whole; its parameters may be on the meta device.
+    """
+    assert isinstance(args, CommonArguments)
+    kind = type(model).__name__
+    reason = why_not_cut(copy.deepcopy(model))
+    if reason:
+        fail(
+            Exit.USAGE,
+            f"--model_name_or_path {args.model_name_or_path}: {kind} cannot be cut into stages, "
+            f"since {reason}: train it with recipes/llama.py under fsdp2_full_shard.yaml",
+        )
+    per_rank = KINDS[args.pipeline_schedule].stages_per_rank
+    num_stages = args.pp_size * per_rank
+    num_layers = len(model.base_model.layers)
+    if num_stages > num_layers:
+        cure = f"use --pp_size {num_layers // per_rank}"
+        if num_layers // per_rank < 2:
+            cure = "use --pipeline_schedule 1f1b, which has one stage per rank"
+        if num_layers < 2:
+            cure = "use recipes/llama.py"
+        fail(
+            Exit.USAGE,
+            f"--pp_size {args.pp_size} with {args.pipeline_schedule} makes {num_stages} stages, "
+            f"and the model has {num_layers} layers: {cure}",
+        )
+    if args.shard_stages and KINDS[args.pipeline_schedule].is_folded:
+        if model.config.tie_word_embeddings:
+            fail(
+                Exit.USAGE,
+                "--shard_stages: embedding and output head of this model share their weight, which "
+                f"{args.pipeline_schedule} has in two stages of one rank: use "
+                "--pipeline_schedule interleaved_zero_bubble",
+            )
+    return cut_into_stages(num_layers, num_stages)
+
+
+def describe_pipeline(args: PipelineArguments, stages: Sequence[Stage]) -> str:
+    """Return a line of the start summary: the stages, the schedule and the micro-batches.
+
+    Args:
+        stages: of the whole pipeline.
+    """
+    assert isinstance(args, CommonArguments)
+    layers = " + ".join(str(len(stage.layers)) for stage in stages)
+    number = num_microbatches(args)
+    rows = args.per_device_train_batch_size // number
+    return (
+        f"{len(stages)} stages of {layers} layers on {args.pp_size} ranks, "
+        f"{args.pipeline_schedule}, each batch in {number} parts of {counted(rows, 'row')}"
+    )
