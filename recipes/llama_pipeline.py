@@ -24,12 +24,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from components.arguments import (
-    CommonArguments,
     InstructionTuningArguments,
     LengthArguments,
-    LossInHeadArguments,
     MixtureArguments,
-    PipelineArguments,
+    PipelineTrainingArguments,
     RowArguments,
     SamplingArguments,
 )
@@ -39,14 +37,12 @@ from components.startup import start
 
 @dataclass(kw_only=True)
 class Arguments(
-    PipelineArguments,
     MixtureArguments,
     InstructionTuningArguments,
     SamplingArguments,
     RowArguments,
     LengthArguments,
-    LossInHeadArguments,
-    CommonArguments,
+    PipelineTrainingArguments,
 ):
     """Instruction tuning over a pipeline."""
 
@@ -120,7 +116,6 @@ from components.chat import load_tokenizer, show_trained_tokens, tokenize_conver
 from components.chat_template import ChatTemplate
 from components.conversations import Conversation, read_conversation, trains_on_answers_only
 from components.export import save_model
-from components.head_loss import LossInHead
 from components.mixture import read_splits
 from components.model import load_pretrained, outline_of, set_up_layers
 from components.model_checks import check_model
@@ -269,7 +264,7 @@ def main(args: Arguments) -> None:
     train_loader = plan.training_loader(train_rows, train_collator, run.step, lines)
     eval_loader = plan.evaluation_loader(eval_rows, eval_collator)
 
-    # ---- Stages ----
+    # ---- Model, optimizer, schedule ----
     outline = outline_of(AutoModelForCausalLM, args)  # the whole model without its weights
     stages = check_stages(args, outline)
     check_model(
@@ -286,17 +281,12 @@ def main(args: Arguments) -> None:
     if args.packing:
         notes["packing"] = describe_packing(lines, lengths, args.max_length)
     run.summarize(outline, notes, longest_row=longest_row(train_rows, eval_rows))
-    mesh = PipelineMesh(accelerator)
+
+    mesh = PipelineMesh(accelerator, args.ddp_timeout)
     own_stages = [stages[number] for number in mesh.stages_under(args.pipeline_schedule)]
     model = load_part(args, accelerator, own_stages)
-    token_loss = None
-    if own_stages[-1].is_last:
-        # EDIT: another loss of a token is one line of token_losses in components/head_loss.py
-        token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
     # With --shard_stages the weights are shards from here on
-    pipeline = Pipeline(args, accelerator, mesh, own_stages, model, token_loss)
-
-    # ---- Optimizer, schedule ----
+    pipeline = Pipeline(args, accelerator, mesh, own_stages, model)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     optimizer = accelerator.prepare(optimizer)
     run.resume(model, optimizer, schedule)

@@ -547,6 +547,11 @@ class CommonArguments(
 
 
 @dataclass(kw_only=True)
+class PipelineTrainingArguments(PipelineArguments, LossInHeadArguments, CommonArguments):
+    """The arguments of the recipes that train a causal language model over a pipeline."""
+
+
+@dataclass(kw_only=True)
 class DenseModelArguments(
     LoraVariantArguments, QuantizationArguments, CompileArguments, CommonArguments
 ):

@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from components.arguments import PipelineArguments
+from components.arguments import PipelineTrainingArguments
 from components.head_loss import LossInHead
 from components.pipeline_batches import MicroBatch, micro_batches_of
 from components.pipeline_mesh import PipelineMesh
@@ -43,14 +43,18 @@ class StageModule(torch.nn.Module):
 
         Args:
             part: the model with the modules of this rank.
-            token_loss: the loss, in the head of the last stage.
+            token_loss: the loss, which only the last stage computes.
             dtype: of the hidden states between stages.
         """
         super().__init__()
         self.view = view_of(part, stage)
         self.micro_batches: Iterator[MicroBatch] = iter(())
-        self._stage = stage
-        self._token_loss = token_loss
+        self._input = "input_ids"
+        if not stage.is_first:
+            self._input = "inputs_embeds"
+        self._token_loss = None
+        if stage.is_last:
+            self._token_loss = token_loss
         self._accelerator = accelerator
         self._dtype = dtype
 
@@ -61,23 +65,21 @@ class StageModule(torch.nn.Module):
             received: tokens, [rows, tokens], or the hidden states of the stage before.
         """
         micro_batch = next(self.micro_batches)
-        name = "input_ids" if self._stage.is_first else "inputs_embeds"
-        inputs = {name: received, **micro_batch.inputs}
+        inputs = {self._input: received, **micro_batch.inputs}
         with self._accelerator.autocast():
-            if self._stage.is_last:
-                assert self._token_loss is not None
-                losses = self._token_loss.losses(
-                    self.view, inputs, micro_batch.positions, micro_batch.targets
-                )
-                return losses.sum()
-            hidden = self.view.model(**inputs, use_cache=False).last_hidden_state
-            return hidden.to(self._dtype)
+            if self._token_loss is None:
+                hidden = self.view.model(**inputs, use_cache=False).last_hidden_state
+                return hidden.to(self._dtype)
+            losses = self._token_loss.losses(
+                self.view, inputs, micro_batch.positions, micro_batch.targets
+            )
+            return losses.sum()
 
 
 class Pipeline:
     """The stages of this rank, and the schedule that runs them with those of the other ranks.
 
-    Create it after the loss and before the optimizer, since it shards the weights if requested.
+    Create it before the optimizer, since it shards the weights if requested.
 
     Attributes:
         model: the part of the model on this rank.
@@ -86,19 +88,17 @@ class Pipeline:
 
     def __init__(
         self,
-        args: PipelineArguments,
+        args: PipelineTrainingArguments,
         accelerator: Accelerator,
         mesh: PipelineMesh,
         stages: Sequence[Stage],
         model: Any,
-        token_loss: LossInHead | None,
     ) -> None:
         """Make the stages of this rank.
 
         Args:
             stages: those of this rank.
             model: the part of this rank, with its weights.
-            token_loss: the loss, on a rank with the last stage.
         """
         self.model = model
         self.mesh = mesh
@@ -109,9 +109,16 @@ class Pipeline:
         self._count: Any = 1
         dtype = model.dtype
         self._is_sharded = args.shard_stages and mesh.num_pipelines > 1
+        self._averaged = 1  # by how much FSDP2 divides gradients
+        if self._is_sharded:
+            self._averaged = mesh.num_pipelines
         if self._is_sharded and mixed_dtype(accelerator):
             dtype = getattr(torch, str(mixed_dtype(accelerator)))
         self._stages: dict[int, StageModule] = {}
+        token_loss = None
+        if self._has_last:
+            # EDIT: another loss of a token is one line of token_losses in components/head_loss.py
+            token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
         for stage in stages:
             module = StageModule(stage, model, token_loss, accelerator, dtype)
             if self._is_sharded:
@@ -155,7 +162,7 @@ class Pipeline:
         for stage in self._stages.values():
             for module in stage.modules():
                 if isinstance(module, FSDPModule):
-                    module.reshard()  # A forward pass alone leaves the weights whole
+                    module.reshard()  # Without a backward pass the weights stay whole
         return loss
 
     def _run(self, what: str, batch: Mapping[str, Any]) -> torch.Tensor:
@@ -170,27 +177,25 @@ class Pipeline:
         for stage in self._stages.values():
             stage.micro_batches = micro_batches_of(batch)
         losses: list[torch.Tensor] = []
-        run = getattr(self._schedule, what)
-        run(
-            *([tokens] if self._has_first else []),
-            target=torch.arange(number) if self._has_last else None,
-            losses=losses if self._has_last else None,
-            return_outputs=False,
-        )
+        given = []
+        wanted: dict[str, Any] = {}
+        if self._has_first:
+            given.append(tokens)
+        if self._has_last:
+            wanted = {"target": torch.arange(number), "losses": losses}
+        getattr(self._schedule, what)(*given, return_outputs=False, **wanted)
         if not self._has_last:
             return torch.zeros((), device=tokens.device)
-        averaged = self.mesh.num_pipelines if self._is_sharded else 1
-        return torch.stack(losses).sum().detach() / averaged
+        return torch.stack(losses).sum().detach() / self._averaged
 
     def _part_of_loss(self, loss: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
         """Return the part of a micro-batch in the loss of the step.
 
-        An infinite loss may have finite gradients. As NaN they spread to all ranks, as in
-        `backward_of_sum` of components/strategy.py.
+        FSDP2 averages gradients, which is undone here. An infinite loss may have finite gradients.
+        As NaN they spread to all ranks, as in `backward_of_sum` of components/strategy.py.
         """
-        averaged = self.mesh.num_pipelines if self._is_sharded else 1  # by FSDP2
         nan_unless_finite = 0 * loss.detach()
-        return loss / self._count * (averaged + nan_unless_finite)
+        return loss / self._count * (self._averaged + nan_unless_finite)
 
     # ---- Gradients ----
     def reduce_gradients(self) -> None:

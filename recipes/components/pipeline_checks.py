@@ -5,14 +5,14 @@ from collections.abc import Iterator
 
 from accelerate import Accelerator
 
-from components.arguments import CommonArguments, PipelineArguments
+from components.arguments import CommonArguments, PipelineTrainingArguments
 from components.pipeline_kinds import num_microbatches, why_not_scheduled
 from components.strategy import Strategy
 
 
 def find_pipeline_problems(args: CommonArguments, accelerator: Accelerator) -> Iterator[str]:
     """Yield a problem, with its fix, for each thing that does not fit a pipeline."""
-    if not isinstance(args, PipelineArguments):
+    if not isinstance(args, PipelineTrainingArguments):
         return
     strategy = Strategy.of(accelerator)
     if strategy.is_sharded:
@@ -46,9 +46,8 @@ def how_to_divide(pp_size: int, ranks: int) -> str:
     return f"use --pp_size {nearest}, or pass {launched}"
 
 
-def find_microbatch_problems(args: PipelineArguments) -> Iterator[str]:
+def find_microbatch_problems(args: PipelineTrainingArguments) -> Iterator[str]:
     """Yield a problem for each reason why a batch cannot be cut into the micro-batches."""
-    assert isinstance(args, CommonArguments)
     rows = args.per_device_train_batch_size
     number = num_microbatches(args)
     if rows % number:

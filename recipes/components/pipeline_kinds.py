@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from components.arguments import CommonArguments, PipelineArguments
+from components.arguments import PipelineTrainingArguments
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,6 @@ def why_not_scheduled(name: str, num_ranks: int, num_microbatches: int) -> str:
     return f"{name} runs them in rounds of {num_ranks}: use {fitting} or {fitting + num_ranks}"
 
 
-def num_microbatches(args: PipelineArguments) -> int:
+def num_microbatches(args: PipelineTrainingArguments) -> int:
     """Return how many micro-batches are in a batch: --num_microbatches, or one for each row."""
-    assert isinstance(args, CommonArguments)
     return args.num_microbatches or args.per_device_train_batch_size

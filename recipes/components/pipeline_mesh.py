@@ -7,17 +7,16 @@ is the hidden states between stages, which are far less.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from accelerate import Accelerator
+from torch.distributed.device_mesh import DeviceMesh
 
 from components.pipeline_kinds import KINDS
 from components.plugins import pipeline_ranks
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
+from components.strategy import timeout_of_groups
 
 
 class PipelineMesh:
@@ -33,25 +32,31 @@ class PipelineMesh:
         ends: the process group of the first and the last rank of this pipeline; None for others.
     """
 
-    def __init__(self, accelerator: "Accelerator") -> None:
-        """Make the process groups. Every rank takes part."""
+    def __init__(self, accelerator: Accelerator, ddp_timeout: int) -> None:
+        """Make the process groups. Every rank takes part.
+
+        Args:
+            ddp_timeout: seconds that ranks wait for each other.
+        """
+        self._timeout = timeout_of_groups(ddp_timeout)
         self.num_ranks = pipeline_ranks(accelerator)
         self.num_pipelines = accelerator.num_processes // self.num_ranks
-        mesh: Any = init_device_mesh(
-            accelerator.device.type,
-            (self.num_ranks, self.num_pipelines),
-            mesh_dim_names=("stages", "pipelines"),
-        )
-        self.rank = mesh["stages"].get_local_rank()
-        self.pipeline = mesh["pipelines"].get_local_rank()
-        self.over_stages = mesh["stages"].get_group()
-        self.over_pipelines = mesh["pipelines"]
-        self.ends: Any = None
-        last = (self.num_ranks - 1) * self.num_pipelines
-        for first in range(self.num_pipelines):  # Every rank has to make every group
-            group = dist.new_group([first, last + first])
-            if first == self.pipeline and self.rank in (0, self.num_ranks - 1):
-                self.ends = group
+        self.rank, self.pipeline = divmod(accelerator.process_index, self.num_pipelines)
+        # {place in a pipeline: the ranks of all pipelines that have it}
+        ranks = torch.arange(accelerator.num_processes).view(self.num_ranks, -1)
+        self.over_stages = self._group_of_this_rank(ranks.T.tolist())
+        self.ends = self._group_of_this_rank(ranks[[0, -1]].T.tolist())
+        group = self._group_of_this_rank(ranks.tolist())
+        self.over_pipelines = DeviceMesh.from_group(group, accelerator.device.type)
+
+    def _group_of_this_rank(self, groups: Sequence[Sequence[int]]) -> Any:
+        """Make process groups, as every rank has to, and return that of this rank, or None."""
+        own = None
+        for ranks in groups:
+            group = dist.new_group(sorted(set(ranks)), timeout=self._timeout)
+            if dist.get_rank() in ranks:
+                own = group
+        return own
 
     def stages_under(self, schedule: str) -> list[int]:
         """Return the numbers of the stages of this rank under --pipeline_schedule."""

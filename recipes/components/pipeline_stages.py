@@ -2,7 +2,7 @@
 """The stages of a pipeline: which layers each one has, and the part of a model on one rank.
 
 A rank's part is a model of transformers whose modules keep their own names and numbers. Where
-another rank has a module, `Elsewhere` stands in its place and passes hidden states on. So the
+another rank has a module, `Elsewhere` takes its place and passes hidden states on. So the
 forward pass is transformers' own, with its masks and positions, and every weight has the name that
 it has in the whole model: in files, in checkpoints and in the optimizer.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from components.arguments import CommonArguments, PipelineArguments
+from components.arguments import PipelineTrainingArguments
 from components.batches import counted
 from components.exits import Exit
 from components.pipeline_kinds import KINDS, num_microbatches
@@ -63,7 +63,7 @@ def cut_into_stages(num_layers: int, num_stages: int) -> list[Stage]:
 
 
 class Elsewhere(torch.nn.Module):
-    """What stands in the place of a module that another rank has: it passes hidden states on.
+    """What is in the place of a module that another rank has: it passes hidden states on.
 
     Attributes:
         num_embeddings: that of the embedding in whose place this is; 0 in other places.
@@ -143,7 +143,8 @@ class PartOfModel:
 
     def from_pretrained(self, name: str, **options: Any) -> Any:
         """Return the part of a model with its weights, as a class of transformers does."""
-        config = AutoConfig.from_pretrained(name, revision=options.get("revision"))
+        revision = options.get("revision")
+        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
         return self._class_for(config).from_pretrained(name, config=config, **options)
 
     def from_config(self, config: Any, **options: Any) -> Any:
@@ -188,13 +189,12 @@ def why_not_cut(model: Any) -> str:
     return "it computes more between its embedding, layers and norm than their modules do"
 
 
-def check_stages(args: PipelineArguments, model: Any) -> list[Stage]:
+def check_stages(args: PipelineTrainingArguments, model: Any) -> list[Stage]:
     """Return the stages of a model; end with 64 if it cannot be cut into them.
 
     Args:
         model: of transformers, whole; its parameters may be on the meta device.
     """
-    assert isinstance(args, CommonArguments)
     kind = type(model).__name__
     reason = why_not_cut(copy.deepcopy(model))
     if reason:
@@ -228,13 +228,12 @@ def check_stages(args: PipelineArguments, model: Any) -> list[Stage]:
     return cut_into_stages(num_layers, num_stages)
 
 
-def describe_pipeline(args: PipelineArguments, stages: Sequence[Stage]) -> str:
+def describe_pipeline(args: PipelineTrainingArguments, stages: Sequence[Stage]) -> str:
     """Return a line of the start summary: the stages, the schedule and the micro-batches.
 
     Args:
         stages: of the whole pipeline.
     """
-    assert isinstance(args, CommonArguments)
     layers = " + ".join(str(len(stage.layers)) for stage in stages)
     number = num_microbatches(args)
     rows = args.per_device_train_batch_size // number

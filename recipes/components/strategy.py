@@ -116,7 +116,6 @@ def new_accelerator(args: CommonArguments) -> Accelerator:
     kind = Accelerator
     if isinstance(args, PipelineArguments):
         kind = PipelineAccelerator
-    timeout = timedelta(seconds=max(args.ddp_timeout, 1) + SECONDS_AFTER_THE_WATCH)
     accelerator = kind(
         gradient_accumulation_plugin=GradientAccumulationPlugin(
             args.gradient_accumulation_steps, sync_with_dataloader=False
@@ -126,7 +125,7 @@ def new_accelerator(args: CommonArguments) -> Accelerator:
         kwargs_handlers=[
             # Otherwise DDP would hold the gradients twice, in the weights and in its buckets.
             DistributedDataParallelKwargs(gradient_as_bucket_view=True),
-            InitProcessGroupKwargs(timeout=timeout),
+            InitProcessGroupKwargs(timeout=timeout_of_groups(args.ddp_timeout)),
         ],
         log_with=None if args.report_to == "none" else args.report_to,
         project_dir=args.output_dir,
@@ -135,6 +134,11 @@ def new_accelerator(args: CommonArguments) -> Accelerator:
         accelerator.pipeline_ranks = args.pp_size
         accelerator.shards_stages = args.shard_stages
     return accelerator
+
+
+def timeout_of_groups(ddp_timeout: int) -> timedelta:
+    """Return how long the ranks of a process group wait for each other."""
+    return timedelta(seconds=max(ddp_timeout, 1) + SECONDS_AFTER_THE_WATCH)
 
 
 def set_up_engine(args: CommonArguments, accelerator: Accelerator) -> None:

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model cut into stages computes what the whole one does, with the names of the whole one."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from components.pipeline_kinds import KINDS
+from components.pipeline_stages import (
+    Elsewhere,
+    PartOfModel,
+    cut_into_stages,
+    view_of,
+    why_not_cut,
+)
+from components.weights import make_skeleton
+
+SHAPE = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": 5,
+    "vocab_size": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+FAMILIES = {
+    "llama": {},
+    "mistral": {"sliding_window": 4},
+    "qwen2": {
+        "use_sliding_window": True,
+        "sliding_window": 4,
+        "max_window_layers": 2,
+    },
+    "qwen3": {"head_dim": 16},
+}
+OPTIONS = {"dtype": "float32", "attn_implementation": "sdpa"}
+
+
+def save_model(folder, kind, **changes):
+    """Write a small random model of a family, and return it as it is loaded."""
+    config = AutoConfig.for_model(kind, **SHAPE | FAMILIES.get(kind, {}) | changes)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder, **OPTIONS)
+
+
+def names_of(model):
+    return {name for name, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "num_stages", "counts"),
+    [(4, 2, [2, 2]), (5, 2, [3, 2]), (22, 4, [5, 6, 6, 5]), (7, 3, [2, 3, 2]), (3, 3, [1, 1, 1])],
+)
+def test_stages_have_equal_parts_and_those_in_the_middle_what_is_left_over(
+    num_layers, num_stages, counts
+):
+    stages = cut_into_stages(num_layers, num_stages)
+    assert [len(stage.layers) for stage in stages] == counts
+    assert [number for stage in stages for number in stage.layers] == list(range(num_layers))
+    assert [stage.is_first for stage in stages] == [True] + [False] * (num_stages - 1)
+    assert [stage.is_last for stage in stages] == [False] * (num_stages - 1) + [True]
+
+
+@pytest.mark.parametrize("is_tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zbv"])
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_stages_one_after_the_other_compute_the_logits_of_the_whole(
+    kind, schedule, is_tied, tmp_path
+):
+    whole = save_model(tmp_path, kind, tie_word_embeddings=is_tied)
+    per_rank = KINDS[schedule].stages_per_rank
+    stages = cut_into_stages(5, 2 * per_rank)
+    views = {}
+    names = set()
+    for rank in range(2):
+        own = [stages[number] for number in KINDS[schedule].stages_of(rank, 2)]
+        part = PartOfModel(own).from_pretrained(tmp_path, **OPTIONS)
+        assert type(part).__name__ == type(whole).__name__
+        assert len(names_of(part)) < len(names_of(whole))
+        names |= names_of(part)
+        for stage in own:
+            views[stage.index] = view_of(part, stage)
+    assert names == names_of(whole)  # A tied head has the name of the embedding on both ends
+
+    tokens = torch.randint(3, 64, (2, 9))
+    hidden = views[0].model(input_ids=tokens, use_cache=False).last_hidden_state
+    for index in range(1, len(stages) - 1):
+        hidden = views[index].model(inputs_embeds=hidden, use_cache=False).last_hidden_state
+    logits = views[len(stages) - 1](inputs_embeds=hidden, use_cache=False).logits
+    assert torch.equal(logits, whole(input_ids=tokens).logits)
+
+
+def test_a_part_holds_no_weight_of_another_rank(tmp_path):
+    whole = save_model(tmp_path, "llama")
+    first, last = cut_into_stages(5, 2)
+    sizes = []
+    for stage in (first, last):
+        part = PartOfModel([stage]).from_pretrained(tmp_path, **OPTIONS)
+        sizes.append(sum(weight.numel() for weight in part.parameters()))
+        for number, layer in enumerate(part.model.layers):
+            assert isinstance(layer, Elsewhere) == (number not in stage.layers)
+    assert sum(sizes) == sum(weight.numel() for weight in whole.parameters())
+
+
+def test_a_new_part_has_the_weights_of_its_stages(tmp_path):
+    save_model(tmp_path, "llama")
+    config = AutoConfig.from_pretrained(tmp_path)
+    part = PartOfModel(cut_into_stages(5, 5)[1:2]).from_config(config, **OPTIONS)
+    assert {name.partition(".self_attn")[0].partition(".mlp")[0] for name in names_of(part)} == {
+        "model.layers.1",
+        "model.layers.1.input_layernorm.weight",
+        "model.layers.1.post_attention_layernorm.weight",
+    }
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_models_of_the_family_can_be_cut(kind, tmp_path):
+    save_model(tmp_path, kind)
+    assert why_not_cut(make_skeleton(AutoModelForCausalLM, tmp_path, OPTIONS)) == ""
+
+
+def test_what_a_model_computes_between_its_modules_is_found(tmp_path):
+    save_model(tmp_path, "granite", embedding_multiplier=2.0)
+    reason = why_not_cut(make_skeleton(AutoModelForCausalLM, tmp_path, OPTIONS))
+    assert reason.startswith("it computes more between its embedding, layers and norm")
+
+
+def test_a_model_with_other_modules_is_found(tmp_path):
+    config = AutoConfig.for_model("gpt2", n_embd=32, n_layer=2, n_head=2, vocab_size=64)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    reason = why_not_cut(make_skeleton(AutoModelForCausalLM, tmp_path, OPTIONS))
+    assert reason == "it has no embed_tokens, layers, norm"
