@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from components.arguments import PipelineTrainingArguments
 from components.batches import counted
 from components.exits import Exit
+from components.packing import takes_one_line
 from components.pipeline_kinds import KINDS, num_microbatches
 from components.status import fail
 
@@ -195,6 +196,12 @@ def check_stages(args: PipelineTrainingArguments, model: Any) -> list[Stage]:
     Args:
         model: of transformers, whole; its parameters may be on the meta device.
     """
+    if takes_one_line(args.attn_implementation):
+        fail(
+            Exit.USAGE,
+            f"--attn_implementation {args.attn_implementation} takes the rows of a batch in one "
+            "line, which cannot be cut into micro-batches: use sdpa",
+        )
     kind = type(model).__name__
     reason = why_not_cut(copy.deepcopy(model))
     if reason:

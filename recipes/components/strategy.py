@@ -43,8 +43,9 @@ class PipelineAccelerator(Accelerator):
         pipelines = self.num_processes // self.pipeline_ranks
         if pipelines == 1:
             return f"PP {self.pipeline_ranks}"
-        others = "FSDP2" if self.shards_stages else "replicas"
-        return f"PP {self.pipeline_ranks} x {others} {pipelines}"
+        if self.shards_stages:
+            return f"PP {self.pipeline_ranks} x FSDP2 {pipelines}"
+        return f"PP {self.pipeline_ranks} x replicas {pipelines}"
 
 
 @dataclass(frozen=True)
