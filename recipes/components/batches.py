@@ -320,11 +320,13 @@ def describe_batch(
     processes = "process" if accelerator.device.type == "cpu" else "GPU"
     micro_batches = args.gradient_accumulation_steps
     data_ranks = accelerator.num_processes // pipeline_ranks(accelerator)
+    batch = "micro-batch"
     if pipeline_ranks(accelerator) > 1:
         processes = "pipeline"
+        batch = "batch"  # It is cut into the pipeline's own micro-batches
     number = args.per_device_train_batch_size * micro_batches * data_ranks
     text = (
-        f"{args.per_device_train_batch_size} {unit} x {counted(micro_batches, 'micro-batch')} x "
+        f"{args.per_device_train_batch_size} {unit} x {counted(micro_batches, batch)} x "
         f"{counted(data_ranks, processes)} = {number:,} {unit} per step"
     )
     if tokens_per_line:

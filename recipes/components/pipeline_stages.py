@@ -246,5 +246,5 @@ def describe_pipeline(args: PipelineTrainingArguments, stages: Sequence[Stage]) 
     rows = args.per_device_train_batch_size // number
     return (
         f"{len(stages)} stages of {layers} layers on {args.pp_size} ranks, "
-        f"{args.pipeline_schedule}, each batch in {number} parts of {counted(rows, 'row')}"
+        f"{args.pipeline_schedule}, each batch in {counted(number, 'micro-batch')} of {counted(rows, 'row')}"
     )

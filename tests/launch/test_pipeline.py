@@ -171,10 +171,12 @@ def test_the_result_loads_and_has_the_loss_of_the_last_evaluation(over_pipeline,
 def test_a_dry_run_describes_the_whole_model_and_writes_nothing(small_of, tmp_path):
     done = run_case("4 stages", small_of, tmp_path / "run", "--dry_run")
     assert done.returncode == 0, done.output[-3000:]
-    assert "strategy: PP 4, 4 x cpu" in done.output
-    assert "4 stages of 1 + 1 + 1 + 1 layers on 4 ranks, 1f1b" in done.output
+    said = " ".join(done.output.split())
+    assert "strategy: PP 4, 4 x cpu" in said
+    assert "4 stages of 1 + 1 + 1 + 1 layers on 4 ranks, 1f1b, each batch in 4 micro-" in said
+    assert "4 rows x 2 batches x 1 pipeline = 8 rows per step" in said
     model = AutoModelForCausalLM.from_pretrained(small_of(False) / "model")
-    assert f"{model.num_parameters():,} parameters" in done.output
+    assert f"{model.num_parameters():,} parameters" in said
     assert "Loading weights" not in done.output and not (tmp_path / "run").exists()
 
 

@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, core_model_loading
 
 from components.pipeline_kinds import KINDS
 from components.pipeline_stages import (
@@ -104,6 +104,23 @@ def test_a_part_holds_no_weight_of_another_rank(tmp_path):
         for number, layer in enumerate(part.model.layers):
             assert isinstance(layer, Elsewhere) == (number not in stage.layers)
     assert sum(sizes) == sum(weight.numel() for weight in whole.parameters())
+
+
+def test_a_part_reads_no_weight_of_another_rank_from_the_files(tmp_path, monkeypatch):
+    whole = save_model(tmp_path, "llama")
+    read = []
+    copy_of = core_model_loading._materialize_copy
+
+    def note_and_copy(tensor, *options):
+        copied = copy_of(tensor, *options)
+        read.append(copied.numel())
+        return copied
+
+    monkeypatch.setattr(core_model_loading, "_materialize_copy", note_and_copy)
+    stage = cut_into_stages(5, 2)[0]
+    part = PartOfModel([stage]).from_pretrained(tmp_path, **OPTIONS)
+    assert sum(read) == sum(weight.numel() for weight in part.parameters())
+    assert sum(read) < sum(weight.numel() for weight in whole.parameters())
 
 
 def test_a_new_part_has_the_weights_of_its_stages(tmp_path):
