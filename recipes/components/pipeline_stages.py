@@ -243,8 +243,8 @@ def describe_pipeline(args: PipelineTrainingArguments, stages: Sequence[Stage]) 
     """
     layers = " + ".join(str(len(stage.layers)) for stage in stages)
     number = num_microbatches(args)
-    rows = args.per_device_train_batch_size // number
+    rows = counted(args.per_device_train_batch_size // number, "row")
     return (
         f"{len(stages)} stages of {layers} layers on {args.pp_size} ranks, "
-        f"{args.pipeline_schedule}, each batch in {counted(number, 'micro-batch')} of {counted(rows, 'row')}"
+        f"{args.pipeline_schedule}, each batch in {counted(number, 'micro-batch')} of {rows}"
     )

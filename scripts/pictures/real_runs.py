@@ -8,19 +8,22 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from bench.quickstarts import read_taught
+from components.pipeline_kinds import KINDS
 from paths import ROOT
 from plotting.runs import read_run
 from proof.compare import read_steps
 from proof.faults import Fault
 from proof.jobs import configs, ranks_of, run_on_ranks
-from proof.launch import launch, make_model
+from proof.launch import ENVIRONMENT, data_of, launch, make_model, rehearsal
 from proof.trials.lab import Lab
 from proof.trials.outcome import unequal, verified
 from proof.trials.trial import make_job
 
+from .passes import duration_of, read_passes, shortest_batch
 from .recordings import Recording
 
 RESUMED_CONFIG = "fsdp2_full_shard"
@@ -31,6 +34,19 @@ COMPARED_FLAGS = (
     "--max_steps 150 --per_device_train_batch_size 32 --warmup_steps 0.1 --eval_strategy steps "
     "--eval_steps 30 --predict_with_generate --num_predictions 100 --save_steps 0 "
     "--generation_max_new_tokens 24"
+).split()
+PIPELINE_RANKS = 2
+PIPELINE_LAYERS = 8
+MICRO_BATCHES = 8
+# Packed sequences have one length, so that each micro-batch takes the same time
+PIPELINE_MODEL = (
+    f"--hidden_size 256 --intermediate_size 512 --num_attention_heads 4 --num_hidden_layers "
+    f"{PIPELINE_LAYERS} --num_train_rows 4000"
+).split()
+PIPELINE_FLAGS = (
+    f"--pp_size {PIPELINE_RANKS} --per_device_train_batch_size {MICRO_BATCHES} "
+    f"--num_microbatches {MICRO_BATCHES} --packing --max_length 256 --max_steps 12 "
+    "--eval_strategy no --save_steps 0"
 ).split()
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # colors and movements of a terminal's cursor
 PROGRESS_BAR = re.compile(r"(.+?): +\d+%\|")
@@ -155,6 +171,41 @@ def record_comparison(folder: Path) -> Recording:
     return {"cores": os.cpu_count(), "runs": runs}
 
 
+def record_pipeline(folder: Path) -> Recording:
+    """Return when each rank of a pipeline computed what in one batch, under each schedule.
+
+    Raises RecordingError if a launch fails.
+    """
+    tiny = folder / "tiny"
+    run_script("scripts/make_tiny.py", "llama", str(tiny), "--quiet", *PIPELINE_MODEL)
+    schedules = {}
+    for schedule in KINDS:
+        times = folder / f"times_{schedule}"
+        times.mkdir()
+        words = [*rehearsal("pp", PIPELINE_RANKS), ROOT / "recipes" / "llama_pipeline.py"]
+        words += [*data_of(tiny), *PIPELINE_FLAGS, "--pipeline_schedule", schedule]
+        words += ["--output_dir", folder / schedule]
+        done = subprocess.run(
+            [str(word) for word in words],
+            env=os.environ | ENVIRONMENT | {"REHEARSAL_STAGES": str(times)},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        if done.returncode:
+            raise RecordingError(f"{schedule} ended with {done.returncode}: {done.stdout[-TAIL:]}")
+        ranks = [read_passes(times / f"stages.{rank}") for rank in range(PIPELINE_RANKS)]
+        batch = shortest_batch(ranks)
+        schedules[schedule] = batch
+        print(f"pipeline: {schedule}, {duration_of(batch):.3f} seconds", flush=True)
+    return {
+        "cores": os.cpu_count(),
+        "layers": PIPELINE_LAYERS,
+        "micro_batches": MICRO_BATCHES,
+        "schedules": schedules,
+    }
+
+
 def run_script(script: str, *words: str) -> None:
     """Run a program of this repository. Raises RecordingError if it fails."""
     command = [sys.executable, str(ROOT / script), *words]
@@ -183,9 +234,10 @@ def is_later_state(line: str, before: str) -> bool:
     return bar is not None and bar_before is not None and bar[1] == bar_before[1]
 
 
-RECORDERS = {
+RECORDERS: dict[str, Callable[[Path], Recording]] = {
     "parity": record_parity,
     "resume": record_resume,
     "quickstart": record_quickstart,
     "comparison": record_comparison,
+    "pipeline": record_pipeline,
 }

@@ -24,6 +24,7 @@ class Probe:
 PROBES = (
     Probe("REHEARSAL_PEAKS", "planner.peak_probe", "peak"),
     Probe("REHEARSAL_HOST_MEMORY", "planner.host_probe", "host"),
+    Probe("REHEARSAL_STAGES", "proof.stage_probe", "stages"),
 )
 
 

@@ -28,6 +28,7 @@ RECORDED = {
     "quickstart_curve": "quickstart",
     "quickstart_terminal": "quickstart",
     "comparison": "comparison",
+    "pipeline": "pipeline",
 }
 # Not drawn yet, though nothing is missing
 NOT_DRAWN_YET: set[str] = set()
