@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.quickstarts import read_taught
@@ -182,18 +182,8 @@ def record_pipeline(folder: Path) -> Recording:
     for schedule in KINDS:
         times = folder / f"times_{schedule}"
         times.mkdir()
-        words = [*rehearsal("pp", PIPELINE_RANKS), ROOT / "recipes" / "llama_pipeline.py"]
-        words += [*data_of(tiny), *PIPELINE_FLAGS, "--pipeline_schedule", schedule]
-        words += ["--output_dir", folder / schedule]
-        done = subprocess.run(
-            [str(word) for word in words],
-            env=os.environ | ENVIRONMENT | {"REHEARSAL_STAGES": str(times)},
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        if done.returncode:
-            raise RecordingError(f"{schedule} ended with {done.returncode}: {done.stdout[-TAIL:]}")
+        flags = ["--pipeline_schedule", schedule, "--output_dir", folder / schedule]
+        run_pipeline([*data_of(tiny), *PIPELINE_FLAGS, *flags], times)
         ranks = [read_passes(times / f"stages.{rank}") for rank in range(PIPELINE_RANKS)]
         batch = shortest_batch(ranks)
         schedules[schedule] = batch
@@ -204,6 +194,20 @@ def record_pipeline(folder: Path) -> Recording:
         "micro_batches": MICRO_BATCHES,
         "schedules": schedules,
     }
+
+
+def run_pipeline(arguments: Sequence[str | Path], times: Path) -> None:
+    """Run the recipe of pipelines, whose ranks note the times of their passes in a folder.
+
+    Raises RecordingError if it fails.
+    """
+    recipe = ROOT / "recipes" / "llama_pipeline.py"
+    words = [str(word) for word in (*rehearsal("pp", PIPELINE_RANKS), recipe, *arguments)]
+    env = os.environ | ENVIRONMENT | {"REHEARSAL_STAGES": str(times)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(words, env=env, text=True, **pipes)
+    if done.returncode:
+        raise RecordingError(f"{recipe} ended with {done.returncode}: {done.stdout[-TAIL:]}")
 
 
 def run_script(script: str, *words: str) -> None:
