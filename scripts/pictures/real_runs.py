@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.quickstarts import read_taught
@@ -36,18 +36,13 @@ COMPARED_FLAGS = (
     "--generation_max_new_tokens 24"
 ).split()
 PIPELINE_RANKS = 2
-PIPELINE_LAYERS = 8
-MICRO_BATCHES = 8
-# Packed sequences have one length, so that each micro-batch takes the same time
+PIPELINE_LAYERS = "8"
+MICRO_BATCHES = "8"
 PIPELINE_MODEL = (
-    f"--hidden_size 256 --intermediate_size 512 --num_attention_heads 4 --num_hidden_layers "
-    f"{PIPELINE_LAYERS} --num_train_rows 4000"
+    "--hidden_size 256 --intermediate_size 512 --num_attention_heads 4 --num_train_rows 4000"
 ).split()
-PIPELINE_FLAGS = (
-    f"--pp_size {PIPELINE_RANKS} --per_device_train_batch_size {MICRO_BATCHES} "
-    f"--num_microbatches {MICRO_BATCHES} --packing --max_length 256 --max_steps 12 "
-    "--eval_strategy no --save_steps 0"
-).split()
+# Packed sequences have one length, so that each micro-batch takes the same time
+PIPELINE_FLAGS = "--packing --max_length 256 --max_steps 12 --eval_strategy no".split()
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # colors and movements of a terminal's cursor
 PROGRESS_BAR = re.compile(r"(.+?): +\d+%\|")
 
@@ -177,21 +172,26 @@ def record_pipeline(folder: Path) -> Recording:
     Raises RecordingError if a launch fails.
     """
     tiny = folder / "tiny"
-    run_script("scripts/make_tiny.py", "llama", str(tiny), "--quiet", *PIPELINE_MODEL)
+    layers = ["--num_hidden_layers", PIPELINE_LAYERS]
+    run_script("scripts/make_tiny.py", "llama", str(tiny), "--quiet", *PIPELINE_MODEL, *layers)
     schedules = {}
     for schedule in KINDS:
+        flags = ["--pipeline_schedule", schedule, "--output_dir", folder / schedule]
+        flags += ["--per_device_train_batch_size", MICRO_BATCHES]
         times = folder / f"times_{schedule}"
         times.mkdir()
-        flags = ["--pipeline_schedule", schedule, "--output_dir", folder / schedule]
         run_pipeline([*data_of(tiny), *PIPELINE_FLAGS, *flags], times)
-        ranks = [read_passes(times / f"stages.{rank}") for rank in range(PIPELINE_RANKS)]
+        ranks = []
+        for rank in range(PIPELINE_RANKS):
+            ranks.append(read_passes(times / f"stages.{rank}"))
         batch = shortest_batch(ranks)
         schedules[schedule] = batch
-        print(f"pipeline: {schedule}, {duration_of(batch):.3f} seconds", flush=True)
+        seconds = duration_of(batch)
+        print(f"pipeline: {schedule}, {seconds:.3f} seconds", flush=True)
     return {
         "cores": os.cpu_count(),
-        "layers": PIPELINE_LAYERS,
-        "micro_batches": MICRO_BATCHES,
+        "layers": int(PIPELINE_LAYERS),
+        "micro_batches": int(MICRO_BATCHES),
         "schedules": schedules,
     }
 
@@ -202,12 +202,15 @@ def run_pipeline(arguments: Sequence[str | Path], times: Path) -> None:
     Raises RecordingError if it fails.
     """
     recipe = ROOT / "recipes" / "llama_pipeline.py"
-    words = [str(word) for word in (*rehearsal("pp", PIPELINE_RANKS), recipe, *arguments)]
-    env = os.environ | ENVIRONMENT | {"REHEARSAL_STAGES": str(times)}
+    words = [*rehearsal("pp", PIPELINE_RANKS), recipe, *arguments]
+    command = [str(word) for word in words]
+    env = os.environ | ENVIRONMENT
+    env["REHEARSAL_STAGES"] = str(times)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    done = subprocess.run(words, env=env, text=True, **pipes)
-    if done.returncode:
-        raise RecordingError(f"{recipe} ended with {done.returncode}: {done.stdout[-TAIL:]}")
+    done = subprocess.run(command, env=env, text=True, **pipes)
+    code = done.returncode
+    if code:
+        raise RecordingError(f"{recipe} ended with {code}: {done.stdout[-TAIL:]}")
 
 
 def run_script(script: str, *words: str) -> None:
@@ -238,7 +241,7 @@ def is_later_state(line: str, before: str) -> bool:
     return bar is not None and bar_before is not None and bar[1] == bar_before[1]
 
 
-RECORDERS: dict[str, Callable[[Path], Recording]] = {
+RECORDERS = {
     "parity": record_parity,
     "resume": record_resume,
     "quickstart": record_quickstart,
