@@ -11,12 +11,11 @@ learning:
         --model_name_or_path meta-llama/Llama-3.1-8B --dataset_name rows.jsonl \
         --per_device_train_batch_size 16
 
-It is for models that fit on no host even when FSDP shards them, or for links between hosts that
-are too slow for FSDP: only hidden states go from stage to stage. Where FSDP works, it needs no
-micro-batches and never waits: use recipes/llama.py. Run and result are the same: the same command
-again continues from the newest checkpoint, which recipes/llama.py can continue too, and the other
-way round. Exit codes: components/exits.py. To make it yours: python scripts/copy_recipe.py
-llama_pipeline my_project, then look for EDIT.
+It is for links between hosts that are too slow for FSDP: only hidden states go from stage to stage.
+Where FSDP works well, use recipes/llama.py, whose ranks never wait for micro-batches. Run and
+result are the same: the same command again continues from the newest checkpoint, which
+recipes/llama.py can continue too, and the other way round. Exit codes: components/exits.py.
+To make it yours: python scripts/copy_recipe.py llama_pipeline my_project, then look for EDIT.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
