@@ -177,13 +177,13 @@ def why_not_cut(model: Any) -> str:
         model: of transformers, whole; its parameters may be on the meta device. It is changed.
     """
     body = model.base_model
-    needed = {"embed_tokens": body, "layers": body, "norm": body, "lm_head": model}
+    needed = {"embed_tokens": body, "layers": body, "norm": body, "model": model, "lm_head": model}
     missing = [name for name, owner in needed.items() if not hasattr(owner, name)]
     if missing or not isinstance(body.layers, torch.nn.ModuleList):
         return f"it has no {', '.join(missing) or 'list of layers'}"
     hidden = torch.linspace(-1, 1, 2 * model.config.hidden_size).view(1, 2, -1)
     keep_only(model, [Stage(index=1, layers=range(0), is_last=False)])
-    with contextlib.suppress(RuntimeError, TypeError, AttributeError):
+    with contextlib.suppress(RuntimeError, TypeError, ValueError, AttributeError):
         passed = body(inputs_embeds=hidden, use_cache=False).last_hidden_state
         if torch.equal(passed, hidden):
             return ""

@@ -57,12 +57,14 @@ class Strategy:
         fsdp_version: 1 or 2; 0 without FSDP.
         zero_stage: 0 to 3; None without DeepSpeed.
         pipeline: ranks of a pipeline, each with other weights; 1 without pipeline parallelism.
+        shards_stages: whether FSDP2 shards each stage of a pipeline.
     """
 
     name: str
     fsdp_version: int = 0
     zero_stage: int | None = None
     pipeline: int = 1
+    shards_stages: bool = False
 
     @property
     def is_sharded(self) -> bool:
@@ -83,7 +85,11 @@ class Strategy:
         if zero is not None:
             return cls(f"DeepSpeed ZeRO-{zero.zero_stage}", zero_stage=zero.zero_stage)
         if isinstance(accelerator, PipelineAccelerator):
-            return cls(accelerator.describe(), pipeline=accelerator.pipeline_ranks)
+            return cls(
+                accelerator.describe(),
+                pipeline=accelerator.pipeline_ranks,
+                shards_stages=accelerator.shards_stages,
+            )
         return cls("one process" if accelerator.num_processes == 1 else "DDP")
 
 

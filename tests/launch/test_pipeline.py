@@ -18,12 +18,12 @@ from proof.compare import compare, within
 from tiny import makers
 
 PIPELINE = REPO / "recipes" / "llama_pipeline.py"
-STEPS = 10
+STEPS = 20
 SHAPE = "--hidden_size 64 --intermediate_size 128 --num_attention_heads 2 --num_hidden_layers 4"
 ROWS = "--num_train_rows 70 --num_test_rows 9"
 # Rows of different lengths, whose prompts are not trained on; clipping takes effect in each step
 JOB = [
-    *f"--max_steps {STEPS} --num_train_epochs 2 --save_steps 5 --save_total_limit 9".split(),
+    *f"--max_steps {STEPS} --num_train_epochs 3 --save_steps 10 --save_total_limit 9".split(),
     *"--learning_rate 1e-3 --warmup_steps 0.1 --lr_scheduler_type cosine".split(),
     *"--weight_decay 0.1 --max_grad_norm 0.5".split(),
     # 70 rows do not divide by 8: the last window of an epoch has batches with few rows or none
@@ -87,9 +87,9 @@ def run_case(case, small_of, folder, *more):
 
 
 def take_over(run, folder):
-    """Make a folder as the run was after its step 5."""
+    """Make a folder as the run was after its step 10."""
     folder.mkdir()
-    shutil.copytree(run / "checkpoint-5", folder / "checkpoint-5")
+    shutil.copytree(run / "checkpoint-10", folder / "checkpoint-10")
     shutil.copy(run / "metrics.jsonl", folder)
 
 
@@ -112,8 +112,8 @@ def test_a_pipeline_gives_the_numbers_of_one_process(case, over_pipeline, in_one
     ]
     assert counts[0] == counts[1]
     assert max(line["grad_norm"] for line in read_metrics(folder)[0]) > 0.5  # It was clipped
-    names = load_file(folder / "checkpoint-10" / "state.safetensors").keys()
-    assert names == load_file(whole / "checkpoint-10" / "state.safetensors").keys()
+    names = load_file(folder / "checkpoint-20" / "state.safetensors").keys()
+    assert names == load_file(whole / "checkpoint-20" / "state.safetensors").keys()
 
 
 @pytest.mark.parametrize("case", ["2 stages, tied", "ZBV, sharded"])
@@ -125,7 +125,7 @@ def test_a_run_that_continues_ends_bit_for_bit_as_if_it_had_not_stopped(
     take_over(whole, folder)
     done = run_case(case, small_of, folder)
     assert done.returncode == 0 and "Continuing from" in done.output, done.output[-3000:]
-    for name in ("model.safetensors", "checkpoint-10/state.safetensors"):
+    for name in ("model.safetensors", "checkpoint-20/state.safetensors"):
         assert (folder / name).read_bytes() == (whole / name).read_bytes()
 
 

@@ -150,4 +150,4 @@ def test_a_model_with_other_modules_is_found(tmp_path):
     config = AutoConfig.for_model("gpt2", n_embd=32, n_layer=2, n_head=2, vocab_size=64)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     reason = why_not_cut(make_skeleton(AutoModelForCausalLM, tmp_path, OPTIONS))
-    assert reason == "it has no embed_tokens, layers, norm"
+    assert reason == "it has no embed_tokens, layers, norm, model"
