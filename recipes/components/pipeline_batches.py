@@ -37,6 +37,7 @@ class PipelineCollator:
     Attributes:
         num_rows: rows that a batch is filled up to, with rows of padding that nothing is learned
             from.
+        num_microbatches: of each batch.
     """
 
     columns: ClassVar[list[str]] = TokenCollator.columns

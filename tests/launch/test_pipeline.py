@@ -35,8 +35,10 @@ EVALUATED = {"rel": 1e-6}
 ZERO_BUBBLE = ["--pipeline_schedule", "interleaved_zero_bubble"]
 CASES = {  # ranks, whether the model is tied, flags
     "2 stages, tied": (2, True, []),
+    "2 stages, GPipe": (2, False, ["--pipeline_schedule", "gpipe"]),
     "4 stages": (4, False, ["--pp_size", "4"]),
     "2 stages, 2 replicas, tied": (4, True, []),
+    "interleaved, 2 replicas": (4, False, ["--pipeline_schedule", "interleaved"]),
     "zero bubble, sharded, tied": (4, True, ["--shard_stages", *ZERO_BUBBLE]),
     "ZBV, sharded": (4, False, ["--shard_stages", "--pipeline_schedule", "zbv"]),
 }
