@@ -78,8 +78,8 @@ class Arguments(
     def find_own_conflicts(self) -> Iterator[str]:
         if self.use_peft:
             yield (
-                "--use_peft: adapters leave so little to train that layers need not be split over "
-                "a pipeline: use recipes/llama.py with fsdp2_full_shard.yaml"
+                "--use_peft: this recipe trains all weights: for adapters use recipes/llama.py, "
+                "with fsdp2_full_shard.yaml to split their base"
             )
         if self.packing and self.train_sampling_strategy == "group_by_length":
             yield (

@@ -92,4 +92,4 @@ def test_what_fits_is_not_refused(problems_of):
 def test_adapters_are_refused():
     args = parse_arguments(llama_pipeline.Arguments, words=["--use_peft"])
     [problem] = args.find_own_conflicts()
-    assert "use recipes/llama.py with fsdp2_full_shard.yaml" in problem
+    assert "for adapters use recipes/llama.py, with fsdp2_full_shard.yaml" in problem
