@@ -42,7 +42,7 @@ class PipelineMesh:
         self.num_ranks = pipeline_ranks(accelerator)
         self.num_pipelines = accelerator.num_processes // self.num_ranks
         self.rank, self.pipeline = divmod(accelerator.process_index, self.num_pipelines)
-        # {place in a pipeline: the ranks of all pipelines that have it}
+        # [places in a pipeline, pipelines]
         ranks = torch.arange(accelerator.num_processes).view(self.num_ranks, -1)
         self.over_stages = self._group_of_this_rank(ranks.T.tolist())
         self.ends = self._group_of_this_rank(ranks[[0, -1]].T.tolist())

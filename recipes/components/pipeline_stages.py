@@ -214,8 +214,8 @@ def check_stages(args: PipelineTrainingArguments, model: Any) -> list[Stage]:
     num_stages = args.pp_size * per_rank
     num_layers = len(model.base_model.layers)
     if num_stages > num_layers:
-        cure = f"use --pp_size {num_layers // per_rank}"
-        if num_layers // per_rank < 2:
+        cure = f"use --pp_size {num_layers} and --pipeline_schedule 1f1b"
+        if num_layers >= args.pp_size:
             cure = "use --pipeline_schedule 1f1b, which has one stage per rank"
         if num_layers < 2:
             cure = "use recipes/llama.py"

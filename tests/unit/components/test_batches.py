@@ -76,7 +76,7 @@ def test_rows_of_one_length_come_together_and_each_comes_once():
 
 
 def test_the_ranks_of_a_pipeline_get_the_same_batches_and_pipelines_get_others():
-    """Of 4 ranks in 2 pipelines, ranks 0 and 2 are one, and ranks 1 and 3 the other."""
+    """Here ranks 0 and 2 are one pipeline, and ranks 1 and 3 are another."""
     accelerator = fake_accelerator(num_processes=4, pipeline_ranks=2, prepare=lambda it: it)
     rows = SimpleNamespace(dataset=SimpleNamespace(select_columns=lambda _: None))
 
