@@ -30,6 +30,7 @@ NAMES = (
     "quickstart_curve",
     "comparison",
     "speed",
+    "pipeline",
 )
 
 

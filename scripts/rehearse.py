@@ -99,7 +99,10 @@ def report(folder: Path, rehearsal: Rehearsal) -> tuple[list[dict], str]:
     """Print what the ranks measured beside the YAML's promise; return the rows and a verdict."""
     paths = [folder / f"shards.{rank}" for rank in range(rehearsal.ranks)]
     if not all(path.exists() for path in paths):
-        print("shard report: not measured, the recipe took no optimizer step")
+        print(
+            "shard report: not measured, since the recipe took no optimizer step, or trained a "
+            "model that accelerate does not wrap"
+        )
         return [], "not measured"
     measurements = [json.loads(path.read_text()) for path in paths]
     rows = judge(measurements, rehearsal.facts, rehearsal.ranks_per_node)

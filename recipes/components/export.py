@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from components import upstream
 from components.deepspeed_state import clean_name
+from components.pipeline_state import parts_of_stages
 from components.stop_tokens import add_stop_tokens
 from components.strategy import Strategy
 
@@ -87,6 +88,8 @@ def whole_weights(accelerator: Accelerator, model: Any) -> dict[str, Any]:
     """
     has_adapters = hasattr(extract_model_from_parallel(model), "peft_config")
     strategy = Strategy.of(accelerator)
+    if strategy.pipeline > 1:
+        return dict(parts_of_stages(accelerator, model.named_parameters()))
     if has_adapters and strategy.fsdp_version == 2:
         options = StateDictOptions(
             full_state_dict=True, cpu_offload=True, ignore_frozen_params=True

@@ -14,7 +14,7 @@ from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin
 from accelerate.utils.dataclasses import DynamoBackend, TorchDynamoPlugin
 
 from components import upstream
-from components.arguments import CommonArguments, CompileArguments
+from components.arguments import CommonArguments, CompileArguments, PipelineArguments
 from components.plugins import fsdp_plugin, mixed_dtype
 
 FSDP2_NAMES = {  # by (hybrid, reshards after the forward pass)
@@ -27,6 +27,27 @@ FSDP2_NAMES = {  # by (hybrid, reshards after the forward pass)
 SECONDS_AFTER_THE_WATCH = 60
 
 
+class PipelineAccelerator(Accelerator):
+    """accelerate's Accelerator, which knows of no pipelines, with those of the arguments.
+
+    Attributes:
+        pipeline_ranks: ranks of each pipeline.
+        shards_stages: whether FSDP2 shards each stage over the pipelines.
+    """
+
+    pipeline_ranks = 1
+    shards_stages = False
+
+    def describe(self) -> str:
+        """Return the name of the strategy, such as "PP 2 x FSDP2 4"."""
+        pipelines = self.num_processes // self.pipeline_ranks
+        if pipelines == 1:
+            return f"PP {self.pipeline_ranks}"
+        if self.shards_stages:
+            return f"PP {self.pipeline_ranks} x FSDP2 {pipelines}"
+        return f"PP {self.pipeline_ranks} x replicas {pipelines}"
+
+
 @dataclass(frozen=True)
 class Strategy:
     """The strategy that accelerate really runs, whatever was requested.
@@ -35,11 +56,15 @@ class Strategy:
         name: "one process", "DDP", "FSDP2 FULL_SHARD", "DeepSpeed ZeRO-3", ...
         fsdp_version: 1 or 2; 0 without FSDP.
         zero_stage: 0 to 3; None without DeepSpeed.
+        pipeline: ranks of a pipeline, each with other weights; 1 without pipeline parallelism.
+        shards_stages: whether FSDP2 shards each stage of a pipeline.
     """
 
     name: str
     fsdp_version: int = 0
     zero_stage: int | None = None
+    pipeline: int = 1
+    shards_stages: bool = False
 
     @property
     def is_sharded(self) -> bool:
@@ -59,6 +84,12 @@ class Strategy:
         zero = accelerator.state.deepspeed_plugin
         if zero is not None:
             return cls(f"DeepSpeed ZeRO-{zero.zero_stage}", zero_stage=zero.zero_stage)
+        if isinstance(accelerator, PipelineAccelerator):
+            return cls(
+                accelerator.describe(),
+                pipeline=accelerator.pipeline_ranks,
+                shards_stages=accelerator.shards_stages,
+            )
         return cls("one process" if accelerator.num_processes == 1 else "DDP")
 
 
@@ -89,8 +120,10 @@ def new_accelerator(args: CommonArguments) -> Accelerator:
     dynamo = None
     if isinstance(args, CompileArguments) and args.torch_compile:
         dynamo = TorchDynamoPlugin(backend=DynamoBackend.INDUCTOR, use_regional_compilation=True)
-    timeout = timedelta(seconds=max(args.ddp_timeout, 1) + SECONDS_AFTER_THE_WATCH)
-    return Accelerator(
+    kind = Accelerator
+    if isinstance(args, PipelineArguments):
+        kind = PipelineAccelerator
+    accelerator = kind(
         gradient_accumulation_plugin=GradientAccumulationPlugin(
             args.gradient_accumulation_steps, sync_with_dataloader=False
         ),
@@ -99,11 +132,20 @@ def new_accelerator(args: CommonArguments) -> Accelerator:
         kwargs_handlers=[
             # Otherwise DDP would hold the gradients twice, in the weights and in its buckets.
             DistributedDataParallelKwargs(gradient_as_bucket_view=True),
-            InitProcessGroupKwargs(timeout=timeout),
+            InitProcessGroupKwargs(timeout=timeout_of_groups(args.ddp_timeout)),
         ],
         log_with=None if args.report_to == "none" else args.report_to,
         project_dir=args.output_dir,
     )
+    if isinstance(args, PipelineArguments) and isinstance(accelerator, PipelineAccelerator):
+        accelerator.pipeline_ranks = args.pp_size
+        accelerator.shards_stages = args.shard_stages
+    return accelerator
+
+
+def timeout_of_groups(ddp_timeout: int) -> timedelta:
+    """Return how long the ranks of a process group wait for each other."""
+    return timedelta(seconds=max(ddp_timeout, 1) + SECONDS_AFTER_THE_WATCH)
 
 
 def set_up_engine(args: CommonArguments, accelerator: Accelerator) -> None:

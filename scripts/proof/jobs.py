@@ -8,7 +8,7 @@ accumulation has fewer rows.
 
 from dataclasses import dataclass, replace
 
-from paths import CONFIGS, FIRST_CHOICE
+from paths import CONFIGS, FIRST_CHOICE, OF_PIPELINES
 
 # Arguments of make_tiny.py for a recipe's tiny model and rows. Its matrices have at least 320 x 320
 # elements, since ZeRO-3 does not shard tensors below 100,000 elements.
@@ -130,8 +130,8 @@ def reference_of(run: Run) -> Run:
 
 
 def configs() -> list[str]:
-    """Return names of the shipped YAML files, without fsdp.yaml, which is a copy of another one."""
-    return sorted(path.stem for path in set(CONFIGS.glob("*.yaml")) - {FIRST_CHOICE})
+    """Return names of the shipped YAML files, those that mean the same as another one left out."""
+    return sorted(path.stem for path in set(CONFIGS.glob("*.yaml")) - {FIRST_CHOICE, OF_PIPELINES})
 
 
 def ranks_of(config: str, wanted: int) -> int:
