@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jinja2 import TemplateError
@@ -25,6 +25,9 @@ from components.messages import name_message
 from components.rows import hash_of_row
 from components.status import fail
 from components.tokens import NOT_TRAINED_ON, load_text_tokenizer, without_lone_surrogates
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
 
 # For tokenizers without a template of their own
 DEFAULT_CHAT_TEMPLATE = (
@@ -125,13 +128,9 @@ def tokenize_conversation(
     if not answers_only:
         spans = [(0, len(text))]
         left_out = []
-    encoded = template.tokenizer(
-        without_lone_surrogates(text),
-        add_special_tokens=False,
-        verbose=False,  # It would warn of a row that is cut below.
-    )
-    tokens = np.array(encoded["input_ids"], dtype=np.int32)
-    labels = np.full_like(tokens, NOT_TRAINED_ON)
+    encoded = template.encode(without_lone_surrogates(text))
+    tokens = encoded.ids
+    labels = [NOT_TRAINED_ON] * len(tokens)
     for start, end in spans:
         inside = slice(first_token_from(start, encoded, text), first_token_from(end, encoded, text))
         labels[inside] = tokens[inside]
@@ -142,17 +141,16 @@ def tokenize_conversation(
         raise ValueError(
             f"has no answer within --max_length {max_length}: {first} tokens are prompt"
         )
-    whole_length = len(tokens)
-    tokens = tokens[:max_length]
+    kept = np.array(tokens[:max_length], dtype=np.int32)
     return {
-        "input_ids": tokens.tolist(),
-        "labels": labels[:max_length].tolist(),
-        "truncated": whole_length > max_length,
-        "whole_length": whole_length,
+        "input_ids": tokens[:max_length],
+        "labels": labels[:max_length],
+        "truncated": len(tokens) > max_length,
+        "whole_length": len(tokens),
         "rewritten": len(left_out),
-        "length": len(tokens),
-        "largest": int(tokens.max()),
-        "hash": hash_of_row(tokens.tobytes()),
+        "length": len(kept),
+        "largest": int(kept.max()),
+        "hash": hash_of_row(kept.tobytes()),
     }
 
 
@@ -196,11 +194,11 @@ def close_last_turn(
     return closed, [*spans[:-1], (start, len(closed))]
 
 
-def first_token_from(offset: int, encoded: Any, text: str) -> int:
+def first_token_from(offset: int, encoded: "Encoding", text: str) -> int:
     """Return the index of the first token that begins at an offset in the text, or after it.
 
     Args:
-        encoded: the tokens of the text, from a tokenizer that knows their offsets.
+        encoded: the tokens of the text, which know their offsets.
     """
     while offset < len(text):
         token = encoded.char_to_token(offset)
@@ -211,13 +209,15 @@ def first_token_from(offset: int, encoded: Any, text: str) -> int:
         if start >= offset:
             return token
         offset = end  # the token began earlier
-    return len(encoded["input_ids"])
+    return len(encoded)
 
 
-def first_trained_on(labels: np.ndarray) -> int | None:
+def first_trained_on(labels: Sequence[int]) -> int | None:
     """Return the index of the first token that is trained on; token 0 is never predicted."""
-    token_indices = np.flatnonzero(labels[1:] != NOT_TRAINED_ON)
-    return int(token_indices[0]) + 1 if len(token_indices) else None
+    for token_index in range(1, len(labels)):
+        if labels[token_index] != NOT_TRAINED_ON:
+            return token_index
+    return None
 
 
 def show_trained_tokens(row: Mapping[str, Any], tokenizer: Any) -> str:
