@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jinja2 import TemplateError
@@ -25,9 +25,6 @@ from components.messages import name_message
 from components.rows import hash_of_row
 from components.status import fail
 from components.tokens import NOT_TRAINED_ON, load_text_tokenizer, without_lone_surrogates
-
-if TYPE_CHECKING:
-    from tokenizers import Encoding
 
 # For tokenizers without a template of their own
 DEFAULT_CHAT_TEMPLATE = (
@@ -194,11 +191,11 @@ def close_last_turn(
     return closed, [*spans[:-1], (start, len(closed))]
 
 
-def first_token_from(offset: int, encoded: "Encoding", text: str) -> int:
+def first_token_from(offset: int, encoded: Any, text: str) -> int:
     """Return the index of the first token that begins at an offset in the text, or after it.
 
     Args:
-        encoded: the tokens of the text, which know their offsets.
+        encoded: the tokens of the text, a tokenizers.Encoding.
     """
     while offset < len(text):
         token = encoded.char_to_token(offset)

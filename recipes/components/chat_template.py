@@ -118,7 +118,7 @@ class ChatTemplate:
         # A tokenizer makes the map of its special tokens anew whenever it is asked for
         return {**self.tokenizer.special_tokens_map, **self.settings}
 
-    def _render(self, conversation: Conversation, **options: bool) -> tuple[str, Any]:
+    def _render(self, conversation: Conversation, **options: Any) -> tuple[str, Any]:
         """Return the text of a conversation, and its marked parts if the options ask for them.
 
         The tokenizer's apply_chat_template writes the same text, but looks at each message first.
