@@ -12,16 +12,13 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from components.columns import Row, TrackedRow
 from components.conversations import Conversation
 from components.messages import REASONING_KEYS, Message, name_message, reasoning_of
-
-if TYPE_CHECKING:
-    from tokenizers import Encoding
 
 Span = tuple[int, int]  # start and end of a part of a text, in characters
 
@@ -78,8 +75,8 @@ class ChatTemplate:
             return self.render(conversation), None
         return self._render(conversation, return_assistant_tokens_mask=True)
 
-    def encode(self, text: str) -> "Encoding":
-        """Return the tokens of a text that the template wrote, and where they are in it.
+    def encode(self, text: str) -> Any:
+        """Return the tokens of a text that the template wrote, as a tokenizers.Encoding.
 
         These are the tokens that a call of the tokenizer returns. Such a call also makes lists that
         nothing here reads, which takes time.
@@ -115,7 +112,7 @@ class ChatTemplate:
 
     @cached_property
     def _variables(self) -> dict[str, Any]:
-        # A tokenizer makes the map of its special tokens anew whenever it is asked for
+        # A tokenizer makes the map of its special tokens again whenever it is asked for
         return {**self.tokenizer.special_tokens_map, **self.settings}
 
     def _render(self, conversation: Conversation, **options: Any) -> tuple[str, Any]:
