@@ -43,6 +43,7 @@ class Arguments(
     """Text classification."""
 
     GROUP: ClassVar[str] = "Data"
+    LOSS_UNIT: ClassVar[str] = "per row"
     model_name_or_path: str = "google-bert/bert-base-uncased"  # Apache-2.0
     # EDIT: your data set. Default: 10,003 rows, 77 intents (CC-BY-4.0 license)
     dataset_name: str = "legacy-datasets/banking77"

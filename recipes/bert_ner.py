@@ -41,6 +41,7 @@ class Arguments(
     """Token classification."""
 
     GROUP: ClassVar[str] = "Data"
+    LOSS_UNIT: ClassVar[str] = "nats per label"
     model_name_or_path: str = "google-bert/bert-base-cased"  # Apache-2.0
     # EDIT: your data set. Default: 14,041 sentences, 4 kinds of entities (for research only)
     dataset_name: str = "lhoestq/conll2003"

@@ -127,6 +127,7 @@ from components.packing import TokenCollator, describe_packing, takes_one_line
 from components.perplexity import evaluate_perplexity
 from components.rows import Rows, describe_rows, longest_row
 from components.run import Run
+from components.stop_tokens import stop_tokens_of_turns
 from components.strategy import backward_of_sum
 
 # EDIT: your columns, {prompt: answer}; a column named messages needs no entry
@@ -309,7 +310,13 @@ def main(args: Arguments) -> None:
             measure(eval_loader)
 
     # ---- Save ----
-    save_model(accelerator, model, tokenizer, args.output_dir)
+    save_model(
+        accelerator,
+        model,
+        tokenizer,
+        args.output_dir,
+        stop_tokens=stop_tokens_of_turns(tokenizer),
+    )
     run.finish(f'Ask it: python scripts/generate.py {args.output_dir} --prompt "..."')
 
 

@@ -39,6 +39,7 @@ class Arguments(
     """Preference tuning."""
 
     GROUP: ClassVar[str] = "Preferences"
+    LOSS_UNIT: ClassVar[str] = "per pair"
     model_name_or_path: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Apache-2.0
     # EDIT: your data set. Default: about 62,100 rows of UltraFeedback (MIT license); some of
     # its prompts are too long, so use --skip_bad_rows
@@ -114,6 +115,7 @@ from components.pairs import (
 )
 from components.rows import Rows, describe_rows, longest_row
 from components.run import Run
+from components.stop_tokens import stop_tokens_of_turns
 from components.strategy import backward_of_sum
 
 METRICS = [  # TRL's names
@@ -124,6 +126,12 @@ METRICS = [  # TRL's names
     "logps/chosen",
     "logps/rejected",
 ]
+METHODS = {  # What --loss_type is called in papers
+    "sigmoid": "DPO",
+    "sigmoid_norm": "DPO with log probabilities per token",
+    "ipo": "IPO",
+    "hinge": "the hinge loss of SLiC",
+}
 
 
 # ---- Data ----
@@ -387,6 +395,22 @@ def mean_metrics(
     return dict(zip(METRICS, means.tolist(), strict=True))
 
 
+def describe_method(args: Arguments) -> str:
+    """Return what the model card says of the loss and the rewards."""
+    share = "rewards/accuracies is the share of pairs whose chosen answer has the higher reward."
+    if args.loss_type == "orpo":
+        return (
+            f"The loss is that of ORPO with lambda {args.beta:g}, which needs no reference: the "
+            "negative log-likelihood per token, plus a term per pair. A reward is lambda times the "
+            f"log probability of an answer per token; {share}"
+        )
+    return (
+        f"The loss is per pair: {METHODS[args.loss_type]} with beta {args.beta:g}. The reference "
+        "is the model before this training. A reward is beta times the log probability of an "
+        f"answer, less that under the reference; {share}"
+    )
+
+
 def main(args: Arguments) -> None:
     # From here on a signal stops the run cleanly, and status.json records how it ends
     run = Run(args, shows="rewards/accuracies")
@@ -490,8 +514,18 @@ def main(args: Arguments) -> None:
             measure(eval_loader)
 
     # ---- Save ----
-    save_model(accelerator, model, tokenizer, args.output_dir)
-    run.finish(f'Ask it: python scripts/generate.py {args.output_dir} --prompt "..."')
+    save_model(
+        accelerator,
+        model,
+        tokenizer,
+        args.output_dir,
+        stop_tokens=stop_tokens_of_turns(tokenizer),
+    )
+    run.finish(
+        f'Ask it: python scripts/generate.py {args.output_dir} --prompt "..."',
+        method=describe_method(args),
+        tags=["orpo" if args.loss_type == "orpo" else "dpo"],
+    )
 
 
 if __name__ == "__main__":

@@ -123,6 +123,7 @@ from components.packing import takes_one_line
 from components.perplexity import evaluate_perplexity
 from components.run import Run
 from components.status import fail
+from components.stop_tokens import stop_tokens_of_texts
 from components.strategy import backward_of_sum
 from components.stream import (
     START,
@@ -354,7 +355,13 @@ def main(args: Arguments) -> None:
             measure()
 
     # ---- Save ----
-    save_model(accelerator, model, tokenizer, args.output_dir)
+    save_model(
+        accelerator,
+        model,
+        tokenizer,
+        args.output_dir,
+        stop_tokens=stop_tokens_of_texts(tokenizer),
+    )
     accelerator.print(stream.describe())
     run.finish(f'Try it: python scripts/continue_text.py {args.output_dir} --prompt "..."')
 

@@ -116,6 +116,7 @@ from components.perplexity import perplexity_of
 from components.rows import Rows, describe_rows, longest_row
 from components.run import Run
 from components.status import fail
+from components.stop_tokens import stop_tokens_of_turns
 from components.strategy import backward_of_sum
 
 # EDIT: your columns, {prompt: answer}; a column named messages needs no entry
@@ -452,7 +453,13 @@ def main(args: Arguments) -> None:
             measure(eval_loader)
 
     # ---- Save ----
-    save_model(accelerator, model, tokenizer, args.output_dir)
+    save_model(
+        accelerator,
+        model,
+        tokenizer,
+        args.output_dir,
+        stop_tokens=stop_tokens_of_turns(tokenizer),
+    )
     run.finish(f'Ask it: python scripts/generate.py {args.output_dir} --prompt "..."')
 
 

@@ -35,6 +35,7 @@ class Arguments(EvalOnStartArguments, LabelArguments, PreparationArguments, Dens
     """Image classification."""
 
     GROUP: ClassVar[str] = "Data"
+    LOSS_UNIT: ClassVar[str] = "nats per image"
     model_name_or_path: str = "google/vit-base-patch16-224-in21k"  # Apache-2.0
     # EDIT: your data set. Default: 1,034 photos of leaves, 3 classes (MIT license)
     dataset_name: str = arg(

@@ -46,6 +46,7 @@ from bench.measure import run_cell
 from bench.prepare import NoModelError, make_models
 from bench.smoke import in_small
 from bench.tables import as_text, whole_table
+from exits import run_command
 from usage import Parser
 
 LEAST = {"repeats": 1, "steps": 2, "warmup": 1}
@@ -164,4 +165,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from bench.bare_loops import run_floor, run_lean
 from bench.trainers import run_trainer, run_trl
+from exits import run_command
 from usage import Parser
 
 CONTESTANTS = {"floor": run_floor, "lean": run_lean, "trainer": run_trainer, "trl": run_trl}
@@ -98,4 +99,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 from bench.probe import Record, Watched, run_watched, seconds_alive, write_record
+from exits import run_command
 from usage import Parser
 
 
@@ -55,4 +56,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

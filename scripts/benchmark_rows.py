@@ -29,6 +29,7 @@ from bench.preparation import CELLS, Settings, make_inputs, passed, run_cell
 from bench.preparation_tables import whole_table
 from bench.prepare import NoModelError
 from bench.tables import as_text
+from exits import run_command
 from usage import Parser
 
 
@@ -85,4 +86,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -14,6 +14,7 @@ import json
 from pathlib import Path
 
 from bench.tables import details
+from exits import run_command
 from usage import Parser
 
 
@@ -40,4 +41,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -23,6 +23,7 @@ from pathlib import Path
 import paths  # noqa: F401  makes recipes/ importable
 from components import upstream
 from components.arguments import read_json_object
+from exits import run_command
 from usage import Parser, add_loading_options
 
 
@@ -63,4 +64,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

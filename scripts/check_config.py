@@ -29,7 +29,7 @@ import sys
 from pathlib import Path
 
 from configs.reports import report_on, report_on_fixed, show
-from exits import Exit
+from exits import Exit, run_command
 from usage import Parser
 
 
@@ -98,4 +98,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

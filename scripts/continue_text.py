@@ -14,6 +14,7 @@ import argparse
 
 import paths  # noqa: F401  makes recipes/ importable
 from components import upstream
+from exits import run_command
 from usage import Parser
 
 
@@ -38,4 +39,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

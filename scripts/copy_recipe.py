@@ -17,7 +17,7 @@ import difflib
 import shlex
 from pathlib import Path
 
-from exits import Exit, first_line, stop
+from exits import Exit, first_line, run_command, stop
 from paths import ROOT
 from template.copying import COMPONENTS, copy_recipe, find_recipes
 from usage import Parser
@@ -76,4 +76,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

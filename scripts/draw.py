@@ -15,7 +15,7 @@ Exit codes: 0 done, 64 usage, 65 a recording is missing, 73 cannot write.
 import argparse
 from pathlib import Path
 
-from exits import Exit, stop
+from exits import Exit, run_command, stop
 from paths import ROOT
 from usage import Parser
 
@@ -30,6 +30,7 @@ NAMES = (
     "quickstart_curve",
     "comparison",
     "speed",
+    "pipeline",
 )
 
 
@@ -88,4 +89,4 @@ def write(path: Path, text: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import paths  # noqa: F401  makes recipes/ importable
 from components import upstream
+from exits import run_command
 from exporting.outtypes import CONVERTED, QUANTIZED
 from usage import Parser, add_prompt_options
 
@@ -60,4 +61,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -17,9 +17,9 @@ Exit codes: 0 all trials are as promised, 1 one is not, 64 usage.
 
 import argparse
 import re
-import sys
 from pathlib import Path
 
+from exits import run_command
 from proof.trials.trial import KILLS
 from usage import Parser
 
@@ -94,4 +94,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -34,7 +34,7 @@ from types import FrameType
 from typing import Any
 
 from bench import machine
-from exits import Exit
+from exits import Exit, run_command
 from gpu import runner
 from gpu.catalog import CELLS
 from gpu.cell import FAILED, NOT_OK, TIMED_OUT, Setup
@@ -174,4 +174,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

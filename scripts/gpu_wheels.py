@@ -26,7 +26,7 @@ import re
 import sys
 from pathlib import Path
 
-from exits import Exit
+from exits import Exit, run_command
 from gpu.wheels import PACKAGES, Target, WheelError, collect
 from usage import Parser
 
@@ -78,4 +78,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

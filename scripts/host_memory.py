@@ -26,6 +26,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from exits import run_command
 from planner import host_memory
 from planner.rehearsals import config_names, ranks_of
 from usage import Parser
@@ -72,4 +73,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from exits import Exit, first_line, stop
+from exits import Exit, first_line, run_command, stop
 from families.catalog import FAMILIES
 from proof.results import read_rows, write_rows
 from usage import Parser
@@ -97,4 +97,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

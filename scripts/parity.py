@@ -25,6 +25,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from exits import run_command
 from proof.jobs import MAKERS, Run, all_runs, configs, mesh_configs, reference_of
 from proof.launch import make_model
 from proof.parity_table import measure, merge, tables
@@ -116,4 +117,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -17,6 +17,8 @@ CONFIGS = ROOT / "accelerate_configs"
 # download of a link, or a checkout on Windows, is a file that holds nothing but a name.
 FIRST_CHOICE = CONFIGS / "fsdp.yaml"
 SAME_AS_FIRST_CHOICE = CONFIGS / "fsdp2_full_shard.yaml"
+# The YAML of recipes/llama_pipeline.py, which means the same as ddp.yaml for every other recipe
+OF_PIPELINES = CONFIGS / "pp.yaml"
 
 if str(RECIPES) not in sys.path:
     sys.path.append(str(RECIPES))

@@ -25,6 +25,7 @@ import gc
 import sys
 from collections.abc import Callable
 
+from exits import run_command
 from planner.errors import PlannerError
 from planner.request import Request, without_launcher_options
 from planner.yaml_files import Config, read_without_faults
@@ -119,4 +120,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -17,6 +17,7 @@ import argparse
 from pathlib import Path
 
 import paths  # noqa: F401  makes recipes/ importable
+from exits import run_command
 from usage import Parser
 
 
@@ -42,4 +43,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -11,6 +11,7 @@ tables say so. Each table of a document is between `<!-- NAME -->` and `<!-- end
 import argparse
 import sys
 
+from exits import run_command
 from paths import ROOT
 from publish.pages import fill_documents, read_results, whole
 from usage import Parser
@@ -48,4 +49,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Record real runs for the pictures: under every YAML, resumed, the quick start, compared.
+"""Record real runs for the pictures: under every YAML, resumed, the quick start, and others.
 
     python scripts/record_curves.py             # about 15 minutes on two CPU cores
     python scripts/record_curves.py resume      # one of them; the others in the file stay
 
 All runs are on CPU, with tiny models that are made offline. `parity` launches the job of
 scripts/parity.py under every YAML, `resume` kills a run with SIGKILL and continues it,
-`quickstart` runs `make quickstart-llama`, and `comparison` trains at three learning rates.
+`quickstart` runs `make quickstart-llama`, `comparison` trains at three learning rates, and
+`pipeline` notes when two ranks of a pipeline compute what, under each schedule.
 scripts/draw.py draws the pictures from the file.
 
 Exit codes: 0 done, 1 a run failed, 64 usage.
@@ -17,6 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from exits import run_command
 from pictures.recordings import CURVES, NAMES, write_recording
 from usage import Parser
 
@@ -56,4 +58,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -27,6 +27,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from exits import run_command
 from proof import warm_start
 from proof.exit_codes import NOT_AS_PROMISED, recipe_exit_code
 from proof.ranks import Launcher
@@ -98,7 +99,10 @@ def report(folder: Path, rehearsal: Rehearsal) -> tuple[list[dict], str]:
     """Print what the ranks measured beside the YAML's promise; return the rows and a verdict."""
     paths = [folder / f"shards.{rank}" for rank in range(rehearsal.ranks)]
     if not all(path.exists() for path in paths):
-        print("shard report: not measured, the recipe took no optimizer step")
+        print(
+            "shard report: not measured, since the recipe took no optimizer step, or trained a "
+            "model that accelerate does not wrap"
+        )
         return [], "not measured"
     measurements = [json.loads(path.read_text()) for path in paths]
     rows = judge(measurements, rehearsal.facts, rehearsal.ranks_per_node)
@@ -154,4 +158,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

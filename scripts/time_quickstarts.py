@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 
 from bench.quickstarts import RECIPES, ExampleError, line_of, run_example, write_rows
+from exits import run_command
 from usage import Parser
 
 
@@ -50,4 +51,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from exits import run_command
 from planner.rehearsals import config_names
 from planner.tracked_jobs import JOBS, is_refused
 from usage import Parser
@@ -107,4 +108,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -25,6 +25,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from exits import run_command
 from proof.warm_server import serve
 from proof.warm_start import start, stop
 from usage import Parser
@@ -60,4 +61,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

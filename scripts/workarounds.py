@@ -23,7 +23,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from exits import Exit, first_line, stop
+from exits import Exit, first_line, run_command, stop
 from proof.workarounds import (
     NEEDED,
     NOT_TESTED,
@@ -74,4 +74,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -10,6 +10,7 @@ The card that an example is planned for is named in the line that is written.
 import argparse
 import sys
 
+from exits import run_command
 from paths import ROOT
 from planner.errors import PlannerError
 from usage import Parser
@@ -46,4 +47,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -109,6 +109,16 @@ def short_in_one_process(short_of, once):
     return folder_of
 
 
+@pytest.fixture(scope="session")
+def short_under(short_of, once):
+    """A function from a YAML, and a kind of weights, to the folder of the short job under it."""
+
+    def folder_of(config, weights):
+        return run_once(once, short_jobs.short_run(config, weights), short_of("llama"))
+
+    return folder_of
+
+
 def reference(weights, recipe):
     """The run of scripts/parity.py in one process."""
     group = "strategies" if recipe == "llama" else recipe
@@ -122,7 +132,7 @@ def run_once(once, run, tiny):
         code, output = launching_jobs.launch(run, tiny, folder)
         assert code == 0, output[-3000:]
 
-    return once(f"one_process_{run.name}", launch)
+    return once(f"finished_{run.name}", launch)
 
 
 @pytest.fixture(scope="session")

@@ -1,15 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A local stand-in of the hub's HTTP interface, as far as a push uses it."""
+"""A local stand-in of the hub's HTTP interface, as far as a push and a download use it."""
 
 import base64
 import hashlib
 import json
 import re
 import threading
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 CUT = "cut"  # The planted error that closes the connection without an answer
+CUT_WITHIN = "cut within"  # The same in the middle of the request's body
+SHA = "0" * 40  # All commits have it.
+
+
+@dataclass
+class Planted:
+    """An error in place of an answer.
+
+    Attributes:
+        error: a status, CUT or CUT_WITHIN.
+        times: how often; -1 for always.
+        headers: of the answer.
+    """
+
+    error: int | str
+    times: int = -1
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 class Hub(ThreadingHTTPServer):
@@ -21,7 +39,7 @@ class Hub(ThreadingHTTPServer):
         created: the bodies of the requests that create a repository.
         commits: the header of each commit, which has its message.
         requests: method and path of every request, in order.
-        errors: {part of a path: status or CUT}, answered in place of an answer.
+        errors: {part of a path: Planted}, or a status or CUT that is always answered there.
     """
 
     daemon_threads = True
@@ -33,7 +51,7 @@ class Hub(ThreadingHTTPServer):
         self.created: list[dict[str, Any]] = []
         self.commits: list[dict[str, Any]] = []
         self.requests: list[str] = []
-        self.errors: dict[str, int | str] = {}
+        self.errors: dict[str, Planted | int | str] = {}
 
     @property
     def url(self) -> str:
@@ -58,6 +76,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.handle_request()
 
+    def do_HEAD(self) -> None:
+        self.handle_request()
+
     def do_POST(self) -> None:
         self.handle_request()
 
@@ -69,16 +90,31 @@ class Handler(BaseHTTPRequestHandler):
 
     def handle_request(self) -> None:
         """Answer with the planted error of this path, if there is one, or as the hub would."""
-        body = self.read_body()
         self.server.requests.append(f"{self.command} {self.path}")
-        for part, error in self.server.errors.items():
-            if part in self.path:
-                if error == CUT:
-                    self.close_connection = True
-                    return
-                self.answer({"error": "planted"}, int(error))
-                return
-        self.route(body)
+        planted = self.find_error()
+        if planted is not None and planted.error == CUT_WITHIN:
+            self.rfile.read(int(self.headers["Content-Length"]) // 2)
+            self.close_connection = True
+            return
+        body = self.read_body()
+        if planted is None:
+            self.route(body)
+        elif planted.error == CUT:
+            self.close_connection = True
+        else:
+            self.answer({"error": "planted"}, int(planted.error), planted.headers)
+
+    def find_error(self) -> Planted | None:
+        """Return the error that is planted for this path and not used up, or None."""
+        for part, planted in self.server.errors.items():
+            if part not in self.path:
+                continue
+            if not isinstance(planted, Planted):
+                return Planted(planted)
+            if planted.times != 0:
+                planted.times -= 1
+                return planted
+        return None
 
     def read_body(self) -> bytes:
         """Return the request's body, which may come in chunks."""
@@ -108,8 +144,18 @@ class Handler(BaseHTTPRequestHandler):
             self.store(path.removeprefix("/lfs/"), body)
         elif "/commit/" in path:
             self.commit(body)
-        elif re.fullmatch("/api/models/[^/]+/[^/]+(/revision/.+)?", path):
-            self.answer({"id": "owner/name", "sha": "0" * 40, "siblings": []})
+        else:
+            self.route_download(path)
+
+    def route_download(self, path: str) -> None:
+        """Answer a request of a download as the hub would."""
+        if re.fullmatch("/api/models/[^/]+/[^/]+(/revision/.+)?", path):
+            siblings = [{"rfilename": name} for name in self.server.files]
+            self.answer({"id": "owner/name", "sha": SHA, "siblings": siblings})
+        elif re.fullmatch("/api/models/[^/]+/[^/]+/tree/[^/]+", path):
+            self.answer([self.entry_of(name) for name in self.server.files])
+        elif found := re.fullmatch("/[^/]+/[^/]+/resolve/[^/]+/(.+)", path):
+            self.send_file(found[1])
         else:
             self.answer({"error": f"no such path: {path}"}, 404)
 
@@ -157,14 +203,36 @@ class Handler(BaseHTTPRequestHandler):
                 self.server.files[value["path"]] = base64.b64decode(value["content"])
             elif entry["key"] == "lfsFile":
                 self.server.files[value["path"]] = self.server.stored[value["oid"]]
-        url = f"{self.server.url}/owner/name/commit/{'0' * 40}"
-        self.answer({"success": True, "commitOid": "0" * 40, "commitUrl": url})
+        url = f"{self.server.url}/owner/name/commit/{SHA}"
+        self.answer({"success": True, "commitOid": SHA, "commitUrl": url})
 
-    def answer(self, body: dict[str, Any], status: int = 200) -> None:
+    def entry_of(self, name: str) -> dict[str, Any]:
+        """Return what the list of the repository's files says of one."""
+        size = len(self.server.files[name])
+        return {"type": "file", "path": name, "size": size, "oid": SHA}
+
+    def send_file(self, name: str) -> None:
+        """Send a file of the repository, or for HEAD only what it is."""
+        content = self.server.files.get(name)
+        if content is None:
+            self.answer({"error": f"no such file: {name}"}, 404)
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        self.send_header("X-Repo-Commit", SHA)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def answer(self, body: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
         """Send JSON."""
         text = json.dumps(body).encode()
         self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
-        self.wfile.write(text)
+        if self.command != "HEAD":
+            self.wfile.write(text)

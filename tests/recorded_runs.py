@@ -26,7 +26,9 @@ def lines_of(losses, first_step=1, seconds=1.0, tokens=100, before=0):
 
 def recorded(losses=(4.0, 2.0), folder="run", evaluations=(), **arguments):
     """A run that was not resumed."""
-    facts = {"arguments": arguments} if arguments else {}
+    facts = {"loss_unit": "nats per token"}
+    if arguments:
+        facts["arguments"] = arguments
     return RecordedRun(folder, lines_of(losses), list(evaluations), facts)
 
 

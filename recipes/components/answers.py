@@ -29,6 +29,7 @@ from components.predictions import NUM_SHOWN, SHOWN_LETTERS, show_prediction, wr
 from components.rows import TRUNCATED, Rows
 from components.run import Run
 from components.status import fail
+from components.stop_tokens import listed_stop_tokens, stop_tokens_of_texts
 from components.tokens import NOT_TRAINED_ON
 from components.trackers import log_table
 
@@ -245,7 +246,7 @@ class Predictor:
             )
         self._longest_prompt = max(prompt_lengths.values())
         turn_ends = ends_of_turns(tokenizer)
-        self._ends = ends_of_answers(rows, numbers, tokenizer) | {tokenizer.eos_token_id}
+        self._ends = ends_of_answers(rows, numbers, tokenizer) | stop_tokens_of_texts(tokenizer)
         self._questions: dict[int, Question] = {}  # by the number of the row in its file
         for number in numbers:
             row = rows.dataset[number]
@@ -300,10 +301,7 @@ class Predictor:
         Answers are as long as --generation_max_new_tokens and the positions of the model allow.
         That does not depend on the batch, so that each row has one answer on any number of ranks.
         """
-        known = model.generation_config.eos_token_id
-        if not isinstance(known, list):
-            known = [known]
-        ends = {token for token in {*known, *self._ends} if token is not None}
+        ends = listed_stop_tokens(model.generation_config) | self._ends
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         room = self._max_new_tokens
         if positions:

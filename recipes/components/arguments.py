@@ -26,6 +26,7 @@ LearningRateSchedule = Literal[
     "inverse_sqrt",
 ]
 SamplingStrategy = Literal["random", "sequential", "group_by_length"]
+PipelineSchedule = Literal["1f1b", "gpipe", "interleaved", "interleaved_zero_bubble", "zbv"]
 Tracker = Literal[
     "none",
     "all",
@@ -170,6 +171,33 @@ class LoraVariantArguments:
     GROUP: ClassVar[str] = "Adapters (peft)"
     use_rslora: bool = arg(False, "multiply adapters by alpha / sqrt(r) (rsLoRA)")
     use_dora: bool = arg(False, "train magnitude and direction of weights apart (DoRA)")
+
+
+@dataclass(kw_only=True)
+class PipelineArguments:
+    """The stages of a pipeline, and what goes through them."""
+
+    GROUP: ClassVar[str] = "Pipeline"
+    pp_size: Annotated[int, AtLeast(2), MAY_CHANGE] = arg(
+        2,
+        "ranks per pipeline, each with a part of the layers; all ranks divided by it are the "
+        "pipelines, each with rows of its own",
+    )
+    pipeline_schedule: Annotated[PipelineSchedule, MAY_CHANGE] = arg(
+        "1f1b",
+        "order of forward and backward passes; interleaved, interleaved_zero_bubble and zbv have "
+        "two stages per rank and idle less, the last two by computing gradients of weights later",
+    )
+    num_microbatches: Annotated[int | None, Above(0), MAY_CHANGE] = arg(
+        None,
+        "parts of a batch of --per_device_train_batch_size rows that are under way at a time; the "
+        "more, the less the ranks wait [one for each row]",
+    )
+    shard_stages: Annotated[bool, MAY_CHANGE] = arg(
+        False,
+        "split the weights, gradients and optimizer state of each stage over the pipelines with "
+        "FSDP2 [each pipeline has whole stages]",
+    )
 
 
 @dataclass(kw_only=True)
@@ -403,6 +431,8 @@ class EvaluationArguments:
     """When to evaluate."""
 
     GROUP: ClassVar[str] = "Evaluation and logs"
+    # What metrics.jsonl counts the loss in, which run.json has for scripts/plot_loss.py
+    LOSS_UNIT: ClassVar[str] = "nats per token"
     per_device_eval_batch_size: Annotated[int, Above(0), MAY_CHANGE] = arg(8, "rows per GPU")
     eval_strategy: Annotated[Literal["no", "steps", "epoch"], MAY_CHANGE] = arg(
         "epoch", "when to evaluate, besides after the last step"
@@ -522,6 +552,11 @@ class CommonArguments(
     def find_own_conflicts(self) -> Iterable[str]:
         """Return a line with the fix for each conflict between a recipe's own arguments."""
         return ()
+
+
+@dataclass(kw_only=True)
+class PipelineTrainingArguments(PipelineArguments, LossInHeadArguments, CommonArguments):
+    """The arguments of the recipes that train a causal language model over a pipeline."""
 
 
 @dataclass(kw_only=True)

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from components.arguments import CommonArguments, EvalOnStartArguments, SamplingArguments
 from components.best import require_rows_to_choose_by
 from components.mesh import Mesh
+from components.plugins import pipeline_ranks
 from components.rows import Rows
 from components.watch import leave_process_group
 
@@ -182,7 +183,8 @@ class BatchPlan:
         self._accelerator = accelerator
         self._num_lines = num_lines
         self._lengths = lengths
-        self._batches_per_step = args.gradient_accumulation_steps * Mesh.of(accelerator).data_ranks
+        self._data_ranks = Mesh.of(accelerator).data_ranks
+        self._batches_per_step = args.gradient_accumulation_steps * self._data_ranks
         self.rows_per_step = args.per_device_train_batch_size * self._batches_per_step
         self.steps_per_epoch = math.ceil(num_lines / self.rows_per_step)
         self.total_steps = args.max_steps
@@ -268,7 +270,7 @@ class BatchPlan:
     def ordered_loader(self, rows: Rows, collate: Collator, numbers: Sequence[int]) -> DataLoader:
         """Return a loader of this rank's part of these rows, in their order, one row per line."""
         size = self._args.per_device_eval_batch_size
-        batches = global_batches(len(numbers), size, Mesh.of(self._accelerator).data_ranks)
+        batches = global_batches(len(numbers), size, self._data_ranks)
         batches = [[numbers[place] for place in batch] for batch in batches]
         return self._loader(rows, OnePerLine(len(rows)), batches, collate)
 
@@ -281,10 +283,7 @@ class BatchPlan:
     ) -> DataLoader:
         """Return a loader of this rank's part of the batches of all ranks."""
         source = rows.dataset.select_columns(collate.columns)
-        # accelerate deals batch j to rank j % ranks. It knows the ranks of a mesh that share rows,
-        # except those of DeepSpeed.
-        sharing = Mesh.of(self._accelerator).sp
-        batches = [batch for batch in batches for _ in range(sharing)]
+        batches = self._for_all_ranks(batches)
         loader = DataLoader(
             # pyrefly: ignore[bad-argument-type]  # a sequence has all that a data set needs
             lines,
@@ -299,6 +298,21 @@ class BatchPlan:
         )
         return self._accelerator.prepare(loader)
 
+    def _for_all_ranks(self, batches: Sequence[list[int]]) -> list[list[int]]:
+        """Return the batches as accelerate deals them, batch j to rank j % ranks.
+
+        Ranks r, r + pipelines, r + 2 pipelines and so on are one pipeline and get the same; so do
+        neighbors that share a row under DeepSpeed. Of the other meshes accelerate knows by itself
+        which ranks share rows.
+        """
+        sharing = Mesh.of(self._accelerator).sp
+        batches = [batch for batch in batches for _ in range(sharing)]
+        dealt: list[list[int]] = []
+        for start in range(0, len(batches), self._data_ranks):
+            for _ in range(pipeline_ranks(self._accelerator)):
+                dealt += batches[start : start + self._data_ranks]
+        return dealt
+
 
 def describe_batch(
     args: CommonArguments, accelerator: Accelerator, unit: str, tokens_per_line: float = 0
@@ -310,10 +324,15 @@ def describe_batch(
     """
     processes = "process" if accelerator.device.type == "cpu" else "GPU"
     micro_batches = args.gradient_accumulation_steps
-    number = args.per_device_train_batch_size * micro_batches * accelerator.num_processes
+    data_ranks = Mesh.of(accelerator).data_ranks
+    batch = "micro-batch"
+    if pipeline_ranks(accelerator) > 1:
+        processes = "pipeline"
+        batch = "batch"  # It is cut into the pipeline's own micro-batches
+    number = args.per_device_train_batch_size * micro_batches * data_ranks
     text = (
-        f"{args.per_device_train_batch_size} {unit} x {counted(micro_batches, 'micro-batch')} x "
-        f"{counted(accelerator.num_processes, processes)} = {number:,} {unit} per step"
+        f"{args.per_device_train_batch_size} {unit} x {counted(micro_batches, batch)} x "
+        f"{counted(data_ranks, processes)} = {number:,} {unit} per step"
     )
     if tokens_per_line:
         text += f", about {tokens_per_line * number:,.0f} tokens"

@@ -125,13 +125,9 @@ def tokenize_conversation(
     if not answers_only:
         spans = [(0, len(text))]
         left_out = []
-    encoded = template.tokenizer(
-        without_lone_surrogates(text),
-        add_special_tokens=False,
-        verbose=False,  # It would warn of a row that is cut below.
-    )
-    tokens = np.array(encoded["input_ids"], dtype=np.int32)
-    labels = np.full_like(tokens, NOT_TRAINED_ON)
+    encoded = template.encode(without_lone_surrogates(text))
+    tokens = encoded.ids
+    labels = [NOT_TRAINED_ON] * len(tokens)
     for start, end in spans:
         inside = slice(first_token_from(start, encoded, text), first_token_from(end, encoded, text))
         labels[inside] = tokens[inside]
@@ -142,17 +138,16 @@ def tokenize_conversation(
         raise ValueError(
             f"has no answer within --max_length {max_length}: {first} tokens are prompt"
         )
-    whole_length = len(tokens)
-    tokens = tokens[:max_length]
+    kept = np.array(tokens[:max_length], dtype=np.int32)
     return {
-        "input_ids": tokens.tolist(),
-        "labels": labels[:max_length].tolist(),
-        "truncated": whole_length > max_length,
-        "whole_length": whole_length,
+        "input_ids": tokens[:max_length],
+        "labels": labels[:max_length],
+        "truncated": len(tokens) > max_length,
+        "whole_length": len(tokens),
         "rewritten": len(left_out),
-        "length": len(tokens),
-        "largest": int(tokens.max()),
-        "hash": hash_of_row(tokens.tobytes()),
+        "length": len(kept),
+        "largest": int(kept.max()),
+        "hash": hash_of_row(kept.tobytes()),
     }
 
 
@@ -200,7 +195,7 @@ def first_token_from(offset: int, encoded: Any, text: str) -> int:
     """Return the index of the first token that begins at an offset in the text, or after it.
 
     Args:
-        encoded: the tokens of the text, from a tokenizer that knows their offsets.
+        encoded: the tokens of the text, a tokenizers.Encoding.
     """
     while offset < len(text):
         token = encoded.char_to_token(offset)
@@ -211,13 +206,15 @@ def first_token_from(offset: int, encoded: Any, text: str) -> int:
         if start >= offset:
             return token
         offset = end  # the token began earlier
-    return len(encoded["input_ids"])
+    return len(encoded)
 
 
-def first_trained_on(labels: np.ndarray) -> int | None:
+def first_trained_on(labels: Sequence[int]) -> int | None:
     """Return the index of the first token that is trained on; token 0 is never predicted."""
-    token_indices = np.flatnonzero(labels[1:] != NOT_TRAINED_ON)
-    return int(token_indices[0]) + 1 if len(token_indices) else None
+    for token_index in range(1, len(labels)):
+        if labels[token_index] != NOT_TRAINED_ON:
+            return token_index
+    return None
 
 
 def show_trained_tokens(row: Mapping[str, Any], tokenizer: Any) -> str:

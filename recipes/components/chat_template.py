@@ -63,13 +63,8 @@ class ChatTemplate:
         Args:
             add_generation_prompt: whether to end with what opens the assistant's next turn.
         """
-        return self.tokenizer.apply_chat_template(
-            conversation.messages,
-            tools=conversation.tools or None,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            **self.settings,
-        )
+        text, _ = self._render(conversation, add_generation_prompt=add_generation_prompt)
+        return text
 
     def render_marked(self, conversation: Conversation) -> tuple[str, list[Span] | None]:
         """Return the text of a conversation, and its parts that are marked with {% generation %}.
@@ -78,16 +73,27 @@ class ChatTemplate:
         """
         if GENERATION_MARK.search(self._source(conversation)) is None:
             return self.render(conversation), None
-        tools: Any = conversation.tools or None
-        rendered: Any = render_jinja_template(  # annotated as if it returned one text
-            [conversation.messages],
-            tools=tools,
-            chat_template=self._source(conversation),
-            return_assistant_tokens_mask=True,
-            **{**self.tokenizer.special_tokens_map, **self.settings},
-        )
-        texts, spans = rendered
-        return texts[0], spans[0]
+        return self._render(conversation, return_assistant_tokens_mask=True)
+
+    def encode(self, text: str) -> Any:
+        """Return the tokens of a text that the template wrote, as a tokenizers.Encoding.
+
+        These are the tokens that a call of the tokenizer returns. Such a call also makes lists that
+        nothing here reads, which takes time.
+
+        Raises:
+            ValueError: if the tokenizer does not know where its tokens are.
+        """
+        if not self.tokenizer.is_fast:
+            raise ValueError(
+                "cannot be tokenized: the tokenizer is written in Python and does not tell where "
+                "in a text its tokens are: use a model with a tokenizer.json"
+            )
+        backend = self.tokenizer.backend_tokenizer
+        backend.no_truncation()  # which an earlier call of the tokenizer may have left behind
+        backend.no_padding()
+        backend.encode_special_tokens = self.tokenizer.split_special_tokens
+        return backend.encode(text, add_special_tokens=False)
 
     @cached_property
     def end_tokens(self) -> tuple[str, ...]:
@@ -103,6 +109,27 @@ class ChatTemplate:
             if token.special or not (is_space or token.content.startswith("</")):
                 ends.append(token.content)
         return tuple(ends)
+
+    @cached_property
+    def _variables(self) -> dict[str, Any]:
+        # A tokenizer makes the map of its special tokens again whenever it is asked for
+        return {**self.tokenizer.special_tokens_map, **self.settings}
+
+    def _render(self, conversation: Conversation, **options: Any) -> tuple[str, Any]:
+        """Return the text of a conversation, and its marked parts if the options ask for them.
+
+        The tokenizer's apply_chat_template writes the same text, but looks at each message first.
+        """
+        tools: Any = conversation.tools or None
+        rendered: Any = render_jinja_template(  # annotated as if it returned one text
+            [conversation.messages],
+            tools=tools,
+            chat_template=self._source(conversation),
+            **options,
+            **self._variables,
+        )
+        texts, spans = rendered
+        return texts[0], spans[0] if spans else None
 
     def _source(self, conversation: Conversation) -> str:
         # Some tokenizers have a template of its own for conversations with tools
@@ -397,9 +424,9 @@ def find_dropped_call(conversation: Conversation, template: ChatTemplate) -> int
     That the name of its tool is in the text does not suffice, since the tools and other calls have
     it too. So the template is given calls with names that are nowhere else.
     """
-    renamed, names = with_unique_names(conversation)
-    if not names:
+    if not any("tool_calls" in message for message in conversation.messages):
         return None
+    renamed, names = with_unique_names(conversation)
     text = text_or_none(renamed, template)
     if text is None:
         return None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder that `from_pretrained` loads."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,18 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from components import upstream
 from components.deepspeed_state import clean_name
+from components.pipeline_state import parts_of_stages
+from components.stop_tokens import add_stop_tokens
 from components.strategy import Strategy
 
 
 def save_model(
-    accelerator: Accelerator, model: Any, processor: Any, output_dir: str, config: Any = None
+    accelerator: Accelerator,
+    model: Any,
+    processor: Any,
+    output_dir: str,
+    config: Any = None,
+    stop_tokens: Collection[int] = (),
 ) -> None:
     """Write the folder that `from_pretrained` loads: that of transformers, or peft's for adapters.
 
@@ -27,13 +34,30 @@ def save_model(
         processor: the tokenizer or image processor that belongs to the model.
         config: the model's config, which is written too. A folder of adapters has the names of
             the classes only there.
+        stop_tokens: those that the model was trained to end its texts with. The generation config
+            of a whole model is to list them, so that each program which serves the folder stops
+            there. A folder of adapters has none: what loads it adds them.
     """
     weights = whole_weights(accelerator, model)
     if accelerator.is_main_process:
+        list_stop_tokens(extract_model_from_parallel(model), processor, stop_tokens)
         write_folder(model, weights, output_dir)
         processor.save_pretrained(output_dir)
         if config is not None:
             config.save_pretrained(output_dir)
+
+
+def list_stop_tokens(model: Any, tokenizer: Any, stop_tokens: Collection[int]) -> None:
+    """Have the generation config of a whole model list these tokens, and say so if it did not."""
+    if not stop_tokens or hasattr(model, "peft_config"):
+        return
+    listed = add_stop_tokens(model, stop_tokens)
+    if listed is not None:
+        names = ", ".join(tokenizer.convert_ids_to_tokens(listed))
+        print(
+            f"generation_config.json: the base did not list every token that ends an answer; "
+            f"eos_token_id is now {listed} ({names})"
+        )
 
 
 def write_folder(model: Any, weights: Mapping[str, Any], output_dir: str) -> None:
@@ -64,6 +88,8 @@ def whole_weights(accelerator: Accelerator, model: Any) -> dict[str, Any]:
     """
     has_adapters = hasattr(extract_model_from_parallel(model), "peft_config")
     strategy = Strategy.of(accelerator)
+    if strategy.pipeline > 1:
+        return dict(parts_of_stages(accelerator, model.named_parameters()))
     is_fsdp2_of_adapters = has_adapters and strategy.fsdp_version == 2
     if is_fsdp2_of_adapters or strategy.is_split:
         options = StateDictOptions(

@@ -103,6 +103,7 @@ ADVICE = {
     "passes": "gradient_checkpointing_kwargs",
     "--warmup_steps below 1 is a share of all steps": "warmup_ratio",
     "this recipe evaluates only after steps: see --eval_strategy": "eval_on_start",
+    "this recipe trains no quantized base: use recipes/llama.py": "load_in_4bit load_in_8bit",
     "the recipe always trains; leave it out": "do_train",
     "code from a model's repository is never run; leave it out": "trust_remote_code",
     "use --attn_implementation flash_attention_2": "flash_attn use_flash_attention_2",

@@ -15,10 +15,14 @@ from components.status import fail, process_status
 # Files that a run writes into its folder, besides checkpoints and the result
 STATUS = "status.json"
 RUN = "run.json"
+PUBLIC_RUN = "run_public.json"  # What scripts/push.py publishes of it
+CARD = "README.md"
 METRICS = "metrics.jsonl"
 LATEST = "latest"
 MANIFEST = "manifest.json"  # In the folder of a checkpoint
 NONFINITE_ROWS = "nonfinite_rows.jsonl"
+# The line of a model card by which a run knows its own
+MARKER = "<!-- Written by accelerate-recipes: remove this line to keep changes of your own. -->"
 # The answers of the evaluation after a step (--predict_with_generate of language models)
 PREDICTIONS = re.compile(r"predictions-([0-9]+)\.jsonl")
 WRITTEN = (STATUS, RUN, METRICS, LATEST, NONFINITE_ROWS)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.utils import gather_object
 
+from components.plugins import pipeline_ranks
 from components.tokens import NOT_TRAINED_ON
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Mesh:
         cp: ranks that share the tokens of a row, in attention by a ring (context parallelism).
         sp: ranks that share the tokens of a row, in attention the heads (DeepSpeed-Ulysses).
         tp: ranks that share the matrices of each layer (tensor parallelism).
+        pp: ranks of a pipeline, which each have other layers (pipeline parallelism).
         rank: of this process.
     """
 
@@ -38,13 +40,17 @@ class Mesh:
     sp: int = 1
     tp: int = 1
     rank: int = 0
+    pp: int = 1
 
     @classmethod
     def of(cls, accelerator: "Accelerator") -> "Mesh":
         """Return the mesh of an Accelerator."""
         config: Any = accelerator.parallelism_config
         if config is None:
-            return cls(dp_shard=accelerator.num_processes, rank=accelerator.process_index)
+            pp = pipeline_ranks(accelerator)
+            return cls(
+                dp_shard=accelerator.num_processes // pp, rank=accelerator.process_index, pp=pp
+            )
         replicas = config.dp_replicate_size
         shared = config.cp_size * config.sp_size * config.tp_size
         return cls(
@@ -77,7 +83,12 @@ class Mesh:
 
     @property
     def data_rank(self) -> int:
-        """The number of the group of this rank."""
+        """The number of the group of this rank.
+
+        The ranks of a pipeline lie apart, with those that have the same layers between them.
+        """
+        if self.pp > 1:
+            return self.rank % self.data_ranks
         return self.rank // self.copies
 
     @property

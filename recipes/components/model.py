@@ -46,6 +46,21 @@ def load_with_report(
     return call_from_pretrained(auto_class, args, accelerator, output_loading_info=True, **options)
 
 
+def outline_of(auto_class: Any, args: CommonArguments) -> "transformers.PreTrainedModel":
+    """Return the model of a folder or hub id without its weights, which are on the meta device.
+
+    Ends with 64 if there is no such model.
+    """
+    options = {
+        "dtype": args.dtype,
+        "attn_implementation": args.attn_implementation,
+        "revision": args.model_revision,
+        "trust_remote_code": False,
+    }
+    with loading("model", args.model_name_or_path):
+        return weights.make_skeleton(auto_class, args.model_name_or_path, options)
+
+
 def call_from_pretrained(
     auto_class: Any, args: CommonArguments, accelerator: Accelerator, **options: Any
 ) -> Any:

@@ -7,24 +7,29 @@ A card is for other people: it has no path of this machine, no token and no row 
 import dataclasses
 import json
 import os
-import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from components import folder
-from components.hub_ids import is_path
+from components.folder import CARD, MARKER
 from components.launch_command import find_readable_launch
+from components.private_text import Cleaner, is_hub_id, words_of
 from components.status import write_file
 
-CARD = "README.md"
-MARKER = "<!-- Written by accelerate-recipes: remove this line to keep changes of your own. -->"
 STUB = ("# Model Card for Model ID", "[More Information Needed]")  # peft writes both
-ABSOLUTE = re.compile(r"(?<![\w.:/~-])~?/[^\s'\"`,;:)\]]+")
-TOKEN = re.compile(r"\b(hf|sk|api|ghp)_[A-Za-z0-9_-]{8,}")
 PRIVATE_LINES = ("sample", "warning", "WARNING")  # Lines of the summary that a card leaves out
+# How the card calls a line of the summary or of run.json whose name says too little without them
+READABLE = {
+    "loss": "computation of the loss",
+    "data": "hash of the rows",
+    "rows_per_step": "rows per step",
+    "dataset_name": "training rows",
+    "eval_dataset_name": "evaluation rows",
+}
 CURVE_LINES = 10
 PICTURE = "loss.png"
 TASKS = {
@@ -43,25 +48,52 @@ LOADERS = {
     "token-classification": "TokenClassification",
     "image-classification": "ImageClassification",
 }
+# Numbers of a logged step that say nothing of the result
+NOT_RESULTS = ("step", "elapsed_seconds")
+# Options of the launcher with addresses of machines
+ADDRESSES = ("main_process_ip", "rdzv_conf")
+# What the run's files and libraries raise when they are damaged, and when there is no room
+CARD_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)
 # Arguments about the place and the course of a run, and not about its result
 NOT_LEARNING = {"output_dir", "model_name_or_path", "dataset_name", "eval_dataset_name"}
 
 
-def write_card(args: Any, best: Any = None) -> str | None:
+@dataclass(frozen=True)
+class CardNotes:
+    """What a card says that is not in the files of the run.
+
+    Attributes:
+        method: what the recipe says of its loss and its metrics.
+        tags: of the recipe's own, for the hub.
+        best: the run's BestEvaluation, or None.
+        seconds: of training, those before a checkpoint included; None if that is not known.
+        resumed_after: the step after which the last call began; 0 if the run was never stopped.
+    """
+
+    method: str = ""
+    tags: Sequence[str] = ()
+    best: Any = None
+    seconds: float | None = None
+    resumed_after: int = 0
+
+
+NO_NOTES = CardNotes()
+
+
+def write_card(args: Any, notes: CardNotes = NO_NOTES) -> str | None:
     """Write the card of the run in `args.output_dir`, and return why not, or None.
 
     The main process calls this once the model is saved. A README.md of the user's own is left.
 
     Args:
         args: the recipe's arguments, a dataclass.
-        best: the run's BestEvaluation, or None.
     """
     path = Path(args.output_dir, CARD)
     if not may_replace(path):
         return f"{path.name} is not from a run and is left as it is: the model card is not written"
     try:
-        write_file(path, card_of(args, best))
-    except Exception as error:  # The model is saved: no error of a card may end such a run.
+        write_file(path, card_of(args, notes))
+    except CARD_ERRORS as error:  # The model is saved: such a run is done also without its card.
         return f"the model card is not written: {type(error).__name__}: {error}".splitlines()[0]
     return None
 
@@ -74,90 +106,62 @@ def may_replace(path: Path) -> bool:
         return True
     except OSError:
         return False
-    return MARKER in text or all(words in text for words in STUB)
+    return MARKER in text or is_stub(text)
 
 
-def card_of(args: Any, best: Any) -> str:
-    """Return the text of the card. Raises OSError and ValueError if the run's files are damaged."""
-    from huggingface_hub import ModelCard  # Takes time, and only the end of a run needs it
+def is_stub(text: str) -> bool:
+    """Return whether a card is the one that peft writes beside adapters, with nothing filled in."""
+    return all(words in text for words in STUB)
 
+
+def card_of(args: Any, notes: CardNotes) -> str:
+    """Return the text of the card. Raises one of CARD_ERRORS if the run's files are damaged."""
     output = Path(args.output_dir)
     run = json.loads((output / folder.RUN).read_text())
     clean = Cleaner(run["arguments"])
-    data = metadata_of(args, output)
+    data = metadata_of(args, output, notes)
     versions = sorted(run["versions"].items())
     loading = code_to_load(data.library_name, data.pipeline_tag)
     sections = {
-        "Data": data_lines(args, run, clean),
-        "Training": summary_lines(run, clean),
-        "Results": result_lines(read_metrics(output), best),
+        "Data": data_lines(run, clean),
+        "Training": table(("what", "value"), training_rows(run, clean, notes)),
+        "Results": result_lines(read_metrics(output), notes.best),
         "Loss": curve_of(output),
         "Hyperparameters that differ from the defaults": changed_lines(args, clean),
         "Versions": table(("library", "version"), versions),
         "Command": fenced("bash", command_of(clean)),
         "Load it": fenced("python", loading),
     }
-    parts = [f"# {clean(output.resolve().name)}", MARKER, base_lines(args, run, clean)]
-    parts += [section(title, text) for title, text in sections.items()]
+    title = clean(output.resolve().name)
+    intro = [describe_method(args, notes), base_lines(args, run, clean)]
+    return join(data, title, intro, sections)
+
+
+def join(data: Any, title: str, intro: Sequence[str], sections: Mapping[str, str]) -> str:
+    """Return a card.
+
+    Args:
+        data: ModelCardData.
+        intro: paragraphs before the first section.
+        sections: {title: text}; those without text are left out.
+    """
+    from huggingface_hub import ModelCard  # Takes time, and only the end of a run needs it
+
+    parts = [f"# {title}", MARKER, *intro]
+    parts += [section(name, text) for name, text in sections.items()]
     body = "\n\n".join(part for part in parts if part)
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}\n"))
 
 
-# ---- What must not be published ----
-class Cleaner:
-    """Takes paths of this machine and tokens out of texts."""
-
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        """Note the run's own paths, which may have spaces.
-
-        Args:
-            arguments: those of run.json.
-        """
-        found = set()
-        for value in arguments.values():
-            for word in words_of(value):
-                if word.startswith(("/", "~")):
-                    found.add(word)
-        self._paths = sorted(found, key=len, reverse=True)
-
-    def __call__(self, text: str) -> str:
-        """Return a text in which a path is its last part, and a token is masked."""
-        for path in self._paths:
-            text = text.replace(path, last_part(path))
-        text = ABSOLUTE.sub(lambda found: last_part(found[0]), text)
-        text = TOKEN.sub(lambda found: f"{found[1]}_***", text)
-        return text
-
-
-def last_part(path: str) -> str:
-    """Return the last part of a path; that of the home folder, a user's name, is hidden."""
-    if Path(path).expanduser() == Path.home():
-        return "home"
-    return Path(path).name
-
-
-def words_of(value: Any) -> list[str]:
-    """Return the texts of an argument: it may be one, several or none."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [word for word in value if isinstance(word, str)]
-    return []
-
-
-def is_hub_id(name: str) -> bool:
-    """Return whether a name is an id of the hub, and no file or folder of this machine."""
-    shaped = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) is not None
-    return shaped and not is_path(name) and not Path(name).exists()
-
-
 # ---- Parts ----
-def metadata_of(args: Any, output: Path) -> Any:
+def metadata_of(args: Any, output: Path, notes: CardNotes) -> Any:
     """Return the ModelCardData. The license is left to the user, who knows it."""
     from huggingface_hub import ModelCardData
 
     base = args.model_name_or_path
-    tags = ["accelerate", "lora"] if args.use_peft else ["accelerate"]
+    tags = ["accelerate", *notes.tags]
+    if args.use_peft:
+        tags.append("lora")
     names = [name for name in words_of(args.dataset_name) if is_hub_id(name)]
     return ModelCardData(
         library_name="peft" if args.use_peft else "transformers",
@@ -181,38 +185,62 @@ def task_of(output: Path) -> str | None:
     return None
 
 
+def describe_method(args: Any, notes: CardNotes) -> str:
+    """Return what kind of training it was, which is the docstring of the recipe's arguments."""
+    kind = (type(args).__doc__ or "").strip().split("\n")[0]
+    if kind.startswith(f"{type(args).__name__}("):  # dataclass has made it of the signature.
+        kind = ""
+    return " ".join(part for part in (kind, notes.method) if part)
+
+
 def base_lines(args: Any, run: Mapping[str, Any], clean: Cleaner) -> str:
     """Return what was trained from."""
-    revision = getattr(args, "model_revision", None) or "not given"
-    lines = [f"Trained from `{clean(args.model_name_or_path)}` (revision: {clean(revision)})."]
+    base = args.model_name_or_path
+    where = "which is not on the hub"
+    if is_hub_id(base):
+        where = f"revision {clean(getattr(args, 'model_revision', None) or 'not given')}"
+    lines = [f"Trained from `{clean(base)}`, {where}."]
     if "base_weights" in run:
         lines.append(f"Fingerprint of the base's weights: `{run['base_weights']}`.")
     return "\n".join(lines)
 
 
-def data_lines(args: Any, run: Mapping[str, Any], clean: Cleaner) -> str:
+def data_lines(run: Mapping[str, Any], clean: Cleaner) -> str:
     """Return the files or data sets, the hash of their rows, and rows per step."""
     rows = []
     for name in ("dataset_name", "eval_dataset_name"):
-        for word in words_of(getattr(args, name, None)):
-            rows.append((name, clean(word)))
+        for word in words_of(run["arguments"].get(name)):
+            rows.append((READABLE[name], clean(word)))
     for name in ("data", "rows_per_step"):
         if name in run:
-            rows.append((name, clean(json.dumps(run[name]))))
+            rows.append((READABLE[name], clean(str(run[name]))))
     return table(("what", "value"), rows)
 
 
-def summary_lines(run: Mapping[str, Any], clean: Cleaner) -> str:
-    """Return strategy, precision, hardware and more, as the run's summary told them."""
+def training_rows(
+    run: Mapping[str, Any], clean: Cleaner, notes: CardNotes
+) -> list[tuple[str, str]]:
+    """Return the summary, with what only this process knows: its launcher, hardware and time."""
     rows = []
     launch = find_readable_launch()
     if launch is not None and launch.config_file:
         rows.append(("YAML", Path(launch.config_file).name))
-    for name, text in run["summary"].items():
-        if name not in PRIVATE_LINES:
-            rows.append((name, clean(text)))
+    rows += summary_rows(run, clean)
     rows.append(("hardware", hardware()))
-    return table(("what", "value"), rows)
+    if notes.seconds is not None:
+        rows.append(("training time", f"{notes.seconds:,.0f} s"))
+    if notes.resumed_after:
+        rows.append(("resumed", f"the last time after step {notes.resumed_after:,}"))
+    return rows
+
+
+def summary_rows(run: Mapping[str, Any], clean: Cleaner) -> list[tuple[str, str]]:
+    """Return strategy, precision and more, as the run's summary told them."""
+    rows = []
+    for name, text in run.get("summary", {}).items():
+        if name not in PRIVATE_LINES:
+            rows.append((READABLE.get(name, name), clean(text)))
+    return rows
 
 
 def hardware() -> str:
@@ -231,14 +259,24 @@ def read_metrics(output: Path) -> list[dict[str, Any]]:
 
 
 def result_lines(metrics: Sequence[Mapping[str, Any]], best: Any) -> str:
-    """Return the last logged step, the last evaluation, and the best one if the run kept it."""
-    last: dict[str, Any] = {}
-    for line in metrics:
-        last.update(line)
-    text = table(("metric", "last value"), last.items())
+    """Return the last evaluation, the best one if the run kept it, and the last logged step."""
+    parts = []
+    for what, prefix in (("Evaluation", "eval_"), ("Training", "")):
+        lines = [line for line in metrics if is_evaluation(line) == bool(prefix)]
+        if not lines:
+            continue
+        last = lines[-1]
+        rows = [(name, last[name]) for name in last if name not in NOT_RESULTS]
+        parts.append(f"{what} after step {last['step']}:")
+        parts.append(table(("metric", "value"), rows))
     if best is not None:
-        text += f"\n\nBest evaluation: {best.metric} {best.value:.6g} after step {best.step}."
-    return text
+        parts.append(f"Best evaluation: {best.metric} {best.value:.6g} after step {best.step}.")
+    return "\n\n".join(parts)
+
+
+def is_evaluation(line: Mapping[str, Any]) -> bool:
+    """Return whether a line of metrics.jsonl is that of an evaluation."""
+    return any(name.startswith("eval_") for name in line)
 
 
 def curve_of(output: Path) -> str:
@@ -276,7 +314,9 @@ def command_of(clean: Cleaner) -> str:
         for name, value in launch.given.items():
             if name not in ("training_script", "training_script_args") and value is not False:
                 options.append(f"--{name}")
-                if value is not True:  # An option such as --cpu has no value.
+                if name in ADDRESSES:
+                    options.append("***")
+                elif value is not True:  # An option such as --cpu has no value.
                     options.append(str(value))
         words = ["accelerate", "launch", *options, *words]
     cleaned = [clean(word) for word in words]

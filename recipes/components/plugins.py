@@ -28,3 +28,11 @@ def mixed_dtype(accelerator: "Accelerator") -> str | None:
 def deepspeed_config(accelerator: "Accelerator") -> Mapping[str, Any]:
     """Return the config that DeepSpeed was given, {} without DeepSpeed."""
     return getattr(accelerator.state.deepspeed_plugin, "deepspeed_config", {})
+
+
+def pipeline_ranks(accelerator: "Accelerator") -> int:
+    """Return how many ranks a pipeline has; 1 without pipeline parallelism.
+
+    accelerate has no setting for it: `new_accelerator` of strategy.py notes it.
+    """
+    return getattr(accelerator, "pipeline_ranks", 1)

@@ -32,7 +32,7 @@ from components.ending import conclude, end_all_ranks, end_as_done
 from components.exits import Exit
 from components.mesh import Mesh, sum_over_tokens
 from components.metrics import Metrics, drop_lines_after, finite_or_none, peak_memory_gib
-from components.model_card import write_card
+from components.model_card import CardNotes, write_card
 from components.model_checks import check_under_strategy, warn_of_long_rows
 from components.optimizer import Schedule
 from components.startup import imports_are_done
@@ -318,10 +318,17 @@ class Run:
         self._save_if_new(self._progress())
         self._end(code, message)
 
-    def finish(self, hint: str) -> None:
-        """Write the model card, record that the run is done, and print what to do next."""
+    def finish(self, hint: str, method: str = "", tags: Sequence[str] = ()) -> None:
+        """Write the model card, record that the run is done, and print what to do next.
+
+        Args:
+            method: what the card says of the loss and the metrics.
+            tags: of the card.
+        """
         if self._accelerator.is_main_process:
-            problem = write_card(self._args, self._best)
+            resumed_after = self._restored.get("step", 0)
+            notes = CardNotes(method, tags, self._best, self._trained_seconds(), resumed_after)
+            problem = write_card(self._args, notes)
             if problem is not None:
                 print(f"warning: {problem}", file=sys.stderr, flush=True)
         conclude(self._accelerator, "done", Exit.DONE)
@@ -333,6 +340,13 @@ class Run:
             f"Trained in {seconds:.0f} s{part}; the model is in {self._folder}. {hint}"
         )
         self._accelerator.end_training()
+
+    def _trained_seconds(self) -> float | None:
+        """Return the seconds of training so far, or None after a checkpoint that lacks them."""
+        before = self._restored.get("trained_seconds") if self._restored else 0.0
+        if before is None:
+            return None
+        return before + time.perf_counter() - self._metrics.start
 
     # ---- Between steps ----
     def _between_steps(self) -> None:
@@ -436,6 +450,7 @@ class Run:
             "nonfinite_steps": self._nonfinite.left_out,
             "evaluated": self._evaluated,
             "best": dataclasses.asdict(self._best) if self._best else None,
+            "trained_seconds": self._trained_seconds(),
             **{name: other.state_dict() for name, other in self._others.items()},
         }
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import gather_object
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     _init_optim_state,
@@ -31,6 +32,7 @@ from components.deepspeed_state import (
     restore_zero_state,
     zero_parts,
 )
+from components.pipeline_state import parts_of_stages
 from components.strategy import Strategy
 
 WHOLE = StateDictOptions(
@@ -75,6 +77,9 @@ def gather_trained(
     strategy = Strategy.of(accelerator)
     if has_flat_parts(strategy):
         return gather_zero_state(accelerator, model)
+    if strategy.pipeline > 1:
+        _init_optim_state(optimizer)
+        return dict(parts_of_stages(accelerator, trained_entries(model, optimizer)))
     masters = master_weights(model, optimizer)
     if masters:
         return gather_master_state(accelerator, masters, optimizer.optimizer)
@@ -129,11 +134,8 @@ def add_unsharded_state(
 ) -> None:
     """Add the weights that this process trains, and their optimizer state, on the host."""
     _init_optim_state(optimizer)  # As get_state_dict does: there may have been no step yet.
-    for name, weight in trained_weights(model, optimizer).items():
-        state[name] = weight.detach().cpu()
-        for key, value in optimizer.state[weight].items():
-            place = f"state.{name}.{saved_key(optimizer, key)}"
-            state[place] = torch.as_tensor(value).cpu()
+    for name, value in trained_entries(model, optimizer):
+        state[name] = torch.as_tensor(value).detach().cpu()
 
 
 def gather_fsdp_state(
@@ -195,6 +197,12 @@ def restore_state(
     if has_flat_parts(Strategy.of(accelerator)):
         restore_zero_state(model, trained)
         return are_restored(zero_parts(model), trained)
+    if Strategy.of(accelerator).pipeline > 1:
+        _init_optim_state(optimizer.optimizer)
+        own = [name for name, _ in trained_entries(model, optimizer.optimizer)]
+        if set(gather_object(own)) != trained.keys():
+            return False
+        trained = {name: trained[name] for name in own}
     masters = master_weights(model, optimizer.optimizer)
     if masters:
         inner = optimizer.optimizer.optimizer
@@ -335,6 +343,16 @@ def trained_weights(
         for weight in group["params"]:
             weights[names[weight]] = weight
     return weights
+
+
+def trained_entries(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[str, Any]]:
+    """Yield the names of checkpoints, and this rank's weights and optimizer state for them."""
+    for name, weight in trained_weights(model, optimizer).items():
+        yield name, weight
+        for key, value in optimizer.state[weight].items():
+            yield f"state.{name}.{saved_key(optimizer, key)}", value
 
 
 def saved_key(optimizer: Any, key: str) -> str:

@@ -14,7 +14,7 @@ from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin
 from accelerate.utils.dataclasses import DynamoBackend, TorchDynamoPlugin
 
 from components import upstream
-from components.arguments import CommonArguments, CompileArguments
+from components.arguments import CommonArguments, CompileArguments, PipelineArguments
 from components.mesh import Mesh
 from components.plugins import fsdp_plugin, mixed_dtype
 
@@ -28,6 +28,27 @@ FSDP2_NAMES = {  # by (hybrid, reshards after the forward pass)
 SECONDS_AFTER_THE_WATCH = 60
 
 
+class PipelineAccelerator(Accelerator):
+    """accelerate's Accelerator, which knows of no pipelines, with those of the arguments.
+
+    Attributes:
+        pipeline_ranks: ranks of each pipeline.
+        shards_stages: whether FSDP2 shards each stage over the pipelines.
+    """
+
+    pipeline_ranks = 1
+    shards_stages = False
+
+    def describe(self) -> str:
+        """Return the name of the strategy, such as "PP 2 x FSDP2 4"."""
+        pipelines = self.num_processes // self.pipeline_ranks
+        if pipelines == 1:
+            return f"PP {self.pipeline_ranks}"
+        if self.shards_stages:
+            return f"PP {self.pipeline_ranks} x FSDP2 {pipelines}"
+        return f"PP {self.pipeline_ranks} x replicas {pipelines}"
+
+
 @dataclass(frozen=True)
 class Strategy:
     """The strategy that accelerate really runs, whatever was requested.
@@ -37,12 +58,16 @@ class Strategy:
         fsdp_version: 1 or 2; 0 without FSDP.
         zero_stage: 0 to 3; None without DeepSpeed.
         is_split: whether tensor parallelism splits the matrices.
+        pipeline: ranks of a pipeline, each with other weights; 1 without pipeline parallelism.
+        shards_stages: whether FSDP2 shards each stage of a pipeline.
     """
 
     name: str
     fsdp_version: int = 0
     zero_stage: int | None = None
     is_split: bool = False
+    pipeline: int = 1
+    shards_stages: bool = False
 
     @property
     def is_sharded(self) -> bool:
@@ -65,6 +90,12 @@ class Strategy:
             return cls(mesh.describe(name), zero_stage=zero.zero_stage)
         if mesh.tp > 1:
             return cls(mesh.describe(""), is_split=True)
+        if isinstance(accelerator, PipelineAccelerator):
+            return cls(
+                accelerator.describe(),
+                pipeline=accelerator.pipeline_ranks,
+                shards_stages=accelerator.shards_stages,
+            )
         return cls("one process" if accelerator.num_processes == 1 else "DDP")
 
 
@@ -95,8 +126,10 @@ def new_accelerator(args: CommonArguments) -> Accelerator:
     dynamo = None
     if isinstance(args, CompileArguments) and args.torch_compile:
         dynamo = TorchDynamoPlugin(backend=DynamoBackend.INDUCTOR, use_regional_compilation=True)
-    timeout = timedelta(seconds=max(args.ddp_timeout, 1) + SECONDS_AFTER_THE_WATCH)
-    return Accelerator(
+    kind = Accelerator
+    if isinstance(args, PipelineArguments):
+        kind = PipelineAccelerator
+    accelerator = kind(
         gradient_accumulation_plugin=GradientAccumulationPlugin(
             args.gradient_accumulation_steps, sync_with_dataloader=False
         ),
@@ -105,11 +138,20 @@ def new_accelerator(args: CommonArguments) -> Accelerator:
         kwargs_handlers=[
             # Otherwise DDP would hold the gradients twice, in the weights and in its buckets.
             DistributedDataParallelKwargs(gradient_as_bucket_view=True),
-            InitProcessGroupKwargs(timeout=timeout),
+            InitProcessGroupKwargs(timeout=timeout_of_groups(args.ddp_timeout)),
         ],
         log_with=None if args.report_to == "none" else args.report_to,
         project_dir=args.output_dir,
     )
+    if isinstance(args, PipelineArguments) and isinstance(accelerator, PipelineAccelerator):
+        accelerator.pipeline_ranks = args.pp_size
+        accelerator.shards_stages = args.shard_stages
+    return accelerator
+
+
+def timeout_of_groups(ddp_timeout: int) -> timedelta:
+    """Return how long the ranks of a process group wait for each other."""
+    return timedelta(seconds=max(ddp_timeout, 1) + SECONDS_AFTER_THE_WATCH)
 
 
 def set_up_engine(args: CommonArguments, accelerator: Accelerator) -> None:

@@ -143,7 +143,7 @@ def summary_lines(
     for name in LAST_NOTES:
         if name in notes:
             lines[name] = notes[name]
-    if args.gradient_accumulation_steps > 1 and accelerator.num_processes > 1:
+    if args.gradient_accumulation_steps > 1 and accelerator.num_processes > strategy.pipeline:
         lines["gradients"] = when_gradients_are_reduced(accelerator, strategy)
     warnings = [notes[WARNING]] if notes.get(WARNING) else []
     warnings += find_hints(accelerator, args, strategy)
@@ -228,6 +228,8 @@ def when_gradients_are_reduced(accelerator: Accelerator, strategy: Strategy) -> 
     reduces_each = accelerator.gradient_state.plugin_kwargs.get("sync_each_batch")
     if reduces_each or strategy.zero_stage in (2, 3):
         return "reduced in each micro-batch, so that no rank holds them whole"
+    if strategy.shards_stages:
+        return "reduced after each batch, so that no rank holds them whole"
     return "reduced once per step"
 
 
@@ -319,6 +321,7 @@ def write_run_json(
         "summary": lines,
         "arguments": vars(args),
         **identity,
+        "loss_unit": args.LOSS_UNIT,
         "launch": launchers_variables(),
         "versions": versions(),
     }

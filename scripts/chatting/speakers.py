@@ -19,7 +19,7 @@ from exits import Exit, stop
 from generation import loading
 from generation.answering import Answerer, make_decoding
 from generation.loading import Source
-from generation.questions import arguments_of_run
+from generation.recorded import arguments_of_run
 from generation.streaming import RunningAnswer
 
 
@@ -152,6 +152,8 @@ def load_speakers(
     Args:
         settings: variables of the chat template, before those of the run.
     """
+    for model in wanted:
+        loading.check_base_weights(model.source)
     tokenizers = [loading.load_chat_tokenizer(model.prompts) for model in wanted]
     models = load_bases(wanted, options)
     lock = Lock()

@@ -135,13 +135,14 @@ class Terminal:
 
     def retry(self) -> None:
         """Answer the last prompt again. If that fails the old answers remain."""
+        before = list(self.history.turns)
         turn = self.history.undo()
         if turn is None:
             raise ValueError("nothing was said yet")
         try:
             self.ask(turn.prompt)
         except UNANSWERED:
-            self.history.turns.append(turn)
+            self.history.turns = before  # Models before the one that failed may have answered
             raise
 
     def save(self, name: str) -> None:

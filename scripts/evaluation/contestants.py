@@ -9,11 +9,13 @@ from typing import Any
 from transformers import AutoConfig
 
 from components.chat_template import ChatTemplate
+from components.folder import PUBLIC_RUN, RUN
 from components.hub_ids import find_missing
 from exits import Exit, first_line, stop
 from generation.answering import NO_LIMIT
 from generation.loading import LOAD_ERRORS, Source, find_source, load_tokenizer
-from generation.questions import arguments_of_run, columns_of_run
+from generation.questions import columns_of_run
+from generation.recorded import arguments_of_run, find_run
 from merging.receipt import hash_file
 
 WEIGHTS = ("*.safetensors", "*.bin")
@@ -133,7 +135,7 @@ def base_of(name: str, source: Source, arguments: Mapping[str, Any]) -> str:
     if not isinstance(base, str):
         stop(Exit.USAGE, f"--with_base: {name} has no run.json that names its base")
     if find_missing(base) is not None:
-        fix = f"put it back or correct {Path(name) / 'run.json'}"
+        fix = f"put it back or correct {find_run(Path(name))}"
         stop(Exit.DATA, f"{name}: its base model {base} is missing; {fix}")
     revision = arguments.get("model_revision", "main")
     if revision != "main":
@@ -161,7 +163,7 @@ def hash_weights(source: Source) -> dict[str, str]:
     for name in (source.name, source.base):
         if name is None or not Path(name).is_dir():
             continue
-        for pattern in (*WEIGHTS, "run.json"):
+        for pattern in (*WEIGHTS, RUN, PUBLIC_RUN):
             for path in sorted(Path(name).glob(pattern)):
                 found[str(path)] = hash_file(path)
     return found

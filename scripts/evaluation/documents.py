@@ -3,7 +3,7 @@
 
 A prompt is that of scripts/generate.py. What is scored are the tokens that the recipe trains on, so
 that their loss is the recipe's eval_loss of the same rows. Rows with `choices` are multiple choice:
-each choice is scored as if it were the answer that the recipe trains on.
+each choice is scored as if it were the only answer that the recipe trains on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,6 +25,7 @@ CHOICES = "choices"
 RIGHT = "answer"  # the column with the place, from 0, or the text of the right choice
 # Arguments of a run that say which tokens of a row are trained on
 SCORING = ("learn", "completion_only_loss", "assistant_only_loss")
+ONLY_THE_CHOICE: dict[str, Any] = {"learn": "last"}  # What comes before is the same for all choices
 
 Span = tuple[int, int]  # first token, and the one after the last
 
@@ -113,7 +114,7 @@ class Reader:
         try:
             conversation = fit_arguments(question.conversation, template)
             prompt = template.render(conversation, add_generation_prompt=True)
-            parts = [self._score(one) for one in filled]
+            parts = [self._score(one, is_choice=bool(choices)) for one in filled]
         except (ValueError, TemplateError) as error:
             raise ValueError(f"{place}: {error}") from None
         if not choices:
@@ -128,14 +129,23 @@ class Reader:
             truncated=any(truncated for _, truncated in parts),
         )
 
-    def _score(self, row: Row) -> tuple[Scored, bool]:
-        """Return the tokens of a row that are scored, and whether the recipe would cut it."""
+    def _score(self, row: Row, is_choice: bool) -> tuple[Scored, bool]:
+        """Return the tokens of a row that are scored, and whether the recipe would cut it.
+
+        Raises ValueError for a choice that is longer than the model: a part of it would be likelier
+        than the whole.
+        """
         contestant = self.contestant
         arguments = contestant.arguments
-        options = {name: arguments[name] for name in SCORING if name in arguments}
-        length = min(arguments.get("max_length") or contestant.longest, contestant.longest)
+        length = contestant.longest
+        options = ONLY_THE_CHOICE
+        if not is_choice:
+            length = min(arguments.get("max_length") or length, length)
+            options = {name: arguments[name] for name in SCORING if name in arguments}
         columns = columns_in(row, contestant.columns)
         encoded = tokenize_row(row, contestant.template, length, columns, **options)
+        if is_choice and encoded["truncated"]:
+            raise ValueError(f"a choice ends after the {length} tokens that the model takes")
         scored = Scored(encoded["input_ids"], spans_of(encoded["labels"]))
         return scored, encoded["truncated"]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 from lm_eval.api.task import Task
@@ -13,6 +13,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from exits import Exit, first_line, stop
+from generation.hub import why_not_from_hub
 
 YAML = (".yaml", ".yml")
 SHOWN = 5  # names that are near to an unknown one
@@ -58,6 +59,7 @@ def load_tasks(
     for name in found:
         if not may_run_code:
             refuse_unsafe(name, manager)
+        check_hub(name, manager)
         loaded.add(load_task(name, manager))
     for task in loaded.tasks.values():
         set_examples(task, num_fewshot)
@@ -153,6 +155,20 @@ def configs_of_member(member: Any, manager: TaskManager) -> Iterator[dict[str, A
         yield from configs_of(member, manager)
 
 
+def check_hub(name: str, manager: TaskManager) -> None:
+    """End with 69 if data of a task is on the hub, and that cannot be reached."""
+    for path in paths_on_hub(name, manager):
+        reason = why_not_from_hub(path, "dataset")
+        if reason is not None:
+            refuse_without_data(name, f"{path}: {reason}")
+
+
+def refuse_without_data(name: str, reason: str) -> NoReturn:
+    """End with 69 and the reason why the data of a task does not come from the hub."""
+    fix = "for rows of your own, docs/evaluate.md has a task file that needs no hub"
+    stop(Exit.NO_HUB, f"--tasks {name}: no data from the hub: {reason}; {fix}")
+
+
 def load_task(name: str, manager: TaskManager) -> Any:
     """Return a task or a group with its data."""
     try:
@@ -160,19 +176,17 @@ def load_task(name: str, manager: TaskManager) -> Any:
     except ModuleNotFoundError as error:
         stop(Exit.USAGE, f"--tasks {name}: needs the package {error.name}: pip install it")
     except Exception as error:  # a task file is a program, and may fail in any way
-        if is_on_hub(name, manager):
-            fix = "for rows of your own, docs/evaluate.md has a task file that needs no hub"
-            stop(Exit.NO_HUB, f"--tasks {name}: no data from the hub: {first_line(error)}; {fix}")
+        if any(paths_on_hub(name, manager)):
+            refuse_without_data(name, first_line(error))
         stop(Exit.DATA, f"--tasks {name}: cannot be loaded: {first_line(error)}")
 
 
-def is_on_hub(name: str, manager: TaskManager) -> bool:
-    """Return whether data of a task is on the hub."""
+def paths_on_hub(name: str, manager: TaskManager) -> Iterator[str]:
+    """Yield the ids of the data sets of a task that are on the hub."""
     for config in configs_of(name, manager):
         path = config.get("dataset_path")
         if isinstance(path, str) and path not in READERS and not Path(path).exists():
-            return True
-    return False
+            yield path
 
 
 def set_examples(task: Any, num_fewshot: int | None) -> None:

@@ -18,6 +18,7 @@ from safetensors import safe_open
 from exits import Exit, stop
 from exporting import converter, quantizer
 from exporting.converter import Plan
+from exporting.experts import Place, find_places
 from merging import shards
 
 LOG = "converter.log"
@@ -137,12 +138,25 @@ def read(path: Path) -> Gguf:
     return Gguf(path, fields, tensors)
 
 
-def values_of(tensor: Any) -> np.ndarray:
-    """Return the values of a tensor of a GGUF in fp32, with its shape."""
+def values_of(tensor: Any, expert: int | None = None) -> np.ndarray:
+    """Return the values of a tensor of a GGUF in fp32, with its shape.
+
+    Args:
+        expert: the number of the only one whose values are returned; None for the whole tensor.
+    """
     import gguf
 
-    shape = tuple(int(size) for size in reversed(tensor.shape))
-    return gguf.dequantize(tensor.data, tensor.tensor_type).reshape(shape)
+    shape = shape_of(tensor)
+    data = tensor.data
+    if expert is not None:
+        shape = shape[1:]
+        data = data[expert]
+    return gguf.dequantize(data, tensor.tensor_type).reshape(shape)
+
+
+def shape_of(tensor: Any) -> tuple[int, ...]:
+    """Return the shape of a tensor of a GGUF as torch has it."""
+    return tuple(int(size) for size in reversed(tensor.shape))
 
 
 # ---- Compare ----
@@ -173,8 +187,10 @@ class Compared:
     """How many tensors of a GGUF were compared with those of the folder, and what is wrong.
 
     Attributes:
-        equal: tensors whose values are those of the folder, but for the rounding of their type.
-        unknown: names of those that the converter computes from several, which are not compared.
+        equal: tensors of the GGUF whose values are those of the folder, but for the rounding of
+            their type.
+        unknown: names of those of the folder that are not compared, since the converter computes
+            others of them.
     """
 
     equal: int
@@ -183,7 +199,7 @@ class Compared:
 
 
 def compare_tensors(found: Gguf, folder: Path, config: Any) -> Compared:
-    """Compare each tensor of a GGUF with the folder's tensor that llama.cpp's names give it.
+    """Compare each tensor of a GGUF with those of the folder that llama.cpp's names give it.
 
     One tensor of each is in memory at a time.
     """
@@ -191,42 +207,66 @@ def compare_tensors(found: Gguf, folder: Path, config: Any) -> Compared:
 
     architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[found.architecture]
     names = gguf.get_tensor_name_map(architecture, config.get_text_config().num_hidden_layers)
-    equal = 0
-    seen = set()
+    experts_seen: dict[str, set[int | None]] = {}  # by the name of the GGUF's tensor
     unknown = []
-    problems = []
+    faults: dict[str, str] = {}  # the first one of each tensor of the GGUF
     for file in shards.find_files(str(folder), "main").shards:
         with safe_open(file.path, framework="pt") as tensors:
             for name in file.names:
                 own = names.get_name(name, try_suffixes=(".weight", ".bias"))
-                theirs = found.tensors.get(own or "")
-                if theirs is None:
+                places = places_of(name, own, found)
+                if not places:
                     unknown.append(name)
                     continue
-                seen.add(own)
-                problem = differs(theirs, tensors.get_tensor(name).float(), found, config)
-                if problem:
-                    problems.append(f"{found.path.name}: {own} {problem}")
-                else:
-                    equal += 1
-    more = sorted(found.tensors.keys() - seen)
+                ours = tensors.get_tensor(name).float()
+                for place in places:
+                    experts_seen.setdefault(place.own, set()).add(place.expert)
+                    fault = differs(place, ours, found, config)
+                    if fault:
+                        faults.setdefault(place.own, fault)
+    for own, experts in experts_seen.items():
+        number = shape_of(found.tensors[own])[0]
+        if experts != {None} and len(experts) < number:
+            faults.setdefault(own, f"has {number} experts, but the folder {len(experts)}")
+    problems = [f"{found.path.name}: {own} {fault}" for own, fault in faults.items()]
+    more = sorted(found.tensors.keys() - experts_seen.keys())
     if not unknown and more:
         problems.append(f"{found.path.name}: has tensors that the folder lacks: {', '.join(more)}")
-    return Compared(equal, tuple(unknown), tuple(problems))
+    return Compared(len(experts_seen) - len(faults), tuple(unknown), tuple(problems))
 
 
-def differs(theirs: Any, ours: torch.Tensor, found: Gguf, config: Any) -> str | None:
+def places_of(name: str, own: str | None, found: Gguf) -> list[Place]:
+    """Return where a tensor of the folder is in a GGUF; nothing if it is not known.
+
+    Args:
+        own: llama.cpp's name for a tensor that it takes as it is.
+    """
+    if own in found.tensors:
+        return [Place(own)]
+    places = find_places(name, found.architecture)
+    return [place for place in places if place.own in found.tensors]
+
+
+def differs(place: Place, ours: torch.Tensor, found: Gguf, config: Any) -> str | None:
     """Return how a tensor of a GGUF differs from the folder's, or None."""
-    values = torch.from_numpy(values_of(theirs).copy())
+    theirs = found.tensors[place.own]
+    of_expert = ""
+    if place.expert is not None:
+        of_expert = f" in expert {place.expert}"
+        number = shape_of(theirs)[0]
+        if place.expert >= number:
+            return f"has only {number} experts"
+    values = torch.from_numpy(values_of(theirs, place.expert).copy())
+    ours = place.take(ours)
     kind = theirs.tensor_type.name
     if values.shape != ours.shape:
-        return f"has the shape {tuple(values.shape)}, not {tuple(ours.shape)}"
+        return f"has the shape {tuple(values.shape)}, not {tuple(ours.shape)}{of_expert}"
     if kind not in ROUNDING:
-        return None if values.isfinite().all() else "is not finite"
+        return None if values.isfinite().all() else f"is not finite{of_expert}"
     for arranged in arrangements(theirs.name, ours, found, config):
         if ((values - arranged).abs() <= rounding(arranged, kind)).all():
             return None
-    return "has other values"
+    return f"has other values{of_expert}"
 
 
 def rounding(ours: torch.Tensor, kind: str) -> torch.Tensor:

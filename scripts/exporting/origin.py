@@ -12,7 +12,8 @@ from transformers import AutoConfig
 
 from exits import Exit, first_line, stop
 from generation import loading
-from generation.questions import arguments_of_run, columns_of_run
+from generation.questions import columns_of_run
+from generation.recorded import arguments_of_run, find_run
 from merging import checking, prompts, receipt, trained
 from merging.adapter import AdapterFolder, read_adapter_folder
 from merging.contestants import Asking, Contestant, stop_tokens_of_recipe
@@ -110,7 +111,7 @@ def run_of(folder: Path) -> Path:
         adapters = Path(merged["adapters"])
     except (OSError, ValueError, LookupError, TypeError):
         return folder
-    if (folder / "run.json").is_file() or not adapters.is_dir():
+    if find_run(folder).is_file() or not adapters.is_dir():
         return folder
     return adapters
 

@@ -38,7 +38,6 @@ from merging.receipt import Receipt
 from merging.session import fail, report
 
 ADAPTER_CONFIG = "adapter_config.json"
-GENERATION_CONFIG = "generation_config.json"
 CAUSAL = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
 # What vLLM takes from a generation config as the default of every request: get_diff_sampling_param
 # in vllm/config/model.py
@@ -149,7 +148,7 @@ def write_model(origin: Origin, folder: Path, reference: Contestant) -> None:
         patterns.append(shards.INDEX)
     writing.copy_files(source, folder, patterns)
     config = read_generation_config(source)
-    write_generation_config(folder, config, origin.tokenizer, reference)
+    write_stop_tokens(folder, config, origin.tokenizer, reference)
 
 
 def write_adapters(
@@ -161,8 +160,8 @@ def write_adapters(
     config["base_model_name_or_path"] = absolute_base(adapter)
     writing.write_json(folder / ADAPTER_CONFIG, config)
     writing.copy_tokenizer(folder, adapter)
-    of_base = writing.read_json_of_base(adapter, GENERATION_CONFIG) or {}
-    write_generation_config(folder, of_base, origin.tokenizer, reference)
+    of_base = writing.read_json_of_base(adapter, writing.GENERATION_CONFIG) or {}
+    write_stop_tokens(folder, of_base, origin.tokenizer, reference)
 
 
 def absolute_base(adapter: AdapterFolder) -> str:
@@ -174,7 +173,7 @@ def absolute_base(adapter: AdapterFolder) -> str:
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
     """Return the generation config of a folder, {} without one. Raises SystemExit with 65."""
-    path = folder / GENERATION_CONFIG
+    path = folder / writing.GENERATION_CONFIG
     if not path.is_file():
         return {}
     try:
@@ -183,7 +182,7 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
         stop(Exit.DATA, f"{path}: not a JSON object")
 
 
-def write_generation_config(
+def write_stop_tokens(
     folder: Path, config: dict[str, Any], tokenizer: Any, reference: Contestant
 ) -> None:
     """Write a generation config with all tokens that end an answer.
@@ -191,11 +190,7 @@ def write_generation_config(
     vLLM ends at these, and at the tokenizer's own end of a text: update_from_generation_config in
     vllm/sampling_params.py.
     """
-    if reference.stop_tokens:
-        config["eos_token_id"] = sorted(reference.stop_tokens)
-    if config.get("pad_token_id") is None and tokenizer.pad_token_id is not None:
-        config["pad_token_id"] = tokenizer.pad_token_id
-    writing.write_json(folder / GENERATION_CONFIG, config)
+    writing.write_generation_config(folder, config, reference.stop_tokens or (), tokenizer)
 
 
 # ---- The command line ----
@@ -311,4 +306,4 @@ def read_stop_tokens(folder: Path) -> frozenset[int]:
     try:
         return stop_tokens_of(GenerationConfig.from_pretrained(folder))
     except OSError as error:
-        stop(Exit.DATA, f"{folder / GENERATION_CONFIG}: {first_line(error)}")
+        stop(Exit.DATA, f"{folder / writing.GENERATION_CONFIG}: {first_line(error)}")

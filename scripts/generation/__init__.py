@@ -4,6 +4,7 @@
 loading      a trained folder: the model, or adapters on their base, and the tokenizer
 answering    answers to conversations
 streaming    answers that are shown while they are generated, and can be stopped
+recorded     the run.json beside a result, or what of it is on the hub
 questions    rows of a file as questions with a reference, read as the recipe reads them
 printing     answers on a terminal, without control characters
 continuing   what continue_text.py does with its command line

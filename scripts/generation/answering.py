@@ -11,6 +11,7 @@ from transformers import BatchEncoding, GenerationConfig, TextStreamer
 from components.chat_template import ChatTemplate, fit_arguments
 from components.conversations import Conversation
 from components.messages import Message
+from components.stop_tokens import listed_stop_tokens, stop_tokens_of_turns
 
 NO_LIMIT = 10**9  # tokens, for a model whose configuration has no longest sequence
 
@@ -76,25 +77,12 @@ def make_decoding(model: Any, tokenizer: Any, temperature: float) -> GenerationC
 
     temperature: 0 always takes the likeliest token, anything above samples.
     """
-    known = model.generation_config.eos_token_id
-    if not isinstance(known, list):
-        known = [known]
-    ends = {*known, tokenizer.eos_token_id, end_of_turn(tokenizer)}
+    ends = listed_stop_tokens(model.generation_config) | stop_tokens_of_turns(tokenizer)
     sampling = {}
     if temperature > 0:
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0}
     return GenerationConfig(
-        eos_token_id=sorted(token for token in ends if token is not None),
+        eos_token_id=sorted(ends),
         pad_token_id=tokenizer.pad_token_id,
         **sampling,
     )
-
-
-def end_of_turn(tokenizer: Any) -> int | None:
-    """Return the token that closes a turn of the chat template, which not every model lists."""
-    turn = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    special = tokenizer.all_special_ids
-    for token in reversed(tokenizer.apply_chat_template(turn, return_dict=False)):
-        if token in special:
-            return token
-    return None

@@ -18,8 +18,11 @@ from transformers import (
 )
 
 from components import upstream
+from components.base_files import fingerprint_of_weights
 from components.hub_ids import find_missing
 from exits import Exit, first_line, stop
+from generation.hub import refuse_without_hub
+from generation.recorded import find_run, read_run
 
 LOAD_ERRORS = (
     OSError,
@@ -78,9 +81,11 @@ def find_device_problem(device: str) -> Iterator[str]:
 def find_source(name: str) -> Source:
     """Return the source of the model in a folder, or of a hub id.
 
-    Raises SystemExit with 64 if it is neither, with 65 for adapters whose base is missing.
+    Raises SystemExit with 64 if it is neither, with 65 for adapters whose base is missing, with 69
+    for what only the hub can have if that is out of reach.
     """
     refuse_missing(name)
+    refuse_without_hub(name)
     folder = Path(name)
     adapter_config = folder / "adapter_config.json"
     if adapter_config.is_file():
@@ -109,7 +114,21 @@ def read_base(name: str, adapter_config: Path) -> str:
     if find_missing(base) is not None:
         fix = f"put it back or correct {adapter_config}"
         stop(Exit.DATA, f"{name}: its base model {base} is missing; {fix}")
+    refuse_without_hub(base)
     return base
+
+
+def check_base_weights(source: Source, revision: str = "main") -> None:
+    """End with 65 if the base of adapters has other weights than their run recorded, if it did."""
+    recorded = read_run(Path(source.name)).get("base_weights")
+    if recorded is None or source.base is None:
+        return
+    found = fingerprint_of_weights(source.base, revision)
+    if found not in (None, recorded):
+        name = find_run(Path(source.name)).name
+        fix = f"put those back, or remove base_weights from {name} if only their files changed"
+        what = "are not those that the adapters were trained on"
+        stop(Exit.DATA, f"the weights in {source.base} {what}; {fix}")
 
 
 def load_tokenizer(source: Source) -> Any:
@@ -150,6 +169,7 @@ def load_model(source: Source, dtype: str, device: str, load_in_4bit: bool = Fal
     dtype: of the weights, "auto" for that of the files; with 4-bit weights that of the products,
         where "auto" is bfloat16.
     """
+    check_base_weights(source)
     model = load_weights(source, dtype, device, load_in_4bit)
     if source.base is not None:
         model = add_adapters(model, source)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from datasets import load_dataset
 from datasets.exceptions import DatasetGenerationError
@@ -17,6 +17,7 @@ from datasets.exceptions import DatasetGenerationError
 from components.conversations import Conversation
 from components.data_files import FILE_TYPES, reader_options
 from exits import Exit, first_line, stop
+from generation.recorded import arguments_of_run, find_run
 from llama import Arguments, row_to_conversation
 
 Row = dict[str, Any]
@@ -41,45 +42,8 @@ def columns_of_run(folder: Path) -> dict[str, str]:
     try:
         columns = dict(pair.split("=", 1) for pair in arguments_of_run(folder).get("columns", []))
     except (ValueError, TypeError, AttributeError):
-        stop(Exit.DATA, f"{folder / 'run.json'}: its columns are not a list of ROLE=COLUMN")
+        stop(Exit.DATA, f"{find_run(folder)}: its columns are not a list of ROLE=COLUMN")
     return {role: column for role, column in columns.items() if role in Arguments.COLUMN_ROLES}
-
-
-def arguments_of_run(folder: Path) -> dict[str, Any]:
-    """Return the arguments of the run that wrote a folder; {} without its run.json.
-
-    Raises SystemExit with 65 after a line if the file cannot be read.
-    """
-    run = read_run(folder)
-    if not run:
-        return {}
-    try:
-        return dict(run["arguments"])
-    except (ValueError, LookupError, TypeError):
-        reject_run(folder)
-
-
-def read_run(folder: Path) -> dict[str, Any]:
-    """Return the run.json of the run that wrote a folder; {} without one.
-
-    Raises SystemExit with 65 after a line if the file cannot be read.
-    """
-    path = folder / "run.json"
-    if not path.is_file():
-        return {}
-    try:
-        run = json.loads(path.read_text())
-    except (OSError, ValueError):
-        reject_run(folder)
-    if not isinstance(run, dict) or not run:
-        reject_run(folder)
-    return run
-
-
-def reject_run(folder: Path) -> NoReturn:
-    """End with 65 after a line about a run.json that is not one."""
-    path = folder / "run.json"
-    stop(Exit.DATA, f"{path}: has no arguments of a run, from which prompts are built")
 
 
 def load_questions(

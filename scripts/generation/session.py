@@ -16,7 +16,8 @@ from exits import Exit, first_line, stop
 from generation import loading, scoring
 from generation.answering import Answerer, conversation_of, make_decoding
 from generation.printing import PrintableStreamer
-from generation.questions import Question, arguments_of_run, columns_of_run, load_questions
+from generation.questions import Question, columns_of_run, load_questions
+from generation.recorded import arguments_of_run
 
 
 def find_problems(args: argparse.Namespace) -> Iterator[str]:

@@ -13,6 +13,7 @@ prompts      held-out prompts, and where they come from
 contestants  what a model says to the prompts: text, tokens, logits
 comparing    how contestants differ, and whether they may
 receipt      all comparisons, sizes and hashes, and their table
+card         the model card: that of the run, with what the merge adds
 checking     what is wrong with a folder before a model is loaded from it
 tensors      whether the written tensors are what peft makes of the base and the adapters
 trained      the model that was trained, and the same with its adapters merged by peft

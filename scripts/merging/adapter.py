@@ -9,10 +9,10 @@ from typing import Any
 from peft import PeftConfig
 from safetensors import SafetensorError, safe_open
 
-from components.base_files import fingerprint_of_weights
 from exits import Exit, first_line, stop
+from generation import loading
 from generation.loading import Source, find_source
-from generation.questions import arguments_of_run, read_run
+from generation.recorded import arguments_of_run, find_run
 from merging.quantized import Quantization
 
 WEIGHTS = "adapter_model.safetensors"
@@ -87,7 +87,7 @@ def read_adapter_folder(name: str) -> AdapterFolder:
     try:
         quantization = Quantization.of_run(arguments)
     except ValueError as error:
-        stop(Exit.DATA, f"{name}/run.json: {error}")
+        stop(Exit.DATA, f"{find_run(Path(name))}: {error}")
     return AdapterFolder(source, config, arguments, quantization)
 
 
@@ -124,14 +124,7 @@ def find_other_base(base: str, arguments: Mapping[str, Any]) -> Iterator[str]:
 
 def check_base_weights(adapter: AdapterFolder) -> None:
     """Exit with 65 if the base has other weights than those that the run recorded, if it did."""
-    recorded = read_run(adapter.path).get("base_weights")
-    if recorded is None:
-        return
-    found = fingerprint_of_weights(adapter.base, adapter.revision)
-    if found not in (None, recorded):
-        fix = "put those back, or remove base_weights from run.json if only their files changed"
-        what = "are not those that the adapters were trained on"
-        stop(Exit.DATA, f"the weights in {adapter.base} {what}; {fix}")
+    loading.check_base_weights(adapter.source, adapter.revision)
 
 
 def read_shapes(adapter: AdapterFolder) -> dict[str, tuple[int, ...]]:

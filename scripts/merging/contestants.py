@@ -15,7 +15,11 @@ from peft import PeftModel
 from transformers import GenerationConfig
 
 from components.chat_template import ChatTemplate
-from generation.answering import make_decoding
+from components.stop_tokens import (
+    listed_stop_tokens,
+    stop_tokens_of_texts,
+    stop_tokens_of_turns,
+)
 from merging.prompts import Prompt
 
 
@@ -126,22 +130,16 @@ class Asking:
 
 def stop_tokens_of_recipe(model: Any, tokenizer: Any) -> frozenset[int]:
     """Return the tokens that end an answer of a trained model: those of scripts/generate.py."""
-    if not tokenizer.chat_template:
-        return stop_tokens_of(model.generation_config) | only_known(tokenizer.eos_token_id)
-    return stop_tokens_of(make_decoding(model, tokenizer, temperature=0))
+    if tokenizer.chat_template:
+        trained = stop_tokens_of_turns(tokenizer)
+    else:
+        trained = stop_tokens_of_texts(tokenizer)
+    return stop_tokens_of(model.generation_config) | trained
 
 
 def stop_tokens_of(config: GenerationConfig) -> frozenset[int]:
     """Return the tokens that a generation config lists as ends of a text."""
-    listed: Any = config.eos_token_id
-    if isinstance(listed, list):
-        return frozenset(listed)
-    return only_known(listed)
-
-
-def only_known(token: int | None) -> frozenset[int]:
-    """Return a set of the token, or an empty one."""
-    return frozenset() if token is None else frozenset([token])
+    return frozenset(listed_stop_tokens(config))
 
 
 def pad_left(

@@ -112,6 +112,11 @@ class Reader:
     columns: Mapping[str, str]
     longest: int = LONGEST
 
+    @property
+    def taken(self) -> str:
+        """Which rows are read, for the message that a file has none of them."""
+        return f"rows of at most {self.longest} tokens"
+
     def read(self, path: Path, skip_bad_rows: bool) -> Iterator[Prompt]:
         """Yield the prompts in a file, without those that are too long.
 
@@ -211,7 +216,7 @@ def collect(
             stop(Exit.DATA, f"{path}: no such file")
         prompts.take(str(path), reader.read(path, skip_bad_rows=False), number)
         if not prompts.items:
-            stop(Exit.DATA, f"{path}: no rows of at most {reader.longest} tokens")
+            stop(Exit.DATA, f"{path}: no {reader.taken}")
     else:
         for what, file in files_of_run(arguments):
             prompts.take(what, reader.read(file, skip_bad_rows=True), number)

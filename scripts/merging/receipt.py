@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from components.folder import CARD
 from merging.comparing import Comparison, as_lists, compare, largest_logit, only_finite
 from merging.contestants import Contestant
 from merging.disk import writing_to
 
 NAME = "receipt.json"
 MARKER = ".made_by_merge"  # a file that marks a folder which is not complete yet
+NOT_HASHED = (NAME, MARKER, CARD)  # People write into cards.
 CHUNK = 2**20  # bytes that are hashed at a time
 
 
@@ -129,10 +131,10 @@ def align(rows: Sequence[Sequence[str]]) -> list[str]:
 
 # ---- Files ----
 def hash_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return {name: bytes and SHA-256} of the files of a folder, but for receipt and marker."""
+    """Return {name: bytes and SHA-256} of the files of a folder, but for NOT_HASHED."""
     found = {}
     for path in sorted(folder.iterdir()):
-        if path.is_file() and path.name not in (NAME, MARKER):
+        if path.is_file() and path.name not in NOT_HASHED:
             found[path.name] = {"bytes": path.stat().st_size, "sha256": hash_file(path)}
     return found
 

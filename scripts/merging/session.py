@@ -4,6 +4,7 @@
 import argparse
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from components import __version__
 from exits import Exit, stop
 from generation.loading import default_device
 from generation.questions import columns_of_run
-from merging import checking, comparing, prompts, receipt, shards, tensors, trained, writing
+from merging import card, checking, comparing, prompts, receipt, shards, tensors, trained, writing
 from merging.adapter import WEIGHTS, AdapterFolder, check_base_weights, read_adapter_folder
 from merging.contestants import Asking, Contestant, stop_tokens_of, stop_tokens_of_recipe
 from merging.plan import Plan, make_plan
@@ -127,13 +128,17 @@ def merge(job: Job, args: argparse.Namespace) -> None:
     is_quantized = base != trained.SIXTEEN_BITS
     writing.write_weights(staging, job.adapter, job.plan, job.files, is_quantized, job.dtype)
     writing.copy_tokenizer(staging, job.adapter)
-    writing.write_generation_config(staging, job.adapter, stop_tokens, job.tokenizer)
+    of_base = writing.read_json_of_base(job.adapter, writing.GENERATION_CONFIG) or {}
+    writing.write_generation_config(staging, of_base, stop_tokens, job.tokenizer)
     writing.write_config(staging, job.adapter, job.plan.unties, job.dtype)
     reload(job, staging, slip, base)
     slip.write(staging)
     report(slip, args.num_prompts)
     if slip.all_problems:
         fail(slip, f"what was merged is in {staging}")
+    problem = card.write_card(staging, args.output.resolve().name, job.adapter, slip)
+    if problem is not None:
+        print(f"warning: {problem}", file=sys.stderr)
     writing.finish(staging, args.output)
     print(f"The merged model is in {args.output}, its receipt in {args.output / receipt.NAME}")
 

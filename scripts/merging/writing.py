@@ -36,6 +36,7 @@ TOKENIZER_PATTERNS = (
     "*.model",
 )
 LICENSE_PATTERNS = ("LICENSE*", "NOTICE*")
+GENERATION_CONFIG = "generation_config.json"
 
 
 def staging_of(output: Path) -> Path:
@@ -234,18 +235,18 @@ def write_config(
 
 
 def write_generation_config(
-    folder: Path, adapter: AdapterFolder, stop_tokens: Collection[int], tokenizer: Any
+    folder: Path, config: dict[str, Any], stop_tokens: Collection[int], tokenizer: Any
 ) -> None:
-    """Write the base's generation config, with all tokens that end an answer.
+    """Write a generation config, with all tokens that end an answer, and with a pad token.
 
-    Many bases list only the end of a text, so that an answer would not end at the end of a turn.
+    Args:
+        config: that of the base, or of a trained folder; {} if it has none.
     """
-    config = read_json_of_base(adapter, "generation_config.json") or {}
     if stop_tokens:
         config["eos_token_id"] = sorted(stop_tokens)
     if config.get("pad_token_id") is None and tokenizer.pad_token_id is not None:
         config["pad_token_id"] = tokenizer.pad_token_id
-    write_json(folder / "generation_config.json", config)
+    write_json(folder / GENERATION_CONFIG, config)
 
 
 def read_json_of_base(adapter: AdapterFolder, name: str) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from .comparison import draw_comparison
 from .curves import draw_parity, draw_quickstart_curve, draw_resume
 from .diagrams import draw_what_is_split, draw_which_yaml
 from .memory import draw_memory
+from .pipeline import draw_pipeline
 from .speed import draw_speed
 from .style import Theme, under
 from .terminal import draw_quickstart_terminal
@@ -23,6 +24,7 @@ FUNCTIONS = (
     draw_quickstart_curve,
     draw_comparison,
     draw_speed,
+    draw_pipeline,
 )
 PICTURES: dict[str, Callable[[Theme], str]] = {}
 for function in FUNCTIONS:

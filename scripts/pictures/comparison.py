@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What plot_loss.py draws of several runs, from results/curves.json."""
 
-from plotting.panels import LOSS, MEMORY, RATE, choose_panels
+from plotting.panels import LOSS, LOSS_UNIT, MEMORY, RATE, choose_panels
 from plotting.picture import draw
 from plotting.runs import RecordedRun
 
@@ -18,5 +18,7 @@ def draw_comparison(theme: Theme) -> str:
         theme: in force as matplotlib's settings; the curves have the same colors in each.
     """
     runs = [RecordedRun(**run) for run in recording_of("comparison")["runs"]]
+    for run in runs:
+        run.facts[LOSS_UNIT] = "nats per token"  # that of llama.py
     panels, _ = choose_panels([LOSS, MEMORY, RATE], runs)
     return to_svg(draw(runs, panels))

@@ -8,19 +8,22 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.quickstarts import read_taught
+from components.pipeline_kinds import KINDS
 from paths import ROOT
 from plotting.runs import read_run
 from proof.compare import read_steps
 from proof.faults import Fault
 from proof.jobs import configs, ranks_of, run_on_ranks
-from proof.launch import launch, make_model
+from proof.launch import ENVIRONMENT, data_of, launch, make_model, rehearsal
 from proof.trials.lab import Lab
 from proof.trials.outcome import unequal, verified
 from proof.trials.trial import make_job
 
+from .passes import duration_of, read_passes, shortest_batch
 from .recordings import Recording
 
 RESUMED_CONFIG = "fsdp2_full_shard"
@@ -32,6 +35,14 @@ COMPARED_FLAGS = (
     "--eval_steps 30 --predict_with_generate --num_predictions 100 --save_steps 0 "
     "--generation_max_new_tokens 24"
 ).split()
+PIPELINE_RANKS = 2
+PIPELINE_LAYERS = "8"
+MICRO_BATCHES = "8"
+PIPELINE_MODEL = (
+    "--hidden_size 256 --intermediate_size 512 --num_attention_heads 4 --num_train_rows 4000"
+).split()
+# Packed sequences have one length, so that each micro-batch takes the same time
+PIPELINE_FLAGS = "--packing --max_length 256 --max_steps 12 --eval_strategy no".split()
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # colors and movements of a terminal's cursor
 PROGRESS_BAR = re.compile(r"(.+?): +\d+%\|")
 
@@ -155,6 +166,53 @@ def record_comparison(folder: Path) -> Recording:
     return {"cores": os.cpu_count(), "runs": runs}
 
 
+def record_pipeline(folder: Path) -> Recording:
+    """Return when each rank of a pipeline computed what in one batch, under each schedule.
+
+    Raises RecordingError if a launch fails.
+    """
+    tiny = folder / "tiny"
+    layers = ["--num_hidden_layers", PIPELINE_LAYERS]
+    run_script("scripts/make_tiny.py", "llama", str(tiny), "--quiet", *PIPELINE_MODEL, *layers)
+    schedules = {}
+    for schedule in KINDS:
+        flags = ["--pipeline_schedule", schedule, "--output_dir", folder / schedule]
+        flags += ["--per_device_train_batch_size", MICRO_BATCHES]
+        times = folder / f"times_{schedule}"
+        times.mkdir()
+        run_pipeline([*data_of(tiny), *PIPELINE_FLAGS, *flags], times)
+        ranks = []
+        for rank in range(PIPELINE_RANKS):
+            ranks.append(read_passes(times / f"stages.{rank}"))
+        batch = shortest_batch(ranks)
+        schedules[schedule] = batch
+        seconds = duration_of(batch)
+        print(f"pipeline: {schedule}, {seconds:.3f} seconds", flush=True)
+    return {
+        "cores": os.cpu_count(),
+        "layers": int(PIPELINE_LAYERS),
+        "micro_batches": int(MICRO_BATCHES),
+        "schedules": schedules,
+    }
+
+
+def run_pipeline(arguments: Sequence[str | Path], times: Path) -> None:
+    """Run the recipe of pipelines, whose ranks note the times of their passes in a folder.
+
+    Raises RecordingError if it fails.
+    """
+    recipe = ROOT / "recipes" / "llama_pipeline.py"
+    words = [*rehearsal("pp", PIPELINE_RANKS), recipe, *arguments]
+    command = [str(word) for word in words]
+    env = os.environ | ENVIRONMENT
+    env["REHEARSAL_STAGES"] = str(times)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(command, env=env, text=True, **pipes)
+    code = done.returncode
+    if code:
+        raise RecordingError(f"{recipe} ended with {code}: {done.stdout[-TAIL:]}")
+
+
 def run_script(script: str, *words: str) -> None:
     """Run a program of this repository. Raises RecordingError if it fails."""
     command = [sys.executable, str(ROOT / script), *words]
@@ -188,4 +246,5 @@ RECORDERS = {
     "resume": record_resume,
     "quickstart": record_quickstart,
     "comparison": record_comparison,
+    "pipeline": record_pipeline,
 }

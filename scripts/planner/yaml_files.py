@@ -8,7 +8,7 @@ from typing import Any
 from components import config_files, config_strategy
 from components.config_findings import IGNORED, STOPS
 from components.config_reading import as_read
-from paths import CONFIGS, SAME_AS_FIRST_CHOICE
+from paths import CONFIGS, OF_PIPELINES, SAME_AS_FIRST_CHOICE
 
 from .errors import UnplannableError
 
@@ -95,8 +95,8 @@ def as_accelerate_reads(file: config_files.ConfigFile) -> Config:
 
 
 def shipped_files() -> list[Path]:
-    """Return the files of accelerate_configs/ by name; of the two that are equal, fsdp.yaml."""
-    return sorted(set(CONFIGS.glob("*.yaml")) - {SAME_AS_FIRST_CHOICE})
+    """Return the files of accelerate_configs/ by name, one of those that mean the same."""
+    return sorted(set(CONFIGS.glob("*.yaml")) - {SAME_AS_FIRST_CHOICE, OF_PIPELINES})
 
 
 def makes_sense_on(config: Config, ranks: int, machines: int) -> bool:

@@ -18,6 +18,7 @@ OF_ONE_RUN = [LOSS, RATE]
 OF_SEVERAL_RUNS = [LOSS, EVALUATIONS, SPEED, MEMORY, RATE]
 # eval_loss is in the panel of the loss, of which the perplexity is another form
 NOT_A_PANEL = ("eval_loss", "eval_perplexity")
+LOSS_UNIT = "loss_unit"  # in run.json, which runs of earlier versions have without it
 METRIC_OF_PANEL = {MEMORY: "peak_memory_gib"}
 TITLES = {
     "tokens_per_second": "tokens per second",
@@ -52,14 +53,18 @@ def choose_panels(
     """
     panels = []
     lines = []
+    is_unknown = False
     for name in names:
         found = panels_of(name, runs)
         shown = [panel for panel in found if any(curve.steps for curve in panel.curves)]
         panels += shown
         if not shown:
             lines.append(f"no panel {name}: {what_is_missing(name)}")
+            is_unknown = is_unknown or name not in OF_SEVERAL_RUNS
         for panel in shown:
             lines += missing_in(panel, runs)
+    if is_unknown:
+        lines.append(f"panels that these runs have: {', '.join(possible_panels(runs))}")
     return panels, lines
 
 
@@ -71,10 +76,20 @@ def panels_of(name: str, runs: Sequence[RecordedRun]) -> list[Panel]:
     if name == SPEED:
         return speed_panels(runs)
     metric = METRIC_OF_PANEL.get(name, name)
+    if name == LOSS:
+        return [Panel(name, loss_title(runs), [curve_of(run.lines, metric) for run in runs])]
     title = TITLES.get(name, name.removeprefix("eval_").replace("_", " "))
     if name.startswith("eval_"):
         title = f"{title}\n(evaluation)"
     return [Panel(name, title, [curve_of(run.lines, metric) for run in runs])]
+
+
+def loss_title(runs: Sequence[RecordedRun]) -> str:
+    """Return the title of the losses: with their unit, if all runs say that they have the same."""
+    units = [run.facts.get(LOSS_UNIT) for run in runs]
+    if not isinstance(units[0], str) or units.count(units[0]) < len(units):
+        return LOSS
+    return f"{LOSS} ({units[0]})"
 
 
 def speed_panels(runs: Sequence[RecordedRun]) -> list[Panel]:
@@ -107,6 +122,22 @@ def what_is_missing(name: str) -> str:
     if name == SPEED:
         return "no run has two logged steps with elapsed_seconds and without an evaluation between"
     return f"no run has {METRIC_OF_PANEL.get(name, name)} in its metrics.jsonl"
+
+
+def possible_panels(runs: Sequence[RecordedRun]) -> list[str]:
+    """Return the names of all panels that have something to show for at least one run."""
+    names = dict.fromkeys(OF_SEVERAL_RUNS)
+    for run in runs:
+        for line in run.lines:
+            names |= dict.fromkeys(line)
+    # These are in a panel of another name, or no measurement
+    others = {*METRIC_OF_PANEL.values(), "step"}
+    found = []
+    for name in names:
+        panels = [] if name in others else panels_of(name, runs)
+        if any(curve.steps for panel in panels for curve in panel.curves):
+            found.append(name)
+    return found
 
 
 def missing_in(panel: Panel, runs: Sequence[RecordedRun]) -> list[str]:

@@ -190,10 +190,9 @@ def draw_panel(axes: Axes, panel: Panel, runs: Sequence[RecordedRun], axis: str)
     if panel.name in COUNTS or panel.name == MEMORY:
         axes.set_ylim(0, 1.1 * axes.dataLim.ymax)
     if panel.name == LOSS:
-        axes.set_ylabel("loss (nats per token)")
         if needs_log_scale(runs):
             axes.set_yscale("log")
-            axes.set_ylabel("loss (nats per token), log scale")
+            axes.set_ylabel(f"{panel.title}, log scale")
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
             axes.yaxis.set_minor_formatter(NullFormatter())

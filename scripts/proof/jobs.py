@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import yaml
 
 from components.config_strategy import strategy_of
-from paths import CONFIGS, FIRST_CHOICE
+from paths import CONFIGS, FIRST_CHOICE, OF_PIPELINES
 
 # Arguments of make_tiny.py for a recipe's tiny model and rows. Its matrices have at least 320 x 320
 # elements, since ZeRO-3 does not shard tensors below 100,000 elements.
@@ -158,9 +158,9 @@ def reference_of(run: Run) -> Run:
 def configs() -> list[str]:
     """Return names of the shipped YAML files under which each rank has rows of its own.
 
-    fsdp.yaml is left out, since it is a copy of another one.
+    Those that mean the same as another one are left out.
     """
-    names = {path.stem for path in set(CONFIGS.glob("*.yaml")) - {FIRST_CHOICE}}
+    names = {path.stem for path in set(CONFIGS.glob("*.yaml")) - {FIRST_CHOICE, OF_PIPELINES}}
     return sorted(names - set(mesh_configs()))
 
 

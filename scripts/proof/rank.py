@@ -21,10 +21,10 @@ class Probe:
     file: str  # the name of a rank's file there, without its number
 
 
-PROBES = (
-    Probe("REHEARSAL_PEAKS", "planner.peak_probe", "peak"),
-    Probe("REHEARSAL_HOST_MEMORY", "planner.host_probe", "host"),
-)
+PEAKS = Probe("REHEARSAL_PEAKS", "planner.peak_probe", "peak")
+HOST_MEMORY = Probe("REHEARSAL_HOST_MEMORY", "planner.host_probe", "host")
+STAGES = Probe("REHEARSAL_STAGES", "proof.stage_probe", "stages")
+PROBES = (PEAKS, HOST_MEMORY, STAGES)
 
 
 def prepare() -> Rank:

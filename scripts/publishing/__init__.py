@@ -2,5 +2,8 @@
 """The parts of scripts/push.py.
 
 selection.py    which files of a folder are pushed, and why a folder is refused
+copies.py       what is pushed in place of a file, and what the others tell of the machine
 session.py      what is shown, the question, and the push
 """
+
+import paths  # noqa: F401  makes recipes/ importable

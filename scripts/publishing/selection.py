@@ -11,7 +11,7 @@ from typing import Any
 
 from components import folder
 from components.hub_ids import is_path
-from exits import Exit, stop
+from exits import Exit, first_line, stop
 
 # Files and folders that stay here, by the names of a path's parts
 LEFT_OUT = (
@@ -27,7 +27,7 @@ LEFT_OUT = (
     "nonfinite_rows.jsonl",
     "metrics.jsonl",
     "status.json",
-    "run.json",  # It has the paths of this machine; the card has its content without them.
+    "run.json",  # It has the paths of this machine; copies.public_record is pushed instead.
     "optimizer*",
     "scheduler*",
     "trackio",
@@ -138,6 +138,7 @@ def reading(path: Path) -> Generator[None]:
 
 def with_base(source: Path, base: str) -> dict[str, bytes]:
     """Return {name: content} of the files that name the base, with its hub id in them."""
+    import yaml
     from huggingface_hub import ModelCard
 
     config = read_adapter_config(source / ADAPTERS)
@@ -145,7 +146,15 @@ def with_base(source: Path, base: str) -> dict[str, bytes]:
     changed = {ADAPTERS: json.dumps(config, indent=2).encode()}
     path = source / "README.md"
     if path.is_file():
-        card = ModelCard(path.read_text(), ignore_metadata_errors=True)
+        try:
+            card = ModelCard(path.read_text())
+        except (ValueError, yaml.YAMLError) as error:
+            reason = first_line(error)
+            stop(Exit.DATA, f"{path}: the block at its top is not YAML ({reason}): correct it")
         card.data["base_model"] = base
+        # peft's own card also has the path of the base in a tag.
+        tags = card.data.get("tags")
+        if tags:
+            card.data["tags"] = [tag for tag in tags if not tag.startswith("base_model:")]
         changed["README.md"] = str(card).encode()
     return changed

@@ -99,6 +99,11 @@ def ask_all(server: Server, asking: Asking) -> list[Reply]:
 class PlainReader(prompts.Reader):
     """Leaves out conversations with tools or reasoning, which each server parses in its own way."""
 
+    @property
+    def taken(self) -> str:
+        """Which rows are read, for the message that a file has none of them."""
+        return f"{super().taken} and without tools, reasoning or parts of text"
+
     def is_short(self, prompt: prompts.Prompt) -> bool:
         """Return whether a prompt is plain, has at least one token, and is not too long."""
         if prompt.conversation is None or not is_plain(prompt.conversation):

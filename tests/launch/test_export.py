@@ -12,6 +12,8 @@ from launching import REPO, data_of, read_json, recipe, run
 
 STEPS = ("--max_steps", "2", "--learning_rate", "2e-2", "--logging_steps", "1")
 
+FEW = ("--num_prompts", "8", "--max_new_tokens", "4")
+
 
 def export(*arguments, **options):
     return run(sys.executable, REPO / "scripts" / "export.py", *arguments, **options)
@@ -66,6 +68,37 @@ def test_a_trained_folder_becomes_a_model_of_ollama(trained, tmp_path):
     assert "ollama create out -f" in done.output
 
 
+@pytest.fixture
+def base_without_the_end(tiny, tmp_path):
+    """The tiny model, whose generation config lists only the end of a text, and its rows."""
+    shutil.copytree(tiny, tmp_path / "tiny")
+    path = tmp_path / "tiny" / "model" / "generation_config.json"
+    path.write_text(json.dumps(read_json(path) | {"eos_token_id": 2}))
+    return tmp_path / "tiny"
+
+
+def test_a_trained_folder_lists_the_end_of_turn_that_its_base_lacked(
+    base_without_the_end, tmp_path
+):
+    done = recipe(*data_of(base_without_the_end), *STEPS, "--output_dir", tmp_path / "run")
+    assert done.returncode == 0, done.output[-3000:]
+    assert read_json(tmp_path / "run" / "generation_config.json")["eos_token_id"] == [2, 3]
+    lines = [line for line in done.output.splitlines() if line.startswith("generation_config.json")]
+    assert len(lines) == 1 and lines[0].endswith("[2, 3] (<|end_of_text|>, <|end_of_turn|>)"), (
+        done.output
+    )
+
+
+def test_adapters_on_such_a_base_get_the_end_of_turn_when_they_are_exported(
+    base_without_the_end, tmp_path
+):
+    train(base_without_the_end, ("--use_peft",), tmp_path / "run")
+    assert not (tmp_path / "run" / "generation_config.json").exists()
+    done = export(tmp_path / "run", tmp_path / "out", "--to", "vllm")
+    assert done.returncode == 0, done.output
+    assert read_json(tmp_path / "out" / "generation_config.json")["eos_token_id"] == [2, 3]
+
+
 @pytest.mark.parametrize("kind", ["trained", "adapters"])
 def test_both_kinds_of_folders_become_ones_for_vllm(kind, request, tmp_path):
     folder = request.getfixturevalue(kind)
@@ -74,6 +107,41 @@ def test_both_kinds_of_folders_become_ones_for_vllm(kind, request, tmp_path):
     receipt = read_json(tmp_path / "out" / "receipt.json")
     assert receipt["passed"] and receipt["command"] == done.output.splitlines()[-1]
     assert receipt["command"].startswith("vllm serve ")
+
+
+@pytest.fixture(scope="module")
+def trained_mixture(tiny_of, once):
+    def fill(folder):
+        script = REPO / "recipes" / "mixtral.py"
+        words = [*data_of(tiny_of("mixtral")), *STEPS, "--output_dir", folder]
+        done = run(sys.executable, script, *words)
+        assert done.returncode == 0, done.output[-3000:]
+
+    return once("export_mixture", fill)
+
+
+def test_every_tensor_of_a_trained_mixture_is_compared(trained_mixture, tmp_path):
+    done = export(trained_mixture, tmp_path / "out", "--to", "gguf", *FEW)
+    assert done.returncode == 0, done.output
+    tensors = read_json(tmp_path / "out" / "receipt.json")["tensors"]
+    assert tensors["not_compared"] == []
+    assert tensors["equal"] == tensors["in_the_gguf"] > 20
+
+
+@pytest.mark.parametrize("target", ["gguf", "ollama", "vllm"])
+@pytest.mark.parametrize(
+    "config", ["ddp", "fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero2", "deepspeed_zero3"]
+)
+def test_what_ranks_trained_under_a_yaml_is_exported(config, target, short_under, tmp_path):
+    done = export(short_under(config, "full"), tmp_path / "out", "--to", target, *FEW)
+    assert done.returncode == 0, done.output
+    receipt = read_json(tmp_path / "out" / "receipt.json")
+    assert receipt["passed"]
+    if target == "vllm":
+        (reloaded,) = receipt["comparisons"]
+        assert reloaded["same_greedy_tokens"] == reloaded["prompts"] == 8
+    else:
+        assert receipt["tensors"]["equal"] == receipt["tensors"]["in_the_gguf"] > 20
 
 
 def test_adapters_have_to_be_merged_for_llama_cpp(adapters, tmp_path):

@@ -7,6 +7,7 @@ import os
 import sys
 
 import pytest
+from huggingface_hub import ModelCard
 
 from launching import REPO, data_of, read_metrics, rehearse, run
 
@@ -58,7 +59,9 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(whole_run, tiny, t
     stopped = run(sys.executable, program, RECIPE, *command, env=environment)
     assert stopped.returncode == 75, stopped.output[-3000:]
     kept = list(tmp_path.glob("reference-*.table"))
-    assert len(kept) == 1 and list(tmp_path.glob("checkpoint-*"))
+    (saved,) = tmp_path.glob("checkpoint-*")
+    assert len(kept) == 1
+    step = saved.name.removeprefix("checkpoint-")
     # On two ranks, whose weights are shards; the reference is read, not run with trained weights
     # The loss is computed in pieces of 16 tokens.
     flags = ["--per_device_train_batch_size", 3, "--max_logits_mib", 0.02]
@@ -78,6 +81,22 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(whole_run, tiny, t
                 name,
                 wanted["step"],
             )
+    card = ModelCard.load(tmp_path / "README.md").text
+    assert "| steps | 8 (--max_steps) |" in card and "| 8 | " in card.split("## Loss")[1]
+    assert f"| resumed | the last time after step {step} |" in card
+    command = card.split("## Command")[1]
+    assert "--max_logits_mib 0.02" in command and "--max_steps 8" in command
+    assert str(tmp_path) not in card and str(REPO) not in card
+
+
+def test_the_card_says_what_was_preferred_and_how(whole_run):
+    card = ModelCard.load(whole_run[0] / "README.md")
+    assert card.data.library_name == "transformers" and card.data.pipeline_tag == "text-generation"
+    assert card.data.tags == ["accelerate", "dpo"]
+    assert "Preference tuning. The loss is per pair: DPO with beta 0.1." in card.text
+    evaluated = card.text.split("Evaluation after step 8:")[1].split("Training after step 8:")[0]
+    for name in METRICS:
+        assert f"| eval_{name} | " in evaluated
 
 
 def test_adapters_learn_the_same_with_the_reference_run_before_and_in_each_step(tiny, tmp_path):

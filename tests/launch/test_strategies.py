@@ -16,9 +16,8 @@ from components.chat_template import ChatTemplate
 from launching import CONFIGS, RECIPE, read_metrics
 from proof import jobs
 from proof.compare import bounds_of, compare, within
-from proof.jobs import Run
 from proof.launch import launch
-from short_jobs import STEPS, short
+from short_jobs import STEPS, short_run
 
 WORKS = "works"
 NO_INT8_FSDP = "use --load_in_4bit, or int8 with ddp.yaml"
@@ -65,9 +64,6 @@ SHORT_FORM = [
 SHORT_FORM += {
     expected: (config, kind, expected) for config, kind, expected in PAIRS if expected != WORKS
 }.values()
-# Bytes depend on the ranks: some full weights are shown on 4, the rest on 2; scripts/parity.py runs
-# all on both
-ON_FOUR = ("fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero3")
 # An int8 base rounds its activations when it evaluates, and a last bit can tip one over
 EVAL = {"full": 1e-6, "LoRA": 1e-6, "nf4 LoRA": 1e-6, "int8 LoRA": 1e-4}
 SAVED = {
@@ -94,28 +90,22 @@ def test_the_table_is_complete():
     ("config", "kind", "expected"), SHORT_FORM, ids=[f"{c}-{k}" for c, k, _ in SHORT_FORM]
 )
 def test_a_strategy_with_a_kind_of_weights(
-    config, kind, expected, short_of, short_in_one_process, tmp_path
+    config, kind, expected, short_of, short_in_one_process, short_under, tmp_path
 ):
-    ranks = jobs.ranks_of(config, 4 if kind == "full" and config in ON_FOUR else 2)
-    run = short(Run("strategies", config, ranks, *jobs.CUT[ranks], kind))
-    folder = tmp_path / "run"
+    run = short_run(config, kind)
     tiny = short_of("llama")
-    if config == "single":
-        code, output, folder = 0, "", short_in_one_process(kind)  # which all are compared with
-    else:
-        code, output = launch(run, tiny, folder)
-
     if expected != WORKS:
+        code, output = launch(run, tiny, tmp_path / "run")
         assert code == 64, output[-3000:]
         assert expected in output and "Traceback" not in output
         assert "Loading weights" not in output  # refused before the model loads
         return
 
-    assert code == 0, output[-3000:]
+    folder = short_under(config, kind)  # exported too, by test_export.py
     whole = short_in_one_process(kind)
     report = json.loads((folder / "report.json").read_text())
     assert (
-        report["verdict"] == "ok" and len(report["rows"]) >= 3 * ranks
+        report["verdict"] == "ok" and len(report["rows"]) >= 3 * run.ranks
     )  # held bytes are the promised bytes
     found, (bounds, _) = compare(folder, whole), bounds_of(run)
     assert within(found, bounds), found

@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from huggingface_hub import ModelCard
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from launching import REPO, data_of, read_metrics, run
@@ -114,3 +115,8 @@ def test_without_texts_it_trains_adapters_and_evaluates_the_loss(tiny, tmp_path)
     assert len(steps) == 2 and set(evaluations[-1]) == {"step", "eval_loss"}
     assert (tmp_path / "run" / "adapter_model.safetensors").exists()
     assert not (tmp_path / "run" / "predictions.jsonl").exists()
+    card = ModelCard.load(tmp_path / "run" / "README.md")  # in the place of peft's own
+    assert card.data.library_name == "peft" and "lora" in card.data.tags
+    assert "Sequence to sequence. The loss is per token of a target" in card.text
+    assert "AutoPeftModelForSeq2SeqLM.from_pretrained" in card.text
+    assert "More Information Needed" not in card.text

@@ -171,6 +171,7 @@ class TestRecipesOfThisRepository:
             "bert_ner",
             "llama",
             "llama_dpo",
+            "llama_pipeline",
             "mistral_pretrain",
             "mixtral",
             "t5",

@@ -11,7 +11,7 @@ import yaml
 from launching import REPO
 
 DOCS = REPO / "docs"
-PAGES = [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 README_LINES = 170  # most lines of the README, its tables included: what is longer belongs in docs/
 
 
@@ -112,7 +112,8 @@ def pages_of(entries):
 
 def test_each_page_is_in_the_navigation_of_the_site():
     site = yaml.safe_load((REPO / "mkdocs.yml").read_text())
-    assert sorted(pages_of(site["nav"])) == sorted(page.name for page in DOCS.glob("*.md"))
+    pages = [str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")]
+    assert sorted(pages_of(site["nav"])) == sorted(pages)
     assert site["strict"] and site["theme"]["font"] is False
 
 

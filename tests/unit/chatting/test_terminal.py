@@ -186,6 +186,13 @@ def test_a_retry_that_fails_keeps_the_old_answer(converse):
     assert texts(terminal.history) == ["one", "first"] and "900 tokens" in printed.err
 
 
+def test_a_retry_that_one_of_two_models_fails_leaves_the_conversation_as_it_was(converse):
+    models = [FakeSpeaker("a", ["first"], ["second"]), FakeSpeaker("b", ["other"], ["refused"])]
+    terminal, _, _ = converse(models, "one", "/retry")
+    (turn,) = terminal.history.turns
+    assert [turn.replies[model].text for model in (0, 1)] == ["first", "other"]
+
+
 @pytest.mark.parametrize("command", ["/undo", "/retry", "/save"])
 def test_without_a_turn_there_is_nothing_to_change_or_save(command, converse):
     _, printed, _ = converse([FakeSpeaker("a")], command)

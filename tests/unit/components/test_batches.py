@@ -2,12 +2,13 @@
 """Batches cover every row once in each epoch, however they are cut; lines are nearly full."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from components.batches import best_fit, describe_batch, global_batches
+from components.batches import BatchPlan, OnePerLine, best_fit, describe_batch, global_batches
 from example_arguments import language_model_arguments
 from fakes import fake_accelerator
 
@@ -74,11 +75,32 @@ def test_rows_of_one_length_come_together_and_each_comes_once():
     assert len(batches) == len(global_batches(1000, 4, 6, 2, seed=0))  # as many steps
 
 
+def test_the_ranks_of_a_pipeline_get_the_same_batches_and_pipelines_get_others():
+    """Here ranks 0 and 2 are one pipeline, and ranks 1 and 3 are another."""
+    accelerator = fake_accelerator(num_processes=4, pipeline_ranks=2, prepare=lambda it: it)
+    rows = SimpleNamespace(dataset=SimpleNamespace(select_columns=lambda _: None))
+
+    def collate(source, lines):
+        return lines
+
+    collate.columns = []
+    flags = "--per_device_train_batch_size 2 --gradient_accumulation_steps 2 --max_steps 3".split()
+    plan = BatchPlan(language_model_arguments(*flags), accelerator, 24)
+    assert plan.rows_per_step == 8
+    loader = plan.training_loader(rows, collate, 0, OnePerLine(24))
+    dealt = [loader.batch_sampler[rank::4] for rank in range(4)]
+    assert dealt[0] == dealt[2] and dealt[1] == dealt[3]
+    assert sorted(sum(dealt[0] + dealt[1], [])) == list(range(24))
+
+
 # ---- Summary ----
 def test_the_effective_batch_is_told_as_a_product():
     flags = "--per_device_train_batch_size 4 --gradient_accumulation_steps 2".split()
     gpus = fake_accelerator(num_processes=8, device=torch.device("cuda"))
     says = "4 rows x 2 micro-batches x 8 GPUs = 64 rows per step, about 6,400 tokens"
     assert describe_batch(language_model_arguments(*flags), gpus, "rows", 100) == says
+    pipelines = fake_accelerator(num_processes=8, pipeline_ranks=4)
+    says = "4 rows x 2 batches x 2 pipelines = 16 rows per step"
+    assert describe_batch(language_model_arguments(*flags), pipelines, "rows") == says
     one = describe_batch(language_model_arguments(), fake_accelerator(), "pairs")
     assert one == "8 pairs x 1 micro-batch x 1 process = 8 pairs per step"

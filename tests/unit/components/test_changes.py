@@ -25,6 +25,7 @@ CHANGES_THE_RUN = {
         "use_peft lora_r lora_alpha lora_dropout lora_target_modules modules_to_save"
     ),
     "LoraVariantArguments": "use_rslora use_dora",
+    "PipelineArguments": "",
     "ExpertAdapterArguments": "lora_target_parameters",
     "DataArguments": (
         "dataset_name dataset_config dataset_train_split eval_split columns skip_bad_rows"

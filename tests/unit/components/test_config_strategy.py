@@ -13,6 +13,7 @@ from launching import CONFIGS
 EXPECTED = {
     "single": ("NO_SHARD", "1 1 1"),
     "ddp": ("NO_SHARD", "1 1 1"),
+    "pp": ("NO_SHARD", "1 1 1"),  # accelerate does not know of pipelines
     "fsdp": ("FULL_SHARD", "4 4 4"),
     "fsdp1_full_shard": ("FULL_SHARD", "4 4 4"),
     "fsdp1_shard_grad_op": ("SHARD_GRAD_OP", "4 4 4"),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exported folder has each weight once, under the name that `from_pretrained` knows."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,9 @@ class Processor:
     def save_pretrained(self, folder):
         Path(folder, "tokenizer.json").write_text("{}")
 
+    def convert_ids_to_tokens(self, ids):
+        return [f"<{number}>" for number in ids]
+
 
 def rank(**settings):
     """An accelerator that gathers what the model says of itself."""
@@ -44,8 +48,8 @@ def model_of(tied=False):
     return AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE, tie_word_embeddings=tied))
 
 
-def saved(model, folder):
-    save_model(rank(), model, Processor(), str(folder))
+def saved(model, folder, **options):
+    save_model(rank(), model, Processor(), str(folder), **options)
     return {path.name for path in folder.iterdir()}
 
 
@@ -103,6 +107,32 @@ def test_of_adapters_only_they_are_exported_and_peft_loads_them(tmp_path):
     files = saved(model, tmp_path)
     assert "adapter_model.safetensors" in files and "model.safetensors" not in files
     assert_same_weights(model, PeftModel.from_pretrained(model_of(), tmp_path))
+
+
+def listed_ends(folder):
+    return json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+
+
+def test_a_whole_model_lists_the_tokens_that_it_learned_to_end_with(tmp_path, capsys):
+    saved(model_of(), tmp_path, stop_tokens={2, 9})
+    assert listed_ends(tmp_path) == [2, 9]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("generation_config.json: ") and line.endswith("[2, 9] (<2>, <9>)")
+
+
+def test_a_model_that_lists_them_is_saved_as_it_was_without_a_word(tmp_path, capsys):
+    saved(model_of(), tmp_path / "before")
+    saved(model_of(), tmp_path / "after", stop_tokens={2})
+    assert listed_ends(tmp_path / "after") == 2
+    for path in (tmp_path / "before").iterdir():
+        assert path.read_bytes() == (tmp_path / "after" / path.name).read_bytes()
+    assert not capsys.readouterr().out
+
+
+def test_adapters_have_no_generation_config_that_could_list_them(tmp_path, capsys):
+    files = saved(with_adapters(), tmp_path, stop_tokens={2, 9})
+    assert "generation_config.json" not in files
+    assert not capsys.readouterr().out
 
 
 @pytest.fixture

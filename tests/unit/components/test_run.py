@@ -233,3 +233,23 @@ class TestWords:
         assert capsys.readouterr().out == (
             f"Trained in 3 s{since}; the model is in {folder}. Ask it.\n"
         )
+
+
+class TestTrainedSeconds:
+    @pytest.mark.parametrize(
+        ("restored", "expected"),
+        [
+            ({}, 3.0),
+            ({"step": 4, "trained_seconds": 60.5}, 63.5),
+            ({"step": 4}, None),  # a checkpoint from before it was recorded
+        ],
+    )
+    def test_a_resumed_run_counts_those_before_its_checkpoint(
+        self, restored, expected, start_run, arguments, folder, monkeypatch
+    ):
+        arguments.output_dir = str(folder)
+        run = start_run(arguments)
+        run._restored = restored
+        run._metrics = SimpleNamespace(start=10.0)
+        monkeypatch.setattr("time.perf_counter", lambda: 13.0)
+        assert run._trained_seconds() == expected

@@ -4,7 +4,14 @@
 import pytest
 import torch
 
-from components.strategy import backward_of_sum
+import llama_pipeline
+from components.cli import parse_arguments
+from components.strategy import (
+    PipelineAccelerator,
+    Strategy,
+    backward_of_sum,
+    new_accelerator,
+)
 from fakes import fake_accelerator
 
 
@@ -31,3 +38,19 @@ def test_means_over_micro_batches_and_ranks_are_undone(dtype):
 def test_a_loss_that_is_not_finite_has_no_finite_gradient(loss):
     weight = torch.tensor([1.0, 2.0], requires_grad=True)
     assert gradient_of(weight.sum() + loss, weight).isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks", "name"),
+    [
+        ([], 2, "PP 2"),
+        (["--pp_size", "4"], 8, "PP 4 x replicas 2"),
+        (["--shard_stages"], 8, "PP 2 x FSDP2 4"),
+    ],
+)
+def test_a_pipeline_is_named_with_what_it_is_combined_with(flags, ranks, name, monkeypatch):
+    monkeypatch.setattr(PipelineAccelerator, "num_processes", ranks)
+    args = parse_arguments(llama_pipeline.Arguments, words=flags)
+    strategy = Strategy.of(new_accelerator(args))
+    assert strategy.name == name and not strategy.is_sharded
+    assert strategy.pipeline == args.pp_size and strategy.shards_stages == args.shard_stages

@@ -136,6 +136,15 @@ class TestLines:
     def test_without_save_steps_a_checkpoint_is_of_a_stop(self, start):
         assert start(LLAMA, ["--save_steps", "0"])["checkpoints"] == "when the run is stopped"
 
+    def test_it_says_when_the_gradients_of_pipelines_are_reduced(self, start):
+        accumulate = ["--gradient_accumulation_steps", "2"]
+        replicas = Strategy("PP 2 x replicas 2", pipeline=2)
+        shards = Strategy("PP 2 x FSDP2 2", pipeline=2, shards_stages=True)
+        lines = [start(LLAMA, accumulate, found, num_processes=4) for found in (replicas, shards)]
+        assert lines[0]["gradients"] == "reduced once per step"
+        assert lines[1]["gradients"].startswith("reduced after each batch")
+        assert "gradients" not in start(LLAMA, accumulate, replicas, num_processes=2)
+
     @pytest.mark.parametrize(
         ("strategy", "sync_each_batch", "says"),
         [
@@ -247,7 +256,8 @@ class TestRunJson:
         monkeypatch.setenv("HOME_OF", "mine")
         lines = start(LLAMA, ["--seed", "7"])
         run = json.loads((tmp_path / "run.json").read_text())
-        assert list(run) == ["summary", "arguments", *IDENTITY, "launch", "versions"]
+        assert list(run) == ["summary", "arguments", *IDENTITY, "loss_unit", "launch", "versions"]
+        assert run["loss_unit"] == "nats per token"
         assert run["summary"] == lines and run["arguments"]["seed"] == 7
         assert {key: run[key] for key in IDENTITY} == IDENTITY
         assert run["launch"]["ACCELERATE_MIXED_PRECISION"] == "no"

@@ -8,6 +8,7 @@ that is not so, the case and the kind of the difference are in differences.json.
 """
 
 import json
+import random
 import re
 from pathlib import Path
 
@@ -371,6 +372,71 @@ def test_every_kind_of_difference_is_explained():
             for kind in kinds.values():
                 found.update(kind.split(", "))
     assert found == set(KINDS)
+
+
+# ---- The short ways to a row ----
+PIECES = ("Hi", "0", "é", "😀", " ", "\n", "<think>", "</think>", "<bos>", "<eos>", "{{ x }}")
+
+
+def random_text(chance):
+    """Return a text of a few pieces, some of them control tokens or white space."""
+    return "".join(chance.choices(PIECES, k=chance.randint(1, 6)))
+
+
+def random_conversation(chance):
+    """Return a conversation of one to four turns; some have a system text, reasoning or a call."""
+    messages = [said_by("system", random_text(chance))] if chance.random() < 0.5 else []
+    for _ in range(chance.randint(1, 4)):
+        messages.append(said_by("user", f"Q{random_text(chance)}"))
+        if chance.random() < 0.2:
+            messages += ask_one(content=random_text(chance))[1:3]
+        answer = said_by("assistant", f"A{random_text(chance)}")
+        if chance.random() < 0.3:
+            answer["reasoning_content"] = random_text(chance)
+        messages.append(answer)
+    return make_conversation(messages, [WEATHER] if chance.random() < 0.5 else [])
+
+
+def result_of(function, *args, **options):
+    """Return what a function returns, or the error that a template raises in it."""
+    try:
+        return function(*args, **options)
+    except (TemplateError, TypeError) as error:
+        return repr(error)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_and_tokens_are_those_of_the_tokenizers_own_methods(family, variant):
+    chance = random.Random(f"{family} {variant}")
+    tokenizer = tokenizer_of(template_of(family, variant))
+    settings = SWITCHED.get(family, {})
+    template = ChatTemplate(tokenizer, settings)
+    num_written = 0
+    for number in range(60):
+        conversation = random_conversation(chance)
+        if number % 2:
+            conversation = with_json_arguments(conversation)
+        opens_answer = chance.random() < 0.5
+        wanted = result_of(
+            tokenizer.apply_chat_template,
+            conversation.messages,
+            tools=conversation.tools or None,
+            tokenize=False,
+            add_generation_prompt=opens_answer,
+            **settings,
+        )
+        text = result_of(template.render, conversation, add_generation_prompt=opens_answer)
+        assert text == wanted
+
+        # What this call sets has to be forgotten: it cuts texts, or pads them
+        tokenizer("Hi", truncation=True, padding="max_length", max_length=chance.choice([2, 2000]))
+        encoded = template.encode(text)
+        called = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        assert encoded.ids == called["input_ids"]
+        assert encoded.offsets == called["offset_mapping"]
+        num_written += "Error" not in text
+    assert num_written >= 10
 
 
 if __name__ == "__main__":

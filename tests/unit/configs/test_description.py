@@ -23,6 +23,7 @@ SHIPPED = sorted(CONFIGS.glob("*.yaml"))
 SHARES = {
     "single": "whole whole whole",
     "ddp": "whole whole whole",
+    "pp": "whole whole whole",  # accelerate does not know of pipelines
     "fsdp": "1/4 1/4 1/4",
     "fsdp1_full_shard": "1/4 1/4 1/4",
     "fsdp1_shard_grad_op": "1/4 1/4 1/4",

@@ -12,6 +12,7 @@ from paths import FIRST_CHOICE, SAME_AS_FIRST_CHOICE
 EXPECTED = {
     "single": "NO",
     "ddp": "MULTI_GPU",
+    "pp": "MULTI_GPU",
     "fsdp": "FSDP",
     "fsdp1_full_shard": "FSDP",
     "fsdp1_shard_grad_op": "FSDP",

@@ -78,7 +78,21 @@ def test_choices_continue_a_conversation(read, write_rows, texts):
     row = {"messages": [USER, ANSWER, AGAIN[0]], "choices": ["a", "b"], "answer": 0}
     (document,) = read(write_rows(row))
     assert document.prompt.endswith("Again.<|end_of_turn|><|assistant|>")
-    assert [parts[-1] for parts in texts(document)] == ["a<|end_of_turn|>", "b<|end_of_turn|>"]
+    assert texts(document) == [["a<|end_of_turn|>"], ["b<|end_of_turn|>"]]
+
+
+def test_only_a_choice_is_scored_whatever_the_run_learned(
+    read, write_rows, texts, tmp_path, adapters
+):
+    folder = with_arguments(adapters, tmp_path, completion_only_loss=False, max_length=8)
+    (document,) = read(write_rows(CHOICES), folder)
+    assert texts(document) == [[f"{choice}<|end_of_turn|>"] for choice in document.choices]
+
+
+def test_a_choice_that_is_longer_than_the_model_is_refused(read, write_rows, refused):
+    path = write_rows(CHOICES | {"choices": ["3", "4 " * 600]})
+    code, line = refused(read, path)
+    assert code == 65 and f"{path}, line 1: a choice ends after" in line
 
 
 def test_columns_of_the_run_need_not_be_named(read, write_rows, adapters, tmp_path):

@@ -6,11 +6,13 @@ from functools import partial
 
 import numpy as np
 import pytest
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from exporting import gguf_file, gguf_folder
 from exporting.converter import Plan, merge_without_effect
+from exporting.experts import find_places
 from gguf_files import rewrite
+from merging import shards
 
 END_OF_TURN = 3
 QUERY = "blk.0.attn_q.weight"
@@ -159,13 +161,109 @@ def test_tied_weights_are_compared_once(tied, tmp_path, once):
     assert "output.weight" in compared.problems[0]
 
 
-def test_experts_that_the_converter_rearranges_are_listed(mixture, once):
-    folder = once("gguf_mixture", partial(convert, mixture / "model", "f32"))
-    config = AutoConfig.from_pretrained(mixture / "model")
-    found = gguf_file.read(folder / "model.gguf")
-    compared = gguf_file.compare_tensors(found, mixture / "model", config)
-    assert compared.problems == ()
-    assert compared.unknown and all("experts" in name for name in compared.unknown)
+# ---- Experts ----
+GATES = "blk.0.ffn_gate_exps.weight"
+
+
+@pytest.fixture(scope="module")
+def converted_mixture(mixture, once):
+    """A function from a type of weights to a GGUF of the mixture."""
+
+    def path_of(outtype):
+        fill = partial(convert, mixture / "model", outtype)
+        return once(f"gguf_mixture_{outtype}", fill) / "model.gguf"
+
+    return path_of
+
+
+@pytest.fixture(scope="module")
+def mixture_of(mixture, once):
+    """A function from a layout of the experts to a folder of the mixture with it."""
+
+    def save_fused(folder):
+        model = AutoModelForCausalLM.from_pretrained(mixture / "model")
+        model.save_pretrained(folder, save_original_format=False)
+
+    def folder_of(layout):
+        if layout == "hub":
+            return mixture / "model"
+        return once("exporting_fused_mixture", save_fused)
+
+    return folder_of
+
+
+def compare(path, folder):
+    return gguf_file.compare_tensors(
+        gguf_file.read(path), folder, AutoConfig.from_pretrained(folder)
+    )
+
+
+@pytest.mark.parametrize("outtype", ["f32", "bf16", "q8_0"])
+@pytest.mark.parametrize("layout", ["hub", "fused"])
+def test_every_expert_is_compared_in_either_layout(layout, outtype, mixture_of, converted_mixture):
+    folder = mixture_of(layout)
+    names = shards.find_files(str(folder), "main").names
+    assert any(name.endswith("experts.gate_up_proj") for name in names) == (layout == "fused")
+    path = converted_mixture(outtype)
+    compared = compare(path, folder)
+    assert compared.problems == compared.unknown == ()
+    assert compared.equal == len(gguf_file.read(path).tensors)
+
+
+def with_swapped_experts(array):
+    return array[[1, 0, *range(2, len(array))]].copy()
+
+
+def changed_at_end(array):
+    array = array.copy()
+    array[-1, -1, -1] += 1e-3
+    return array
+
+
+EXPERT_FAULTS = {
+    "two experts swapped": (with_swapped_experts, "has other values"),
+    "one value of the last expert": (changed_at_end, "has other values"),
+    "an expert too few": (lambda array: array[:-1].copy(), "experts"),
+    "an expert too many": (lambda array: np.concatenate([array, array[:1]]), "experts"),
+}
+
+
+@pytest.mark.parametrize("kind", ["gate", "up", "down"])
+@pytest.mark.parametrize("layout", ["hub", "fused"])
+def test_two_swapped_experts_are_found(layout, kind, mixture_of, converted_mixture, tmp_path):
+    own = f"blk.1.ffn_{kind}_exps.weight"
+    path = rewrite(
+        converted_mixture("f32"), tmp_path / "model.gguf", tensors={own: with_swapped_experts}
+    )
+    (problem,) = compare(path, mixture_of(layout)).problems
+    assert problem.startswith(f"model.gguf: {own} has other values")
+
+
+@pytest.mark.parametrize("fault", EXPERT_FAULTS)
+def test_a_fault_of_an_expert_is_found(fault, mixture_of, converted_mixture, tmp_path):
+    change, words = EXPERT_FAULTS[fault]
+    path = rewrite(converted_mixture("f32"), tmp_path / "model.gguf", tensors={GATES: change})
+    compared = compare(path, mixture_of("hub"))
+    (problem,) = compared.problems
+    assert problem.startswith(f"model.gguf: {GATES} ") and words in problem
+    assert compared.equal == len(gguf_file.read(path).tensors) - 1
+
+
+def test_gates_in_the_place_of_ups_are_found(mixture_of, converted_mixture, tmp_path):
+    gates = np.array(gguf_file.read(converted_mixture("f32")).tensors[GATES].data)
+    changed = {GATES.replace("gate", "up"): lambda _: gates}
+    path = rewrite(converted_mixture("f32"), tmp_path / "model.gguf", tensors=changed)
+    for layout in ("hub", "fused"):
+        assert len(compare(path, mixture_of(layout)).problems) == 1
+
+
+def test_fused_experts_of_a_layout_that_is_not_known_are_listed_and_not_judged():
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    assert find_places(name, "gpt-oss") == []
+    assert [place.own for place in find_places(name, "qwen3moe")] == [
+        GATES,
+        GATES.replace("gate", "up"),
+    ]
 
 
 def test_a_merge_without_effect_makes_no_token_of_the_vocabulary():

@@ -43,7 +43,8 @@ def test_adapters_name_their_base_which_lends_its_tokenizer(folder, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./none", "runs/tiny/run", "runs/none"])
-def test_a_folder_that_is_not_there_is_a_wrong_call(name, capsys):
+def test_a_folder_that_is_not_there_is_a_wrong_call(name, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the checkout may have a run of that name
     with pytest.raises(SystemExit) as end:
         loading.find_source(name)
     assert end.value.code == 64
@@ -71,3 +72,21 @@ def test_a_device_that_torch_does_not_know_is_named():
     assert list(loading.find_device_problem("cpu")) == []
     (problem,) = loading.find_device_problem("gpu")
     assert problem.startswith("--device gpu: ")
+
+
+@pytest.mark.parametrize("name", ["run.json", "run_public.json"])
+def test_adapters_are_not_loaded_on_other_weights_than_their_runs(name, folder, tmp_path, capsys):
+    (folder / "model.safetensors").write_bytes(b"weights")
+    adapters = tmp_path / "adapters"
+    write_adapters(adapters, str(folder))
+    source = loading.find_source(str(adapters))
+    loading.check_base_weights(source)  # Nothing is known of the run.
+    recorded = loading.fingerprint_of_weights(str(folder), "main")
+    (adapters / name).write_text(json.dumps({"arguments": {}, "base_weights": recorded}))
+    loading.check_base_weights(source)
+    (folder / "model.safetensors").write_bytes(b"others!")
+    with pytest.raises(SystemExit) as end:
+        loading.load_model(source, "float32", "cpu")
+    said = capsys.readouterr().err
+    assert end.value.code == 65 and len(said.splitlines()) == 1
+    assert "not those that the adapters were trained on" in said and name in said

@@ -3,7 +3,7 @@
 
 import dataclasses
 
-from plotting.panels import OF_SEVERAL_RUNS, choose_panels
+from plotting.panels import OF_SEVERAL_RUNS, choose_panels, loss_title
 from recorded_runs import recorded
 
 EVALUATION = {"step": 2, "eval_loss": 3.0, "eval_perplexity": 20.0, "eval_exact_match": 0.5}
@@ -62,3 +62,26 @@ def test_images_are_not_drawn_as_tokens():
         "panel tokens_per_second: not recorded by b",
         "panel images_per_second: not recorded by a",
     ]
+
+
+def test_a_panel_that_no_run_has_comes_with_the_names_of_those_that_exist():
+    run = recorded([1.0] * 9, evaluations=[EVALUATION])
+    names, lines = chosen(["nonsense"], run)
+    assert names == []
+    assert lines == [
+        "no panel nonsense: no run has nonsense in its metrics.jsonl",
+        "panels that these runs have: loss, eval, tokens_per_second, memory, learning_rate, "
+        "num_input_tokens_seen, elapsed_seconds, eval_loss, eval_perplexity, eval_exact_match",
+    ]
+    for name in lines[1].partition(": ")[2].split(", "):
+        assert choose_panels([name], [run])[0], name
+
+
+def test_the_unit_of_the_loss_is_that_of_the_recipe():
+    run = recorded()
+    pairs = dataclasses.replace(run, facts={"loss_unit": "per pair"})
+    earlier = dataclasses.replace(run, facts={})
+    assert loss_title([run, run]) == "loss (nats per token)"
+    assert loss_title([pairs]) == "loss (per pair)"
+    for runs in ([earlier], [run, pairs], [run, earlier], [earlier, run]):
+        assert loss_title(runs) == "loss"

@@ -121,3 +121,15 @@ def test_rows_with_tools_are_left_out(check, base, stand_in, tmp_path):
     stand_in.body = json.dumps(completion()).encode()
     check(base / "model", "--model", "mine", "--prompts", rows)
     assert stand_in.questions[1]["messages"] == [USER]
+
+
+def test_a_file_with_rows_of_tools_only_is_refused_by_what_it_lacks(
+    check, base, stand_in, tmp_path
+):
+    rows = tmp_path / "rows.jsonl"
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    rows.write_text(json.dumps({"messages": [USER, SAID], "tools": tools}))
+    code, printed = check(base / "model", "--model", "mine", "--prompts", rows)
+    line = printed.splitlines()[-1]
+    assert code == 65 and line.startswith(f"error: {rows}: no rows of at most ")
+    assert line.endswith(" tokens and without tools, reasoning or parts of text")

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Instruction tuning over a pipeline: each rank has some of the layers of a Llama-like model.
+
+The YAML file gives ranks and precision, the command line the pipeline and everything about
+learning:
+
+    accelerate launch --config_file accelerate_configs/pp.yaml --num_processes 2 \
+        recipes/llama_pipeline.py --pp_size 2
+    accelerate launch --config_file accelerate_configs/pp.yaml --num_processes 8 \
+        recipes/llama_pipeline.py --pp_size 4 --shard_stages --pipeline_schedule zbv \
+        --model_name_or_path meta-llama/Llama-3.1-8B --dataset_name rows.jsonl \
+        --per_device_train_batch_size 16
+
+It is for links between hosts that are too slow for FSDP: only hidden states go from stage to stage.
+Where FSDP works well, use recipes/llama.py, whose ranks never wait for micro-batches. Run and
+result are the same: the same command again continues from the newest checkpoint, which
+recipes/llama.py can continue too, and the other way round. Exit codes: components/exits.py.
+To make it yours: python scripts/copy_recipe.py llama_pipeline my_project, then look for EDIT.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from components.arguments import (
+    InstructionTuningArguments,
+    LengthArguments,
+    MixtureArguments,
+    PipelineTrainingArguments,
+    RowArguments,
+    SamplingArguments,
+)
+from components.cli import arg
+from components.startup import start
+
+
+@dataclass(kw_only=True)
+class Arguments(
+    MixtureArguments,
+    InstructionTuningArguments,
+    SamplingArguments,
+    RowArguments,
+    LengthArguments,
+    PipelineTrainingArguments,
+):
+    """Instruction tuning over a pipeline."""
+
+    GROUP: ClassVar[str] = "Batches of rows"
+    model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
+    # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)
+    dataset_name: list[str] = field(default_factory=lambda: ["HuggingFaceTB/smoltalk"])
+    output_dir: str = "runs/llama_pipeline"
+    # Columns of PROMPT_AND_ANSWER, which is after the imports below, and those that go with them
+    COLUMN_ROLES: ClassVar[Sequence[str]] = (
+        "messages",
+        "prompt",
+        "completion",
+        "instruction",
+        "input",
+        "output",
+        "question",
+        "answer",
+        "system",
+        "tools",
+    )
+    columns: list[str] = arg(
+        [],
+        "your columns as ROLE=COLUMN, as in prompt=question completion=answer; roles are "
+        "messages, or prompt and completion, or instruction, input and output, or question and "
+        "answer; with any of these, system and tools",
+    )
+    packing: bool = arg(
+        False,
+        "pack whole rows into sequences of --max_length tokens, without attention between rows; "
+        "batch sizes then count packed sequences",
+    )
+
+    def find_own_conflicts(self) -> Iterator[str]:
+        if self.use_peft:
+            yield (
+                "--use_peft: this recipe trains all weights: for adapters use recipes/llama.py, "
+                "with fsdp2_full_shard.yaml to split their base"
+            )
+        if self.packing and self.train_sampling_strategy == "group_by_length":
+            yield (
+                "--train_sampling_strategy group_by_length is for padded rows, and packed "
+                "sequences all have one length: use random"
+            )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dataset_name == ["HuggingFaceTB/smoltalk"] and self.dataset_config is None:
+            self.dataset_config = "everyday-conversations"
+
+
+if __name__ == "__main__":
+    # Here and not at the end, since the imports below (torch, transformers) take seconds: a wrong
+    # flag is refused before them
+    args = start(Arguments, __doc__)
+
+import dataclasses
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from transformers import AutoModelForCausalLM
+
+from components.accelerator import make_accelerator
+from components.batches import BatchPlan, Line, OnePerLine, best_fit
+from components.chat import load_tokenizer, show_trained_tokens, tokenize_conversation
+from components.chat_template import ChatTemplate
+from components.conversations import Conversation, read_conversation, trains_on_answers_only
+from components.export import save_model
+from components.mixture import read_splits
+from components.model import load_pretrained, outline_of, set_up_layers
+from components.model_checks import check_model
+from components.neftune import add_neftune
+from components.optimizer import make_optimizer
+from components.packing import TokenCollator, describe_packing
+from components.perplexity import log_perplexity
+from components.pipeline import Pipeline
+from components.pipeline_batches import PipelineCollator
+from components.pipeline_kinds import num_microbatches
+from components.pipeline_mesh import PipelineMesh
+from components.pipeline_stages import PartOfModel, Stage, check_stages, describe_pipeline
+from components.rows import Rows, describe_rows, longest_row
+from components.run import Run
+from components.stop_tokens import stop_tokens_of_turns
+
+# EDIT: your columns, {prompt: answer}; a column named messages needs no entry
+PROMPT_AND_ANSWER = {"prompt": "completion", "instruction": "output", "question": "answer"}
+
+
+# ---- Data ----
+def row_to_conversation(
+    row: Mapping[str, Any], columns: Mapping[str, str] | None = None
+) -> Conversation:
+    """Return a row as a conversation; a ValueError says why it is not one. EDIT: your columns.
+
+    Args:
+        columns: {role: name of its column}, from --columns.
+    """
+    return read_conversation(row, PROMPT_AND_ANSWER, columns)
+
+
+def tokenize_row(
+    row: Mapping[str, Any],
+    template: ChatTemplate,
+    max_length: int,
+    columns: Mapping[str, str] | None = None,
+    learn: str = "all",
+    completion_only_loss: bool = True,
+    assistant_only_loss: bool = True,
+) -> dict[str, Any]:
+    """Return the tokens of a row and their labels: by default, the answers are trained on."""
+    conversation = row_to_conversation(row, columns)
+    if learn == "last":
+        conversation = conversation.with_last_answer_only()
+    answers_only = trains_on_answers_only(row, columns, completion_only_loss, assistant_only_loss)
+    return tokenize_conversation(row, conversation, template, max_length, answers_only)
+
+
+def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
+    """Return the rows to train on and those to evaluate on. EDIT: add filters or sources."""
+    columns = args.columns_by_role
+    prepare = partial(
+        tokenize_row,
+        template=ChatTemplate(tokenizer, args.chat_template_kwargs or {}),
+        max_length=args.max_length,
+        columns=columns,
+        learn=args.learn,
+        completion_only_loss=args.completion_only_loss,
+        assistant_only_loss=args.assistant_only_loss,
+    )
+    # EDIT: to filter rows, change what read_splits returns, as in
+    #     train_rows, eval_rows = read_splits(...)
+    #     dataset = train_rows.dataset.filter(lambda row: row["length"] >= 8)
+    #     return dataclasses.replace(train_rows, dataset=dataset), eval_rows
+    return read_splits(
+        args,
+        prepare,
+        evaluate=args.eval_strategy != "no",
+        text_columns=list(columns.values()),
+    )
+
+
+def lay_out(lengths: np.ndarray, args: Arguments) -> Sequence[Line]:
+    """Return the rows of each line: one, or with --packing as many as fit into --max_length."""
+    if args.packing:
+        # best_fit starts with the longest rows. Sorted by their first row, lines follow the order
+        # of the file, which --train_sampling_strategy sequential keeps.
+        return sorted(best_fit(lengths, args.max_length), key=min)
+    return OnePerLine(len(lengths))
+
+
+def make_collators(args: Arguments, pad: int) -> tuple[PipelineCollator, PipelineCollator]:
+    """Return what makes the batches to train on, and those to evaluate on.
+
+    All ranks of a pipeline get the same ones, cut into micro-batches of one shape.
+    """
+    collator = PipelineCollator(
+        TokenCollator(pad), args.per_device_train_batch_size, num_microbatches(args)
+    )
+    packer = collator
+    if args.packing:  # Lines of one width
+        packer = dataclasses.replace(collator, collate=TokenCollator(pad, width=args.max_length))
+    return packer, collator.for_rows(args.per_device_eval_batch_size)
+
+
+# ---- Model ----
+def load_part(args: Arguments, accelerator: Accelerator, stages: Sequence[Stage]) -> Any:
+    """Return the part of the model that this rank trains; it reads no other weights.
+
+    Args:
+        stages: those of this rank.
+    """
+    model = load_pretrained(PartOfModel(stages), args, accelerator)
+    set_up_layers(model, args)
+    add_neftune(model, args.neftune_noise_alpha)
+    return model.to(accelerator.device)
+
+
+@torch.no_grad()
+def evaluate(
+    run: Run, accelerator: Accelerator, pipeline: Pipeline, batches: Iterable[Mapping[str, Any]]
+) -> None:
+    """Log the loss and the perplexity of the evaluation batches. Every rank takes part."""
+    pipeline.eval()
+    total = torch.zeros(2, device=accelerator.device)
+    for batch in run.interruptible(batches):
+        loss = pipeline.evaluate(batch)
+        total += torch.stack([loss, batch["counts"][0] / pipeline.mesh.num_ranks])
+    pipeline.train()
+    loss, num_trained_on = accelerator.reduce(total).tolist()
+    log_perplexity(run, loss / num_trained_on)
+
+
+def main(args: Arguments) -> None:
+    # From here on a signal stops the run cleanly, and status.json records how it ends
+    run = Run(args)
+    accelerator = make_accelerator(args)
+    run.start(accelerator)
+    set_seed(args.seed)
+
+    # ---- Data ----
+    tokenizer = load_tokenizer(args.model_name_or_path, args.model_revision, args.chat_template)
+    with accelerator.local_main_process_first():  # the other ranks read its cache
+        train_rows, eval_rows = load_data(args, tokenizer)
+    lengths = train_rows.lengths
+    lines = lay_out(lengths, args)
+    plan = BatchPlan(
+        args,
+        accelerator,
+        len(lines),
+        lengths=None if args.packing else lengths,
+        num_workers=args.dataloader_num_workers,
+    )
+    run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
+    train_collator, eval_collator = make_collators(args, tokenizer.pad_token_id)
+    train_loader = plan.training_loader(train_rows, train_collator, run.step, lines)
+    eval_loader = plan.evaluation_loader(eval_rows, eval_collator)
+
+    # ---- Model, optimizer, schedule ----
+    outline = outline_of(AutoModelForCausalLM, args)  # the whole model without its weights
+    stages = check_stages(args, outline)
+    check_model(
+        args,
+        outline,
+        train_rows.largest_token(tokenizer),
+        longest_row=longest_row(train_rows, eval_rows),
+        shares_lines=args.packing,
+    )
+    notes = describe_rows(train_rows, eval_rows)
+    notes["batch"] = plan.describe("lines" if args.packing else "rows", lengths.sum() / len(lines))
+    notes["pipeline"] = describe_pipeline(args, stages)
+    notes["sample"] = show_trained_tokens(train_rows.dataset[0], tokenizer)
+    if args.packing:
+        notes["packing"] = describe_packing(lines, lengths, args.max_length)
+    run.summarize(outline, notes, longest_row=longest_row(train_rows, eval_rows))
+
+    mesh = PipelineMesh(accelerator, args.ddp_timeout)
+    own_stages = [stages[number] for number in mesh.stages_under(args.pipeline_schedule)]
+    model = load_part(args, accelerator, own_stages)
+    # With --shard_stages the weights are shards from here on
+    pipeline = Pipeline(args, accelerator, mesh, own_stages, model)
+    optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
+    optimizer = accelerator.prepare(optimizer)
+    run.resume(model, optimizer, schedule)
+
+    # ---- Train ----
+    measure = partial(evaluate, run, accelerator, pipeline)
+    if eval_loader and run.owes_evaluation(plan.evaluate_after):
+        measure(eval_loader)
+    pipeline.train()
+    batches = iter(train_loader)
+    for step in run.steps():
+        window = [next(batches) for _ in range(args.gradient_accumulation_steps)]
+        # Tokens that are trained on, and all tokens without padding.
+        # Divided by the counts of the whole step over all pipelines, the loss is the same for any
+        # number of stages, pipelines and micro-batches.
+        counts = mesh.sum_over_pipelines([batch["counts"] for batch in window])
+        num_trained_on, num_tokens = counts
+        losses = []
+        grad_norm = None
+        for batch in window:
+            with accelerator.accumulate():
+                # Forward and backward passes of all micro-batches, in the order of the schedule;
+                # the loss is 0 on ranks without the last stage
+                losses.append(pipeline.step(batch, num_trained_on))
+                if accelerator.sync_gradients:
+                    pipeline.reduce_gradients()
+                    max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
+                    grad_norm = pipeline.clip_gradients(max_norm)
+                    # Has optimizer.step() change nothing if the gradient is NaN or infinite
+                    run.skip_if_not_finite(grad_norm, losses, window)
+                # These act after the last batch of the window only
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+        run.finish_step(losses, grad_norm, num_tokens, epoch=step / plan.steps_per_epoch)
+        if eval_loader and step in plan.evaluate_after:
+            measure(eval_loader)
+
+    # ---- Save ----
+    save_model(
+        accelerator,
+        model,
+        tokenizer,
+        args.output_dir,
+        stop_tokens=stop_tokens_of_turns(tokenizer),
+    )
+    run.finish(f'Ask it: python scripts/generate.py {args.output_dir} --prompt "..."')
+
+
+if __name__ == "__main__":
+    main(args)  # pyrefly: ignore[unbound-name]  # bound above, before the imports

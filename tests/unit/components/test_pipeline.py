@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pipeline gives the loss and the gradients of the whole model, whatever its schedule.
+
+Here one rank has two stages; tests/launch/test_pipeline.py has several ranks.
+"""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+import llama_pipeline
+from components import head_loss, state, upstream
+from components.cli import parse_arguments
+from components.packing import TokenCollator
+from components.pipeline import Pipeline
+from components.pipeline_batches import PipelineCollator
+from components.pipeline_mesh import PipelineMesh
+from components.pipeline_stages import cut_into_stages, keep_only
+from components.pipeline_state import parts_of_stages
+from components.strategy import Strategy
+from harm import shows_harm_without
+
+SEVERAL_STAGES = ["interleaved", "interleaved_zero_bubble", "zbv"]
+LENGTHS = [5, 9, 3, 7]
+
+
+@pytest.fixture
+def accelerator(tmp_path, monkeypatch):
+    """The only rank of a process group."""
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield Accelerator(cpu=True)
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def whole():
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_attention_heads=2,
+        num_hidden_layers=3,
+        vocab_size=64,
+        tie_word_embeddings=True,
+    )
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+
+
+@pytest.fixture
+def batches():
+    """Two batches of different widths, the second with rows of padding."""
+    rows = []
+    for number, length in enumerate(LENGTHS):
+        ids = [(7 * number + 3 * place) % 60 + 1 for place in range(length)]
+        rows.append({"input_ids": ids, "labels": [-100, *ids[1:]], "row": number + 1})
+    source = Dataset.from_list(rows)
+    collator = PipelineCollator(TokenCollator(0), num_rows=4, num_microbatches=2)
+    return [collator(source, [[0], [1], [2], [3]]), collator(source, [[0], [2]])]
+
+
+def make_pipeline(accelerator, whole, schedule):
+    words = ["--pipeline_schedule", schedule]
+    args = parse_arguments(llama_pipeline.Arguments, words=words)
+    part = copy.deepcopy(whole)
+    stages = cut_into_stages(3, 2)
+    keep_only(part, stages)
+    return Pipeline(args, accelerator, PipelineMesh(accelerator, 60), stages, part)
+
+
+def loss_of(model, batch):
+    """The summed loss of the tokens of a batch, by transformers' own model."""
+    ids = batch["inputs"]["input_ids"]
+    labels = torch.full_like(ids, -100).flatten()
+    tokens = ids.numel() // len(batch["targets"])
+    for number, (places, targets) in enumerate(
+        zip(batch["positions"], batch["targets"], strict=True)
+    ):
+        labels[number * tokens + places] = targets
+    logits = model(input_ids=ids).logits.flatten(0, 1)
+    return torch.nn.functional.cross_entropy(logits, labels, ignore_index=-100, reduction="sum")
+
+
+def gradients_of(model):
+    return {name: weight.grad for name, weight in model.named_parameters()}
+
+
+@pytest.mark.parametrize("schedule", SEVERAL_STAGES)
+def test_loss_and_gradients_over_two_batches_are_those_of_the_whole_model(
+    schedule, accelerator, whole, batches
+):
+    pipeline = make_pipeline(accelerator, whole, schedule)
+    count = torch.tensor(sum(len(part) for batch in batches for part in batch["targets"]))
+    losses = [pipeline.step(batch, count) for batch in batches]
+    expected = [loss_of(whole, batch) / count for batch in batches]
+    sum(expected).backward()
+    torch.testing.assert_close(torch.stack(losses), torch.stack(expected).detach())
+    torch.testing.assert_close(gradients_of(pipeline.model), gradients_of(whole))
+
+    pipeline.reduce_gradients()
+    norm = pipeline.clip_gradients(0.1)
+    expected_norm = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.1)
+    torch.testing.assert_close(norm, expected_norm)
+    assert norm > 0.1  # So that it was clipped
+    torch.testing.assert_close(gradients_of(pipeline.model), gradients_of(whole))
+
+
+@pytest.mark.parametrize("schedule", SEVERAL_STAGES)
+def test_an_evaluation_gives_the_loss_and_leaves_no_gradient(schedule, accelerator, whole, batches):
+    pipeline = make_pipeline(accelerator, whole, schedule)
+    pipeline.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(pipeline.evaluate(batches[0]), loss_of(whole, batches[0]))
+    assert not any(weight.grad is not None for weight in pipeline.model.parameters())
+    pipeline.train()
+    assert pipeline.step(batches[0], torch.tensor(1)).isfinite()
+
+
+def test_an_infinite_loss_gives_gradients_that_are_not_finite(
+    accelerator, whole, batches, monkeypatch
+):
+    per_token = head_loss.token_losses
+    monkeypatch.setattr(head_loss, "token_losses", lambda *given: per_token(*given) + math.inf)
+    pipeline = make_pipeline(accelerator, whole, "zbv")
+    assert pipeline.step(batches[0], torch.tensor(1)).isnan()
+    pipeline.reduce_gradients()
+    assert not pipeline.clip_gradients(math.inf).isfinite()
+
+
+def test_dropout_is_only_drawn_in_training(accelerator, whole, batches):
+    whole.config.attention_dropout = 0.5
+    for layer in whole.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    pipeline = make_pipeline(accelerator, whole, "interleaved")
+    pipeline.eval()
+    quiet = [pipeline.evaluate(batches[0]) for _ in range(2)]
+    assert quiet[0] == quiet[1]
+    pipeline.train()
+    assert pipeline.step(batches[0], torch.tensor(1)) != quiet[0]
+
+
+def test_the_names_of_the_parts_are_those_of_the_whole(accelerator, whole):
+    pipeline = make_pipeline(accelerator, whole, "zbv")
+    found = dict(parts_of_stages(accelerator, pipeline.model.named_parameters()))
+    expected = {name: weight.detach() for name, weight in whole.named_parameters()}
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_checkpoint_is_restored_if_and_only_if_the_stages_have_all_of_its_names(
+    accelerator, whole, batches, monkeypatch
+):
+    monkeypatch.setattr(state.Strategy, "of", lambda _: Strategy("PP 2", pipeline=2))
+    pipeline = make_pipeline(accelerator, whole, "zbv")
+    model = pipeline.model
+    optimizer = accelerator.prepare(torch.optim.AdamW(model.parameters()))
+    pipeline.step(batches[0], torch.tensor(1))
+    optimizer.step()
+    saved = state.gather_state(accelerator, model, optimizer)
+    assert {name for name in saved if not name.startswith("state.")} == set(gradients_of(whole))
+
+    pipeline.step(batches[1], torch.tensor(1))
+    optimizer.step()
+    assert state.restore_state(accelerator, model, optimizer, saved)
+    again = state.gather_state(accelerator, model, optimizer)
+    torch.testing.assert_close(again, saved, rtol=0, atol=0)
+    more = saved | {"model.layers.9.input_layernorm.weight": torch.ones(1)}
+    assert not state.restore_state(accelerator, model, optimizer, more)
+    del saved["model.norm.weight"]
+    assert not state.restore_state(accelerator, model, optimizer, saved)
+
+
+@shows_harm_without("run_only_forward")
+def test_an_evaluation_under_zbv_ends(cured, accelerator, whole, batches, monkeypatch):
+    if not cured:
+        monkeypatch.setattr(upstream, "run_only_forward", lambda schedule: None)
+    pipeline = make_pipeline(accelerator, whole, "zbv")
+    failure = None
+    try:
+        pipeline.evaluate(batches[0])
+    except AssertionError as error:
+        failure = str(error)
+    assert (failure is None) == cured, failure
+
+
+@shows_harm_without("keep_gradients_of_shards")
+def test_the_gradients_of_shards_outlive_a_new_schedule(
+    cured, accelerator, whole, batches, monkeypatch
+):
+    if not cured:
+        monkeypatch.setattr(upstream, "keep_gradients_of_shards", lambda stage: None)
+    words = ["--pipeline_schedule", "interleaved", "--shard_stages"]
+    args = parse_arguments(llama_pipeline.Arguments, words=words)
+    mesh = PipelineMesh(accelerator, 60)
+    stages = cut_into_stages(3, 2)
+    # No two stages of a rank can have shards of one weight
+    whole.lm_head.weight = torch.nn.Parameter(whole.lm_head.weight.detach().clone())
+    whole.all_tied_weights_keys = {}
+    keep_only(whole, stages)
+    pipeline = Pipeline(args, accelerator, mesh, stages, whole)
+    for stage in pipeline._stages.values():
+        torch.distributed.fsdp.fully_shard(stage, mesh=mesh.over_pipelines)
+    norms = []
+    for batch in batches:  # They have two widths, for which two schedules are made
+        pipeline.step(batch, torch.tensor(1))
+        norms.append(pipeline.clip_gradients(math.inf))
+    pipeline.model.zero_grad()
+    pipeline.step(batches[1], torch.tensor(1))
+    has_both = not torch.isclose(norms[1], pipeline.clip_gradients(math.inf))
+    assert has_both == cured
