@@ -329,6 +329,8 @@ def describe_batch(
     if pipeline_ranks(accelerator) > 1:
         processes = "pipeline"
         batch = "batch"  # It is cut into the pipeline's own micro-batches
+    elif Mesh.of(accelerator).copies > 1:
+        processes = "group"
     number = args.per_device_train_batch_size * micro_batches * data_ranks
     text = (
         f"{args.per_device_train_batch_size} {unit} x {counted(micro_batches, batch)} x "

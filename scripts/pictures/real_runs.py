@@ -17,7 +17,7 @@ from paths import ROOT
 from plotting.runs import read_run
 from proof.compare import read_steps
 from proof.faults import Fault
-from proof.jobs import configs, ranks_of, run_on_ranks
+from proof.jobs import MAKERS, configs, ranks_of, run_on_ranks
 from proof.launch import ENVIRONMENT, data_of, launch, make_model, rehearsal
 from proof.trials.lab import Lab
 from proof.trials.outcome import unequal, verified
@@ -69,7 +69,7 @@ def record_parity(folder: Path) -> Recording:
     Raises RecordingError if a launch fails.
     """
     tiny = folder / "tiny"
-    make_model(tiny)
+    make_model(tiny, MAKERS["llama"])
     runs = {}
     for config in configs():
         run = run_on_ranks("strategies", config, ranks_of(config, 2))

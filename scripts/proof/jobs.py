@@ -301,8 +301,9 @@ def runs_of_meshes() -> list[Run]:
         if (config, ranks) != ("deepspeed_ulysses", 4):
             kinds = [kind for kind in WEIGHTS if kind != "full"]
             runs += [run_on_mesh(config, ranks, weights=kind) for kind in kinds]
-            runs.append(run_on_mesh(config, ranks, flags=CHECKPOINTING))
-            runs.append(run_on_mesh(config, ranks, flags=PIECES))
+            if ranks < 8:
+                runs.append(run_on_mesh(config, ranks, flags=CHECKPOINTING))
+                runs.append(run_on_mesh(config, ranks, flags=PIECES))
     runs += [run_on_mesh("single", 1, weights=kind) for kind in WEIGHTS if kind != "full"]
     for recipe in SPLIT_BY_MATRICES:
         runs.append(run_on_mesh("single", 1, recipe=recipe))

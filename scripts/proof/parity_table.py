@@ -4,6 +4,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 from exits import Exit
 from paths import ROOT
@@ -89,11 +90,13 @@ def merge(measured: list[dict], before: list[dict], chosen: list[Run]) -> list[d
 
 def run_of(row: dict) -> Run:
     """Return the run that a row is about."""
-    settings = {
-        field.name: row[field.name] for field in dataclasses.fields(Run) if field.name in row
-    }
-    lists = {"flags": tuple(row["flags"]), "sizes": tuple(row.get("sizes", ()))}
-    return Run(**settings | lists)
+    settings: dict[str, Any] = {"sizes": []}  # Older rows have none.
+    for field in dataclasses.fields(Run):
+        if field.name in row:
+            settings[field.name] = row[field.name]
+    for name in ("flags", "sizes"):
+        settings[name] = tuple(settings[name])
+    return Run(**settings)
 
 
 def in_order(rows: list[dict]) -> list[dict]:

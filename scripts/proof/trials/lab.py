@@ -19,7 +19,7 @@ from filelock import FileLock
 from exits import Exit
 from paths import RECIPES, SCRIPTS
 from proof.faults import Fault
-from proof.jobs import Run
+from proof.jobs import MAKERS, Run
 from proof.launch import ENVIRONMENT, data_of, make_model, rehearsal
 from proof.trials.processes import kill_all
 
@@ -103,7 +103,7 @@ class Lab:
         self.tiny = tiny or self.folder / "tiny"
         (self.folder / "tmp").mkdir(parents=True, exist_ok=True)
         if not self.tiny.exists():
-            make_model(self.tiny)
+            make_model(self.tiny, MAKERS["llama"])
 
     def start(
         self,
