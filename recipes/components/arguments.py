@@ -347,6 +347,8 @@ class TrainingArguments:
     """Batches, optimizer and schedule."""
 
     GROUP: ClassVar[str] = "Training"
+    # Dimensions of a mesh in which several ranks may share a row under a recipe: tp, cp, sp
+    MESH: ClassVar[Sequence[str]] = ("tp",)
     per_device_train_batch_size: Annotated[int, Above(0), MAY_CHANGE] = arg(
         8, "rows per GPU and micro-batch"
     )
@@ -541,13 +543,7 @@ class CommonArguments(
     AdapterArguments,
     ModelArguments,
 ):
-    """The arguments of every recipe.
-
-    Attributes:
-        MESH: the dimensions of a mesh in which several ranks may share a row: "tp", "cp", "sp".
-    """
-
-    MESH: ClassVar[Sequence[str]] = ("tp",)
+    """The arguments of every recipe."""
 
     def find_own_conflicts(self) -> Iterable[str]:
         """Return a line with the fix for each conflict between a recipe's own arguments."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
@@ -193,7 +194,8 @@ class Head:
         self, hidden: torch.Tensor, targets: torch.Tensor, piece: int
     ) -> torch.Tensor:
         """Return the same with the logits of at most `piece` tokens at a time."""
-        if type(self.layer) is torch.nn.Linear:  # no adapters, not quantized
+        # No adapters, not quantized, and not split by tensor parallelism
+        if type(self.layer) is torch.nn.Linear and not isinstance(self.layer.weight, DTensor):
             # The weight is read here, since FSDP has it whole only during the forward pass.
             return LossInPieces.apply(hidden, self.layer.weight, self.layer.bias, targets, piece)
         parts = zip(hidden.split(piece), targets.split(piece), strict=True)

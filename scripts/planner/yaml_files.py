@@ -35,8 +35,17 @@ class Strategy:
 
 
 def strategy_of(config: Config) -> Strategy:
-    """Return what a config says about engine and sharding."""
+    """Return what a config says about engine and sharding.
+
+    Raises UnplannableError if ranks share rows.
+    """
     facts = config_strategy.strategy_of(config)
+    if facts.tp * facts.cp * facts.sp > 1:
+        raise UnplannableError(
+            f"the mesh of this config is {facts.mesh}: the planner counts ranks with rows of their "
+            "own alone; rehearse the run, whose shard report has the bytes of each rank: "
+            "python scripts/rehearse.py --config_file YAML recipes/RECIPE.py ..."
+        )
     offload = set(facts.offload)
     fsdp_offloads = "fsdp_offload_params" in offload
     return Strategy(

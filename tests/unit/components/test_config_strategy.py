@@ -14,6 +14,12 @@ EXPECTED = {
     "single": ("NO_SHARD", "1 1 1"),
     "ddp": ("NO_SHARD", "1 1 1"),
     "pp": ("NO_SHARD", "1 1 1"),  # accelerate does not know of pipelines
+    "tp": ("NO_SHARD", "1 1 1"),  # of the part of each matrix that a rank has
+    "fsdp2_tp": ("FULL_SHARD", "2 2 2"),
+    "hsdp_tp": ("HYBRID_SHARD", "2 2 2"),
+    "fsdp2_cp": ("FULL_SHARD", "4 4 4"),
+    "hsdp_cp": ("HYBRID_SHARD", "4 4 4"),
+    "deepspeed_ulysses": ("FULL_SHARD", "4 4 4"),
     "fsdp": ("FULL_SHARD", "4 4 4"),
     "fsdp1_full_shard": ("FULL_SHARD", "4 4 4"),
     "fsdp1_shard_grad_op": ("SHARD_GRAD_OP", "4 4 4"),

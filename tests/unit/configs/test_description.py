@@ -63,7 +63,7 @@ def test_what_is_split_is_named(path):
     launched = yaml.safe_load(path.read_text())["num_processes"]
     words = does(path, None if path.stem == "single" or launched > 2 else 4)
     shares = [words[name].split()[0] for name in ("parameters", "gradients", "optimizer")]
-    assert " ".join(shares) == SHARES[path.stem]
+    assert " ".join(shares) == (SHARES | MESHES)[path.stem]
     assert (words["state"] != "on the GPU") == ("offload" in path.stem)
     assert "bf16" in words["precision"]
 

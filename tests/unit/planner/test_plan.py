@@ -33,7 +33,13 @@ PLANS = {  # the plan of each YAML on 4 ranks of 2 machines
 }
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.yaml")))
+@pytest.mark.parametrize("name", mesh_configs())
+def test_a_yaml_under_which_ranks_share_rows_is_refused(name):
+    with pytest.raises(UnplannableError, match="rehearse the run"):
+        plan_of(training_arguments([]), yaml_files.read(CONFIGS / f"{name}.yaml"))
+
+
+@pytest.mark.parametrize("name", sorted(PLANS))
 def test_a_yaml_is_planned_as_what_it_runs(name):
     config = yaml_files.read(CONFIGS / f"{name}.yaml")
     numbers = {"num_processes": 4, "num_machines": 2}
