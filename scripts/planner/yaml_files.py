@@ -40,7 +40,7 @@ def strategy_of(config: Config) -> Strategy:
     Raises UnplannableError if ranks share rows.
     """
     facts = config_strategy.strategy_of(config)
-    if facts.tp * facts.cp * facts.sp > 1:
+    if ranks_share_rows(config):
         raise UnplannableError(
             f"the mesh of this config is {facts.mesh}: the planner counts ranks with rows of their "
             "own alone; rehearse the run, whose shard report has the bytes of each rank: "
@@ -104,8 +104,18 @@ def as_accelerate_reads(file: config_files.ConfigFile) -> Config:
 
 
 def shipped_files() -> list[Path]:
-    """Return the files of accelerate_configs/ by name, one of those that mean the same."""
-    return sorted(set(CONFIGS.glob("*.yaml")) - {SAME_AS_FIRST_CHOICE, OF_PIPELINES})
+    """Return the files of accelerate_configs/ by name, one of those that mean the same.
+
+    Those under which ranks share rows are left out: `strategy_of` refuses them.
+    """
+    names = sorted(set(CONFIGS.glob("*.yaml")) - {SAME_AS_FIRST_CHOICE, OF_PIPELINES})
+    return [path for path in names if not ranks_share_rows(read(path))]
+
+
+def ranks_share_rows(config: Config) -> bool:
+    """Return whether several ranks share each row under a config."""
+    facts = config_strategy.strategy_of(config)
+    return facts.tp * facts.cp * facts.sp > 1
 
 
 def makes_sense_on(config: Config, ranks: int, machines: int) -> bool:

@@ -7,6 +7,7 @@ from gpu import launches
 from gpu.catalog import CELLS, PROVING_CELLS
 from gpu.cell import LONGEST, Setup
 from launching import CONFIGS
+from proof.jobs import mesh_configs
 
 
 def test_cells_have_names_of_their_own_a_claim_and_a_limit():

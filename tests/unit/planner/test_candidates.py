@@ -10,6 +10,7 @@ from planner import candidates, yaml_files
 from planner.cards import GIB
 from planner.request import Request
 from planner.validation import BASE, config_of, training_arguments
+from proof.jobs import mesh_configs
 
 # One layer: hundreds of plans are made in each test, and more layers would be more of the same
 SMALL = config_of(BASE | {"width": 128, "depth": 1, "vocab": 1000})

@@ -9,6 +9,7 @@ from planner import yaml_files
 from planner.errors import UnplannableError
 from planner.plan import plan_of
 from planner.validation import training_arguments
+from proof.jobs import mesh_configs
 
 COLUMNS = "engine stage shards reshards offloads_parameters offloads_optimizer".split()
 PLANS = {  # the plan of each YAML on 4 ranks of 2 machines
