@@ -25,7 +25,7 @@ CHOICES = "choices"
 RIGHT = "answer"  # the column with the place, from 0, or the text of the right choice
 # Arguments of a run that say which tokens of a row are trained on
 SCORING = ("learn", "completion_only_loss", "assistant_only_loss")
-ONLY_THE_CHOICE = {"learn": "last"}  # What comes before is the same for all choices
+ONLY_THE_CHOICE: dict[str, Any] = {"learn": "last"}  # What comes before is the same for all choices
 
 Span = tuple[int, int]  # first token, and the one after the last
 

@@ -9,10 +9,9 @@ from typing import Any
 from peft import PeftConfig
 from safetensors import SafetensorError, safe_open
 
-from components.base_files import fingerprint_of_weights
 from exits import Exit, first_line, stop
 from generation.loading import Source, find_source
-from generation.questions import arguments_of_run, read_run
+from generation.questions import arguments_of_run
 from merging.quantized import Quantization
 
 WEIGHTS = "adapter_model.safetensors"
@@ -64,7 +63,7 @@ class AdapterFolder:
     @property
     def revision(self) -> str:
         """Return the revision of the base on the hub."""
-        return self.config.revision or "main"
+        return self.source.revision
 
 
 def read_adapter_folder(name: str) -> AdapterFolder:
@@ -120,18 +119,6 @@ def find_other_base(base: str, arguments: Mapping[str, Any]) -> Iterator[str]:
             f"adapter_config.json names the base {base}, but run.json says that the adapters were "
             f"trained on {trained_on}; correct the one that is wrong"
         )
-
-
-def check_base_weights(adapter: AdapterFolder) -> None:
-    """Exit with 65 if the base has other weights than those that the run recorded, if it did."""
-    recorded = read_run(adapter.path).get("base_weights")
-    if recorded is None:
-        return
-    found = fingerprint_of_weights(adapter.base, adapter.revision)
-    if found not in (None, recorded):
-        fix = "put those back, or remove base_weights from run.json if only their files changed"
-        what = "are not those that the adapters were trained on"
-        stop(Exit.DATA, f"the weights in {adapter.base} {what}; {fix}")
 
 
 def read_shapes(adapter: AdapterFolder) -> dict[str, tuple[int, ...]]:
