@@ -23,6 +23,7 @@ from components.hub_ids import find_missing
 from exits import Exit, first_line, stop
 from generation.questions import read_run
 
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 MAIN = "main"  # the revision of a model on the hub that is taken if none is named
 LOAD_ERRORS = (
     OSError,
@@ -97,6 +98,7 @@ def find_model(name: str) -> Source:
     Raises SystemExit with 65 also for a base with other weights than those of the training.
     """
     source = find_source(name)
+    check_adapter_weights(source)
     check_base_weights(source)
     return source
 
@@ -139,6 +141,14 @@ def read_adapter_source(name: str, adapter_config: Path) -> Source:
         fix = f"put it back or correct {adapter_config}"
         stop(Exit.DATA, f"{name}: its base model {base} is missing; {fix}")
     return Source(name, base, revision)
+
+
+def check_adapter_weights(source: Source) -> None:
+    """End with 65 if a folder of adapters has none: peft would look for them on the hub."""
+    folder = Path(source.name)
+    if source.base is not None and not any((folder / name).is_file() for name in ADAPTER_WEIGHTS):
+        fix = "give the --output_dir of a finished run"
+        stop(Exit.DATA, f"{source.name}: has no {ADAPTER_WEIGHTS[0]}; {fix}")
 
 
 def check_base_weights(source: Source) -> None:

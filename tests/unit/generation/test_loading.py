@@ -78,6 +78,15 @@ def test_adapters_on_a_base_that_was_trained_again_are_refused(tmp_path, capsys)
     assert "are not those that the adapters were trained on" in capsys.readouterr().err
 
 
+def test_adapters_without_weights_are_not_looked_for_on_the_hub(folder, tmp_path, capsys):
+    adapters = tmp_path / "adapters"
+    write_adapters(adapters, str(folder))
+    with pytest.raises(SystemExit) as end:
+        loading.find_model(str(adapters))
+    assert end.value.code == 65
+    assert f"{adapters}: has no adapter_model.safetensors" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["/no/such/folder", "./none", "runs/tiny/run", "runs/none"])
 def test_a_folder_that_is_not_there_is_a_wrong_call(name, capsys):
     with pytest.raises(SystemExit) as end:
