@@ -3,6 +3,7 @@
 
 import importlib.util
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -128,9 +129,11 @@ def export(origin: Origin, output: Path, wishes: Wishes) -> None:
 
 def command_of(wishes: Wishes, output: Path) -> str:
     """Return the command that runs an export."""
+    words = ["llama-server", "-m", str(output / GGUF), "--jinja"]
     if wishes.for_ollama:
-        return f"ollama create {output.name.lower()} -f {output / ollama.NAME}"
-    return f"llama-server -m {output / GGUF} --jinja"
+        name = re.sub(r"[^a-z0-9._-]+", "-", output.resolve().name.lower()).strip("-.")
+        words = ["ollama", "create", name or "model", "-f", str(output / ollama.NAME)]
+    return shlex.join(words)
 
 
 def renderer_of(origin: Origin, template: ChatTemplate | None) -> turns.Renderer:

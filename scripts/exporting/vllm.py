@@ -29,7 +29,6 @@ from merging import checking, comparing, receipt, shards, trained, writing
 from merging.adapter import (
     WEIGHTS,
     AdapterFolder,
-    check_base_weights,
     read_adapter_folder,
     read_shapes,
 )
@@ -80,8 +79,6 @@ def export(origin: Origin, output: Path, bound: float | None) -> None:
         bound: of logit gaps, as a part of the largest logit; None for those of `comparing`.
     """
     writing.check_output(output)
-    if origin.adapter is not None:
-        check_base_weights(origin.adapter)
     staging = writing.start_staging(output)
     reference = origin.answer()
     facts = facts_of(origin)

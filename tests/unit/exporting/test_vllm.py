@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from adapter_folders import write_adapters
 from exporting import vllm
 from exporting.origin import read_config, read_origin
-from generation.loading import find_source
+from generation.loading import find_model
 from merging import checking
 from merging.receipt import hash_files
 
@@ -25,7 +25,7 @@ def export(capsys):
 
     def call(folder, output, bound=None):
         try:
-            source = find_source(str(folder))
+            source = find_model(str(folder))
             tokenizer = checking.load_tokenizer(source.tokenizer)
             vllm.check(source, read_config(source), tokenizer)
             vllm.export(read_origin(source, FEW), output, bound)
