@@ -152,7 +152,6 @@ def load_speakers(
     Args:
         settings: variables of the chat template, before those of the run.
     """
-    for model in wanted:
     tokenizers = [loading.load_chat_tokenizer(model.prompts) for model in wanted]
     models = load_bases(wanted, options)
     lock = Lock()

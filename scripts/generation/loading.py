@@ -220,6 +220,7 @@ def load_model(source: Source, dtype: str, device: str, load_in_4bit: bool = Fal
     dtype: of the weights, "auto" for that of the files; with 4-bit weights that of the products,
         where "auto" is bfloat16.
     """
+    check_base_weights(source)
     model = load_weights(source, dtype, device, load_in_4bit)
     if source.base is not None:
         model = add_adapters(model, source)
