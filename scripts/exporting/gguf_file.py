@@ -77,7 +77,9 @@ def last_words(log: Path) -> str:
     """Return the last line that the converter printed and that is not its progress bar."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     words = [line.strip() for line in lines if line.strip() and PROGRESS not in line]
-    return words[-1] if words else "it says nothing"
+    if not words:
+        return "it says nothing"
+    return words[-1]
 
 
 def explain(reason: str) -> str:
