@@ -22,6 +22,7 @@ from exporting.outtypes import CONVERTED, OF_DTYPE
 from exporting.pre_tokenizers import find_pre_tokenizer
 from merging import receipt, writing
 from merging.contestants import Contestant
+from merging.disk import writing_to
 from merging.prompts import Prompt
 from merging.receipt import Receipt
 from merging.session import fail, report
@@ -108,13 +109,15 @@ def export(origin: Origin, output: Path, wishes: Wishes) -> None:
         found = ollama.find_turns(origin.name, renderer_of(origin, template))
     staging = writing.start_staging(output)
     job = start(origin, wishes, staging, outtype, reference)
-    write_gguf(job)
+    with writing_to(staging):
+        write_gguf(job)
     content = check_gguf(job, reference)
     slip = Receipt(facts_of(job, content), reference)
     slip.problems += job.problems
     add_gguf(job, content, slip)
     if found is not None:
-        add_modelfile(job, content, slip, found)
+        with writing_to(staging):
+            add_modelfile(job, content, slip, found)
     writing.copy_files(Path(origin.name), staging, writing.LICENSE_PATTERNS)
     slip.write(staging)
     report(slip, origin.num_prompts)

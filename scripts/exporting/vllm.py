@@ -33,6 +33,7 @@ from merging.adapter import (
     read_shapes,
 )
 from merging.contestants import Contestant, stop_tokens_of
+from merging.disk import writing_to
 from merging.receipt import Receipt
 from merging.session import fail, report
 
@@ -82,10 +83,11 @@ def export(origin: Origin, output: Path, bound: float | None) -> None:
     staging = writing.start_staging(output)
     reference = origin.answer()
     facts = facts_of(origin)
-    if origin.adapter is None:
-        write_model(origin, staging, reference)
-    else:
-        write_adapters(origin, origin.adapter, staging, reference)
+    with writing_to(staging):
+        if origin.adapter is None:
+            write_model(origin, staging, reference)
+        else:
+            write_adapters(origin, origin.adapter, staging, reference)
     facts["command"] = command_of(origin, output, staging, reference.dtype)
     facts["notes"] = list(find_notes(origin, staging, reference.dtype))
     slip = Receipt(facts, reference)

@@ -166,6 +166,7 @@ def test_two_revisions_of_a_model_are_two_models(full, tmp_path):
     run.mkdir()
     config = {"base_model_name_or_path": "owner/model", "revision": "v2"}
     (run / "adapter_config.json").write_text(json.dumps(config))
+    (run / "adapter_model.safetensors").touch()
     begun = full("full", "owner/model")
     wanted = find_wanted([str(run), begun], with_base=True)
     bases = [model.source for model in wanted[2:]]
