@@ -40,7 +40,8 @@ def save_model(
     """
     weights = whole_weights(accelerator, model)
     if accelerator.is_main_process:
-        list_stop_tokens(extract_model_from_parallel(model), processor, stop_tokens)
+        unwrapped = extract_model_from_parallel(model, keep_torch_compile=False)
+        list_stop_tokens(unwrapped, processor, stop_tokens)
         write_folder(model, weights, output_dir)
         processor.save_pretrained(output_dir)
         if config is not None:

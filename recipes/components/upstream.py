@@ -652,10 +652,7 @@ def keep_gradients_of_shards(stage: Any) -> None:
     stage._post_metadata_inference_cleanup = lambda: None
 
 
-@workaround(
-    "torch/distributed/pipelining/schedules.py, _PipelineScheduleRuntime._step_microbatches",
-    seen="torch 2.13",
-)
+@workaround("torch/distributed/pipelining/schedules.py, _step_microbatches", seen="torch 2.13")
 def run_only_forward(schedule: Any) -> None:
     """Have the eval() of a schedule with several stages per rank leave out backward passes.
 

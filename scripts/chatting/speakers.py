@@ -97,38 +97,38 @@ def find_wanted(names: Sequence[str], with_base: bool) -> list[Wanted]:
     """
     wanted = []
     for name in names:
-        source = loading.find_source(name)
+        source = loading.find_model(name)
         wanted.append(Wanted(name, source, source))
     if with_base:
         for model in list(wanted):
-            base = Source(base_of(model.source))
+            base = base_of(model.source)
             if not any(is_same(base, other.source) for other in wanted):
-                wanted.append(Wanted(f"{base.name} (before training)", base, model.source))
+                wanted.append(Wanted(f"{base.label} (before training)", base, model.source))
     return wanted
 
 
-def base_of(source: Source) -> str:
-    """Return the folder or hub id of the model with which a training began."""
-    if source.base is not None:
-        return source.base
+def base_of(source: Source) -> Source:
+    """Return the model with which a training began."""
+    base = loading.source_of_base(source, arguments_of_run(Path(source.name)))
     fix = "leave out --with_base, or name the folder of the base as another model"
-    base = arguments_of_run(Path(source.name)).get("model_name_or_path")
-    if not isinstance(base, str):
+    if base is None:
         stop(Exit.DATA, f"{source.name}: no run.json in it names its base; {fix}")
-    if loading.find_missing(base) is not None:
-        stop(Exit.DATA, f"{source.name}: its base {base} is missing; {fix}")
+    if loading.find_missing(base.name) is not None:
+        stop(Exit.DATA, f"{source.name}: its base {base.name} is missing; {fix}")
     return base
 
 
 def is_same(one: Source, other: Source) -> bool:
     """Return whether two sources are the same model."""
-    return place_of(one.name) == place_of(other.name) and one.base == other.base
+    if one.base is not None or other.base is not None:
+        return one == other
+    return place_of(one) == place_of(other)
 
 
-def place_of(name: str) -> str:
-    """Return the absolute path of a folder, or a hub id as it is."""
-    path = Path(name)
-    return str(path.resolve()) if path.is_dir() else name
+def place_of(source: Source) -> str:
+    """Return where the whole model is: the absolute path of a folder, or a hub id and revision."""
+    path = Path(source.weights)
+    return str(path.resolve()) if path.is_dir() else f"{source.weights}@{source.revision}"
 
 
 # ---- Loading ----
@@ -152,15 +152,13 @@ def load_speakers(
     Args:
         settings: variables of the chat template, before those of the run.
     """
-    for model in wanted:
-        loading.check_base_weights(model.source)
     tokenizers = [loading.load_chat_tokenizer(model.prompts) for model in wanted]
     models = load_bases(wanted, options)
     lock = Lock()
     speakers = []
     for number, model in enumerate(wanted):
         tokenizer = tokenizers[number]
-        loaded = models[place_of(model.source.weights)]
+        loaded = models[place_of(model.source)]
         of_run = arguments_of_run(Path(model.prompts.name)).get("chat_template_kwargs") or {}
         template = ChatTemplate(tokenizer, {**of_run, **settings})
         tokens = make_decoding(loaded, tokenizer, decoding.temperature)
@@ -175,7 +173,7 @@ def load_bases(wanted: Sequence[Wanted], options: LoadOptions) -> dict[str, Any]
     models: dict[str, Any] = {}
     for number, model in enumerate(wanted):
         source = model.source
-        place = place_of(source.weights)
+        place = place_of(source)
         if place not in models:
             models[place] = loading.load_weights(
                 source, options.dtype, options.device, options.load_in_4bit

@@ -13,7 +13,13 @@ from components.folder import PUBLIC_RUN, RUN
 from components.hub_ids import find_missing
 from exits import Exit, first_line, stop
 from generation.answering import NO_LIMIT
-from generation.loading import LOAD_ERRORS, Source, find_source, load_tokenizer
+from generation.loading import (
+    LOAD_ERRORS,
+    Source,
+    find_model,
+    load_tokenizer,
+    source_of_base,
+)
 from generation.questions import columns_of_run
 from generation.recorded import arguments_of_run, find_run
 from merging.receipt import hash_file
@@ -81,12 +87,12 @@ def find_contestants(names: Sequence[str], with_base: bool) -> list[Contestant]:
     """
     found: list[Contestant] = []
     for name in names:
-        source = find_source(name)
+        source = find_model(name)
         arguments = arguments_of_run(Path(name))
         before = None
         if with_base:
             base = base_of(name, source, arguments)
-            before = add_base(found, make(base, Source(base), source, Path(name)))
+            before = add_base(found, make(base.label, base, source, Path(name)))
         found.append(make(name, source, source, Path(name), before))
     return found
 
@@ -127,27 +133,23 @@ def make(
     )
 
 
-def base_of(name: str, source: Source, arguments: Mapping[str, Any]) -> str:
-    """Return the folder or hub id of the model that a run began with."""
-    if source.base is not None:
-        return source.base
-    base = arguments.get("model_name_or_path")
-    if not isinstance(base, str):
+def base_of(name: str, source: Source, arguments: Mapping[str, Any]) -> Source:
+    """Return the model that a run began with."""
+    base = source_of_base(source, arguments)
+    if base is None:
         stop(Exit.USAGE, f"--with_base: {name} has no run.json that names its base")
-    if find_missing(base) is not None:
+    if find_missing(base.name) is not None:
         fix = f"put it back or correct {find_run(Path(name))}"
-        stop(Exit.DATA, f"{name}: its base model {base} is missing; {fix}")
-    revision = arguments.get("model_revision", "main")
-    if revision != "main":
-        fix = "download that revision to a folder and evaluate it without --with_base"
-        stop(Exit.USAGE, f"--with_base: {name} was trained from revision {revision}; {fix}")
+        stop(Exit.DATA, f"{name}: its base model {base.name} is missing; {fix}")
     return base
 
 
 def longest_of(source: Source) -> int:
     """Return the number of positions of a model, which is 10^9 if it has no limit."""
     try:
-        config = AutoConfig.from_pretrained(source.weights, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(
+            source.weights, revision=source.revision, trust_remote_code=False
+        )
     except LOAD_ERRORS as error:
         code = Exit.DATA if source.is_local else Exit.NO_HUB
         stop(code, f"{source.weights}: cannot be loaded: {first_line(error)}")

@@ -189,11 +189,40 @@ def model_to_json(one: Measured, other: Measured | None) -> dict[str, Any]:
 
 
 def write_samples(folder: Path, name: str, samples: Mapping[str, Lines]) -> None:
-    """Write what a model answered: one file for each task, one JSON object for each row."""
+    """Write what a model answered: one file for each task, one JSON object for each row.
+
+    Args:
+        name: of the model, as one of `distinct_names`.
+    """
     for task, lines in samples.items():
-        path = f"{SAMPLES}/{file_name(name)}/{file_name(task)}.jsonl"
+        path = f"{SAMPLES}/{name}/{file_name(task)}.jsonl"
         rows = [json.dumps(line, ensure_ascii=False, default=str) for line in lines]
         write(folder, path, "\n".join(rows) + "\n")
+
+
+def new_folder(parent: Path, model: str) -> Path:
+    """Return a folder that is named after a model and has no results of an earlier evaluation."""
+    name = file_name(model)
+    folder = parent / name
+    number = 1
+    while (folder / RESULTS).exists():
+        number += 1
+        folder = parent / f"{name}-{number}"
+    return folder
+
+
+def distinct_names(names: Sequence[str]) -> list[str]:
+    """Return names of models as those of files, with a number where two would be the same."""
+    found: list[str] = []
+    for name in names:
+        own = file_name(name)
+        distinct = own
+        number = 1
+        while distinct in found:
+            number += 1
+            distinct = f"{own}-{number}"
+        found.append(distinct)
+    return found
 
 
 def file_name(name: str) -> str:

@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> None:
     problems = list(find_problems(args))
     if problems:
         stop(Exit.USAGE, "; ".join(problems))
-    folder = args.output_dir or Path("evaluations") / report.file_name(args.models[0])
+    folder = args.output_dir or report.new_folder(Path("evaluations"), args.models[0])
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     disable_progress_bars()
@@ -123,6 +123,7 @@ def measure_all(job: Job, folder: Path, measured: list[Measured]) -> None:
         measured: is filled with the figures of each model.
     """
     settings = settings_of(job.args)
+    names = report.distinct_names([contestant.name for contestant in job.contestants])
     for place, contestant in enumerate(job.contestants):
         try:
             one, samples = measure(job, place)
@@ -131,7 +132,7 @@ def measure_all(job: Job, folder: Path, measured: list[Measured]) -> None:
             stop(Exit.USAGE, f"{contestant.name}: the memory does not suffice; {fix}")
         measured.append(one)
         print(f"{contestant.name}: evaluated in {one.seconds:.0f} s", flush=True)
-        report.write_samples(folder, contestant.name, samples)
+        report.write_samples(folder, names[place], samples)
         report.write_results(folder, measured, settings, len(job.contestants))
 
 

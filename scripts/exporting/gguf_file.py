@@ -22,6 +22,7 @@ from exporting.experts import Place, find_places
 from merging import shards
 
 LOG = "converter.log"
+PROGRESS = "%|"  # in each line of a progress bar
 # By how much each type rounds a value, as a part of it; Q8_0 as a part of the largest in its block,
 # of which it keeps the 127th part in fp16
 ROUNDING = {"F32": 0.0, "F16": 2.0**-11, "BF16": 2.0**-8, "Q8_0": 1.2 / 254}
@@ -53,7 +54,7 @@ class Gguf:
 
 # ---- Write ----
 def convert(plan: Plan) -> None:
-    """Write a GGUF. Raises SystemExit with 65 if the converter cannot.
+    """Write a GGUF. Raises SystemExit with 65 if the converter cannot, with 73 if the disk is full.
 
     What the converter prints is in a log beside the GGUF until it has succeeded.
     """
@@ -66,20 +67,30 @@ def convert(plan: Plan) -> None:
         done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False)
     plan_file.unlink()
     if done.returncode or not Path(plan.outfile).is_file():
-        stop(Exit.DATA, f"{plan.model}: {explain(log)}; all that it says is in {log}")
+        reason = last_words(log)
+        if reason.startswith("OSError"):
+            stop(Exit.CANNOT_WRITE, f"cannot write {plan.outfile}: {reason}")
+        stop(Exit.DATA, f"{plan.model}: {explain(reason)}; all that it says is in {log}")
     log.unlink()
 
 
-def explain(log: Path) -> str:
-    """Return in one line why the converter failed, and what can be done about it."""
+def last_words(log: Path) -> str:
+    """Return the last line that the converter printed and that is not its progress bar."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    reason = next((line for line in reversed(lines) if line.strip()), "it says nothing")
+    words = [line.strip() for line in lines if line.strip() and PROGRESS not in line]
+    if not words:
+        return "it says nothing"
+    return words[-1]
+
+
+def explain(reason: str) -> str:
+    """Return in one line why the converter failed, and what can be done about it."""
     if "pre-tokenizer was not recognized" in reason:
         return (
             "llama.cpp's converter does not know how this tokenizer cuts words; it knows those of "
             "the models that it lists, with their own vocabularies"
         )
-    return f"llama.cpp's converter cannot convert it: {reason.strip()[:300]}"
+    return f"llama.cpp's converter cannot convert it: {reason[:300]}"
 
 
 def link_model(folder: Path, source: Path, chat_template: str | None) -> None:

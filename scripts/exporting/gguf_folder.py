@@ -3,6 +3,7 @@
 
 import importlib.util
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from exporting.outtypes import CONVERTED, OF_DTYPE
 from exporting.pre_tokenizers import find_pre_tokenizer
 from merging import receipt, writing
 from merging.contestants import Contestant
+from merging.disk import writing_to
 from merging.prompts import Prompt
 from merging.receipt import Receipt
 from merging.session import fail, report
@@ -107,13 +109,15 @@ def export(origin: Origin, output: Path, wishes: Wishes) -> None:
         found = ollama.find_turns(origin.name, renderer_of(origin, template))
     staging = writing.start_staging(output)
     job = start(origin, wishes, staging, outtype, reference)
-    write_gguf(job)
+    with writing_to(staging):
+        write_gguf(job)
     content = check_gguf(job, reference)
     slip = Receipt(facts_of(job, content), reference)
     slip.problems += job.problems
     add_gguf(job, content, slip)
     if found is not None:
-        add_modelfile(job, content, slip, found)
+        with writing_to(staging):
+            add_modelfile(job, content, slip, found)
     writing.copy_files(Path(origin.name), staging, writing.LICENSE_PATTERNS)
     slip.write(staging)
     report(slip, origin.num_prompts)
@@ -128,9 +132,11 @@ def export(origin: Origin, output: Path, wishes: Wishes) -> None:
 
 def command_of(wishes: Wishes, output: Path) -> str:
     """Return the command that runs an export."""
+    words = ["llama-server", "-m", str(output / GGUF), "--jinja"]
     if wishes.for_ollama:
-        return f"ollama create {output.name.lower()} -f {output / ollama.NAME}"
-    return f"llama-server -m {output / GGUF} --jinja"
+        name = re.sub(r"[^a-z0-9._-]+", "-", output.resolve().name.lower()).strip("-.")
+        words = ["ollama", "create", name or "model", "-f", str(output / ollama.NAME)]
+    return shlex.join(words)
 
 
 def renderer_of(origin: Origin, template: ChatTemplate | None) -> turns.Renderer:

@@ -78,7 +78,7 @@ def read_origin(
     if source.base is not None:
         adapter = read_adapter_folder(source.name)
     config = read_config(source)
-    tokenizer = checking.load_tokenizer(source.tokenizer)
+    tokenizer = checking.load_tokenizer(source.tokenizer, source.revision)
     folder = run_of(Path(source.name))
     arguments = arguments_of_run(folder)
     settings = dict(arguments.get("chat_template_kwargs") or {})
@@ -119,7 +119,9 @@ def run_of(folder: Path) -> Path:
 def read_config(source: loading.Source) -> Any:
     """Return the config of a whole model, or of the base. Raises SystemExit with 65 or 69."""
     try:
-        return AutoConfig.from_pretrained(source.weights, trust_remote_code=False)
+        return AutoConfig.from_pretrained(
+            source.weights, revision=source.revision, trust_remote_code=False
+        )
     except loading.LOAD_ERRORS as error:
         code = Exit.DATA if source.is_local else Exit.NO_HUB
         stop(code, f"{source.weights}: its config.json cannot be used: {first_line(error)}")

@@ -10,7 +10,7 @@ from transformers.utils import logging
 from exits import Exit, stop
 from exporting import gguf_folder, vllm
 from exporting.origin import read_config, read_origin
-from generation.loading import Source, find_source
+from generation.loading import Source, find_model
 from merging import prompts, writing
 from merging.checking import load_tokenizer
 
@@ -31,9 +31,9 @@ def run(args: argparse.Namespace) -> None:
     logging.set_verbosity_error()
     disable_progress_bars()
     writing.check_output(args.output)
-    source = find_source(args.model_name_or_path)
+    source = find_model(args.model_name_or_path)
     if args.to == "vllm":
-        vllm.check(source, read_config(source), load_tokenizer(source.tokenizer))
+        vllm.check(source, read_config(source), load_tokenizer(source.tokenizer, source.revision))
         vllm.export(read_origin(source, args), args.output, args.bound)
     else:
         refuse_adapters(source, args)

@@ -29,11 +29,11 @@ from merging import checking, comparing, receipt, shards, trained, writing
 from merging.adapter import (
     WEIGHTS,
     AdapterFolder,
-    check_base_weights,
     read_adapter_folder,
     read_shapes,
 )
 from merging.contestants import Contestant, stop_tokens_of
+from merging.disk import writing_to
 from merging.receipt import Receipt
 from merging.session import fail, report
 
@@ -80,15 +80,14 @@ def export(origin: Origin, output: Path, bound: float | None) -> None:
         bound: of logit gaps, as a part of the largest logit; None for those of `comparing`.
     """
     writing.check_output(output)
-    if origin.adapter is not None:
-        check_base_weights(origin.adapter)
     staging = writing.start_staging(output)
     reference = origin.answer()
     facts = facts_of(origin)
-    if origin.adapter is None:
-        write_model(origin, staging, reference)
-    else:
-        write_adapters(origin, origin.adapter, staging, reference)
+    with writing_to(staging):
+        if origin.adapter is None:
+            write_model(origin, staging, reference)
+        else:
+            write_adapters(origin, origin.adapter, staging, reference)
     facts["command"] = command_of(origin, output, staging, reference.dtype)
     facts["notes"] = list(find_notes(origin, staging, reference.dtype))
     slip = Receipt(facts, reference)

@@ -2,7 +2,7 @@
 """A trained folder: a model, or adapters and the base that they belong to."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -24,6 +24,8 @@ from exits import Exit, first_line, stop
 from generation.hub import refuse_without_hub
 from generation.recorded import find_run, read_run
 
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+MAIN = "main"  # the revision of a model on the hub that is taken if none is named
 LOAD_ERRORS = (
     OSError,
     ValueError,
@@ -38,10 +40,16 @@ LOAD_ERRORS = (
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model is: a folder or a hub id, and the base of the adapters that are in it."""
+    """Where a model is: a folder or a hub id, and the base of the adapters that are in it.
+
+    Attributes:
+        base: None for a whole model.
+        revision: branch, tag or commit of the whole model, if that is on the hub.
+    """
 
     name: str
-    base: str | None = None  # None for a whole model
+    base: str | None = None
+    revision: str = MAIN
 
     @property
     def weights(self) -> str:
@@ -49,6 +57,13 @@ class Source:
         if self.base is None:
             return self.name
         return self.base
+
+    @property
+    def label(self) -> str:
+        """Return the name, with the revision of a model on the hub if it is another than main."""
+        if self.base is not None or self.is_local or self.revision == MAIN:
+            return self.name
+        return f"{self.name}@{self.revision}"
 
     @property
     def is_local(self) -> bool:
@@ -78,6 +93,17 @@ def find_device_problem(device: str) -> Iterator[str]:
         yield f"--device {device}: {first_line(error)}"
 
 
+def find_model(name: str) -> Source:
+    """Return the source of a model that is to be loaded: `find_source`, with its base checked.
+
+    Raises SystemExit with 65 also for a base with other weights than those of the training.
+    """
+    source = find_source(name)
+    check_adapter_weights(source)
+    check_base_weights(source)
+    return source
+
+
 def find_source(name: str) -> Source:
     """Return the source of the model in a folder, or of a hub id.
 
@@ -89,7 +115,7 @@ def find_source(name: str) -> Source:
     folder = Path(name)
     adapter_config = folder / "adapter_config.json"
     if adapter_config.is_file():
-        return Source(name, read_base(name, adapter_config))
+        return read_adapter_source(name, adapter_config)
     if folder.exists() and not (folder / "config.json").is_file():
         problem = "no config.json or adapter_config.json in it"
         stop(Exit.USAGE, f"{name}: {problem}; give the --output_dir of a finished run")
@@ -103,27 +129,52 @@ def refuse_missing(name: str) -> None:
         stop(Exit.USAGE, f"{missing}; give the --output_dir of a training run")
 
 
-def read_base(name: str, adapter_config: Path) -> str:
-    """Return the base that the configuration of adapters names."""
+def read_adapter_source(name: str, adapter_config: Path) -> Source:
+    """Return adapters on the base that their configuration names."""
     try:
-        base = json.loads(adapter_config.read_text(encoding="utf-8"))["base_model_name_or_path"]
+        config = json.loads(adapter_config.read_text(encoding="utf-8"))
+        base = config["base_model_name_or_path"]
+        revision = config.get("revision") or MAIN
     except (ValueError, KeyError, TypeError):
         base = None
+        revision = MAIN
     if not isinstance(base, str):
         stop(Exit.DATA, f"{adapter_config}: not JSON with a base_model_name_or_path")
     if find_missing(base) is not None:
         fix = f"put it back or correct {adapter_config}"
         stop(Exit.DATA, f"{name}: its base model {base} is missing; {fix}")
     refuse_without_hub(base)
-    return base
+    return Source(name, base, revision)
 
 
-def check_base_weights(source: Source, revision: str = "main") -> None:
+def check_adapter_weights(source: Source) -> None:
+    """End with 65 if a folder of adapters has none: peft would look for them on the hub."""
+    folder = Path(source.name)
+    if source.base is not None and not any((folder / name).is_file() for name in ADAPTER_WEIGHTS):
+        fix = "give the --output_dir of a finished run"
+        stop(Exit.DATA, f"{source.name}: has no {ADAPTER_WEIGHTS[0]}; {fix}")
+
+
+def source_of_base(source: Source, arguments: Mapping[str, Any]) -> Source | None:
+    """Return the model with which the training of a source began; None if it is not known.
+
+    Args:
+        arguments: of the run.
+    """
+    if source.base is not None:
+        return Source(source.base, revision=source.revision)
+    base = arguments.get("model_name_or_path")
+    if not isinstance(base, str):
+        return None
+    return Source(base, revision=arguments.get("model_revision") or MAIN)
+
+
+def check_base_weights(source: Source) -> None:
     """End with 65 if the base of adapters has other weights than their run recorded, if it did."""
     recorded = read_run(Path(source.name)).get("base_weights")
     if recorded is None or source.base is None:
         return
-    found = fingerprint_of_weights(source.base, revision)
+    found = fingerprint_of_weights(source.base, source.revision)
     if found not in (None, recorded):
         name = find_run(Path(source.name)).name
         fix = f"put those back, or remove base_weights from {name} if only their files changed"
@@ -136,7 +187,7 @@ def load_tokenizer(source: Source) -> Any:
     name = source.tokenizer
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(
-            name, padding_side="left", trust_remote_code=False
+            name, padding_side="left", revision=source.revision, trust_remote_code=False
         )
     except LOAD_ERRORS as error:
         if not Path(name).is_dir():
@@ -181,6 +232,7 @@ def load_weights(source: Source, dtype: str, device: str, load_in_4bit: bool) ->
     options: dict[str, Any] = {
         "dtype": dtype,
         "device_map": device,
+        "revision": source.revision,
         "trust_remote_code": False,
     }
     if load_in_4bit:

@@ -82,7 +82,7 @@ def score_file(answerer: Answerer, questions: list[Question], args: argparse.Nam
 
 def load_answerer(args: argparse.Namespace) -> Answerer:
     """Return the model that the command line names, ready to answer."""
-    source = loading.find_source(args.model_name_or_path)
+    source = loading.find_model(args.model_name_or_path)
     tokenizer = loading.load_chat_tokenizer(source)
     device = args.device or loading.default_device()
     model = loading.load_model(source, args.dtype, device, args.load_in_4bit)

@@ -10,7 +10,6 @@ from peft import PeftConfig
 from safetensors import SafetensorError, safe_open
 
 from exits import Exit, first_line, stop
-from generation import loading
 from generation.loading import Source, find_source
 from generation.recorded import arguments_of_run, find_run
 from merging.quantized import Quantization
@@ -64,7 +63,7 @@ class AdapterFolder:
     @property
     def revision(self) -> str:
         """Return the revision of the base on the hub."""
-        return self.config.revision or "main"
+        return self.source.revision
 
 
 def read_adapter_folder(name: str) -> AdapterFolder:
@@ -120,11 +119,6 @@ def find_other_base(base: str, arguments: Mapping[str, Any]) -> Iterator[str]:
             f"adapter_config.json names the base {base}, but run.json says that the adapters were "
             f"trained on {trained_on}; correct the one that is wrong"
         )
-
-
-def check_base_weights(adapter: AdapterFolder) -> None:
-    """Exit with 65 if the base has other weights than those that the run recorded, if it did."""
-    loading.check_base_weights(adapter.source, adapter.revision)
 
 
 def read_shapes(adapter: AdapterFolder) -> dict[str, tuple[int, ...]]:

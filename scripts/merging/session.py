@@ -16,10 +16,10 @@ from transformers.utils import logging
 
 from components import __version__
 from exits import Exit, stop
-from generation.loading import default_device
+from generation.loading import check_base_weights, default_device
 from generation.questions import columns_of_run
 from merging import card, checking, comparing, prompts, receipt, shards, tensors, trained, writing
-from merging.adapter import WEIGHTS, AdapterFolder, check_base_weights, read_adapter_folder
+from merging.adapter import WEIGHTS, AdapterFolder, read_adapter_folder
 from merging.contestants import Asking, Contestant, stop_tokens_of, stop_tokens_of_recipe
 from merging.plan import Plan, make_plan
 from merging.receipt import Receipt
@@ -87,9 +87,9 @@ def read_job(args: argparse.Namespace) -> Job:
         stop(Exit.USAGE, f"--base {args.base}: the run was on the {names[-1]} base, by run.json")
     skeleton = read_skeleton(adapter)
     files = shards.find_files(adapter.base, adapter.revision)
-    check_base_weights(adapter)
+    check_base_weights(adapter.source)
     plan = make_plan(adapter, skeleton, files.names)
-    tokenizer = checking.load_tokenizer(adapter.source.tokenizer)
+    tokenizer = checking.load_tokenizer(adapter.source.tokenizer, adapter.revision)
     settings = dict(adapter.arguments.get("chat_template_kwargs") or {})
     template = Asking([], settings, 1, 1).template_of(tokenizer)
     longest = prompts.longest_prompt(skeleton.model.config, args.max_new_tokens)

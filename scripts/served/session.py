@@ -46,8 +46,8 @@ def run(args: argparse.Namespace) -> None:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     disable_progress_bars()
-    source = loading.find_source(args.model_name_or_path)
-    if not load_tokenizer(source.tokenizer).chat_template:
+    source = loading.find_model(args.model_name_or_path)
+    if not load_tokenizer(source.tokenizer, source.revision).chat_template:
         stop(Exit.DATA, f"{source.name}: has no chat template, by which a server could be asked")
     server = find_server(args)
     ours = read_origin(source, args, PlainReader)

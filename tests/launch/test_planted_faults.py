@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 from dataclasses import replace
+from textwrap import indent
 
 import pytest
 
@@ -53,7 +54,14 @@ END_OF_TURN = (
 )
 TRAINED = "tests/unit/test_adapters.py::test_exactly_what_should_train_is_trained[--use_peft]"
 COMPONENTS = "recipes/components"
-SAVE = "    save_model(accelerator, model, tokenizer, args.output_dir)\n"
+SAVE = """    save_model(
+        accelerator,
+        model,
+        tokenizer,
+        args.output_dir,
+        stop_tokens=stop_tokens_of_turns(tokenizer),
+    )
+"""
 GATHER = "    weights = whole_weights(accelerator, model)\n"
 FOUND_BY_A_TEST = {
     "only rank 0 saves": (
@@ -61,7 +69,7 @@ FOUND_BY_A_TEST = {
         "save_model on some ranks only",
         RECIPE,
         SAVE,
-        f"    if accelerator.is_main_process:\n    {SAVE}",
+        f"    if accelerator.is_main_process:\n{indent(SAVE, ' ' * 4)}",
     ),
     "only rank 0 gathers what it saves": (
         f"{COLLECTIVES}[export.py]",
@@ -106,8 +114,8 @@ FOUND_BY_A_TEST = {
         r"assert -100 == ",
         f"{COMPONENTS}/chat.py",
         "labels[inside] = tokens[inside]",
-        "labels[inside] = tokens[inside]; "
-        "labels[tokens == template.tokenizer.pad_token_id] = NOT_TRAINED_ON",
+        "labels[inside] = [token if token != template.tokenizer.pad_token_id else NOT_TRAINED_ON "
+        "for token in tokens[inside]]",
     ),
     "adapters that are frozen": (
         TRAINED,

@@ -157,5 +157,19 @@ def test_adapters_that_do_not_fit_the_base_are_named(adapters, tmp_path, capsys)
 def test_the_place_of_a_folder_does_not_depend_on_how_it_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a").mkdir()
-    assert speakers.place_of("a") == speakers.place_of("./a/") == str(tmp_path / "a")
-    assert speakers.place_of("owner/model") == "owner/model"
+    places = [speakers.place_of(loading.Source(name)) for name in ("a", "./a/")]
+    assert places == [str(tmp_path / "a")] * 2
+
+
+def test_two_revisions_of_a_model_are_two_models(full, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    config = {"base_model_name_or_path": "owner/model", "revision": "v2"}
+    (run / "adapter_config.json").write_text(json.dumps(config))
+    (run / "adapter_model.safetensors").touch()
+    begun = full("full", "owner/model")
+    wanted = find_wanted([str(run), begun], with_base=True)
+    bases = [model.source for model in wanted[2:]]
+    assert bases == [loading.Source("owner/model", revision="v2"), loading.Source("owner/model")]
+    assert wanted[2].name == "owner/model@v2 (before training)"
+    assert len({speakers.place_of(base) for base in bases}) == 2

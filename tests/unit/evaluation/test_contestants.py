@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from evaluation.contestants import find_contestants, hash_weights
+from evaluation.contestants import base_of, find_contestants, hash_weights
 from generation.loading import Source
 from merging.receipt import hash_file
 
@@ -80,13 +80,12 @@ def test_a_base_that_was_moved_away_is_named(copy_full, refused, tmp_path):
     assert code == 65 and str(tmp_path / "gone") in line and "run.json" in line
 
 
-def test_a_base_of_another_revision_is_not_taken_for_it(copy_full, base, refused):
-    folder = copy_full("run", str(base / "model"))
-    arguments = {"model_name_or_path": str(base / "model"), "model_revision": "v2"}
-    with open(f"{folder}/run.json", "w") as file:
-        json.dump({"arguments": arguments}, file)
-    code, line = refused(find_contestants, [folder], True)
-    assert code == 64 and "v2" in line
+def test_a_run_that_began_with_a_revision_is_compared_with_that_revision(base):
+    arguments = {"model_name_or_path": "owner/model", "model_revision": "v2"}
+    began = base_of("run", Source(str(base / "model")), arguments)
+    assert began == Source("owner/model", revision="v2") and began.label == "owner/model@v2"
+    adapters = Source("run", "owner/model", "v3")
+    assert base_of("run", adapters, arguments) == Source("owner/model", revision="v3")
 
 
 def test_hashes_are_of_the_weights_and_those_of_the_base(adapters, base):

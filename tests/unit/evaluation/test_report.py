@@ -105,7 +105,7 @@ def test_a_folder_that_can_be_written_keeps_its_results(tmp_path):
 
 
 def test_samples_have_a_file_for_each_model_and_task(tmp_path):
-    report.write_samples(tmp_path, "/runs/a b", {"mine": [{"answer": "é"}, {"answer": "c"}]})
+    report.write_samples(tmp_path, "runs-a-b", {"mine": [{"answer": "é"}, {"answer": "c"}]})
     lines = (tmp_path / "samples" / "runs-a-b" / "mine.jsonl").read_text().splitlines()
     assert [json.loads(line)["answer"] for line in lines] == ["é", "c"]
 
@@ -141,3 +141,15 @@ def test_a_negative_value_is_shown():
 def test_a_picture_that_cannot_be_written_is_refused(tmp_path, refused):
     code, line = refused(plot.write_plot, tmp_path / "none" / "results.png", [BASE])
     assert code == 73 and "results.png" in line
+
+
+def test_models_whose_names_differ_have_files_of_their_own():
+    names = ["/runs/a b", "runs/a-b", "../runs/a/b", "other"]
+    assert report.distinct_names(names) == ["runs-a-b", "runs-a-b-2", "runs-a-b-3", "other"]
+
+
+def test_results_of_an_earlier_evaluation_are_not_in_a_new_folder(tmp_path):
+    first = report.new_folder(tmp_path, "runs/a")
+    assert first == tmp_path / "runs-a"
+    report.write(first, report.RESULTS, "{}")
+    assert report.new_folder(tmp_path, "runs/a") == tmp_path / "runs-a-2"

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from exporting import gguf_file, gguf_folder
 from exporting.converter import Plan, merge_without_effect
 from exporting.experts import find_places
+from file_limits import largest_file
 from gguf_files import rewrite
 from merging import shards
 
@@ -22,6 +23,14 @@ def convert(model, outtype, folder):
     """Write a GGUF of a model's folder as export.py does, and keep its plan beside it."""
     folder.mkdir()
     gguf_file.convert(plan_of(model, folder / "model.gguf", outtype))
+
+
+def test_a_full_disk_is_named_and_not_the_progress_of_the_converter(base, tmp_path, capsys):
+    with largest_file(200_000), pytest.raises(SystemExit) as end:
+        convert(base / "model", "f32", tmp_path / "full")
+    error = capsys.readouterr().err
+    assert end.value.code == 73
+    assert error.startswith(f"error: cannot write {tmp_path}/full/model.gguf: OSError: ")
 
 
 def plan_of(model, path, outtype="f32"):

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from adapter_folders import write_adapters
 from exporting import vllm
 from exporting.origin import read_config, read_origin
-from generation.loading import find_source
+from file_limits import largest_file
+from generation.loading import find_model
 from merging import checking
 from merging.receipt import hash_files
 
@@ -25,7 +26,7 @@ def export(capsys):
 
     def call(folder, output, bound=None):
         try:
-            source = find_source(str(folder))
+            source = find_model(str(folder))
             tokenizer = checking.load_tokenizer(source.tokenizer)
             vllm.check(source, read_config(source), tokenizer)
             vllm.export(read_origin(source, FEW), output, bound)
@@ -172,6 +173,15 @@ def test_what_vllm_refuses_ends_in_one_line_with_the_cure(base, export, tmp_path
 def test_an_output_that_exists_is_kept(whole, export, tmp_path):
     code, printed = export(whole, whole)
     assert code == 73 and "exists" in printed
+
+
+@pytest.mark.parametrize("trained", ["whole", "adapters"])
+def test_a_full_disk_is_one_line(trained, request, export, tmp_path):
+    folder = request.getfixturevalue(trained)
+    with largest_file(4_000):
+        code, printed = export(folder, tmp_path / "served")
+    assert code == 73 and f"cannot write {tmp_path}/served.unfinished" in printed
+    assert not (tmp_path / "served").exists()
 
 
 def test_a_base_whose_weights_changed_is_refused(adapters, whole, export, tmp_path):

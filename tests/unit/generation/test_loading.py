@@ -5,6 +5,8 @@ import json
 
 import pytest
 
+from adapter_folders import make_base
+from adapter_folders import write_adapters as write_adapters_on
 from generation import loading
 from generation.loading import Source
 
@@ -40,6 +42,49 @@ def test_adapters_name_their_base_which_lends_its_tokenizer(folder, tmp_path):
     assert source.weights == source.tokenizer == str(folder)
     (adapters / "tokenizer_config.json").write_text("{}")
     assert source.tokenizer == str(adapters)
+
+
+def test_the_base_of_adapters_is_loaded_in_the_revision_that_they_were_trained_on(
+    tmp_path, monkeypatch
+):
+    config = {"base_model_name_or_path": "owner/model", "revision": "v2"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    source = loading.find_source(str(tmp_path))
+    loaded = []
+
+    def load(name, **options):
+        loaded.append((name, options["revision"]))
+        raise OSError("no hub")
+
+    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", load)
+    monkeypatch.setattr(loading.AutoTokenizer, "from_pretrained", load)
+    for call in (loading.load_tokenizer, lambda source: loading.load_model(source, "auto", "cpu")):
+        with pytest.raises(SystemExit):
+            call(source)
+    assert loaded == [("owner/model", "v2")] * 2
+
+
+def test_adapters_on_a_base_that_was_trained_again_are_refused(tmp_path, capsys):
+    base = make_base(tmp_path / "base")
+    adapters = write_adapters_on(tmp_path / "adapters", base)
+    assert loading.find_model(str(adapters)).base == str(base / "model")
+    weights = base / "model" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(SystemExit) as end:
+        loading.find_model(str(adapters))
+    assert end.value.code == 65
+    assert "are not those that the adapters were trained on" in capsys.readouterr().err
+
+
+def test_adapters_without_weights_are_not_looked_for_on_the_hub(folder, tmp_path, capsys):
+    adapters = tmp_path / "adapters"
+    write_adapters(adapters, str(folder))
+    with pytest.raises(SystemExit) as end:
+        loading.find_model(str(adapters))
+    assert end.value.code == 65
+    assert f"{adapters}: has no adapter_model.safetensors" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./none", "runs/tiny/run", "runs/none"])
