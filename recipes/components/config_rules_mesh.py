@@ -139,7 +139,7 @@ def deepspeed_can_use_the_mesh(config: Config) -> Iterator[Finding]:
 
 
 def processes_can_use_the_mesh(config: Config) -> Iterator[Finding]:
-    """Without an engine, layers are split by transformers alone; nothing shards or splits rows."""
+    """Without an engine, only transformers splits layers; nothing shards or splits rows."""
     sizes = mesh_sizes(config.read)
     if math.prod(sizes.values()) <= 1:
         return
@@ -159,6 +159,6 @@ def processes_can_use_the_mesh(config: Config) -> Iterator[Finding]:
         fix = "FSDP with fsdp_version: 2, or delete parallelism_config"
         yield finding(IGNORED, SECTION, "DDP runs and shards nothing", fix)
     elif sizes["dp_shard"] > 1:
-        reason = "the recipes shard tensor parallel groups by FSDP2 alone"
+        reason = "the recipes shard tensor parallel groups only by FSDP2"
         yield finding(RECIPE, size_path("dp_shard"), reason, "FSDP, as in fsdp2_tp.yaml")
     yield from mesh_has_a_place_for_each_process(config)

@@ -124,7 +124,7 @@ class Mesh:
 
     @property
     def pad_to_multiple_of(self) -> int:
-        """Of what the length of a line has to be a multiple.
+        """The number of which the length of each line has to be a multiple.
 
         A ring gives each rank a piece of the first half of a row and one of the second, so that all
         have as much attention to compute (torch/distributed/tensor/experimental/_context_parallel/
@@ -133,6 +133,18 @@ class Mesh:
         if self.cp > 1:
             return 2 * self.cp
         return self.sp
+
+    def fewest_lines(self, batch_size: int) -> int:
+        """Return how many lines a batch to train on has to have at least, empty ones included.
+
+        Under sequence parallelism DeepSpeed takes batches of one size.
+
+        Args:
+            batch_size: rows in each batch but the last one of an epoch.
+        """
+        if self.sp > 1:
+            return batch_size
+        return 1
 
 
 def sum_over_rows(accelerator: "Accelerator", value: Any) -> Any:

@@ -287,7 +287,7 @@ MESHES = (
     ("deepspeed_ulysses", 4, ()),
     ("deepspeed_ulysses", 4, ("sp_size=4",)),
 )
-# Recipes that train under tensor parallelism alone
+# Recipes whose only dimension is tensor parallelism
 SPLIT_BY_MATRICES = ("llama_dpo", "mistral_pretrain")
 
 
