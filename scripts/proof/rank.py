@@ -24,7 +24,8 @@ class Probe:
 PEAKS = Probe("REHEARSAL_PEAKS", "planner.peak_probe", "peak")
 HOST_MEMORY = Probe("REHEARSAL_HOST_MEMORY", "planner.host_probe", "host")
 STAGES = Probe("REHEARSAL_STAGES", "proof.stage_probe", "stages")
-PROBES = (PEAKS, HOST_MEMORY, STAGES)
+PARTS = Probe("REHEARSAL_PARTS", "proof.part_probe", "parts")
+PROBES = (PEAKS, HOST_MEMORY, STAGES, PARTS)
 
 
 def prepare() -> Rank:
