@@ -101,13 +101,16 @@ class Parts:
         for name, module in model.named_modules():
             if name.endswith(MATRICES):
                 self.names[id(module)] = name
-                self.weights[HELD + name] = part_of(module.weight)
+                # ZeRO-3 keeps in `ds_tensor`, one line of numbers, what outlives the passes.
+                self.weights[HELD + name] = copy_of(
+                    getattr(module.weight, "ds_tensor", module.weight)
+                )
 
     def note_use(self, layer: torch.nn.Linear) -> None:
         """Keep a matrix as the layer multiplies with it."""
         name = self.names.get(id(layer))
         if name and not self.is_saved:
-            self.weights[USED + name] = part_of(layer.weight)
+            self.weights[USED + name] = copy_of(layer.weight)
 
     def save(self) -> None:
         """Write the weights after the first forward pass."""
@@ -128,14 +131,9 @@ class Parts:
         self.file.write(json.dumps({"bytes": line}) + "\n")
 
 
-def part_of(weight: Any) -> torch.Tensor:
-    """Return a copy of what this rank has of a weight.
-
-    ZeRO-3 keeps it in `ds_tensor`, one line of numbers, while the weight itself is empty.
-    """
+def copy_of(weight: Any) -> torch.Tensor:
+    """Return a copy of what this rank has of a weight."""
     local = weight
     if hasattr(weight, "to_local"):
         local = weight.to_local()
-    if not local.numel():
-        local = weight.ds_tensor
     return local.detach().clone().contiguous()

@@ -16,6 +16,7 @@ from proof.markdown import table
 from proof.parity_table import tables
 
 from .memory import host_memory_block, planner_block, shapes_table, tracked_table
+from .meshes import mesh_bytes_block, mesh_recipes_block, mesh_weights_block
 from .proof import proof_block
 from .strategies import Results, bytes_block, parity_block, shares_block
 
@@ -96,6 +97,9 @@ BLOCKS: dict[str, Block] = {
     "host_memory": host_memory_block,
     "families": families_block,
     "gpu": gpu_block,
+    "mesh_bytes": mesh_bytes_block,
+    "mesh_weights": mesh_weights_block,
+    "mesh_recipes": mesh_recipes_block,
 }
 
 
