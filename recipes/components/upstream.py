@@ -153,16 +153,12 @@ def configure_deepspeed_for_loop(
     """Set in DeepSpeed's config what the calls of the training loop do not pass to its engine.
 
     The engine ignores the argument of clip_grad_norm_, and without the size of a micro-batch
-    accelerate requires a data loader in `prepare`. Of ranks that share rows, accelerate takes the
-    number of groups from dp_shard_size, by which DeepSpeed splits nothing, so that a YAML has none.
+    accelerate requires a data loader in `prepare`.
     """
     plugin = accelerator.state.deepspeed_plugin
     if plugin:
         plugin.deepspeed_config["gradient_clipping"] = max_grad_norm
         plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = micro_batch_size
-        config: Any = accelerator.parallelism_config
-        if config is not None and config.sp_size > 1:
-            config.dp_shard_size = accelerator.num_processes // config.sp_size
 
 
 @workaround("deepspeed/runtime/engine.py, _do_optimizer_sanity_check", seen="deepspeed 0.19")

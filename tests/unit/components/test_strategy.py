@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients add up over micro-batches and ranks, and are not finite if a loss is not."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 import llama_pipeline
-from components import upstream
 from components.cli import parse_arguments
 from components.strategy import (
     PipelineAccelerator,
@@ -15,7 +12,7 @@ from components.strategy import (
     backward_of_sum,
     new_accelerator,
 )
-from fakes import fake_accelerator, parallelism
+from fakes import fake_accelerator
 
 
 def gradient_of(loss, weight):
@@ -57,14 +54,3 @@ def test_a_pipeline_is_named_with_what_it_is_combined_with(flags, ranks, name, m
     strategy = Strategy.of(new_accelerator(args))
     assert strategy.name == name and not strategy.is_sharded
     assert strategy.pipeline == args.pp_size and strategy.shards_stages == args.shard_stages
-
-
-def test_deepspeed_counts_the_groups_of_ranks_that_share_rows():
-    plugin = SimpleNamespace(deepspeed_config={})
-    accelerator = fake_accelerator(
-        num_processes=6,
-        parallelism_config=parallelism(sp=2),
-        state=SimpleNamespace(deepspeed_plugin=plugin),
-    )
-    upstream.configure_deepspeed_for_loop(accelerator, max_grad_norm=1.0, micro_batch_size=4)
-    assert accelerator.parallelism_config.dp_shard_size == 3
