@@ -73,7 +73,7 @@ MESH_RUNS = (
     Run("meshes", "hsdp_tp", 8, 1),
     Run("meshes", "fsdp2_cp", 4, 2),
     Run("meshes", "hsdp_cp", 8, 1),
-    Run("meshes", "deepspeed_ulysses", 4, 2),
+    Run("meshes", "deepspeed_ulysses", 4, 2, sizes=("dp_shard_size=2",)),
     Run("meshes", "pp", 4, 2, flags=IN_PIPELINES, recipe="llama_pipeline"),
     Run("meshes", "pp", 4, 2, flags=(*IN_PIPELINES, "--shard_stages"), recipe="llama_pipeline"),
 )
