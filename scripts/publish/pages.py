@@ -16,7 +16,12 @@ from proof.markdown import table
 from proof.parity_table import tables
 
 from .memory import host_memory_block, planner_block, shapes_table, tracked_table
-from .meshes import mesh_bytes_block, mesh_recipes_block, mesh_weights_block
+from .meshes import (
+    mesh_bytes_block,
+    mesh_recipes_block,
+    mesh_traffic_block,
+    mesh_weights_block,
+)
 from .proof import proof_block
 from .strategies import Results, bytes_block, parity_block, shares_block
 
@@ -100,6 +105,7 @@ BLOCKS: dict[str, Block] = {
     "mesh_bytes": mesh_bytes_block,
     "mesh_weights": mesh_weights_block,
     "mesh_recipes": mesh_recipes_block,
+    "mesh_traffic": mesh_traffic_block,
 }
 
 
