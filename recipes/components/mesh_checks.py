@@ -65,13 +65,6 @@ def find_misfits_of_tp(
             f"{strategy.name}: each rank reads its own part of the weights, and FSDP would "
             "broadcast those of rank 0: set fsdp_cpu_ram_efficient_loading: false"
         )
-    if args.use_peft:
-        # peft/tuners/lora/model.py makes an adapter of a split matrix as large as that of its part,
-        # and draws it from the part's size.
-        yield (
-            "--use_peft: peft's adapters do not follow the split of a matrix: leave it out, or "
-            "use fsdp2_full_shard.yaml"
-        )
     if isinstance(args, QuantizationArguments) and (args.load_in_8bit or args.load_in_4bit):
         yield (
             "a quantized base cannot be split by matrices: leave out --load_in_8bit and "

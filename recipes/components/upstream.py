@@ -533,6 +533,31 @@ def keep_gradients_split(model: Any) -> None:
             weight.register_hook(split_like(weight))
 
 
+@workaround("peft/tuners/tuners_utils.py, _get_in_out_features", seen="peft 0.21")
+@contextlib.contextmanager
+def making_whole_adapters() -> Generator[None]:
+    """Have peft make the adapters of split weights as large as those of whole ones.
+
+    It makes them for a rank's part of a weight, and draws them for the part's width, on every rank
+    the same (docs/upstream/peft_lora_tp.md).
+    """
+    import torch
+    from peft.tuners.lora import LoraLayer
+
+    original = LoraLayer._get_in_out_features
+
+    def whole_sizes(self: Any, module: Any) -> Any:
+        if isinstance(module, torch.nn.Linear):
+            return module.in_features, module.out_features
+        return original(self, module)
+
+    LoraLayer._get_in_out_features = whole_sizes
+    try:
+        yield
+    finally:
+        LoraLayer._get_in_out_features = original
+
+
 @workaround("accelerate/accelerator.py, _prepare_tp", seen="accelerate 1.15")
 def leave_whole_weights_to_fsdp(accelerator: Any) -> None:
     """Have accelerate not wrap the weights that tensor parallelism leaves whole.
