@@ -42,8 +42,8 @@ def strategy_of(config: Config) -> Strategy:
     facts = config_strategy.strategy_of(config)
     if ranks_share_rows(config):
         raise UnplannableError(
-            f"the mesh of this config is {facts.mesh}: the planner counts ranks with rows of their "
-            "own alone; rehearse the run, whose shard report has the bytes of each rank: "
+            f"the mesh of this config is {facts.mesh}: the planner only counts ranks with rows of "
+            "their own; rehearse the run, whose shard report has the bytes of each rank: "
             "python scripts/rehearse.py --config_file YAML recipes/RECIPE.py ..."
         )
     offload = set(facts.offload)
