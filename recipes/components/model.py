@@ -145,7 +145,7 @@ def add_adapters(
     if args.lora_target_modules == ["all-linear"]:
         options["exclude_modules"] = sorted(find_unfit_layers(model)) or None
     upstream.silence_old_name_of_checkpointing()
-    with upstream.making_whole_adapters():
+    with upstream.making_whole_adapters(), upstream.copying_split_weights():
         model = wrap_in_adapters(model, lora_config(args, **options), accelerator)
     split_adapters(model, accelerator)
     use_dora = isinstance(args, LoraVariantArguments) and args.use_dora

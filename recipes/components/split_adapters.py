@@ -20,6 +20,7 @@ from transformers.distributed.parallel_utils import (
 )
 from transformers.distributed.tensor_parallel import ColwiseParallel, RowwiseParallel
 
+from components import upstream
 from components.mesh import Mesh
 
 
@@ -53,7 +54,9 @@ class DropoutOfPart(torch.nn.Module):
 
 
 def split_adapters(model: Any, accelerator: Accelerator) -> None:
-    """Split peft's adapters as the matrices that they adapt. Every rank of a group takes part.
+    """Split peft's adapters and copies of modules as what they adapt or replace.
+
+    Every rank of a group takes part.
 
     Args:
         model: with adapters that are whole, as `upstream.making_whole_adapters` has them made.
@@ -62,6 +65,9 @@ def split_adapters(model: Any, accelerator: Accelerator) -> None:
         return
     for layer, style in adapters_with_style(model):
         split_adapter(layer, style)
+    for copied, style in copies_with_style(model):
+        upstream.run_copy_by_itself(copied, style)
+        upstream.keep_gradients_split(copied)
 
 
 def adapters_with_style(model: Any) -> Iterator[tuple[Any, Any]]:
@@ -70,11 +76,30 @@ def adapters_with_style(model: Any) -> Iterator[tuple[Any, Any]]:
 
     base = model.get_base_model()
     for path, module in base.named_modules():
-        if not isinstance(module, LoraLayer):
+        style = style_of(base, path)
+        if isinstance(module, LoraLayer) and style is not None:
+            yield module, style
+
+
+def copies_with_style(model: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each layer in the copies of --modules_to_save that is split, and its style."""
+    from peft.utils.other import ModulesToSaveWrapper
+
+    base = model.get_base_model()
+    for path, module in base.named_modules():
+        if not isinstance(module, ModulesToSaveWrapper):
             continue
-        style = base.tp_plan.get(replace_layer_number_by_wildcard(path))
-        if style is not None:
-            yield module, ALL_PARALLEL_STYLES[style]
+        for copied in module.modules_to_save.values():
+            for end, layer in copied.named_modules():
+                style = style_of(base, f"{path}.{end}" if end else path)
+                if style is not None:
+                    yield layer, style
+
+
+def style_of(base: Any, path: str) -> Any:
+    """Return transformers' style by which a module of a model is split, or None if it is whole."""
+    name = base.tp_plan.get(replace_layer_number_by_wildcard(path))
+    return None if name is None else ALL_PARALLEL_STYLES[name]
 
 
 def split_adapter(layer: Any, style: Any) -> None:

@@ -558,6 +558,44 @@ def making_whole_adapters() -> Generator[None]:
         LoraLayer._get_in_out_features = original
 
 
+@workaround("torch/_tensor.py, Tensor.__deepcopy__", seen="torch 2.13")
+@contextlib.contextmanager
+def copying_split_weights() -> Generator[None]:
+    """Have copy.deepcopy copy split weights within this context, which peft calls.
+
+    torch copies the storage of a tensor, and a DTensor has none: "Attempted to call copy_() on an
+    invalid python storage".
+    """
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    def copied(self: Any, memo: dict) -> Any:
+        if id(self) not in memo:
+            memo[id(self)] = torch.nn.Parameter(self.detach().clone(), self.requires_grad)
+        return memo[id(self)]
+
+    DTensor.__deepcopy__ = copied  # pyrefly: ignore[bad-assignment]  # that of Tensor
+    try:
+        yield
+    finally:
+        del DTensor.__deepcopy__
+
+
+@workaround("transformers/distributed/tensor_parallel.py, install_forward", seen="transformers 5.23")
+def run_copy_by_itself(layer: Any, style: Any) -> None:
+    """Have the copy of a split layer compute with its own weights.
+
+    transformers puts a function around the forward pass of a split layer. A deep copy, as of
+    peft's --modules_to_save, has the same function, which runs the original.
+
+    Args:
+        layer: the copy.
+        style: of transformers, by which the original is split.
+    """
+    del layer.forward
+    style.install_forward(layer, next(layer.parameters()).device_mesh)
+
+
 @workaround("accelerate/accelerator.py, _prepare_tp", seen="accelerate 1.15")
 def leave_whole_weights_to_fsdp(accelerator: Any) -> None:
     """Have accelerate not wrap the weights that tensor parallelism leaves whole.
