@@ -13,15 +13,22 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 from transformers.distributed.parallel_utils import (
     ALL_PARALLEL_STYLES,
     replace_layer_number_by_wildcard,
 )
-from transformers.distributed.tensor_parallel import ColwiseParallel, RowwiseParallel
+from transformers.distributed.tensor_parallel import (
+    ColwiseParallel,
+    EmbeddingParallel,
+    RowwiseParallel,
+)
 
 from components import upstream
+from components.exits import Exit
 from components.mesh import Mesh
+from components.status import fail
 
 
 class DropoutOfPart(torch.nn.Module):
@@ -56,44 +63,43 @@ class DropoutOfPart(torch.nn.Module):
 def split_adapters(model: Any, accelerator: Accelerator) -> None:
     """Split peft's adapters and copies of modules as what they adapt or replace.
 
-    Every rank of a group takes part.
+    Every rank of a group takes part. Ends with 64 if an adapter cannot follow the split.
 
     Args:
         model: with adapters that are whole, as `upstream.making_whole_adapters` has them made.
     """
     if Mesh.of(accelerator).tp == 1:
         return
-    for layer, style in adapters_with_style(model):
-        split_adapter(layer, style)
-    for copied, style in copies_with_style(model):
-        upstream.run_copy_by_itself(copied, style)
-        upstream.keep_gradients_split(copied)
+    mesh: Any = accelerator.torch_device_mesh
+    base = model.get_base_model()
+    for path, layer in adapted_layers(base):
+        split_adapters_of(layer, path, style_of(base, path), mesh["tp"])
+    for path, copied in copied_layers(base):
+        style = style_of(base, path)
+        if style is not None:
+            upstream.run_copy_by_itself(copied, style, mesh["tp"])
+            upstream.keep_gradients_split(copied)
 
 
-def adapters_with_style(model: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each adapted layer whose weight is split, and transformers' style of the split."""
+def adapted_layers(base: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the path of each layer of a model that has adapters, and peft's layer around it."""
     from peft.tuners.lora import LoraLayer
 
-    base = model.get_base_model()
     for path, module in base.named_modules():
-        style = style_of(base, path)
-        if isinstance(module, LoraLayer) and style is not None:
-            yield module, style
+        if isinstance(module, LoraLayer):
+            yield path, module
 
 
-def copies_with_style(model: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each layer in the copies of --modules_to_save that is split, and its style."""
+def copied_layers(base: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield each layer in the copies of --modules_to_save, and the path of its original."""
     from peft.utils.other import ModulesToSaveWrapper
 
-    base = model.get_base_model()
     for path, module in base.named_modules():
         if not isinstance(module, ModulesToSaveWrapper):
             continue
         for copied in module.modules_to_save.values():
             for end, layer in copied.named_modules():
-                style = style_of(base, f"{path}.{end}" if end else path)
-                if style is not None:
-                    yield layer, style
+                yield f"{path}.{end}" if end else path, layer
 
 
 def style_of(base: Any, path: str) -> Any:
@@ -102,24 +108,43 @@ def style_of(base: Any, path: str) -> Any:
     return None if name is None else ALL_PARALLEL_STYLES[name]
 
 
-def split_adapter(layer: Any, style: Any) -> None:
+def split_adapters_of(layer: Any, path: str, style: Any, mesh: DeviceMesh) -> None:
     """Split one half of each adapter of a layer, and leave the other one whole.
 
     Args:
-        layer: peft's, around a layer that is split.
-        style: of transformers, by which that layer is split.
+        layer: peft's, around the layer at `path`.
+        style: of transformers, by which that layer is split, or None.
+        mesh: the ranks of a group.
     """
-    mesh = layer.get_base_layer().weight.device_mesh
-    halves = layer.lora_B if isinstance(style, ColwiseParallel) else layer.lora_A
+    if isinstance(style, ColwiseParallel):
+        split_halves(layer.lora_B, style, mesh)
+    elif isinstance(style, RowwiseParallel):
+        split_halves(layer.lora_A, style, mesh)
+        if isinstance(style.input_layouts, Shard):
+            draw_parts_of_masks(layer, mesh)
+    # An embedding puts out whole vectors, and so does its adapter, which stays whole.
+    elif style is not None and not isinstance(style, EmbeddingParallel):
+        fail(
+            Exit.USAGE,
+            f"--use_peft: tensor parallelism splits {path} in a way that adapters cannot follow: "
+            "leave it out of --lora_target_modules, or use fsdp2_full_shard.yaml",
+        )
+
+
+def split_halves(halves: torch.nn.ModuleDict, style: Any, mesh: DeviceMesh) -> None:
+    """Split one of the two matrices of each adapter of a layer as the layer is split."""
     for half in halves.values():
         style.shard_param(half, "weight", mesh)
         half.weight = torch.nn.Parameter(own_part(half.weight), half.weight.requires_grad)
         style.install_forward(half, mesh)
-    if isinstance(style, RowwiseParallel):
-        for name, dropout in layer.lora_dropout.items():
-            if isinstance(dropout, torch.nn.Dropout):
-                rank = mesh.get_local_rank()
-                layer.lora_dropout[name] = DropoutOfPart(dropout.p, rank, mesh.size())
+
+
+def draw_parts_of_masks(layer: Any, mesh: DeviceMesh) -> None:
+    """Have the dropout before the adapters of a layer drop what one process would drop."""
+    for name, dropout in layer.lora_dropout.items():
+        if isinstance(dropout, torch.nn.Dropout):
+            rank = mesh.get_local_rank()
+            layer.lora_dropout[name] = DropoutOfPart(dropout.p, rank, mesh.size())
 
 
 def own_part(weight: DTensor) -> DTensor:

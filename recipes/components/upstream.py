@@ -581,8 +581,10 @@ def copying_split_weights() -> Generator[None]:
         del DTensor.__deepcopy__
 
 
-@workaround("transformers/distributed/tensor_parallel.py, install_forward", seen="transformers 5.23")
-def run_copy_by_itself(layer: Any, style: Any) -> None:
+@workaround(
+    "transformers/distributed/tensor_parallel.py, install_forward", seen="transformers 5.23"
+)
+def run_copy_by_itself(layer: Any, style: Any, mesh: Any) -> None:
     """Have the copy of a split layer compute with its own weights.
 
     transformers puts a function around the forward pass of a split layer. A deep copy, as of
@@ -591,9 +593,10 @@ def run_copy_by_itself(layer: Any, style: Any) -> None:
     Args:
         layer: the copy.
         style: of transformers, by which the original is split.
+        mesh: the ranks over which it is split.
     """
     del layer.forward
-    style.install_forward(layer, next(layer.parameters()).device_mesh)
+    style.install_forward(layer, mesh)
 
 
 @workaround("accelerate/accelerator.py, _prepare_tp", seen="accelerate 1.15")
