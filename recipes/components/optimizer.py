@@ -163,17 +163,27 @@ def settings_of_schedule(name: str) -> list[str]:
 
 
 def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict]:
-    """Return what is trained in two groups: with weight decay, and biases and norms without."""
+    """Return what is trained in groups: with weight decay, and biases and norms without.
+
+    Experts that are spread over ranks are a group of their own, since no kernel updates tensors of
+    several meshes at once.
+    """
     decayed = []
     kept = []
+    spread = []
     for name, weight in model.named_parameters():
-        if weight.requires_grad and is_bias_or_norm(name):
+        if not weight.requires_grad:
+            continue
+        if is_bias_or_norm(name):
             kept.append(weight)
-        elif weight.requires_grad:
+        elif getattr(weight, "device_mesh", None) is not None and ".experts." in name:
+            spread.append(weight)
+        else:
             decayed.append(weight)
     groups = [
         {"params": decayed, "weight_decay": weight_decay},
         {"params": kept, "weight_decay": 0.0},
+        {"params": spread, "weight_decay": weight_decay},
     ]
     # DeepSpeed would drop an empty group, and the schedule would then fail.
     return [group for group in groups if group["params"]]
