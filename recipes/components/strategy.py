@@ -16,13 +16,13 @@ from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin
 from accelerate.utils.dataclasses import DynamoBackend, TorchDynamoPlugin
 
 from components import upstream
-from components.experts import average_under_ddp, make_expert_mesh
 from components.arguments import (
     CommonArguments,
     CompileArguments,
     ExpertParallelArguments,
     PipelineArguments,
 )
+from components.experts import average_under_ddp, make_expert_mesh
 from components.mesh import Mesh
 from components.plugins import fsdp_plugin, mixed_dtype
 
