@@ -166,8 +166,8 @@ def settings_of_schedule(name: str) -> list[str]:
 def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict]:
     """Return what is trained in groups: with weight decay, and biases and norms without.
 
-    Weights that tensor parallelism splits are apart from whole ones: torch's fused kernel takes
-    either.
+    Weights of different meshes are apart, those that no mesh splits among them: no kernel updates
+    tensors of several meshes at once.
     """
     groups: dict[Any, dict] = {}
     for name, weight in model.named_parameters():
