@@ -27,7 +27,6 @@ from components.arguments import (
     SamplingArguments,
 )
 from components.cli import arg
-from components.mesh import sum_over_rows
 from components.startup import start
 
 
@@ -96,6 +95,7 @@ from components.classifier import evaluate_classifier, load_classifier, weighted
 from components.columns import validate_texts
 from components.export import save_model
 from components.labels import Classes, add_labels, find_classes, label_tensors, read_label
+from components.mesh import sum_over_rows
 from components.model_checks import base_model_of, check_model
 from components.optimizer import make_optimizer
 from components.padding import pad_texts

@@ -26,7 +26,6 @@ from components.arguments import (
     SamplingArguments,
 )
 from components.cli import Above, arg
-from components.mesh import sum_over_rows
 from components.startup import start
 
 
@@ -89,6 +88,7 @@ from components.batches import BatchPlan, Line, rows_of_lines
 from components.classifier import load_classifier
 from components.export import save_model
 from components.loading import loading
+from components.mesh import sum_over_rows
 from components.model_checks import base_model_of, check_model
 from components.optimizer import make_optimizer
 from components.padding import pad_texts

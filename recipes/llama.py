@@ -236,9 +236,9 @@ def main(args: Arguments) -> None:
         one_line=takes_one_line(args.attn_implementation),
         pad_to_multiple_of=mesh.pad_to_multiple_of,
     )
-    packer = collator
-    if mesh.sp > 1:  # DeepSpeed takes batches of one size
-        packer = dataclasses.replace(collator, num_lines=args.per_device_train_batch_size)
+    packer = dataclasses.replace(
+        collator, num_lines=mesh.fewest_lines(args.per_device_train_batch_size)
+    )
     if args.packing:
         packer = dataclasses.replace(collator, width=args.max_length)
     train_loader = plan.training_loader(train_rows, packer, first_step=run.step, lines=lines)

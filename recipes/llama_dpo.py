@@ -28,7 +28,6 @@ from components.arguments import (
     SamplingArguments,
 )
 from components.cli import MAY_CHANGE, Above, arg
-from components.mesh import sum_over_rows
 from components.startup import start
 
 
@@ -100,6 +99,7 @@ from components.columns import rename_columns
 from components.conversations import find_tools, read_pair
 from components.export import save_model
 from components.head_loss import LossInHead
+from components.mesh import sum_over_rows
 from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model

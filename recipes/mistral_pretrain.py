@@ -26,7 +26,6 @@ from typing import Annotated, ClassVar, Literal
 
 from components.arguments import CausalLMArguments, EvalOnStartArguments
 from components.cli import MAY_CHANGE, Above, AtLeast, arg
-from components.mesh import Mesh, sum_over_rows
 from components.startup import start
 
 
@@ -116,6 +115,7 @@ from components.documents import Documents, open_documents
 from components.exits import Exit
 from components.export import save_model
 from components.head_loss import LossInHead
+from components.mesh import Mesh, sum_over_rows
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
 from components.optimizer import make_optimizer

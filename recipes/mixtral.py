@@ -29,7 +29,6 @@ from components.arguments import (
     SamplingArguments,
 )
 from components.cli import AtLeast, arg
-from components.mesh import sum_over_rows, sum_over_tokens
 from components.startup import start
 
 
@@ -106,6 +105,7 @@ from components.conversations import Conversation, read_conversation, trains_on_
 from components.exits import Exit
 from components.export import save_model
 from components.head_loss import LossInHead
+from components.mesh import sum_over_rows, sum_over_tokens
 from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import base_model_of, check_model

@@ -29,7 +29,6 @@ from components.arguments import (
     SamplingArguments,
 )
 from components.cli import MAY_CHANGE, Above, arg
-from components.mesh import gather_rows, sum_over_rows
 from components.startup import start
 
 
@@ -135,6 +134,7 @@ from components.columns import MAX_SHOWN, advise_columns, list_columns
 from components.exits import Exit
 from components.export import save_model
 from components.generation import generate
+from components.mesh import gather_rows, sum_over_rows
 from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model

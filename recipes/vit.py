@@ -26,7 +26,6 @@ from components.arguments import (
     PreparationArguments,
 )
 from components.cli import MAY_CHANGE, AtLeast, arg
-from components.mesh import sum_over_rows
 from components.startup import start
 
 
@@ -103,6 +102,7 @@ from components.labels import (
     label_tensors,
 )
 from components.loading import loading
+from components.mesh import sum_over_rows
 from components.optimizer import make_optimizer
 from components.rows import Rows, Split, describe_rows, hold_out_rows, prepare_rows
 from components.run import Run

@@ -27,6 +27,12 @@ def fake_accelerator(**settings):
     return SimpleNamespace(**plain | settings)
 
 
+def parallelism(**sizes):
+    """The sizes of accelerate's mesh, each one that is not given 1."""
+    names = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
+    return SimpleNamespace(**{f"{name}_size": sizes.get(name, 1) for name in names})
+
+
 def alone(ranks):
     """What a run asks of an Accelerator before its first step, on rank 0 of `ranks`."""
     return SimpleNamespace(

@@ -51,11 +51,9 @@ class Mesh:
             return cls(
                 dp_shard=accelerator.num_processes // pp, rank=accelerator.process_index, pp=pp
             )
-        replicas = config.dp_replicate_size
-        shared = config.cp_size * config.sp_size * config.tp_size
         return cls(
-            replicas,
-            accelerator.num_processes // (replicas * shared),  # DeepSpeed's YAML does not name it
+            config.dp_replicate_size,
+            config.dp_shard_size,
             config.cp_size,
             config.sp_size,
             config.tp_size,
@@ -124,7 +122,7 @@ class Mesh:
 
     @property
     def pad_to_multiple_of(self) -> int:
-        """Of what the length of a line has to be a multiple.
+        """The number of which the length of each line has to be a multiple.
 
         A ring gives each rank a piece of the first half of a row and one of the second, so that all
         have as much attention to compute (torch/distributed/tensor/experimental/_context_parallel/
@@ -133,6 +131,18 @@ class Mesh:
         if self.cp > 1:
             return 2 * self.cp
         return self.sp
+
+    def fewest_lines(self, batch_size: int) -> int:
+        """Return the least number of lines, empty ones included, of a batch to train on.
+
+        Under sequence parallelism DeepSpeed takes batches of one size.
+
+        Args:
+            batch_size: rows in each batch but the last one of an epoch.
+        """
+        if self.sp > 1:
+            return batch_size
+        return 1
 
 
 def sum_over_rows(accelerator: "Accelerator", value: Any) -> Any:

@@ -17,6 +17,7 @@ from components.arguments import (
     PredictionArguments,
     QuantizationArguments,
 )
+from components.config_strategy import how_to_fit_sequences
 from components.mesh import Mesh
 from components.plugins import deepspeed_config, fsdp_plugin
 
@@ -35,11 +36,18 @@ def find_mesh_misfits(
     mesh = Mesh.of(accelerator)
     if mesh.copies == 1:
         return
+    places = mesh.data_ranks * mesh.copies
+    if places != accelerator.num_processes:  # accelerate checks it for all engines but DeepSpeed
+        yield (
+            f"the sizes in parallelism_config multiply to {places}, and "
+            f"{accelerator.num_processes} processes run: "
+            f"{how_to_fit_sequences(mesh.sp, accelerator.num_processes)}"
+        )
     for kind, name in NAMES.items():
         if getattr(mesh, kind) > 1 and kind not in args.MESH:
             yield (
                 f"this recipe has no {name} parallelism: set {kind}_size to 1, or use a YAML that "
-                "shards alone, such as fsdp2_full_shard.yaml"
+                "only shards, such as fsdp2_full_shard.yaml"
             )
     if mesh.tp > 1:
         yield from find_misfits_of_tp(args, accelerator, strategy)
@@ -92,7 +100,7 @@ def find_misfits_of_cp(args: CommonArguments) -> Iterator[str]:
     if args.attn_implementation not in (None, "sdpa"):
         yield (
             f"--attn_implementation {args.attn_implementation}: the ring of context parallelism "
-            "replaces sdpa alone: use sdpa"
+            "replaces only sdpa: use sdpa"
         )
     if isinstance(args, PredictionArguments) and args.predict_with_generate:
         yield (
@@ -114,7 +122,7 @@ def find_misfits_of_sp(
     if (args.attn_implementation or "sdpa") != takes:
         yield (
             f"--attn_implementation {args.attn_implementation}: sequence parallelism replaces "
-            f"{takes}, and ranks would attend to their own part of a row alone: set "
+            f"{takes}, and ranks would attend only to their own part of a row: set "
             f"parallelism_config_sp_attn_implementation: {args.attn_implementation}"
         )
     if not handler.sp_seq_length_is_variable:
@@ -162,7 +170,9 @@ def find_model_misfits(args: CommonArguments, mesh: Mesh) -> Iterator[str]:
         return
     name = args.model_name_or_path
     with contextlib.suppress(OSError, ValueError):
-        config = AutoConfig.from_pretrained(name, revision=args.model_revision)
+        config = AutoConfig.from_pretrained(
+            name, revision=args.model_revision, trust_remote_code=False
+        )
         yield from find_misfits_of_config(config.get_text_config(), mesh)
 
 
@@ -179,7 +189,7 @@ def find_misfits_of_config(config: Any, mesh: Mesh) -> Iterator[str]:
     others = attention_other_than_full(config)
     if mesh.cp > 1 and others:
         yield (
-            f"the ring of context parallelism knows full attention alone, and this model has "
+            f"the ring of context parallelism knows only full attention, and this model has "
             f"{', '.join(others)}: set cp_size to 1, or use deepspeed_ulysses.yaml"
         )
 

@@ -177,8 +177,7 @@ def backward_of_sum(accelerator: Accelerator, loss: torch.Tensor) -> None:
     Args:
         loss: the micro-batch's sum, divided by the count of the whole step over all ranks.
     """
-    plugin = accelerator.state.deepspeed_plugin
-    zero_stage = None if plugin is None else plugin.zero_stage
+    zero_stage = Strategy.of(accelerator).zero_stage
     averaged = Mesh.of(accelerator).averaged(zero_stage)
     num_parts = accelerator.gradient_accumulation_steps * averaged
     # An infinite loss may have finite gradients. As NaN they spread to all ranks, which share the

@@ -52,7 +52,7 @@ The modules in reading order; each imports only modules above it:
     peak_probe    in such a rank: the peak of live tensors
     tracked_jobs  what is trained in such ranks under every YAML
     live_peaks    planned against live tensors of ranks, under every YAML
-    activation_probe  in such a rank: what its forward passes keep for the backward pass
+    activation_probe  in such a rank: what its forward passes keep
     activations   what ranks that share rows keep, against one process
     host_probe    in such a rank: the host memory of loading and resuming
     host_memory   the host memory of loading and resuming, in copies of the model

@@ -15,7 +15,6 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer
 
-from components.config_reading import as_read
 from paths import CONFIGS
 
 from . import recipe, yaml_files
@@ -132,7 +131,7 @@ def plan_of_row(row: Row) -> Plan:
     args = recipe.parse_words(["--eval_strategy", "no", *job.words])
     config = yaml_files.read(CONFIGS / f"{row['config']}.yaml")
     if row.get("sizes"):
-        config = as_read(content_of(row["config"], row["sizes"]))
+        config = yaml_files.read_content(content_of(row["config"], row["sizes"]))
     machines = 1
     if row["config"] == "fsdp1_hybrid_shard":
         machines = 2  # The rehearsal simulates them.

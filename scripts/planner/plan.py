@@ -6,11 +6,9 @@
 
 from dataclasses import dataclass, replace
 
-from components.mesh import Mesh
-
 from . import recipe
 from .errors import UnplannableError
-from .recipe import RecipeArguments
+from .recipe import Mesh, RecipeArguments
 from .yaml_files import Config, Strategy, how_to_fit_mesh, strategy_of
 
 ITEMSIZES = {"bf16": 2, "fp16": 2}  # bytes per element of each mixed precision
@@ -139,10 +137,6 @@ def ranks_and_machines(
             f"the config's mesh is {words_of_mesh(strategy)}: "
             f"it needs {mesh} processes, not {ranks}: "
             f"{how_to_fit_mesh(strategy, ranks)}"
-        )
-    if ranks % strategy.sp:
-        raise UnplannableError(
-            f"--num_processes {ranks}: must be a multiple of the config's sp_size, {strategy.sp}"
         )
     if strategy.engine == "single" and ranks > 1:
         raise UnplannableError(

@@ -15,13 +15,12 @@ from accelerate import DistributedType
 from transformers import PretrainedConfig, PreTrainedModel
 
 import llama
-from components import head_loss, optimizer, upstream
+from components import head_loss, mesh, optimizer, upstream
 from components.chat_template import ChatTemplate
 from components.checks import find_conflicts
 from components.cli import RecipeParser, parse_arguments, take_config
 from components.head_loss import LossInHead
 from components.learning_rate import rate_for_adapters
-from components.mesh import Mesh
 from components.mesh_checks import find_misfits_of_config
 from components.model import lora_config, wrap_in_adapters
 from components.model_checks import find_problems_of_whole_modules
@@ -31,6 +30,7 @@ from components.strategy_checks import find_misfits
 
 # The recipe's arguments; `with_values` copies them
 RecipeArguments = llama.Arguments
+Mesh = mesh.Mesh
 A = TypeVar("A")
 MIB = 2**20
 CPU = torch.device("cpu")
@@ -126,6 +126,7 @@ def parallelism_settings(mesh: Mesh, written: Mapping[str, Any]) -> SimpleNamesp
     )
     return SimpleNamespace(
         dp_replicate_size=mesh.dp_replicate,
+        dp_shard_size=mesh.dp_shard,
         cp_size=mesh.cp,
         sp_size=mesh.sp,
         tp_size=mesh.tp,

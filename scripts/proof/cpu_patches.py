@@ -184,7 +184,7 @@ def do_not_compile() -> None:
 def attend_by_a_ring() -> None:
     """Let context parallelism use torch's attention for CPUs.
 
-    Upstream's ring attention knows the kernels of CUDA alone (torch/distributed/tensor/
+    Upstream's ring attention knows only the kernels of CUDA (torch/distributed/tensor/
     experimental/_context_parallel/_attention.py). Its own templates for forward and backward pass
     take any kernel that returns the sums by which pieces of attention are joined; that for CPUs
     does.

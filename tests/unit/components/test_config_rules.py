@@ -26,6 +26,7 @@ WISHES = {
     "ZeRO-3 that cannot save": "warning",
     "FSDP1 with flat parameters": "info",
     "tensor parallel mesh": "info",
+    "tensor parallel shards that rank 0 would load": "info",
 }
 
 

@@ -14,7 +14,7 @@ EXPECTED = {
     "single": ("NO_SHARD", "1 1 1"),
     "ddp": ("NO_SHARD", "1 1 1"),
     "pp": ("NO_SHARD", "1 1 1"),  # accelerate does not know of pipelines
-    "tp": ("NO_SHARD", "1 1 1"),  # of the part of each matrix that a rank has
+    "tp": ("NO_SHARD", "1 1 1"),  # each rank has a part of each matrix
     "fsdp2_tp": ("FULL_SHARD", "2 2 2"),
     "hsdp_tp": ("HYBRID_SHARD", "2 2 2"),
     "fsdp2_cp": ("FULL_SHARD", "4 4 4"),

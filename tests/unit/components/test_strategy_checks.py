@@ -21,7 +21,7 @@ from components.strategy_checks import (
     how_to_rehearse,
 )
 from example_arguments import MixtureArguments, language_model_arguments
-from fakes import fake_accelerator
+from fakes import fake_accelerator, parallelism
 
 # What `accelerate launch` exports where the YAML is silent (accelerate 1.15, utils/launch.py)
 LAUNCHER = {
@@ -56,7 +56,7 @@ def accelerator_of(
     state = SimpleNamespace(
         fsdp_plugin=FullyShardedDataParallelPlugin(), deepspeed_plugin=None, backend="gloo"
     )
-    mesh = SimpleNamespace(dp_replicate_size=replicas) if replicas > 1 else None
+    mesh = parallelism(dp_replicate=replicas) if replicas > 1 else None
     return fake_accelerator(
         distributed_type=DistributedType.FSDP,
         state=state,

@@ -24,7 +24,7 @@ from components.summary import (
     wrapped,
 )
 from example_arguments import language_model_arguments
-from fakes import fake_accelerator
+from fakes import fake_accelerator, parallelism
 
 MIXTURE = MixtralConfig(
     hidden_size=8,
@@ -324,11 +324,12 @@ class TestUnusedGpus:
             return SimpleNamespace(
                 distributed_type=kind,
                 num_processes=ranks,
+                process_index=0,
                 device=SimpleNamespace(type="cuda"),
                 is_main_process=True,
                 state=SimpleNamespace(fsdp_plugin=plugin),
                 gradient_state=SimpleNamespace(plugin_kwargs={}),
-                parallelism_config=SimpleNamespace(dp_replicate_size=replicas),
+                parallelism_config=parallelism(dp_replicate=replicas),
                 mixed_precision="bf16",
             )
 
