@@ -95,7 +95,7 @@ def plan_of(
         engine=engine_on(strategy, ranks),
         stage=strategy.stage,
         ranks=ranks,
-        shards=ranks,
+        shards=ranks // strategy.tp,
         mixed_precision=mixed_precision or config.get("mixed_precision", "no"),
         offloads_parameters=strategy.offloads_parameters,
         offloads_optimizer=strategy.offloads_optimizer,
