@@ -9,22 +9,23 @@ import json
 import shutil
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig
 
-import llama
-from components.chat_template import ChatTemplate
-from launching import read_metrics
+from launching import RECIPE, REPO, data_of, read_metrics, rehearse
 from proof.compare import compare, within
-from proof.jobs import CUT, run_on_mesh
-from proof.jobs import Run as Job
+from proof.faults import Fault
+from proof.jobs import CUT, Run, run_on_mesh
 from proof.launch import launch
+from proof.trials.lab import Lab
+from proof.trials.outcome import resume_and_compare, verified
+from saved_models import loss_of_saved
 from tiny import makers
 
 RANKS = {"tp": 2, "fsdp2_tp": 4, "fsdp2_cp": 4, "deepspeed_ulysses": 2}
-PARTS_OF_ROWS = {"fsdp2_cp": 4, "deepspeed_ulysses": 2}
+PARTS_OF_ROWS = ("fsdp2_cp", "deepspeed_ulysses")
 # 45 rows do not divide by 12: the last window of an epoch has batches with few rows or none
 ROWS = "--num_train_rows 45 --num_test_rows 9".split()
 STEPS = 6
@@ -34,7 +35,12 @@ FLAGS = (
 )
 # fp32 rounds at 6e-8; sums of another order, over other parts, differ by a few times that
 BOUNDS = {"loss": 1e-6, "grad_norm": 1e-5, "learning_rate": 0.0, "weights": 1e-5}
-EVALUATED = {"rel": 1e-6}
+SUMMED_OTHERWISE = {"rel": 1e-6}
+# Files with times, or with the name of the folder
+RECORDS = (
+    *("README.md", "metrics.jsonl", "progress.json", "run.json", "status.json"),
+    *("manifest.json", "report.json"),
+)
 
 
 # ---- Runs that tests share ----
@@ -48,7 +54,7 @@ def tiny_of_meshes(once):
 def job_of(config, weights="full", flags=()):
     """The job under a YAML, on as few ranks as show it."""
     if config == "fsdp2_full_shard":
-        job = Job("meshes", config, 2, *CUT[2], weights)
+        job = Run("meshes", config, 2, *CUT[2], weights)
     else:
         job = run_on_mesh(config, RANKS.get(config, 1), weights=weights)
     return replace(job, flags=(*FLAGS, *flags))
@@ -69,17 +75,25 @@ def finished(once, tiny_of_meshes):
     return folder_of
 
 
-def go_on(config, tiny, folder, **options):
-    """Continue the run in a folder under a YAML, and return what was printed."""
-    code, output = launch(job_of(config, **options), tiny, folder)
-    assert code == 0 and "Continuing from" in output, output[-3000:]
-    return output
+def files_of_result(folder):
+    """The bytes of each file of a finished run, without those that hold times or its folder."""
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in RECORDS
+    }
 
 
 def take_over(run, folder, step):
     """Make a folder as the run was after this step."""
     shutil.copytree(run / f"checkpoint-{step}", folder / f"checkpoint-{step}")
     shutil.copy(run / "metrics.jsonl", folder)
+
+
+def go_on(config, tiny, folder):
+    """Continue the run in a folder under a YAML."""
+    code, output = launch(job_of(config), tiny, folder)
+    assert code == 0 and "Continuing from" in output, output[-3000:]
 
 
 def assert_agrees(folder, whole):
@@ -89,16 +103,14 @@ def assert_agrees(folder, whole):
     evaluations, expected = read_metrics(folder)[1], read_metrics(whole)[1]
     assert [line["step"] for line in evaluations] == [line["step"] for line in expected]
     for ours, theirs in zip(evaluations, expected, strict=True):
-        assert ours["eval_loss"] == pytest.approx(theirs["eval_loss"], **EVALUATED)
+        assert ours["eval_loss"] == pytest.approx(theirs["eval_loss"], **SUMMED_OTHERWISE)
 
 
 # ---- Numbers ----
 @pytest.mark.parametrize("config", RANKS)
 def test_a_mesh_gives_the_numbers_of_one_process(config, finished):
-    folder, whole = finished(config), finished("single")
-    print({k: v for k, v in compare(folder, whole).items()})
-    print([(a["eval_loss"], b["eval_loss"]) for a, b in zip(read_metrics(folder)[1], read_metrics(whole)[1])])
-    assert_agrees(folder, whole)
+    folder = finished(config)
+    assert_agrees(folder, finished("single"))
     assert json.loads((folder / "report.json").read_text())["verdict"] == "ok"
     assert max(line["grad_norm"] for line in read_metrics(folder)[0]) > 0.5  # It was clipped
 
@@ -108,31 +120,82 @@ def test_adapters_on_parts_of_rows_give_the_numbers_of_one_process(config, finis
     assert_agrees(finished(config, "LoRA"), finished("single", "LoRA"))
 
 
+@pytest.mark.parametrize(
+    ("config", "kind"), [*((c, "full") for c in RANKS), *((c, "LoRA") for c in PARTS_OF_ROWS)]
+)
+def test_the_result_loads_and_has_the_loss_of_one_process(config, kind, finished, tiny_of_meshes):
+    loss = loss_of_saved(finished(config, kind), kind, tiny_of_meshes)
+    whole = loss_of_saved(finished("single", kind), kind, tiny_of_meshes)
+    assert loss == pytest.approx(whole, **SUMMED_OTHERWISE)
+
+
+# ---- Stopped runs ----
 @pytest.mark.parametrize("config", RANKS)
 def test_a_run_that_continues_ends_bit_for_bit_as_if_it_had_not_stopped(
-    config, finished, tiny_of_meshes, tmp_path
+    config, finished, tiny_of_meshes, shared_tmp, tmp_path
 ):
-    whole = finished(config)
-    folder = tmp_path / "run"
-    take_over(whole, folder, 2)
-    go_on(config, tiny_of_meshes, folder)
-    for path in sorted(whole.rglob("*")):
-        if path.is_file():
-            other = folder / path.relative_to(whole)
-            same = other.is_file() and path.read_bytes() == other.read_bytes()
-            if not same: print("DIFFERS", path.relative_to(whole))
-    for name in ("model.safetensors", f"checkpoint-{STEPS}/state.safetensors"):
-        assert (folder / name).read_bytes() == (whole / name).read_bytes()
+    lab = Lab(shared_tmp / f"faults_{config}", tiny_of_meshes)
+    job, folder, whole = job_of(config), tmp_path / "run", finished(config)
+    one_rank = Fault("SIGTERM", "between_steps", call=4, rank=1)
+    ended = lab.run(job, folder, [one_rank])
+    assert ended.code == 75 and set(verified(folder)) == {2, 3}, ended.output[-3000:]
+    result = resume_and_compare(lab, folder, job, whole=whole)
+    assert result.ok, result.note
+    ours, theirs = files_of_result(folder), files_of_result(whole)
+    of_the_stop = {name for name in ours if name.parent.name == "checkpoint-3"}
+    assert ours.keys() - of_the_stop == theirs.keys() and Path("model.safetensors") in theirs
+    assert [name for name in theirs if ours[name] != theirs[name]] == []
 
 
 @pytest.mark.parametrize("config", RANKS)
 def test_a_run_goes_on_where_only_weights_are_sharded_and_back_again(
     config, finished, tiny_of_meshes, tmp_path
 ):
-    folder = tmp_path / "run"
-    take_over(finished(config), folder, 2)
-    print(go_on("fsdp2_full_shard", tiny_of_meshes, folder)[-5000:])
-    back = tmp_path / "back"
-    take_over(folder, back, 4)
-    print(go_on(config, tiny_of_meshes, back)[-100:])
+    there, back = tmp_path / "there", tmp_path / "back"
+    take_over(finished(config), there, 2)
+    go_on("fsdp2_full_shard", tiny_of_meshes, there)
+    take_over(there, back, 4)
+    go_on(config, tiny_of_meshes, back)
     assert_agrees(back, finished("single"))
+
+
+# ---- Dropout ----
+def draws_of_dropout(config, tiny, model, folder, *flags):
+    """What each rank drew for dropout in each of two steps, as digests."""
+    words = ["--model_name_or_path", model, "--max_steps", 2, "--save_steps", 0, *flags]
+    words = [*data_of(tiny), *words, "--output_dir", folder / "run"]
+    script = REPO / "tests" / "record_dropout.py"
+    done = rehearse(
+        config, folder / "draws", RECIPE, *words, num_processes=RANKS[config], script=script
+    )
+    assert done.returncode == 0, done.output[-3000:]
+    files = [folder / f"draws.{rank}" for rank in range(RANKS[config])]
+    return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+
+
+def test_ranks_that_share_matrices_drop_the_same_and_others_something_else(
+    tiny_of_meshes, tmp_path
+):
+    config = AutoConfig.from_pretrained(tiny_of_meshes / "model")
+    model = shutil.copytree(tiny_of_meshes / "model", tmp_path / "model")
+    config.attention_dropout = 0.1
+    config.save_pretrained(model)
+    flags = ["--attn_implementation", "eager"]  # sdpa draws in its kernel
+    draws = draws_of_dropout("fsdp2_tp", tiny_of_meshes, model, tmp_path, *flags)
+    assert draws[0] == draws[1] and draws[2] == draws[3]
+    assert_different([*draws[0], *draws[2]])
+
+
+@pytest.mark.parametrize("config", PARTS_OF_ROWS)
+def test_ranks_with_different_tokens_drop_something_else(config, tiny_of_meshes, tmp_path):
+    flags = ["--use_peft", "--lora_dropout", "0.1"]
+    model = tiny_of_meshes / "model"
+    draws = draws_of_dropout(config, tiny_of_meshes, model, tmp_path, *flags)
+    assert_different([step for rank in draws for step in rank])
+
+
+def assert_different(steps):
+    """Each step has draws, and no two of them are the same."""
+    assert all(steps)
+    digests = [digest for step in steps for digest in step]
+    assert len(digests) == len(set(digests))
