@@ -51,11 +51,9 @@ class Mesh:
             return cls(
                 dp_shard=accelerator.num_processes // pp, rank=accelerator.process_index, pp=pp
             )
-        replicas = config.dp_replicate_size
-        shared = config.cp_size * config.sp_size * config.tp_size
         return cls(
-            replicas,
-            accelerator.num_processes // (replicas * shared),  # DeepSpeed's YAML does not name it
+            config.dp_replicate_size,
+            config.dp_shard_size,
             config.cp_size,
             config.sp_size,
             config.tp_size,
@@ -135,7 +133,7 @@ class Mesh:
         return self.sp
 
     def fewest_lines(self, batch_size: int) -> int:
-        """Return how many lines a batch to train on has to have at least, empty ones included.
+        """Return the least number of lines, empty ones included, of a batch to train on.
 
         Under sequence parallelism DeepSpeed takes batches of one size.
 

@@ -17,6 +17,7 @@ from components.arguments import (
     PredictionArguments,
     QuantizationArguments,
 )
+from components.config_strategy import how_to_fit_sequences
 from components.mesh import Mesh
 from components.plugins import deepspeed_config, fsdp_plugin
 
@@ -35,6 +36,13 @@ def find_mesh_misfits(
     mesh = Mesh.of(accelerator)
     if mesh.copies == 1:
         return
+    places = mesh.data_ranks * mesh.copies
+    if places != accelerator.num_processes:  # accelerate checks it for all engines but DeepSpeed
+        yield (
+            f"the sizes in parallelism_config multiply to {places}, and "
+            f"{accelerator.num_processes} processes run: "
+            f"{how_to_fit_sequences(mesh.sp, accelerator.num_processes)}"
+        )
     for kind, name in NAMES.items():
         if getattr(mesh, kind) > 1 and kind not in args.MESH:
             yield (
