@@ -188,7 +188,9 @@ def pretend_to_be_one_of(ranks):
     os.environ["WORLD_SIZE"] = str(ranks)
 
 
-@pytest.mark.parametrize(("config", "kind", "expected"), REFUSED_HERE)
+@pytest.mark.parametrize(
+    ("config", "kind", "expected"), REFUSED_HERE, ids=[f"{c}-{k}" for c, k, _ in REFUSED_HERE]
+)
 def test_a_refusal_comes_before_the_model_is_loaded(
     config, kind, expected, tiny_of_meshes, tmp_path
 ):
