@@ -573,7 +573,10 @@ def ddp_takes_split_weights() -> Generator[None]:
         module.model_has_dtensor = original
 
 
-@workaround("torch/distributed/tensor/_ops/_embedding_ops.py", seen="torch 2.13")
+@workaround(
+    "torch/distributed/tensor/_ops/_embedding_ops.py, embedding_dense_backward_strategy",
+    seen="torch 2.13",
+)
 def keep_gradients_split(model: Any) -> None:
     """Have the gradient of each split weight be split as the weight is.
 
