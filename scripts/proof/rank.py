@@ -25,7 +25,8 @@ PEAKS = Probe("REHEARSAL_PEAKS", "planner.peak_probe", "peak")
 HOST_MEMORY = Probe("REHEARSAL_HOST_MEMORY", "planner.host_probe", "host")
 STAGES = Probe("REHEARSAL_STAGES", "proof.stage_probe", "stages")
 PARTS = Probe("REHEARSAL_PARTS", "proof.part_probe", "parts")
-PROBES = (PEAKS, HOST_MEMORY, STAGES, PARTS)
+ACTIVATIONS = Probe("REHEARSAL_ACTIVATIONS", "planner.activation_probe", "activations")
+PROBES = (PEAKS, HOST_MEMORY, STAGES, PARTS, ACTIVATIONS)
 
 
 def prepare() -> Rank:

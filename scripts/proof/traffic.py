@@ -81,7 +81,7 @@ def bytes_of_heads(layer: Layer) -> float:
 def bytes_of_border(layer: Layer) -> float:
     """PP: hidden states to the next stage, and their gradients back, once a stage.
 
-    Narayanan and others, PipeDream, arXiv 1806.03377, section 3.
+    Harlap and others, PipeDream, arXiv 1806.03377, section 3.
     """
     return 2 * layer.tokens * layer.width * layer.itemsize
 

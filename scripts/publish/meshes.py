@@ -69,9 +69,10 @@ def mesh_weights_block(results: Results) -> str:
 def in_order(pairs: Mapping[str, Any]) -> dict[str, Any]:
     """Return entries of YAMLs in the order of the page, products after what they multiply."""
 
-    def place(config: str) -> tuple[int, int, str]:
+    def place(config: str) -> tuple[int, bool, str]:
         kind = next(number for number, end in enumerate(ENDINGS) if config.endswith(end))
-        return kind, len(config), config
+        is_product = config not in ENDINGS
+        return kind, is_product, config
 
     return {config: pairs[config] for config in sorted(pairs, key=place)}
 
