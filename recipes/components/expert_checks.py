@@ -30,7 +30,7 @@ def find_expert_problems(args: CommonArguments, accelerator: Accelerator) -> Ite
 
 
 def find_misfits_of_launch(size: int, accelerator: Accelerator) -> Iterator[str]:
-    """Yield a problem for each thing in YAML and launcher that does not fit groups of `size` ranks."""
+    """Yield a problem for each thing in the launch that does not fit groups of `size` ranks."""
     strategy = Strategy.of(accelerator)
     mesh = Mesh.of(accelerator)
     ranks = accelerator.num_processes
@@ -107,7 +107,9 @@ def find_misfits_of_model(args: CommonArguments, size: int) -> Iterator[str]:
 
     name = args.model_name_or_path
     with contextlib.suppress(OSError, ValueError):
-        config = AutoConfig.from_pretrained(name, revision=args.model_revision)
+        config = AutoConfig.from_pretrained(
+            name, revision=args.model_revision, trust_remote_code=False
+        )
         yield from find_misfits_of_config(config.get_text_config(), size)
         if getattr(config, "quantization_config", None):
             yield (
