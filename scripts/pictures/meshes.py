@@ -74,8 +74,8 @@ def draw_meshes(theme: Theme) -> str:
             corner = (LABELS + CELL * rank, top)
             draw_weights(axes, theme, corner, recording["matrices"], run, rank)
             draw_tokens(axes, theme, corner, recording["rows"], run["tokens"][rank])
-    legend = {"loc": "lower left", "ncols": 4, "fontsize": 8.5, "columnspacing": 1.2}
-    figure.legend(handles=boxes_of_legend(theme), **legend)
+    legend: dict[str, Any] = {"ncols": 4, "fontsize": 8.5, "columnspacing": 1.2}
+    figure.legend(handles=boxes_of_legend(theme), loc="lower left", **legend)
     return to_svg(figure)
 
 
