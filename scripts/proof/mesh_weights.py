@@ -74,7 +74,7 @@ def refusals(config: str, kind: str) -> Iterator[str]:
 
 def kinds_by_recipe() -> dict[str, Sequence[str]]:
     """Return {recipe: the kinds of mesh that it takes, such as "tp"}, in the order of MAKERS."""
-    found = {}
+    found: dict[str, Sequence[str]] = {}
     for recipe in MAKERS:
         arguments = arguments_of(recipe)
         kinds = list(arguments.MESH)
@@ -108,8 +108,8 @@ def recipe_of(config: str, kind: str) -> str:
 
 def words_of(config: str, kind: str) -> list[str]:
     """Return the flags of a kind of weights, and of groups where the YAML has no key for them."""
-    words: list[str] = []
-    words += WEIGHTS["LoRA" if kind == EXPERTS else kind]
+    base = "LoRA" if kind == EXPERTS else kind
+    words = [str(word) for word in WEIGHTS[base]]
     if config in OF_EXPERTS:
         words += GROUPS_OF_EXPERTS
         if kind not in ("full", EXPERTS):
