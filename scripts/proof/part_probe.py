@@ -20,7 +20,8 @@ from proof.live_tensors import held, live_state
 
 HELD = "held."  # starts the name of a weight as it is between forward passes
 USED = "used."  # starts that of a weight as a layer multiplies with it
-MATRICES = ("up_proj", "down_proj")  # of each layer: split by rows, and by columns, under TP
+# Matrices of each layer: TP splits the first by rows, the second by columns.
+MATRICES = ("up_proj", "down_proj")
 
 
 def track(path: Path) -> None:
@@ -69,7 +70,7 @@ class Parts:
         self.path = path
         self.has_begun = False
         self.file = open(path, "w", buffering=1)
-        self.names: dict[int, str] = {}  # of the matrices, by the identity of their layers
+        self.names: dict[int, str] = {}  # layers with noted matrices, by their identity
         self.weights: dict[str, torch.Tensor] = {}
         self.is_saved = False
         self.has_stepped = False
