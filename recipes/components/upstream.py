@@ -523,7 +523,7 @@ class GroupsOfExperts:
         self._mesh = mesh
 
     def get_mesh(self, names: Any) -> Any:
-        """Return the group over which experts are spread, or else that of this rank alone."""
+        """Return the group over which experts are spread, or else the group of only this rank."""
         return self._mesh["ep" if names == "ep" else "alone"]
 
 
