@@ -169,7 +169,6 @@ class GradientProbe:
     def _judge(self, ratio: float, difference: float) -> None:
         """End all ranks if the difference is above its bound."""
         is_fp32 = self._accelerator.mixed_precision == "no" and self._weight.dtype == torch.float32
-        print("PROBE", self._name, self._accelerator.process_index, ratio, difference, flush=True)
         if difference <= (BOUND if is_fp32 else BOUND_OF_16_BITS):
             return
         self._end(
