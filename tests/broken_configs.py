@@ -792,8 +792,8 @@ broken(
     "sequence parallelism that divides no processes",
     ZERO2.replace("8", "3") + "parallelism_config:\n  parallelism_config_sp_size: 2\n",
     "error",
-    "parallelism_config_sp_size",
-    "is no multiple",
+    "parallelism_config",
+    "launch 2 processes or a multiple of 2",
 )
 broken(
     "fp16 as it was",

@@ -15,7 +15,7 @@ from components.config_findings import (
     set_value,
 )
 from components.config_reading import NOT_GIVEN, Config
-from components.config_strategy import how_to_fit_mesh, mesh_sizes
+from components.config_strategy import how_to_fit_mesh, how_to_fit_sequences, mesh_sizes
 
 SECTION = "parallelism_config"
 
@@ -67,15 +67,17 @@ def sizes_go_together(config: Config) -> Iterator[Finding]:
 
 
 def mesh_has_a_place_for_each_process(config: Config) -> Iterator[Finding]:
-    """The sizes multiply to the number of processes; DeepSpeed checks its sequences by itself."""
+    """The sizes multiply to the number of processes."""
     sizes = mesh_sizes(config.read)
     places = math.prod(sizes.values())
-    if sizes["sp"] > 1 or places < 1 or config.processes in (NOT_GIVEN, places):
+    if places < 1 or config.processes in (NOT_GIVEN, places):
         return
     reason = f"its sizes multiply to {places}, num_processes is {config.processes}"
     replicas = sizes["dp_replicate"]
     fix = how_to_fit_mesh(replicas, places // replicas, config.processes)
-    if sizes["tp"] == places:  # without FSDP there is nothing but the group
+    if sizes["sp"] > 1:
+        fix = how_to_fit_sequences(sizes["sp"], config.processes)
+    elif sizes["tp"] == places:  # without FSDP there is nothing but the group
         fix = f"num_processes: {places}, or shards of such groups, as in fsdp2_tp.yaml"
     yield finding(STOPS, SECTION, reason, fix)
 
@@ -119,16 +121,17 @@ def each_process_reads_its_part(config: Config) -> Iterator[Finding]:
 def deepspeed_can_use_the_mesh(config: Config) -> Iterator[Finding]:
     """DeepSpeed splits rows by heads, from ZeRO-1 on, and nothing else."""
     sizes = mesh_sizes(config.read)
-    sp = sizes["sp"]
-    others = math.prod(sizes.values()) // max(sp, 1)
-    if others > 1:
+    if math.prod(sizes.values()) > 1:
+        # accelerate/accelerator.py, _prepare_deepspeed, counts the rows of a batch by the sizes
         yield from mesh_has_a_place_for_each_process(config)
+    if sizes["sp"] <= 1 < math.prod(sizes.values()):
         yield finding(IGNORED, SECTION, "DEEPSPEED does not split by it", [delete(SECTION)])
-    if sp <= 1:
+    if sizes["sp"] <= 1:
         return
-    if config.processes != NOT_GIVEN and config.processes % sp:
-        reason = f"num_processes, {config.processes}, is no multiple of it"
-        yield finding(STOPS, size_path("sp"), reason, f"num_processes: {sp} or a multiple of it")
+    for name in ("tp", "cp"):
+        if sizes[name] > 1:
+            path = size_path(name)
+            yield finding(IGNORED, path, "DEEPSPEED does not split by it", [delete(path)])
     if config.read["deepspeed_config"].get("zero_stage") == 0:
         reason = "the recipes split no rows under ZeRO-0, which measures no gradient norm"
         yield finding(RECIPE, "deepspeed_config.zero_stage", reason, "1, 2 or 3")

@@ -45,12 +45,9 @@ class ConfigStrategy:
 
     @property
     def places(self) -> int:
-        """The number of processes in the mesh; 0 if there is none or the launch decides.
-
-        DeepSpeed takes any multiple of the processes that share a row.
-        """
+        """The number of processes in the mesh; 0 if there is none or the launch decides."""
         shared = self.tp * self.cp * self.sp
-        if self.engine == "zero":
+        if self.engine == "zero" and self.sp == 1:
             return 0
         if shared == 1 and not self.shards:
             return 0
@@ -65,7 +62,7 @@ class ConfigStrategy:
             size = getattr(self, name)
             if size > 1:
                 words.append(f"{size} in {name.upper()}")
-        return " x ".join(words) if self.places or self.sp > 1 else ""
+        return " x ".join(words) if self.places else ""
 
 
 def strategy_of(config: dict) -> ConfigStrategy:
@@ -125,6 +122,13 @@ def how_to_fit_mesh(replicas: int, shards: int, processes: int) -> str:
             "parallelism_config_dp_shard_size"
         )
     return f"set parallelism_config_dp_replicate_size to {processes // shards}"
+
+
+def how_to_fit_sequences(sp: int, processes: int) -> str:
+    """Return what to change if groups of `sp` processes are not as many as the mesh says."""
+    if processes % sp:
+        return f"launch {sp} processes or a multiple of {sp}, or change parallelism_config_sp_size"
+    return f"set parallelism_config_dp_shard_size to {processes // sp}, the groups that share rows"
 
 
 def strategy_run(config: dict) -> str:

@@ -54,7 +54,7 @@ FLAGS = {
 }
 # The same for its adapters. Those of experts must be large enough for ZeRO-3 to shard them.
 ADAPTER_FLAGS = {"mixtral": ["--lora_r", "128"]}
-PIECES = ("--max_logits_mib", "0.02")  # of 16 tokens, several per batch
+PIECES = ("--max_logits_mib", "0.02")  # several pieces of 16 tokens per batch
 LEVERS = ("--padding_free", *PIECES)
 PACKING = ("--packing", "--max_length", "96")  # two or three rows per packed sequence
 CHECKPOINTING = ("--gradient_checkpointing",)
@@ -105,7 +105,7 @@ class Run:
     flags: tuple[str, ...] = ()
     recipe: str = "llama"
     precision: str = "no"  # --mixed_precision
-    sizes: tuple[str, ...] = ()  # of the mesh where they are not the YAML's, such as "tp_size=4"
+    sizes: tuple[str, ...] = ()  # those of the mesh that are not the YAML's, as in "tp_size=4"
 
     @property
     def tiny(self) -> str:
@@ -284,7 +284,7 @@ MESHES = (
     ("fsdp2_cp", 4, ("dp_shard_size=1", "cp_size=4")),
     ("hsdp_cp", 8, ()),
     ("deepspeed_ulysses", 2, ()),
-    ("deepspeed_ulysses", 4, ()),
+    ("deepspeed_ulysses", 4, ("dp_shard_size=2",)),
     ("deepspeed_ulysses", 4, ("sp_size=4",)),
 )
 # Recipes whose only dimension is tensor parallelism
@@ -298,12 +298,11 @@ def runs_of_meshes() -> list[Run]:
         runs.append(run_on_mesh(config, ranks, sizes))
         if sizes:
             continue
-        if (config, ranks) != ("deepspeed_ulysses", 4):
-            kinds = [kind for kind in WEIGHTS if kind != "full"]
-            runs += [run_on_mesh(config, ranks, weights=kind) for kind in kinds]
-            if ranks < 8:
-                runs.append(run_on_mesh(config, ranks, flags=CHECKPOINTING))
-                runs.append(run_on_mesh(config, ranks, flags=PIECES))
+        kinds = [kind for kind in WEIGHTS if kind != "full"]
+        runs += [run_on_mesh(config, ranks, weights=kind) for kind in kinds]
+        if ranks < 8:
+            runs.append(run_on_mesh(config, ranks, flags=CHECKPOINTING))
+            runs.append(run_on_mesh(config, ranks, flags=PIECES))
     runs += [run_on_mesh("single", 1, weights=kind) for kind in WEIGHTS if kind != "full"]
     for recipe in SPLIT_BY_MATRICES:
         runs.append(run_on_mesh("single", 1, recipe=recipe))

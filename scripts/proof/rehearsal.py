@@ -9,7 +9,12 @@ from pathlib import Path
 from components.config_files import find_faults, load
 from components.config_findings import IGNORED, STOPS
 from components.config_reading import as_read
-from components.config_strategy import ConfigStrategy, how_to_fit_mesh, strategy_of
+from components.config_strategy import (
+    ConfigStrategy,
+    how_to_fit_mesh,
+    how_to_fit_sequences,
+    strategy_of,
+)
 
 PROGRAM = Path(__file__).with_name("cpu_ranks.py")  # starts each rank
 
@@ -159,9 +164,12 @@ def choose_ranks(
         )
     mesh = facts.places
     if mesh and ranks != mesh:
+        fix = how_to_fit_mesh(facts.replicas, mesh // facts.replicas, ranks)
+        if facts.sp > 1:
+            fix = how_to_fit_sequences(facts.sp, ranks)
         raise ValueError(
-            f"the mesh of {config_file} is {facts.mesh}: it needs {mesh} processes, not {ranks}: "
-            f"{how_to_fit_mesh(facts.replicas, mesh // facts.replicas, ranks)}"
+            f"the mesh of {config_file} is {facts.mesh}: it needs {mesh} processes, "
+            f"not {ranks}: {fix}"
         )
     if device != "cpu":
         return ranks, ranks

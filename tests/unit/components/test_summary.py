@@ -324,6 +324,7 @@ class TestUnusedGpus:
             return SimpleNamespace(
                 distributed_type=kind,
                 num_processes=ranks,
+                process_index=0,
                 device=SimpleNamespace(type="cuda"),
                 is_main_process=True,
                 state=SimpleNamespace(fsdp_plugin=plugin),

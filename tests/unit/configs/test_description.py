@@ -49,7 +49,7 @@ MESHES = {
     "hsdp_tp": "1/4 1/4 1/4",
     "fsdp2_cp": "1/4 1/4 1/4",
     "hsdp_cp": "1/4 1/4 1/4",
-    "deepspeed_ulysses": "1/4 1/4 1/4",
+    "deepspeed_ulysses": "1/2 1/2 1/2",
 }
 
 
