@@ -8,7 +8,7 @@ from typing import Any
 from components import config_files, config_strategy
 from components.config_findings import IGNORED, STOPS
 from components.config_reading import as_read
-from paths import CONFIGS, OF_PIPELINES, SAME_AS_FIRST_CHOICE
+from paths import CONFIGS, OF_EXPERTS, OF_PIPELINES, SAME_AS_FIRST_CHOICE
 
 from .errors import UnplannableError
 
@@ -108,7 +108,7 @@ def shipped_files() -> list[Path]:
 
     Those under which ranks share rows are left out: `strategy_of` refuses them.
     """
-    names = sorted(set(CONFIGS.glob("*.yaml")) - {SAME_AS_FIRST_CHOICE, OF_PIPELINES})
+    names = sorted(set(CONFIGS.glob("*.yaml")) - {SAME_AS_FIRST_CHOICE, OF_PIPELINES, *OF_EXPERTS})
     return [path for path in names if not ranks_share_rows(read(path))]
 
 
