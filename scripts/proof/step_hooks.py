@@ -110,7 +110,8 @@ def ranks_of_experts(accelerator: Accelerator) -> int:
     FSDP2 shards the parts over the ranks that have the same experts, which comes to one shard for
     each rank, as of all other weights.
     """
-    return 1 if accelerator.is_fsdp2 else expert_ranks(accelerator)
+    ranks = expert_ranks(accelerator)
+    return 1 if ranks > 1 and accelerator.is_fsdp2 else ranks
 
 
 def when_prepared(action: PreparedAction) -> None:
