@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import transformers
 from accelerate import Accelerator
+from torch.distributed.tensor import DTensor
 
 from components import upstream
 from components.arguments import TrainingArguments
@@ -165,28 +166,18 @@ def settings_of_schedule(name: str) -> list[str]:
 def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict]:
     """Return what is trained in groups: with weight decay, and biases and norms without.
 
-    Experts that are spread over ranks are a group of their own, since no kernel updates tensors of
-    several meshes at once.
+    Weights of different meshes are apart, those that no mesh splits among them: no kernel updates
+    tensors of several meshes at once.
     """
-    decayed = []
-    kept = []
-    spread = []
+    groups: dict[Any, dict] = {}
     for name, weight in model.named_parameters():
         if not weight.requires_grad:
             continue
-        if is_bias_or_norm(name):
-            kept.append(weight)
-        elif getattr(weight, "device_mesh", None) is not None and ".experts." in name:
-            spread.append(weight)
-        else:
-            decayed.append(weight)
-    groups = [
-        {"params": decayed, "weight_decay": weight_decay},
-        {"params": kept, "weight_decay": 0.0},
-        {"params": spread, "weight_decay": weight_decay},
-    ]
-    # DeepSpeed would drop an empty group, and the schedule would then fail.
-    return [group for group in groups if group["params"]]
+        is_kept = is_bias_or_norm(name)
+        mesh = weight.device_mesh if isinstance(weight, DTensor) else None
+        empty = {"params": [], "weight_decay": 0.0 if is_kept else weight_decay}
+        groups.setdefault((is_kept, mesh), empty)["params"].append(weight)
+    return [groups[key] for key in sorted(groups, key=lambda key: key[0])]
 
 
 def is_bias_or_norm(name: str) -> bool:

@@ -573,7 +573,10 @@ def ddp_takes_split_weights() -> Generator[None]:
         module.model_has_dtensor = original
 
 
-@workaround("torch/distributed/tensor/_ops/_embedding_ops.py", seen="torch 2.13")
+@workaround(
+    "torch/distributed/tensor/_ops/_embedding_ops.py, embedding_dense_backward_strategy",
+    seen="torch 2.13",
+)
 def keep_gradients_split(model: Any) -> None:
     """Have the gradient of each split weight be split as the weight is.
 
@@ -588,6 +591,72 @@ def keep_gradients_split(model: Any) -> None:
     for weight in model.parameters():
         if isinstance(weight, DTensor):
             weight.register_hook(split_like(weight))
+
+
+@workaround("peft/tuners/tuners_utils.py, _get_in_out_features", seen="peft 0.21")
+@contextlib.contextmanager
+def making_whole_adapters() -> Generator[None]:
+    """Have peft make the adapters of split weights as large as those of whole ones.
+
+    It makes them for a rank's part of a weight, and draws them for the part's width, on every rank
+    the same (docs/upstream/peft_lora_tp.md).
+    """
+    import torch
+    from peft.tuners.lora import LoraLayer
+
+    original = LoraLayer._get_in_out_features
+
+    def whole_sizes(self: Any, module: Any) -> Any:
+        if isinstance(module, torch.nn.Linear):
+            return module.in_features, module.out_features
+        return original(self, module)
+
+    LoraLayer._get_in_out_features = whole_sizes
+    try:
+        yield
+    finally:
+        LoraLayer._get_in_out_features = original
+
+
+@workaround("torch/_tensor.py, Tensor.__deepcopy__", seen="torch 2.13")
+@contextlib.contextmanager
+def copying_split_weights() -> Generator[None]:
+    """Have copy.deepcopy copy split weights within this context, which peft calls.
+
+    torch copies the storage of a tensor, and a DTensor has none: "Attempted to call copy_() on an
+    invalid python storage".
+    """
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    def copied(self: Any, memo: dict) -> Any:
+        if id(self) not in memo:
+            memo[id(self)] = torch.nn.Parameter(self.detach().clone(), self.requires_grad)
+        return memo[id(self)]
+
+    DTensor.__deepcopy__ = copied  # pyrefly: ignore[bad-assignment]  # that of Tensor
+    try:
+        yield
+    finally:
+        del DTensor.__deepcopy__
+
+
+@workaround(
+    "transformers/distributed/tensor_parallel.py, install_forward", seen="transformers 5.23"
+)
+def run_copy_by_itself(layer: Any, style: Any, mesh: Any) -> None:
+    """Have the copy of a split layer compute with its own weights.
+
+    transformers puts a function around the forward pass of a split layer. A deep copy, as of
+    peft's --modules_to_save, has the same function, which runs the original.
+
+    Args:
+        layer: the copy.
+        style: of transformers, by which the original is split.
+        mesh: the ranks over which it is split.
+    """
+    del layer.forward
+    style.install_forward(layer, mesh)
 
 
 @workaround("accelerate/accelerator.py, _prepare_tp", seen="accelerate 1.15")

@@ -160,14 +160,19 @@ def configs() -> list[str]:
 
     Those that mean the same as another one are left out.
     """
-    names = {path.stem for path in set(CONFIGS.glob("*.yaml")) - {FIRST_CHOICE, OF_PIPELINES}}
+    of_others = {FIRST_CHOICE, OF_PIPELINES, *OF_EXPERTS}
+    names = {path.stem for path in set(CONFIGS.glob("*.yaml")) - of_others}
     return sorted(names - set(mesh_configs()))
 
 
 def mesh_configs() -> list[str]:
-    """Return names of the shipped YAML files under which several ranks share rows, or experts."""
-    sharing_rows = [path for path in CONFIGS.glob("*.yaml") if ranks_per_row(path.stem) > 1]
-    return sorted(path.stem for path in (*sharing_rows, *OF_EXPERTS))
+    """Return names of the shipped YAML files under which several ranks share rows."""
+    return sorted(path.stem for path in CONFIGS.glob("*.yaml") if ranks_per_row(path.stem) > 1)
+
+
+def expert_configs() -> list[str]:
+    """Return names of the shipped YAML files under which several ranks share experts."""
+    return sorted(path.stem for path in OF_EXPERTS)
 
 
 def ranks_per_row(config: str, sizes: tuple[str, ...] = ()) -> int:
