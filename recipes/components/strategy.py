@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The strategy of YAML and launcher: the Accelerator, and what is really in force."""
 
+import functools
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 from accelerate import (
@@ -14,7 +16,13 @@ from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin
 from accelerate.utils.dataclasses import DynamoBackend, TorchDynamoPlugin
 
 from components import upstream
-from components.arguments import CommonArguments, CompileArguments, PipelineArguments
+from components.arguments import (
+    CommonArguments,
+    CompileArguments,
+    ExpertParallelArguments,
+    PipelineArguments,
+)
+from components.experts import average_under_ddp, make_expert_mesh
 from components.mesh import Mesh
 from components.plugins import fsdp_plugin, mixed_dtype
 
@@ -49,6 +57,29 @@ class PipelineAccelerator(Accelerator):
         return f"PP {self.pipeline_ranks} x replicas {pipelines}"
 
 
+class ExpertAccelerator(Accelerator):
+    """accelerate's Accelerator, which knows of no expert parallelism, with that of the arguments.
+
+    Attributes:
+        expert_ranks: ranks over which the experts of a layer are spread.
+    """
+
+    expert_ranks = 1
+
+    @functools.cached_property
+    def expert_mesh(self) -> Any:
+        """The mesh over whose groups experts are spread."""
+        return make_expert_mesh(self, self.expert_ranks)
+
+    def prepare_model(self, model: torch.nn.Module, *args: Any, **options: Any) -> Any:
+        """Prepare a model for DDP, which leaves experts to the ranks that have them."""
+        upstream.leave_experts_out_of_ddp(model)
+        with upstream.ddp_takes_split_weights():
+            model = super().prepare_model(model, *args, **options)
+        average_under_ddp(model, self.expert_mesh)
+        return model
+
+
 @dataclass(frozen=True)
 class Strategy:
     """The strategy that accelerate really runs, whatever was requested.
@@ -57,7 +88,8 @@ class Strategy:
         name: "one process", "DDP", "FSDP2 FULL_SHARD", "DeepSpeed ZeRO-3", ...
         fsdp_version: 1 or 2; 0 without FSDP.
         zero_stage: 0 to 3; None without DeepSpeed.
-        is_split: whether tensor parallelism splits the matrices.
+        is_split: whether tensor parallelism splits the matrices, or expert parallelism spreads the
+            experts.
         pipeline: ranks of a pipeline, each with other weights; 1 without pipeline parallelism.
         shards_stages: whether FSDP2 shards each stage of a pipeline.
     """
@@ -83,13 +115,16 @@ class Strategy:
             return cls(f"FSDP1 {fsdp1_name(accelerator)}", fsdp_version=1)
         if plugin is not None:
             name = FSDP2_NAMES[mesh.dp_replicate > 1, bool(plugin.reshard_after_forward)]
-            return cls(mesh.describe(f"FSDP2 {name}"), fsdp_version=2, is_split=mesh.tp > 1)
+            is_split = mesh.tp > 1 or mesh.ep > 1
+            return cls(mesh.describe(f"FSDP2 {name}"), fsdp_version=2, is_split=is_split)
         zero = accelerator.state.deepspeed_plugin
         if zero is not None:
             name = f"DeepSpeed ZeRO-{zero.zero_stage}"
             return cls(mesh.describe(name), zero_stage=zero.zero_stage)
         if mesh.tp > 1:
             return cls(mesh.describe(""), is_split=True)
+        if mesh.ep > 1:
+            return cls(mesh.describe("DDP"), is_split=True)
         if isinstance(accelerator, PipelineAccelerator):
             return cls(
                 accelerator.describe(),
@@ -129,6 +164,8 @@ def new_accelerator(args: CommonArguments) -> Accelerator:
     kind = Accelerator
     if isinstance(args, PipelineArguments):
         kind = PipelineAccelerator
+    if isinstance(args, ExpertParallelArguments) and args.ep_size > 1:
+        kind = ExpertAccelerator
     accelerator = kind(
         gradient_accumulation_plugin=GradientAccumulationPlugin(
             args.gradient_accumulation_steps, sync_with_dataloader=False
@@ -146,6 +183,8 @@ def new_accelerator(args: CommonArguments) -> Accelerator:
     if isinstance(args, PipelineArguments) and isinstance(accelerator, PipelineAccelerator):
         accelerator.pipeline_ranks = args.pp_size
         accelerator.shards_stages = args.shard_stages
+    if isinstance(args, ExpertParallelArguments) and isinstance(accelerator, ExpertAccelerator):
+        accelerator.expert_ranks = args.ep_size
     return accelerator
 
 

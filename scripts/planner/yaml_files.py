@@ -22,11 +22,20 @@ class Strategy:
     engine: str  # single, ddp, fsdp1, fsdp2 or zero
     stage: int  # the ZeRO stage; 0 for the other engines
     replicas: int  # groups of the mesh that each hold a whole model
-    shards: int  # ranks per group of the mesh; 0 without a mesh
+    shards: int  # ranks per group of the mesh with rows of their own; 0 without a mesh
     in_force: str  # in FSDP1's words, such as FULL_SHARD, also for the other engines
     is_hybrid_fsdp1: bool
     offloads_parameters: bool
     offloads_optimizer: bool
+    tp: int = 1  # ranks that share the matrices of each layer
+    cp: int = 1  # ranks that share the tokens of each row, in attention by a ring
+    sp: int = 1  # ranks that share the tokens of each row, in attention the heads
+    places: int = 0  # ranks of the mesh; 0 without one, and where any multiple is possible
+
+    @property
+    def ranks_per_row(self) -> int:
+        """How many ranks share each row."""
+        return self.tp * self.cp * self.sp
 
     @property
     def offloads(self) -> bool:
@@ -35,17 +44,8 @@ class Strategy:
 
 
 def strategy_of(config: Config) -> Strategy:
-    """Return what a config says about engine and sharding.
-
-    Raises UnplannableError if ranks share rows.
-    """
+    """Return what a config says about engine and sharding."""
     facts = config_strategy.strategy_of(config)
-    if ranks_share_rows(config):
-        raise UnplannableError(
-            f"the mesh of this config is {facts.mesh}: the planner only counts ranks with rows of "
-            "their own; rehearse the run, whose shard report has the bytes of each rank: "
-            "python scripts/rehearse.py --config_file YAML recipes/RECIPE.py ..."
-        )
     offload = set(facts.offload)
     fsdp_offloads = "fsdp_offload_params" in offload
     return Strategy(
@@ -57,12 +57,17 @@ def strategy_of(config: Config) -> Strategy:
         is_hybrid_fsdp1=str(facts.strategy).startswith("HYBRID"),
         offloads_parameters=fsdp_offloads or "offload_param_device" in offload,
         offloads_optimizer=fsdp_offloads or "offload_optimizer_device" in offload,
+        tp=facts.tp,
+        cp=facts.cp,
+        sp=facts.sp,
+        places=facts.places,
     )
 
 
 def how_to_fit_mesh(strategy: Strategy, ranks: int) -> str:
     """Return what to change in a config whose mesh has another number of places than ranks."""
-    return config_strategy.how_to_fit_mesh(strategy.replicas, strategy.shards, ranks)
+    shards = strategy.places // strategy.replicas
+    return config_strategy.how_to_fit_mesh(strategy.replicas, shards, ranks)
 
 
 def read(path: str | Path) -> Config:
@@ -88,6 +93,11 @@ def read_without_faults(path: str | Path) -> Config:
     return as_accelerate_reads(file)
 
 
+def read_content(content: Config) -> Config:
+    """Return the config that accelerate makes of the content of a file."""
+    return as_read(content)
+
+
 def load(path: str | Path) -> config_files.ConfigFile:
     """Return the file as written. Raises UnplannableError if it is not an accelerate config."""
     try:
@@ -104,18 +114,18 @@ def as_accelerate_reads(file: config_files.ConfigFile) -> Config:
 
 
 def shipped_files() -> list[Path]:
-    """Return the files of accelerate_configs/ by name, one of those that mean the same.
+    """Return the files of accelerate_configs/ by name under which each rank has rows of its own.
 
-    Those under which ranks share rows are left out: `strategy_of` refuses them.
+    Of those that mean the same, one is left.
     """
     names = sorted(set(CONFIGS.glob("*.yaml")) - {SAME_AS_FIRST_CHOICE, OF_PIPELINES})
-    return [path for path in names if not ranks_share_rows(read(path))]
+    return [path for path in names if strategy_of(read(path)).ranks_per_row == 1]
 
 
-def ranks_share_rows(config: Config) -> bool:
-    """Return whether several ranks share each row under a config."""
-    facts = config_strategy.strategy_of(config)
-    return facts.tp * facts.cp * facts.sp > 1
+def mesh_files() -> list[Path]:
+    """Return the files of accelerate_configs/ by name under which ranks share rows."""
+    names = sorted(CONFIGS.glob("*.yaml"))
+    return [path for path in names if strategy_of(read(path)).ranks_per_row > 1]
 
 
 def makes_sense_on(config: Config, ranks: int, machines: int) -> bool:

@@ -15,13 +15,18 @@ from transformers.distributed.parallel_utils import _get_parameter_plan
 # (elements, rows, whether it is trained) of each tensor of a model, which its strategy may split;
 # under tensor parallelism of the part that the model's plan gives to a rank
 Shapes = list[tuple[int, int, bool]]
-# The dimension of a weight that each style of a plan splits; the others leave it whole
+# The dimension that each style of a plan splits, from the last one; the others leave weights whole
 SPLIT_DIMENSION = {
-    "colwise": 0,
-    "colwise_gather_output": 0,
-    "embedding_rowwise": 0,
-    "rowwise": 1,
+    "colwise": -2,
+    "colwise_gather_output": -2,
+    "embedding_rowwise": -2,
+    "packed_colwise": -2,
+    "rowwise": -1,
 }
+# The matrix of an adapter that is split with a weight's dimension; the other one is whole
+SPLIT_MATRIX = {-2: "lora_B", -1: "lora_A"}
+# What peft puts into the names of weights
+OF_PEFT = ("base_layer", "original_module", "modules_to_save", "default")
 PreparedAction = Callable[[Module, Optimizer, Shapes], None]
 StepAction = Callable[[Any, Any], None]
 
@@ -70,7 +75,7 @@ def describe(model: Any) -> Shapes:
     described = []
     for name, parameter in model.named_parameters():
         shape = list(getattr(parameter, "ds_shape", parameter.shape))
-        dimension = planned_dimension(model, name)
+        dimension = planned_dimension(model, name, len(shape))
         if dimension is not None:
             shape[dimension] //= model.tp_size
         rows = shape[0] if shape else 1
@@ -78,12 +83,24 @@ def describe(model: Any) -> Shapes:
     return described
 
 
-def planned_dimension(model: Any, name: str) -> int | None:
-    """Return the dimension by which the plan of tensor parallelism splits a weight, if it does."""
+def planned_dimension(model: Any, name: str, dimensions: int = 2) -> int | None:
+    """Return the dimension by which the plan of tensor parallelism splits a weight, if it does.
+
+    Args:
+        name: of the weight, as peft names it if the model has adapters.
+        dimensions: their number, 1 for a bias.
+    """
     if (getattr(model, "tp_size", None) or 1) == 1:
         return None
-    style = _get_parameter_plan(name, model.tp_plan)
-    return SPLIT_DIMENSION.get(style or "")
+    words = name.removeprefix("base_model.model.").split(".")
+    matrix = {"lora_A", "lora_B"}.intersection(words)
+    planned = ".".join(word for word in words if word not in {*OF_PEFT, *matrix})
+    dimension = SPLIT_DIMENSION.get(_get_parameter_plan(planned, model.tp_plan) or "")
+    if dimension is None or (matrix and SPLIT_MATRIX[dimension] not in matrix):
+        return None
+    if dimensions == 1:  # A bias is as long as the output.
+        return 0 if dimension == -2 else None
+    return dimension
 
 
 def when_prepared(action: PreparedAction) -> None:

@@ -11,7 +11,11 @@ from proof.markdown import table
 from .strategies import Results, Row, rank_of
 
 GIB = 2**30
+MIB = 2**20
 PLANNED_BY = {"closed form": "formulas (default)", "traced": "tracer (`--simulate`)"}
+NO_ACTIVATIONS = (
+    "Not measured yet: `python scripts/activations.py --json results/activations.json`."
+)
 NO_HOST_MEMORY = (
     "Not measured yet: `python scripts/host_memory.py --json results/host_memory.json`."
 )
@@ -58,6 +62,22 @@ def host_memory_block(results: Results) -> str:
 def copies_text(copies: Iterable[float]) -> str:
     """Return the copies of the model that each rank took."""
     return " ".join(f"{number:.2f}" for number in copies)
+
+
+def activations_block(results: Results) -> str:
+    """Return the table of what a rank's autograd keeps of a row, by the ranks that share it."""
+    if "activations" not in results:
+        return NO_ACTIVATIONS
+    one, *groups = results["activations"]["rows"]
+    lines = []
+    for length, (whole,) in one["bytes"].items():
+        cells = [f"{int(length):,}", f"{whole / MIB:.1f}"]
+        for row in groups:
+            kept = max(row["bytes"][length])
+            cells.append(f"{kept / MIB:.1f} ({kept / whole:.1%})")
+        lines.append(cells)
+    names = [f"{row['kind'].upper()} {row['size']}" for row in groups]
+    return table(["tokens of a row", "one process, MiB", *names], lines)
 
 
 def planner_block(results: Results) -> str:

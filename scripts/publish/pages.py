@@ -15,7 +15,13 @@ from proof.jobs import WEIGHTS
 from proof.markdown import table
 from proof.parity_table import tables
 
-from .memory import host_memory_block, planner_block, shapes_table, tracked_table
+from .memory import (
+    activations_block,
+    host_memory_block,
+    planner_block,
+    shapes_table,
+    tracked_table,
+)
 from .proof import proof_block
 from .strategies import Results, bytes_block, parity_block, shares_block
 
@@ -93,6 +99,7 @@ BLOCKS: dict[str, Block] = {
     "speed": speed_block,
     "preparation": preparation_block,
     "planner": planner_block,
+    "activations": activations_block,
     "host_memory": host_memory_block,
     "families": families_block,
     "gpu": gpu_block,
