@@ -17,8 +17,8 @@ TITLE = "What each of 4 ranks has: TP cuts matrices, CP and SP cut rows, PP cuts
 TOP = 0.98
 BOTTOM = 0.42
 ROW = 0.92  # of a mesh
-LABELS = 1.62  # the width of their names
-CELL = 1.73  # from one rank to the next
+LABELS = 1.75  # the width of their names
+CELL = 1.7  # from one rank to the next
 SCALE = 0.36 / 640  # of the numbers of a matrix
 GAP = 0.07  # between matrices
 LINE = 0.13  # of a row of tokens
@@ -34,6 +34,7 @@ class Shown:
     name: str
     config: str
     flags: tuple[str, ...] = ()
+    more: str = ""  # what is written beside the YAML
 
 
 SHOWN = (
@@ -44,7 +45,7 @@ SHOWN = (
     Shown("FSDP2 2 x CP 2", "fsdp2_cp"),
     Shown("ZeRO-3, SP 2", "deepspeed_ulysses"),
     Shown("PP 2, 2 pipelines", "pp", ("--pp_size", "2")),
-    Shown("PP 2 x FSDP2 2", "pp", ("--pp_size", "2", "--shard_stages")),
+    Shown("PP 2 x FSDP2 2", "pp", ("--pp_size", "2", "--shard_stages"), " --shard_stages"),
 )
 
 
@@ -104,8 +105,8 @@ def draw_names(
     share = max(run["bytes"]["parameters"]) / whole["bytes"]["parameters"][0]
     axes.text(0.13, top + 0.16, shown.name, weight="bold", va="center")
     style: dict[str, Any] = {"color": theme.muted, "fontsize": 8, "va": "center"}
-    axes.text(0.13, top + 0.36, f"{shown.config}.yaml", **style)
-    axes.text(0.13, top + 0.54, f"{share:.1%} of the weights", **style)
+    axes.text(0.13, top + 0.36, f"{shown.config}.yaml{shown.more}", **style)
+    axes.text(0.13, top + 0.54, f"{share:.0%} of the weights", **style)
 
 
 def draw_weights(

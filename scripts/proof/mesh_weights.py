@@ -68,6 +68,14 @@ def kinds_by_recipe() -> dict[str, Sequence[str]]:
     return {recipe: arguments_of(recipe).MESH for recipe in MAKERS}
 
 
+def has_plan(recipe: str) -> bool:
+    """Return whether transformers can split the matrices of the family that names a recipe."""
+    from transformers import CONFIG_MAPPING
+
+    family = recipe.partition("_")[0]
+    return bool(CONFIG_MAPPING[family].base_model_tp_plan)
+
+
 def arguments_of(recipe: str) -> Any:
     """Return the class of a recipe's arguments."""
     return importlib.import_module(recipe).Arguments

@@ -2,14 +2,27 @@
 """Tables of docs/parallelism.md: what ranks of a mesh have, and which weights it can train."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from proof.markdown import table
+from proof.traffic import OF_8B, TRAFFIC
 
 from .strategies import CLASSES, Results
 
 # Kinds of meshes as their YAMLs' names end, in the order of the page
 ENDINGS = ("tp", "cp", "ulysses", "ep", "pp")
+# What a rank sends for a layer in a micro-batch; proof/traffic.py computes it
+SENT = {
+    "FSDP2, ZeRO-3": ("weights twice, gradients once", "(n - 1)/n x P x (2e + 4)"),
+    "TP": ("7 all-reduces of hidden states", "7 x 2(n - 1)/n x t h e"),
+    "CP": ("keys and values twice, their gradients once", "2 t k x (2(n - 1)/n x e + 4)"),
+    "SP": ("8 all-to-alls of a rank's own tokens", "4(n - 1)/n x t/n x (h + k) x e"),
+    "PP": ("hidden states and their gradients, for each stage", "2 t h e"),
+}
+NO_PLAN = "models with a plan, of which its default is none"
+LENGTHS = (8192, 131_072)  # tokens of the row that the table counts
+MIB = 2**20
 KINDS_OF_MESH = ("tp", "cp", "sp", "ep")
 
 
@@ -56,9 +69,10 @@ def mesh_weights_block(results: Results) -> str:
 def in_order(pairs: Mapping[str, Any]) -> dict[str, Any]:
     """Return entries of YAMLs in the order of the page, products after what they multiply."""
 
-    def place(config: str) -> tuple[int, int, str]:
+    def place(config: str) -> tuple[int, bool, str]:
         kind = next(number for number, end in enumerate(ENDINGS) if config.endswith(end))
-        return kind, len(config), config
+        is_product = config not in ENDINGS
+        return kind, is_product, config
 
     return {config: pairs[config] for config in sorted(pairs, key=place)}
 
@@ -70,7 +84,7 @@ def answer_of(refusal: str, numbers: Mapping[str, int]) -> str:
 
 def mesh_recipes_block(results: Results) -> str:
     """Return which recipe takes which kind of mesh, as their own arguments say."""
-    from proof.mesh_weights import kinds_by_recipe
+    from proof.mesh_weights import has_plan, kinds_by_recipe
 
     by_recipe = kinds_by_recipe()
     taken_by_any = {kind for taken in by_recipe.values() for kind in taken}
@@ -78,5 +92,20 @@ def mesh_recipes_block(results: Results) -> str:
     lines = []
     for recipe, taken in by_recipe.items():
         cells = ["yes" if kind in taken else "" for kind in kinds]
+        if "tp" in taken and not has_plan(recipe):
+            cells[kinds.index("tp")] = NO_PLAN
         lines.append([f"`{recipe}.py`", *cells])
     return table(["recipe", *(kind.upper() for kind in kinds)], lines)
+
+
+def mesh_traffic_block(results: Results) -> str:
+    """Return what a rank sends for a layer, as a formula and for two lengths of a row.
+
+    It is arithmetic, and no measurement.
+    """
+    lines = []
+    for kind, (what, formula) in SENT.items():
+        sizes = [TRAFFIC[kind](replace(OF_8B, tokens=tokens)) for tokens in LENGTHS]
+        lines.append([kind, what, f"`{formula}`", *(f"{size / MIB:,.0f} MiB" for size in sizes)])
+    columns = [f"{tokens:,} tokens" for tokens in LENGTHS]
+    return table(["", "a rank sends", "bytes", *columns], lines)

@@ -22,7 +22,12 @@ from .memory import (
     shapes_table,
     tracked_table,
 )
-from .meshes import mesh_bytes_block, mesh_recipes_block, mesh_weights_block
+from .meshes import (
+    mesh_bytes_block,
+    mesh_recipes_block,
+    mesh_traffic_block,
+    mesh_weights_block,
+)
 from .proof import proof_block
 from .strategies import Results, bytes_block, parity_block, shares_block
 
@@ -107,6 +112,7 @@ BLOCKS: dict[str, Block] = {
     "mesh_bytes": mesh_bytes_block,
     "mesh_weights": mesh_weights_block,
     "mesh_recipes": mesh_recipes_block,
+    "mesh_traffic": mesh_traffic_block,
 }
 
 
