@@ -216,9 +216,8 @@ def set_up_engine(args: CommonArguments, accelerator: Accelerator) -> None:
     upstream.reduce_each_micro_batch(accelerator)
     upstream.reduce_in_fp32(accelerator)
     upstream.leave_whole_weights_to_fsdp(accelerator)
-    upstream.configure_deepspeed_for_loop(
-        accelerator, args.max_grad_norm, args.per_device_train_batch_size
-    )
+    lines = args.per_device_train_batch_size * args.LINES_PER_ROW
+    upstream.configure_deepspeed_for_loop(accelerator, args.max_grad_norm, lines)
     upstream.silence_old_names_of_collectives()
     upstream.silence_old_way_of_reading_fsdp1()
     upstream.silence_flattened_meshes()
