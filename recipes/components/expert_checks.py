@@ -30,7 +30,7 @@ def find_expert_problems(args: CommonArguments, accelerator: Accelerator) -> Ite
 
 
 def find_misfits_of_launch(size: int, accelerator: Accelerator) -> Iterator[str]:
-    """Yield a problem for each thing in the launch that does not fit groups of `size` ranks."""
+    """Yield a problem for each thing in YAML and launcher that does not fit groups of this size."""
     strategy = Strategy.of(accelerator)
     mesh = Mesh.of(accelerator)
     ranks = accelerator.num_processes

@@ -523,7 +523,7 @@ class GroupsOfExperts:
         self._mesh = mesh
 
     def get_mesh(self, names: Any) -> Any:
-        """Return the group over which experts are spread, or else that of this rank alone."""
+        """Return the group over which experts are spread, or else the group of only this rank."""
         return self._mesh["ep" if names == "ep" else "alone"]
 
 
@@ -668,6 +668,24 @@ def leave_whole_weights_to_fsdp(accelerator: Any) -> None:
     """
     if accelerator.is_fsdp2:
         accelerator._prepare_tp = lambda *prepared: prepared
+
+
+@workaround("accelerate/utils/fsdp_utils.py, fsdp2_prepare_model", seen="accelerate 1.15")
+def silence_flattened_meshes() -> None:
+    """Stop torch from warning that accelerate takes a joint dimension from a mesh by its name."""
+    warnings.filterwarnings("ignore", message="Slicing a flattened dim from root mesh")
+
+
+@workaround(
+    "torch/distributed/tensor/_redistribute.py, _warn_flatten_optimization_not_possible",
+    seen="torch 2.13",
+)
+def silence_sums_over_two_meshes() -> None:
+    """Stop torch from warning that the norm of a step is added up over one mesh after the other.
+
+    It means speed, of one number a tensor, and the sum is the same on all ranks.
+    """
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 
 # ---- Optimizer ----

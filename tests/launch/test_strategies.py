@@ -74,7 +74,7 @@ SAVED = {
 
 def test_the_table_is_complete():
     # A copy, the one of pipelines (test_pipeline.py), and those of meshes (test_meshes.py)
-    of_others = {"fsdp", "pp", *jobs.mesh_configs()}
+    of_others = {"fsdp", "pp", *jobs.mesh_configs(), *jobs.expert_configs()}
     assert set(TABLE) == {path.stem for path in CONFIGS.glob("*.yaml")} - of_others
     assert set(TABLE) == set(jobs.configs())
     assert all(len(row) == len(jobs.WEIGHTS) for row in TABLE.values()) and len(PAIRS) == 64
