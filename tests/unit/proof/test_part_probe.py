@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank notes its tokens, its weights and its bytes once training has begun, and each of them once."""
+"""A rank notes its tokens, weights and bytes once training has begun, and each of them once."""
 
 import pytest
 import torch
