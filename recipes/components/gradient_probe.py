@@ -127,6 +127,8 @@ class GradientProbe:
 
     def _add(self, gradient: torch.Tensor) -> None:
         """Add the gradient of this rank's part of the loss, without any factor."""
+        if self._factor is None:  # A backward pass of something else than the loss
+            return
         own = gradient.detach().float() / self._factor
         self._sum = own if self._sum is None else self._sum + own
 
@@ -136,6 +138,7 @@ class GradientProbe:
             handle.remove()
         self._handles.clear()
         self._watched.clear()
+        self._factor = None
 
     # ---- What the engine makes of it ----
     def _compare(self) -> None:
