@@ -53,9 +53,7 @@ class Traffic(NamedTuple):
     reason: str
 
 
-def cost_of(
-    plan: Plan, strategy: Replica, decoder: Decoder, parameters: int, tokens: int
-) -> Cost:
+def cost_of(plan: Plan, strategy: Replica, decoder: Decoder, parameters: int, tokens: int) -> Cost:
     """Return the cost of a micro-batch with a number of tokens, those of whole rows.
 
     strategy: what a rank holds under the plan. parameters: of the model without adapters.
