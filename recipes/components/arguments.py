@@ -213,6 +213,18 @@ class ExpertAdapterArguments:
 
 
 @dataclass(kw_only=True)
+class ExpertParallelArguments:
+    """How experts are spread over ranks."""
+
+    GROUP: ClassVar[str] = "Mixture of experts"
+    ep_size: Annotated[int, AtLeast(1), MAY_CHANGE] = arg(
+        1,
+        "ranks that share the experts of each layer, each with some of them whole, and with rows "
+        "of its own (ep.yaml, fsdp2_ep.yaml); 1 leaves all experts on each rank",
+    )
+
+
+@dataclass(kw_only=True)
 class DataArguments:
     """Where the data come from.
 
@@ -349,6 +361,7 @@ class TrainingArguments:
     GROUP: ClassVar[str] = "Training"
     # Dimensions of a mesh in which several ranks may share a row under a recipe: tp, cp, sp
     MESH: ClassVar[Sequence[str]] = ("tp",)
+    LINES_PER_ROW: ClassVar[int] = 1  # in a batch, two for a pair of answers
     per_device_train_batch_size: Annotated[int, Above(0), MAY_CHANGE] = arg(
         8, "rows per GPU and micro-batch"
     )

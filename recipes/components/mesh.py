@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.utils import gather_object
 
-from components.plugins import pipeline_ranks
+from components.plugins import expert_ranks, pipeline_ranks
 from components.tokens import NOT_TRAINED_ON
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ class Mesh:
         tp: ranks that share the matrices of each layer (tensor parallelism).
         pp: ranks of a pipeline, which each have other layers (pipeline parallelism).
         rank: of this process.
+        ep: ranks that share the experts of each layer, and have rows of their own (expert
+            parallelism). They are some of those that the other sizes count, not further ones.
     """
 
     dp_replicate: int = 1
@@ -41,6 +43,7 @@ class Mesh:
     tp: int = 1
     rank: int = 0
     pp: int = 1
+    ep: int = 1
 
     @classmethod
     def of(cls, accelerator: "Accelerator") -> "Mesh":
@@ -49,7 +52,10 @@ class Mesh:
         if config is None:
             pp = pipeline_ranks(accelerator)
             return cls(
-                dp_shard=accelerator.num_processes // pp, rank=accelerator.process_index, pp=pp
+                dp_shard=accelerator.num_processes // pp,
+                rank=accelerator.process_index,
+                pp=pp,
+                ep=expert_ranks(accelerator),
             )
         return cls(
             config.dp_replicate_size,
@@ -58,12 +64,13 @@ class Mesh:
             config.sp_size,
             config.tp_size,
             accelerator.process_index,
+            ep=expert_ranks(accelerator),
         )
 
     def describe(self, engine: str) -> str:
         """Return the name of a strategy with what the mesh adds to its engine, such as "TP 2"."""
         words = [engine] if engine else []
-        for name in ("cp", "sp", "tp"):
+        for name in ("cp", "sp", "tp", "ep"):
             size = getattr(self, name)
             if size > 1:
                 words.append(f"{name.upper()} {size}")
@@ -164,6 +171,52 @@ def sum_over_tokens(accelerator: "Accelerator", value: Any, is_training: bool = 
     return divided(accelerator.reduce(value), mesh.copies // mesh.parts_of_row(is_training))
 
 
+def sum_over_parts(
+    accelerator: "Accelerator", value: torch.Tensor, is_training: bool = True
+) -> torch.Tensor:
+    """Return the sum of what belongs to the rows of this rank, of whose tokens it has a part.
+
+    The ranks that share the rows get the same. In the backward pass each follows its own part, so
+    that their gradients add up to that of the sum.
+
+    Args:
+        value: the sums over the tokens of this rank in `part_of`, such as one for each row.
+    """
+    if Mesh.of(accelerator).parts_of_row(is_training) == 1:
+        return value
+    return SumOfParts.apply(value, group_of_parts(accelerator))
+
+
+class SumOfParts(torch.autograd.Function):
+    """The sum of a tensor over a group of ranks, whose gradient is passed on as it is.
+
+    torch.distributed.nn.functional.all_reduce would add up the gradients of the ranks too.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, group: Any) -> torch.Tensor:
+        """Return the sum over the ranks of a process group, in the shape of `value`."""
+        total = value.clone()
+        torch.distributed.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    # pyrefly: ignore[bad-override]  # one gradient, since there is one output
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Return the gradient of this rank's part."""
+        return gradient, None
+
+
+def group_of_parts(accelerator: "Accelerator") -> Any:
+    """Return the process group of the ranks that share the tokens of this rank's rows."""
+    if Mesh.of(accelerator).sp > 1:
+        from deepspeed.utils import groups
+
+        return groups._get_sequence_parallel_group()
+    mesh: Any = accelerator.torch_device_mesh
+    return mesh["cp"].get_group()
+
+
 def divided(total: Any, number: int) -> Any:
     """Return a total of `number` equal parts, divided by it; as it is if there is one part."""
     if number == 1:
@@ -215,13 +268,18 @@ def rejoined(
 ) -> dict[str, Any]:
     """Return a batch with the tokens of this rank.
 
+    Its "cells" are where the targets are in the flattened whole lines, as PairCollator has them.
+
     Args:
         ids, targets, places: [rows, tokens of this rank]; the target of a token is the next one.
     """
     trained_on = (targets.flatten() != NOT_TRAINED_ON).nonzero()[:, 0]
+    lines = trained_on // ids.shape[1]
+    width = batch["inputs"]["input_ids"].shape[1]
     return {
         **batch,
         "inputs": {"input_ids": ids, "position_ids": places},
         "positions": trained_on,
         "targets": targets.flatten()[trained_on],
+        "cells": lines * width + places.flatten()[trained_on] + 1,
     }

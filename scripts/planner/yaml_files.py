@@ -9,7 +9,7 @@ from typing import Any
 from components import config_files, config_strategy
 from components.config_findings import IGNORED, STOPS
 from components.config_reading import as_read
-from paths import CONFIGS, OF_PIPELINES, SAME_AS_FIRST_CHOICE
+from paths import CONFIGS, OF_EXPERTS, OF_PIPELINES, SAME_AS_FIRST_CHOICE
 
 from .errors import UnplannableError
 
@@ -120,7 +120,8 @@ def shipped_files() -> list[Path]:
 
     Of those that mean the same, one is left.
     """
-    names = sorted(set(CONFIGS.glob("*.yaml")) - {SAME_AS_FIRST_CHOICE, OF_PIPELINES})
+    of_others = {SAME_AS_FIRST_CHOICE, OF_PIPELINES, *OF_EXPERTS}
+    names = sorted(set(CONFIGS.glob("*.yaml")) - of_others)
     return [path for path in names if strategy_of(read(path)).ranks_per_row == 1]
 
 

@@ -27,11 +27,17 @@ NUMBERS = ("held bytes", "promised")  # columns that are aligned to the right
 
 @dataclass(frozen=True)
 class WholeTensor:
-    """A tensor of the model before it is split."""
+    """A tensor of the model before it is split.
+
+    Attributes:
+        expert_ranks: over how many ranks the experts in it are spread; the elements and rows are
+            those of one rank.
+    """
 
     elements: int
     rows: int
     is_trained: bool
+    expert_ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -171,9 +177,14 @@ def judge(measurements: list[dict], facts: ConfigStrategy, ranks_per_node: int) 
             promise = promise_of(name, measured, rank, shards, facts)
             if name == "optimizer":
                 promise = promise.times(states)
-            row = {"rank": rank, "class": name}
+            row = {"rank": rank, "class": name, "expert_ranks": expert_ranks_of(measured)}
             rows.append(row | judged(name, measured[name], promise, shards[name], facts))
     return rows
+
+
+def expert_ranks_of(measured: dict) -> int:
+    """Return over how many ranks the experts of a measured model are spread; 1 for none."""
+    return max(WholeTensor(*fields).expert_ranks for fields in measured["tensors"])
 
 
 def judged(name: str, held: dict, promise: Promise, shards: int, facts: ConfigStrategy) -> dict:
@@ -206,6 +217,8 @@ def cells_of(row: dict) -> tuple[str, ...]:
     promise = f"1/{row['shards']}"
     if row["shards"] == 1:
         promise = "whole"
+    if row["expert_ranks"] > 1:
+        promise += f", experts 1/{row['expert_ranks']}"
     return (
         str(row["rank"]),
         row["class"],

@@ -16,6 +16,8 @@ PLANS = {  # the plan of each YAML on 4 ranks of 2 machines
     "single": ("single", 0, 1, True, False, False),
     "ddp": ("ddp", 0, 4, True, False, False),
     "pp": ("ddp", 0, 4, True, False, False),  # for recipes without pipelines
+    "ep": ("ddp", 0, 4, True, False, False),  # for recipes without experts
+    "fsdp2_ep": ("fsdp2", 0, 4, True, False, False),
     "fsdp": ("fsdp2", 0, 4, True, False, False),
     "fsdp2_full_shard": ("fsdp2", 0, 4, True, False, False),
     "fsdp2_shard_grad_op": ("fsdp2", 0, 4, False, False, False),
