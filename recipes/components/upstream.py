@@ -688,6 +688,21 @@ def silence_sums_over_two_meshes() -> None:
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 
+@workaround(
+    "deepspeed/runtime/sequence_parallel/ulysses_sp.py, register_with_transformers",
+    seen="deepspeed 0.19",
+)
+def name_size_of_heads(model: Any) -> None:
+    """Have a model's config name the size of an attention head. Call it before `prepare`.
+
+    DeepSpeed computes the size only if a config does not know the name. Mixtral's does, and has
+    None.
+    """
+    config = model.config.get_text_config()
+    if getattr(config, "head_dim", 0) is None:
+        config.head_dim = config.hidden_size // config.num_attention_heads
+
+
 # ---- Optimizer ----
 @workaround("deepspeed/runtime/engine.py, _take_model_step", seen="deepspeed 0.19")
 def check_gradients_of_zero0(
