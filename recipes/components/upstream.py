@@ -559,6 +559,33 @@ def name_size_of_heads(model: Any) -> None:
         config.head_dim = config.hidden_size // config.num_attention_heads
 
 
+@workaround(
+    "deepspeed/runtime/sequence_parallel/ulysses_sp.py, required_query_shape",
+    seen="deepspeed 0.19",
+)
+def let_batches_differ_in_size(accelerator: Any) -> None:
+    """Have DeepSpeed-Ulysses take batches of any number of lines, not of the micro-batch's alone.
+
+    A last batch has fewer rows, one of pairs has two lines for each, and documents of one block get
+    lines of their own.
+    """
+    config = accelerator.parallelism_config
+    if config is None or config.sp_size == 1:
+        return
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+
+    original = UlyssesSPAttentionHF.forward
+
+    def forward(attention: Any, module: Any, query: Any, *args: Any, **kwargs: Any) -> Any:
+        attention.batch_size = len(query)
+        for name in ("required_query_shape", "required_key_value_shape", "required_context_shape"):
+            tokens, _, *others = getattr(attention, name)
+            setattr(attention, name, type(query.shape)([tokens, len(query), *others]))
+        return original(attention, module, query, *args, **kwargs)
+
+    UlyssesSPAttentionHF.forward = forward
+
+
 # ---- Optimizer ----
 @workaround("deepspeed/runtime/engine.py, _take_model_step", seen="deepspeed 0.19")
 def check_gradients_of_zero0(
