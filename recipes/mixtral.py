@@ -21,6 +21,7 @@ from typing import Annotated, ClassVar
 from components.arguments import (
     CommonArguments,
     ExpertAdapterArguments,
+    ExpertParallelArguments,
     InstructionTuningArguments,
     LengthArguments,
     LossInHeadArguments,
@@ -41,6 +42,7 @@ class Arguments(
     RowArguments,
     LossInHeadArguments,
     ExpertAdapterArguments,
+    ExpertParallelArguments,
     CommonArguments,
 ):
     """Instruction tuning of mixtures of experts."""

@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from exits import run_command
-from proof.jobs import MAKERS, Run, all_runs, configs, mesh_configs, reference_of
+from proof.jobs import MAKERS, Run, all_runs, configs, expert_configs, mesh_configs, reference_of
 from proof.launch import make_model
 from proof.parity_table import measure, merge, tables
 from proof.results import read_rows, write_rows
@@ -36,7 +36,7 @@ from usage import Parser
 def parse_args() -> argparse.Namespace:
     """Read the command line; `runs` are the chosen runs."""
     groups = list(dict.fromkeys(run.group for run in all_runs()))
-    names = [*configs(), *mesh_configs()]
+    names = [*configs(), *mesh_configs(), *expert_configs()]
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--groups", nargs="+", choices=groups, default=groups, help="groups of runs (default: all)"

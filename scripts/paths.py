@@ -19,6 +19,8 @@ FIRST_CHOICE = CONFIGS / "fsdp.yaml"
 SAME_AS_FIRST_CHOICE = CONFIGS / "fsdp2_full_shard.yaml"
 # The YAML of recipes/llama_pipeline.py, which means the same as ddp.yaml for every other recipe
 OF_PIPELINES = CONFIGS / "pp.yaml"
+# Those of recipes/mixtral.py with --ep_size, which otherwise mean the same as others
+OF_EXPERTS = (CONFIGS / "ep.yaml", CONFIGS / "fsdp2_ep.yaml")
 
 if str(RECIPES) not in sys.path:
     sys.path.append(str(RECIPES))

@@ -213,6 +213,18 @@ class ExpertAdapterArguments:
 
 
 @dataclass(kw_only=True)
+class ExpertParallelArguments:
+    """How experts are spread over ranks."""
+
+    GROUP: ClassVar[str] = "Mixture of experts"
+    ep_size: Annotated[int, AtLeast(1), MAY_CHANGE] = arg(
+        1,
+        "ranks that share the experts of each layer, each with some of them whole, and with rows "
+        "of its own (ep.yaml, fsdp2_ep.yaml); 1 leaves all experts on each rank",
+    )
+
+
+@dataclass(kw_only=True)
 class DataArguments:
     """Where the data come from.
 

@@ -28,6 +28,7 @@ from components.cli import find_out_of_bounds
 from components.data_files import find_missing_data_set
 from components.device_checks import find_device_problems
 from components.exits import Exit
+from components.expert_checks import find_expert_problems
 from components.hub_ids import find_missing
 from components.launch_file import find_launch_faults
 from components.model_folder import find_folder_problems, find_missing_weights
@@ -67,6 +68,7 @@ def find_problems(args: CommonArguments, accelerator: Accelerator) -> list[str]:
         *find_strategy_problems(args, accelerator),
         *find_device_problems(args, accelerator),
         *find_pipeline_problems(args, accelerator),
+        *find_expert_problems(args, accelerator),
         *find_missing_tracker(args),
     ]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.utils import gather_object
 
-from components.plugins import pipeline_ranks
+from components.plugins import expert_ranks, pipeline_ranks
 from components.tokens import NOT_TRAINED_ON
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ class Mesh:
         tp: ranks that share the matrices of each layer (tensor parallelism).
         pp: ranks of a pipeline, which each have other layers (pipeline parallelism).
         rank: of this process.
+        ep: ranks that share the experts of each layer, and have rows of their own (expert
+            parallelism). They are some of those that the other sizes count, not further ones.
     """
 
     dp_replicate: int = 1
@@ -41,6 +43,7 @@ class Mesh:
     tp: int = 1
     rank: int = 0
     pp: int = 1
+    ep: int = 1
 
     @classmethod
     def of(cls, accelerator: "Accelerator") -> "Mesh":
@@ -49,7 +52,10 @@ class Mesh:
         if config is None:
             pp = pipeline_ranks(accelerator)
             return cls(
-                dp_shard=accelerator.num_processes // pp, rank=accelerator.process_index, pp=pp
+                dp_shard=accelerator.num_processes // pp,
+                rank=accelerator.process_index,
+                pp=pp,
+                ep=expert_ranks(accelerator),
             )
         return cls(
             config.dp_replicate_size,
@@ -58,12 +64,13 @@ class Mesh:
             config.sp_size,
             config.tp_size,
             accelerator.process_index,
+            ep=expert_ranks(accelerator),
         )
 
     def describe(self, engine: str) -> str:
         """Return the name of a strategy with what the mesh adds to its engine, such as "TP 2"."""
         words = [engine] if engine else []
-        for name in ("cp", "sp", "tp"):
+        for name in ("cp", "sp", "tp", "ep"):
             size = getattr(self, name)
             if size > 1:
                 words.append(f"{name.upper()} {size}")

@@ -13,7 +13,9 @@ from components import varlen
 from components.arguments import (
     CommonArguments,
     CompileArguments,
+    ExpertAdapterArguments,
     InstructionTuningArguments,
+    LoraVariantArguments,
     PredictionArguments,
     QuantizationArguments,
 )
@@ -73,13 +75,6 @@ def find_misfits_of_tp(
             f"{strategy.name}: each rank reads its own part of the weights, and FSDP would "
             "broadcast those of rank 0: set fsdp_cpu_ram_efficient_loading: false"
         )
-    if args.use_peft:
-        # peft/tuners/lora/model.py makes an adapter of a split matrix as large as that of its part,
-        # and draws it from the part's size.
-        yield (
-            "--use_peft: peft's adapters do not follow the split of a matrix: leave it out, or "
-            "use fsdp2_full_shard.yaml"
-        )
     if isinstance(args, QuantizationArguments) and (args.load_in_8bit or args.load_in_4bit):
         yield (
             "a quantized base cannot be split by matrices: leave out --load_in_8bit and "
@@ -89,6 +84,22 @@ def find_misfits_of_tp(
         yield "--torch_compile does not work on split matrices: leave it out"
     if args.optim.endswith("bit") and not strategy.is_sharded:
         yield f"--optim {args.optim} cannot hold parts of matrices: use adamw_torch_fused"
+    if args.use_peft:
+        yield from find_adapters_that_cannot_be_split(args)
+
+
+def find_adapters_that_cannot_be_split(args: CommonArguments) -> Iterator[str]:
+    """Yield a problem for each kind of adapter that cannot follow the split of a matrix."""
+    if isinstance(args, LoraVariantArguments) and args.use_dora:
+        yield (
+            "--use_dora takes norms over whole matrices, which tensor parallelism splits: leave "
+            "it out, or use fsdp2_full_shard.yaml"
+        )
+    if isinstance(args, ExpertAdapterArguments) and args.lora_target_parameters:
+        yield (
+            "--lora_target_parameters: adapters of experts cannot follow the split of their "
+            "matrices: pass it without a value, or use fsdp2_full_shard.yaml"
+        )
 
 
 def find_misfits_of_cp(args: CommonArguments) -> Iterator[str]:

@@ -20,6 +20,7 @@ from components.arguments import (
 from components.loading import build_without_weights, loading
 from components.mesh import Mesh
 from components.model_checks import check_adapters, check_modules_to_save
+from components.split_adapters import split_adapters
 from components.strategy import compute_dtype
 
 
@@ -148,7 +149,9 @@ def add_adapters(
     if args.lora_target_modules == ["all-linear"]:
         options["exclude_modules"] = sorted(find_unfit_layers(model)) or None
     upstream.silence_old_name_of_checkpointing()
-    model = wrap_in_adapters(model, lora_config(args, **options), accelerator)
+    with upstream.making_whole_adapters(), upstream.copying_split_weights():
+        model = wrap_in_adapters(model, lora_config(args, **options), accelerator)
+    split_adapters(model, accelerator)
     use_dora = isinstance(args, LoraVariantArguments) and args.use_dora
     upstream.leave_casts_to_autocast(model, accelerator, use_dora)
     upstream.cast_for_zero3(model, accelerator)

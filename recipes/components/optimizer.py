@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import transformers
 from accelerate import Accelerator
+from torch.distributed.tensor import DTensor
 
 from components import upstream
 from components.arguments import TrainingArguments
@@ -163,20 +164,20 @@ def settings_of_schedule(name: str) -> list[str]:
 
 
 def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict]:
-    """Return what is trained in two groups: with weight decay, and biases and norms without."""
-    decayed = []
-    kept = []
+    """Return what is trained in groups: with weight decay, and biases and norms without.
+
+    Weights of different meshes are apart, those that no mesh splits among them: no kernel updates
+    tensors of several meshes at once.
+    """
+    groups: dict[Any, dict] = {}
     for name, weight in model.named_parameters():
-        if weight.requires_grad and is_bias_or_norm(name):
-            kept.append(weight)
-        elif weight.requires_grad:
-            decayed.append(weight)
-    groups = [
-        {"params": decayed, "weight_decay": weight_decay},
-        {"params": kept, "weight_decay": 0.0},
-    ]
-    # DeepSpeed would drop an empty group, and the schedule would then fail.
-    return [group for group in groups if group["params"]]
+        if not weight.requires_grad:
+            continue
+        is_kept = is_bias_or_norm(name)
+        mesh = weight.device_mesh if isinstance(weight, DTensor) else None
+        empty = {"params": [], "weight_decay": 0.0 if is_kept else weight_decay}
+        groups.setdefault((is_kept, mesh), empty)["params"].append(weight)
+    return [groups[key] for key in sorted(groups, key=lambda key: key[0])]
 
 
 def is_bias_or_norm(name: str) -> bool:

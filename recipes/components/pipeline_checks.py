@@ -36,14 +36,18 @@ def find_pipeline_problems(args: CommonArguments, accelerator: Accelerator) -> I
     yield from find_microbatch_problems(args)
 
 
-def how_to_divide(pp_size: int, ranks: int) -> str:
-    """Return what to do about ranks that do not make whole pipelines."""
-    fitting = [size for size in range(2, ranks + 1) if ranks % size == 0]
-    launched = f"--num_processes {max(ranks // pp_size, 1) * pp_size} to accelerate launch"
+def how_to_divide(size: int, ranks: int, flag: str = "--pp_size") -> str:
+    """Return what to do about ranks that do not make whole groups of this size.
+
+    Args:
+        flag: the argument with the size.
+    """
+    fitting = [fit for fit in range(2, ranks + 1) if ranks % fit == 0]
+    launched = f"--num_processes {max(ranks // size, 1) * size} to accelerate launch"
     if not fitting:
         return f"pass {launched}"
-    nearest = min(fitting, key=lambda size: abs(size - pp_size))
-    return f"use --pp_size {nearest}, or pass {launched}"
+    nearest = min(fitting, key=lambda fit: abs(fit - size))
+    return f"use {flag} {nearest}, or pass {launched}"
 
 
 def find_microbatch_problems(args: PipelineTrainingArguments) -> Iterator[str]:

@@ -36,3 +36,11 @@ def pipeline_ranks(accelerator: "Accelerator") -> int:
     accelerate has no setting for it: `new_accelerator` of strategy.py notes it.
     """
     return getattr(accelerator, "pipeline_ranks", 1)
+
+
+def expert_ranks(accelerator: "Accelerator") -> int:
+    """Return over how many ranks experts are spread; 1 without expert parallelism.
+
+    accelerate has no setting for it: `new_accelerator` of strategy.py notes it.
+    """
+    return getattr(accelerator, "expert_ranks", 1)

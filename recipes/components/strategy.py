@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The strategy of YAML and launcher: the Accelerator, and what is really in force."""
 
+import functools
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, Protocol
 
 import torch
 from accelerate import (
@@ -14,7 +17,13 @@ from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin
 from accelerate.utils.dataclasses import DynamoBackend, TorchDynamoPlugin
 
 from components import upstream
-from components.arguments import CommonArguments, CompileArguments, PipelineArguments
+from components.arguments import (
+    CommonArguments,
+    CompileArguments,
+    ExpertParallelArguments,
+    PipelineArguments,
+)
+from components.experts import average_under_ddp, make_expert_mesh
 from components.mesh import Mesh
 from components.plugins import fsdp_plugin, mixed_dtype
 
@@ -28,7 +37,24 @@ FSDP2_NAMES = {  # by (hybrid, reshards after the forward pass)
 SECONDS_AFTER_THE_WATCH = 60
 
 
-class PipelineAccelerator(Accelerator):
+class Probe(Protocol):
+    """What watches backward passes until a gradient is known to be right."""
+
+    def watching(self, loss: torch.Tensor) -> AbstractContextManager[None]: ...
+
+
+class ProbedAccelerator(Accelerator):
+    """accelerate's Accelerator with a place for a probe.
+
+    Attributes:
+        gradient_probe: of components/gradient_probe.py, from the start of the loop until it has
+            seen a gradient; None otherwise.
+    """
+
+    gradient_probe: Probe | None = None
+
+
+class PipelineAccelerator(ProbedAccelerator):
     """accelerate's Accelerator, which knows of no pipelines, with those of the arguments.
 
     Attributes:
@@ -49,6 +75,29 @@ class PipelineAccelerator(Accelerator):
         return f"PP {self.pipeline_ranks} x replicas {pipelines}"
 
 
+class ExpertAccelerator(ProbedAccelerator):
+    """accelerate's Accelerator, which knows of no expert parallelism, with that of the arguments.
+
+    Attributes:
+        expert_ranks: ranks over which the experts of a layer are spread.
+    """
+
+    expert_ranks = 1
+
+    @functools.cached_property
+    def expert_mesh(self) -> Any:
+        """The mesh over whose groups experts are spread."""
+        return make_expert_mesh(self, self.expert_ranks)
+
+    def prepare_model(self, model: torch.nn.Module, *args: Any, **options: Any) -> Any:
+        """Prepare a model for DDP, which leaves experts to the ranks that have them."""
+        upstream.leave_experts_out_of_ddp(model)
+        with upstream.ddp_takes_split_weights():
+            model = super().prepare_model(model, *args, **options)
+        average_under_ddp(model, self.expert_mesh)
+        return model
+
+
 @dataclass(frozen=True)
 class Strategy:
     """The strategy that accelerate really runs, whatever was requested.
@@ -57,7 +106,8 @@ class Strategy:
         name: "one process", "DDP", "FSDP2 FULL_SHARD", "DeepSpeed ZeRO-3", ...
         fsdp_version: 1 or 2; 0 without FSDP.
         zero_stage: 0 to 3; None without DeepSpeed.
-        is_split: whether tensor parallelism splits the matrices.
+        is_split: whether tensor parallelism splits the matrices, or expert parallelism spreads the
+            experts.
         pipeline: ranks of a pipeline, each with other weights; 1 without pipeline parallelism.
         shards_stages: whether FSDP2 shards each stage of a pipeline.
     """
@@ -83,13 +133,16 @@ class Strategy:
             return cls(f"FSDP1 {fsdp1_name(accelerator)}", fsdp_version=1)
         if plugin is not None:
             name = FSDP2_NAMES[mesh.dp_replicate > 1, bool(plugin.reshard_after_forward)]
-            return cls(mesh.describe(f"FSDP2 {name}"), fsdp_version=2, is_split=mesh.tp > 1)
+            is_split = mesh.tp > 1 or mesh.ep > 1
+            return cls(mesh.describe(f"FSDP2 {name}"), fsdp_version=2, is_split=is_split)
         zero = accelerator.state.deepspeed_plugin
         if zero is not None:
             name = f"DeepSpeed ZeRO-{zero.zero_stage}"
             return cls(mesh.describe(name), zero_stage=zero.zero_stage)
         if mesh.tp > 1:
             return cls(mesh.describe(""), is_split=True)
+        if mesh.ep > 1:
+            return cls(mesh.describe("DDP"), is_split=True)
         if isinstance(accelerator, PipelineAccelerator):
             return cls(
                 accelerator.describe(),
@@ -126,9 +179,11 @@ def new_accelerator(args: CommonArguments) -> Accelerator:
     dynamo = None
     if isinstance(args, CompileArguments) and args.torch_compile:
         dynamo = TorchDynamoPlugin(backend=DynamoBackend.INDUCTOR, use_regional_compilation=True)
-    kind = Accelerator
+    kind = ProbedAccelerator
     if isinstance(args, PipelineArguments):
         kind = PipelineAccelerator
+    if isinstance(args, ExpertParallelArguments) and args.ep_size > 1:
+        kind = ExpertAccelerator
     accelerator = kind(
         gradient_accumulation_plugin=GradientAccumulationPlugin(
             args.gradient_accumulation_steps, sync_with_dataloader=False
@@ -146,6 +201,8 @@ def new_accelerator(args: CommonArguments) -> Accelerator:
     if isinstance(args, PipelineArguments) and isinstance(accelerator, PipelineAccelerator):
         accelerator.pipeline_ranks = args.pp_size
         accelerator.shards_stages = args.shard_stages
+    if isinstance(args, ExpertParallelArguments) and isinstance(accelerator, ExpertAccelerator):
+        accelerator.expert_ranks = args.ep_size
     return accelerator
 
 
@@ -164,6 +221,8 @@ def set_up_engine(args: CommonArguments, accelerator: Accelerator) -> None:
     upstream.let_batches_differ_in_size(accelerator)
     upstream.silence_old_names_of_collectives()
     upstream.silence_old_way_of_reading_fsdp1()
+    upstream.silence_flattened_meshes()
+    upstream.silence_sums_over_two_meshes()
     torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = args.tf32  # For convolutions torch allows it by default.
 
@@ -183,4 +242,6 @@ def backward_of_sum(accelerator: Accelerator, loss: torch.Tensor) -> None:
     # An infinite loss may have finite gradients. As NaN they spread to all ranks, which share the
     # gradient, and so all of them leave the step out. Nothing here waits for the device.
     nan_unless_finite = 0 * loss.detach()
-    accelerator.backward(loss * (num_parts + nan_unless_finite))
+    probe: Probe | None = getattr(accelerator, "gradient_probe", None)
+    with probe.watching(loss) if probe else nullcontext():
+        accelerator.backward(loss * (num_parts + nan_unless_finite))

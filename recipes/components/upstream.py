@@ -516,7 +516,67 @@ def splitting_over(accelerator: Any) -> Generator[None]:
         mixin.initialize_distributed_mesh = original
 
 
-@workaround("torch/distributed/tensor/_ops/_embedding_ops.py", seen="torch 2.13")
+class GroupsOfExperts:
+    """Stands for transformers' mesh over all ranks; its groups are those of a mesh of experts."""
+
+    def __init__(self, mesh: Any) -> None:
+        self._mesh = mesh
+
+    def get_mesh(self, names: Any) -> Any:
+        """Return the group over which experts are spread, or else the group of only this rank."""
+        return self._mesh["ep" if names == "ep" else "alone"]
+
+
+@workaround("transformers/distributed/mixin.py, maybe_distribute_model", seen="transformers 5.23")
+@contextlib.contextmanager
+def spreading_experts_over(mesh: Any, device: Any) -> Generator[None]:
+    """Have transformers spread experts over the groups of a mesh within this context, and no more.
+
+    It spreads experts only over ranks over which it shards the other weights too, by FSDP2 without
+    accelerate's settings. The engine of the YAML does that.
+
+    Args:
+        mesh: has the dimensions "ep" and "alone".
+    """
+    mixin: Any = importlib.import_module("transformers.distributed.mixin")
+    make_mesh = mixin.initialize_distributed_mesh
+    shard = mixin.apply_fully_sharded_data_parallelism
+    mixin.initialize_distributed_mesh = lambda config: (device, GroupsOfExperts(mesh))
+    mixin.apply_fully_sharded_data_parallelism = lambda model, *_: model
+    try:
+        yield
+    finally:
+        mixin.initialize_distributed_mesh = make_mesh
+        mixin.apply_fully_sharded_data_parallelism = shard
+
+
+@workaround("https://github.com/pytorch/pytorch/issues/43690", seen="torch 2.13")
+def leave_experts_out_of_ddp(model: Any) -> None:
+    """Have DDP neither broadcast nor reduce the weights of which each rank has a part."""
+    from torch.distributed.tensor import DTensor
+    from torch.nn.parallel import DistributedDataParallel
+
+    names = [name for name, weight in model.named_parameters() if isinstance(weight, DTensor)]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+
+
+@workaround("accelerate/accelerator.py, prepare_model", seen="accelerate 1.15")
+@contextlib.contextmanager
+def ddp_takes_split_weights() -> Generator[None]:
+    """Stop accelerate from refusing DTensors beside DDP, which ignores them here."""
+    module: Any = importlib.import_module("accelerate.accelerator")
+    original = module.model_has_dtensor
+    module.model_has_dtensor = lambda model: False
+    try:
+        yield
+    finally:
+        module.model_has_dtensor = original
+
+
+@workaround(
+    "torch/distributed/tensor/_ops/_embedding_ops.py, embedding_dense_backward_strategy",
+    seen="torch 2.13",
+)
 def keep_gradients_split(model: Any) -> None:
     """Have the gradient of each split weight be split as the weight is.
 
@@ -531,6 +591,72 @@ def keep_gradients_split(model: Any) -> None:
     for weight in model.parameters():
         if isinstance(weight, DTensor):
             weight.register_hook(split_like(weight))
+
+
+@workaround("peft/tuners/tuners_utils.py, _get_in_out_features", seen="peft 0.21")
+@contextlib.contextmanager
+def making_whole_adapters() -> Generator[None]:
+    """Have peft make the adapters of split weights as large as those of whole ones.
+
+    It makes them for a rank's part of a weight, and draws them for the part's width, on every rank
+    the same (docs/upstream/peft_lora_tp.md).
+    """
+    import torch
+    from peft.tuners.lora import LoraLayer
+
+    original = LoraLayer._get_in_out_features
+
+    def whole_sizes(self: Any, module: Any) -> Any:
+        if isinstance(module, torch.nn.Linear):
+            return module.in_features, module.out_features
+        return original(self, module)
+
+    LoraLayer._get_in_out_features = whole_sizes
+    try:
+        yield
+    finally:
+        LoraLayer._get_in_out_features = original
+
+
+@workaround("torch/_tensor.py, Tensor.__deepcopy__", seen="torch 2.13")
+@contextlib.contextmanager
+def copying_split_weights() -> Generator[None]:
+    """Have copy.deepcopy copy split weights within this context, which peft calls.
+
+    torch copies the storage of a tensor, and a DTensor has none: "Attempted to call copy_() on an
+    invalid python storage".
+    """
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    def copied(self: Any, memo: dict) -> Any:
+        if id(self) not in memo:
+            memo[id(self)] = torch.nn.Parameter(self.detach().clone(), self.requires_grad)
+        return memo[id(self)]
+
+    DTensor.__deepcopy__ = copied  # pyrefly: ignore[bad-assignment]  # that of Tensor
+    try:
+        yield
+    finally:
+        del DTensor.__deepcopy__
+
+
+@workaround(
+    "transformers/distributed/tensor_parallel.py, install_forward", seen="transformers 5.23"
+)
+def run_copy_by_itself(layer: Any, style: Any, mesh: Any) -> None:
+    """Have the copy of a split layer compute with its own weights.
+
+    transformers puts a function around the forward pass of a split layer. A deep copy, as of
+    peft's --modules_to_save, has the same function, which runs the original.
+
+    Args:
+        layer: the copy.
+        style: of transformers, by which the original is split.
+        mesh: the ranks over which it is split.
+    """
+    del layer.forward
+    style.install_forward(layer, mesh)
 
 
 @workaround("accelerate/accelerator.py, _prepare_tp", seen="accelerate 1.15")
@@ -584,6 +710,24 @@ def let_batches_differ_in_size(accelerator: Any) -> None:
         return original(attention, module, query, *args, **kwargs)
 
     UlyssesSPAttentionHF.forward = forward
+
+
+@workaround("accelerate/utils/fsdp_utils.py, fsdp2_prepare_model", seen="accelerate 1.15")
+def silence_flattened_meshes() -> None:
+    """Stop torch from warning that accelerate takes a joint dimension from a mesh by its name."""
+    warnings.filterwarnings("ignore", message="Slicing a flattened dim from root mesh")
+
+
+@workaround(
+    "torch/distributed/tensor/_redistribute.py, _warn_flatten_optimization_not_possible",
+    seen="torch 2.13",
+)
+def silence_sums_over_two_meshes() -> None:
+    """Stop torch from warning that the norm of a step is added up over one mesh after the other.
+
+    It means speed, of one number a tensor, and the sum is the same on all ranks.
+    """
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 
 # ---- Optimizer ----

@@ -13,6 +13,7 @@ from transformers import AutoConfig
 from transformers.distributed import DistributedConfig
 
 from components import upstream
+from components.experts import shard_copies
 from components.mesh import Mesh
 from components.plugins import fsdp_plugin, mixed_dtype
 
@@ -39,6 +40,8 @@ def load_pretrained(auto_class: Any, accelerator: Accelerator, name: str, **opti
     """
     if Mesh.of(accelerator).tp > 1:
         return load_split(auto_class, accelerator, name, options)
+    if Mesh.of(accelerator).ep > 1:
+        return load_spread(auto_class, accelerator, name, options)
     if not may_broadcast(accelerator, options):
         if stays_whole(accelerator) and not options.get("output_loading_info"):
             options |= options_of_whole_model(accelerator, options)
@@ -63,6 +66,25 @@ def load_split(
     del model.config.distributed_config
     release_files(model)
     upstream.keep_gradients_split(model)
+    return model
+
+
+def load_spread(auto_class: Any, accelerator: Any, name: str, options: Mapping[str, Any]) -> Any:
+    """Return from_pretrained's result with this rank's experts and all other weights.
+
+    Args:
+        accelerator: an ExpertAccelerator of strategy.py.
+    """
+    size = Mesh.of(accelerator).ep
+    mesh = accelerator.expert_mesh
+    spread = DistributedConfig(fsdp_size=size, ep_size=size, ep_implementation="all_to_all")
+    with upstream.spreading_experts_over(mesh, accelerator.device):
+        model = auto_class.from_pretrained(name, distributed_config=spread, **options)
+    # Otherwise save_pretrained waits on the writing rank for ranks that do not call it.
+    del model.config.distributed_config
+    release_files(model)
+    if fsdp_plugin(accelerator) is not None:
+        shard_copies(model, mesh, accelerator)
     return model
 
 

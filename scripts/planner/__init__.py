@@ -22,6 +22,7 @@ The modules in reading order; each imports only modules above it:
     ledger        bytes held now and at the peak
     autograd      ops, graphs and backward passes over sizes
     decoder       which weights a decoder has, and what each is for
+    splits        what a rank has of them under tensor parallelism
     loss          the recipe's loss, computed at once or in pieces
     blocks        the forward pass of a decoder
     ranks         what a rank holds: replicas, and what all sharded engines share
@@ -51,6 +52,8 @@ The modules in reading order; each imports only modules above it:
     peak_probe    in such a rank: the peak of live tensors
     tracked_jobs  what is trained in such ranks under every YAML
     live_peaks    planned against live tensors of ranks, under every YAML
+    activation_probe  in such a rank: what its forward passes keep
+    activations   what ranks that share rows keep, against one process
     host_probe    in such a rank: the host memory of loading and resuming
     host_memory   the host memory of loading and resuming, in copies of the model
 """

@@ -29,7 +29,8 @@ from .autograd import FP32, Autograd, Tensor, Weight
 from .decoder import Decoder, Layer, Norm, Projection
 from .ledger import Storage
 from .loss import HeadLoss
-from .recipe import RecipeArguments, logits_mib
+from .plan import Plan
+from .recipe import logits_mib
 from .request import Batch
 
 # The parts of a model besides its layers, as a strategy names them. Within a part, each module with
@@ -52,27 +53,31 @@ class ForwardPass(NamedTuple):
 
 
 class Forward:
-    """A forward pass over a micro-batch, with the recipe's loss at its end."""
+    """A forward pass over a micro-batch, with the recipe's loss at its end.
+
+    If ranks share rows, the batch is this rank's part of it.
+    """
 
     def __init__(
         self,
         autograd: Autograd,
         decoder: Decoder,
         batch: Batch,
-        args: RecipeArguments,
+        plan: Plan,
         around: Around,
     ) -> None:
         self.autograd = autograd
         self.decoder = decoder
         self.batch = batch
-        self.args = args
+        self.plan = plan
+        self.args = plan.args
         self.around = around
         self.tokens = batch.sequences * batch.length
         self.is_eager = decoder.is_eager
         # Whether the kernel separates packed rows, and limits windows, without a mask
-        kernel = args.attn_implementation or ""
+        kernel = plan.args.attn_implementation or ""
         self.is_flash = "flash" in kernel or kernel in FUSED_FOR_GPUS
-        self.head_loss = HeadLoss(autograd, decoder, logits_mib(args))
+        self.head_loss = HeadLoss(autograd, decoder, logits_mib(plan.args), plan.tp)
 
     def run(self) -> ForwardPass:
         """Return the loss of the batch, and what is held until the backward pass is done."""
@@ -96,7 +101,12 @@ class Forward:
         """Return the rows of the embedding for the tokens."""
         embedding = self.decoder.embedding
         numel = self.tokens * self.decoder.hidden
-        return self.autograd.op(numel, embedding.itemsize, [embedding])
+        # The gradient of an embedding whose tokens are split is whole until it is accumulated.
+        scratch = 0
+        if self.plan.tp > 1:
+            scratch = embedding.numel * self.plan.tp * embedding.itemsize
+        x = self.autograd.op(numel, embedding.itemsize, [embedding], scratch=scratch)
+        return self.summed(x)
 
     def layer(self, layer: Layer, x: Tensor) -> Tensor:
         """Return the hidden states after a layer."""
@@ -135,13 +145,13 @@ class Forward:
         """Return the output of attention, projected."""
         h = self.norm(layer.norms["before attention"], x, self.tokens)
         a = self.attend(layer, h)
-        return self.project(layer.projections["o"], a)
+        return self.summed(self.project(layer.projections["o"], a))
 
     def attend(self, layer: Layer, h: Tensor) -> Tensor:
         """Return what each token gathers from the others, [tokens, heads x head_dim]."""
-        q = self.project(layer.projections["q"], h)
-        k = self.project(layer.projections["k"], h)
-        v = self.project(layer.projections["v"], h)
+        q = self.project(layer.projections["q"], self.given_whole(h))
+        k = self.project(layer.projections["k"], self.given_whole(h))
+        v = self.project(layer.projections["v"], self.given_whole(h))
         if "q" in layer.norms:
             q, k = self.normed(layer, q, k)
         q, k = self.rotated(q, k)
@@ -187,7 +197,11 @@ class Forward:
             kept.append(Tensor(0, 1, self.mask_of_layer(q.itemsize)))
         storage = ag.new(q.numel, q.itemsize)
         kept.append(Tensor(q.numel, q.itemsize, storage))
-        return ag.op(q.numel, q.itemsize, [q, k, v], keeps=kept, storage=storage)
+        out = ag.op(q.numel, q.itemsize, [q, k, v], keeps=kept, storage=storage)
+        if self.plan.cp * self.plan.sp == 1:
+            return out
+        # From another order of tokens or heads to that of the next projection
+        return ag.op(out.numel, out.itemsize, [out])
 
     def eager_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return attention in plain PyTorch.
@@ -265,7 +279,7 @@ class Forward:
         norm = layer.norms.get("before mlp", layer.norms["before attention"])
         h = self.norm(norm, x, self.tokens)
         m = self.activated(layer, h)
-        m = self.project(layer.projections["down"], m)
+        m = self.summed(self.project(layer.projections["down"], m))
         if "after mlp" in layer.norms:
             m = self.norm(layer.norms["after mlp"], m, self.tokens)
         return self.autograd.add(x, m)
@@ -275,13 +289,26 @@ class Forward:
         if "gate" not in layer.projections:
             return self.activation(layer.projections["up"], h)
         activated = self.activation(layer.projections["gate"], h)
-        up = self.project(layer.projections["up"], h)
+        up = self.project(layer.projections["up"], self.given_whole(h))
         return self.autograd.mul(activated, up)
 
     def activation(self, projection: Projection, h: Tensor) -> Tensor:
         """Return the activation function of a projection, which keeps its input."""
-        x = self.project(projection, h)
+        x = self.project(projection, self.given_whole(h))
         return self.autograd.op(x.numel, x.itemsize, [x], keeps=[x])
+
+    # ---- Tensor parallelism ----
+    def given_whole(self, x: Tensor) -> Tensor:
+        """Return x as a matrix is given it whose result is split: ranks add up its gradients."""
+        if self.plan.tp == 1:
+            return x
+        return self.autograd.op(x.numel, x.itemsize, [x], storage=x.storage)
+
+    def summed(self, x: Tensor) -> Tensor:
+        """Return the sum over ranks of what each makes of its part of a matrix."""
+        if self.plan.tp == 1:
+            return x
+        return self.autograd.op(x.numel, x.itemsize, [x], shares_gradient=True)
 
     # ---- Norms ----
     def norm(self, norm: Norm, x: Tensor, rows: int) -> Tensor:

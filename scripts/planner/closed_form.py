@@ -10,6 +10,7 @@ held at the worst moment.
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -22,9 +23,10 @@ from .fsdp import Fsdp1, Fsdp2
 from .ledger import Ledger, Sizes
 from .plan import Plan
 from .ranks import Replica
-from .recipe import RecipeArguments
+from .recipe import RecipeArguments, misfits_of_model
 from .request import Batch
 from .shapes import Quantized, build_base, layers_of, refuse_whole_modules
+from .splits import refuse_partly_split, shapes_of
 from .zero import Zero
 from .zero3 import Zero3
 
@@ -52,12 +54,25 @@ def run_step(plan: Plan, strategy: Replica, decoder: Decoder, batch: Batch) -> t
         ledger.add(category, size)
     autograd = Autograd(ledger, plan.autocast_itemsize)
     strategy.begin(autograd)
-    train(Forward(autograd, decoder, batch, plan.args, strategy.around), strategy)
+    own_part = part_of(batch, plan.cp * plan.sp)
+    train(Forward(autograd, decoder, own_part, plan, strategy.around), strategy)
     if plan.args.eval_strategy != "no":
-        evaluation_batch = evaluation_batch_of(plan.args, batch)
-        forward = Forward(autograd, decoder, evaluation_batch, plan.args, strategy.around)
+        # Under DeepSpeed's sequence parallelism each rank evaluates whole rows.
+        evaluation_batch = part_of(evaluation_batch_of(plan.args, batch), plan.cp)
+        whole_rows = replace(plan, sp=1)
+        forward = Forward(autograd, decoder, evaluation_batch, whole_rows, strategy.around)
         evaluate(forward, strategy)
     return ledger.at_peak, host
+
+
+def part_of(batch: Batch, parts: int) -> Batch:
+    """Return what the fullest of several ranks that share each row has of a batch.
+
+    Its tokens may be those that are trained on.
+    """
+    length = math.ceil(batch.length / parts)
+    supervised = min(batch.supervised, batch.sequences * length)
+    return replace(batch, length=length, supervised=supervised)
 
 
 def train(forward: Forward, strategy: Replica) -> None:
@@ -104,11 +119,18 @@ def strategy_for(
         raise UnplannableError(
             "--use_dora: the closed form does not cover DoRA's norms of weights: add --simulate"
         )
+    misfits = misfits_of_model(config, plan.mesh)
+    if misfits:
+        raise UnplannableError("; ".join(misfits))
     model = build(args, config)
-    weights = Weights(plan)
+    weights = Weights(plan, model)
     if args.use_peft:
         weights.copy_modules(copied_modules(model, args.modules_to_save))
     decoder = read_decoder(model, config, weights.of)
+    if plan.tp > 1:
+        refuse_partly_split(decoder.layers, plan.tp)
+        decoder.heads //= plan.tp
+        decoder.kv_heads //= plan.tp
     if args.use_peft:
         add_adapters(plan, model, decoder, weights)
     held = weights.of_module(model)
@@ -131,8 +153,9 @@ class Weights:
     original stays as it is.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, model: PreTrainedModel) -> None:
         self.plan = plan
+        self.shapes = shapes_of(model, plan.tp)  # {id of a parameter: what this rank has of it}
         self.by_id: dict[int, Weight] = {}
         self.copied: set[int] = set()  # ids of parameters
         self.originals: dict[Weight, Weight] = {}  # {copy: its frozen original}
@@ -186,9 +209,10 @@ class Weights:
         stored = computed
         if plan.is_fsdp:
             stored = FP32 if plan.low_itemsize and trains else loaded
-        rows = parameter.shape[0] if parameter.dim() else 1
+        shape = self.shapes.get(id(parameter), parameter.shape)
+        rows = shape[0] if shape else 1
         category = "whole modules" if is_copy else "parameters"
-        return Weight(parameter.numel(), computed, trains, rows, stored, category)
+        return Weight(math.prod(shape), computed, trains, rows, stored, category)
 
 
 def distinct_parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:

@@ -68,7 +68,7 @@ class Fsdp2(Gathered):
         last = unit.whole_gradients[with_gradient[-1]]
         unit.whole_gradients = {}
         share = self.reduce_scatter(unit)
-        if self.plan.ranks > self.plan.shards:
+        if self.plan.replicas > 1:
             unit.all_reduce_input = share
         del last, share
 

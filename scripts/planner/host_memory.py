@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .rehearsals import make_model, rehearse, versions, words_of
+from .rehearsals import Mesh, make_model, rehearse, versions, words_of
 
 Row = dict[str, Any]
 
@@ -86,8 +86,7 @@ def launch(config: str, ranks: int, flags: Mapping[str, Any], folder: Path) -> l
     Raises RuntimeError if the run failed.
     """
     return rehearse(
-        config,
-        ranks,
+        Mesh(config, ranks),
         words_of(flags),
         variable="REHEARSAL_HOST_MEMORY",
         folder=folder,

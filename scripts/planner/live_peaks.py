@@ -23,7 +23,18 @@ from .closed_form import closed_form
 from .ledger import Sizes, both
 from .peak_probe import STEPS
 from .plan import Plan, plan_of
-from .rehearsals import config_names, make_model, ranks_of, rehearse, versions, words_of
+from .rehearsals import (
+    Mesh,
+    config_names,
+    content_of,
+    make_model,
+    meshes,
+    ranks_of,
+    rehearse,
+    report_of,
+    versions,
+    words_of,
+)
 from .request import Batch
 from .tracked_jobs import JOBS, LONGEST, SEQUENCES
 from .zero import BUCKET
@@ -38,6 +49,7 @@ MODEL = {
     "num_key_value_heads": 4,
     "vocab_size": 8000,
 }
+MOST_RANKS = 4  # of a mesh that is launched
 IGNORED = -100  # the label of a token that the loss leaves out
 FLAGS = {"max_steps": STEPS, "save_steps": 0, "eval_strategy": "no"}  # for the recipe
 
@@ -55,24 +67,40 @@ def measure(config: str, job: str, tiny: Path, folder: Path) -> Row:
 
     tiny: the folder of `make_model_and_rows`. folder: a new folder for the run.
     """
-    ranks = ranks_of(config, 2)
+    return launched(Mesh(config, ranks_of(config, 2)), job, tiny, folder)
+
+
+def measure_mesh(mesh: Mesh, job: str, tiny: Path, folder: Path) -> Row:
+    """Launch a job under a mesh; return its row, which also has what the fullest rank held.
+
+    tiny, folder: as for `measure`.
+    """
+    row = launched(mesh, job, tiny, folder)
+    held: dict[str, int] = {}
+    for found in json.loads(report_of(folder / "peaks").read_text())["rows"]:
+        name = found["class"]
+        held[name] = max(held.get(name, 0), found["held_bytes"])
+    return row | {"sizes": list(mesh.sizes), "held": held}
+
+
+def launched(mesh: Mesh, job: str, tiny: Path, folder: Path) -> Row:
+    """Launch a job; return its row, with the peak of each rank in bytes."""
     flags = FLAGS | {
         "model_name_or_path": tiny / "model",
         "dataset_name": tiny / "rows.jsonl",
         "output_dir": folder / "run",
     }
     peaks = rehearse(
-        config,
-        ranks,
+        mesh,
         JOBS[job].words + words_of(flags),
         variable="REHEARSAL_PEAKS",
         folder=folder / "peaks",
         precision=JOBS[job].precision,
     )
     return {
-        "config": config,
+        "config": mesh.config,
         "job": job,
-        "ranks": ranks,
+        "ranks": mesh.ranks,
         "supervised": supervised_tokens(tiny, JOBS[job].length),
         "measured": peaks,
     }
@@ -102,6 +130,8 @@ def plan_of_row(row: Row) -> Plan:
     job = JOBS[row["job"]]
     args = recipe.parse_words(["--eval_strategy", "no", *job.words])
     config = yaml_files.read(CONFIGS / f"{row['config']}.yaml")
+    if row.get("sizes"):
+        config = yaml_files.read_content(content_of(row["config"], row["sizes"]))
     machines = 1
     if row["config"] == "fsdp1_hybrid_shard":
         machines = 2  # The rehearsal simulates them.
@@ -148,14 +178,22 @@ def kept_rows(path: Path) -> list[Row]:
     return before["rows"]
 
 
+def place_of(row: Row) -> tuple:
+    """Return what a row measures: its job, and its YAML or mesh."""
+    if "sizes" in row:
+        return row["job"], row["config"], row["ranks"], tuple(row["sizes"])
+    return row["job"], row["config"]
+
+
 def write(path: Path, rows: Iterable[Row]) -> None:
     """Write rows to a file, one per line, replacing those of the same job and YAML.
 
     Rows that other versions of the libraries measured are dropped.
     """
-    by_job = {(row["job"], row["config"]): row for row in [*kept_rows(path), *rows]}
-    order = itertools.product(JOBS, config_names())
-    found = [by_job[key] for key in order if key in by_job]
+    by_place = {place_of(row): row for row in [*kept_rows(path), *rows]}
+    order = [*itertools.product(JOBS, config_names())]
+    order += [(job, *mesh) for job, mesh in itertools.product(JOBS, meshes(MOST_RANKS))]
+    found = [by_place[place] for place in order if place in by_place]
     lines = ",\n".join(json.dumps(row) for row in found)
     head = f'{{"versions": {json.dumps(versions())}, "rows": ['
     path.write_text(f"{head}\n{lines}\n]}}\n")

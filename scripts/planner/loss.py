@@ -6,6 +6,8 @@ recipe therefore computes them only for supervised tokens, and in pieces if they
 than --max_logits_mib (components/head_loss.py).
 """
 
+import math
+
 from .autograd import FP32, Autograd, Tensor, Weight
 from .decoder import Decoder
 from .ledger import Storage
@@ -16,9 +18,12 @@ MIB = 2**20
 class HeadLoss:
     """The loss of hidden states, [tokens, hidden], computed for `piece` tokens at a time."""
 
-    def __init__(self, autograd: Autograd, decoder: Decoder, logits_mib: float) -> None:
+    def __init__(
+        self, autograd: Autograd, decoder: Decoder, logits_mib: float, tp: int = 1
+    ) -> None:
         self.autograd = autograd
         self.decoder = decoder
+        self.tp = tp  # ranks that share the head
         bytes_per_token = FP32 * decoder.vocabulary
         self.piece = max(int(logits_mib * MIB / bytes_per_token), 1)
 
@@ -39,7 +44,8 @@ class HeadLoss:
         """Return the output of the head, [tokens, vocabulary]."""
         x = self.autograd.cast(hidden, self.autograd.autocast_itemsize)
         head = self.autograd.autocast_copy(self.decoder.head.weight)
-        return product_with_head(self.autograd, x, head, tokens * self.decoder.vocabulary)
+        numel = tokens * self.decoder.vocabulary
+        return product_with_head(self.autograd, x, head, numel, self.tp)
 
     # ---- In pieces ----
     def in_pieces(self, hidden: Tensor, tokens: int) -> Tensor:
@@ -102,7 +108,8 @@ class HeadLoss:
 
     def loss_of_piece(self, inner: Autograd, x: Tensor, head: Tensor) -> Tensor:
         """Return the loss of one piece."""
-        logits = product_with_head(inner, x, head, self.piece * self.decoder.vocabulary)
+        numel = self.piece * self.decoder.vocabulary
+        logits = product_with_head(inner, x, head, numel, self.tp)
         logits = in_fp32(inner, logits)
         return loss_of_logits(inner, logits)
 
@@ -118,10 +125,28 @@ class HeadLoss:
         return self.autograd.new(weight.numel, itemsize, "working copies")
 
 
-def product_with_head(ag: Autograd, x: Tensor, head: Tensor, numel: int) -> Tensor:
-    """Return logits in the precision of x."""
-    storage = ag.new(numel, x.itemsize, "logits")
-    return ag.op(numel, x.itemsize, [x, head], keeps=ag.kept_by_linear(x, head), storage=storage)
+def product_with_head(ag: Autograd, x: Tensor, head: Tensor, numel: int, tp: int) -> Tensor:
+    """Return logits in the precision of x.
+
+    numel: of all logits. tp: ranks that each compute a part of the vocabulary.
+    """
+    if tp > 1:  # Ranks add up the gradients of x.
+        x = ag.op(x.numel, x.itemsize, [x], storage=x.storage)
+    own = math.ceil(numel / tp)
+    storage = ag.new(own, x.itemsize, "logits")
+    keeps = ag.kept_by_linear(x, head)
+    logits = ag.op(own, x.itemsize, [x, head], keeps=keeps, storage=storage)
+    if tp == 1:
+        return logits
+    return gathered(ag, logits, numel)
+
+
+def gathered(ag: Autograd, logits: Tensor, numel: int) -> Tensor:
+    """Return the logits of the whole vocabulary, concatenated from those of all ranks."""
+    parts = ag.new(numel, logits.itemsize, "communication")
+    storage = ag.new(numel, logits.itemsize, "logits")
+    del parts
+    return ag.op(numel, logits.itemsize, [logits], storage=storage)
 
 
 def in_fp32(ag: Autograd, logits: Tensor) -> Tensor:

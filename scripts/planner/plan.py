@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from . import recipe
 from .errors import UnplannableError
-from .recipe import RecipeArguments
+from .recipe import Mesh, RecipeArguments
 from .yaml_files import Config, Strategy, how_to_fit_mesh, strategy_of
 
 ITEMSIZES = {"bf16": 2, "fp16": 2}  # bytes per element of each mixed precision
@@ -25,7 +25,7 @@ class Plan:
     engine: str = "single"  # or ddp, fsdp1, fsdp2, zero
     stage: int = 0  # the ZeRO stage
     ranks: int = 1
-    shards: int = 1  # ranks that share one copy of the state
+    shards: int = 1  # ranks that share one copy of the state, under TP of what a rank has of it
     reshards: bool = True  # FSDP: whether parameters are freed between forward and backward pass
     mixed_precision: str = "no"  # or bf16, fp16
     offloads_parameters: bool = False
@@ -33,6 +33,26 @@ class Plan:
     wraps_layers: bool = True  # FSDP: whether each layer is a unit, or the whole model one
     prefetches: bool = False  # FSDP1: BACKWARD_PRE, gather the next unit while one is computed
     name: str = ""
+    tp: int = 1  # ranks that share the matrices of each layer
+    cp: int = 1  # ranks that share the tokens of each row, in attention by a ring
+    sp: int = 1  # ranks that share the tokens of each row, in attention the heads
+
+    @property
+    def copies(self) -> int:
+        """Ranks that have the same rows."""
+        return self.tp * self.cp * self.sp
+
+    @property
+    def replicas(self) -> int:
+        """Groups of ranks that each share one copy of the state."""
+        return self.ranks // (self.shards * self.tp)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of the first rank."""
+        groups = self.ranks // self.copies
+        replicas = self.replicas if self.engine == "fsdp2" else 1
+        return Mesh(replicas, groups // replicas, self.cp, self.sp, self.tp)
 
     @property
     def is_fsdp(self) -> bool:
@@ -75,10 +95,13 @@ def plan_of(
         engine=engine_on(strategy, ranks),
         stage=strategy.stage,
         ranks=ranks,
-        shards=ranks,
+        shards=ranks // strategy.tp,
         mixed_precision=mixed_precision or config.get("mixed_precision", "no"),
         offloads_parameters=strategy.offloads_parameters,
         offloads_optimizer=strategy.offloads_optimizer,
+        tp=strategy.tp,
+        cp=strategy.cp,
+        sp=strategy.sp,
     )
     if plan.is_fsdp:
         plan = with_sharding(plan, config, strategy, ranks // machines)
@@ -97,7 +120,7 @@ def ranks_and_machines(
     config: Config, strategy: Strategy, num_processes: int | None, num_machines: int | None
 ) -> tuple[int, int]:
     """Return (ranks, machines). Raises UnplannableError if the config cannot run on them."""
-    mesh = strategy.replicas * strategy.shards  # 0 without a mesh
+    mesh = strategy.places
     ranks = num_processes
     if ranks is None:
         ranks = max(config.get("num_processes") or 1, mesh)
@@ -111,7 +134,7 @@ def ranks_and_machines(
         )
     if mesh and ranks != mesh:
         raise UnplannableError(
-            f"the config's mesh is {strategy.replicas} x {strategy.shards}: "
+            f"the config's mesh is {words_of_mesh(strategy)}: "
             f"it needs {mesh} processes, not {ranks}: "
             f"{how_to_fit_mesh(strategy, ranks)}"
         )
@@ -122,9 +145,18 @@ def ranks_and_machines(
     return ranks, machines
 
 
+def words_of_mesh(strategy: Strategy) -> str:
+    """Return the sizes of a mesh, such as "1 x 2 x TP 2"."""
+    mesh = Mesh(cp=strategy.cp, sp=strategy.sp, tp=strategy.tp)
+    return mesh.describe(f"{strategy.replicas} x {max(strategy.shards, 1)}")
+
+
 def engine_on(strategy: Strategy, ranks: int) -> str:
-    """Return the engine that runs: DDP on one rank is one plain process."""
-    if strategy.engine == "ddp" and ranks == 1:
+    """Return the engine that runs: DDP on one rank is one plain process.
+
+    accelerate does not wrap a model in DDP whose matrices are split.
+    """
+    if strategy.engine == "ddp" and (ranks == 1 or strategy.tp > 1):
         return "single"
     return strategy.engine
 
@@ -132,10 +164,10 @@ def engine_on(strategy: Strategy, ranks: int) -> str:
 def name_of(plan: Plan) -> str:
     """Return the name of a strategy other than FSDP's."""
     if plan.engine == "single":
-        return "one process"
+        return plan.mesh.describe("") or "one process"
     if plan.engine == "ddp":
         return "DDP"
-    return f"DeepSpeed ZeRO-{plan.stage}"
+    return plan.mesh.describe(f"DeepSpeed ZeRO-{plan.stage}")
 
 
 def with_sharding(plan: Plan, config: Config, strategy: Strategy, ranks_per_machine: int) -> Plan:
@@ -151,10 +183,10 @@ def with_sharding(plan: Plan, config: Config, strategy: Strategy, ranks_per_mach
         raise UnplannableError(
             f"fsdp_auto_wrap_policy {policy}: only TRANSFORMER_BASED_WRAP can be planned"
         )
+    plan = replace(plan, shards=shards)
     return replace(
         plan,
-        name=name,
-        shards=shards,
+        name=plan.mesh.describe(name),
         reshards=strategy.in_force in RESHARDS,
         wraps_layers=wraps_layers,
         prefetches=settings.get("fsdp_backward_prefetch") == "BACKWARD_PRE",
@@ -166,8 +198,10 @@ def shards_of(plan: Plan, strategy: Strategy, ranks_per_machine: int) -> int:
 
     FSDP1 forms groups by machine, FSDP2 by the mesh.
     """
+    if plan.engine == "fsdp2" and strategy.places:
+        return max(strategy.shards, 1) * strategy.cp
     if plan.engine == "fsdp2":
-        return strategy.shards or plan.ranks
+        return plan.ranks
     if strategy.in_force == "NO_SHARD":
         return 1
     if strategy.in_force in HYBRIDS:
@@ -177,6 +211,11 @@ def shards_of(plan: Plan, strategy: Strategy, ranks_per_machine: int) -> int:
 
 def refuse_unknown_keys(plan: Plan, config: Config) -> None:
     """Raise UnplannableError for keys of a config whose effect on memory is not known here."""
+    if plan.tp > 1 and plan.args.use_peft:
+        raise UnplannableError(
+            "--use_peft: adapters of split matrices cannot be planned; rehearse the run, whose "
+            "shard report has the bytes of each rank"
+        )
     fsdp = config.get("fsdp_config", {})
     if plan.is_fsdp and fsdp.get("fsdp_activation_checkpointing"):
         raise UnplannableError(
@@ -200,13 +239,12 @@ def refuse_as_the_recipe(plan: Plan, config: Config) -> None:
     """Raise UnplannableError if the recipe would refuse to start, with its reasons."""
     fsdp_version = {"fsdp1": 1, "fsdp2": 2}.get(plan.engine, 0)
     zero_stage = plan.stage if plan.engine == "zero" else None
-    use_orig_params = config.get("fsdp_config", {}).get("fsdp_use_orig_params", True)
     problems = recipe.refusals(
         plan.args,
-        recipe.Strategy(plan.name, fsdp_version, zero_stage),
-        plan.ranks,
+        recipe.Strategy(plan.name, fsdp_version, zero_stage, is_split=plan.tp > 1),
+        plan.mesh,
         plan.mixed_precision,
-        use_orig_params is not False,
+        config,
     )
     if problems:
         raise UnplannableError("; ".join(problems))

@@ -6,20 +6,22 @@ and the optimizer that are traced. Importing this module takes as long as import
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
-from transformers import PreTrainedModel
+from accelerate import DistributedType
+from transformers import PretrainedConfig, PreTrainedModel
 
 import llama
-from components import head_loss, optimizer, upstream
+from components import head_loss, mesh, optimizer, upstream
 from components.chat_template import ChatTemplate
 from components.checks import find_conflicts
 from components.cli import RecipeParser, parse_arguments, take_config
 from components.head_loss import LossInHead
 from components.learning_rate import rate_for_adapters
+from components.mesh_checks import find_misfits_of_config
 from components.model import lora_config, wrap_in_adapters
 from components.model_checks import find_problems_of_whole_modules
 from components.status import process_status
@@ -28,6 +30,7 @@ from components.strategy_checks import find_misfits
 
 # The recipe's arguments; `with_values` copies them
 RecipeArguments = llama.Arguments
+Mesh = mesh.Mesh
 A = TypeVar("A")
 MIB = 2**20
 CPU = torch.device("cpu")
@@ -71,29 +74,30 @@ def adapter_rate(args: RecipeArguments) -> float:
 def refusals(
     args: RecipeArguments,
     strategy: Strategy,
-    ranks: int,
+    mesh: Mesh,
     mixed_precision: str,
-    use_orig_params: bool,
+    config: Mapping[str, Any],
 ) -> list[str]:
     """Return why the recipe would refuse to start, apart from reasons that depend on the machine.
 
     Args:
         args: the recipe's arguments.
         strategy: what would be in force.
-        ranks: number of processes.
+        mesh: of the ranks.
         mixed_precision: no, bf16 or fp16.
-        use_orig_params: FSDP1's setting of this name.
+        config: as accelerate reads it.
     """
     zero = {"stage3_gather_16bit_weights_on_model_save": True}
     state = SimpleNamespace(
         deepspeed_plugin=SimpleNamespace(deepspeed_config={"zero_optimization": zero}),
-        fsdp_plugin=SimpleNamespace(use_orig_params=use_orig_params),
+        fsdp_plugin=fsdp_settings(config.get("fsdp_config", {})),
     )
     accelerator = SimpleNamespace(
         mixed_precision=mixed_precision,
-        num_processes=ranks,
+        num_processes=mesh.data_ranks * mesh.copies,
         process_index=0,
-        parallelism_config=None,
+        parallelism_config=parallelism_settings(mesh, config.get("parallelism_config", {})),
+        distributed_type=DistributedType.FSDP if strategy.fsdp_version else DistributedType.NO,
         state=state,
     )
     return [
@@ -101,6 +105,40 @@ def refusals(
         for problem in problems_of(args, accelerator, strategy)
         if not problem.startswith(ABOUT_THIS_MACHINE)
     ]
+
+
+def fsdp_settings(written: Mapping[str, Any]) -> SimpleNamespace:
+    """Return what accelerate makes of the keys of fsdp_config on which refusals depend."""
+    return SimpleNamespace(
+        use_orig_params=written.get("fsdp_use_orig_params", True) is not False,
+        cpu_ram_efficient_loading=written.get("fsdp_cpu_ram_efficient_loading", True),
+    )
+
+
+def parallelism_settings(mesh: Mesh, written: Mapping[str, Any]) -> SimpleNamespace | None:
+    """Return what accelerate makes of a parallelism_config, None without one."""
+    if not written:
+        return None
+    prefix = "parallelism_config_sp_"
+    handler = SimpleNamespace(
+        sp_attn_implementation=written.get(f"{prefix}attn_implementation"),
+        sp_seq_length_is_variable=written.get(f"{prefix}seq_length_is_variable", True),
+    )
+    return SimpleNamespace(
+        dp_replicate_size=mesh.dp_replicate,
+        dp_shard_size=mesh.dp_shard,
+        cp_size=mesh.cp,
+        sp_size=mesh.sp,
+        tp_size=mesh.tp,
+        sp_handler=handler,
+    )
+
+
+def misfits_of_model(config: PretrainedConfig, mesh: Mesh) -> list[str]:
+    """Return the sizes of a model that a mesh cannot split, as the recipe would refuse them."""
+    if mesh.copies == 1:
+        return []
+    return list(find_misfits_of_config(config.get_text_config(), mesh))
 
 
 def problems_of(args: RecipeArguments, accelerator: Any, strategy: Strategy) -> Iterator[str]:

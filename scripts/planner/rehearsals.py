@@ -10,17 +10,25 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from paths import CONFIGS, RECIPES, SCRIPTS
-from proof import jobs, results
+from proof import jobs, launch, results
 
 OUTPUT_SHOWN = 3000  # characters of a launch that failed
 QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 
+class Mesh(NamedTuple):
+    """A shipped YAML on a number of ranks."""
+
+    config: str
+    ranks: int
+    sizes: tuple[str, ...] = ()  # of its mesh where they are not the YAML's, such as "cp_size=4"
+
+
 def config_names() -> list[str]:
-    """Return the names of the shipped YAML files, links left out."""
+    """Return the names of the shipped YAML files under which each rank has rows of its own."""
     return jobs.configs()
 
 
@@ -29,9 +37,30 @@ def ranks_of(config: str, wanted: int) -> int:
     return jobs.ranks_of(config, wanted)
 
 
+def mesh_names() -> list[str]:
+    """Return the names of the shipped YAML files under which ranks share rows."""
+    return jobs.mesh_configs()
+
+
+def meshes(most_ranks: int) -> list[Mesh]:
+    """Return the meshes in which ranks share rows, as scripts/parity.py runs them."""
+    found = [Mesh(config, ranks, sizes) for config, ranks, sizes in jobs.MESHES]
+    return [mesh for mesh in found if mesh.ranks <= most_ranks]
+
+
+def content_of(config: str, sizes: Sequence[str]) -> dict[str, Any]:
+    """Return the content of a shipped YAML, with these sizes of its mesh."""
+    return jobs.content_of(config, tuple(sizes))
+
+
 def versions() -> dict[str, str]:
     """Return the versions of the libraries that determine memory."""
     return results.versions()
+
+
+def report_of(folder: Path) -> Path:
+    """Return the shard report of a rehearsal that left its measurements in `folder`."""
+    return folder.with_name(f"{folder.name}_report.json")
 
 
 def make_model(folder: Path, shape: Mapping[str, int], *flags: str) -> None:
@@ -50,19 +79,17 @@ def words_of(flags: Mapping[str, Any]) -> list[str]:
 
 
 def rehearse(
-    config: str,
-    ranks: int,
+    mesh: Mesh,
     words: Sequence[str],
     variable: str,
     folder: Path,
     precision: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> list[Any]:
-    """Run the recipe under accelerate_configs/`config`.yaml; return what each rank measured.
+    """Run the recipe under a shipped YAML; return what each rank measured.
 
     Args:
-        config: name of the YAML.
-        ranks: number of processes.
+        mesh: the YAML and the number of ranks.
         words: of the recipe's command line.
         variable: environment variable that makes each rank write one JSON file into `folder`.
         folder: a new folder.
@@ -72,10 +99,15 @@ def rehearse(
     Raises RuntimeError with the end of the output if the run failed or a rank measured nothing.
     """
     folder.mkdir(parents=True)
-    command = [sys.executable, SCRIPTS / "rehearse.py", "--num_processes", ranks]
+    command = [sys.executable, SCRIPTS / "rehearse.py", "--num_processes", mesh.ranks]
+    command += ["--report", report_of(folder)]
     if precision is not None:
         command += ["--mixed_precision", precision]
-    command += ["--config_file", CONFIGS / f"{config}.yaml", RECIPES / "llama.py", *words]
+    file = CONFIGS / f"{mesh.config}.yaml"
+    if mesh.sizes:
+        run = jobs.Run("meshes", mesh.config, mesh.ranks, sizes=mesh.sizes)
+        file = launch.write_with_sizes(run, folder)
+    command += ["--config_file", file, RECIPES / "llama.py", *words]
     done = subprocess.run(
         [str(word) for word in command],
         env={**os.environ, **QUIET, **(environment or {}), variable: str(folder)},
@@ -84,6 +116,6 @@ def rehearse(
         text=True,
     )
     measured = [json.loads(path.read_text()) for path in sorted(folder.iterdir())]
-    if done.returncode or len(measured) != ranks:
+    if done.returncode or len(measured) != mesh.ranks:
         raise RuntimeError(done.stdout[-OUTPUT_SHOWN:])
     return measured

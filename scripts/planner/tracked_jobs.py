@@ -42,6 +42,10 @@ JOBS = {
 }
 
 
+# What is trained where ranks share rows
+JOBS_OF_MESHES = ("plain", "short", "checkpointed")
+
+
 def is_refused(config: str, job: str) -> bool:
     """Return whether the recipe refuses a job under a YAML."""
     return config == "fsdp1_no_shard" and "--use_peft" in JOBS[job].flags

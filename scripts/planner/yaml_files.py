@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the planner needs from accelerate configs. No other module here imports their reader."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,11 @@ from typing import Any
 from components import config_files, config_strategy
 from components.config_findings import IGNORED, STOPS
 from components.config_reading import as_read
-from paths import CONFIGS, OF_PIPELINES, SAME_AS_FIRST_CHOICE
+from paths import CONFIGS, OF_EXPERTS, OF_PIPELINES, SAME_AS_FIRST_CHOICE
 
 from .errors import UnplannableError
 
+SHARING = ("tp", "cp", "sp")  # the ways in which ranks share rows
 Config = dict[str, Any]  # as accelerate reads it: defaults filled in, full names, real values
 
 
@@ -22,11 +24,20 @@ class Strategy:
     engine: str  # single, ddp, fsdp1, fsdp2 or zero
     stage: int  # the ZeRO stage; 0 for the other engines
     replicas: int  # groups of the mesh that each hold a whole model
-    shards: int  # ranks per group of the mesh; 0 without a mesh
+    shards: int  # ranks per group of the mesh with rows of their own; 0 without a mesh
     in_force: str  # in FSDP1's words, such as FULL_SHARD, also for the other engines
     is_hybrid_fsdp1: bool
     offloads_parameters: bool
     offloads_optimizer: bool
+    tp: int = 1  # ranks that share the matrices of each layer
+    cp: int = 1  # ranks that share the tokens of each row, in attention by a ring
+    sp: int = 1  # ranks that share the tokens of each row, in attention the heads
+    places: int = 0  # ranks of the mesh; 0 without one, and where any multiple is possible
+
+    @property
+    def ranks_per_row(self) -> int:
+        """How many ranks share each row."""
+        return self.tp * self.cp * self.sp
 
     @property
     def offloads(self) -> bool:
@@ -35,17 +46,8 @@ class Strategy:
 
 
 def strategy_of(config: Config) -> Strategy:
-    """Return what a config says about engine and sharding.
-
-    Raises UnplannableError if ranks share rows.
-    """
+    """Return what a config says about engine and sharding."""
     facts = config_strategy.strategy_of(config)
-    if ranks_share_rows(config):
-        raise UnplannableError(
-            f"the mesh of this config is {facts.mesh}: the planner only counts ranks with rows of "
-            "their own; rehearse the run, whose shard report has the bytes of each rank: "
-            "python scripts/rehearse.py --config_file YAML recipes/RECIPE.py ..."
-        )
     offload = set(facts.offload)
     fsdp_offloads = "fsdp_offload_params" in offload
     return Strategy(
@@ -57,12 +59,17 @@ def strategy_of(config: Config) -> Strategy:
         is_hybrid_fsdp1=str(facts.strategy).startswith("HYBRID"),
         offloads_parameters=fsdp_offloads or "offload_param_device" in offload,
         offloads_optimizer=fsdp_offloads or "offload_optimizer_device" in offload,
+        tp=facts.tp,
+        cp=facts.cp,
+        sp=facts.sp,
+        places=facts.places,
     )
 
 
 def how_to_fit_mesh(strategy: Strategy, ranks: int) -> str:
     """Return what to change in a config whose mesh has another number of places than ranks."""
-    return config_strategy.how_to_fit_mesh(strategy.replicas, strategy.shards, ranks)
+    shards = strategy.places // strategy.replicas
+    return config_strategy.how_to_fit_mesh(strategy.replicas, shards, ranks)
 
 
 def read(path: str | Path) -> Config:
@@ -70,8 +77,8 @@ def read(path: str | Path) -> Config:
     return as_accelerate_reads(load(path))
 
 
-def read_without_faults(path: str | Path) -> Config:
-    """Read a user's config.
+def read_without_faults(path: str | Path, sizes: Mapping[str, int]) -> Config:
+    """Read a user's config, with the sizes of its mesh that the command line sets.
 
     Raises UnplannableError also if accelerate would stop, or run something other than what is
     written.
@@ -85,7 +92,12 @@ def read_without_faults(path: str | Path) -> Config:
                 f"{path} would not do what it says: {key}: {finding.reason}; "
                 f"see python scripts/check_config.py {path}"
             )
-    return as_accelerate_reads(file)
+    return with_sizes(as_accelerate_reads(file), sizes)
+
+
+def read_content(content: Config) -> Config:
+    """Return the config that accelerate makes of the content of a file."""
+    return as_read(content)
 
 
 def load(path: str | Path) -> config_files.ConfigFile:
@@ -104,18 +116,62 @@ def as_accelerate_reads(file: config_files.ConfigFile) -> Config:
 
 
 def shipped_files() -> list[Path]:
-    """Return the files of accelerate_configs/ by name, one of those that mean the same.
+    """Return the files of accelerate_configs/ by name under which each rank has rows of its own.
 
-    Those under which ranks share rows are left out: `strategy_of` refuses them.
+    Of those that mean the same, one is left.
     """
-    names = sorted(set(CONFIGS.glob("*.yaml")) - {SAME_AS_FIRST_CHOICE, OF_PIPELINES})
-    return [path for path in names if not ranks_share_rows(read(path))]
+    of_others = {SAME_AS_FIRST_CHOICE, OF_PIPELINES, *OF_EXPERTS}
+    names = sorted(set(CONFIGS.glob("*.yaml")) - of_others)
+    return [path for path in names if strategy_of(read(path)).ranks_per_row == 1]
 
 
-def ranks_share_rows(config: Config) -> bool:
-    """Return whether several ranks share each row under a config."""
-    facts = config_strategy.strategy_of(config)
-    return facts.tp * facts.cp * facts.sp > 1
+def mesh_files() -> list[Path]:
+    """Return the files of accelerate_configs/ by name under which ranks share rows."""
+    names = sorted(CONFIGS.glob("*.yaml"))
+    return [path for path in names if strategy_of(read(path)).ranks_per_row > 1]
+
+
+def with_sizes(config: Config, sizes: Mapping[str, int]) -> Config:
+    """Return a config with other sizes of its mesh, such as {"cp_size": 4}."""
+    if not sizes:
+        return config
+    mesh = dict(config.get("parallelism_config", {}))
+    mesh |= {f"parallelism_config_{key}": size for key, size in sizes.items()}
+    return config | {"parallelism_config": mesh}
+
+
+def sizes_on(config: Config, ranks: int, machines: int) -> Iterator[dict[str, int]]:
+    """Yield the sizes of the mesh of a config that are worth trying on a number of ranks.
+
+    Ranks that share rows are in one machine, since they wait for each other in every layer; their
+    number is a power of two, which the heads of most models allow. Replicas are machines.
+    """
+    strategy = strategy_of(config)
+    per_machine = ranks // machines
+    sizes = {}
+    if strategy.replicas > 1:
+        if machines == 1:
+            return
+        sizes["dp_replicate_size"] = machines
+    kind = next(kind for kind in SHARING if getattr(strategy, kind) > 1)
+    share = 2
+    while share <= per_machine:
+        groups = ranks // (share * sizes.get("dp_replicate_size", 1))
+        if per_machine % share == 0 and can_be_formed(strategy, groups):
+            if strategy.engine != "ddp":
+                sizes["dp_shard_size"] = groups
+            yield sizes | {f"{kind}_size": share}
+        share *= 2
+
+
+def can_be_formed(strategy: Strategy, groups: int) -> bool:
+    """Return whether a strategy has a mesh of a number of groups that each share rows.
+
+    Without an engine that shards there is one group. FSDP2 needs several shards besides TP.
+    """
+    if strategy.engine == "ddp":
+        return groups == 1
+    return groups > 1 or strategy.tp == 1
 
 
 def makes_sense_on(config: Config, ranks: int, machines: int) -> bool:

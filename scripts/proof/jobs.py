@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import yaml
 
 from components.config_strategy import strategy_of
-from paths import CONFIGS, FIRST_CHOICE, OF_PIPELINES
+from paths import CONFIGS, FIRST_CHOICE, OF_EXPERTS, OF_PIPELINES
 
 # Arguments of make_tiny.py for a recipe's tiny model and rows. Its matrices have at least 320 x 320
 # elements, since ZeRO-3 does not shard tensors below 100,000 elements.
@@ -160,13 +160,19 @@ def configs() -> list[str]:
 
     Those that mean the same as another one are left out.
     """
-    names = {path.stem for path in set(CONFIGS.glob("*.yaml")) - {FIRST_CHOICE, OF_PIPELINES}}
+    of_others = {FIRST_CHOICE, OF_PIPELINES, *OF_EXPERTS}
+    names = {path.stem for path in set(CONFIGS.glob("*.yaml")) - of_others}
     return sorted(names - set(mesh_configs()))
 
 
 def mesh_configs() -> list[str]:
     """Return names of the shipped YAML files under which several ranks share rows."""
     return sorted(path.stem for path in CONFIGS.glob("*.yaml") if ranks_per_row(path.stem) > 1)
+
+
+def expert_configs() -> list[str]:
+    """Return names of the shipped YAML files under which several ranks share experts."""
+    return sorted(path.stem for path in OF_EXPERTS)
 
 
 def ranks_per_row(config: str, sizes: tuple[str, ...] = ()) -> int:
@@ -287,6 +293,8 @@ MESHES = (
     ("deepspeed_ulysses", 4, ("dp_shard_size=2",)),
     ("deepspeed_ulysses", 4, ("sp_size=4",)),
 )
+# (YAML, ranks, ranks of a group that have the experts between them)
+EXPERT_GROUPS = (("ep", 2, 2), ("ep", 4, 4), ("ep", 4, 2), ("fsdp2_ep", 4, 4), ("fsdp2_ep", 4, 2))
 # Recipes whose only dimension is tensor parallelism
 SPLIT_BY_MATRICES = ("llama_dpo", "mistral_pretrain")
 
@@ -308,6 +316,17 @@ def runs_of_meshes() -> list[Run]:
         runs.append(run_on_mesh("single", 1, recipe=recipe))
         runs.append(run_on_mesh("tp", 2, recipe=recipe))
         runs.append(run_on_mesh("fsdp2_tp", 4, recipe=recipe))
+    return [*runs, *runs_of_experts()]
+
+
+def runs_of_experts() -> list[Run]:
+    """Return runs of a mixture whose experts are spread over ranks, and of its reference."""
+    runs = [run_on_mesh("single", 1, recipe="mixtral")]
+    for config, ranks, size in EXPERT_GROUPS:
+        flags = ("--ep_size", str(size))
+        runs.append(run_on_mesh(config, ranks, flags=flags, recipe="mixtral"))
+    recomputed = ("--ep_size", "2", *CHECKPOINTING)
+    runs.append(run_on_mesh("fsdp2_ep", 4, flags=recomputed, recipe="mixtral"))
     return runs
 
 
@@ -328,7 +347,9 @@ def is_refused(run: Run) -> bool:
     """Return whether the recipe must refuse a run, since its strategy does not take its weights."""
     if run.weights == "full":
         return False
-    if run.config == "fsdp1_no_shard" or run.config.endswith("tp"):
+    if run.config == "fsdp1_no_shard":
+        return True
+    if run.config.endswith("tp") and run.weights != "LoRA":
         return True
     if run.weights == "int8 LoRA":
         return run.config.startswith(("fsdp", "hsdp"))

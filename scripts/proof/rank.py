@@ -24,7 +24,9 @@ class Probe:
 PEAKS = Probe("REHEARSAL_PEAKS", "planner.peak_probe", "peak")
 HOST_MEMORY = Probe("REHEARSAL_HOST_MEMORY", "planner.host_probe", "host")
 STAGES = Probe("REHEARSAL_STAGES", "proof.stage_probe", "stages")
-PROBES = (PEAKS, HOST_MEMORY, STAGES)
+ACTIVATIONS = Probe("REHEARSAL_ACTIVATIONS", "planner.activation_probe", "activations")
+PARTS = Probe("REHEARSAL_PARTS", "proof.part_probe", "parts")
+PROBES = (PEAKS, HOST_MEMORY, STAGES, ACTIVATIONS, PARTS)
 
 
 def prepare() -> Rank:

@@ -168,7 +168,8 @@ def choose_ranks(
         if facts.sp > 1:
             fix = how_to_fit_sequences(facts.sp, ranks)
         raise ValueError(
-            f"the mesh of {config_file} is {facts.mesh}: it needs {mesh} processes, not {ranks}: {fix}"
+            f"the mesh of {config_file} is {facts.mesh}: it needs {mesh} processes, "
+            f"not {ranks}: {fix}"
         )
     if device != "cpu":
         return ranks, ranks

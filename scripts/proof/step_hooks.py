@@ -12,16 +12,26 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from transformers.distributed.parallel_utils import _get_parameter_plan
 
-# (elements, rows, whether it is trained) of each tensor of a model, which its strategy may split;
-# under tensor parallelism of the part that the model's plan gives to a rank
-Shapes = list[tuple[int, int, bool]]
-# The dimension of a weight that each style of a plan splits; the others leave it whole
+from components.plugins import expert_ranks
+
+# (elements, rows, whether it is trained, ranks over which it is spread as an expert) of each tensor
+# of a model, which its strategy may split; under tensor and expert parallelism of the part that the
+# model's plan gives to a rank
+Shapes = list[tuple[int, int, bool, int]]
+# The style of a plan that spreads the experts of a weight, its first dimension
+OF_EXPERTS = "grouped_gemm"
+# The dimension that each style of a plan splits, from the last one; the others leave weights whole
 SPLIT_DIMENSION = {
-    "colwise": 0,
-    "colwise_gather_output": 0,
-    "embedding_rowwise": 0,
-    "rowwise": 1,
+    "colwise": -2,
+    "colwise_gather_output": -2,
+    "embedding_rowwise": -2,
+    "packed_colwise": -2,
+    "rowwise": -1,
 }
+# The matrix of an adapter that is split with a weight's dimension; the other one is whole
+SPLIT_MATRIX = {-2: "lora_B", -1: "lora_A"}
+# What peft puts into the names of weights
+OF_PEFT = ("base_layer", "original_module", "modules_to_save", "default")
 PreparedAction = Callable[[Module, Optimizer, Shapes], None]
 StepAction = Callable[[Any, Any], None]
 
@@ -35,11 +45,11 @@ class Prepared:
     optimizer: Optimizer | None = None
     has_called: bool = False
 
-    def note_arguments(self, arguments: tuple) -> None:
+    def note_arguments(self, arguments: tuple, expert_ranks: int = 1) -> None:
         """Describe a model that is trained, before it is split."""
         for argument in arguments:
             if isinstance(argument, Module) and is_trained(argument):
-                self.tensors = describe(argument)
+                self.tensors = describe(argument, expert_ranks)
 
     def note_result(self, result: Any) -> None:
         """Keep the first prepared model that is trained, and the first prepared optimizer."""
@@ -62,28 +72,62 @@ def is_trained(model: Module) -> bool:
     return any(parameter.requires_grad for parameter in model.parameters())
 
 
-def describe(model: Any) -> Shapes:
+def describe(model: Any, expert_ranks: int = 1) -> Shapes:
     """Return the tensors of a model that is not prepared, tied ones once.
 
     ZeRO-3 has split such a model already and keeps the shape of each whole tensor in `ds_shape`.
+
+    Args:
+        expert_ranks: over how many ranks the experts are spread that no engine splits further.
     """
     described = []
     for name, parameter in model.named_parameters():
         shape = list(getattr(parameter, "ds_shape", parameter.shape))
-        dimension = planned_dimension(model, name)
+        dimension = planned_dimension(model, name, len(shape))
         if dimension is not None:
             shape[dimension] //= model.tp_size
+        spread = expert_ranks if has_experts(model, name) else 1
+        shape[:1] = [size // spread for size in shape[:1]]
         rows = shape[0] if shape else 1
-        described.append((math.prod(shape), rows, parameter.requires_grad))
+        described.append((math.prod(shape), rows, parameter.requires_grad, spread))
     return described
 
 
-def planned_dimension(model: Any, name: str) -> int | None:
-    """Return the dimension by which the plan of tensor parallelism splits a weight, if it does."""
+def planned_dimension(model: Any, name: str, dimensions: int = 2) -> int | None:
+    """Return the dimension by which the plan of tensor parallelism splits a weight, if it does.
+
+    Args:
+        name: of the weight, as peft names it if the model has adapters.
+        dimensions: their number, 1 for a bias.
+    """
     if (getattr(model, "tp_size", None) or 1) == 1:
         return None
-    style = _get_parameter_plan(name, model.tp_plan)
-    return SPLIT_DIMENSION.get(style or "")
+    words = name.removeprefix("base_model.model.").split(".")
+    matrix = {"lora_A", "lora_B"}.intersection(words)
+    planned = ".".join(word for word in words if word not in {*OF_PEFT, *matrix})
+    dimension = SPLIT_DIMENSION.get(_get_parameter_plan(planned, model.tp_plan) or "")
+    if dimension is None or (matrix and SPLIT_MATRIX[dimension] not in matrix):
+        return None
+    if dimensions == 1:  # A bias is as long as the output.
+        return 0 if dimension == -2 else None
+    return dimension
+
+
+def has_experts(model: Any, name: str) -> bool:
+    """Return whether a weight holds experts, which the model's plan spreads over ranks."""
+    plan = getattr(model, "ep_plan", None)
+    name = name.removeprefix("base_model.model.")
+    return bool(plan) and _get_parameter_plan(name, plan) == OF_EXPERTS
+
+
+def ranks_of_experts(accelerator: Accelerator) -> int:
+    """Return over how many ranks experts are spread that no engine splits further.
+
+    FSDP2 shards the parts over the ranks that have the same experts, which comes to one shard for
+    each rank, as of all other weights.
+    """
+    ranks = expert_ranks(accelerator)
+    return 1 if ranks > 1 and accelerator.is_fsdp2 else ranks
 
 
 def when_prepared(action: PreparedAction) -> None:
@@ -93,7 +137,7 @@ def when_prepared(action: PreparedAction) -> None:
 
     @functools.wraps(original)
     def prepare_and_call(self: Accelerator, *args: Any, **kwargs: Any) -> Any:
-        seen.note_arguments(args)
+        seen.note_arguments(args, ranks_of_experts(self))
         result = original(self, *args, **kwargs)
         seen.note_result(result)
         seen.call_once(action)

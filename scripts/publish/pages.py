@@ -15,7 +15,19 @@ from proof.jobs import WEIGHTS
 from proof.markdown import table
 from proof.parity_table import tables
 
-from .memory import host_memory_block, planner_block, shapes_table, tracked_table
+from .memory import (
+    activations_block,
+    host_memory_block,
+    planner_block,
+    shapes_table,
+    tracked_table,
+)
+from .meshes import (
+    mesh_bytes_block,
+    mesh_recipes_block,
+    mesh_traffic_block,
+    mesh_weights_block,
+)
 from .proof import proof_block
 from .strategies import Results, bytes_block, parity_block, shares_block
 
@@ -93,9 +105,14 @@ BLOCKS: dict[str, Block] = {
     "speed": speed_block,
     "preparation": preparation_block,
     "planner": planner_block,
+    "activations": activations_block,
     "host_memory": host_memory_block,
     "families": families_block,
     "gpu": gpu_block,
+    "mesh_bytes": mesh_bytes_block,
+    "mesh_weights": mesh_weights_block,
+    "mesh_recipes": mesh_recipes_block,
+    "mesh_traffic": mesh_traffic_block,
 }
 
 

@@ -11,14 +11,16 @@ import re
 import shutil
 import sys
 from dataclasses import replace
+from functools import partial
 from textwrap import indent
 
 import pytest
 
 from launching import REPO, run
-from proof.jobs import Run, all_runs
+from proof.jobs import Run, all_runs, reference_of, run_on_mesh
 from proof.launch import launch
 from proof.parity_table import measure
+from tiny import makers
 
 COPIED = ["accelerate_configs", "recipes", "scripts", "tests", "pyproject.toml", "requirements.txt"]
 RECIPE, MASK_PROBE = "recipes/llama.py", "tests/mask_probe.py"
@@ -157,13 +159,6 @@ FOUND_BY_PARITY = {
         PAD,
         PAD.replace("NOT_TRAINED_ON", "self.pad_token_id"),
     ),
-    "a missing factor of the world size": (
-        TWO_RANKS,
-        "grad_norm",
-        f"{COMPONENTS}/strategy.py",
-        "num_parts = accelerator.gradient_accumulation_steps * accelerator.num_processes",
-        "num_parts = accelerator.gradient_accumulation_steps",
-    ),
     "a schedule that steps once per process": (
         TWO_RANKS,
         "learning_rate",
@@ -173,6 +168,112 @@ FOUND_BY_PARITY = {
             "self._schedule.step()",
             "for _ in range(self._accelerator.num_processes): self._schedule.step()",
         ),
+    ),
+}
+
+# ---- The same of ranks that share rows ----
+MESH = f"{COMPONENTS}/mesh.py"
+ULYSSES = run_on_mesh("deepspeed_ulysses", 2)
+SPLIT_ROWS = run_on_mesh("fsdp2_cp", 4)
+SUMMED_ONCE = "divided(accelerator.reduce(value), Mesh.of(accelerator).copies)"
+POSITIONS = '"inputs": {"input_ids": ids, "position_ids": places},'
+NEXT_TOKENS = 'targets.view(-1)[batch["positions"]] = batch["targets"]'
+OWN_PART = "    trained_on = (targets.flatten() != NOT_TRAINED_ON).nonzero()[:, 0]\n"
+FOUND_BY_PARITY_OF_MESHES = {
+    "tokens that count once for each rank that shares their row": (
+        ULYSSES,
+        "loss",
+        MESH,
+        SUMMED_ONCE,
+        "accelerator.reduce(value)",
+    ),
+    "a mean of the means of parts of rows": (
+        ULYSSES,
+        "loss",
+        RECIPE,
+        "token_loss(model, part) / num_trained_on",
+        'token_loss(model, part) / max(len(part["targets"]), 1)'
+        " / args.gradient_accumulation_steps / accelerator.num_processes",
+    ),
+    "parts of rows that all begin at position 0": (
+        ULYSSES,
+        "loss",
+        MESH,
+        POSITIONS,
+        POSITIONS.replace(', "position_ids": places', ""),
+    ),
+    "targets that are not shifted before a row is cut": (
+        SPLIT_ROWS,
+        "loss",
+        MESH,
+        NEXT_TOKENS,
+        NEXT_TOKENS.replace('batch["positions"]', 'batch["positions"] + 1'),
+    ),
+    "targets that are shifted after a row is cut": (
+        ULYSSES,
+        "loss",
+        MESH,
+        OWN_PART,
+        f"    targets[:, -1] = NOT_TRAINED_ON\n{OWN_PART}",
+    ),
+}
+
+# ---- Faults that a run finds in its first step: the run, by how much it is off, and the fault ----
+AVERAGED = "return self.data_ranks * self.cp * self.sp"
+AVERAGED_BY_ZERO2 = "if zero_stage in (1, 2):\n            return self.data_ranks\n"
+PARTS = "num_parts = accelerator.gradient_accumulation_steps * averaged"
+FOUND_BY_THE_RUN = {
+    "a missing factor of the world size under DDP": (
+        TWO_RANKS,
+        "0.5",
+        MESH,
+        AVERAGED,
+        "return 1",
+    ),
+    "a missing factor of the micro-batches": (
+        TWO_RANKS,
+        "0.5",
+        f"{COMPONENTS}/strategy.py",
+        PARTS,
+        "num_parts = averaged",
+    ),
+    "a missing factor of the world size under FSDP2": (
+        replace(TWO_RANKS, config="fsdp2_full_shard"),
+        "0.5",
+        MESH,
+        AVERAGED,
+        "return 1",
+    ),
+    "a factor that ZeRO-2 does not divide by": (
+        replace(TWO_RANKS, config="deepspeed_zero2"),
+        "2",
+        MESH,
+        AVERAGED_BY_ZERO2,
+        AVERAGED_BY_ZERO2.replace("self.data_ranks", "2 * self.data_ranks"),
+    ),
+    "gradients that are averaged over too few ranks": (
+        ULYSSES,
+        "0.5",
+        MESH,
+        AVERAGED,
+        "return self.data_ranks",
+    ),
+}
+# scripts/parity.py compares neither evaluations nor dropout
+FOUND_BY_A_TEST_OF_MESHES = {
+    "an evaluation under sequence parallelism of parts of rows": (
+        "test_a_mesh_gives_the_numbers_of_one_process[deepspeed_ulysses-full]",
+        r"assert \d\.\d+ == \d\.\d+ ± ",
+        MESH,
+        "return self.cp * (self.sp if is_training else 1)",
+        "return self.cp * self.sp",
+    ),
+    "dropout of a rank's own where matrices are shared": (
+        "test_ranks_that_share_matrices_drop_the_same_and_others_something_else",
+        r"assert \(\[",
+        f"{COMPONENTS}/run.py",
+        "place = (self._args.seed, step, self._mesh.token_rank)",
+        "place = (self._args.seed, step, self._mesh.rank)",
     ),
 }
 
@@ -238,6 +339,22 @@ def sound(tiny, once):
     return once("sound", lambda folder: row_of(ONE_PROCESS, REPO, tiny, folder, folder))
 
 
+@pytest.fixture(scope="module")
+def tiny_of_meshes(once):
+    """The folder of the tiny language model that meshes train."""
+    maker, *shape = ULYSSES.maker
+    return once("meshes_of_parity", partial(makers.make, maker, words=shape))
+
+
+@pytest.fixture(scope="module")
+def sound_of_meshes(tiny_of_meshes, once):
+    """The output folder of its run in one process without a fault."""
+    planned = reference_of(ULYSSES)
+    return once(
+        "sound_of_meshes", lambda folder: row_of(planned, REPO, tiny_of_meshes, folder, folder)
+    )
+
+
 @pytest.mark.parametrize("fault", FOUND_BY_PARITY)
 def test_parity_finds(fault, copy, sound, tiny, tmp_path):
     planned, number, *change = FOUND_BY_PARITY[fault]
@@ -248,6 +365,41 @@ def test_parity_finds(fault, copy, sound, tiny, tmp_path):
     row = row_of(planned, folder, tiny, tmp_path / "run", reference)
     assert row["verdict"] == "OUT OF BOUNDS" and row["bytes"] == "ok"
     assert row["differences"][number] > 1e-3, row  # a thousand times the bound, not rounding
+
+
+@pytest.mark.parametrize("fault", FOUND_BY_PARITY_OF_MESHES)
+def test_parity_of_meshes_finds(fault, copy, sound_of_meshes, tiny_of_meshes, tmp_path):
+    planned, number, *change = FOUND_BY_PARITY_OF_MESHES[fault]
+    row = row_of(planned, copy(change), tiny_of_meshes, tmp_path / "run", sound_of_meshes)
+    assert row["verdict"] == "OUT OF BOUNDS" and row["bytes"] == "ok"
+    assert row["differences"][number] > 1e-3, row  # a thousand times the bound, not rounding
+
+
+@pytest.mark.parametrize("fault", FOUND_BY_THE_RUN)
+def test_the_run_finds(fault, copy, tiny, tiny_of_meshes, tmp_path):
+    planned, ratio, *change = FOUND_BY_THE_RUN[fault]
+    model = tiny_of_meshes if planned is ULYSSES else tiny
+    run_folder = tmp_path / "run"
+    code, output = launch(replace(planned, flags=SHORT), model, run_folder, root=copy(change))
+    assert code == 76, output
+    assert f"norm.weight with {ratio} times its gradient" in output and "Traceback" not in output
+    assert not list(run_folder.glob("checkpoint-*")) and not (run_folder / "config.json").exists()
+
+
+@pytest.mark.parametrize("fault", FOUND_BY_A_TEST_OF_MESHES)
+def test_a_test_of_meshes_finds(fault, copy, tmp_path):
+    test, says, *change = FOUND_BY_A_TEST_OF_MESHES[fault]
+    done = run_test(f"tests/launch/test_meshes.py::{test}", copy(change), tmp_path)
+    assert done.returncode == 1 and "1 failed" in done.output, done.output
+    assert re.search(f"^E .*{says}", done.output, re.MULTILINE), done.output
+
+
+@pytest.mark.parametrize("planned", [ULYSSES, SPLIT_ROWS], ids=lambda planned: planned.config)
+def test_parity_of_meshes_finds_nothing_without_a_fault(
+    planned, copy, sound_of_meshes, tiny_of_meshes, tmp_path
+):
+    row = row_of(planned, copy(), tiny_of_meshes, tmp_path / "run", sound_of_meshes)
+    assert row["verdict"] == "ok", row
 
 
 def test_parity_finds_nothing_without_a_fault(copy, sound, tiny, tmp_path):

@@ -6,17 +6,15 @@ The whole table is here; a pair that is missing fails `test_the_table_is_complet
 run here, all of it by scripts/parity.py (results/README.md).
 """
 
-import importlib.util
 import json
 
 import pytest
-import torch
 
-from components.chat_template import ChatTemplate
-from launching import CONFIGS, RECIPE, read_metrics
+from launching import CONFIGS, read_metrics
 from proof import jobs
 from proof.compare import bounds_of, compare, within
 from proof.launch import launch
+from saved_models import loss_of_saved
 from short_jobs import STEPS, short_run
 
 WORKS = "works"
@@ -76,7 +74,7 @@ SAVED = {
 
 def test_the_table_is_complete():
     # A copy, the one of pipelines (test_pipeline.py), and those of meshes (test_meshes.py)
-    of_others = {"fsdp", "pp", *jobs.mesh_configs()}
+    of_others = {"fsdp", "pp", *jobs.mesh_configs(), *jobs.expert_configs()}
     assert set(TABLE) == {path.stem for path in CONFIGS.glob("*.yaml")} - of_others
     assert set(TABLE) == set(jobs.configs())
     assert all(len(row) == len(jobs.WEIGHTS) for row in TABLE.values()) and len(PAIRS) == 64
@@ -124,52 +122,3 @@ def test_a_strategy_with_a_kind_of_weights(
         evaluations[-1]["eval_loss"], rel=SAVED[kind]
     )
     assert json.loads((folder / "run.json").read_text())["arguments"]["seed"] == 42
-
-
-def loss_of_saved(output_dir, kind, tiny):
-    """Load the result in this process, which did not train it, and return its loss on the
-    evaluation rows."""
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
-
-    quantization = {
-        "int8 LoRA": BitsAndBytesConfig(load_in_8bit=True),
-        "nf4 LoRA": BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype="float32",
-            bnb_4bit_quant_storage="float32",
-        ),
-    }.get(kind)
-    folder = output_dir if kind == "full" else tiny / "model"
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype="float32", quantization_config=quantization
-    )
-    model = model if kind == "full" else PeftModel.from_pretrained(model, output_dir)
-    model.eval()
-    assert all(not parameter.is_meta for parameter in model.parameters())
-    if kind != "full":
-        lora_b = [weight for name, weight in model.named_parameters() if "lora_B" in name]
-        assert lora_b and all(
-            weight.abs().sum() > 0 for weight in lora_b
-        )  # the trained adapters, not new ones
-    llama = load_recipe()
-    tokenizer = AutoTokenizer.from_pretrained(output_dir)
-    loss, count = 0.0, 0
-    for module in model.modules():
-        module.support_avx512bf16_for_cpu = False  # bitsandbytes' own bf16 path would round
-    with torch.no_grad():
-        for line in (tiny / "data" / "test.jsonl").read_text().splitlines():
-            row = llama.tokenize_row(json.loads(line), ChatTemplate(tokenizer), 1024)
-            ids, labels = torch.tensor([row["input_ids"]]), torch.tensor([row["labels"]])
-            loss += model(input_ids=ids, labels=labels, num_items_in_batch=1).loss.item()
-            count += (labels[:, 1:] != -100).sum().item()
-    return loss / count
-
-
-def load_recipe():
-    spec = importlib.util.spec_from_file_location("llama", RECIPE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -7,6 +7,8 @@ Ranks are forks of the test's process (tests/ranks.py), which takes a second or 
 import ast
 import importlib.util
 import inspect
+import io
+import logging
 import re
 import sys
 import warnings
@@ -22,6 +24,7 @@ from accelerate.utils import (
     DeepSpeedPlugin,
     FullyShardedDataParallelPlugin,
     GradientAccumulationPlugin,
+    ParallelismConfig,
     set_seed,
 )
 from bitsandbytes.functional import has_avx512bf16
@@ -46,6 +49,7 @@ from transformers import (
     ViTConfig,
     ViTModel,
 )
+from transformers.distributed import DistributedConfig
 
 from components import upstream
 from components.deepspeed_state import master_weights
@@ -58,6 +62,7 @@ from ranks import on_ranks
 ZERO = {"ACCELERATE_USE_DEEPSPEED": "true"}
 FSDP1 = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": 1}
 FSDP2 = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": 2}
+MESH = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}
 BERT = BertConfig(
     hidden_size=8,
     intermediate_size=16,
@@ -115,7 +120,7 @@ def zero(stage, precision="no", micro_batch_size=1, steps=1):
     )
 
 
-def fsdp(version, precision="no", steps=1, **options):
+def fsdp(version, precision="no", steps=1, mesh=None, **options):
     """The Accelerator of a rank under FSDP, which wraps each layer of a model."""
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=version, auto_wrap_policy="transformer_based_wrap", **options
@@ -125,6 +130,7 @@ def fsdp(version, precision="no", steps=1, **options):
         mixed_precision=precision,
         fsdp_plugin=plugin,
         gradient_accumulation_plugin=accumulation,
+        parallelism_config=mesh,
     )
 
 
@@ -761,6 +767,115 @@ def test_with_adapters_disabled_modules_beside_them_are_those_of_the_base_too():
     with upstream.adapters_disabled():
         assert torch.equal(model(input_ids=tokens).logits, expected)
     assert not torch.equal(model(input_ids=tokens).logits, expected)
+
+
+# ---- Mesh ----
+def split_over(accelerator, folder):
+    """The model of a folder as transformers splits it over pairs of ranks."""
+    splits = DistributedConfig(tp_size=2)
+    model = AutoModelForCausalLM.from_pretrained(folder, distributed_config=splits)
+    del model.config.distributed_config
+    return model
+
+
+def of_two_pairs():
+    """The Accelerator of a rank of FSDP2 over two tensor parallel pairs."""
+    accelerator = fsdp(2, mesh=ParallelismConfig(dp_shard_size=2, tp_size=2))
+    accelerator.wait_for_everyone()  # A rank that failed first would take the others' store along.
+    return accelerator
+
+
+@shows_harm_without("splitting_over")
+def test_transformers_splits_over_all_ranks_or_none(cured, tmp_path):
+    llama().save_pretrained(tmp_path)
+
+    def rows_of_a_part():
+        accelerator = of_two_pairs()
+        context = upstream.splitting_over(accelerator) if cured else nullcontext()
+        try:
+            with context:
+                model = split_over(accelerator, tmp_path)
+        except RuntimeError as error:
+            return str(error)
+        return model.model.layers[0].mlp.up_proj.weight.to_local().shape[0]
+
+    all_ranks = "The parallel mesh requires 2 processes, but world_size is 4."
+    assert on_ranks(rows_of_a_part, 4, **FSDP2) == [8 if cured else all_ranks] * 4
+
+
+@shows_harm_without("keep_gradients_split")
+def test_the_gradient_of_split_embeddings_is_whole_on_each_rank(cured, tmp_path):
+    llama().save_pretrained(tmp_path)
+
+    def rows_of_gradient():
+        accelerator = Accelerator(parallelism_config=ParallelismConfig(tp_size=2))
+        model = split_over(accelerator, tmp_path)
+        if cured:
+            upstream.keep_gradients_split(model)
+        model(input_ids=torch.arange(16)[None]).logits.sum().backward()
+        weight = model.model.embed_tokens.weight
+        return len(weight.to_local()), len(weight.grad.to_local())
+
+    assert on_ranks(rows_of_gradient, 2, **MESH) == [(8, 8 if cured else 16)] * 2
+
+
+@shows_harm_without("leave_whole_weights_to_fsdp")
+def test_accelerate_wraps_whole_weights_by_a_class_that_is_gone(cured, tmp_path):
+    llama().save_pretrained(tmp_path)
+
+    def prepare():
+        accelerator = of_two_pairs()
+        with upstream.splitting_over(accelerator):
+            model = split_over(accelerator, tmp_path)
+        if cured:
+            upstream.leave_whole_weights_to_fsdp(accelerator)
+        try:
+            model, _ = prepared(accelerator, model)
+        except ImportError as error:
+            return str(error)
+        return model.model.norm.weight.device_mesh.mesh_dim_names
+
+    results = on_ranks(prepare, 4, **FSDP2)
+    if cured:
+        assert results == [("dp_shard_cp",)] * 4
+    else:
+        assert all("cannot import name 'ReplicateParallel'" in error for error in results)
+
+
+def clip_split_weights(folder):
+    """Clip the gradients of a model that FSDP2 shards over tensor parallel pairs."""
+    accelerator = of_two_pairs()
+    upstream.leave_whole_weights_to_fsdp(accelerator)
+    with upstream.splitting_over(accelerator):
+        model = split_over(accelerator, folder)
+    model, _ = prepared(accelerator, model)
+    accelerator.backward(model(input_ids=torch.arange(16)[None]).logits.sum())
+    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+
+
+@shows_harm_without("silence_flattened_meshes")
+def test_torch_warns_of_how_accelerate_reads_a_mesh(cured, tmp_path):
+    llama().save_pretrained(tmp_path)
+    silence = upstream.silence_flattened_meshes if cured else None
+    clip = partial(clip_split_weights, tmp_path)
+    told = partial(warns, "Slicing a flattened dim", clip, silence)
+    assert on_ranks(told, 4, **FSDP2) == [not cured] * 4
+
+
+@shows_harm_without("silence_sums_over_two_meshes")
+def test_torch_warns_of_each_norm_over_two_meshes(cured, tmp_path):
+    llama().save_pretrained(tmp_path)
+
+    def warned_of():
+        told = io.StringIO()
+        logger = logging.getLogger("torch.distributed.tensor._redistribute")
+        logger.addHandler(logging.StreamHandler(told))
+        if cured:
+            upstream.silence_sums_over_two_meshes()
+        clip_split_weights(tmp_path)
+        return "sequential all_reduce" in told.getvalue()
+
+    assert on_ranks(warned_of, 4, **FSDP2) == [not cured] * 4
 
 
 # ---- Optimizer ----

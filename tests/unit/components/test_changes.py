@@ -26,6 +26,7 @@ CHANGES_THE_RUN = {
     ),
     "LoraVariantArguments": "use_rslora use_dora",
     "PipelineArguments": "",
+    "ExpertParallelArguments": "",
     "ExpertAdapterArguments": "lora_target_parameters",
     "DataArguments": (
         "dataset_name dataset_config dataset_train_split eval_split columns skip_bad_rows"

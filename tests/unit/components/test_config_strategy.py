@@ -14,6 +14,8 @@ EXPECTED = {
     "single": ("NO_SHARD", "1 1 1"),
     "ddp": ("NO_SHARD", "1 1 1"),
     "pp": ("NO_SHARD", "1 1 1"),  # accelerate does not know of pipelines
+    "ep": ("NO_SHARD", "1 1 1"),  # accelerate does not know of experts
+    "fsdp2_ep": ("FULL_SHARD", "4 4 4"),
     "tp": ("NO_SHARD", "1 1 1"),  # each rank has a part of each matrix
     "fsdp2_tp": ("FULL_SHARD", "2 2 2"),
     "hsdp_tp": ("HYBRID_SHARD", "2 2 2"),

@@ -44,6 +44,8 @@ SHARES = {
 
 # In units of what a mesh splits: the shards of tensor parallel slices are shards of a slice
 MESHES = {
+    "ep": "whole whole whole",  # accelerate does not know of experts
+    "fsdp2_ep": "1/4 1/4 1/4",
     "tp": "1/2 1/2 1/2",
     "fsdp2_tp": "1/4 1/4 1/4",
     "hsdp_tp": "1/4 1/4 1/4",

@@ -22,6 +22,8 @@ EXPECTED = {
     "fsdp2_shard_grad_op": "FSDP",
     "fsdp2_hybrid_shard": "FSDP",
     "fsdp2_cpu_offload": "FSDP",
+    "ep": "MULTI_GPU",
+    "fsdp2_ep": "FSDP",
     "tp": "MULTI_GPU",
     "fsdp2_tp": "FSDP",
     "hsdp_tp": "FSDP",

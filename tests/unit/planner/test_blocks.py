@@ -29,7 +29,7 @@ def kept(depth, flags):
     autograd = Autograd(ledger)
     strategy = Replica(plan, weights.weights, {})
     strategy.begin(autograd)
-    run = Forward(autograd, decoder, BATCH, plan.args, strategy.around).run()
+    run = Forward(autograd, decoder, BATCH, plan, strategy.around).run()
     size = ledger.held["activations"]
     del run
     return size

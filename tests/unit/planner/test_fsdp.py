@@ -37,7 +37,7 @@ def most_around_layers(plan):
     autograd = Autograd(ledger, plan.autocast_itemsize)
     strategy.begin(autograd)
     strategy.begin_pass(is_last=True)
-    run = Forward(autograd, decoder, BATCH, plan.args, strategy.around).run()
+    run = Forward(autograd, decoder, BATCH, plan, strategy.around).run()
     strategy.end_forward()
     forward = ledger.most
     ledger.most = 0

@@ -16,6 +16,8 @@ PLANS = {  # the plan of each YAML on 4 ranks of 2 machines
     "single": ("single", 0, 1, True, False, False),
     "ddp": ("ddp", 0, 4, True, False, False),
     "pp": ("ddp", 0, 4, True, False, False),  # for recipes without pipelines
+    "ep": ("ddp", 0, 4, True, False, False),  # for recipes without experts
+    "fsdp2_ep": ("fsdp2", 0, 4, True, False, False),
     "fsdp": ("fsdp2", 0, 4, True, False, False),
     "fsdp2_full_shard": ("fsdp2", 0, 4, True, False, False),
     "fsdp2_shard_grad_op": ("fsdp2", 0, 4, False, False, False),
@@ -34,10 +36,46 @@ PLANS = {  # the plan of each YAML on 4 ranks of 2 machines
 }
 
 
+# {YAML under which ranks share rows: name, ranks, shards, replicas, copies of a row}
+MESHES = {
+    "tp": ("TP 2", 2, 1, 1, 2),
+    "fsdp2_tp": ("FSDP2 FULL_SHARD x TP 2", 4, 2, 1, 2),
+    "hsdp_tp": ("FSDP2 HYBRID_SHARD x TP 2", 8, 2, 2, 2),
+    "fsdp2_cp": ("FSDP2 FULL_SHARD x CP 2", 4, 4, 1, 2),
+    "hsdp_cp": ("FSDP2 HYBRID_SHARD x CP 2", 8, 4, 2, 2),
+    "deepspeed_ulysses": ("DeepSpeed ZeRO-3 x SP 2", 2, 2, 1, 2),
+}
+
+
 @pytest.mark.parametrize("name", mesh_configs())
-def test_a_yaml_under_which_ranks_share_rows_is_refused(name):
-    with pytest.raises(UnplannableError, match="rehearse the run"):
-        plan_of(training_arguments([]), yaml_files.read(CONFIGS / f"{name}.yaml"))
+def test_a_yaml_under_which_ranks_share_rows_is_planned_as_what_it_runs(name):
+    plan = plan_of(training_arguments([]), yaml_files.read(CONFIGS / f"{name}.yaml"))
+    found = (plan.name, plan.ranks, plan.shards, plan.replicas, plan.copies)
+    assert found == MESHES[name]
+    assert plan.mesh.data_ranks * plan.mesh.copies == plan.ranks
+
+
+@pytest.mark.parametrize("name", mesh_configs())
+def test_other_numbers_of_ranks_than_those_of_the_mesh_are_refused(name):
+    config = yaml_files.read(CONFIGS / f"{name}.yaml")
+    with pytest.raises(UnplannableError, match="the config's mesh is"):
+        plan_of(training_arguments([]), config, 3 * MESHES[name][1])
+
+
+REFUSED = [
+    ("tp", ["--use_peft"]),
+    ("fsdp2_cp", ["--packing"]),
+    ("fsdp2_cp", ["--attn_implementation", "eager"]),
+    ("deepspeed_ulysses", ["--padding_free"]),
+    ("deepspeed_ulysses", ["--attn_implementation", "eager"]),
+]
+
+
+@pytest.mark.parametrize("name, flags", REFUSED)
+def test_what_the_recipe_refuses_under_a_mesh_is_not_planned(name, flags):
+    config = yaml_files.read(CONFIGS / f"{name}.yaml")
+    with pytest.raises(UnplannableError, match=flags[0]):
+        plan_of(training_arguments(flags), config)
 
 
 @pytest.mark.parametrize("name", sorted(PLANS))

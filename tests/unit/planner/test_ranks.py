@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The planner's bytes of each rank: what rehearsals of every YAML measured, states and peaks."""
 
+import itertools
 import json
 
 import pytest
 from transformers import AutoConfig
 
 from launching import CONFIGS, REPO
-from planner import live_peaks, yaml_files
+from planner import live_peaks, rehearsals, yaml_files
 from planner.closed_form import closed_form
 from planner.errors import UnplannableError
 from planner.ledger import both
@@ -15,12 +16,14 @@ from planner.plan import plan_of
 from planner.ranks import Gathered, Replica
 from planner.request import Batch
 from planner.shapes import MemoizedBuild
+from planner.tracked_jobs import JOBS_OF_MESHES
 from planner.validation import training_arguments
 from planner.zero import Zero
 from planner.zero3 import Zero3
 from proof import jobs
 
 BUILD = MemoizedBuild()
+MODEL_OF_TRACKED = AutoConfig.for_model("llama", **live_peaks.MODEL)
 SHAPE = {
     "hidden_size": 320,
     "intermediate_size": 640,
@@ -56,7 +59,7 @@ def plan_of_run(row):
     return plan_of(args, config, row["ranks"], machines, "no")
 
 
-def held_at_the_step(plan, monkeypatch):
+def held_at_the_step(plan, config, monkeypatch):
     """{category: bytes} of device and host when the backward pass is done."""
     held = {}
 
@@ -65,7 +68,7 @@ def held_at_the_step(plan, monkeypatch):
 
     for strategy in (Replica, Gathered, Zero, Zero3):
         monkeypatch.setattr(strategy, "step", step)
-    _, host = closed_form(plan, CONFIG, Batch(3, 8, 8), BUILD)
+    _, host = closed_form(plan, config, Batch(3, 8, 8), BUILD)
     return both(held, host)
 
 
@@ -79,7 +82,7 @@ def test_a_rank_holds_what_the_planner_says(row, monkeypatch):
         with pytest.raises(UnplannableError):
             plan_of_run(row)
         return
-    planned = held_at_the_step(plan_of_run(row), monkeypatch)
+    planned = held_at_the_step(plan_of_run(row), CONFIG, monkeypatch)
     for name, categories in CATEGORIES.items():
         if name in row["held"]:
             fullest = max(size for size, _ in row["held"][name]["ranks"])
@@ -89,7 +92,19 @@ def test_a_rank_holds_what_the_planner_says(row, monkeypatch):
 
 
 def name_of_tracked(row):
-    return f"{row['config']}-{row['job'].replace(' ', '-')}"
+    words = [row["config"], *row.get("sizes", []), row["job"].replace(" ", "-")]
+    return "-".join([*words, str(row["ranks"])])
+
+
+MESHES = [row for row in TRACKED if "sizes" in row]
+
+
+@pytest.mark.parametrize("row", MESHES, ids=name_of_tracked)
+def test_a_rank_that_shares_rows_holds_what_the_planner_says(row, monkeypatch):
+    planned = held_at_the_step(live_peaks.plan_of_row(row), MODEL_OF_TRACKED, monkeypatch)
+    for name, categories in CATEGORIES.items():
+        sizes = [planned.get(category, 0) for category in categories]
+        assert sum(sizes) == row["held"].get(name, 0), name
 
 
 @pytest.mark.parametrize("row", TRACKED, ids=name_of_tracked)
@@ -100,5 +115,9 @@ def test_the_peak_is_that_of_live_tensors(row):
     assert abs(compared["beside_bucket"]) < 0.05
 
 
-def test_every_yaml_was_tracked():
-    assert {row["config"] for row in TRACKED} == set(jobs.configs())
+def test_every_yaml_and_mesh_was_tracked():
+    alone = [row["config"] for row in TRACKED if row not in MESHES]
+    assert set(alone) == set(jobs.configs())
+    found = {(row["job"], row["config"], row["ranks"], tuple(row["sizes"])) for row in MESHES}
+    wanted = itertools.product(JOBS_OF_MESHES, rehearsals.meshes(live_peaks.MOST_RANKS))
+    assert found == {(job, *mesh) for job, mesh in wanted}

@@ -22,7 +22,11 @@ def tied_model():
 
 
 def test_tied_tensors_are_described_once():
-    assert describe(tied_model()) == [(12, 4, True), (4, 4, True), (10, 2, False)]
+    assert describe(tied_model()) == [
+        (12, 4, True, 1),
+        (4, 4, True, 1),
+        (10, 2, False, 1),
+    ]
 
 
 def test_storage_that_several_tensors_share_is_counted_once():
@@ -63,7 +67,7 @@ def test_the_first_step_that_is_taken_is_measured(tmp_path, monkeypatch):
         found = json.loads((tmp_path / "shards.0").read_text())
         assert found["gradients"]["elements"] == found["parameters"]["elements"] == 16
         assert found["optimizer"]["elements"] == 32 and found["master"]["elements"] == 0
-        assert found["tensors"] == [[12, 4, True], [4, 4, True]]
+        assert found["tensors"] == [[12, 4, True, 1], [4, 4, True, 1]]
         optimizer.param_groups[0]["params"].pop()  # what comes later is not measured
 
 

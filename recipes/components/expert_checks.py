@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find what makes expert parallelism impossible, or not exact, before the model is loaded."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from accelerate import Accelerator
+from torch.distributed.fsdp import CPUOffloadPolicy
+
+from components.arguments import CommonArguments, ExpertAdapterArguments, ExpertParallelArguments
+from components.mesh import Mesh
+from components.pipeline_checks import how_to_divide
+from components.plugins import fsdp_plugin
+from components.strategy import Strategy
+
+# Under which of these names transformers' configs have the number of experts in a layer
+NUMBER_OF_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+# The style in a plan of transformers that sends tokens to their experts
+DISPATCH = "ep_dispatch_experts"
+
+
+def find_expert_problems(args: CommonArguments, accelerator: Accelerator) -> Iterator[str]:
+    """Yield a problem, with its fix, for each thing that does not fit expert parallelism."""
+    if not isinstance(args, ExpertParallelArguments) or args.ep_size == 1:
+        return
+    yield from find_misfits_of_launch(args.ep_size, accelerator)
+    yield from find_misfits_of_arguments(args, accelerator)
+    yield from find_misfits_of_model(args, args.ep_size)
+
+
+def find_misfits_of_launch(size: int, accelerator: Accelerator) -> Iterator[str]:
+    """Yield a problem for each thing in YAML and launcher that does not fit groups of this size."""
+    strategy = Strategy.of(accelerator)
+    mesh = Mesh.of(accelerator)
+    ranks = accelerator.num_processes
+    if strategy.zero_stage is not None or strategy.fsdp_version == 1:
+        yield (
+            f"--ep_size: {strategy.name} cannot leave experts to the ranks that have them: use "
+            "ep.yaml, or fsdp2_ep.yaml with FSDP2"
+        )
+        return
+    if mesh.copies > 1:
+        yield (
+            f"--ep_size: ranks of {strategy.name} share rows, and experts are spread over ranks "
+            "that have rows of their own: use ep.yaml or fsdp2_ep.yaml"
+        )
+    if strategy.fsdp_version == 2 and mesh.dp_replicate > 1:
+        yield (
+            "--ep_size: experts would be shards over all replicas: leave "
+            "parallelism_config_dp_replicate_size out, as in fsdp2_ep.yaml"
+        )
+    if ranks % size:
+        yield (
+            f"--ep_size {size} does not divide {ranks} rank{'s' if ranks > 1 else ''}: "
+            f"{how_to_divide(size, ranks, '--ep_size')}"
+        )
+    yield from find_misfits_of_fsdp(fsdp_plugin(accelerator))
+
+
+def find_misfits_of_fsdp(plugin: Any) -> Iterator[str]:
+    """Yield a problem for each setting of FSDP2 that does not fit expert parallelism.
+
+    Args:
+        plugin: accelerate's settings of FSDP, or None.
+    """
+    if plugin is None:
+        return
+    if plugin.cpu_ram_efficient_loading:
+        # accelerate/utils/fsdp_utils.py, fsdp2_load_full_state_dict
+        yield (
+            "--ep_size: each rank reads its own experts, and FSDP would broadcast those of rank 0: "
+            "set fsdp_cpu_ram_efficient_loading: false, as in fsdp2_ep.yaml"
+        )
+    if isinstance(plugin.cpu_offload, CPUOffloadPolicy):
+        yield (
+            "--ep_size: experts that are offloaded were never compared with one process: set "
+            "fsdp_offload_params: false, or leave --ep_size out"
+        )
+
+
+def find_misfits_of_arguments(args: CommonArguments, accelerator: Accelerator) -> Iterator[str]:
+    """Yield a problem for each argument that does not fit expert parallelism."""
+    adapts_experts = isinstance(args, ExpertAdapterArguments) and args.lora_target_parameters
+    if args.use_peft and adapts_experts:
+        # peft/tuners/lora/layer.py, ParamWrapper
+        yield (
+            "--use_peft: peft makes adapters for all experts on each rank, which do not fit the "
+            "rank's own: use --lora_target_parameters without a value, or leave --ep_size out"
+        )
+    if args.optim.endswith("bit"):
+        yield f"--optim {args.optim} cannot hold parts of experts: use adamw_torch_fused"
+    if accelerator.mixed_precision == "fp16":
+        yield (
+            "--ep_size: the loss scale of fp16 would be that of each rank's own experts: use "
+            "mixed_precision: bf16"
+        )
+
+
+# ---- Model ----
+def find_misfits_of_model(args: CommonArguments, size: int) -> Iterator[str]:
+    """Yield a problem for each reason why a model's experts cannot be spread over `size` ranks.
+
+    A config that cannot be read is left to those who load the model.
+    """
+    from transformers import AutoConfig
+
+    name = args.model_name_or_path
+    with contextlib.suppress(OSError, ValueError):
+        config = AutoConfig.from_pretrained(
+            name, revision=args.model_revision, trust_remote_code=False
+        )
+        yield from find_misfits_of_config(config.get_text_config(), size)
+        if getattr(config, "quantization_config", None):
+            yield (
+                f"--ep_size: {name} is quantized, and its experts are stored in ways that are not "
+                "split: leave --ep_size out"
+            )
+
+
+def find_misfits_of_config(config: Any, size: int) -> Iterator[str]:
+    """Yield a problem for each thing in a config of transformers that forbids spreading experts."""
+    experts = number_of_experts(config)
+    if experts == 0:
+        yield (
+            f"--ep_size: a {config.model_type} model has no experts: leave it out, or train a "
+            "mixture of experts"
+        )
+        return
+    if DISPATCH not in (config.base_model_ep_plan or {}).values():
+        yield (
+            f"--ep_size: transformers has no plan by which to spread the experts of a "
+            f"{config.model_type} model: leave it out, and use fsdp2_full_shard.yaml"
+        )
+    if experts % size:
+        divisors = [fitting for fitting in range(1, size) if experts % fitting == 0]
+        yield f"--ep_size {size} does not divide the model's {experts} experts: use {divisors[-1]}"
+
+
+def number_of_experts(config: Any) -> int:
+    """Return how many experts a layer of a model has, 0 for a dense one."""
+    for name in NUMBER_OF_EXPERTS:
+        number = getattr(config, name, None)
+        if number:
+            return number
+    return 0

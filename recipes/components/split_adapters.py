@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LoRA adapters of matrices that tensor parallelism splits.
+
+An adapter adds B A x to what a matrix puts out. A matrix that is split by its output has the whole
+x on each rank, and each rank its rows of B: what comes back to A is summed over the ranks. One that
+is split by its input has a part of x on each rank, with the columns of A that belong to it: what A
+puts out is summed before B. The other half of an adapter stays whole, and has equal gradients on
+all ranks of a group. Both halves start as in one process, since they are drawn whole.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from transformers.distributed.parallel_utils import (
+    ALL_PARALLEL_STYLES,
+    replace_layer_number_by_wildcard,
+)
+from transformers.distributed.tensor_parallel import (
+    ColwiseParallel,
+    EmbeddingParallel,
+    RowwiseParallel,
+)
+
+from components import upstream
+from components.exits import Exit
+from components.mesh import Mesh
+from components.status import fail
+
+
+class DropoutOfPart(torch.nn.Module):
+    """Dropout of a rank's part of the features, with the part of the mask that one process draws.
+
+    The ranks of a group draw the same numbers, so that each would drop the same places of its part.
+    """
+
+    def __init__(self, p: float, part: int, parts: int) -> None:
+        """Keep what to draw.
+
+        Args:
+            p: the probability that a feature is dropped.
+            part: the number of this rank's part, from 0.
+            parts: their number.
+        """
+        super().__init__()
+        self.p = p
+        self.part = part
+        self.parts = parts
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Return the features, [..., features of this rank], in training with some dropped."""
+        if not self.training:
+            return features
+        *places, width = features.shape
+        whole = features.new_ones(*places, width * self.parts)
+        mask = torch.nn.functional.dropout(whole, self.p)
+        return features * mask.chunk(self.parts, -1)[self.part]
+
+
+def split_adapters(model: Any, accelerator: Accelerator) -> None:
+    """Split peft's adapters and copies of modules as what they adapt or replace.
+
+    Every rank of a group takes part. Ends with 64 if an adapter cannot follow the split.
+
+    Args:
+        model: with adapters that are whole, as `upstream.making_whole_adapters` has them made.
+    """
+    if Mesh.of(accelerator).tp == 1:
+        return
+    mesh: Any = accelerator.torch_device_mesh
+    base = model.get_base_model()
+    for path, layer in adapted_layers(base):
+        split_adapters_of(layer, path, style_of(base, path), mesh["tp"])
+    for path, copied in copied_layers(base):
+        style = style_of(base, path)
+        if style is not None:
+            upstream.run_copy_by_itself(copied, style, mesh["tp"])
+            upstream.keep_gradients_split(copied)
+
+
+def adapted_layers(base: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the path of each layer of a model that has adapters, and peft's layer around it."""
+    from peft.tuners.lora import LoraLayer
+
+    for path, module in base.named_modules():
+        if isinstance(module, LoraLayer):
+            yield path, module
+
+
+def copied_layers(base: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield each layer in the copies of --modules_to_save, and the path of its original."""
+    from peft.utils.other import ModulesToSaveWrapper
+
+    for path, module in base.named_modules():
+        if not isinstance(module, ModulesToSaveWrapper):
+            continue
+        for copied in module.modules_to_save.values():
+            for end, layer in copied.named_modules():
+                yield f"{path}.{end}" if end else path, layer
+
+
+def style_of(base: Any, path: str) -> Any:
+    """Return transformers' style by which a module of a model is split, or None if it is whole."""
+    name = base.tp_plan.get(replace_layer_number_by_wildcard(path))
+    return None if name is None else ALL_PARALLEL_STYLES[name]
+
+
+def split_adapters_of(layer: Any, path: str, style: Any, mesh: DeviceMesh) -> None:
+    """Split one half of each adapter of a layer, and leave the other one whole.
+
+    Args:
+        layer: peft's, around the layer at `path`.
+        style: of transformers, by which that layer is split, or None.
+        mesh: the ranks of a group.
+    """
+    if isinstance(style, ColwiseParallel):
+        split_halves(layer.lora_B, style, mesh)
+    elif isinstance(style, RowwiseParallel):
+        split_halves(layer.lora_A, style, mesh)
+        if isinstance(style.input_layouts, Shard):
+            draw_parts_of_masks(layer, mesh)
+    # An embedding puts out whole vectors, and so does its adapter, which stays whole.
+    elif style is not None and not isinstance(style, EmbeddingParallel):
+        fail(
+            Exit.USAGE,
+            f"--use_peft: tensor parallelism splits {path} in a way that adapters cannot follow: "
+            "leave it out of --lora_target_modules, or use fsdp2_full_shard.yaml",
+        )
+
+
+def split_halves(halves: torch.nn.ModuleDict, style: Any, mesh: DeviceMesh) -> None:
+    """Split one of the two matrices of each adapter of a layer as the layer is split."""
+    for half in halves.values():
+        style.shard_param(half, "weight", mesh)
+        half.weight = torch.nn.Parameter(own_part(half.weight), half.weight.requires_grad)
+        style.install_forward(half, mesh)
+
+
+def draw_parts_of_masks(layer: Any, mesh: DeviceMesh) -> None:
+    """Have the dropout before the adapters of a layer drop what one process would drop."""
+    for name, dropout in layer.lora_dropout.items():
+        if isinstance(dropout, torch.nn.Dropout):
+            rank = mesh.get_local_rank()
+            layer.lora_dropout[name] = DropoutOfPart(dropout.p, rank, mesh.size())
+
+
+def own_part(weight: DTensor) -> DTensor:
+    """Return a split weight whose part has memory of its own, and is no view of the whole."""
+    return DTensor.from_local(
+        weight.to_local().detach().clone(),
+        weight.device_mesh,
+        weight.placements,
+        run_check=False,
+        shape=weight.shape,
+        stride=weight.stride(),
+    )
