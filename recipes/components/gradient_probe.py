@@ -235,8 +235,11 @@ def choose_weight(names: list[str]) -> str:
 
 
 def is_second_matrix(name: str) -> bool:
-    """Return whether a parameter's name is that of the matrix B of LoRA."""
-    return "lora_B" in name or "lora_embedding_B" in name
+    """Return whether a parameter's name is that of the matrix B of LoRA on a layer of its own.
+
+    Adapters of experts do not run as modules of their own, and of embeddings B has another form.
+    """
+    return ".lora_B." in name and ".experts." not in name
 
 
 def installed_versions() -> str:

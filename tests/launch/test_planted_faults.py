@@ -20,6 +20,7 @@ from launching import REPO, run
 from proof.jobs import Run, all_runs, reference_of, run_on_mesh
 from proof.launch import launch
 from proof.parity_table import measure
+from proof.trials.outcome import unequal
 from tiny import makers
 
 COPIED = ["accelerate_configs", "recipes", "scripts", "tests", "pyproject.toml", "requirements.txt"]
@@ -384,6 +385,19 @@ def test_the_run_finds(fault, copy, tiny, tiny_of_meshes, tmp_path):
     assert code == 76, output
     assert f"norm.weight with {ratio} times its gradient" in output and "Traceback" not in output
     assert not list(run_folder.glob("checkpoint-*")) and not (run_folder / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    "config", ["ddp", "fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero2"]
+)
+def test_what_finds_them_changes_no_bit(config, copy, tiny, tmp_path):
+    planned = replace(TWO_RANKS, config=config, flags=SHORT)
+    place = f"{COMPONENTS}/run.py"
+    without = copy((place, "isinstance(accelerator, ProbedAccelerator)", "False"))
+    for root, name in ((REPO, "with"), (without, "without")):
+        code, output = launch(planned, tiny, tmp_path / name, root=root)
+        assert code == 0, output
+    assert unequal(tmp_path / "with", tmp_path / "without") == 0
 
 
 @pytest.mark.parametrize("fault", FOUND_BY_A_TEST_OF_MESHES)
