@@ -39,6 +39,8 @@ class Arguments(
 
     GROUP: ClassVar[str] = "Preferences"
     LOSS_UNIT: ClassVar[str] = "per pair"
+    LINES_PER_ROW: ClassVar[int] = 2
+    MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
     model_name_or_path: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Apache-2.0
     # EDIT: your data set. Default: about 62,100 rows of UltraFeedback (MIT license); some of
     # its prompts are too long, so use --skip_bad_rows
@@ -78,6 +80,7 @@ if __name__ == "__main__":
     # flag is refused before them
     args = start(Arguments, __doc__)
 
+import dataclasses
 import math
 from functools import partial
 from typing import Any, NamedTuple
@@ -99,7 +102,7 @@ from components.columns import rename_columns
 from components.conversations import find_tools, read_pair
 from components.export import save_model
 from components.head_loss import LossInHead
-from components.mesh import sum_over_rows
+from components.mesh import Mesh, part_of, sum_over_parts, sum_over_rows
 from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
@@ -224,16 +227,25 @@ class PairSums(NamedTuple):
 
 
 def answer_logps(
-    model: torch.nn.Module, token_loss: LossInHead, batch: Mapping[str, Any]
+    accelerator: Accelerator,
+    model: torch.nn.Module,
+    token_loss: LossInHead,
+    batch: Mapping[str, Any],
+    is_training: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the log-probability of each answer of a batch, and that of all its prompts.
+
+    Args:
+        batch: this rank's part of a batch; ranks that share it get the same.
 
     Returns:
         [2, pairs], chosen answers first, and a scalar over the prompts that are trained on, which
         only orpo does; in nats and fp32.
     """
     logps = -token_loss.losses(model, batch["inputs"], batch["positions"], batch["targets"])
-    return sum_answers(place_in_lines(logps, batch), batch)
+    sums = sum_answers(place_in_lines(logps, batch), batch)
+    by_pair, prompts = (sum_over_parts(accelerator, value, is_training) for value in sums)
+    return by_pair, prompts
 
 
 def place_in_lines(logps: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
@@ -285,20 +297,26 @@ def preference_losses(
 
 
 def compare_answers(
+    accelerator: Accelerator,
     model: torch.nn.Module,
     token_loss: LossInHead,
     batch: Mapping[str, Any],
     reference_logps: torch.Tensor | None,
     args: Arguments,
+    is_training: bool = True,
 ) -> PairSums:
     """Return the loss and the metrics of a batch's pairs.
 
     Args:
+        batch: this rank's part of a batch; ranks that share it get the same.
         reference_logps: log-probabilities of all rows under the reference, [rows, 2]; None runs
             the model without its adapters as the reference, except for orpo, which has none.
     """
+    find_logps = partial(
+        answer_logps, accelerator, model, token_loss, batch, is_training=is_training
+    )
     if args.loss_type == "orpo":
-        logps, prompt_logps = answer_logps(model, token_loss, batch)
+        logps, prompt_logps = find_logps()
         chosen_nll = -(logps[0].sum() + prompt_logps)
         logps = logps / batch["lengths"]
         scores = logps
@@ -307,8 +325,8 @@ def compare_answers(
             reference = reference_logps[batch["pairs"]].T
         else:  # first, so that the forward pass below is the one that backward follows
             with torch.no_grad(), upstream.adapters_disabled():
-                reference, _ = answer_logps(model, token_loss, batch)
-        logps, _ = answer_logps(model, token_loss, batch)
+                reference, _ = find_logps()
+        logps, _ = find_logps()
         chosen_nll = logps.new_zeros(())
         scores = logps - reference
     losses = preference_losses(scores, batch["lengths"], args.loss_type, args.beta)
@@ -346,8 +364,10 @@ def run_reference(
 ) -> torch.Tensor:
     """Return the log-probabilities of all rows under the still untrained model, [rows, 2]."""
     reference_logps = torch.zeros(num_rows, 2, device=accelerator.device)
+    model.eval()
     for batch in tqdm(loader, "Reference", disable=not accelerator.is_main_process):
-        logps, _ = answer_logps(model, token_loss, batch)
+        with part_of(accelerator, batch, is_training=False) as part:
+            logps, _ = answer_logps(accelerator, model, token_loss, part, is_training=False)
         reference_logps[batch["pairs"]] = logps.T
     # Each row was on one rank, and is zero on all others
     return sum_over_rows(accelerator, reference_logps)
@@ -367,7 +387,10 @@ def evaluate(
     model.eval()
     compared = []
     for batch in run.interruptible(loader):
-        sums = compare_answers(model, token_loss, batch, reference_logps, args)
+        with part_of(accelerator, batch, is_training=False) as part:
+            sums = compare_answers(
+                accelerator, model, token_loss, part, reference_logps, args, is_training=False
+            )
         losses = torch.stack([sums.loss, sums.chosen_nll])
         num_pairs_and_tokens = batch["counts"][:2]
         compared.append(torch.cat([losses, sums.metrics, num_pairs_and_tokens]))
@@ -383,16 +406,21 @@ def evaluate(
 
 
 def mean_metrics(
-    accelerator: Accelerator, metric_sums: Sequence[torch.Tensor], num_pairs: torch.Tensor
+    accelerator: Accelerator,
+    losses: Sequence[torch.Tensor],
+    metric_sums: Sequence[torch.Tensor],
+    num_pairs: torch.Tensor,
 ) -> dict[str, float]:
-    """Return METRICS per pair.
+    """Return the loss of a step, and METRICS per pair.
 
     Args:
+        losses: those of this rank's micro-batches, of which ranks that share rows have the same.
         metric_sums: those of `PairSums` of this rank's micro-batches.
         num_pairs: of the step, on all ranks.
     """
+    loss = sum_over_rows(accelerator, sum(losses)).item()
     means = sum_over_rows(accelerator, sum(metric_sums)) / num_pairs
-    return dict(zip(METRICS, means.tolist(), strict=True))
+    return {"loss": loss, **dict(zip(METRICS, means.tolist(), strict=True))}
 
 
 def describe_method(args: Arguments) -> str:
@@ -425,13 +453,19 @@ def main(args: Arguments) -> None:
     lengths = train_rows.lengths
     plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
+    mesh = Mesh.of(accelerator)
     collator = PairCollator(
         pad_token_id=tokenizer.pad_token_id,
         learn_prompts=args.loss_type == "orpo",
         one_line=takes_one_line(args.attn_implementation),
+        pad_to_multiple_of=mesh.pad_to_multiple_of,
+    )
+    train_collator = dataclasses.replace(
+        collator,
+        num_lines=mesh.lines_of_batch(args.LINES_PER_ROW * args.per_device_train_batch_size),
     )
     both = join_splits(train_rows, eval_rows)  # one numbering, for the table of the reference
-    train_loader = plan.training_loader(both, collator, first_step=run.step)
+    train_loader = plan.training_loader(both, train_collator, first_step=run.step)
     whole_loader = plan.ordered_loader(both, collator, range(len(both)))
     eval_loader = plan.evaluation_loader(both, collator, range(len(train_rows), len(both)))
 
@@ -486,8 +520,8 @@ def main(args: Arguments) -> None:
         metric_sums = []
         grad_norm = None
         for batch in micro_batches:
-            with accelerator.accumulate(model):
-                sums = compare_answers(model, token_loss, batch, reference_logps, args)
+            with accelerator.accumulate(model), part_of(accelerator, batch) as part:
+                sums = compare_answers(accelerator, model, token_loss, part, reference_logps, args)
                 metric_sums.append(sums.metrics)
                 loss = sums.loss / num_pairs + sums.chosen_nll / num_trained_on
                 losses.append(loss.detach())
@@ -504,11 +538,11 @@ def main(args: Arguments) -> None:
                 schedule.step()
                 optimizer.zero_grad()
         run.finish_step(
-            losses,
+            None,  # mean_metrics reports the loss
             grad_norm,
             num_tokens,
             epoch=step / plan.steps_per_epoch,
-            more=partial(mean_metrics, accelerator, metric_sums, num_pairs),
+            more=partial(mean_metrics, accelerator, losses, metric_sums, num_pairs),
         )
         if eval_loader and step in plan.evaluate_after:
             measure(eval_loader)

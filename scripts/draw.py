@@ -31,6 +31,7 @@ NAMES = (
     "comparison",
     "speed",
     "pipeline",
+    "meshes",
 )
 
 

@@ -27,7 +27,7 @@ from collections.abc import Callable
 
 from exits import run_command
 from planner.errors import PlannerError
-from planner.request import Request, without_launcher_options
+from planner.request import SIZES, Request, without_launcher_options
 from planner.yaml_files import Config, read_without_faults
 from usage import Parser
 
@@ -36,10 +36,15 @@ def parse_args() -> Request:
     """Return the request of the command line."""
     parser = make_parser()
     options, words = parser.parse_known_args()
+    sizes = {}
+    for key in SIZES:
+        size = vars(options).pop(f"parallelism_config_{key}")
+        if size is not None:
+            sizes[key] = size
     words = without_launcher_options(words)
     if not words or words[0].startswith("--"):
         parser.error("name MODEL or recipes/llama.py before the recipe's own arguments")
-    return Request(model=words[0], words=words[1:], **vars(options))
+    return Request(model=words[0], words=words[1:], sizes=sizes, **vars(options))
 
 
 def make_parser() -> Parser:
@@ -60,6 +65,8 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--num_machines", type=int, help="hosts, all with the same number of GPUs [the YAML's]"
     )
+    for key in SIZES:
+        parser.add_argument(f"--parallelism_config_{key}", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--mixed_precision", choices=["no", "bf16", "fp16"], help="[the YAML's]")
     parser.add_argument(
         "--gpu",
@@ -112,7 +119,7 @@ def main() -> int:
         request.check()
         yaml = None
         if request.config_file:
-            yaml = read_without_faults(request.config_file)
+            yaml = read_without_faults(request.config_file, request.sizes)
         return import_answer()(request, yaml)
     except PlannerError as error:
         print(f"plan_memory.py: {error}", file=sys.stderr)

@@ -107,7 +107,9 @@ def find_misfits_of_model(args: CommonArguments, size: int) -> Iterator[str]:
 
     name = args.model_name_or_path
     with contextlib.suppress(OSError, ValueError):
-        config = AutoConfig.from_pretrained(name, revision=args.model_revision)
+        config = AutoConfig.from_pretrained(
+            name, revision=args.model_revision, trust_remote_code=False
+        )
         yield from find_misfits_of_config(config.get_text_config(), size)
         if getattr(config, "quantization_config", None):
             yield (

@@ -139,6 +139,17 @@ class Mesh:
             return 2 * self.cp
         return self.sp
 
+    def lines_of_batch(self, most: int) -> int:
+        """Return how many lines a batch to train on has at least, some of which may be empty.
+
+        DeepSpeed's attention takes batches of one size (deepspeed/runtime/sequence_parallel/
+        ulysses_sp.py, required_query_shape).
+
+        Args:
+            most: the lines of a full batch.
+        """
+        return most if self.sp > 1 else 1
+
     def fewest_lines(self, batch_size: int) -> int:
         """Return the least number of lines, empty ones included, of a batch to train on.
 
@@ -169,6 +180,52 @@ def sum_over_tokens(accelerator: "Accelerator", value: Any, is_training: bool = 
     """
     mesh = Mesh.of(accelerator)
     return divided(accelerator.reduce(value), mesh.copies // mesh.parts_of_row(is_training))
+
+
+def sum_over_parts(
+    accelerator: "Accelerator", value: torch.Tensor, is_training: bool = True
+) -> torch.Tensor:
+    """Return the sum of what belongs to the rows of this rank, of whose tokens it has a part.
+
+    The ranks that share the rows get the same. In the backward pass each follows its own part, so
+    that their gradients add up to that of the sum.
+
+    Args:
+        value: the sums over the tokens of this rank in `part_of`, such as one for each row.
+    """
+    if Mesh.of(accelerator).parts_of_row(is_training) == 1:
+        return value
+    return SumOfParts.apply(value, group_of_parts(accelerator))
+
+
+class SumOfParts(torch.autograd.Function):
+    """The sum of a tensor over a group of ranks, whose gradient is passed on as it is.
+
+    torch.distributed.nn.functional.all_reduce would add up the gradients of the ranks too.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, group: Any) -> torch.Tensor:
+        """Return the sum over the ranks of a process group, in the shape of `value`."""
+        total = value.clone()
+        torch.distributed.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    # pyrefly: ignore[bad-override]  # one gradient, since there is one output
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Return the gradient of this rank's part."""
+        return gradient, None
+
+
+def group_of_parts(accelerator: "Accelerator") -> Any:
+    """Return the process group of the ranks that share the tokens of this rank's rows."""
+    if Mesh.of(accelerator).sp > 1:
+        from deepspeed.utils import groups
+
+        return groups._get_sequence_parallel_group()
+    mesh: Any = accelerator.torch_device_mesh
+    return mesh["cp"].get_group()
 
 
 def divided(total: Any, number: int) -> Any:
@@ -222,13 +279,18 @@ def rejoined(
 ) -> dict[str, Any]:
     """Return a batch with the tokens of this rank.
 
+    Its "cells" are where the targets are in the flattened whole lines, as PairCollator has them.
+
     Args:
         ids, targets, places: [rows, tokens of this rank]; the target of a token is the next one.
     """
     trained_on = (targets.flatten() != NOT_TRAINED_ON).nonzero()[:, 0]
+    lines = trained_on // ids.shape[1]
+    width = batch["inputs"]["input_ids"].shape[1]
     return {
         **batch,
         "inputs": {"input_ids": ids, "position_ids": places},
         "positions": trained_on,
         "targets": targets.flatten()[trained_on],
+        "cells": lines * width + places.flatten()[trained_on] + 1,
     }

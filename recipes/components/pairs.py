@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from datasets import concatenate_datasets
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from components.batches import Line, rows_of_lines
@@ -174,12 +175,16 @@ class PairCollator:
     Attributes:
         learn_prompts: train on all tokens of chosen lines, as ORPO does.
         one_line: put all lines into one without padding, for FlashAttention.
+        pad_to_multiple_of: the length of a line is a multiple of this.
+        num_lines: a batch has at least this many lines; empty ones have one pad token.
     """
 
     columns: ClassVar[list[str]] = ["prompt_ids", "chosen_ids", "rejected_ids", "row"]
     pad_token_id: int
     learn_prompts: bool
     one_line: bool = False
+    pad_to_multiple_of: int = 1
+    num_lines: int = 1
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
         """Return a batch of the pairs of `source` whose numbers are in `lines`, which may be []."""
@@ -190,6 +195,7 @@ class PairCollator:
         lengths = torch.tensor([len(answer) for _, answer in answers])
         sequences = [torch.tensor([*prompt, *answer]) for prompt, answer in answers]
         ids = pad_sequence(sequences, batch_first=True, padding_value=self.pad_token_id)
+        ids = pad(ids, (0, -ids.shape[1] % self.pad_to_multiple_of), value=self.pad_token_id)
         token_indices = torch.arange(ids.shape[1])
         is_filled = token_indices < (starts + lengths)[:, None]
         first = self._first_trained_on(starts, len(rows))
@@ -203,7 +209,7 @@ class PairCollator:
             # is one more than the position that predicts it.
             positions = is_filled.flatten().cumsum(0)[cells] - 2
         num_pairs = len(rows)
-        num_tokens = int(is_filled.sum()) if rows else 0
+        num_tokens = int(is_filled[: 2 * num_pairs].sum())  # without those of empty lines
         num_trained_on = int(is_trained_on[:num_pairs].sum())
         row_numbers = [int(row["row"]) for row in rows]
         return {
@@ -225,8 +231,9 @@ class PairCollator:
         for name in ("chosen_ids", "rejected_ids"):
             for row in rows:
                 answers.append((row["prompt_ids"], row[name]))
-        if not answers:  # A rank without rows takes part with one token.
-            answers.append(([self.pad_token_id], []))
+        # A rank without rows takes part with one token
+        nothing = [self.pad_token_id], []
+        answers += [nothing] * (self.num_lines - len(answers))
         return answers
 
     def _first_trained_on(self, starts: torch.Tensor, num_pairs: int) -> torch.Tensor:

@@ -30,6 +30,7 @@ from components.changes import find_changes
 from components.deepspeed_state import master_weights
 from components.ending import conclude, end_all_ranks, end_as_done
 from components.exits import Exit
+from components.gradient_probe import GradientProbe
 from components.mesh import Mesh, sum_over_tokens
 from components.metrics import Metrics, drop_lines_after, finite_or_none, peak_memory_gib
 from components.model_card import CardNotes, write_card
@@ -46,7 +47,7 @@ from components.state import (
     without_optimizer_state,
 )
 from components.status import HOST, fail, process_status
-from components.strategy import Strategy
+from components.strategy import ProbedAccelerator, Strategy
 from components.summary import WARNING, summarize
 from components.trackers import start_trackers
 from components.watch import Watch
@@ -211,6 +212,8 @@ class Run:
             accelerator, self._args.output_dir, self._total_steps, first_step=self.step
         )
         self._num_seen_before = self._num_seen
+        if isinstance(accelerator, ProbedAccelerator) and self._mesh.pp == 1:
+            accelerator.gradient_probe = GradientProbe(accelerator, model, optimizer, self._end)
 
     def owes_evaluation(self, evaluate_after: Collection[int]) -> bool:
         """Return whether the state that the loop begins with has to be evaluated and was not."""

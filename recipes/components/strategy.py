@@ -2,9 +2,10 @@
 """The strategy of YAML and launcher: the Accelerator, and what is really in force."""
 
 import functools
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from accelerate import (
@@ -36,7 +37,24 @@ FSDP2_NAMES = {  # by (hybrid, reshards after the forward pass)
 SECONDS_AFTER_THE_WATCH = 60
 
 
-class PipelineAccelerator(Accelerator):
+class Probe(Protocol):
+    """What watches backward passes until a gradient is known to be right."""
+
+    def watching(self, loss: torch.Tensor) -> AbstractContextManager[None]: ...
+
+
+class ProbedAccelerator(Accelerator):
+    """accelerate's Accelerator with a place for a probe.
+
+    Attributes:
+        gradient_probe: of components/gradient_probe.py, from the start of the loop until it has
+            seen a gradient; None otherwise.
+    """
+
+    gradient_probe: Probe | None = None
+
+
+class PipelineAccelerator(ProbedAccelerator):
     """accelerate's Accelerator, which knows of no pipelines, with those of the arguments.
 
     Attributes:
@@ -57,7 +75,7 @@ class PipelineAccelerator(Accelerator):
         return f"PP {self.pipeline_ranks} x replicas {pipelines}"
 
 
-class ExpertAccelerator(Accelerator):
+class ExpertAccelerator(ProbedAccelerator):
     """accelerate's Accelerator, which knows of no expert parallelism, with that of the arguments.
 
     Attributes:
@@ -161,7 +179,7 @@ def new_accelerator(args: CommonArguments) -> Accelerator:
     dynamo = None
     if isinstance(args, CompileArguments) and args.torch_compile:
         dynamo = TorchDynamoPlugin(backend=DynamoBackend.INDUCTOR, use_regional_compilation=True)
-    kind = Accelerator
+    kind = ProbedAccelerator
     if isinstance(args, PipelineArguments):
         kind = PipelineAccelerator
     if isinstance(args, ExpertParallelArguments) and args.ep_size > 1:
@@ -198,11 +216,13 @@ def set_up_engine(args: CommonArguments, accelerator: Accelerator) -> None:
     upstream.reduce_each_micro_batch(accelerator)
     upstream.reduce_in_fp32(accelerator)
     upstream.leave_whole_weights_to_fsdp(accelerator)
-    upstream.configure_deepspeed_for_loop(
-        accelerator, args.max_grad_norm, args.per_device_train_batch_size
-    )
+    lines = args.per_device_train_batch_size * args.LINES_PER_ROW
+    upstream.configure_deepspeed_for_loop(accelerator, args.max_grad_norm, lines)
+    upstream.let_batches_differ_in_size(accelerator)
     upstream.silence_old_names_of_collectives()
     upstream.silence_old_way_of_reading_fsdp1()
+    upstream.silence_flattened_meshes()
+    upstream.silence_sums_over_two_meshes()
     torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = args.tf32  # For convolutions torch allows it by default.
 
@@ -222,4 +242,6 @@ def backward_of_sum(accelerator: Accelerator, loss: torch.Tensor) -> None:
     # An infinite loss may have finite gradients. As NaN they spread to all ranks, which share the
     # gradient, and so all of them leave the step out. Nothing here waits for the device.
     nan_unless_finite = 0 * loss.detach()
-    accelerator.backward(loss * (num_parts + nan_unless_finite))
+    probe: Probe | None = getattr(accelerator, "gradient_probe", None)
+    with probe.watching(loss) if probe else nullcontext():
+        accelerator.backward(loss * (num_parts + nan_unless_finite))

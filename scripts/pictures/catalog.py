@@ -8,6 +8,7 @@ from .comparison import draw_comparison
 from .curves import draw_parity, draw_quickstart_curve, draw_resume
 from .diagrams import draw_what_is_split, draw_which_yaml
 from .memory import draw_memory
+from .meshes import draw_meshes
 from .pipeline import draw_pipeline
 from .speed import draw_speed
 from .style import Theme, under
@@ -25,6 +26,7 @@ FUNCTIONS = (
     draw_comparison,
     draw_speed,
     draw_pipeline,
+    draw_meshes,
 )
 PICTURES: dict[str, Callable[[Theme], str]] = {}
 for function in FUNCTIONS:

@@ -4,12 +4,18 @@
 Each function launches runs in a folder and returns what is kept of them.
 """
 
+import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
 
 from bench.quickstarts import read_taught
 from components.pipeline_kinds import KINDS
@@ -17,12 +23,21 @@ from paths import ROOT
 from plotting.runs import read_run
 from proof.compare import read_steps
 from proof.faults import Fault
-from proof.jobs import MAKERS, configs, ranks_of, run_on_ranks
-from proof.launch import ENVIRONMENT, data_of, launch, make_model, rehearsal
+from proof.jobs import MAKERS, Run, configs, ranks_of, run_on_ranks
+from proof.launch import (
+    ENVIRONMENT,
+    data_of,
+    launch,
+    make_model,
+    rehearsal,
+    write_with_sizes,
+)
+from proof.rank import PARTS, STAGES, Probe
 from proof.trials.lab import Lab
 from proof.trials.outcome import unequal, verified
 from proof.trials.trial import make_job
 
+from .parts import Box, Span, find_box, find_row, lines_of_tokens, read_lines, spans_of
 from .passes import duration_of, read_passes, shortest_batch
 from .recordings import Recording
 
@@ -43,6 +58,31 @@ PIPELINE_MODEL = (
 ).split()
 # Packed sequences have one length, so that each micro-batch takes the same time
 PIPELINE_FLAGS = "--packing --max_length 256 --max_steps 12 --eval_strategy no".split()
+MESH_ROWS = 4  # a step has so many, however the ranks share them
+MESH_MODEL = (
+    "--hidden_size 320 --intermediate_size 640 --num_attention_heads 4 --num_key_value_heads 4 "
+    "--num_hidden_layers 2"
+).split()
+ONE_STEP = "--max_steps 1 --save_steps 0 --eval_strategy no".split()
+PIPELINES = 2  # the four ranks make so many, each of PIPELINE_RANKS
+IN_PIPELINES = ("--pp_size", str(PIPELINE_RANKS))
+IN_STAGES = partial(Run, "meshes", "pp", 4, 2, recipe="llama_pipeline")
+PIPELINE_RUNS = (
+    IN_STAGES(flags=IN_PIPELINES),
+    IN_STAGES(flags=(*IN_PIPELINES, "--shard_stages")),
+)
+# YAML, ranks, rows of each batch, and sizes that are not the YAML's
+MESHES = (
+    ("ddp", 4, 1, ()),
+    ("fsdp2_full_shard", 4, 1, ()),
+    ("tp", 4, 4, ("tp_size=4",)),
+    ("fsdp2_tp", 4, 2, ()),
+    ("hsdp_tp", 8, 1, ()),
+    ("fsdp2_cp", 4, 2, ()),
+    ("hsdp_cp", 8, 1, ()),
+    ("deepspeed_ulysses", 4, 2, ("dp_shard_size=2",)),
+)
+MATRICES = ("up_proj", "down_proj")  # as proof/part_probe.py, which imports torch
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # colors and movements of a terminal's cursor
 PROGRESS_BAR = re.compile(r"(.+?): +\d+%\|")
 
@@ -203,14 +243,149 @@ def run_pipeline(arguments: Sequence[str | Path], times: Path) -> None:
     """
     recipe = ROOT / "recipes" / "llama_pipeline.py"
     words = [*rehearsal("pp", PIPELINE_RANKS), recipe, *arguments]
+    run_with_probe(words, STAGES, times)
+
+
+def run_with_probe(words: Sequence[Any], probe: Probe, folder: Path) -> None:
+    """Run a rehearsal whose ranks write what a probe measures to a folder.
+
+    Raises RecordingError if it fails.
+    """
     command = [str(word) for word in words]
     env = os.environ | ENVIRONMENT
-    env["REHEARSAL_STAGES"] = str(times)
+    env[probe.variable] = str(folder)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     done = subprocess.run(command, env=env, text=True, **pipes)
     code = done.returncode
     if code:
-        raise RecordingError(f"{recipe} ended with {code}: {done.stdout[-TAIL:]}")
+        raise RecordingError(f"{words} ended with {code}: {done.stdout[-TAIL:]}")
+
+
+def record_meshes(folder: Path) -> Recording:
+    """Return what each rank holds, uses, sees and keeps in the first step under each mesh.
+
+    Raises RecordingError if a launch fails, UnknownPartError if a part is not in the whole.
+    """
+    tiny = folder / "tiny"
+    run_script("scripts/make_tiny.py", "llama", str(tiny), "--quiet", *MESH_MODEL)
+    wholes = matrices_of(tiny / "model")
+    single = rehearse_parts(Run("meshes", "single", batch=MESH_ROWS), tiny, folder / "single")
+    pad = json.loads((tiny / "model" / "config.json").read_text())["pad_token_id"]
+    passes, _ = read_lines(single / "parts.0")
+    rows = lines_of_tokens(passes[0], pad)
+    runs = []
+    for run in (*runs_of_meshes(), *PIPELINE_RUNS):
+        noted = rehearse_parts(run, tiny, folder / run.name)
+        ranks = [noted / f"parts.{rank}" for rank in range(run.ranks)]
+        boxes = [boxes_of(path, wholes) for path in ranks]
+        runs.append(
+            {
+                "config": run.config,
+                "ranks": run.ranks,
+                "sizes": run.sizes,
+                "flags": run.flags,
+                "bytes": bytes_by_class(noted),
+                "held": [box["held"] for box in boxes],
+                "used": [box["used"] for box in boxes],
+                "tokens": tokens_of_ranks(ranks, rows, pad),
+            }
+        )
+        print(f"meshes: {run.config}, {run.ranks} ranks", flush=True)
+    return {
+        "cores": os.cpu_count(),
+        "matrices": {name: list(whole.shape) for name, whole in wholes.items()},
+        "rows": [len(row) for row in rows],
+        "bytes": bytes_by_class(single),
+        "runs": runs,
+    }
+
+
+def runs_of_meshes() -> list[Run]:
+    """Return the runs of llama.py, each of one step of MESH_ROWS rows."""
+    runs = []
+    for config, ranks, batch, sizes in MESHES:
+        runs.append(Run("meshes", config, ranks, batch, sizes=sizes))
+    return runs
+
+
+def rehearse_parts(run: Run, tiny: Path, folder: Path) -> Path:
+    """Rehearse one step, and return the folder with the parts of the ranks and report.json.
+
+    Raises RecordingError if it fails.
+    """
+    folder.mkdir()
+    words = [*rehearsal(run.config, run.ranks), "--report", folder / "report.json"]
+    if run.sizes:
+        words += ["--config_file", write_with_sizes(run, folder)]
+    words += ["--mixed_precision", "no", ROOT / "recipes" / f"{run.recipe}.py", *run.flags]
+    words += [*data_of(tiny)[:4], *ONE_STEP, "--per_device_train_batch_size", run.batch]
+    run_with_probe([*words, "--output_dir", folder / "run"], PARTS, folder)
+    return folder
+
+
+def matrices_of(model: Path) -> dict[str, np.ndarray]:
+    """Return the matrices of a model's folder that its ranks note, by the name of their layer."""
+    found = {}
+    for name, weight in load_file(model / "model.safetensors").items():
+        layer = name.removeprefix("model.").removesuffix(".weight")
+        if layer.endswith(MATRICES):
+            found[layer] = weight
+    return dict(sorted(found.items(), reverse=True))
+
+
+def boxes_of(path: Path, wholes: Mapping[str, np.ndarray]) -> dict[str, dict[str, Box]]:
+    """Return where the matrices that a rank holds and uses are in the whole ones.
+
+    Args:
+        path: what the rank noted; the weights are beside it.
+    """
+    boxes: dict[str, dict[str, Box]] = {"held": {}, "used": {}}
+    for name, part in load_file(f"{path}.safetensors").items():
+        kind, _, layer = name.partition(".")
+        boxes[kind][layer] = find_box(part, wholes[layer])
+    return boxes
+
+
+def tokens_of_ranks(
+    ranks: Sequence[Path], rows: Sequence[Mapping[int, int]], pad: int
+) -> list[dict[int, list[Span]]]:
+    """Return, for each rank, the tokens of each row that go through it.
+
+    A rank that is given hidden states has the rows of the rank before it that is given tokens,
+    since both have the same micro-batches in the same order.
+
+    Args:
+        ranks: what they noted.
+        rows: the tokens of each row by their positions.
+    """
+    noted = [read_lines(path)[0] for path in ranks]
+    found = []
+    for rank, passes in enumerate(noted):
+        while passes[0]["ids"] is None:
+            rank -= PIPELINES
+            passes = noted[rank]
+        spans: dict[int, list[Span]] = {}
+        for one in passes:
+            for tokens in lines_of_tokens(one, pad):
+                spans[find_row(tokens, rows)] = spans_of(list(tokens))
+        found.append(spans)
+    return found
+
+
+def bytes_by_class(noted: Path) -> dict[str, list[int]]:
+    """Return the bytes of each class by rank: those of the shard report.
+
+    The report does not know pipelines, whose ranks note the bytes themselves.
+    """
+    found: dict[str, list[int]] = {}
+    for row in json.loads((noted / "report.json").read_text())["rows"]:
+        found.setdefault(row["class"], []).append(row["held_bytes"])
+    if found:
+        return found
+    for path in sorted(noted.glob("parts.?")):
+        for name, size in read_lines(path)[1].items():
+            found.setdefault(name, []).append(size)
+    return found
 
 
 def run_script(script: str, *words: str) -> None:
@@ -247,4 +422,5 @@ RECORDERS = {
     "quickstart": record_quickstart,
     "comparison": record_comparison,
     "pipeline": record_pipeline,
+    "meshes": record_meshes,
 }

@@ -9,7 +9,7 @@ from paths import ROOT
 from proof.results import versions
 
 CURVES = ROOT / "results" / "curves.json"
-NAMES = ("parity", "resume", "quickstart", "comparison", "pipeline")
+NAMES = ("parity", "resume", "quickstart", "comparison", "pipeline", "meshes")
 
 Recording = dict[str, Any]
 

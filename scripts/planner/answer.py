@@ -143,10 +143,13 @@ def peak_of(plan: Plan, question: Question) -> tuple[Sizes, Sizes]:
 
 def title_of(plan: Plan, batch: Batch) -> str:
     """Return one line that says what is planned."""
+    holders = "rank"
+    if plan.copies > 1:
+        holders = f"{plan.copies} ranks"
     return (
         f"{plan.args.model_name_or_path} under {plan.name}, {plan.ranks} x GPU, "
         f"mixed precision {plan.mixed_precision}: "
-        f"{batch.sequences} x {batch.length} tokens per rank"
+        f"{batch.sequences} x {batch.length} tokens per {holders}"
     )
 
 

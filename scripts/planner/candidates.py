@@ -107,6 +107,13 @@ class Way:
         return sum(self.device.values())
 
     @property
+    def name(self) -> str:
+        """The YAML, with the ranks that share each row where it has such: "fsdp2_cp, CP 4"."""
+        stem = self.file.removesuffix(".yaml")
+        shared = replace(self.plan.mesh, dp_replicate=1, dp_shard=1)
+        return ", ".join(word for word in (stem, shared.describe("")) if word)
+
+    @property
     def path(self) -> str:
         """The YAML from the repository's root."""
         return f"accelerate_configs/{self.file}"
@@ -161,16 +168,28 @@ def ways_on(launch: Launch, ranks: int, like: Way | None = None) -> list[Way]:
 
 def candidates_on(launch: Launch, ranks: int, like: Way | None) -> Iterator[Candidate]:
     """Yield every candidate on a number of ranks."""
-    for path in yaml_files.shipped_files():
-        config = yaml_files.read(path)
-        if not yaml_files.makes_sense_on(config, ranks, launch.machines):
-            continue
+    for path, config in configs_on(ranks, launch.machines):
         if like is None:
             yield from candidates_under(launch, path, config)
         else:
             values = {name: getattr(like.plan.args, name) for name in CHOSEN}
             args = recipe.with_values(launch.args, **values)
             yield Candidate(path.name, like.weights, args, config)
+
+
+def configs_on(ranks: int, machines: int) -> Iterator[tuple[Path, Config]]:
+    """Yield the shipped configs that are worth trying on a number of ranks.
+
+    Those under which ranks share rows are tried with each size of their mesh.
+    """
+    for path in yaml_files.shipped_files():
+        config = yaml_files.read(path)
+        if yaml_files.makes_sense_on(config, ranks, machines):
+            yield path, config
+    for path in yaml_files.mesh_files():
+        config = yaml_files.read(path)
+        for sizes in yaml_files.sizes_on(config, ranks, machines):
+            yield path, yaml_files.with_sizes(config, sizes)
 
 
 def candidates_under(launch: Launch, path: Path, config: Config) -> Iterator[Candidate]:
@@ -230,7 +249,7 @@ def way_under(launch: Launch, file: str, weights: str, plan: Plan) -> Way:
     device = with_constants(device, plan.ranks)
     device = {category: size for category, size in device.items() if size}
     tokens = batch.sequences * batch.length
-    cost, reasons = cost_of(plan, strategy, launch.parameters, tokens)
+    cost, reasons = cost_of(plan, strategy, decoder, launch.parameters, tokens)
     return Way(file, weights, plan, device, host, cost, reasons)
 
 

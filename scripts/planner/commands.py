@@ -5,6 +5,7 @@ from pathlib import Path
 
 from . import recipe
 from .candidates import Launch, Way
+from .request import SIZES
 
 WIDTH = 112  # characters of a line of a folded command
 PLACEHOLDER = "YOUR_ROWS.jsonl"  # if the command line names no data set
@@ -22,6 +23,7 @@ def command(launch: Launch, way: Way) -> list[str]:
     args = way.plan.args
     words = ["accelerate", "launch", "--config_file", way.path]
     words += ["--num_processes", str(way.plan.ranks)]
+    words += sizes_of_mesh(way)
     if launch.machines > 1:
         words += ["--num_machines", str(request.num_machines)]
     if request.mixed_precision:
@@ -30,6 +32,19 @@ def command(launch: Launch, way: Way) -> list[str]:
     words += ["--dataset_name", *data_sets(launch)]
     words += ["--learning_rate", str(learning_rate(launch, way))]
     return words + recipe_flags(launch, way)
+
+
+def sizes_of_mesh(way: Way) -> list[str]:
+    """Return the launcher's options for the mesh of a way under which ranks share rows."""
+    mesh = way.plan.mesh
+    if mesh.copies == 1:
+        return []
+    sizes = {key: getattr(mesh, key.removesuffix("_size")) for key in SIZES}
+    words = []
+    for key, size in sizes.items():
+        if size > 1 or (key == "dp_shard_size" and way.plan.engine != "single"):
+            words += [f"--parallelism_config_{key}", str(size)]
+    return words
 
 
 def chosen(launch: Launch, name: str) -> bool:

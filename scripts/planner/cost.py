@@ -11,11 +11,20 @@ The unit is the forward pass of a micro-batch:
   parameters cross the wire. A ring's all-reduce sends each number twice, a reduce-scatter or a
   gather once.
 
+Ranks that share rows do the work of one row together. The cost is that of their rows for each
+rank, so that what a rank sends counts once for each of them:
+
+- TP adds up whole hidden states in each layer: after two matrices in the forward pass, and before
+  five in the backward pass;
+- CP sends keys and values around, and their gradients back;
+- SP swaps tokens for heads around attention, in both passes.
+
 Ways that offload come last (candidates.py), since the host and the bus limit them.
 """
 
 from typing import NamedTuple
 
+from .decoder import Decoder
 from .plan import Plan
 from .ranks import Replica
 from .recipe import RecipeArguments
@@ -44,16 +53,19 @@ class Traffic(NamedTuple):
     reason: str
 
 
-def cost_of(plan: Plan, strategy: Replica, parameters: int, tokens: int) -> Cost:
-    """Return the cost of a micro-batch with a number of tokens.
+def cost_of(plan: Plan, strategy: Replica, decoder: Decoder, parameters: int, tokens: int) -> Cost:
+    """Return the cost of a micro-batch with a number of tokens, those of whole rows.
 
     strategy: what a rank holds under the plan. parameters: of the model without adapters.
     """
     numbers = sum(weight.numel for weight in strategy.weights)
     traffic = traffic_of(plan, numbers, strategy.elements)
+    of_rows = traffic_of_rows(plan, decoder, tokens)
+    sent = plan.copies * (traffic.numbers + of_rows.numbers)
     units = compute_of(plan.args)
-    units += TOKENS_PER_TRIP / tokens * traffic.numbers / parameters
-    reasons = [traffic.reason, *reasons_of_compute(plan.args)]
+    units += TOKENS_PER_TRIP / tokens * sent / parameters
+    reasons = [of_rows.reason, traffic.reason, *reasons_of_compute(plan.args)]
+    reasons = [reason for reason in reasons if reason]
     if plan.offloads_parameters:
         reasons.insert(0, "state on the host")
     elif plan.offloads_optimizer:
@@ -90,6 +102,23 @@ def reasons_of_compute(args: RecipeArguments) -> list[str]:
     return reasons
 
 
+def traffic_of_rows(plan: Plan, decoder: Decoder, tokens: int) -> Traffic:
+    """Return what a rank sends of the rows that it shares, for a micro-batch of whole rows."""
+    again = 1 if plan.args.gradient_checkpointing else 0  # The forward pass runs twice.
+    of_token = decoder.hidden * len(decoder.layers) * tokens
+    keys = decoder.kv_heads * plan.tp * decoder.head_dim * len(decoder.layers) * tokens
+    if plan.tp > 1:
+        sent = 2 * (2 + 5 + 2 * again) * of_token * (plan.tp - 1) / plan.tp
+        return Traffic(sent, "hidden states travel in each layer")
+    if plan.cp > 1:
+        sent = (3 + again) * 2 * keys * (plan.cp - 1) / plan.cp
+        return Traffic(sent, "keys and values travel")
+    if plan.sp > 1:
+        share = (plan.sp - 1) / plan.sp**2
+        return Traffic((2 + again) * 2 * (of_token + keys) * share, "heads travel")
+    return Traffic(0, "")
+
+
 def traffic_of(plan: Plan, numbers: int, trained: int) -> Traffic:
     """Return what a rank sends for a micro-batch.
 
@@ -99,6 +128,8 @@ def traffic_of(plan: Plan, numbers: int, trained: int) -> Traffic:
     once_per_step = trained / plan.args.gradient_accumulation_steps
     if plan.ranks == 1:
         return Traffic(0, "one process: nothing travels")
+    if plan.engine == "single":
+        return Traffic(0, "")
     if plan.engine == "zero" and plan.stage == 2:
         sent = trained + once_per_step
         return Traffic(sent, "whole parameters: gradients, updates travel")
@@ -118,7 +149,7 @@ def traffic_of_sharded(plan: Plan, numbers: int, trained: int) -> Traffic:
     """
     between_groups = 0
     place = ""
-    if plan.shards < plan.ranks:
+    if plan.replicas > 1:
         between_groups = 2 * trained / plan.shards
         place = " in groups"
     if plan.reshards:

@@ -18,6 +18,8 @@ LAUNCHER_OPTIONS = (
     "--deepspeed_hostfile",
     "--num_cpu_threads_per_process",
 )
+# Sizes of a mesh, which `accelerate launch` takes as --parallelism_config_KEY
+SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
 LAUNCHER_FLAGS = ("--multi_gpu", "--quiet")
 RECIPE = "llama.py"
 
@@ -29,6 +31,7 @@ class Request:
     model: str = ""  # recipes/llama.py, or in its place a hub id, a folder or a config.json
     words: list[str] = field(default_factory=list)  # the recipe's own arguments
     config_file: str | None = None  # none: choose among the shipped ones
+    sizes: dict[str, int] = field(default_factory=dict)  # of the mesh that are not the config's
     num_processes: int | None = None
     num_machines: int | None = None
     mixed_precision: str | None = None
@@ -52,6 +55,11 @@ class Request:
             )
         if self.longest is not None and self.longest < 1:
             raise UnplannableError(f"--longest {self.longest}: must be at least 1")
+        if self.sizes and not self.config_file:
+            raise UnplannableError(
+                f"--parallelism_config_{next(iter(self.sizes))} changes the mesh of a YAML: add "
+                "its --config_file"
+            )
         if not self.config_file and not self.gpu:
             raise UnplannableError(
                 "give --config_file to plan one strategy, or --gpu to choose among all strategies"

@@ -139,14 +139,14 @@ class Choice:
             if closest.peak > self.launch.card:
                 excess = in_gib(self.excess(closest))
                 lines.append(
-                    f"{weights}: does not fit, at least {excess} too much ({closest.file})"
+                    f"{weights}: does not fit, at least {excess} too much ({closest.name})"
                 )
         return lines
 
     def lines_on_what_to_change(self, remedy: Remedy) -> list[str]:
         """Return how much the closest way lacks, and changes with which a way fits."""
         closest = remedy.closest
-        sentence = f"The closest is {closest.weights} under {closest.file}"
+        sentence = f"The closest is {closest.weights} under {closest.name}"
         if closest.checkpoints:
             sentence += ", with --gradient_checkpointing"
         if self.fitting:
@@ -207,7 +207,7 @@ def cells(way: Way, cheapest: float, machines: int) -> tuple[str, ...]:
         reason += f": {in_gib(host)} per machine"
     return (
         str(way.number),
-        way.file.removesuffix(".yaml"),
+        way.name,
         way.weights,
         checkpoints,
         f"{way.peak / GIB:.1f}",

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the planner needs from accelerate configs. No other module here imports their reader."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from paths import CONFIGS, OF_EXPERTS, OF_PIPELINES, SAME_AS_FIRST_CHOICE
 
 from .errors import UnplannableError
 
+SHARING = ("tp", "cp", "sp")  # the ways in which ranks share rows
 Config = dict[str, Any]  # as accelerate reads it: defaults filled in, full names, real values
 
 
@@ -75,8 +77,8 @@ def read(path: str | Path) -> Config:
     return as_accelerate_reads(load(path))
 
 
-def read_without_faults(path: str | Path) -> Config:
-    """Read a user's config.
+def read_without_faults(path: str | Path, sizes: Mapping[str, int]) -> Config:
+    """Read a user's config, with the sizes of its mesh that the command line sets.
 
     Raises UnplannableError also if accelerate would stop, or run something other than what is
     written.
@@ -90,7 +92,7 @@ def read_without_faults(path: str | Path) -> Config:
                 f"{path} would not do what it says: {key}: {finding.reason}; "
                 f"see python scripts/check_config.py {path}"
             )
-    return as_accelerate_reads(file)
+    return with_sizes(as_accelerate_reads(file), sizes)
 
 
 def read_content(content: Config) -> Config:
@@ -127,6 +129,49 @@ def mesh_files() -> list[Path]:
     """Return the files of accelerate_configs/ by name under which ranks share rows."""
     names = sorted(CONFIGS.glob("*.yaml"))
     return [path for path in names if strategy_of(read(path)).ranks_per_row > 1]
+
+
+def with_sizes(config: Config, sizes: Mapping[str, int]) -> Config:
+    """Return a config with other sizes of its mesh, such as {"cp_size": 4}."""
+    if not sizes:
+        return config
+    mesh = dict(config.get("parallelism_config", {}))
+    mesh |= {f"parallelism_config_{key}": size for key, size in sizes.items()}
+    return config | {"parallelism_config": mesh}
+
+
+def sizes_on(config: Config, ranks: int, machines: int) -> Iterator[dict[str, int]]:
+    """Yield the sizes of the mesh of a config that are worth trying on a number of ranks.
+
+    Ranks that share rows are in one machine, since they wait for each other in every layer; their
+    number is a power of two, which the heads of most models allow. Replicas are machines.
+    """
+    strategy = strategy_of(config)
+    per_machine = ranks // machines
+    sizes = {}
+    if strategy.replicas > 1:
+        if machines == 1:
+            return
+        sizes["dp_replicate_size"] = machines
+    kind = next(kind for kind in SHARING if getattr(strategy, kind) > 1)
+    share = 2
+    while share <= per_machine:
+        groups = ranks // (share * sizes.get("dp_replicate_size", 1))
+        if per_machine % share == 0 and can_be_formed(strategy, groups):
+            if strategy.engine != "ddp":
+                sizes["dp_shard_size"] = groups
+            yield sizes | {f"{kind}_size": share}
+        share *= 2
+
+
+def can_be_formed(strategy: Strategy, groups: int) -> bool:
+    """Return whether a strategy has a mesh of a number of groups that each share rows.
+
+    Without an engine that shards there is one group. FSDP2 needs several shards besides TP.
+    """
+    if strategy.engine == "ddp":
+        return groups == 1
+    return groups > 1 or strategy.tp == 1
 
 
 def makes_sense_on(config: Config, ranks: int, machines: int) -> bool:

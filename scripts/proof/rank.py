@@ -25,7 +25,8 @@ PEAKS = Probe("REHEARSAL_PEAKS", "planner.peak_probe", "peak")
 HOST_MEMORY = Probe("REHEARSAL_HOST_MEMORY", "planner.host_probe", "host")
 STAGES = Probe("REHEARSAL_STAGES", "proof.stage_probe", "stages")
 ACTIVATIONS = Probe("REHEARSAL_ACTIVATIONS", "planner.activation_probe", "activations")
-PROBES = (PEAKS, HOST_MEMORY, STAGES, ACTIVATIONS)
+PARTS = Probe("REHEARSAL_PARTS", "proof.part_probe", "parts")
+PROBES = (PEAKS, HOST_MEMORY, STAGES, ACTIVATIONS, PARTS)
 
 
 def prepare() -> Rank:

@@ -22,6 +22,12 @@ from .memory import (
     shapes_table,
     tracked_table,
 )
+from .meshes import (
+    mesh_bytes_block,
+    mesh_recipes_block,
+    mesh_traffic_block,
+    mesh_weights_block,
+)
 from .proof import proof_block
 from .strategies import Results, bytes_block, parity_block, shares_block
 
@@ -103,6 +109,10 @@ BLOCKS: dict[str, Block] = {
     "host_memory": host_memory_block,
     "families": families_block,
     "gpu": gpu_block,
+    "mesh_bytes": mesh_bytes_block,
+    "mesh_weights": mesh_weights_block,
+    "mesh_recipes": mesh_recipes_block,
+    "mesh_traffic": mesh_traffic_block,
 }
 
 

@@ -26,7 +26,7 @@ GROUPS = {
     "quantized": "the other recipes, ZeRO-2 and FSDP2",
 }
 CLASSES = ("parameters", "gradients", "optimizer")
-ORDER = ("single", "ddp", "fsdp2", "fsdp1", "deepspeed")
+ORDER = ("single", "ddp", "tp", "ep", "fsdp2", "hsdp", "fsdp1", "deepspeed")
 
 
 def rank_of(config: str) -> tuple[int, str]:

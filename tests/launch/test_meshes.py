@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that share a row or a layer train as one process does, and go on with each other's runs.
+"""Ranks that share a row or a layer train as one process does, and continue each other's runs.
 
 Four YAMLs stand for all: two ways of tensor parallelism, context and sequence parallelism. Those
 over 8 ranks, other sizes and more kinds of weights are run by scripts/parity.py.
@@ -43,13 +43,12 @@ from saved_models import loss_of_saved
 from tiny import makers
 
 WORKS = "works"
-NO_ADAPTERS = "--use_peft: peft's adapters do not follow the split of a matrix"
 NOT_QUANTIZED = "a quantized base cannot be split by matrices: leave out --load_in_8bit"
 NO_INT8_FSDP = "use --load_in_4bit, or int8 with ddp.yaml"
 TABLE = {  # strategy: what happens with full, LoRA, int8 LoRA, nf4 LoRA
-    "tp": (WORKS, NO_ADAPTERS, NOT_QUANTIZED, NOT_QUANTIZED),
-    "fsdp2_tp": (WORKS, NO_ADAPTERS, NOT_QUANTIZED, NOT_QUANTIZED),
-    "hsdp_tp": (WORKS, NO_ADAPTERS, NOT_QUANTIZED, NOT_QUANTIZED),
+    "tp": (WORKS, WORKS, NOT_QUANTIZED, NOT_QUANTIZED),
+    "fsdp2_tp": (WORKS, WORKS, NOT_QUANTIZED, NOT_QUANTIZED),
+    "hsdp_tp": (WORKS, WORKS, NOT_QUANTIZED, NOT_QUANTIZED),
     "fsdp2_cp": (WORKS, WORKS, NO_INT8_FSDP, WORKS),
     "hsdp_cp": (WORKS, WORKS, NO_INT8_FSDP, WORKS),
     "deepspeed_ulysses": (WORKS, WORKS, WORKS, WORKS),
@@ -132,7 +131,7 @@ def take_over(run, folder, step):
     shutil.copy(run / "metrics.jsonl", folder)
 
 
-def go_on(config, tiny, folder):
+def continue_under(config, tiny, folder):
     """Continue the run in a folder under a YAML."""
     code, output = launch(job_of(config), tiny, folder)
     assert code == 0 and "Continuing from" in output, output[-3000:]
@@ -235,14 +234,14 @@ def test_a_run_that_continues_ends_bit_for_bit_as_if_it_had_not_stopped(
 
 
 @pytest.mark.parametrize("config", RANKS)
-def test_a_run_goes_on_where_only_weights_are_sharded_and_back_again(
+def test_a_run_continues_where_only_weights_are_sharded_and_back_again(
     config, finished, tiny_of_meshes, tmp_path
 ):
     there, back = tmp_path / "there", tmp_path / "back"
     take_over(finished(config), there, 2)
-    go_on("fsdp2_full_shard", tiny_of_meshes, there)
+    continue_under("fsdp2_full_shard", tiny_of_meshes, there)
     take_over(there, back, 4)
-    go_on(config, tiny_of_meshes, back)
+    continue_under(config, tiny_of_meshes, back)
     assert_agrees(back, finished("single"))
 
 

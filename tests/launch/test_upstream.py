@@ -7,6 +7,8 @@ Ranks are forks of the test's process (tests/ranks.py), which takes a second or 
 import ast
 import importlib.util
 import inspect
+import io
+import logging
 import re
 import sys
 import warnings
@@ -838,6 +840,42 @@ def test_accelerate_wraps_whole_weights_by_a_class_that_is_gone(cured, tmp_path)
         assert results == [("dp_shard_cp",)] * 4
     else:
         assert all("cannot import name 'ReplicateParallel'" in error for error in results)
+
+
+def clip_split_weights(folder):
+    """Clip the gradients of a model that FSDP2 shards over tensor parallel pairs."""
+    accelerator = of_two_pairs()
+    upstream.leave_whole_weights_to_fsdp(accelerator)
+    with upstream.splitting_over(accelerator):
+        model = split_over(accelerator, folder)
+    model, _ = prepared(accelerator, model)
+    accelerator.backward(model(input_ids=torch.arange(16)[None]).logits.sum())
+    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+
+
+@shows_harm_without("silence_flattened_meshes")
+def test_torch_warns_of_how_accelerate_reads_a_mesh(cured, tmp_path):
+    llama().save_pretrained(tmp_path)
+    silence = upstream.silence_flattened_meshes if cured else None
+    clip = partial(clip_split_weights, tmp_path)
+    told = partial(warns, "Slicing a flattened dim", clip, silence)
+    assert on_ranks(told, 4, **FSDP2) == [not cured] * 4
+
+
+@shows_harm_without("silence_sums_over_two_meshes")
+def test_torch_warns_of_each_norm_over_two_meshes(cured, tmp_path):
+    llama().save_pretrained(tmp_path)
+
+    def warned_of():
+        told = io.StringIO()
+        logger = logging.getLogger("torch.distributed.tensor._redistribute")
+        logger.addHandler(logging.StreamHandler(told))
+        if cured:
+            upstream.silence_sums_over_two_meshes()
+        clip_split_weights(tmp_path)
+        return "sequential all_reduce" in told.getvalue()
+
+    assert on_ranks(warned_of, 4, **FSDP2) == [not cured] * 4
 
 
 # ---- Optimizer ----

@@ -30,6 +30,7 @@ RECORDED = {
     "quickstart_terminal": "quickstart",
     "comparison": "comparison",
     "pipeline": "pipeline",
+    "meshes": "meshes",
 }
 # Not drawn yet, though nothing is missing
 NOT_DRAWN_YET: set[str] = set()
