@@ -296,7 +296,7 @@ MESHES = (
 # (YAML, ranks, ranks of a group that have the experts between them)
 EXPERT_GROUPS = (("ep", 2, 2), ("ep", 4, 4), ("ep", 4, 2), ("fsdp2_ep", 4, 4), ("fsdp2_ep", 4, 2))
 # Recipes whose only dimension is tensor parallelism
-SPLIT_BY_MATRICES = ("llama_dpo", "mistral_pretrain")
+SPLIT_BY_MATRICES = ("llama_dpo", "mistral_pretrain", "mixtral")
 
 
 def runs_of_meshes() -> list[Run]:
@@ -347,7 +347,9 @@ def is_refused(run: Run) -> bool:
     """Return whether the recipe must refuse a run, since its strategy does not take its weights."""
     if run.weights == "full":
         return False
-    if run.config == "fsdp1_no_shard" or run.config.endswith("tp"):
+    if run.config == "fsdp1_no_shard":
+        return True
+    if run.config.endswith("tp") and run.weights != "LoRA":
         return True
     if run.weights == "int8 LoRA":
         return run.config.startswith(("fsdp", "hsdp"))
