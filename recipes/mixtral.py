@@ -48,7 +48,7 @@ class Arguments(
     """Instruction tuning of mixtures of experts."""
 
     GROUP: ClassVar[str] = "Mixture of experts"
-    MESH: ClassVar[Sequence[str]] = ("cp", "sp")
+    MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
     model_name_or_path: str = "allenai/OLMoE-1B-7B-0924"  # Apache-2.0
     # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)
     dataset_name: list[str] = field(default_factory=lambda: ["HuggingFaceTB/smoltalk"])

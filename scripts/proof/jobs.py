@@ -296,7 +296,7 @@ MESHES = (
 # (YAML, ranks, ranks of a group that have the experts between them)
 EXPERT_GROUPS = (("ep", 2, 2), ("ep", 4, 4), ("ep", 4, 2), ("fsdp2_ep", 4, 4), ("fsdp2_ep", 4, 2))
 # Recipes whose only dimension is tensor parallelism
-SPLIT_BY_MATRICES = ("llama_dpo", "mistral_pretrain")
+SPLIT_BY_MATRICES = ("llama_dpo", "mistral_pretrain", "mixtral")
 
 
 def runs_of_meshes() -> list[Run]:
