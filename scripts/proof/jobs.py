@@ -347,7 +347,9 @@ def is_refused(run: Run) -> bool:
     """Return whether the recipe must refuse a run, since its strategy does not take its weights."""
     if run.weights == "full":
         return False
-    if run.config == "fsdp1_no_shard" or run.config.endswith("tp"):
+    if run.config == "fsdp1_no_shard":
+        return True
+    if run.config.endswith("tp") and run.weights != "LoRA":  # A quantized base is not split.
         return True
     if run.weights == "int8 LoRA":
         return run.config.startswith(("fsdp", "hsdp"))

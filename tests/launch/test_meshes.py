@@ -43,13 +43,12 @@ from saved_models import loss_of_saved
 from tiny import makers
 
 WORKS = "works"
-NO_ADAPTERS = "--use_peft: peft's adapters do not follow the split of a matrix"
 NOT_QUANTIZED = "a quantized base cannot be split by matrices: leave out --load_in_8bit"
 NO_INT8_FSDP = "use --load_in_4bit, or int8 with ddp.yaml"
 TABLE = {  # strategy: what happens with full, LoRA, int8 LoRA, nf4 LoRA
-    "tp": (WORKS, NO_ADAPTERS, NOT_QUANTIZED, NOT_QUANTIZED),
-    "fsdp2_tp": (WORKS, NO_ADAPTERS, NOT_QUANTIZED, NOT_QUANTIZED),
-    "hsdp_tp": (WORKS, NO_ADAPTERS, NOT_QUANTIZED, NOT_QUANTIZED),
+    "tp": (WORKS, WORKS, NOT_QUANTIZED, NOT_QUANTIZED),
+    "fsdp2_tp": (WORKS, WORKS, NOT_QUANTIZED, NOT_QUANTIZED),
+    "hsdp_tp": (WORKS, WORKS, NOT_QUANTIZED, NOT_QUANTIZED),
     "fsdp2_cp": (WORKS, WORKS, NO_INT8_FSDP, WORKS),
     "hsdp_cp": (WORKS, WORKS, NO_INT8_FSDP, WORKS),
     "deepspeed_ulysses": (WORKS, WORKS, WORKS, WORKS),
