@@ -231,7 +231,7 @@ def answer_logps(
     model: torch.nn.Module,
     token_loss: LossInHead,
     batch: Mapping[str, Any],
-    is_training: bool,
+    is_training: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the log-probability of each answer of a batch, and that of all its prompts.
 
@@ -460,10 +460,10 @@ def main(args: Arguments) -> None:
         one_line=takes_one_line(args.attn_implementation),
         pad_to_multiple_of=mesh.pad_to_multiple_of,
     )
-    train_collator = collator
-    if mesh.sp > 1:  # DeepSpeed takes batches of one size
-        num_lines = args.LINES_PER_ROW * args.per_device_train_batch_size
-        train_collator = dataclasses.replace(collator, num_lines=num_lines)
+    train_collator = dataclasses.replace(
+        collator,
+        num_lines=mesh.lines_of_batch(args.LINES_PER_ROW * args.per_device_train_batch_size),
+    )
     both = join_splits(train_rows, eval_rows)  # one numbering, for the table of the reference
     train_loader = plan.training_loader(both, train_collator, first_step=run.step)
     whole_loader = plan.ordered_loader(both, collator, range(len(both)))

@@ -18,6 +18,7 @@ SENT = {
     "TP": ("7 all-reduces of hidden states", "7 x 2(n - 1)/n x t h e"),
     "CP": ("keys and values twice, their gradients once", "2 t k x (2(n - 1)/n x e + 4)"),
     "SP": ("8 all-to-alls of a rank's own tokens", "4(n - 1)/n x t/n x (h + k) x e"),
+    "EP": ("4 all-to-alls, for each of a experts a token", "4(n - 1)/n x t a h e"),
     "PP": ("hidden states and their gradients, for each stage", "2 t h e"),
 }
 NO_PLAN = "models with a plan, of which its default is none"
