@@ -349,7 +349,7 @@ def is_refused(run: Run) -> bool:
         return False
     if run.config == "fsdp1_no_shard":
         return True
-    if run.config.endswith("tp") and run.weights != "LoRA":
+    if run.config.endswith("tp") and run.weights != "LoRA":  # A quantized base is not split.
         return True
     if run.weights == "int8 LoRA":
         return run.config.startswith(("fsdp", "hsdp"))
