@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows whose tokens lie on several ranks: nothing is lost or counted twice; gradients add up."""
 
+import contextlib
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, MixtralConfig
+from transformers import AutoModelForCausalLM, MistralConfig, MixtralConfig
 
-from components import mesh, upstream
+from components import mesh, mesh_checks, upstream
 from components.packing import TokenCollator
 from components.pairs import PairCollator
+from example_arguments import language_model_arguments
 from fakes import fake_accelerator, sharing_rows
 from harm import shows_harm_without
 
@@ -103,7 +105,59 @@ def test_a_rank_with_whole_rows_adds_nothing_up(accelerator, is_training):
     assert mesh.sum_over_parts(accelerator, own, is_training) is own
 
 
+# ---- Refusals ----
+@pytest.mark.parametrize("kind", ["cp", "sp"])
+def test_a_window_is_refused_where_masks_are_dropped(kind):
+    config = MistralConfig(num_attention_heads=4, num_key_value_heads=4, sliding_window=8)
+    (problem,) = mesh_checks.find_misfits_of_config(config, mesh.Mesh(**{kind: 2}))
+    assert f"set {kind}_size to 1" in problem
+    config.sliding_window = None
+    assert not list(mesh_checks.find_misfits_of_config(config, mesh.Mesh(**{kind: 2})))
+
+
+@pytest.mark.parametrize("name", ["flash_attention_2", "varlen"])
+def test_attention_that_takes_all_rows_in_one_line_is_refused(name):
+    args = language_model_arguments(attn_implementation=name)
+    assert f"--attn_implementation {name} takes all rows of a batch in one line" in " ".join(
+        mesh_checks.find_misfits_of_parts(args)
+    )
+
+
 # ---- Sizes ----
+@shows_harm_without("let_batches_differ_in_size")
+def test_ulysses_takes_a_batch_of_another_size(cured, tmp_path):
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+
+    def attend(module, query, key, value, mask, **kwargs):
+        return value.transpose(1, 2), None
+
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    forward = UlyssesSPAttentionHF.forward
+    try:
+        if cured:
+            upstream.let_batches_differ_in_size(sharing_rows(2))
+        attention = UlyssesSPAttentionHF(
+            attend,
+            batch_size=3,
+            attn_head_count=2,
+            attn_head_size=4,
+            kv_head_count=2,
+            num_hidden_layers=1,
+            process_group=torch.distributed.group.WORLD,
+            seq_length_is_variable=True,
+        )
+        lines = torch.randn(5, 2, 6, 4)  # lines, heads, tokens and features
+        places = torch.arange(6).expand(5, 6).contiguous()
+        with contextlib.nullcontext() if cured else pytest.raises(AssertionError, match="shape"):
+            output, _ = attention(attention, lines, lines, lines, None, position_ids=places)
+            assert output.equal(lines.transpose(1, 2).flatten(2))
+    finally:
+        UlyssesSPAttentionHF.forward = forward
+        torch.distributed.destroy_process_group()
+
+
 class ReachedError(Exception):
     """Ends DeepSpeed's registration before it replaces the attention of this process."""
 
