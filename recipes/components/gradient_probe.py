@@ -67,7 +67,6 @@ class GradientProbe:
         self._strategy = Strategy.of(accelerator)
         weights = dict(model.named_parameters())
         self._name = choose_weight([name for name in weights if weights[name].requires_grad])
-        self._weight = weights[self._name]
         place, _, self._attribute = self._name.rpartition(".")
         self._owner = model.get_submodule(place)
         self._sum: Any = None  # of the gradients of this rank's micro-batches
@@ -110,6 +109,14 @@ class GradientProbe:
             yield
         finally:
             self._model.step = step
+
+    @property
+    def _weight(self) -> Any:
+        """The weight as the optimizer has it.
+
+        After a forward pass without a backward one, FSDP2's model has the gathered one in its place.
+        """
+        return self._model.get_parameter(self._name)
 
     # ---- What this rank computes ----
     def _watch_weight(self, *_: Any) -> None:
