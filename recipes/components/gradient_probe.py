@@ -114,7 +114,7 @@ class GradientProbe:
     def _weight(self) -> Any:
         """The weight as the optimizer has it.
 
-        After a forward pass without a backward one, FSDP2's model has the gathered one in its place.
+        After a forward pass without a backward one, FSDP2 has the gathered one in its place.
         """
         return self._model.get_parameter(self._name)
 
