@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import transformers
 from accelerate import Accelerator
+from torch.distributed.tensor import DTensor
 
 from components import upstream, weights
 from components.adapter_layers import find_unfit_layers
@@ -18,6 +19,7 @@ from components.arguments import (
     QuantizationArguments,
 )
 from components.loading import build_without_weights, loading
+from components.mesh import Mesh
 from components.model_checks import check_adapters, check_modules_to_save
 from components.split_adapters import split_adapters
 from components.strategy import compute_dtype
@@ -33,7 +35,10 @@ def load_pretrained(
     Args:
         auto_class: one of transformers' AutoModel classes.
     """
-    return call_from_pretrained(auto_class, args, accelerator)
+    model = call_from_pretrained(auto_class, args, accelerator)
+    if Mesh.of(accelerator).sp > 1:
+        upstream.name_size_of_heads(model)
+    return model
 
 
 def load_with_report(
@@ -169,10 +174,18 @@ def wrap_in_adapters(model: torch.nn.Module, config: Any, accelerator: Accelerat
     to_fp32 = computes_in_16_bits or not accelerator.is_fsdp2 or not config.modules_to_save
     model = get_peft_model(model, config, autocast_adapter_dtype=to_fp32)
     if config.modules_to_save and computes_in_16_bits:
-        for weight in model.parameters():  # The new modules get the dtype of the adapters.
-            if weight.requires_grad:
-                weight.data = weight.data.float()
+        cast_trained_to_fp32(model)
     return model
+
+
+def cast_trained_to_fp32(model: torch.nn.Module) -> None:
+    """Give new modules the dtype of the adapters. A DTensor has its data in another tensor."""
+    for module in model.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            if weight.requires_grad and isinstance(weight, DTensor):
+                setattr(module, name, torch.nn.Parameter(weight.detach().float()))
+            elif weight.requires_grad:
+                weight.data = weight.data.float()
 
 
 def lora_config(args: AdapterArguments, **options: Any) -> Any:

@@ -218,6 +218,7 @@ def set_up_engine(args: CommonArguments, accelerator: Accelerator) -> None:
     upstream.leave_whole_weights_to_fsdp(accelerator)
     lines = args.per_device_train_batch_size * args.LINES_PER_ROW
     upstream.configure_deepspeed_for_loop(accelerator, args.max_grad_norm, lines)
+    upstream.let_batches_differ_in_size(accelerator)
     upstream.silence_old_names_of_collectives()
     upstream.silence_old_way_of_reading_fsdp1()
     upstream.silence_flattened_meshes()
