@@ -524,7 +524,7 @@ class GroupsOfExperts:
 
     def get_mesh(self, names: Any) -> Any:
         """Return the group over which experts are spread, or else the group of only this rank."""
-        return self._mesh["ep" if names == "ep" else "alone"]
+        return self._mesh["ep" if names == "ep" else "single"]
 
 
 @workaround("transformers/distributed/mixin.py, maybe_distribute_model", seen="transformers 5.23")
@@ -536,7 +536,7 @@ def spreading_experts_over(mesh: Any, device: Any) -> Generator[None]:
     accelerate's settings. The engine of the YAML does that.
 
     Args:
-        mesh: has the dimensions "ep" and "alone".
+        mesh: has the dimensions "ep" and "single".
     """
     mixin: Any = importlib.import_module("transformers.distributed.mixin")
     make_mesh = mixin.initialize_distributed_mesh
