@@ -69,10 +69,10 @@ class GradientProbe:
         self._name = choose_weight([name for name in weights if weights[name].requires_grad])
         place, _, self._attribute = self._name.rpartition(".")
         self._owner = model.get_submodule(place)
-        self._sum: Any = None  # of the gradients of this rank's micro-batches
+        self._sum: Any = None  # The gradients of this rank's micro-batches, added up
         self._factor: Any = None
         self._watched: list[torch.Tensor] = []
-        # Hooks inside of a compiled layer would be compiled, and stay after they are removed
+        # Hooks in a compiled layer would be compiled, and stay after they are removed
         outside = model.get_submodule(place.split("._orig_mod")[0])
         self._hook = outside.register_forward_pre_hook(self._watch_weight)
         self._handles: list[Any] = []
@@ -120,7 +120,7 @@ class GradientProbe:
 
     # ---- What this rank computes ----
     def _watch_weight(self, *_: Any) -> None:
-        """Hook the tensor that a forward pass uses, which FSDP makes anew from its shards."""
+        """Hook the tensor that a forward pass uses, which FSDP makes again from its shards."""
         weight = getattr(self._owner, self._attribute)
         is_watched = any(weight is other for other in self._watched)  # Checkpointing runs it twice.
         if is_watched or not torch.is_grad_enabled():

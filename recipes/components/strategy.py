@@ -2,7 +2,7 @@
 """The strategy of YAML and launcher: the Accelerator, and what is really in force."""
 
 import functools
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -243,5 +243,9 @@ def backward_of_sum(accelerator: Accelerator, loss: torch.Tensor) -> None:
     # gradient, and so all of them leave the step out. Nothing here waits for the device.
     nan_unless_finite = 0 * loss.detach()
     probe: Probe | None = getattr(accelerator, "gradient_probe", None)
-    with probe.watching(loss) if probe else nullcontext():
-        accelerator.backward(loss * (num_parts + nan_unless_finite))
+    scaled = loss * (num_parts + nan_unless_finite)
+    if probe is None:
+        accelerator.backward(scaled)
+        return
+    with probe.watching(loss):
+        accelerator.backward(scaled)
