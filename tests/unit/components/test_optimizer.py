@@ -7,8 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from bitsandbytes.optim import AdamW8bit, GlobalOptimManager, PagedAdamW8bit, PagedAdamW32bit
 from peft import LoraConfig, get_peft_model
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaConfig
 from transformers import TrainingArguments as TheirArguments
 
@@ -38,6 +41,27 @@ def test_biases_and_norms_do_not_decay(config):
     assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
     assert {weight.dim() for weight in decayed["params"]} == {2}
     assert {weight.dim() for weight in kept["params"]} == {1}
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_split_weights_and_whole_ones_are_in_groups_of_their_own(one_rank):
+    """torch's fused kernel takes either."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2))
+    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+    model[0].weight = torch.nn.Parameter(distribute_tensor(model[0].weight, mesh, [Shard(0)]))
+    optimizer = make_adamw(model, TrainingArguments(weight_decay=0.1))
+    groups = [(len(group["params"]), group["weight_decay"]) for group in optimizer.param_groups]
+    assert groups == [(1, 0.1), (1, 0.1), (1, 0.0)]
+    for weight in model.parameters():
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
 
 
 @pytest.mark.parametrize("optim", typing.get_args(Optimizer))
