@@ -117,7 +117,7 @@ def test_a_window_is_refused_where_masks_are_dropped(kind):
 
 @pytest.mark.parametrize("name", ["flash_attention_2", "varlen"])
 def test_attention_that_takes_all_rows_in_one_line_is_refused(name):
-    args = language_model_arguments(attn_implementation=name)
+    args = language_model_arguments("--attn_implementation", name)
     assert f"--attn_implementation {name} takes all rows of a batch in one line" in " ".join(
         mesh_checks.find_misfits_of_parts(args)
     )
@@ -125,27 +125,32 @@ def test_attention_that_takes_all_rows_in_one_line_is_refused(name):
 
 # ---- Sizes ----
 @shows_harm_without("let_batches_differ_in_size")
-def test_ulysses_takes_a_batch_of_another_size(cured, tmp_path):
-    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+def test_ulysses_takes_a_batch_of_another_size(cured):
+    from deepspeed.runtime.sequence_parallel import ulysses_sp
 
-    def attend(module, query, key, value, mask, **kwargs):
-        return value.transpose(1, 2), None
-
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    alone = SimpleNamespace(
+        get_world_size=lambda group: 1,
+        get_rank=lambda *group: 0,
+        all_gather=lambda gathered, own, group: gathered[0].copy_(own),
     )
-    forward = UlyssesSPAttentionHF.forward
-    try:
+    original = ulysses_sp.UlyssesSPAttentionHF.forward
+    with (
+        mock.patch.object(ulysses_sp, "dist", alone),
+        mock.patch.object(ulysses_sp, "register_all_to_all_group"),
+        mock.patch.object(ulysses_sp, "_dim_zero_all_to_all", lambda group, sent: sent),
+        # Put back at the end
+        mock.patch.object(ulysses_sp.UlyssesSPAttentionHF, "forward", original),
+    ):
         if cured:
             upstream.let_batches_differ_in_size(sharing_rows(2))
-        attention = UlyssesSPAttentionHF(
-            attend,
+        attention = ulysses_sp.UlyssesSPAttentionHF(
+            lambda module, query, key, value, mask, **others: (value.transpose(1, 2), None),
             batch_size=3,
             attn_head_count=2,
             attn_head_size=4,
             kv_head_count=2,
             num_hidden_layers=1,
-            process_group=torch.distributed.group.WORLD,
+            process_group=None,
             seq_length_is_variable=True,
         )
         lines = torch.randn(5, 2, 6, 4)  # lines, heads, tokens and features
@@ -153,9 +158,6 @@ def test_ulysses_takes_a_batch_of_another_size(cured, tmp_path):
         with contextlib.nullcontext() if cured else pytest.raises(AssertionError, match="shape"):
             output, _ = attention(attention, lines, lines, lines, None, position_ids=places)
             assert output.equal(lines.transpose(1, 2).flatten(2))
-    finally:
-        UlyssesSPAttentionHF.forward = forward
-        torch.distributed.destroy_process_group()
 
 
 class ReachedError(Exception):
